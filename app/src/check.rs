@@ -1,8 +1,7 @@
-//! `spindle check`: validates a configuration and prints what it would start, the memory that takes, and what
-//! hosts type.
+//! `spindle check`: validates a configuration and prints what it starts, its memory use, and the commands
+//! with which hosts connect. Opens no disk and no listener.
 //!
-//! It opens no disk and listens nowhere. With `--against` it also says what a reload from another file would
-//! change.
+//! With `--against` it also prints the changes of a reload from another file.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,17 +14,15 @@ use uuid::Uuid;
 
 use crate::cli::CheckArgs;
 use crate::config::{
-    Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, LogFormat, Plan, SubsystemPlan, When,
-    cache_words, connect_line, delay_words, reachable, reference, sums, total,
+    AllocationPhase, Change, Config, ConfigErrors, DiskKind, DiskPlan, Hosts, LogFormat, Plan, SubsystemPlan,
+    cache_text, connect_line, delay_text, memory_items, reachable_address, reference, total_bytes,
 };
 use crate::size::{Bytes, rounded};
 use crate::text::table;
 use spindle_console::say;
 
-/// Run it.
-///
 /// # Errors
-/// Everything that is wrong with the file, or with the one that it is compared with.
+/// Errors of the file, or of the file that `--against` names.
 pub fn run(args: &CheckArgs) -> Result<(), ConfigErrors> {
     let Some(file) = &args.config else {
         say!("{}", reference().trim_end());
@@ -41,7 +38,7 @@ pub fn run(args: &CheckArgs) -> Result<(), ConfigErrors> {
     Ok(())
 }
 
-/// What the plan would start, for people.
+/// The text that `spindle check` prints for a valid plan.
 fn describe(plan: &Plan) -> String {
     let mut text = String::from("What starts\n");
     let cores: Vec<String> = plan.reactor.cores.iter().map(usize::to_string).collect();
@@ -58,7 +55,7 @@ fn describe(plan: &Plan) -> String {
     }
     for disk in &plan.disks {
         let _ = writeln!(text, "  disk        {}", describe_disk(disk));
-        if let Some(id) = medium_of(disk) {
+        if let Some(id) = medium_id_of(disk) {
             let _ = writeln!(text, "              medium_id = {id:?}");
         }
     }
@@ -86,8 +83,9 @@ fn describe(plan: &Plan) -> String {
     text
 }
 
-/// The name of what is at a disk's path now. That of a drive with vfio-pci is known when it is open.
-fn medium_of(disk: &DiskPlan) -> Option<String> {
+/// Name of the medium at the path of a `file` or `ng` disk. For other kinds it is known once the disk is
+/// open, so the configured `medium_id` is returned.
+fn medium_id_of(disk: &DiskPlan) -> Option<String> {
     if let DiskKind::File { path, .. } | DiskKind::Ng { path, .. } = &disk.kind {
         return medium_id::at(path).ok()?.into_iter().next();
     }
@@ -95,8 +93,8 @@ fn medium_of(disk: &DiskPlan) -> Option<String> {
 }
 
 fn describe_disk(disk: &DiskPlan) -> String {
-    let cache = disk.cache.map(|cache| format!(", cache {}", cache_words(Some(&cache))));
-    let delay = disk.delay.map(|delay| format!(", slow on purpose: {}", delay_words(Some(&delay))));
+    let cache = disk.cache.map(|cache| format!(", cache {}", cache_text(Some(&cache))));
+    let delay = disk.delay.map(|delay| format!(", slow on purpose: {}", delay_text(Some(&delay))));
     format!("{}{}{}", describe_uncached(disk), delay.unwrap_or_default(), cache.unwrap_or_default())
 }
 
@@ -154,19 +152,19 @@ fn memory_table(plan: &Plan) -> Table {
     for column in table.column_iter_mut().skip(1).take(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let sums = sums(plan);
-    for sum in &sums {
-        let from = if sum.is_huge { ", huge pages" } else { "" };
-        let when = format!("{}{from}", sum.when.words());
-        let (each, all) = (rounded(sum.each), rounded(sum.bytes()));
-        table.add_row([sum.reason.clone(), each, sum.count.to_string(), all, when]);
+    let items = memory_items(plan);
+    for item in &items {
+        let from = if item.is_huge { ", huge pages" } else { "" };
+        let when = format!("{}{from}", item.phase.label());
+        let (each, all) = (rounded(item.each), rounded(item.bytes()));
+        table.add_row([item.reason.clone(), each, item.count.to_string(), all, when]);
     }
     for (words, when) in [
-        ("sum at the start", When::Start),
-        ("sum with full RAM disks", When::Filled),
-        ("sum with all connections", When::Busy),
+        ("sum at the start", AllocationPhase::Start),
+        ("sum with full RAM disks", AllocationPhase::Filled),
+        ("sum with all connections", AllocationPhase::Busy),
     ] {
-        table.add_row([words, "", "", &rounded(total(&sums, when)), ""]);
+        table.add_row([words, "", "", &rounded(total_bytes(&items, when)), ""]);
     }
     table
 }
@@ -174,7 +172,7 @@ fn memory_table(plan: &Plan) -> Table {
 fn host_lines(plan: &Plan) -> String {
     let mut text = String::from("\nWhat hosts type\n");
     for listener in &plan.listeners {
-        let (transport, address) = (listener.transport, reachable(listener.address));
+        let (transport, address) = (listener.transport, reachable_address(listener.address));
         let _ = writeln!(text, "  nvme discover -t {transport} -a {} -s {}", address.ip(), address.port());
     }
     for subsystem in &plan.subsystems {

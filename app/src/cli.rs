@@ -1,6 +1,4 @@
-//! The command line of `spindle`: what can be asked for, and what each option is when it is not given.
-//!
-//! Only shapes and defaults live here; what an option does lives with the subcommand's module.
+//! The command line of `spindle`: subcommands, options and defaults. The subcommands' modules implement them.
 
 mod ctl;
 
@@ -23,12 +21,10 @@ pub use ctl::{
 #[derive(Debug, Parser)]
 #[command(name = "spindle", version, about, max_term_width = 110)]
 pub struct Cli {
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// The subcommands.
 #[derive(Debug, Subcommand)]
 #[expect(clippy::large_enum_variant, reason = "one value for the life of the process")]
 pub enum Command {
@@ -36,13 +32,13 @@ pub enum Command {
     Serve(ServeArgs),
     /// Check a configuration and print what it would start and the memory it takes
     Check(CheckArgs),
-    /// Say what a target of this machine does: cores, traffic, connected hosts
+    /// Print cores, traffic and connected hosts of a target on this machine
     Status(StatusArgs),
-    /// Change a target of this machine while it runs, or ask it, at its control socket
+    /// Query or change a running target on this machine through its control socket
     Ctl(CtlArgs),
     /// Print the discovery log of a target
     Discover(DiscoverArgs),
-    /// Show the machine's NVMe drives, take some from the kernel, give them back
+    /// List NVMe drives, bind them to vfio-pci, return them to the kernel
     Nvme(NvmeArgs),
     /// Measure a target, a local disk (`bench disk`) or bare sockets (`bench limit`)
     Bench(BenchArgs),
@@ -50,10 +46,9 @@ pub enum Command {
     Completions(CompletionsArgs),
 }
 
-/// `spindle serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// The configuration; without it the built-in default is served
+    /// Configuration file; without it the built-in default is served
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Changes by the control socket are not written to the file, and are lost at the end of the process
@@ -61,13 +56,12 @@ pub struct ServeArgs {
     pub ephemeral: bool,
 }
 
-/// `spindle check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The configuration
+    /// Configuration file to check
     #[arg(value_name = "FILE", required_unless_present = "reference")]
     pub config: Option<PathBuf>,
-    /// Also say what a reload would change where this file is served now
+    /// Also print what a reload would change in a target that serves the file RUNNING
     #[arg(long, value_name = "RUNNING", requires = "config")]
     pub against: Option<PathBuf>,
     /// Print every key with its default, what is allowed and what it is for, as Markdown
@@ -75,32 +69,29 @@ pub struct CheckArgs {
     pub reference: bool,
 }
 
-/// `spindle status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// The socket of its configuration (control.socket)
+    /// Control socket of the target (control.socket in its configuration)
     #[arg(value_name = "SOCKET", default_value = SOCKET)]
     pub socket: PathBuf,
-    /// Print one JSON object, of sums since its start, instead of text
+    /// Print one JSON object with totals since the start instead of text
     #[arg(long)]
     pub json: bool,
 }
 
-/// `spindle completions`.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Shell that reads the completions
     #[arg(value_enum)]
     pub shell: Shell,
 }
 
-/// `spindle discover`.
 #[derive(Debug, Args)]
 pub struct DiscoverArgs {
     /// The target, as HOST or HOST:PORT; without a port 8009 is tried, then 4420. rdma:HOST or
     /// rdma:HOST:PORT asks over RDMA
     pub address: String,
-    /// The name of this host; without it one that belongs to this machine
+    /// Host NQN; by default that of this machine
     #[arg(long, value_name = "NQN")]
     pub hostnqn: Option<String>,
     /// Print one JSON object instead of text
@@ -108,26 +99,22 @@ pub struct DiscoverArgs {
     pub json: bool,
 }
 
-/// `spindle nvme`.
 #[derive(Debug, Args)]
 pub struct NvmeArgs {
-    /// What to do.
     #[command(subcommand)]
     pub command: NvmeCommand,
 }
 
-/// What can be done with NVMe drives.
 #[derive(Debug, Subcommand)]
 pub enum NvmeCommand {
     /// List every NVMe drive on the PCI bus: its driver, its IOMMU group, who uses it
     List(NvmeListArgs),
     /// Move drives from the kernel's driver to vfio-pci; a drive in use is refused
     Bind(NvmeBindArgs),
-    /// Give drives back to the kernel's driver, and forget what `bind --persist` made
+    /// Return drives to the kernel's driver and undo `bind --persist`
     Unbind(NvmeUnbindArgs),
 }
 
-/// `spindle nvme list`.
 #[derive(Debug, Args)]
 pub struct NvmeListArgs {
     /// Print one JSON object instead of a table
@@ -135,7 +122,6 @@ pub struct NvmeListArgs {
     pub json: bool,
 }
 
-/// `spindle nvme bind`.
 #[derive(Debug, Args)]
 pub struct NvmeBindArgs {
     /// PCI addresses of the drives, as `spindle nvme list` shows them
@@ -153,12 +139,11 @@ pub struct NvmeBindArgs {
     /// Only print what would be changed, as lines of a shell
     #[arg(long)]
     pub dry_run: bool,
-    /// The rule of `--persist` asks: only the drive that it was made for
+    /// Set by the udev rule of `--persist`: binds only the drive for which the rule was made
     #[arg(long, hide = true, conflicts_with_all = ["persist", "huge_pages"])]
     pub from_rule: bool,
 }
 
-/// `spindle nvme unbind`.
 #[derive(Debug, Args)]
 pub struct NvmeUnbindArgs {
     /// PCI addresses of the drives, as `spindle nvme list` shows them
@@ -169,10 +154,10 @@ pub struct NvmeUnbindArgs {
     pub dry_run: bool,
 }
 
-/// The most huge pages that can be asked for: 2 TiB.
+/// Most huge pages of 2 MiB: 2 TiB.
 const HUGE_PAGES_MAX: u64 = 1 << 20;
 
-/// As the kernel writes it, or as lspci does, without a domain where that is 0.
+/// Parses `0000:01:00.0`, or `01:00.0` for domain 0 as lspci prints it.
 fn pci_address(text: &str) -> Result<PciAddress, String> {
     let is_short = text.bytes().filter(|letter| *letter == b':').count() == 1;
     let parsed = if is_short { format!("0000:{text}").parse() } else { text.parse() };

@@ -1,4 +1,4 @@
-//! `spindle completions SHELL`: what a shell completes, methods of the control socket included.
+//! `spindle completions SHELL`: prints the completion script, with the control socket's methods.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command, CommandFactory};
@@ -14,16 +14,16 @@ pub fn run(args: &CompletionsArgs) {
     say!("{}", String::from_utf8_lossy(&script).trim_end());
 }
 
-/// The command line, with methods as commands of `spindle ctl`.
+/// The command line with each method as a subcommand of `spindle ctl`.
 fn command() -> Command {
     let method = |name, about, params| Command::new(name).about(about).args(options("", params));
     let methods = METHODS.iter().map(|it| method(it.name, it.about, it.params));
     let cli = Cli::command().mut_subcommand("ctl", |ctl| ctl.subcommands(methods));
-    // `help` would have all commands a second time.
+    // `help` would repeat all subcommands in the script.
     cli.disable_help_subcommand(true)
 }
 
-/// Parameters as options; a point leads into an object.
+/// Parameters as options. Those of an object are named `object.parameter`.
 fn options(path: &str, params: &'static [Param]) -> Vec<Arg> {
     let option = |param: &'static Param| {
         let name = format!("{path}{}", param.name);

@@ -1,9 +1,9 @@
-//! `spindle ctl`: verbs, made of calls of methods of the control socket; or any method, and its result as
-//! JSON.
+//! `spindle ctl`: verbs, which call methods of the control socket and print text; or any method by name, with
+//! its result as JSON.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `verbs`, `disks` | which methods a verb calls, with which parameters |
+//! | `verbs`, `disks` | the methods and parameters of each verb |
 //! | `show` | results as text |
 
 mod disks;
@@ -23,24 +23,23 @@ use crate::status;
 use crate::text::did_you_mean;
 use spindle_console::say;
 
-/// Why something was not done, or has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
-    /// What was given is wrong: it, and what is allowed.
+    /// Invalid argument: argument, value and what is allowed.
     #[error("{0}")]
-    Given(String),
+    Argument(String),
     #[error(transparent)]
     Call(#[from] CallError),
 }
 
-/// A call of a method.
-type Ask<'a> = &'a dyn Fn(&str, Value) -> Result<Value, CallError>;
-/// What a method gives, and what it is for people.
-type Answer = Result<(Value, String), CtlError>;
+/// Calls a method with an object of parameters; tests replace it.
+type Rpc<'a> = &'a dyn Fn(&str, Value) -> Result<Value, CallError>;
+/// Result of a method as JSON, and the same as text.
+type Output = Result<(Value, String), CtlError>;
 
 pub fn run(mut args: CtlArgs) -> Result<(), CtlError> {
     take_options(&mut args);
-    let ask = |name: &str, params: Value| {
+    let rpc = |name: &str, params: Value| {
         let Value::Object(params) = params else { return call(&args.socket, name, Map::new()) };
         call(&args.socket, name, params)
     };
@@ -52,8 +51,8 @@ pub fn run(mut args: CtlArgs) -> Result<(), CtlError> {
         Some(CtlCommand::Status) => {
             return Ok(status::run(&StatusArgs { socket: args.socket, json: args.json })?);
         }
-        Some(CtlCommand::Verb(verb)) => verbs::answer(verb, &ask)?,
-        Some(CtlCommand::Method(words)) => method(words, &ask)?,
+        Some(CtlCommand::Verb(verb)) => verbs::answer(verb, &rpc)?,
+        Some(CtlCommand::Method(words)) => method(words, &rpc)?,
     };
     if args.json {
         say!("{result:#}");
@@ -63,7 +62,7 @@ pub fn run(mut args: CtlArgs) -> Result<(), CtlError> {
     Ok(())
 }
 
-/// `--socket` and `--json` behind a method are not its parameters: none has these names.
+/// Takes `--socket` and `--json` out of the words after a method; no method has parameters of these names.
 fn take_options(args: &mut CtlArgs) {
     let Some(CtlCommand::Method(words)) = &mut args.command else { return };
     let mut rest = Vec::new();
@@ -79,10 +78,10 @@ fn take_options(args: &mut CtlArgs) {
     *words = rest;
 }
 
-fn method(words: &[String], ask: Ask<'_>) -> Answer {
+fn method(words: &[String], rpc: Rpc<'_>) -> Output {
     let (name, words) = words.split_first().map_or(("", words), |(name, words)| (name.as_str(), words));
     let known = METHODS.iter().find(|method| method.name == name);
-    // A target may have methods that this one has not, but none without an underscore.
+    // A target of another version may have other methods; all names have an underscore.
     if known.is_none() && !name.contains('_') {
         return Err(unknown(name));
     }
@@ -91,7 +90,7 @@ fn method(words: &[String], ask: Ask<'_>) -> Answer {
         let row = reference().lines().find(|line| line.starts_with(&start)).unwrap_or_default().to_owned();
         return Ok((Value::from(row.as_str()), row));
     }
-    let result = ask(name, Value::Object(parse(words, known.map_or(&[][..], |it| it.params))?))?;
+    let result = rpc(name, Value::Object(parse(words, known.map_or(&[][..], |it| it.params))?))?;
     let text = result.as_str().map_or_else(|| format!("{result:#}"), str::to_owned);
     Ok((result, text))
 }
@@ -104,29 +103,30 @@ fn unknown(name: &str) -> CtlError {
     let allowed = did_you_mean(name, names, || {
         format!("verbs are {}; `spindle ctl` prints the methods", verbs.join(", "))
     });
-    CtlError::Given(format!("{name:?}: there is no such verb or method; {allowed}"))
+    CtlError::Argument(format!("{name:?}: there is no such verb or method; {allowed}"))
 }
 
-/// `--name VALUE`, `--name=VALUE` and, for what is on or off, `--name`. A point leads into an object.
+/// Parses `--name VALUE`, `--name=VALUE` and `--name` (a flag). `--a.b` is member `b` of object parameter
+/// `a`.
 fn parse(words: &[String], params: &'static [Param]) -> Result<Map<String, Value>, CtlError> {
     let mut given = Map::new();
     let mut words = words.iter().map(String::as_str).peekable();
     while let Some(word) = words.next() {
         let name = word
             .strip_prefix("--")
-            .ok_or_else(|| CtlError::Given(format!("{word:?}: must be a parameter, as --name VALUE")))?;
+            .ok_or_else(|| CtlError::Argument(format!("{word:?}: must be a parameter, as --name VALUE")))?;
         let (name, value) = match name.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (name, words.next_if(|next| !next.starts_with("--"))),
         };
         let name = name.replace('-', "_");
         let path: Vec<&str> = name.split('.').collect();
-        set(&mut given, &path, value, params);
+        insert(&mut given, &path, value, params);
     }
     Ok(given)
 }
 
-fn set(given: &mut Map<String, Value>, path: &[&str], value: Option<&str>, params: &'static [Param]) {
+fn insert(given: &mut Map<String, Value>, path: &[&str], value: Option<&str>, params: &'static [Param]) {
     let [name, rest @ ..] = path else { return };
     let kind = params.iter().find(|param| param.name == *name).map(|param| &param.kind);
     if rest.is_empty() {
@@ -136,11 +136,11 @@ fn set(given: &mut Map<String, Value>, path: &[&str], value: Option<&str>, param
     let inner = if let Some(Kind::Object(params)) = kind { params } else { &[][..] };
     let object = given.entry((*name).to_owned()).or_insert_with(|| Value::Object(Map::new()));
     if let Value::Object(object) = object {
-        set(object, rest, value, inner);
+        insert(object, rest, value, inner);
     }
 }
 
-/// A value as the target takes it; it is the one that says whether it is right.
+/// The JSON value of an argument. It is not checked here: the target does that.
 fn value_of(value: Option<&str>, kind: Option<&Kind>) -> Value {
     let Some(value) = value else { return Value::Bool(true) };
     let text = || Value::String(value.to_owned());

@@ -1,4 +1,4 @@
-//! `spindle discover ADDRESS`: what a target offers to this host.
+//! `spindle discover ADDRESS`: prints the discovery log of a target.
 
 use std::net::SocketAddr;
 
@@ -28,7 +28,6 @@ pub enum DiscoverError {
     Target(#[from] Error),
 }
 
-/// Ask, and print the log.
 pub fn run(args: &DiscoverArgs) -> Result<(), DiscoverError> {
     let host = match &args.hostnqn {
         Some(nqn) => {
@@ -36,7 +35,7 @@ pub fn run(args: &DiscoverArgs) -> Result<(), DiscoverError> {
         }
         None => Host::of_this_machine(),
     };
-    let (address, log) = ask(&args.address, &host)?;
+    let (address, log) = fetch_log(&args.address, &host)?;
     if args.json {
         say!("{}", to_json(address, &log));
     } else {
@@ -46,10 +45,9 @@ pub fn run(args: &DiscoverArgs) -> Result<(), DiscoverError> {
     Ok(())
 }
 
-/// The log of the first address at which somebody listens: the port that was given, else that of discovery,
-/// else that of NVMe/TCP, where targets that are not only a discovery service answer as well. RDMA has one
-/// port for both.
-fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), DiscoverError> {
+/// Reads the discovery log from the first address that accepts a connection. Without a port, TCP tries 8009
+/// (discovery) and then 4420 (NVMe/TCP), where targets answer discovery as well; RDMA uses 4420.
+fn fetch_log(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), DiscoverError> {
     let (transport, text) = split_transport(text);
     let ports: &[u16] = match transport {
         TransportKind::Tcp => &[DISCOVERY_PORT, NVME_TCP_PORT],
@@ -74,7 +72,7 @@ fn ask(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), DiscoverEr
     Err(DiscoverError::Unreachable(format!("{text}: {}", tried.join("; "))))
 }
 
-/// What an entry is, in a word.
+/// Subsystem type (SUBTYPE) of an entry in one word.
 fn kind(entry: &DiscoveryLogEntry) -> String {
     match entry.subtype {
         SubsystemType::NVM => "nvm".to_owned(),
@@ -84,7 +82,7 @@ fn kind(entry: &DiscoveryLogEntry) -> String {
     }
 }
 
-/// A name, or that there is none.
+/// The entry's SUBNQN, or the reason why it is invalid in parentheses.
 fn nqn(entry: &DiscoveryLogEntry) -> String {
     entry.subnqn().map_or_else(|error| format!("({error})"), |nqn| nqn.to_string())
 }

@@ -1,37 +1,37 @@
-//! What a host knows a disk by, derived from names in the configuration.
+//! Identifiers of namespaces (UUID, NGUID) and subsystems (serial number), derived from the configuration.
 //!
 //! ```text
 //!   subsystem NQN ───────────────────────────> serial number  /dev/disk/by-id/nvme-Spindle_SPDL...
 //!   subsystem NQN, disk name, NSID ──────────> UUID, NGUID    /dev/disk/by-id/nvme-uuid. ...
-//!   the same, and a life, for RAM disks ─────> UUID, NGUID
-//!   subsystem NQN, NSID, far identity ───────> UUID, NGUID    of remote disks
+//!   the same and a life ─────────────────────> UUID, NGUID    for RAM disks
+//!   subsystem NQN, NSID, far identity ───────> UUID, NGUID    for remote disks
 //! ```
 //!
-//! The same names give the same identities on every machine and in every order of the file; another name
-//! gives others. Hosts have them in their boot loaders and mount tables, so nothing here may ever change: the
-//! tests hold the values.
+//! The same names give the same identifiers on every machine and in every order of the file; other names give
+//! others. Hosts store them in boot loaders and mount tables, so the derivation must never change. The tests
+//! contain the values.
 //!
-//! A RAM disk begins empty each time it is made. Under the identity that it had, a host that waits for the
-//! target would go on with its mounted file system over zeroes. So its identity also depends on the life of
-//! its data: [`life`] is another one for each process and each time that a disk is made.
+//! A RAM disk is empty when the process starts. With an unchanged identifier, a host that waited for the
+//! target would continue to use its mounted file system on zeroes. So the identifier of a RAM disk also
+//! depends on a life ([`life`]), which differs for each process and each creation of a disk.
 //!
-//! A remote disk is as much another one as the far namespace is: its identity depends on what the far target
-//! says of that, and not on the name here. It is never the far one itself: Linux refuses a second namespace
-//! with the UUID or NGUID of one that it has, and a host may have both, or a chain of targets.
+//! The identifiers of a remote disk depend on those of the far namespace, and not on the disk's name here.
+//! They are never equal to those of the far namespace: Linux refuses a second namespace with the UUID or
+//! NGUID of a present one, and a host may connect to both targets.
 //!
-//! What it does not do: it cannot know that two machines use one NQN for different disks.
-//! `docs/configuration.md` says not to.
+//! Two machines that use one NQN for different disks get equal identifiers; `docs/configuration.md` forbids
+//! that.
 
 use std::sync::OnceLock;
 
 use nvme_spec::nqn::Nqn;
 use uuid::Uuid;
 
-/// The name space of all our UUIDs (RFC 9562 section 5.5): random once, and then for ever.
+/// Namespace of the version 5 UUIDs (RFC 9562 section 5.5). A random constant that must never change.
 const NAME_SPACE: Uuid = Uuid::from_u128(0xb1f7_d9c2_6c0e_4f57_9a3e_2f1d_5c8e_7a64);
 
-/// Identity of `what` with these names. NUL stands between them: no name has one, so no two lists of names
-/// are alike.
+/// Version 5 UUID of `what` and the names, separated by NUL. No name contains NUL, so different lists of
+/// names give different texts.
 fn derive(what: &str, names: &[&str]) -> [u8; 16] {
     let mut text = what.to_owned();
     for name in names {
@@ -41,28 +41,28 @@ fn derive(what: &str, names: &[&str]) -> [u8; 16] {
     Uuid::new_v5(&NAME_SPACE, text.as_bytes()).into_bytes()
 }
 
-/// Serial number of a subsystem: 20 characters, the most there may be.
+/// Serial number of a subsystem: 20 characters, the size of the SN field.
 pub fn serial(nqn: &Nqn) -> String {
     let bytes = derive("serial", &[nqn.as_str()]);
     let digits: String = bytes.iter().take(8).map(|byte| format!("{byte:02X}")).collect();
     format!("SPDL{digits}")
 }
 
-/// The life of a disk whose data end with the disk: random for the process, and `made` for the disk, a number
-/// that no other disk of this process ever had.
+/// The life of a disk whose data is lost with it: a UUID that is random for each process, and `made`, a
+/// number that is unique among the disks of the process.
 pub fn life(made: usize) -> String {
     static PROCESS: OnceLock<Uuid> = OnceLock::new();
     format!("{} {made}", PROCESS.get_or_init(Uuid::new_v4))
 }
 
-/// What the data of a namespace are known by.
+/// What identifies the data of a namespace.
 #[derive(Debug, Clone, Copy)]
 pub enum Data<'a> {
-    /// By the name of their disk.
+    /// The name of the disk.
     Named(&'a str),
-    /// By the name of their disk, and its life.
+    /// The name of the disk and its life.
     Living(&'a str, &'a str),
-    /// By what another target says of them.
+    /// The identity seed of the far namespace (`DiskSource::identity_seed`).
     Far(&'a str),
 }
 
@@ -79,8 +79,8 @@ pub fn uuid(nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
     of_namespace("namespace", nqn, nsid, data)
 }
 
-/// NGUID of a namespace. Bytes 8 to 10 are an organisation's number (Base 2.0 section 4.5.1); ours is a local
-/// one, which the second-lowest bit of byte 8 says, so that no organisation has it.
+/// NGUID of a namespace. Bytes 8 to 10 are an OUI (Base 2.0 section 4.5.1). This one has the bit for local
+/// administration set (bit 1 of byte 8), so that it equals no assigned OUI.
 pub fn nguid(nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
     let mut bytes = of_namespace("nguid", nqn, nsid, data);
     bytes[8] = bytes[8] & !1 | 2;

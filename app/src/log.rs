@@ -1,12 +1,11 @@
-//! The log: structured lines to standard error, as text for people or as JSON for collectors.
+//! The log: lines on standard error, as text or as JSON. Standard output is for results.
 //!
-//! The level comes from the configuration and follows it at a reload; the environment variable `SPINDLE_LOG`
-//! goes before both, for a look at one room (`SPINDLE_LOG=spindle_tcp=debug,info`). Standard output belongs
-//! to results. A thread of its own writes ([`queue`]), so that a log without a reader does not stop a core;
-//! panics go the same way.
+//! The level is `log.level` of the configuration, also after a reload. The environment variable `SPINDLE_LOG`
+//! overrides it, also for single crates (`SPINDLE_LOG=spindle_tcp=debug,info`). A thread writes the lines
+//! ([`queue`]), so that a log without a reader does not block a core; panics are log lines too.
 //!
-//! What it does not do: lines that a peer can cause are limited where they are written (`reactor::rate`),
-//! since only there it is known who caused them.
+//! The rate of lines that a peer can cause is limited by the callers (`reactor::rate`), since only they know
+//! the peer.
 
 mod queue;
 
@@ -24,15 +23,15 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing::Level;
 
 use crate::config::{LogFormat, LogPlan};
-use queue::{FLUSH_MAX, LINES_MAX, Outlet, Queue};
+use queue::{FLUSH_MAX, LINES_MAX, Queue, QueueWriter};
 
-/// The environment variable that goes before the configuration.
+/// The environment variable that overrides the level of the configuration.
 const VARIABLE: &str = "SPINDLE_LOG";
 
-/// Changes the level of a log that is set up. Dropping it waits, a bounded time, until all lines are out.
+/// Changes the level of the log. Dropping it waits up to [`FLUSH_MAX`] until all lines are written.
 #[derive(Debug)]
 pub struct LogControl {
-    /// `None`: the environment has the say.
+    /// `None`: `SPINDLE_LOG` is set, so the level is fixed.
     filter: Option<reload::Handle<EnvFilter, Registry>>,
     queue: Queue,
 }
@@ -44,25 +43,25 @@ impl Drop for LogControl {
 }
 
 impl LogControl {
-    /// Of a log without a reader, for tests.
+    /// A log that drops its lines, for tests.
     #[cfg(test)]
     pub fn unread() -> LogControl {
         LogControl { filter: None, queue: Queue::new(1).0 }
     }
 
-    /// Write lines of this level and more urgent ones from now on. Without effect while `SPINDLE_LOG` is set.
+    /// Sets the lowest severity that is written. Without effect when `SPINDLE_LOG` is set.
     pub fn set_level(&self, level: Level) {
         if let Some(filter) = &self.filter {
-            // It fails only when the log is gone, and then there is nothing to be filtered.
+            // Fails only when the subscriber was dropped; then there are no lines to filter.
             let _ = filter.reload(EnvFilter::new(level.as_str()));
         }
     }
 }
 
-/// Set up the log of this process as `plan` says. Once.
+/// Sets up the log of this process and its panic hook. May be called once.
 ///
 /// # Errors
-/// The environment asks for something that is no filter, there is no thread, or there is a log already.
+/// `SPINDLE_LOG` is not a filter, the thread cannot be started, or the log is set up already.
 pub fn start(plan: &LogPlan) -> Result<LogControl, String> {
     let variable = std::env::var(VARIABLE).ok().filter(|value| !value.is_empty());
     let filter = filter(plan.level, variable.as_deref())?;
@@ -78,12 +77,12 @@ pub fn start(plan: &LogPlan) -> Result<LogControl, String> {
         .with(lines.with_filter(filter))
         .try_init()
         .map_err(|_| "the log is set up already")?;
-    tell_panics(queue.clone());
+    log_panics(queue.clone());
     Ok(LogControl { filter: variable.is_none().then_some(handle), queue })
 }
 
-/// The thread that writes. Its own lines, that some were lost, go straight out.
-fn write_out(outlet: Outlet, format: LogFormat) {
+/// Body of the log's thread. Its own lines, about lost ones, bypass the queue.
+fn write_out(outlet: QueueWriter, format: LogFormat) {
     let direct = tracing_subscriber::registry().with(lines(format, io::stderr().is_terminal(), io::stderr));
     let _here = tracing::subscriber::set_default(direct);
     outlet.run(&mut io::stderr(), &mut |lines| {
@@ -91,11 +90,11 @@ fn write_out(outlet: Outlet, format: LogFormat) {
     });
 }
 
-/// A panic is a line of the log, and is out before its thread goes on to end.
-fn tell_panics(queue: Queue) {
+/// Installs the panic hook: it logs a panic and waits until the line is written.
+fn log_panics(queue: Queue) {
     std::panic::set_hook(Box::new(move |panic| {
         let thread = std::thread::current();
-        // Taken only where RUST_BACKTRACE asks for it.
+        // Captured only when RUST_BACKTRACE is set.
         let backtrace = std::backtrace::Backtrace::capture();
         let backtrace =
             (backtrace.status() == std::backtrace::BacktraceStatus::Captured).then_some(backtrace);
@@ -113,14 +112,14 @@ fn filter(level: Level, variable: Option<&str>) -> Result<EnvFilter, String> {
         None => Ok(EnvFilter::new(level.as_str())),
         Some(value) => EnvFilter::try_new(value).map_err(|error| {
             format!(
-                "{VARIABLE} = {value:?}: {error}; allowed are levels and rooms with levels, like debug or \
+                "{VARIABLE} = {value:?}: {error}; allowed are levels and crates with levels, like debug or \
                  spindle_tcp=debug,info"
             )
         }),
     }
 }
 
-/// What turns events into lines. The fields of a line stand behind its message, each with its name.
+/// The layer that formats events as lines. In text the message comes first, then `name=value` for each field.
 fn lines<W>(format: LogFormat, is_terminal: bool, writer: W) -> Box<dyn Layer<Registry> + Send + Sync>
 where
     W: for<'a> tracing_subscriber::fmt::MakeWriter<'a> + Send + Sync + 'static,
@@ -138,8 +137,8 @@ where
     }
 }
 
-/// One field of a text line, the message without its name. Control characters are spelled out: what a peer
-/// sent neither forges a line nor drives a terminal.
+/// Writes one field of a text line; the message without a name. Escapes control characters, so that text from
+/// a peer can neither forge a line nor control a terminal.
 fn write_field(writer: &mut Writer<'_>, name: &str, value: &dyn Debug) -> fmt::Result {
     if name != "message" {
         write!(writer, "{name}=")?;

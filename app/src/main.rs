@@ -1,15 +1,14 @@
-//! The `spindle` binary: the configuration, and the subcommands that use the other crates.
+//! The `spindle` binary: parses the command line and runs a subcommand.
 //!
 //! ```text
-//!   main ── cli (what was asked) ──┬── serve, status, ctl       a target, what it does, changes
-//!                                  ├── check, discover            its configuration, its log
-//!                                  ├── nvme                       its drives: the kernel's or ours
-//!                                  └── bench            a target or a disk, measured (spindle-bench)
+//!   main ── cli (arguments) ──┬── serve, status, ctl         run a target; show its state; change it
+//!                             ├── check, discover            check a configuration; query a target
+//!                             ├── nvme                       bind NVMe drives to vfio-pci or nvme
+//!                             └── bench                      measure a target or a disk (crate bench)
 //! ```
 //!
-//! Each subcommand is a module that takes its arguments and gives back `Result`; this file only parses,
-//! dispatches and prints the error with its reasons. It exits 0 on success, 1 on an error, 2 on a wrong
-//! command line.
+//! Each subcommand is a module with a `run` function that returns `Result`; this file prints the error with
+//! its sources. The exit status is 0 on success, 1 on an error, 2 on a wrong command line.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -32,14 +31,14 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use cli::{Cli, Command};
-use spindle_console::{last_words, size};
+use spindle_console::{size, write_final_message};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match dispatch(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            last_words(format!("spindle: {}", with_reasons(error.as_ref())));
+            write_final_message(format!("spindle: {}", with_sources(error.as_ref())));
             ExitCode::FAILURE
         }
     }
@@ -61,8 +60,8 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// An error with the chain of its reasons, but none that the message before it already says.
-fn with_reasons(error: &dyn Error) -> String {
+/// The message of an error followed by those of its sources, without a message that the text already has.
+fn with_sources(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut reason = error.source();
     while let Some(error) = reason {

@@ -1,4 +1,4 @@
-//! `spindle status`: what a target of this machine does, asked at its control socket.
+//! `spindle status`: cores, traffic and hosts of a target on this machine, read from its control socket.
 
 use std::time::Duration;
 
@@ -11,28 +11,28 @@ use crate::size::Bytes;
 use crate::text::{printable, table};
 use spindle_console::say;
 
-/// Over so long it is seen how busy cores are and what traffic there is.
-const SAMPLE: Duration = Duration::from_secs(1);
+/// Interval over which core utilization and I/O rates are measured.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 pub fn run(args: &StatusArgs) -> Result<(), CallError> {
-    let ask = || call(&args.socket, "spindle_get_status", Map::new());
-    let first = ask()?;
+    let fetch = || call(&args.socket, "spindle_get_status", Map::new());
+    let first = fetch()?;
     if args.json {
         say!("{first}");
         return Ok(());
     }
-    // Woken too early, it is a shorter time.
-    std::thread::park_timeout(SAMPLE);
-    say!("{}", text(&first, &ask()?));
+    // A spurious wake-up only shortens the interval: rates use the uptimes of both results.
+    std::thread::park_timeout(SAMPLE_INTERVAL);
+    say!("{}", text(&first, &fetch()?));
     Ok(())
 }
 
-/// Two answers as text: what changes is over the time between them.
+/// The second status as text, with rates between the first and the second.
 fn text(first: &Value, second: &Value) -> String {
     let uptime = Duration::from_nanos(number(second, "uptime_ns")).as_secs();
     let mut text = format!(
         "spindle {}, process {}, up for {uptime} s, configuration {}\n",
-        word(second, "version"),
+        string(second, "version"),
         number(second, "pid"),
         number(second, "generation")
     );
@@ -46,9 +46,9 @@ fn text(first: &Value, second: &Value) -> String {
 
 fn cores(first: &Value, second: &Value) -> Table {
     let mut table = table(["core", "CPU", "connections", "busy", "turns over 1 ms", "longest turn"]);
-    let nanos = since(first, second, "uptime_ns").max(1);
-    for (before, core) in pairs(first, second, "cores") {
-        let busy = before.map_or(0, |before| since(before, core, "busy_ns"));
+    let nanos = increase(first, second, "uptime_ns").max(1);
+    for (before, core) in zip_by_index(first, second, "cores") {
+        let busy = before.map_or(0, |before| increase(before, core, "busy_ns"));
         let longest = core["longest_turns"].get(0).map_or_else(String::new, |turn| {
             let parts: Vec<_> = list(turn, "parts").iter().filter_map(Value::as_str).collect();
             format!("{} us: {}", number(turn, "ns") / 1000, parts.join(", "))
@@ -69,21 +69,21 @@ fn namespaces(first: &Value, second: &Value) -> Table {
     let header =
         ["subsystem", "nsid", "disk", "kind", "size", "reads/s", "writes/s", "read MB/s", "written MB/s"];
     let mut table = table(header);
-    let nanos = since(first, second, "uptime_ns").max(1);
+    let nanos = increase(first, second, "uptime_ns").max(1);
     for namespace in list(second, "namespaces") {
         let is_same =
             |before: &&Value| ["subsystem", "nsid", "disk"].iter().all(|key| before[*key] == namespace[*key]);
         let before = list(first, "namespaces").iter().find(is_same);
         let rate = |key: &str, unit: u64| {
-            let count = before.map_or(0, |before| since(before, namespace, key));
+            let count = before.map_or(0, |before| increase(before, namespace, key));
             let count = u128::from(count) * 1_000_000_000 / u128::from(nanos) / u128::from(unit);
             count.to_string()
         };
         table.add_row([
-            word(namespace, "subsystem"),
+            string(namespace, "subsystem"),
             number(namespace, "nsid").to_string(),
-            word(namespace, "disk"),
-            word(namespace, "kind"),
+            string(namespace, "disk"),
+            string(namespace, "kind"),
             Bytes::new(number(namespace, "bytes")).to_string(),
             rate("reads", 1),
             rate("writes", 1),
@@ -98,8 +98,8 @@ fn controllers(answer: &Value) -> Table {
     let mut table = table(["host", "subsystem", "controller", "core", "I/O queues"]);
     for controller in list(answer, "controllers") {
         table.add_row([
-            word(controller, "host"),
-            word(controller, "subsystem"),
+            string(controller, "host"),
+            string(controller, "subsystem"),
             number(controller, "controller").to_string(),
             number(controller, "core").to_string(),
             number(controller, "io_queues").to_string(),
@@ -108,8 +108,8 @@ fn controllers(answer: &Value) -> Table {
     table
 }
 
-/// The elements of a list in the second answer, with those at their place in the first.
-fn pairs<'a>(
+/// The elements of a list in `second`, each with the element at the same index in `first`.
+fn zip_by_index<'a>(
     first: &'a Value,
     second: &'a Value,
     key: &'a str,
@@ -117,22 +117,22 @@ fn pairs<'a>(
     list(second, key).iter().enumerate().map(move |(at, value)| (list(first, key).get(at), value))
 }
 
-/// The elements of a list; none where there is no list.
+/// The elements of a JSON array; empty if it is missing.
 pub fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// A number; 0 where there is none.
+/// A JSON number; 0 if it is missing.
 pub fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or(0)
 }
 
-/// A text; empty where there is none.
-pub fn word(value: &Value, key: &str) -> String {
+/// A JSON string without control characters; empty if it is missing.
+pub fn string(value: &Value, key: &str) -> String {
     printable(value[key].as_str().unwrap_or_default())
 }
 
-fn since(before: &Value, after: &Value, key: &str) -> u64 {
+fn increase(before: &Value, after: &Value, key: &str) -> u64 {
     number(after, key).saturating_sub(number(before, key))
 }
 

@@ -1,13 +1,13 @@
-//! Texts for people: lists of words, the name that was meant, what a terminal may show, tables.
+//! Text for messages: lists of alternatives, suggestions for mistyped names, escaping, tables.
 
 use std::fmt::Debug;
 
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 
-/// Longest name for which a near one is looked for.
+/// Longest name, in bytes, for which a similar one is suggested. Bounds the time of the comparison.
 const NAME_BYTES_MAX: usize = 256;
-/// Most characters of a name or a value that a message shows: both may be as long as a file or a request.
+/// Most characters of a name or value that a message quotes.
 const SHOWN_CHARS_MAX: usize = 80;
 
 /// `a, b or c`.
@@ -25,25 +25,26 @@ pub fn quoted<T: Debug>(names: impl IntoIterator<Item = T>) -> String {
     alternatives(names.into_iter().map(|name| format!("{name:?}")))
 }
 
-/// The word nearest to `name`, if there is one that is near.
+/// The word with the smallest edit distance to `name`, if that is at most 2/5 of the longer length.
 pub fn nearest<'a>(name: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = |word: &str| name.len().max(word.len()) * 2 / 5;
-    // Others are further away than that by their length alone, and take long to compare.
-    let may_be = |word: &&str| name.len() <= NAME_BYTES_MAX && word.len().abs_diff(name.len()) <= most(word);
+    // The distance is at least the difference of the lengths; skipping those words saves time.
+    let is_candidate =
+        |word: &&str| name.len() <= NAME_BYTES_MAX && word.len().abs_diff(name.len()) <= most(word);
     let distance = |word: &&str| strsim::damerau_levenshtein(name, word);
-    words.filter(may_be).min_by_key(distance).filter(|word| distance(word) <= most(word))
+    words.filter(is_candidate).min_by_key(distance).filter(|word| distance(word) <= most(word))
 }
 
-/// The name that was perhaps meant; where none is near, what there is.
+/// `did you mean "NAME"?` with the most similar name, or `fallback` without one.
 pub fn did_you_mean<'a>(
     name: &str,
     names: impl Iterator<Item = &'a str>,
-    what_there_is: impl FnOnce() -> String,
+    fallback: impl FnOnce() -> String,
 ) -> String {
-    nearest(name, names).map_or_else(what_there_is, |near| format!("did you mean {near:?}?"))
+    nearest(name, names).map_or_else(fallback, |near| format!("did you mean {near:?}?"))
 }
 
-/// A text, or its beginning where it is long.
+/// The text, cut after [`SHOWN_CHARS_MAX`] characters.
 pub fn shortened(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARS_MAX) {
         Some((end, _)) => format!("{} ...", &text[..end]),
@@ -51,7 +52,8 @@ pub fn shortened(text: &str) -> String {
     }
 }
 
-/// A text without what a terminal would obey: hosts and devices name themselves.
+/// The text with control characters replaced by `?`, for names from hosts and devices: escape sequences must
+/// not reach the terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }

@@ -1,5 +1,5 @@
 //! Command-line helpers of the subcommands of `spindle`: sizes with units ([`size`]), output of results to
-//! standard output ([`say!`]), and a final message to standard error ([`last_words`]).
+//! standard output ([`say!`]), and a final message to standard error ([`write_final_message`]).
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 /// Longest wait for the final message: standard error may be a full pipe without a reader.
-const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+const FINAL_MESSAGE_MAX: Duration = Duration::from_secs(1);
 
 /// `println!` for a line of a result; [`write_result`] has the handling of errors.
 #[macro_export]
@@ -25,21 +25,21 @@ macro_rules! say {
 pub fn write_result(line: Arguments<'_>) {
     let Err(error) = writeln!(io::stdout(), "{line}") else { return };
     if error.kind() != io::ErrorKind::BrokenPipe {
-        last_words(format!("spindle: cannot write the result: {error}"));
+        write_final_message(format!("spindle: cannot write the result: {error}"));
     }
     process::exit(1);
 }
 
 /// Writes a final message to standard error from a thread, and waits at most 1 s for it: a full pipe without
 /// a reader must not keep the process.
-pub fn last_words(text: String) {
+pub fn write_final_message(text: String) {
     let (done, is_done) = sync_channel(1);
     let write = move || {
         eprintln!("{text}");
         let _ = done.try_send(());
     };
     if std::thread::Builder::new().spawn(write).is_ok() {
-        let _ = is_done.recv_timeout(LAST_WORDS_MAX);
+        let _ = is_done.recv_timeout(FINAL_MESSAGE_MAX);
     }
 }
 

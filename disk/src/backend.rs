@@ -1,15 +1,16 @@
-//! [`BackendCore`]: one core's handle on a disk whose commands end later, whatever medium does them.
+//! [`BackendCore`]: one core's handle on a disk whose commands end later: the request machine of files and
+//! `ng`.
 //!
 //! ```text
-//!   submit ──> Request ── room, no guard on its blocks ──> begun ──> AsyncBackend ──> Done
+//!   submit ──> Request ── slab has room, no guard on it ──> begun ──> AsyncBackend ──> Done
 //!                 │                                          ^  ^       │
 //!                 └── no room: queued, in order; ────────────┘  └───────┘
 //!                     guarded: waiting              zeroing: the next piece, or method;
 //!                                                   with FUA a sync last
 //! ```
 //!
-//! An [`AsyncBackend`] does one thing at a time for each token that it is given: read, write, sync, zero a
-//! piece. The order of things, the queue and compare-and-write are here.
+//! An [`AsyncBackend`] executes one operation at a time for each token: read, write, sync, or zero a piece.
+//! Sequencing, queueing and compare-and-write are implemented here.
 
 pub mod compare_and_write;
 mod core;
@@ -28,25 +29,24 @@ use crate::{DiskError, Geometry};
 pub(crate) use self::core::{BackendCore, requests_of};
 pub(crate) use request::Request;
 
-/// What a medium gave back.
+/// Completion of an operation of an [`AsyncBackend`].
 #[derive(Debug)]
 pub(crate) struct Ended<E> {
-    /// The name that it was given.
+    /// Token given to the operation.
     pub(crate) token: u64,
-    /// All of it was done, or why not.
     pub(crate) result: Result<(), E>,
-    /// The buffer of a read or write.
+    /// The buffer given to a read or write.
     pub(crate) buf: Option<Buf>,
 }
 
-/// How a range becomes zeroes, the better first.
+/// How a range is zeroed; in order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ZeroMethod {
-    /// The space goes back: a hole in a file, Write Zeroes with DEAC.
+    /// Frees the space: punches a hole in a file, or Write Zeroes with DEAC.
     Release,
-    /// The medium knows that it is zero; the space stays.
+    /// Keeps the space: `FALLOC_FL_ZERO_RANGE`, or Write Zeroes.
     Zero,
-    /// Zeroes are written.
+    /// Writes a buffer of zeroes.
     Write,
 }
 
@@ -60,7 +60,7 @@ impl ZeroMethod {
     }
 }
 
-/// The methods that a medium has and has not refused, on any core.
+/// The methods that the medium supports; shared by all cores.
 pub(crate) struct ZeroMethods {
     can_release: AtomicBool,
     can_zero: AtomicBool,
@@ -75,7 +75,7 @@ impl ZeroMethods {
         self.can_release.load(Ordering::Relaxed)
     }
 
-    /// The best one. `gives_back`: the space may go.
+    /// The preferred method. `gives_back`: the space may be freed.
     pub(crate) fn best(&self, gives_back: bool) -> ZeroMethod {
         if gives_back && self.can_release() {
             ZeroMethod::Release
@@ -86,7 +86,7 @@ impl ZeroMethods {
         }
     }
 
-    /// The medium does not have this one: it is not tried again. The next one.
+    /// Disables a method that the medium has refused; returns the next one.
     pub(crate) fn refuse(&self, method: ZeroMethod) -> Option<ZeroMethod> {
         match method {
             ZeroMethod::Release => self.can_release.store(false, Ordering::Relaxed),
@@ -97,55 +97,53 @@ impl ZeroMethods {
     }
 }
 
-/// What the requests of one core are done with. It has room for each of them, and for one more: the
+/// Executes the operations of one core. It has capacity for each request and, in addition, for the
 /// compare-and-write.
 pub(crate) trait AsyncBackend {
-    /// Why something was not done.
+    /// Error of an operation.
     type Error;
 
-    /// The disk's shape now.
     fn geometry(&self) -> Geometry;
 
-    /// Why a command ends before it begins, for a reason of this medium alone.
+    /// Error with which the backend refuses a command before it begins.
     fn refusal(&self, request: &Request) -> Option<DiskError>;
 
-    /// Read as many bytes as `buf` has from `offset` on.
+    /// Reads from byte `offset` on until `buf` is full.
     fn read(&mut self, token: u64, offset: u64, buf: Buf);
 
-    /// Write the bytes of `buf` at `offset`; with `fua` they are on the medium when it ends.
+    /// Writes `buf` at byte `offset`; with `fua` it completes when the data is durable.
     fn write(&mut self, token: u64, offset: u64, buf: Buf, fua: bool);
 
-    /// Bring all that was written to the medium.
+    /// Makes all completed writes durable.
     fn sync(&mut self, token: u64);
 
-    /// What it has for zeroes.
     fn zero_methods(&self) -> &ZeroMethods;
 
-    /// Bytes that are zeroed so in one piece.
+    /// Most bytes that one [`AsyncBackend::zero`] may have with this method.
     fn zero_bytes_max(&self, method: ZeroMethod) -> u64;
 
-    /// Zero a piece.
+    /// Zeroes `bytes` from byte `offset` on.
     fn zero(&mut self, token: u64, method: ZeroMethod, offset: u64, bytes: u64);
 
-    /// The method to try where this one ended so; `None`: there is none, that is the end.
+    /// The method to try after `method` failed with `error`; `None`: the request fails.
     fn next_method(&self, method: ZeroMethod, error: &Self::Error) -> Option<ZeroMethod>;
 
-    /// A sync, or (`is_sync` false) a write that was to be durable, ended so.
+    /// Called when a sync, or (`is_sync` false) a write with FUA, has failed.
     fn on_durable_error(&self, is_sync: bool, error: &Self::Error);
 
-    /// What it means for the host.
+    /// The error reported to the target core.
     fn disk_error(&self, error: &Self::Error, is_write: bool) -> DiskError;
 
-    /// Cut short what was begun as `token`: no further piece of it is given to the device, and the piece that
-    /// the device has is not repeated if it fails. It still ends, with any result.
+    /// Cancels the operation of `token`: no further piece of it is given to the device, and the piece at the
+    /// device is not retried. It still completes, with any result.
     fn cancel(&mut self, token: u64);
 
-    /// Send what was begun to the device.
+    /// Submits the operations begun since the last call to the device.
     ///
     /// # Errors
-    /// The medium is broken, and nothing comes back any more.
+    /// The backend is unusable and returns no further completions.
     fn send(&mut self) -> io::Result<()>;
 
-    /// Give each that has ended to `each`.
+    /// Passes each completed operation to `each`.
     fn collect(&mut self, each: &mut dyn FnMut(Ended<Self::Error>));
 }

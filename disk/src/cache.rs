@@ -6,23 +6,23 @@
 //!              └──── Shared: frames, index, policy ──┘          published -> sent from there
 //! ```
 //!
-//! Write-through: a write is acknowledged when the inner disk has ended it, and what it changes is dropped
-//! from the cache before the inner disk is given it. Whole pages that were in the cache come back into it
-//! when the inner disk has ended the write. So the disk's promises stay what they are: flush and
-//! FUA go down, and nothing is lost with the cache. Reads and writes of a block are as linearizable as
-//! without it; the argument is in `index.rs`, the states of a frame in [`spindle_reactor::mem::FrameWords`].
+//! Write-through: the affected pages are dropped from the cache, the inner disk executes the write, then the
+//! write is acknowledged. Whole pages that were in the cache are entered again with their new data when the
+//! inner disk has ended the write. The disk's guarantees are unchanged: the inner disk executes Flush and
+//! FUA, and no data is lost with the cache. Reads and writes of a block stay linearizable; the argument is in
+//! `index.rs`, the states of a frame in [`spindle_reactor::mem::FrameWords`].
 //!
-//! Each miss of a page that another read is filling waits for that one: the disk reads a page once. A fill
-//! belongs to the cache: a host that goes away does not end it.
+//! A miss of a page that another read is filling waits for that fill: the disk reads a page once. A fill
+//! belongs to the cache: it continues when its host disconnects.
 //!
-//! Reads that follow each other are read ahead of: `ahead.rs` finds them.
+//! Sequential and strided reads trigger read-ahead: `ahead.rs`.
 //!
-//! What it does not do: it keeps no write back, and nothing over the end of the process. It does not see what
-//! others change on the medium, but for the times that the disk below tells of
-//! ([`DiskSource::on_foreign_change`]): then it drops all pages.
+//! Not done here: no write-back, no contents across restarts. Changes by other users of the medium are
+//! detected only where the inner disk reports them ([`DiskSource::on_foreign_change`]); then all pages are
+//! dropped.
 //!
-//! Limits: pages of 4 KiB; reads of more than 512 KiB are answered from it and not put into it; what lies
-//! in a part of a page at the end of the disk is not cached.
+//! Limits: pages of 4 KiB; reads of more than 512 KiB do not fill the cache, but may hit; a partial page at
+//! the end of the disk is not cached.
 
 mod ahead;
 mod core;
@@ -50,18 +50,18 @@ pub use self::counts::CacheCounts;
 
 /// Fewest bytes of a cache: 16 pages.
 pub const CACHE_BYTES_MIN: u64 = 64 << 10;
-/// Longest window that is read ahead of a stream.
+/// Largest read-ahead window of a stream, in bytes.
 pub const READ_AHEAD_BYTES_MAX: u32 = 4 << 20;
-/// Most bytes of a cache: frames have 32-bit numbers.
+/// Largest cache, in bytes: frame numbers have 32 bits.
 pub const CACHE_BYTES_MAX: u64 = 8 << 40;
 
-/// Which page is to go when another comes.
+/// Replacement policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
-    /// What is read once soon goes; see `policy.rs`.
+    /// S3-FIFO (Yang et al., SOSP 2023): pages that are read once are evicted soon.
     #[default]
     S3Fifo,
-    /// What was not read for the longest time.
+    /// Least recently used.
     Lru,
 }
 
@@ -76,13 +76,13 @@ impl PolicyKind {
     }
 }
 
-/// Who keeps a page that a client was given.
+/// Whether pages that a host has read stay in this cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheMode {
-    /// The cache, as if the client did not.
+    /// They stay: the policy ignores that the host may cache them as well.
     #[default]
     Shared,
-    /// The client: in the cache it goes first.
+    /// The host caches them itself: they are evicted before all other pages.
     Exclusive,
 }
 
@@ -97,63 +97,63 @@ impl CacheMode {
     }
 }
 
-/// What a cache is to be.
+/// Settings of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheSpec {
     /// Bytes of pages, [`CACHE_BYTES_MIN`] to [`CACHE_BYTES_MAX`].
     pub bytes: u64,
-    /// Which page is to go.
+    /// Replacement policy.
     pub policy: PolicyKind,
-    /// Who keeps what a client was given.
+    /// Whether pages that a host has read stay in the cache.
     pub mode: CacheMode,
-    /// Bytes that are read ahead of a stream of reads at most, up to [`READ_AHEAD_BYTES_MAX`]; 0: nothing is.
+    /// Largest read-ahead window in bytes, up to [`READ_AHEAD_BYTES_MAX`]; 0 turns read-ahead off.
     pub read_ahead: u32,
-    /// Which pages of memory to ask for.
+    /// Size of the memory pages to allocate.
     pub pages: Pages,
 }
 
 impl CacheSpec {
-    /// A shared one that reads nothing ahead.
+    /// Settings with [`CacheMode::Shared`] and without read-ahead.
     #[must_use]
     pub const fn new(bytes: u64, policy: PolicyKind, pages: Pages) -> CacheSpec {
         CacheSpec { bytes, policy, mode: CacheMode::Shared, read_ahead: 0, pages }
     }
 
-    /// Memory that it takes when it is full, its tables included.
+    /// Bytes of memory of a full cache, including its tables.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         shared::memory_bytes(self)
     }
 }
 
-/// A cache as it is now.
+/// Settings, use and counters of a cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheUse {
-    /// Bytes of pages that it has room for.
+    /// Capacity in bytes.
     pub bytes: u64,
-    /// Bytes of pages that are in it, nearly.
+    /// Bytes of cached pages; approximate while cores fill and evict.
     pub used_bytes: u64,
-    /// Which page is to go.
+    /// Replacement policy.
     pub policy: PolicyKind,
-    /// Who keeps what a client was given.
+    /// Whether pages that a host has read stay in the cache.
     pub mode: CacheMode,
-    /// What it has done so far, on all cores.
+    /// Totals of all cores since the cache was created.
     pub counts: CacheCounts,
-    /// The same for each host, by [`IoRequest::client`](crate::IoRequest::client). 0: hosts from 256 on, and
-    /// what is known of no host.
+    /// Totals by host ([`IoRequest::client`](crate::IoRequest::client)). Number 0: hosts from number 256 on,
+    /// and events without a host.
     pub by_host: Vec<(u16, CacheCounts)>,
 }
 
-/// A disk that can have a cache in front, shared by all cores. See the module.
+/// A disk with an optional cache in front, shared by all cores. See the module.
 pub struct CachedDisk {
     inner: Arc<dyn DiskSource>,
     switch: Arc<Switch>,
-    /// It was opened with a cache, whose pages come one by one: hosts are not told that a write of several
-    /// blocks is one step, whether it has a cache now or not. They ask only once.
+    /// The disk was created with a cache, which is filled page by page: atomic writes of several blocks are
+    /// not offered, even after the cache is removed, because hosts read the atomic size once.
     has_single_blocks: bool,
 }
 
-/// A cache that is ready to be put in front of a disk, or that there is to be none.
+/// A prepared change for [`DiskSource::set_cache`]: a new cache, or its removal.
 pub struct CacheChange(Option<Arc<Shared>>);
 
 fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<Shared>>, OpenError> {
@@ -169,12 +169,12 @@ fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<S
 }
 
 impl CachedDisk {
-    /// Put a cache in front of `inner`, whose reads fill the buffers that they are given. Without a `spec`
-    /// all passes, and a cache can come later.
+    /// A cached disk over `inner`, whose reads must fill the buffers that they are given. Without a `spec`
+    /// commands pass through, and a cache can be added later.
     ///
     /// # Errors
-    /// [`OpenError`] when the size is out of range, the address space cannot be had, or the device of `inner`
-    /// cannot be given it.
+    /// [`OpenError`] when the size is out of range, the memory cannot be reserved, or the device of `inner`
+    /// cannot map it.
     pub fn new(inner: Arc<dyn DiskSource>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
         let switch = Arc::new(Switch::new(make(&*inner, spec)?));
         let weak = Arc::downgrade(&switch);
@@ -186,7 +186,7 @@ impl CachedDisk {
         Ok(Arc::new(CachedDisk { inner, switch, has_single_blocks: spec.is_some() }))
     }
 
-    /// What the cache that it has, or will have, has done so far, on all cores.
+    /// Totals of all cores for the current cache, or the one that a change in progress installs.
     #[must_use]
     pub fn counts(&self) -> CacheCounts {
         self.switch.wanted().map(|shared| shared.counts.totals()).unwrap_or_default()
@@ -218,7 +218,7 @@ impl DiskSource for CachedDisk {
     }
 
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        // Besides the commands it gets pieces that fill frames.
+        // The inner disk gets pieces that fill frames in addition to the commands.
         let depth = context.depth.saturating_mul(2);
         let inner = self.inner.open(&CoreContext { pool: context.pool.clone(), depth, ..*context })?;
         Ok(Box::new(SwitchedCore::new(inner, &self.switch, context, self.has_single_blocks)))
@@ -226,7 +226,7 @@ impl DiskSource for CachedDisk {
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let resized = self.inner.resize(bytes);
-        // What lies beyond the end, or comes back, is not what it was.
+        // Blocks beyond the new end are lost, and blocks that a growth adds have new contents.
         self.switch.drop_all();
         resized
     }
@@ -248,7 +248,7 @@ impl DiskSource for CachedDisk {
     }
 
     fn set_cache(&self, change: CacheChange) {
-        self.switch.want(change.0);
+        self.switch.set_wanted(change.0);
     }
 
     fn cache(&self) -> Option<CacheUse> {

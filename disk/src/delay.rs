@@ -1,32 +1,33 @@
-//! A layer over any disk that makes it slow by the clock: for tests and benchmarks.
+//! A layer that delays the commands of any disk by the clock, for tests and benchmarks.
 //!
-//! It models one device that all cores share. A command has its effect on the disk below at once; its end is
-//! held until the device would have come to it:
+//! It models one device that all cores share. The inner disk executes a command at once; the completion is
+//! held until the modelled device would have finished it:
 //!
 //! ```text
-//!   submit ── effect on the disk below ────────────────────────── its Done ──┐
-//!        └─ next poll(now) ─> [ the device: seek, then bytes ] ─> latency ───┴─> Done
+//!   submit ── inner disk ──────────────────────────────────────── its Done ──┐
+//!        └─ next poll(now) ─> [ device: seek, then transfer ] ──> latency ───┴─> Done
 //!                             one command after the other         in parallel
 //! ```
 //!
-//! - `latency`: each command waits at least so long, any number of them at the same time, as in an SSD.
-//! - `bandwidth`: bytes take the device's time, one command after the other, of all cores together.
-//! - `seek`: so does the way from where the command before ended: `seek x sqrt(distance / capacity)`, as an
-//!   arm that speeds up and slows down. 0 where a command goes on where the last one ended; the mean over
-//!   random places is 8/15 of `seek`. There is no rotation.
+//! - `latency`: minimum time of each command; commands wait in parallel, as in an SSD.
+//! - `bandwidth`: bytes per second of the device; transfers of all cores are serial.
+//! - `seek`: time of the head movement from the end of the previous command, `seek x sqrt(distance /
+//!   capacity)`, as for an accelerating arm; serial too. 0 for a sequential command; the mean over random
+//!   positions is 8/15 of `seek`. Rotation is not modelled.
 //!
-//! Read, Write, Compare, Verify, and Write Zeroes without deallocation go to their place and move their
-//! bytes; Compare and Write moves them twice; a copy goes to both places and moves the bytes twice. Flush,
-//! Deallocate and Write Zeroes with deallocation move nothing: they wait their turn and for the latency.
+//! Read, Write, Compare, Verify, and Write Zeroes without deallocation seek to their range and transfer its
+//! bytes; Compare and Write transfers them twice; a copy seeks to both ranges and transfers the bytes twice.
+//! Flush, Deallocate and Write Zeroes with deallocation transfer nothing: they wait for the commands before
+//! them and for the latency.
 //!
-//! Time is what [`Disk::poll`] is told, counted from the first poll after the submission. Nothing sleeps and
-//! nothing spins here; a core that has a command which waits only for its time is told that it is busy.
+//! Times are those given to [`Disk::poll`], from the first poll after the submission on. Nothing here sleeps
+//! or spins; `poll` reports work while a command waits only for its time.
 //!
-//! What it does not do: it does not change the order in which the disk below sees commands, and it does not
-//! make a slow disk faster: a command ends when its time is over and the disk below has ended it.
+//! Not done here: the order of commands at the inner disk is unchanged, and a command ends no earlier than at
+//! the inner disk.
 //!
-//! Limits: two cores that submit at the same moment may get the device in one order and move its head in
-//! the other; the sum of the times is then that of the second order.
+//! Limits: two cores that submit concurrently may reserve the device in one order and move its head in the
+//! other; the total time is then that of the second order.
 
 mod device;
 #[cfg(test)]
@@ -39,7 +40,7 @@ use std::sync::Arc;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-use self::device::{Device, Turn, Work};
+use self::device::{Device, Reservation, Work};
 use crate::layer::{Call, Commands, inner_token, number_of};
 use crate::shape::block_shift;
 use crate::{
@@ -47,34 +48,34 @@ use crate::{
     ResizeError, Token,
 };
 
-/// Longest latency, in microseconds: 10 s. Linux gives a command up after 30 s.
+/// Longest latency, in microseconds: 10 s, below Linux's I/O timeout of 30 s.
 pub const LATENCY_US_MAX: u64 = 10_000_000;
 /// Longest seek, in microseconds: 1 s.
 pub const SEEK_US_MAX: u64 = 1_000_000;
 /// Smallest bandwidth, in bytes per second.
 pub const BANDWIDTH_MIN: u64 = 64 << 10;
-/// Largest bandwidth, in bytes per second: 1 TiB, more than memory has.
+/// Largest bandwidth, in bytes per second: 1 TiB/s, above any memory's.
 pub const BANDWIDTH_MAX: u64 = 1 << 40;
 
-/// How slow a disk is to be. What is zero or `None` costs no time.
+/// Settings of the delay layer. Zero or `None` adds no time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DelaySpec {
-    /// Each command waits at least so long, any number at the same time: up to [`LATENCY_US_MAX`].
+    /// Minimum time of each command, in parallel: up to [`LATENCY_US_MAX`].
     pub latency: Nanos,
     /// Bytes per second of the device, [`BANDWIDTH_MIN`] to [`BANDWIDTH_MAX`].
     pub bandwidth: Option<u64>,
-    /// A seek over the whole disk: up to [`SEEK_US_MAX`].
+    /// Time of a seek over the whole disk: up to [`SEEK_US_MAX`].
     pub seek: Nanos,
 }
 
-/// A disk that is made slow, shared by all cores. See the module.
+/// The delay layer over one disk, shared by all cores. See the module.
 pub struct DelayDisk {
     inner: Arc<dyn DiskSource>,
     device: Arc<Device>,
 }
 
 impl DelayDisk {
-    /// Make `inner` slow.
+    /// Adds a delay layer over `inner`.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     pub fn new(inner: Arc<dyn DiskSource>, spec: &DelaySpec) -> Result<Arc<dyn DiskSource>, OpenError> {
         let refuse =
@@ -123,7 +124,7 @@ impl DiskSource for DelayDisk {
             ready: VecDeque::with_capacity(depth),
             inner_done: Vec::with_capacity(depth.max(1)),
             prepared: None,
-            held: 0,
+            waiting_for_time: 0,
             begun: 0,
             now: Nanos::ZERO,
         }))
@@ -134,21 +135,20 @@ impl DiskSource for DelayDisk {
     }
 }
 
-/// What a command waits for besides the disk below.
+/// What a command waits for besides the inner disk.
 enum Wait {
-    /// The next poll, which tells the time.
+    /// The next poll, which provides the current time.
     Poll(Work),
-    /// Its place in `times`.
-    Time(Turn),
-    /// Nothing.
+    /// Its due time, in `times`.
+    Time(Reservation),
     Nothing,
 }
 
-/// A command that has not ended.
+/// A command in flight.
 struct Entry {
     token: Token,
     wait: Wait,
-    /// The disk below has ended it.
+    /// Completion of the inner disk.
     done: Option<Done>,
 }
 
@@ -157,18 +157,18 @@ struct DelayCore {
     inner: Box<dyn Disk>,
     device: Arc<Device>,
     commands: Commands<Entry>,
-    /// Those that wait for the next poll, in the order of their submission.
+    /// Commands submitted since the last poll, in order.
     new: Vec<u32>,
-    /// When a command may end, the soonest on top; those of the same time in their order.
+    /// Due time, order of submission and number of each command, the earliest on top.
     times: BinaryHeap<Reverse<(Nanos, u64, u32)>>,
     ready: VecDeque<Done>,
-    /// What the inner disk gave back; empty between polls.
+    /// Completions of the inner disk; empty between polls.
     inner_done: Vec<Done>,
-    /// The data of a read that the inner disk has in place, until it is submitted.
+    /// Data of a read that the inner disk has ended in `prepare`, until the read is submitted.
     prepared: Option<(IoRequest, Buf)>,
-    /// Commands that wait for nothing but their time.
-    held: usize,
-    /// Commands that were given a time so far.
+    /// Commands that only wait for their due time.
+    waiting_for_time: usize,
+    /// Number of commands that were given a due time.
     begun: u64,
     /// The time of the last poll.
     now: Nanos,
@@ -190,8 +190,8 @@ impl DelayCore {
         block_shift(self.inner.geometry().block_bytes)
     }
 
-    /// A new command, and its name for the inner disk.
-    fn enter(&mut self, token: Token, work: Work) -> Token {
+    /// Enters a new command; returns its token for the inner disk.
+    fn add_command(&mut self, token: Token, work: Work) -> Token {
         self.prepared = None;
         let number = self.commands.insert(Entry { token, wait: Wait::Poll(work), done: None });
         self.new.push(number);
@@ -199,34 +199,33 @@ impl DelayCore {
     }
 
     fn begin(&mut self, token: Token, work: Work, call: Call) -> Option<Done> {
-        let inner = self.enter(token, work);
+        let inner = self.add_command(token, work);
         if let Some(done) = call.submit(&mut *self.inner, inner) {
             self.on_inner_done(done);
         }
         None
     }
 
-    /// The inner disk has ended a command.
     fn on_inner_done(&mut self, done: Done) {
         let number = number_of(done.token);
         let Some(entry) = self.commands.get_mut(number).filter(|entry| entry.done.is_none()) else {
             panic!("the inner disk ended {:?}, which it does not have", done.token)
         };
         entry.done = Some(done);
-        self.held += 1;
+        self.waiting_for_time += 1;
         self.try_end(number);
     }
 
-    /// It ends when it waits for nothing any more.
+    /// Ends a command that is due and that the inner disk has ended.
     fn try_end(&mut self, number: u32) {
         let is_over = |entry: &mut Entry| matches!(entry.wait, Wait::Nothing) && entry.done.is_some();
         let ended = self.commands.remove_if(number, is_over);
         let Some(Entry { token, done: Some(done), .. }) = ended else { return };
-        self.held -= 1;
+        self.waiting_for_time -= 1;
         self.ready.push_back(Done { token, ..done });
     }
 
-    /// What was submitted since the last poll gets its time.
+    /// Reserves the device for the commands submitted since the last poll.
     fn begin_new(&mut self, now: Nanos) {
         if self.new.is_empty() {
             return;
@@ -235,9 +234,9 @@ impl DelayCore {
         for number in self.new.drain(..) {
             let Some(Entry { wait, .. }) = self.commands.get_mut(number) else { continue };
             let Wait::Poll(work) = wait else { continue };
-            let turn = self.device.turn(now, work, capacity);
-            *wait = Wait::Time(turn);
-            self.times.push(Reverse((self.device.due(turn), self.begun, number)));
+            let reservation = self.device.reserve(now, work, capacity);
+            *wait = Wait::Time(reservation);
+            self.times.push(Reverse((self.device.due(reservation), self.begun, number)));
             self.begun += 1;
         }
     }
@@ -263,7 +262,8 @@ impl Disk for DelayCore {
         Some(&*self.inner)
     }
 
-    /// A read whose data is in place does not end here: it is submitted, and its data kept until then.
+    /// A read that the inner disk ends in `prepare` must still be delayed: its data is kept until it is
+    /// submitted.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         self.prepared = None;
         match self.inner.prepare(request, next) {
@@ -279,7 +279,7 @@ impl Disk for DelayCore {
         let work = self.work(request.op, request.range);
         let prepared = self.prepared.take().filter(|(asked, _)| asked == request && buf.is_none());
         let Some((_, data)) = prepared else { return self.begin(token, work, Call::Op(*request, buf)) };
-        let inner = self.enter(token, work);
+        let inner = self.add_command(token, work);
         self.on_inner_done(Done { token: inner, result: Ok(()), buf: Some(data) });
         None
     }
@@ -311,14 +311,14 @@ impl Disk for DelayCore {
         is_busy |= !self.new.is_empty();
         self.begin_new(now);
         self.end_due(now);
-        is_busy |= !self.ready.is_empty() || self.held > 0;
+        is_busy |= !self.ready.is_empty() || self.waiting_for_time > 0;
         Done::give(&mut self.ready, done);
         is_busy
     }
 
-    /// What the disk below has ended comes back in the next poll, the rest once that has ended it. The device
-    /// does not work on them any more: else hosts that give up too early and reconnect pile up useless work
-    /// for it.
+    /// Commands that the inner disk has ended are returned by the next poll, the others once it ends them.
+    /// Their device time is freed; otherwise the aborted commands of hosts that reconnect would accumulate
+    /// device time.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.inner.cancel_owner(owner);
         let mut count = Done::count_of(owner, &self.ready);
@@ -326,8 +326,8 @@ impl Disk for DelayCore {
             let entry = self.commands.get_mut(number).filter(|entry| entry.token.owner() == owner);
             let Some(entry) = entry else { continue };
             count += 1;
-            if let Wait::Time(turn) = std::mem::replace(&mut entry.wait, Wait::Nothing) {
-                self.device.give_back(turn, self.now);
+            if let Wait::Time(reservation) = std::mem::replace(&mut entry.wait, Wait::Nothing) {
+                self.device.give_back(reservation, self.now);
             }
             self.try_end(number);
         }

@@ -1,7 +1,7 @@
-//! What the kernel's own targets export: nvmet and LIO, as their trees in configfs say.
+//! Exports of the kernel's targets, nvmet and LIO, from their trees in configfs.
 //!
-//! The kernel opens the device or file itself, so no process shows up as its user, and nvmet does not keep an
-//! exclusive open from succeeding. Their configuration is the only place that tells.
+//! The kernel opens the device or file itself, so no process is listed as its user, and an exclusive open
+//! succeeds beside nvmet. Only the configuration shows the export.
 //!
 //! ```text
 //!   nvmet/subsystems/NQN/namespaces/NSID/{device_path,enable}     a block device or a file
@@ -13,19 +13,19 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Something that the kernel exports.
+/// A device or file that the kernel exports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Export {
     /// A block device, a file, or the character device of an NVMe controller.
     pub path: PathBuf,
-    /// Who exports it: `nvmet subsystem NQN, namespace 1`.
+    /// The exporting target object, such as `nvmet subsystem NQN, namespace 1`.
     pub by: String,
 }
 
-/// Where configfs is.
+/// Mount point of configfs.
 pub const CONFIGFS: &str = "/sys/kernel/config";
 
-/// All exports that are enabled, by the configfs at `root`. None where there is no such target.
+/// Enabled exports in the configfs at `root`. Empty without a kernel target.
 #[must_use]
 pub fn all(root: &Path) -> Vec<Export> {
     let mut exports = Vec::new();
@@ -46,7 +46,8 @@ pub fn all(root: &Path) -> Vec<Export> {
             let folder = root.join("target/core").join(&hba).join(&name);
             let by = format!("LIO backstore {hba}/{name}");
             let named = export(&folder, "udev_path", by.clone());
-            // What the name in `udev_path` says is up to who set it up; a fileio's `info` says what is open.
+            // `udev_path` is free text set by the administrator; `info` of a fileio backstore names the open
+            // file.
             let info = fs::read_to_string(folder.join("info")).unwrap_or_default();
             let file = info.split_once("File: ").and_then(|(_, rest)| rest.rsplit_once("  Size: "));
             let open = file.filter(|_| is_enabled(&folder)).map(|(file, _)| Export { path: file.into(), by });
@@ -74,8 +75,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Who of the kernel's targets exports the file or block device at `path`, the whole of it or a part. By
-/// device and inode, not by name.
+/// The exporting target object of the file or block device at `path`, of all or part of it. Compared by
+/// device and inode number, not by name.
 pub(crate) fn exporter(path: &Path) -> Option<String> {
     let ours = fs::metadata(path).ok()?;
     let is_same = |export: &Export| {
@@ -97,7 +98,7 @@ fn folder_of(number: u64) -> Option<PathBuf> {
     fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()
 }
 
-/// The folder of a disk; of a partition that of its disk.
+/// The sysfs directory of a disk, or of the disk of a partition.
 fn disk_of(number: u64) -> Option<PathBuf> {
     let folder = folder_of(number)?;
     match folder.join("partition").exists() {
@@ -106,13 +107,13 @@ fn disk_of(number: u64) -> Option<PathBuf> {
     }
 }
 
-/// Of one disk: the same, or one of the two is the whole disk.
+/// True where two devices of one disk overlap: the same device, or one of them is the whole disk.
 fn overlap(a: u64, b: u64) -> bool {
     let is_whole = |number| folder_of(number).is_some_and(|folder| !folder.join("partition").exists());
     a == b || is_whole(a) || is_whole(b)
 }
 
-/// An NVMe disk hangs on this controller, also as one of several paths to it.
+/// True where the controller is one of the paths to the NVMe disk.
 fn has_controller(number: u64, controller: &Path) -> bool {
     let (Some(disk), Some(name)) = (disk_of(number), controller.file_name()) else { return false };
     let device = disk.join("device");

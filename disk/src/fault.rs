@@ -1,21 +1,21 @@
-//! A layer over any disk that makes it fail, stall and reorder, by seed: for tests and the simulator.
+//! A layer that injects errors, delays, drops and reordering into the commands of any disk, reproducibly by
+//! seed: for tests and the simulator.
 //!
-//! Each command is judged once, when it is submitted, by draws that depend on the seed, the core and the
-//! number of commands before it, and on nothing else: the same calls give the same faults. What may happen to
-//! one command:
+//! The faults of a command are drawn once, at its submission. The draws depend only on the seed, the core and
+//! the number of commands before it: the same calls give the same faults. Path of a command:
 //!
 //! ```text
-//!   submit ─┬─ the disk is gone, or the range is broken ───────────────────────────────> error
+//!   submit ─┬─ the disk is "gone", or the range is broken ─────────────────────────────> error
 //!           ├─ held before its effect ─┐
 //!           └──────────────────────────┴─> effect (or an error instead, or both) ─┬─────────────> Done
 //!                                                                 held after it ──┴─> ... ──────> Done
 //! ```
 //!
-//! A hold ends after some polls (delay), in the next poll in random order (reorder), or when the test says so
-//! (drop). [`FaultControl`] changes all of it at run time, from any thread. A command that failed without
-//! effect gives its buffer back untouched.
+//! A hold ends after some polls (delay), in the next poll in random order (reorder), or on
+//! [`FaultControl::release_dropped`] (drop). [`FaultControl`] changes the settings at run time, from any
+//! thread. A command that fails without effect returns its buffer unchanged.
 //!
-//! What it does not do: it alters no bytes, and it keeps nothing that was acknowledged from the disk below.
+//! Not done here: it changes no bytes, and every acknowledged command was executed by the inner disk.
 
 mod control;
 
@@ -34,14 +34,14 @@ use crate::{
     Prepared, ResizeError, Token,
 };
 
-/// The layer, shared by all cores. See the module.
+/// The fault layer over one disk, shared by all cores. See the module.
 pub struct FaultDisk {
     inner: Arc<dyn DiskSource>,
     control: Arc<FaultControl>,
 }
 
 impl FaultDisk {
-    /// A layer over `inner` that lets everything pass until the control says otherwise.
+    /// Adds a layer over `inner` that injects no faults until they are set by the control.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     #[must_use]
     pub fn new(inner: Arc<dyn DiskSource>, seed: u64) -> (Arc<dyn DiskSource>, Arc<FaultControl>) {
@@ -90,7 +90,7 @@ impl DiskSource for FaultDisk {
     }
 }
 
-/// Random numbers of one core (splitmix64).
+/// Random number generator of one core (splitmix64).
 #[derive(Clone)]
 struct Draws(u64);
 
@@ -109,7 +109,8 @@ impl Draws {
         z ^ (z >> 31)
     }
 
-    /// True `per_million` times of a million. Draws in any case, so that a rate does not shift what follows.
+    /// True with probability `per_million` / 10^6. Always draws one number, so that a changed rate does not
+    /// shift the later draws.
     fn hits(&mut self, per_million: u32) -> bool {
         self.next() % 1_000_000 < u64::from(per_million)
     }
@@ -118,46 +119,45 @@ impl Draws {
 /// When a hold ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Until {
-    /// At this poll.
+    /// In the poll with this number.
     Poll(u64),
-    /// When the control releases what was dropped.
+    /// On [`FaultControl::release_dropped`].
     Released,
 }
 
-/// What was decided on a command.
+/// The faults drawn for a command.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     token: Token,
     error: Option<DiskError>,
-    /// The disk sees the command although it ends with an error.
+    /// The inner disk executes the command, even if it ends with an error.
     has_effect: bool,
     hold_before: Option<Until>,
     hold_after: Option<Until>,
-    /// What holds it.
+    /// The fault of `hold_before` or `hold_after`, for the counters.
     held_by: Option<Fault>,
-    /// Place among those that are released in the same poll.
+    /// Sort key among commands released in the same poll.
     order: u64,
 }
 
-/// A command that is held.
 struct Held {
     until: Until,
     order: u64,
-    what: What,
+    stage: HeldStage,
 }
 
-enum What {
-    /// Its effect is yet to come.
+enum HeldStage {
+    /// Not submitted to the inner disk yet.
     Before(Plan, Call),
-    /// All is done but for saying so.
+    /// Executed; its completion is held.
     After(Done),
 }
 
 impl Held {
     fn token(&self) -> Token {
-        match &self.what {
-            What::Before(plan, _) => plan.token,
-            What::After(done) => done.token,
+        match &self.stage {
+            HeldStage::Before(plan, _) => plan.token,
+            HeldStage::After(done) => done.token,
         }
     }
 }
@@ -167,36 +167,42 @@ struct FaultCore {
     inner: Box<dyn Disk>,
     control: Arc<FaultControl>,
     draws: Draws,
-    /// Of the commands that the inner disk has.
+    /// Plans of the commands at the inner disk.
     plans: Commands<Plan>,
     held: Vec<Held>,
-    /// Those of `held` whose time has come; empty between polls.
+    /// Commands of `held` that are released in this poll; empty between polls.
     due: Vec<Held>,
     ready: VecDeque<Done>,
-    /// What the inner disk gave back; empty between polls.
+    /// Completions of the inner disk; empty between polls.
     inner_done: Vec<Done>,
-    /// The control's, as of `generation`.
+    /// Copy of the control's settings as of `generation`.
     settings: Settings,
     generation: u64,
-    /// The count of releases when this core last let go of what was dropped.
+    /// Value of `Settings::released` at this core's last release of dropped commands.
     released: u64,
     polls: u64,
 }
 
 impl FaultCore {
-    /// Take the control's settings if they have changed.
+    /// Copies the control's settings if they have changed.
     fn refresh(&mut self) {
         let generation = self.control.generation();
         if self.generation != generation {
-            // First the number: a change that comes between the two is looked at once more.
+            // The generation is loaded first: a change between the two loads causes one more refresh.
             self.generation = generation;
             self.settings = self.control.settings();
         }
     }
 
-    /// Decide what happens to a command, and count it.
-    fn judge(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
-        let plan = self.foresee(token, kind, range, from);
+    /// Draws the faults of a command and counts them.
+    fn plan_command(
+        &mut self,
+        token: Token,
+        kind: OpKind,
+        range: BlockRange,
+        from: Option<BlockRange>,
+    ) -> Plan {
+        let plan = self.draw_plan(token, kind, range, from);
         if plan.error.is_some() {
             self.control.count(Fault::Error);
         }
@@ -206,8 +212,8 @@ impl FaultCore {
         plan
     }
 
-    /// What would happen to a command. Always draws equally often. `from` is what a copy reads.
-    fn foresee(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
+    /// Draws the faults of a command, always with the same number of draws. `from` is the source of a copy.
+    fn draw_plan(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
         self.refresh();
         let (settings, draws) = (&self.settings, &mut self.draws);
         let is_error = draws.hits(settings.per_million(Fault::Error, kind));
@@ -242,7 +248,7 @@ impl FaultCore {
         plan
     }
 
-    /// The error of the first broken blocks that a command meets.
+    /// Error of the first entry of `broken` that the command touches.
     fn broken_error(&self, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Option<DiskError> {
         let of_source = |broken: &Broken| from.and_then(|from| broken.error(OpKind::Read, from));
         self.settings.broken.iter().find_map(|broken| of_source(broken).or_else(|| broken.error(kind, range)))
@@ -251,7 +257,7 @@ impl FaultCore {
     fn begin(&mut self, plan: Plan, call: Call) -> Option<Done> {
         match plan.hold_before {
             Some(until) => {
-                self.held.push(Held { until, order: plan.order, what: What::Before(plan, call) });
+                self.held.push(Held { until, order: plan.order, stage: HeldStage::Before(plan, call) });
                 None
             }
             None => self.take_effect(plan, call),
@@ -280,14 +286,14 @@ impl FaultCore {
         }
         match plan.hold_after {
             Some(until) => {
-                self.held.push(Held { until, order: plan.order, what: What::After(done) });
+                self.held.push(Held { until, order: plan.order, stage: HeldStage::After(done) });
                 None
             }
             None => Some(done),
         }
     }
 
-    /// Let go of what is due now.
+    /// Releases the commands whose hold ends in this poll.
     fn release_due(&mut self) {
         self.refresh();
         let all_released = self.released != self.settings.released;
@@ -308,9 +314,9 @@ impl FaultCore {
         let mut due = std::mem::take(&mut self.due);
         due.sort_unstable_by_key(|held| held.order);
         for held in due.drain(..) {
-            let done = match held.what {
-                What::Before(plan, call) => self.take_effect(plan, call),
-                What::After(done) => Some(done),
+            let done = match held.stage {
+                HeldStage::Before(plan, call) => self.take_effect(plan, call),
+                HeldStage::After(done) => Some(done),
             };
             self.ready.extend(done);
         }
@@ -327,13 +333,13 @@ impl Disk for FaultCore {
         Some(&*self.inner)
     }
 
-    /// A read that a fault meets is not ended here; it is submitted, with what the disk below would give. For
-    /// it `submit` comes to the same plan: nothing was drawn.
+    /// A read with a fault does not end here. It is submitted with the inner disk's data as its buffer;
+    /// `submit` draws the same plan, because the draws are reset.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let prepared = self.inner.prepare(request, next);
         let Prepared::Ready(data) = prepared else { return prepared };
         let draws = self.draws.clone();
-        let plan = self.foresee(Token(0), OpKind::Read, request.range, None);
+        let plan = self.draw_plan(Token(0), OpKind::Read, request.range, None);
         if plan.error.is_none() && plan.held_by.is_none() {
             self.control.count_in_place();
             return Prepared::Ready(data);
@@ -343,7 +349,7 @@ impl Disk for FaultCore {
     }
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
-        let plan = self.judge(token, OpKind::of(request.op), request.range, None);
+        let plan = self.plan_command(token, OpKind::of(request.op), request.range, None);
         self.begin(plan, Call::Op(*request, buf))
     }
 
@@ -354,13 +360,13 @@ impl Disk for FaultCore {
         expected: Buf,
         data: Buf,
     ) -> Option<Done> {
-        let plan = self.judge(token, OpKind::CompareAndWrite, range, None);
+        let plan = self.plan_command(token, OpKind::CompareAndWrite, range, None);
         self.begin(plan, Call::CompareAndWrite { range, expected, data })
     }
 
     fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
         let range = BlockRange { lba: to, blocks: from.blocks };
-        let plan = self.judge(token, OpKind::Copy, range, Some(from));
+        let plan = self.plan_command(token, OpKind::Copy, range, Some(from));
         self.begin(plan, Call::Copy { from, to, fua })
     }
 
@@ -379,7 +385,7 @@ impl Disk for FaultCore {
         is_busy || self.held.iter().any(|held| held.until != Until::Released)
     }
 
-    /// A held command is at a slow medium and cannot be cancelled: its effect may still come.
+    /// Held commands are not cancelled, like those at a slow medium: their effect may still come.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.inner.cancel_owner(owner);
         let own = |token: Token| token.owner() == owner;

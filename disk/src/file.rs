@@ -1,24 +1,24 @@
 //! A disk in a regular file or on a block device, through io_uring.
 //!
-//! Each core has a ring of its own with the file and the core's buffers registered; nothing on the data path
-//! is shared but one word that says whether somebody compares and writes.
+//! Each core has its own ring with the file and the core's buffers registered. The cores share no data on the
+//! data path except the word of the compare-and-write guard.
 //!
 //! The path of a request: `BackendCore` in `disk/src/backend.rs`.
 //!
-//! With `is_polled` reads and writes go through a second ring, whose completions are asked of the device;
-//! all else, and writes with FUA, which may end with a flush, go through the first. The kernel does not poll
-//! for a transfer that it has to split (`queue/max_hw_sectors_kb`): that one ends by an interrupt.
+//! With `is_polled`, reads and writes go through a second ring with `IORING_SETUP_IOPOLL`; all other
+//! operations, and writes with FUA, which may end with a flush, go through the first. The kernel does not
+//! poll for a transfer that it has to split (`queue/max_hw_sectors_kb`): it completes by an interrupt.
 //!
-//! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
-//! as the device keeps what it says (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process,
-//! not of the power. Where I/O goes through the page cache, a flush that failed has lost data that the kernel
-//! will not report again, so every later flush and write with FUA fails too, until the disk is opened anew.
-//! The kernel tells each open file of such a loss once. So each core syncs an open file of its own, one sync
-//! at a time, and no write with FUA takes what a flush is to be told.
+//! Durability: after a flush, or a write or zeroing with FUA, the bytes survive a power loss if the device
+//! honours flushes (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process, but not a power
+//! loss. Through the page cache, a failed flush has lost data that the kernel does not report again, so every
+//! later flush and write with FUA fails too, until the disk is opened anew. The kernel reports such a loss
+//! once per open file description. So each core syncs an open file of its own, one sync at a time, and no
+//! write with FUA consumes an error that belongs to a flush.
 //!
-//! What it does not do: it does not notice when somebody else changes the file; the lock that it takes is
-//! advisory. It makes no block atomic that the device or the page cache does not: through the page cache, a
-//! read may see a part of a write to the same block that is under way.
+//! Not done here: changes of the file by other processes are not detected; the lock is advisory. Blocks are
+//! only as atomic as the device or the page cache makes them: through the page cache, a read may see part of
+//! a concurrent write to the same block.
 //!
 //! Limits: 1024 requests of a core in its ring, the rest queued; 256 cores.
 
@@ -44,8 +44,8 @@ use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, Resiz
 
 pub use open::{FileFacts, FileSpec};
 
-/// How long the file may be held by the process that served it before: the kernel takes milliseconds to end
-/// what a dead target's rings had in flight, more on a slow device.
+/// Longest wait for the lock of a former process: the kernel takes milliseconds to end the I/O in flight of a
+/// dead target's rings, more on a slow device.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A disk in a file, shared by all cores. See the module.
@@ -54,7 +54,7 @@ pub struct FileDisk {
     facts: FileFacts,
 }
 
-/// What the cores have in common.
+/// State shared by the cores.
 struct Shared {
     name: String,
     path: PathBuf,
@@ -66,14 +66,14 @@ struct Shared {
     is_read_only: bool,
     is_polled: bool,
     zero_methods: ZeroMethods,
-    /// The page cache lost data: flushes fail from now on.
+    /// The page cache has lost data: all later flushes and writes with FUA fail.
     has_lost_data: AtomicBool,
     guard: Arc<Guard>,
-    /// What a resize that is prepared has changed.
+    /// Growth of the file by a prepared resize.
     prepared: Mutex<Option<Growth>>,
 }
 
-/// A file was made larger for a disk that does not have that size yet.
+/// Sizes in bytes before and after the growth of a file whose disk is not resized yet.
 #[derive(Debug, Clone, Copy)]
 struct Growth {
     from: u64,
@@ -93,13 +93,13 @@ impl Shared {
         }
     }
 
-    /// What was prepared before.
+    /// Sets the prepared growth; returns the former one.
     fn set_prepared(&self, growth: Option<Growth>) -> Option<Growth> {
         std::mem::replace(&mut *self.prepared.lock().unwrap_or_else(PoisonError::into_inner), growth)
     }
 
-    /// A sync failed. Through the page cache the kernel says so once, to one core; the others must hear of it
-    /// too.
+    /// Called when a sync has failed. Through the page cache the kernel reports the error once, to one core;
+    /// the flag makes it visible to all.
     fn on_sync_error(&self) {
         if !self.is_direct {
             self.has_lost_data.store(true, Ordering::Release);
@@ -108,8 +108,8 @@ impl Shared {
 }
 
 impl FileDisk {
-    /// Open, and make if `spec` says so, the file of a disk. It is locked until the disk and all its cores
-    /// are dropped.
+    /// Opens the file of a disk, or creates it where `spec` allows. It stays locked until the disk and all
+    /// its cores are dropped.
     pub fn new(name: &str, spec: &FileSpec) -> Result<Arc<FileDisk>, OpenError> {
         Self::open_within(name, spec, LOCK_WAIT)
     }
@@ -134,7 +134,7 @@ impl FileDisk {
         Ok(Arc::new(FileDisk { shared: Arc::new(shared), facts: opened.facts }))
     }
 
-    /// What it turned out to be, and what differs from what was asked for.
+    /// Properties of the file, and differences from the requested settings.
     #[must_use]
     pub fn facts(&self) -> &FileFacts {
         &self.facts
@@ -158,7 +158,7 @@ impl DiskSource for FileDisk {
         Ok(Box::new(ring::open(Arc::clone(&self.shared), context)?))
     }
 
-    /// A regular file is grown and never cut; of a block device the size is asked anew, and must be enough.
+    /// A regular file may grow but is never truncated. A block device must have at least the new size.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let shared = &self.shared;
         let refuse = |allowed: String| Err(ResizeError::new(&shared.name, bytes, allowed));
@@ -166,7 +166,7 @@ impl DiskSource for FileDisk {
             return refuse(allowed);
         }
         let path = shared.path.display();
-        // The caller may have looked at the path, where another file can lie by now.
+        // The path may lead to another file by now; the disk keeps the one that is open.
         match open::is_still_at(&shared.file, &shared.path, shared.is_block_device) {
             Ok(true) => {}
             Ok(false) => return refuse(format!("{path} is another file now than the one that is open")),
@@ -176,14 +176,14 @@ impl DiskSource for FileDisk {
             Ok(has) => has,
             Err(error) => return refuse(format!("cannot ask the size of {path}: {error}")),
         };
-        let is_cut_to_fit = shared.is_block_device || shared.is_read_only;
-        if is_cut_to_fit && bytes > has {
+        let is_fixed_size = shared.is_block_device || shared.is_read_only;
+        if is_fixed_size && bytes > has {
             return refuse(format!("{path} has {has} bytes"));
         }
-        if !is_cut_to_fit && bytes < has {
+        if !is_fixed_size && bytes < has {
             return refuse(format!("{path} has {has} bytes, and a smaller disk would cut off its end"));
         }
-        if !is_cut_to_fit && bytes > has {
+        if !is_fixed_size && bytes > has {
             self.shared.set_prepared(Some(Growth { from: has, to: bytes }));
             if let Err(error) = shared.file.set_len(bytes).and_then(|()| shared.file.sync_all()) {
                 self.cancel_resize();
@@ -193,13 +193,13 @@ impl DiskSource for FileDisk {
         Ok(())
     }
 
-    /// A file that was grown is cut again: no block beyond its old end was ever shown.
+    /// A file that was grown is truncated again: no host has seen the blocks beyond its former end.
     fn cancel_resize(&self) {
         let Some(growth) = self.shared.set_prepared(None) else { return };
         let file = &self.shared.file;
         let is_as_made = file.metadata().is_ok_and(|metadata| metadata.len() == growth.to);
         if is_as_made {
-            // A file that stays too large is no harm to the disk, which has the size that it had.
+            // A file that remains too large is harmless: the disk has its former size.
             let _ = file.set_len(growth.from).and_then(|()| file.sync_all());
         }
     }
@@ -225,16 +225,15 @@ impl DiskSource for FileDisk {
     }
 }
 
-/// What the system's error means for the host.
+/// The [`DiskError`] for an error of the kernel.
 fn disk_error(error: &io::Error, is_write: bool) -> DiskError {
     let medium = if is_write { DiskError::MediaWrite } else { DiskError::MediaRead };
-    // The file ends before the disk does: somebody has cut it.
+    // The file is shorter than the disk: another process has truncated it.
     if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero) {
         return medium;
     }
     match Errno::from_io_error(error) {
-        // The block layer says ENODATA for what the medium has lost, EILSEQ for what failed its checksum, EIO
-        // for the rest.
+        // The block layer returns ENODATA for media errors, EILSEQ for checksum errors, EIO for the rest.
         Some(Errno::IO | Errno::NODATA | Errno::ILSEQ) => medium,
         Some(Errno::NOSPC | Errno::DQUOT) => DiskError::NoSpace,
         Some(Errno::ROFS | Errno::BADF | Errno::PERM) => DiskError::WriteProtected,

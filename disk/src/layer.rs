@@ -1,10 +1,10 @@
-//! What the layers have in common: the commands that they give to the inner disk, and the names of these.
+//! Shared code of the layers: commands for the inner disk, and their tokens.
 
 use spindle_reactor::mem::Buf;
 
 use crate::{BlockRange, Disk, Done, IoRequest, Owner, Token};
 
-/// A command, as a disk is to be given it.
+/// A command with the arguments of the [`Disk`] method that submits it.
 pub(crate) enum Call {
     Op(IoRequest, Option<Buf>),
     CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
@@ -23,7 +23,7 @@ impl Call {
         }
     }
 
-    /// The buffer that goes back when no disk sees the command.
+    /// The buffer to return when the command is not submitted.
     pub(crate) fn into_buf(self) -> Option<Buf> {
         match self {
             Call::Op(_, buf) => buf,
@@ -33,7 +33,7 @@ impl Call {
     }
 }
 
-/// A layer's commands in flight, by the number that each has in its token for the inner disk.
+/// A layer's commands in flight, by the number in their token for the inner disk.
 pub(crate) struct Commands<T> {
     entries: Vec<Option<T>>,
     free: Vec<u32>,
@@ -44,12 +44,12 @@ impl<T> Commands<T> {
         Commands { entries: Vec::with_capacity(depth), free: Vec::with_capacity(depth) }
     }
 
-    /// Enter one; its number.
+    /// Adds a command; returns its number.
     #[inline]
     pub(crate) fn insert(&mut self, entry: T) -> u32 {
         let number = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
-            // As many as commands in flight.
+            // At most the number of commands in flight.
             u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
         });
         self.entries[number as usize] = Some(entry);
@@ -72,7 +72,7 @@ impl<T> Commands<T> {
         Some(entry)
     }
 
-    /// Every number that there was.
+    /// All numbers ever used, including free ones.
     pub(crate) fn numbers(&self) -> std::ops::Range<u32> {
         0..u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
     }
@@ -86,13 +86,13 @@ impl<T> Commands<T> {
     }
 }
 
-/// The name of a command for the inner disk: under the same owner, so that it knows whose it is.
+/// Token of a command for the inner disk. Keeps the owner, so that the inner disk can cancel by owner.
 #[inline]
 pub(crate) fn inner_token(owner: Owner, number: u32) -> Token {
     Token(u64::from(owner.0) << 32 | u64::from(number))
 }
 
-/// Its number.
+/// Number of a command, from a token of [`inner_token`].
 #[inline]
 pub(crate) fn number_of(token: Token) -> u32 {
     u32::try_from(token.0 & 0xffff_ffff).unwrap_or(u32::MAX)

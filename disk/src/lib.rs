@@ -1,21 +1,22 @@
 //! Disks: the interface that the target core drives, and the kinds that need no driver.
 //!
 //! A [`DiskSource`] is one disk of the machine, shared by all cores: its name, size and state. Each core
-//! opens it once and gets a [`Disk`] of its own, which it drives without a lock: `submit`, then `poll` until
-//! [`Done`] comes back.
+//! opens it once and gets a [`Disk`] of its own, used without a lock: `submit`, then `poll` until it returns
+//! [`Done`].
 //!
 //! ```text
-//!   Qpair::step_buffer -> Disk::prepare -> Ready: ended (ram, null) | Fill | Pool -> Pool::take
+//!   Qpair::read_fast_path -> Disk::prepare -> Ready: ended (ram, null, a cache hit)
+//!   Qpair::step_buffer  -> Disk::prepare -> Ready: ended | Fill | Pool -> Pool::take
 //!   Qpair::step_execute -> Disk::submit -> Some(Done): ended (ram, null)
-//!                                       -> None, then Core::poll -> Disk::poll -> Done (file)
-//!   a read on the fast path: Disk::prepare -> Ready
+//!                                       -> None, then TargetCore::poll -> Disk::poll -> Done
+//!                                          (file, ng, nvme, remote)
 //! ```
 //!
-//! A kind of disk of your own: `disk/examples/disk_kind.rs`, and `CONTRIBUTING.md` for its configuration.
+//! How to add a kind: `disk/examples/disk_kind.rs`; its configuration: `CONTRIBUTING.md`.
 //!
-//! What a disk answers for: `Done::result` is the truth about the medium as its kind can know it. After
-//! `Flush`, or a write with `fua`, the bytes survive what the kind says it survives (a file: power loss; RAM:
-//! nothing). What it does not do: it checks no range (the caller has), knows no namespace and no NVMe status.
+//! Guarantees: `Done::result` reports the outcome on the medium. After `Flush`, or a write with `fua`, the
+//! bytes survive the failures that the kind documents (a file: power loss; RAM: none). Not done here: range
+//! checks (the caller has done them), namespaces.
 //!
 //! Limits: a command is at most [`BLOCKS_MAX`] blocks; data of one command is one [`Buf`].
 
@@ -53,26 +54,26 @@ pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
 pub use source::{CoreContext, DiskSource, Health, OpenError, ResizeError, Usage};
 
-/// Most blocks in one command: the 16-bit zero-based NLB of NVM commands (NVM Command Set 3.2.1), and the 32
-/// bits that Dataset Management ranges have.
+/// Most blocks in one command. NLB has 16 bits (NVM Command Set 3.2.1), the length of a Dataset Management
+/// range 32.
 pub const BLOCKS_MAX: u32 = u32::MAX;
 
-/// Shape of a disk. Changes only by a resize.
+/// Size and properties of a disk. Only a resize changes them; a `remote` disk follows its far target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of a logical block: 512 or 4096.
     pub block_bytes: u32,
-    /// Blocks of the disk.
+    /// Number of logical blocks.
     pub block_count: u64,
-    /// Writes are refused.
+    /// Writes end with [`DiskError::WriteProtected`].
     pub is_read_only: bool,
-    /// A write is on the medium only after a flush (NVMe calls it a volatile write cache).
+    /// A write is on the medium only after a flush; reported to hosts as VWC in Identify Controller.
     pub has_volatile_cache: bool,
-    /// Deallocated blocks give their space back.
+    /// [`Op::Deallocate`] frees the space of the blocks on the medium.
     pub can_deallocate: bool,
-    /// Blocks that one write changes in one step as seen by readers, at least 1.
+    /// Largest write, in blocks, that readers never see in part. At least 1.
     pub atomic_blocks: u32,
-    /// Compare-and-write of one block is one step as seen by every core.
+    /// [`Disk::compare_and_write`] of one block is atomic for all cores.
     pub can_compare_and_write: bool,
 }
 
@@ -93,37 +94,37 @@ pub struct BlockRange {
     pub blocks: u32,
 }
 
-/// What to do with a range.
+/// Operation of an [`IoRequest`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Read the range.
+    /// Read the range into the buffer.
     Read,
     /// Write the buffer to the range. With `fua` it is on the medium before `Done`.
     Write {
         /// Force unit access.
         fua: bool,
     },
-    /// Everything that was acknowledged before goes to the medium. The range is not looked at.
+    /// Bring all acknowledged writes to the medium. The range is ignored.
     Flush,
-    /// The range reads as zeroes afterwards.
+    /// Make the range read as zeroes.
     WriteZeroes {
-        /// The space may be given back (DEAC).
+        /// The space may be freed (DEAC).
         deallocate: bool,
         /// Force unit access.
         fua: bool,
     },
-    /// The host does not need the range any more, and gives its space back. What gave it back reads as
-    /// zeroes, where [`DiskSource::deallocated_is_zero`]; a drive may keep some of a large range as it was.
+    /// Free the space of the range (Dataset Management, Deallocate). Freed blocks read as zeroes where
+    /// [`DiskSource::deallocated_is_zero`]; a drive may leave part of a large range as it was.
     Deallocate,
-    /// The range holds the bytes of the buffer, else [`DiskError::CompareDiffers`]. Nothing is changed. Where
-    /// [`Abilities::compare`]; [`DiskError::NotSupported`] elsewhere.
+    /// Compare the range with the buffer; [`DiskError::CompareDiffers`] where they differ. Needs
+    /// [`Abilities::compare`], otherwise [`DiskError::NotSupported`].
     Compare,
-    /// The range can be read. Where [`Abilities::verify`]; [`DiskError::NotSupported`] elsewhere.
+    /// Read the range without a transfer. Needs [`Abilities::verify`], otherwise [`DiskError::NotSupported`].
     Verify,
 }
 
 impl Op {
-    /// It changes blocks.
+    /// True where the operation may change blocks.
     #[inline]
     #[must_use]
     pub fn is_write(self) -> bool {
@@ -134,70 +135,70 @@ impl Op {
     }
 }
 
-/// What a disk does itself of what its user can put together from reads and writes: see
+/// Optional operations of a disk, which its user otherwise composes from reads and writes: see
 /// [`Disk::abilities`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Abilities {
-    /// [`Op::Compare`].
+    /// The disk does [`Op::Compare`].
     pub compare: bool,
-    /// [`Op::Verify`].
+    /// The disk does [`Op::Verify`].
     pub verify: bool,
-    /// [`Disk::copy`].
+    /// The disk does [`Disk::copy`].
     pub copy: bool,
-    /// [`Disk::prepare`] says `Ready` to every Read (a layer that delays it, `Later`), and [`Disk::submit`]
-    /// brings a pin where it is given no buffer: the caller takes no buffer for what is read.
+    /// [`Disk::prepare`] returns `Ready` for every Read (below a layer that delays it, `Later`).
+    /// [`Disk::submit`] of a Read without a buffer returns a pin on the data.
     pub reads_in_place: bool,
 }
 
-/// Why a disk could not do it. The target core maps these to NVMe status codes.
+/// Why a command failed. The target core maps these to NVMe status codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DiskError {
-    /// The medium could not be read; repeating will not help.
+    /// The medium cannot be read; a repetition does not help.
     #[error("unrecovered read error")]
     MediaRead,
-    /// The medium could not be written; repeating will not help.
+    /// The medium cannot be written; a repetition does not help.
     #[error("write fault")]
     MediaWrite,
-    /// No space is left behind a thin disk.
+    /// The medium below a thinly provisioned disk is full.
     #[error("no space left")]
     NoSpace,
-    /// The disk takes no writes.
+    /// A write to a read-only disk.
     #[error("write protected")]
     WriteProtected,
-    /// This kind cannot do that at all.
+    /// The kind of disk, or its device, does not have the operation.
     #[error("not supported by this disk")]
     NotSupported,
-    /// The bytes on the disk are not those expected (compare, compare-and-write).
+    /// The blocks differ from the expected data (Compare, compare-and-write).
     #[error("compare failed")]
     CompareDiffers,
-    /// Something else, which may pass.
+    /// Any other failure; a repetition may succeed.
     #[error("internal error")]
     Internal,
-    /// The disk is gone for good.
+    /// The device was removed or is lost for good.
     #[error("disk is gone")]
     Gone,
-    /// What the NVMe device itself says of its medium: the host gets the code and DNR as they are, so that it
-    /// repeats where the device says that it may. Made by [`DiskError::device`].
+    /// Status of the NVMe device below. The host gets its code and DNR, so that it repeats the command where
+    /// the device allows it. Made by [`DiskError::device`].
     #[error("the device says: {0}")]
     Device(Status),
-    /// Its submitter is gone ([`Disk::cancel_owner`]): some of it was not done, and will not be.
+    /// Cut short by [`Disk::cancel_owner`]; part of the command was not executed and will not be.
     #[error("cancelled: its submitter is gone")]
     Cancelled,
 }
 
 impl DiskError {
-    /// The device's own answer, without what refers to the device: M and its retry delays (CRD).
+    /// [`DiskError::Device`] without the fields that refer to the device: M and CRD.
     #[must_use]
     pub fn device(status: Status) -> DiskError {
         if status.is_success() {
-            return DiskError::Internal; // no failure can be told to the host as a success
+            return DiskError::Internal; // an error must not be reported to the host as success
         }
         DiskError::Device(if status.is_dnr() { status.code().dnr() } else { status.code() })
     }
 
-    /// What the status of an NVMe controller behind a disk means for the host. What it says of its medium
-    /// goes to the host as it is: whether it may be repeated is the device's word. What it says of the
-    /// command that it was given, and of itself, the host does not know: an internal error.
+    /// The error for a status of the NVMe controller behind a disk. A media error is passed to the host with
+    /// its DNR. Any other status concerns the command that this process has sent, which the host does not
+    /// know: an internal error.
     #[must_use]
     pub fn of_status(status: Status) -> DiskError {
         match status.code() {
@@ -213,7 +214,7 @@ impl DiskError {
         }
     }
 
-    /// It is an error of the medium, as the SMART log counts them.
+    /// True for the errors that "Media and Data Integrity Errors" of the SMART log counts.
     #[must_use]
     pub fn is_media(self) -> bool {
         if let DiskError::Device(status) = self {
@@ -223,13 +224,13 @@ impl DiskError {
     }
 }
 
-/// The submitter's own name for a command in flight; comes back unchanged. Its upper 32 bits are the
-/// [`Owner`], the only part that a disk looks at.
+/// Names a command in flight; chosen by the submitter and returned in [`Done`]. The upper 32 bits are the
+/// [`Owner`]; a disk does not interpret the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
 impl Token {
-    /// Whose command it is.
+    /// The queue pair that submitted the command.
     #[inline]
     #[must_use]
     pub fn owner(self) -> Owner {
@@ -237,41 +238,41 @@ impl Token {
     }
 }
 
-/// Whose command it is: a queue pair of the core. All commands of one owner are forgotten together.
+/// Submitter of a command: a queue pair of the core. [`Disk::cancel_owner`] cancels its commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner(pub u32);
 
-/// A command has ended.
+/// Completion of a command.
 #[derive(Debug)]
 pub struct Done {
-    /// Which.
+    /// Token given to `submit`.
     pub token: Token,
-    /// How.
+    /// Outcome.
     pub result: Result<(), DiskError>,
-    /// The buffer of a read, filled; or the one of a write or a compare, back (a disk that keeps it gives
-    /// `None`).
+    /// The filled buffer of a read; the buffer of a write or compare, returned (`None` where the disk keeps
+    /// it).
     pub buf: Option<Buf>,
 }
 
 impl Done {
-    /// The end of a command that this kind of disk does not have; the buffer goes back untouched.
+    /// Completion with [`DiskError::NotSupported`]; returns the buffer unchanged.
     pub(crate) fn not_supported(token: Token, buf: Option<Buf>) -> Done {
         Done { token, result: Err(DiskError::NotSupported), buf }
     }
 
-    /// The end of a command that was not begun and whose submitter is gone.
+    /// Completion with [`DiskError::Cancelled`] of a command that was not begun.
     pub(crate) fn cancelled(token: Token, buf: Option<Buf>) -> Done {
         Done { token, result: Err(DiskError::Cancelled), buf }
     }
 
-    /// Move what has ended from `ready` to `done`, as far as there is room: the end of each [`Disk::poll`].
+    /// Moves completions from `ready` to the spare capacity of `done`. Each [`Disk::poll`] ends with this.
     #[inline]
     pub fn give(ready: &mut VecDeque<Done>, done: &mut Vec<Done>) {
         let count = ready.len().min(done.capacity() - done.len());
         done.extend(ready.drain(..count));
     }
 
-    /// How many of them are of `owner`.
+    /// Number of completions in `ended` whose command belongs to `owner`.
     pub fn count_of<'a>(owner: Owner, ended: impl IntoIterator<Item = &'a Done>) -> usize {
         ended.into_iter().filter(|done| done.token.owner() == owner).count()
     }
@@ -280,19 +281,19 @@ impl Done {
 /// A command for a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoRequest {
-    /// What to do.
+    /// Operation.
     pub op: Op,
-    /// With which blocks.
+    /// Blocks of the operation; ignored by Flush.
     pub range: BlockRange,
-    /// What its host says of a Read's or a Write's data: Dataset Management, the low byte of CDW13 (NVM
-    /// Command Set, Read and Write). 0: nothing.
+    /// Dataset Management hints of a Read or Write: the low byte of CDW13 (NVM Command Set, Read and Write).
+    /// 0: none.
     pub hints: u8,
-    /// Its host: a number that no two hosts of the process have at a time. 0: none.
+    /// Number of the host, unique among the connected hosts of the process. 0: none.
     pub client: u16,
 }
 
 impl IoRequest {
-    /// Without hints, of no host.
+    /// A request without hints and without a host.
     #[inline]
     #[must_use]
     pub const fn new(op: Op, range: BlockRange) -> IoRequest {
@@ -300,55 +301,54 @@ impl IoRequest {
     }
 }
 
-/// Where the data of a Read or a Write is, or is to be: a disk's answer to [`Disk::prepare`].
+/// Where the data of a Read or Write is to be placed: the result of [`Disk::prepare`].
 #[derive(Debug)]
 pub enum Prepared {
-    /// A Read's data, where it lies, pinned until the buffer is dropped: the Read has ended.
+    /// The Read has ended: its data in the disk's memory, pinned until the buffer is dropped.
     Ready(Buf),
-    /// Memory of the disk, to be submitted with the command: a Write's data is filled into it before.
+    /// A Write: memory of the disk for its data. The caller fills it and submits it with the command.
     Fill(Buf),
-    /// A buffer of the core's pool is to be submitted with the command, or one with each piece of it.
+    /// The caller submits the command with a buffer of the core's pool, or each piece of the command with
+    /// one.
     Pool,
-    /// A Read's data comes with its [`Done`], in memory of the disk: it is to be submitted at once, without a
-    /// buffer.
+    /// A Read: submit it at once without a buffer. Its [`Done`] returns the data in memory of the disk.
     Later,
-    /// No memory of the disk is free: ask again later.
+    /// No memory of the disk is free now; call again later.
     Wait,
 }
 
 /// One core's handle on a disk.
 pub trait Disk {
-    /// Its shape now.
+    /// Current geometry.
     fn geometry(&self) -> Geometry;
 
-    /// The disk that this one is a layer in front of. What a layer does not say of itself is what that one
-    /// says.
+    /// The inner disk of a layer. Methods that a layer does not implement are forwarded to it.
     fn inner(&self) -> Option<&dyn Disk> {
         None
     }
 
-    /// Where the data of this Read or Write is, or is to be. What it gives is for this command alone;
-    /// dropped, it is free again. `next` is the block that is probably read second next, unchecked: a hint,
-    /// to begin to fetch what will be looked up for it.
+    /// Chooses the memory for the data of a Read or Write. Returned memory belongs to this command and is
+    /// free again when dropped. `next` is a hint: the block that is probably read after the next read,
+    /// unchecked, so that the disk can prefetch its lookup tables.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let _ = (request, next);
         Prepared::Pool
     }
 
-    /// Bytes that [`Prepared::Fill`] has for Writes of all cores together, nearly; what a user that is to
-    /// leave others theirs compares with what it holds. A disk that gives no memory has as much as is wanted.
+    /// Approximate number of bytes that [`Prepared::Fill`] can still give to Writes of all cores together.
+    /// Callers limit their share by it. `u64::MAX`: the disk gives no memory of its own.
     fn free_bytes(&self) -> u64 {
         self.inner().map_or(u64::MAX, Disk::free_bytes)
     }
 
-    /// Begin a command. `Some` when it ended at once. `buf` is the destination of a Read (of the pool or from
-    /// [`Disk::prepare`]; `None` where that says `Later`, or [`Abilities::reads_in_place`]), the data of a
-    /// Write (likewise), the bytes that a Compare expects (of the core's pool), `None` for the others. A
-    /// command beyond what the disk can have in flight is queued by the disk, in order.
+    /// Begins a command; `Some` when it has ended already. `buf` by operation: Read: the destination, of the
+    /// pool or from [`Disk::prepare`]; `None` after `Later` or with [`Abilities::reads_in_place`]. Write: the
+    /// data, from the same sources. Compare: the expected bytes, in a buffer of the core's pool. Others:
+    /// `None`. The disk queues commands beyond its depth, in order.
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done>;
 
-    /// Write `data` to the range of one block if it holds `expected` now, in one step as seen by every core.
-    /// Where [`Geometry::can_compare_and_write`]; [`DiskError::NotSupported`] elsewhere.
+    /// Writes `data` to a range of one block if the block equals `expected`, atomically for all cores. Needs
+    /// [`Geometry::can_compare_and_write`], otherwise [`DiskError::NotSupported`].
     fn compare_and_write(
         &mut self,
         token: Token,
@@ -360,44 +360,45 @@ pub trait Disk {
         Some(Done { token, result: Err(DiskError::NotSupported), buf: None })
     }
 
-    /// Which commands it does itself now, of any length: a disk whose device has limits cuts them. It may be
-    /// asked before each command; a command whose ability went meanwhile ends with an error.
+    /// Optional operations that the disk has now, for any length: a disk whose device has limits splits the
+    /// command. May change between commands; a command whose ability was lost in between ends with an error.
     fn abilities(&self) -> Abilities {
         self.inner().map_or_else(Abilities::default, Disk::abilities)
     }
 
-    /// Copy the blocks `from` to as many blocks from `to` on; the caller has checked that both are on the
-    /// disk and that they do not overlap. One that fails may have copied any of them. It is a write as
-    /// [`Disk::compare_and_write`] sees it: a disk that has both keeps them apart. Where
-    /// [`Abilities::copy`]; [`DiskError::NotSupported`] elsewhere.
+    /// Copies the blocks `from` to as many blocks starting at `to`. The caller has checked that both are on
+    /// the disk and do not overlap. A copy that fails may have copied any of the blocks.
+    /// [`Disk::compare_and_write`] is atomic with respect to it, as to a write. Needs [`Abilities::copy`],
+    /// otherwise [`DiskError::NotSupported`].
     fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
         let _ = (from, to, fua);
         Some(Done::not_supported(token, None))
     }
 
-    /// Collect what has ended, at most what fits `done`'s spare capacity (it is never grown), and send what
-    /// was submitted since the last call to the device. `now` never goes back; whatever waits for a time
-    /// counts by it. True when there was anything to do.
+    /// Adds completions to `done` up to its spare capacity (it is never grown), and sends the commands
+    /// submitted since the last call to the device. `now` is monotonic; timeouts and delays use it. True when
+    /// there was any work.
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool;
 
-    /// Cut short the commands of `owner`, which is gone. None of them is begun any more, and none that failed
-    /// is given to the medium again; a long one ends with the piece that the medium has. Each still comes
-    /// back as a [`Done`], with [`DiskError::Cancelled`] where it was cut short.
+    /// Cancels the commands of `owner`, which submits nothing after this call. No further command or piece of
+    /// a command is begun and no failed one is repeated; the piece that is at the medium completes. Each
+    /// command still returns a [`Done`], with [`DiskError::Cancelled`] where it was cut short.
     ///
-    /// How many are still to come back: once they have, nothing that `owner` submitted on this core reaches
-    /// the medium any more. It submits nothing after this.
+    /// Returns the number of completions to come. After the last of them nothing that `owner` submitted on
+    /// this core reaches the medium.
     fn cancel_owner(&mut self, owner: Owner) -> usize;
 
-    /// True while a write of some of these blocks, of any core, that has ended with an error may still change
-    /// them. Where every write has done all it does when it ends: never.
+    /// True while a write of any core to some of these blocks that has ended with an error may still change
+    /// them. Always false where a write has no effect after its end.
     fn may_still_write(&self, range: BlockRange) -> bool {
         self.inner().is_some_and(|inner| inner.may_still_write(range))
     }
 
-    /// The configuration has changed: what the source was told before takes effect on this core.
+    /// Called after the configuration has changed: changes set on the [`DiskSource`] take effect on this
+    /// core.
     fn reconfigure(&mut self) {}
 
-    /// Commands in flight, so that a drain knows when it is over.
+    /// Commands submitted whose [`Done`] was not returned yet.
     fn in_flight(&self) -> usize;
 }
 

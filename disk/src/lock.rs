@@ -1,5 +1,5 @@
-//! Keeping others off the file or device of a disk: locks, and what another process may still hold for a
-//! moment.
+//! Exclusive use of the file or device of a disk: locks, retries while a former process still holds it, and
+//! exports of the kernel.
 
 use std::fs::File;
 use std::io;
@@ -12,20 +12,23 @@ use rustix::io::Errno;
 use crate::OpenError;
 use crate::exports::exporter;
 
-/// Between two questions.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Time between two attempts.
+const RETRY_PERIOD: Duration = Duration::from_millis(1);
 
-/// Ask until no other process holds it, or the time for that is over: then the last answer. Not on a core.
+/// Retries `ask` while it fails with EBUSY or EWOULDBLOCK, until the deadline. Sleeps; never call it on a
+/// reactor core.
 pub(crate) fn retry_busy<T>(until: Instant, ask: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match ask() {
-            Err(Errno::BUSY | Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(PAUSE),
+            Err(Errno::BUSY | Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(RETRY_PERIOD)
+            }
             other => return other,
         }
     }
 }
 
-/// Two targets must not serve one file. The lock goes with the last descriptor; readers share it.
+/// Locks a file against a second target; readers share the lock. It is released with the last descriptor.
 pub(crate) fn lock(file: &File, is_read_only: bool, until: Instant) -> io::Result<()> {
     let operation = match is_read_only {
         true => FlockOperation::NonBlockingLockShared,
@@ -37,8 +40,8 @@ pub(crate) fn lock(file: &File, is_read_only: bool, until: Instant) -> io::Resul
     })
 }
 
-/// The kernel's own target has devices and files open without keeping others out. `path` is that of the
-/// setting `field`, `medium` that of the file or block device.
+/// Refuses a medium that the kernel exports: its targets do not lock their files and devices. `path` is the
+/// value of the setting `field`, `medium` the file or block device.
 pub(crate) fn check_exports(
     disk: &str,
     field: &'static str,

@@ -1,6 +1,6 @@
-//! Names of media: by what a disk is known to be the one that was meant, whatever path leads to it now.
+//! Identifiers of media, independent of the path that leads to them.
 //!
-//! | of | names, the best first |
+//! | medium | identifiers, the most reliable first |
 //! |---|---|
 //! | an NVMe namespace, by the kernel | its `wwid`, `uuid.`, `eui.`, `serial.SN/NSID`, `serial.SN` |
 //! | an NVMe namespace, by Identify | `serial.SN/NSID`, `serial.SN`, `eui.` of NGUID or EUI-64 |
@@ -8,12 +8,12 @@
 //! | a partition | those of its disk with `-part1` |
 //! | a regular file | `file.`, its inode and when that was made |
 //!
-//! A copy of a file has another name, the same file in a snapshot of its file system has not. Serial numbers
-//! come before what Identify has besides: some drives have the same EUI-64 or NGUID in every unit of a model,
-//! which the kernel knows of (`NVME_QUIRK_BOGUS_NID`). The spelling of `uuid.`, `eui.` and `naa.` is the
-//! kernel's, as in `/sys/block/*/wwid`.
+//! A copy of a file has another identifier; the same file in a snapshot of its file system has the same one.
+//! Serial numbers precede EUI-64 and NGUID: some drive models report the same value for every unit (the
+//! kernel's `NVME_QUIRK_BOGUS_NID`). `uuid.`, `eui.` and `naa.` are spelt as in the kernel's
+//! `/sys/block/*/wwid`.
 //!
-//! What it does not do: a name says nothing of what is on the medium.
+//! An identifier does not depend on the contents of the medium.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,14 +22,14 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
-/// Most bytes of an attribute of sysfs.
+/// Longest sysfs attribute that is used, in bytes.
 const ATTRIBUTE_BYTES_MAX: usize = 4096;
 
-/// Of an NVMe namespace: what Identify says. What is zero is not there.
+/// Identifiers of an NVMe namespace from Identify data. Zero means "not given".
 #[must_use]
 pub fn of_nvme(serial: &str, nsid: u32, nguid: [u8; 16], eui64: [u8; 8]) -> Vec<String> {
     let mut ids = Vec::new();
-    if let Some(serial) = plain(serial) {
+    if let Some(serial) = sanitize(serial) {
         ids.push(format!("serial.{serial}/{nsid}"));
         ids.push(format!("serial.{serial}"));
     }
@@ -42,7 +42,7 @@ pub fn of_nvme(serial: &str, nsid: u32, nguid: [u8; 16], eui64: [u8; 8]) -> Vec<
     ids
 }
 
-/// Of what is at a path now: a regular file, a block device or the generic device of an NVMe namespace.
+/// Identifiers of the regular file, block device or NVMe generic device at `path`.
 pub fn at(path: &Path) -> io::Result<Vec<String>> {
     let metadata = fs::metadata(path)?;
     let kind = metadata.file_type();
@@ -57,7 +57,7 @@ pub fn at(path: &Path) -> io::Result<Vec<String>> {
     Ok(statx.ok().and_then(|statx| of_statx(&statx)).into_iter().collect())
 }
 
-/// Of a file or block device that is open.
+/// Identifiers of an open file or block device.
 pub(crate) fn of_file(file: &File) -> Vec<String> {
     let Ok(metadata) = file.metadata() else { return Vec::new() };
     if metadata.file_type().is_block_device() {
@@ -67,14 +67,14 @@ pub(crate) fn of_file(file: &File) -> Vec<String> {
     statx.ok().and_then(|statx| of_statx(&statx)).into_iter().collect()
 }
 
-/// A file system without birth times has no name for its files: inodes are used again.
+/// `None` on a file system without birth times: inode numbers alone are reused.
 fn of_statx(statx: &rustix::fs::Statx) -> Option<String> {
-    let is_told = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::BTIME);
+    let is_reported = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::BTIME);
     let made = statx.stx_btime;
-    is_told.then(|| format!("file.{}-{}.{:09}", statx.stx_ino, made.tv_sec, made.tv_nsec))
+    is_reported.then(|| format!("file.{}-{}.{:09}", statx.stx_ino, made.tv_sec, made.tv_nsec))
 }
 
-/// Of the block device with this number.
+/// Identifiers of the block device with this device number.
 pub(crate) fn of_block(number: u64) -> Vec<String> {
     of_block_in(Path::new("/sys"), rustix::fs::major(number), rustix::fs::minor(number))
 }
@@ -91,12 +91,12 @@ fn of_block_in(sys: &Path, major: u32, minor: u32) -> Vec<String> {
     }
 }
 
-/// Of a disk by its folder in sysfs.
+/// Identifiers of a whole disk from its sysfs directory.
 fn of_folder(folder: &Path) -> Vec<String> {
     let mut ids = Vec::new();
-    // An NVMe disk has it itself, a SCSI disk its device.
+    // NVMe disks have `wwid` in their own directory, SCSI disks in `device`.
     ids.extend(value(folder, "wwid").or_else(|| value(folder, "device/wwid")));
-    // An NVMe disk may have several, of which the kernel takes one as its wwid.
+    // An NVMe disk may have several identifiers; the kernel uses one of them as its `wwid`.
     for (file, kind, digits) in [("uuid", "uuid", 36), ("nguid", "eui", 32), ("eui", "eui", 16)] {
         let text = value(folder, file).unwrap_or_default();
         let text = if kind == "eui" { text.replace(['-', '_'], "") } else { text };
@@ -105,7 +105,7 @@ fn of_folder(folder: &Path) -> Vec<String> {
             ids.push(id);
         }
     }
-    // An NVMe disk's drive has it, a virtio disk has it itself.
+    // NVMe disks have `serial` in `device`, virtio disks in their own directory.
     if let Some(serial) = value(folder, "device/serial").or_else(|| value(folder, "serial")) {
         ids.extend(value(folder, "nsid").map(|nsid| format!("serial.{serial}/{nsid}")));
         ids.push(format!("serial.{serial}"));
@@ -115,14 +115,15 @@ fn of_folder(folder: &Path) -> Vec<String> {
     ids
 }
 
-/// An attribute of sysfs as a name can have it.
+/// A sysfs attribute, sanitized for an identifier.
 fn value(folder: &Path, file: &str) -> Option<String> {
     let text = fs::read(folder.join(file)).ok().filter(|text| text.len() <= ATTRIBUTE_BYTES_MAX)?;
-    plain(&String::from_utf8_lossy(&text))
+    sanitize(&String::from_utf8_lossy(&text))
 }
 
-/// Text of a device as it can stand in a configuration: printable ASCII, `_` for blanks inside of it.
-fn plain(text: &str) -> Option<String> {
+/// Sanitizes text of a device for use in a configuration: printable ASCII, `_` for inner blanks, `?` for
+/// other characters. `None` if nothing remains.
+fn sanitize(text: &str) -> Option<String> {
     let text = text.trim_matches(|letter: char| letter.is_whitespace() || letter == '\0');
     let words: Vec<&str> = text.split_whitespace().collect();
     let text: String = words.join("_");

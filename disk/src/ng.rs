@@ -1,7 +1,7 @@
-//! A disk that is a namespace of an NVMe drive with the kernel, through its generic device (`/dev/ng0n1`).
+//! A disk on an NVMe namespace of the kernel's driver, through its generic device (`/dev/ng0n1`).
 //!
-//! Commands go to the drive as they are (io_uring's passthrough), past the kernel's block layer; where the
-//! drive has queues for it, completions are asked of it and no interrupt comes.
+//! NVMe commands go to the drive by io_uring passthrough, without the kernel's block layer. Where the driver
+//! has poll queues, completions are polled, without interrupts.
 //!
 //! ```text
 //!   BackendCore ── read, write, sync, zero ──> NgBackend ── pieces for the drive ──> PassRing ──> drive
@@ -9,14 +9,14 @@
 //!                                                └──┴── the next piece, or the same ──┘
 //! ```
 //!
-//! What survives what: after a flush, or a write or zeroing with FUA, the bytes survive a power loss, as far
-//! as the drive keeps what it says.
+//! Durability: after a flush, or a write or zeroing with FUA, the bytes survive a power loss if the drive
+//! honours both.
 //!
-//! What it does not do: no metadata, no zoned namespaces. It holds the drive's block device as well, so that
-//! it is not mounted or served twice; another process may still send commands to the generic device.
+//! Not supported: metadata, zoned namespaces. The block device of the namespace is opened exclusively, so
+//! that it cannot be mounted or served twice; another process may still send commands to the generic device.
 //!
-//! Limits: 1024 requests of a core with the drive, the rest queued; 256 cores; the pieces of a large transfer
-//! go one after another.
+//! Limits: 1024 requests of a core at the drive, the rest queued; 256 cores; the pieces of a large transfer
+//! are executed one after another.
 
 mod backend;
 mod open;
@@ -37,15 +37,15 @@ use crate::backend::{BackendCore, ZeroMethods, requests_of};
 use crate::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError};
 
 pub use open::{NgFacts, NgSpec};
-pub use place::{NgPlace, look_at};
+pub use place::{NgBlockDevice, look_at};
 
 use backend::NgBackend;
 use open::Limits;
 
-/// How long the device may be held by the process that served it before.
+/// Longest wait for the lock of a former process.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
-/// A namespace, shared by all cores. See the module.
+/// A disk on a namespace, shared by all cores. See the module.
 pub struct NgDisk {
     name: String,
     path: PathBuf,
@@ -55,12 +55,12 @@ pub struct NgDisk {
     shared: Arc<Shared>,
 }
 
-/// What the cores have in common.
+/// State shared by the cores.
 struct Shared {
     limits: Limits,
     zero_methods: ZeroMethods,
     guard: Arc<Guard>,
-    /// It is held exclusively while the disk or one of its cores is there.
+    /// Open exclusively until the disk and all its cores are dropped.
     _block_device: Option<File>,
 }
 
@@ -88,7 +88,7 @@ impl Shared {
 }
 
 impl NgDisk {
-    /// Open a namespace. It is held until the disk and all its cores are dropped.
+    /// Opens and locks a namespace until the disk and all its cores are dropped.
     pub fn new(name: &str, spec: &NgSpec) -> Result<Arc<NgDisk>, OpenError> {
         let opened = open::open(name, spec, LOCK_WAIT)?;
         Ok(Arc::new(NgDisk {
@@ -101,7 +101,7 @@ impl NgDisk {
         }))
     }
 
-    /// What it turned out to be.
+    /// Properties of the namespace and its drive.
     #[must_use]
     pub fn facts(&self) -> &NgFacts {
         &self.facts
@@ -128,7 +128,7 @@ impl DiskSource for NgDisk {
             |source: std::io::Error| OpenError::system(&self.name, verb, source)
         };
         let device = self.device.try_clone().map_err(system("take another descriptor of"))?;
-        // One entry more, for the compare-and-write.
+        // One more entry for the compare-and-write.
         let entries = requests_of(context) + 1;
         let is_polled = shared.limits.is_polled;
         let ring = PassRing::new(entries, &context.pool, device.into(), &self.namespace, is_polled)
@@ -137,7 +137,7 @@ impl DiskSource for NgDisk {
         Ok(Box::new(BackendCore::new(&self.name, medium, &shared.guard, context)?))
     }
 
-    /// The size is the drive's own.
+    /// Only the drive determines the size.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         ResizeError::unless_same(self, bytes, "the drive's namespace")
     }

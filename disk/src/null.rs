@@ -1,8 +1,7 @@
-//! A disk of any size that reads as zeroes and forgets what is written: for measuring everything around a
-//! disk.
+//! A disk of any size that reads as zeroes and discards writes: for measuring the target without a medium.
 //!
-//! Every command ends at once. Reads are shared zeroes, which take no memory; writes come in a buffer of the
-//! pool, which goes back with `Done`.
+//! Every command ends in `submit`. Reads return shared zeroes, which need no memory; the data of a write is
+//! in a buffer of the pool, which `Done` returns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +15,7 @@ use crate::{
     ResizeError, Token, Usage,
 };
 
-/// What a null disk is to be.
+/// Settings of a null disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NullSpec {
     /// Capacity, a multiple of the block size.
@@ -45,7 +44,7 @@ fn geometry(block_bytes: u32, block_count: &AtomicU64) -> Geometry {
 }
 
 impl NullDisk {
-    /// A null disk.
+    /// A disk that reads as zeroes, of any size that is a multiple of the block size, up to 2^62 bytes.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     pub fn new(name: &str, spec: NullSpec) -> Result<Arc<dyn DiskSource>, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
@@ -129,7 +128,7 @@ impl Disk for NullCore {
         false
     }
 
-    /// Everything ends as it comes.
+    /// No command is ever in flight.
     fn cancel_owner(&mut self, _owner: Owner) -> usize {
         0
     }

@@ -1,21 +1,20 @@
 //! A disk in memory, shared by all cores without a lock.
 //!
-//! Reads are pins on the frames where the data lies, so that a reply is sent from there. Writes are received
-//! into fresh frames that the disk gives ([`Disk::prepare`]) and published by swapping them into the page
-//! table.
-//! See [`spindle_reactor::mem`] for the frames themselves.
+//! A read pins the frames of its data, and the reply is sent from them. A write is received into fresh frames
+//! of the disk ([`Disk::prepare`]), which `submit` swaps into the page table. Frames:
+//! [`spindle_reactor::mem`].
 //!
 //! ```text
-//!   Read          submit: pin the frames                 -> Done at once, with the pin
-//!   Write         take: fresh frames -> submit: publish  -> Done at once, the disk keeps them
-//!   Deallocate,   submit: up to PORTION_PAGES            -> Done at once
+//!   Read          prepare: pin the frames                      -> Ready, with the pin
+//!   Write         prepare: fresh frames (Fill) -> submit: publish -> Done at once, the disk keeps them
+//!   Deallocate,   submit: up to PORTION_PAGES                  -> Done at once
 //!   WriteZeroes   more: a Zeroing, one portion after the other in `poll`, bounded per turn
 //! ```
 //!
-//! What survives what: nothing survives the end of the process. There is no cache before the medium, so flush
-//! and FUA have nothing to do.
+//! Durability: no data survives the end of the process. There is no cache above the medium, so flush and FUA
+//! have no effect.
 //!
-//! Limits: the capacity is fixed at the start; a resize stays within it. 16 TiB.
+//! Limits: at most 16 TiB; a resize cannot exceed the size at creation.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -33,41 +32,42 @@ use crate::{
 
 const FRAME: u64 = FRAME_BYTES as u64;
 
-/// Pages that are zeroed in one go: about a microsecond when they are unwritten, and the grain in which
-/// several zeroings share a turn.
+/// Pages zeroed in one portion: about a microsecond when they are unwritten. Zeroings that run concurrently
+/// alternate by portion.
 const PORTION_PAGES: u64 = 64;
-/// Portions in one turn, 8192 pages: where nothing is written, 32 MiB pass in a turn of 20 microseconds.
+/// Portions per turn, 8192 pages: 32 MiB of unwritten pages in a turn of 20 microseconds.
 const PORTIONS_A_TURN: u32 = 128;
-/// Pages that a turn gives back before it ends: each may cost a call into the kernel, about a microsecond.
+/// Pages freed per turn: each may cost a system call of about a microsecond.
 const PAGES_FREED_A_TURN: u64 = 64;
-/// Free frames that a core may keep to itself: 10 MiB, see `FrameStore`. Without so much slack for each core,
-/// one that idles on free frames could keep another one's writes waiting for ever.
-const HOARD_BYTES: u64 = 10 << 20;
+/// Bytes of free frames that a core may cache, see `FrameStore`. With less slack than this per core, the free
+/// frames of an idle core could block another core's writes forever.
+const CORE_CACHE_BYTES: u64 = 10 << 20;
 /// Slack for writes that are being received and for overwritten pages that are being sent.
 const IN_FLIGHT_BYTES: u64 = 64 << 20;
 
-/// What a RAM disk is to be.
+/// Settings of a RAM disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RamSpec {
     /// Capacity, a multiple of the block size.
     pub bytes: u64,
     /// Bytes of a logical block: 512 or 4096.
     pub block_bytes: u32,
-    /// Which pages of memory to ask for.
+    /// Size of the memory pages to allocate.
     pub pages: Pages,
 }
 
 impl RamSpec {
-    /// Frames beyond the capacity that a disk gets unless told otherwise: for writes in flight and for what
-    /// idle cores keep. Address space and 24 bytes of tables per 4 KiB; memory only when it is used.
+    /// Default bytes of frames beyond the capacity, for writes in flight and the free frames that idle cores
+    /// cache. They cost address space and 24 bytes of tables per 4 KiB; memory only when used.
     #[must_use]
     pub fn slack_bytes_default() -> u64 {
-        // Not available_parallelism: a thread that leaves the pinned cores alone has fewer.
+        // Not `available_parallelism`: that counts only the calling thread's affinity mask, which may exclude
+        // the reactor cores.
         let cores = spindle_reactor::affinity::available_cores().len().max(1);
-        IN_FLIGHT_BYTES + HOARD_BYTES * cores as u64
+        IN_FLIGHT_BYTES + CORE_CACHE_BYTES * cores as u64
     }
 
-    /// Memory that the disk takes when every page is written.
+    /// Bytes of memory of a disk whose pages are all written, including tables.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         FrameStore::bytes_for(self.bytes, Self::slack_bytes_default())
@@ -103,16 +103,18 @@ impl Shared {
 }
 
 impl RamDisk {
-    /// A RAM disk that reads as zeroes. Takes address space and tables; memory comes with the first writes.
+    /// A RAM disk that reads as zeroes. Reserves address space and tables; memory is allocated by the first
+    /// writes.
     ///
     /// # Errors
-    /// [`OpenError`] when a setting is out of range or the address space cannot be had.
+    /// [`OpenError`] when a setting is out of range or the address space cannot be reserved.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     pub fn new(name: &str, spec: RamSpec) -> Result<Arc<dyn DiskSource>, OpenError> {
         Ok(Arc::new(Self::with_slack(name, spec, RamSpec::slack_bytes_default())?))
     }
 
-    /// As [`RamDisk::new`], with the frames beyond the capacity given: a small number makes writers wait.
+    /// As [`RamDisk::new`], with an explicit number of bytes of frames beyond the capacity. Few make writes
+    /// wait.
     pub fn with_slack(name: &str, spec: RamSpec, slack_bytes: u64) -> Result<RamDisk, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
         let store = FrameStore::new(spec.bytes, slack_bytes, spec.pages)
@@ -126,23 +128,23 @@ impl RamDisk {
         Ok(RamDisk { shared: Arc::new(shared), bytes_max: spec.bytes })
     }
 
-    /// Have memory at `offset` of the disk's frames now instead of at the first write there. Where to go on;
-    /// `None`: all of it is there. Not on a reactor core. What is deallocated later is given back
-    /// all the same.
+    /// Allocates memory from byte `offset` of the disk's frames on ahead of the first writes. Returns the
+    /// offset to continue at; `None`: all is allocated. Not on a reactor core. A later Deallocate still frees
+    /// the memory.
     ///
     /// # Errors
-    /// The system's: it has no memory, or is older than Linux 5.14.
+    /// The kernel's error: out of memory, or Linux before 5.14.
     pub fn populate(&self, offset: usize) -> std::io::Result<Option<usize>> {
         self.shared.store.populate(offset)
     }
 
-    /// Which pages of memory it got.
+    /// Size of the memory pages that were allocated.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.shared.store.pages()
     }
 
-    /// A core's own handle, as its own type.
+    /// As [`DiskSource::open`], with the concrete type.
     #[must_use]
     pub fn open_core(&self, context: &CoreContext) -> RamCore {
         RamCore {
@@ -153,8 +155,8 @@ impl RamDisk {
         }
     }
 
-    /// Zero what a resize takes away or brings back. What a write that was in flight over a shrink left
-    /// behind is zeroed by the growth that would show it.
+    /// Zeroes the bytes `from .. to` that a resize removes or adds. False: no free frame for a partial page.
+    /// The growth also zeroes blocks written by commands that were in flight during a shrink.
     fn clear(&self, from: u64, to: u64) -> bool {
         let frames = self.shared.store.core();
         let mut zeroing = Zeroing { token: Token(0), at: from, end: to, is_released: true, result: Ok(()) };
@@ -193,7 +195,7 @@ impl DiskSource for RamDisk {
             return refuse(format!("a RAM disk grows up to the size it was made with, {}", self.bytes_max));
         }
         let before = self.shared.geometry().bytes();
-        // What a growth would show reads as zeroes.
+        // Blocks that a growth adds must read as zeroes.
         if bytes > before && !self.clear(before, bytes) {
             return refuse("no free frame is left now to zero a part of a page; try again".to_owned());
         }
@@ -206,8 +208,8 @@ impl DiskSource for RamDisk {
         let block_count = bytes / u64::from(self.shared.block_bytes);
         self.shared.block_count.store(block_count, Ordering::Release);
         if bytes < before {
-            // Gives memory back. What stays, as no frame was free to zero a part of a page, is zeroed by the
-            // growth that would show it.
+            // Frees memory. A partial page that could not be zeroed for lack of a free frame is zeroed by the
+            // growth that would expose it.
             let _ = self.clear(bytes, before);
         }
         Ok(())
@@ -222,14 +224,14 @@ impl DiskSource for RamDisk {
     }
 }
 
-/// A range that is being zeroed, one portion after the other.
+/// A range that is being zeroed portion by portion.
 struct Zeroing {
     token: Token,
-    /// Everything before it reads as zeroes.
+    /// Bytes before this offset are zeroed.
     at: u64,
     end: u64,
     is_released: bool,
-    /// What it ends with.
+    /// Result of its [`Done`].
     result: Result<(), DiskError>,
 }
 
@@ -238,7 +240,7 @@ impl Zeroing {
         self.end <= (self.at / FRAME + PORTION_PAGES) * FRAME
     }
 
-    /// Zero one portion. False when a ragged end found no fresh frame: try again later.
+    /// Zeroes one portion. False: no free frame to zero a partial page; retry later.
     fn step(&mut self, frames: &Rc<FrameCore>) -> bool {
         let until = self.end.min((self.at / FRAME + PORTION_PAGES) * FRAME);
         // At most PORTION_PAGES pages.
@@ -256,7 +258,7 @@ pub struct RamCore {
     frames: Rc<FrameCore>,
     shift: u32,
     shared: Arc<Shared>,
-    /// Zeroings that are under way; each gets its portion in turn.
+    /// Zeroings in progress, served round-robin.
     zeroings: VecDeque<Zeroing>,
 }
 
@@ -308,7 +310,7 @@ impl Disk for RamCore {
             return self.frames.take(offset, bytes).map_or(Prepared::Wait, Prepared::Fill);
         }
         if let Some(next) = next {
-            self.frames.expect(next << self.shift);
+            self.frames.prefetch_entry(next << self.shift);
         }
         Prepared::Ready(self.frames.read(offset, bytes))
     }
@@ -369,7 +371,7 @@ impl Disk for RamCore {
         true
     }
 
-    /// Everything but a long zeroing ends as it comes; that one ends here.
+    /// Only long zeroings are ever in flight; they end at their next portion boundary.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         let own = self.zeroings.iter_mut().filter(|zeroing| zeroing.token.owner() == owner);
         let cut = |zeroing: &mut Zeroing| {

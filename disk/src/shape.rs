@@ -1,14 +1,14 @@
-//! What block sizes and capacities every kind of disk allows, and the arithmetic between blocks and bytes.
+//! Allowed block sizes and capacities of all disk kinds, and conversion between blocks and bytes.
 
 use crate::{BlockRange, OpenError};
 
-/// Block sizes that every host and file system takes.
+/// Block sizes in bytes that all hosts and file systems support.
 pub(crate) const BLOCK_BYTES_ALLOWED: [u32; 2] = [512, 4096];
 
-/// Largest disk: byte offsets of files are signed 64-bit numbers.
+/// Largest disk in bytes: byte offsets of files are signed 64-bit numbers.
 pub(crate) const BYTES_MAX: u64 = 1 << 62;
 
-/// The number of blocks of a disk of `bytes`, when both are allowed.
+/// Number of blocks of a disk of `bytes`; an error where the size or block size is not allowed.
 pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result<u64, OpenError> {
     if !BLOCK_BYTES_ALLOWED.contains(&block_bytes) {
         return Err(OpenError::setting(disk, "block_bytes", block_bytes, "must be 512 or 4096"));
@@ -19,7 +19,7 @@ pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result
     }
 }
 
-/// Why a disk cannot have `bytes`, or `None` when it can.
+/// The sizes that are allowed, where `bytes` is not one of them; otherwise `None`.
 pub(crate) fn size_refusal(bytes: u64, block_bytes: u32) -> Option<String> {
     if bytes == 0 || !bytes.is_multiple_of(u64::from(block_bytes)) || bytes > BYTES_MAX {
         return Some(format!(
@@ -29,28 +29,28 @@ pub(crate) fn size_refusal(bytes: u64, block_bytes: u32) -> Option<String> {
     None
 }
 
-/// Shift that turns blocks into bytes.
+/// log2 of the block size.
 pub(crate) fn block_shift(block_bytes: u32) -> u32 {
     block_bytes.trailing_zeros()
 }
 
 impl BlockRange {
-    /// First byte of the range.
+    /// Byte offset of the range on the disk.
     #[inline]
     pub(crate) fn offset(self, shift: u32) -> u64 {
         self.lba << shift
     }
 
-    /// Bytes of the range.
+    /// Length of the range in bytes.
     #[inline]
     pub(crate) fn bytes(self, shift: u32) -> u64 {
         u64::from(self.blocks) << shift
     }
 
-    /// Bytes of a range that moves data, which is one buffer.
+    /// Length in bytes of the one buffer that holds the data of the range.
     ///
     /// # Panics
-    /// At 4 GiB: the caller's transfer limit is far below.
+    /// From 4 GiB on; the caller's transfer limit is far below.
     #[inline]
     pub(crate) fn data_bytes(self, shift: u32) -> u32 {
         let Ok(bytes) = u32::try_from(self.bytes(shift)) else {

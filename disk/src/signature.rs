@@ -1,23 +1,23 @@
-//! What a medium holds, by the magic numbers that file systems, volume managers and partition tables have at
-//! known places. Nothing of it has to be in use now: a RAID member whose array is stopped looks so too.
+//! Detects the contents of a medium by the magic numbers of file systems, volume managers and partition
+//! tables. They need not be in use: a RAID member is also found while its array is stopped.
 //!
-//! The places are those of the formats' own descriptions: Linux `md_p.h`, LVM2 `label.h`, the LUKS on-disk
+//! The offsets are those of the formats' own descriptions: Linux `md_p.h`, LVM2 `label.h`, the LUKS on-disk
 //! formats, OpenZFS `vdev_impl.h`, UEFI 2.10 section 5, and the superblocks of the file systems.
 //!
-//! What it does not do: it proves nothing. Old signatures stay where nothing wrote over them.
+//! A match is no proof: old signatures remain until they are overwritten.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-/// Begin of the medium that is looked at: as far as the superblock of btrfs.
+/// Bytes read from the begin of the medium: up to the superblock of btrfs.
 const HEAD_BYTES: usize = 68 << 10;
-/// A label of ZFS; there are two at the begin and two at the end.
+/// Bytes of a ZFS label; two labels at the begin, two at the end of the medium.
 const ZFS_LABEL_BYTES: u64 = 256 << 10;
-/// Its uberblocks begin in the middle; each takes at least this.
+/// Smallest size of a ZFS uberblock; the uberblocks fill the second half of a label.
 const ZFS_UBERBLOCK_BYTES: usize = 1 << 10;
 const ZFS_MAGIC: u64 = 0x00ba_b10c;
 const MD_MAGIC: u32 = 0xa92b_4efc;
 
-/// Magic numbers in the head: name, offset, bytes.
+/// Magic numbers in the first [`HEAD_BYTES`]: name, byte offset, bytes.
 const IN_HEAD: [(&str, usize, &[u8]); 18] = [
     ("crypto_LUKS", 0, b"LUKS\xba\xbe"),
     ("LVM2_member", 0, b"LABELONE"),
@@ -39,13 +39,13 @@ const IN_HEAD: [(&str, usize, &[u8]); 18] = [
     ("gpt", 4096, b"EFI PART"),
 ];
 
-/// Magic numbers of the members of a firmware's arrays: name, sectors from the end, bytes. Intel's (VROC) is
-/// that of mdadm's `super-intel.c`, DDF that of SNIA's Common RAID Disk Data Format.
+/// Magic numbers of firmware RAID members: name, sectors from the end, bytes. Sources: mdadm's
+/// `super-intel.c` for Intel VROC, SNIA's Common RAID Disk Data Format for DDF.
 const AT_END: [(&str, u64, &[u8]); 2] =
     [("isw_raid_member", 2, b"Intel Raid ISM Cfg Sig. "), ("ddf_raid_member", 1, b"\xde\x11\xde\x11")];
 
-/// The names of what is found on a medium of `bytes`, each once. Those of blkid; `ext4` stands for all of its
-/// family.
+/// Names of the signatures on a medium of `bytes`, as blkid spells them, each once; `ext4` stands for ext2 to
+/// ext4.
 pub fn find(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<Vec<&'static str>> {
     let head = read(medium, 0, HEAD_BYTES)?;
     let mut found = Vec::new();
@@ -66,7 +66,7 @@ pub fn find(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<Vec<&'sta
         note("zfs_member");
     }
     for (name, sectors_from_end, magic) in AT_END {
-        // By sectors of 512 bytes, and of 4096 where the device has them.
+        // The sector size of the device may be 512 or 4096 bytes.
         for sector_bytes in [512, 4096] {
             let Some(at) = (bytes / sector_bytes).checked_sub(sectors_from_end) else { continue };
             if read(medium, at * sector_bytes, magic.len())? == magic {
@@ -80,7 +80,7 @@ pub fn find(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<Vec<&'sta
     Ok(found)
 }
 
-/// What is there of a range.
+/// Reads a range; shorter where the medium ends.
 fn read(medium: &mut (impl Read + Seek), offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
     let mut data = Vec::with_capacity(bytes);
     medium.seek(SeekFrom::Start(offset))?;
@@ -88,7 +88,7 @@ fn read(medium: &mut (impl Read + Seek), offset: u64, bytes: usize) -> io::Resul
     Ok(data)
 }
 
-/// A superblock of md: version 1.1 at the begin, 1.2 4 KiB behind it, 1.0 and 0.90 near the end.
+/// True where there is an md superblock: version 1.1 at the begin, 1.2 at 4 KiB, 1.0 and 0.90 near the end.
 fn is_raid(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     let sectors = bytes / 512;
     let near_end = sectors.saturating_sub(16) & !7;
@@ -97,7 +97,7 @@ fn is_raid(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     for at in places.into_iter().flatten() {
         let data = read(medium, at, 4)?;
         let Ok(magic) = <[u8; 4]>::try_from(data.as_slice()) else { continue };
-        // Version 0.90 is in the byte order of the machine that made it.
+        // Version 0.90 has the byte order of the machine that created it.
         if u32::from_le_bytes(magic) == MD_MAGIC || u32::from_be_bytes(magic) == MD_MAGIC {
             return Ok(true);
         }
@@ -105,7 +105,7 @@ fn is_raid(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// An uberblock in any of the four labels, in either byte order.
+/// True where one of the four labels has an uberblock, in either byte order.
 fn is_zfs(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     let whole = bytes / ZFS_LABEL_BYTES * ZFS_LABEL_BYTES;
     let ends = [whole.checked_sub(2 * ZFS_LABEL_BYTES), whole.checked_sub(ZFS_LABEL_BYTES)];
@@ -123,7 +123,7 @@ fn is_zfs(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// A master boot record with an entry that could be one: many other things end in 55 AA.
+/// True for a master boot record with a plausible partition entry: the signature 55 AA alone is ambiguous.
 fn has_partitions(head: &[u8]) -> bool {
     let Some((entries, magic)) = head.get(446..512).and_then(|bytes| bytes.split_at_checked(64)) else {
         return false;

@@ -7,43 +7,43 @@ use spindle_reactor::mem::{Area, Pool};
 use crate::cache::{CacheChange, CacheSpec, CacheUse};
 use crate::{Disk, Geometry};
 
-/// What a core gives a disk when it opens it.
+/// Parameters of [`DiskSource::open`] for one core.
 pub struct CoreContext {
     /// Index of the core in the configuration, from 0.
     pub core: usize,
     /// The core's buffer pool; its zones can be registered with a device.
     pub pool: Pool,
-    /// Most commands that the disk will be given at once on this core before it queues.
+    /// Commands that the target has at the disk at the same time on this core; the disk queues further ones.
     pub depth: u32,
 }
 
-/// Space behind a disk.
+/// Use of the medium's space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Bytes of the medium that hold data.
     pub bytes_used: u64,
 }
 
-/// What a medium says of its own health, for the SMART / Health log (log page 02h).
+/// Health of a medium, for the SMART / Health log (log page 02h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Health {
-    /// Critical Warning, the bits of the log.
+    /// Critical Warning: bits as in the log page.
     pub critical_warning: u8,
     /// Composite temperature, in kelvins; 0 where it is not known.
     pub temperature_kelvin: u16,
     /// Available spare, in percent.
     pub spare_percent: u8,
-    /// Below this spare the medium warns, in percent.
+    /// Available Spare Threshold, in percent.
     pub spare_threshold_percent: u8,
-    /// Percentage of its life used; 255 for 255 and more.
+    /// Percentage Used; 255 means 255 or more.
     pub used_percent: u8,
-    /// Media and data integrity errors, ever.
+    /// Media and Data Integrity Errors over the life of the medium.
     pub media_errors: u128,
-    /// Times that power went without a shutdown, ever.
+    /// Unsafe Shutdowns over the life of the medium.
     pub unsafe_shutdowns: u128,
 }
 
-/// Why a disk could not be made or opened. Names the field, its value and what is allowed.
+/// Why a disk could not be created or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// A setting is out of range.
@@ -51,25 +51,25 @@ pub enum OpenError {
     Setting {
         /// The disk's name.
         disk: String,
-        /// Which setting.
+        /// Key in the disk's section of the configuration.
         field: &'static str,
-        /// What it was.
+        /// Rejected value.
         value: String,
-        /// What is allowed.
+        /// Values that are allowed.
         allowed: String,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("disk {disk:?}: cannot {verb}: {source}")]
     System {
         /// The disk's name.
         disk: String,
-        /// What was tried.
+        /// The attempt, as a verb phrase: the message is "cannot {verb}".
         verb: String,
         /// Why not.
         #[source]
         source: std::io::Error,
     },
-    /// No memory.
+    /// Memory of the disk could not be reserved.
     #[error("disk {disk:?}: {source}")]
     Memory {
         /// The disk's name.
@@ -81,7 +81,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// A setting of `disk` is out of range.
+    /// An [`OpenError::Setting`].
     pub fn setting(
         disk: &str,
         field: &'static str,
@@ -92,7 +92,7 @@ impl OpenError {
         OpenError::Setting { disk, field, value, allowed }
     }
 
-    /// The system refused to `verb` for `disk`.
+    /// An [`OpenError::System`].
     pub fn system(disk: &str, verb: impl Into<String>, source: impl Into<std::io::Error>) -> OpenError {
         OpenError::System { disk: disk.to_owned(), verb: verb.into(), source: source.into() }
     }
@@ -104,19 +104,19 @@ impl OpenError {
 pub struct ResizeError {
     /// The disk's name.
     pub disk: String,
-    /// The size asked for.
+    /// Requested size in bytes.
     pub bytes: u64,
-    /// What is allowed.
+    /// Sizes that the disk accepts.
     pub allowed: String,
 }
 
 impl ResizeError {
-    /// `disk` cannot have `bytes`.
+    /// Refusal of the size `bytes` for `disk`.
     pub fn new(disk: &str, bytes: u64, allowed: impl Into<String>) -> ResizeError {
         ResizeError { disk: disk.to_owned(), bytes, allowed: allowed.into() }
     }
 
-    /// Refuses each size but the one that the medium (`what`) has itself.
+    /// Refuses every size except the current one, which the medium (`what`) determines.
     pub fn unless_same(disk: &dyn DiskSource, bytes: u64, what: &str) -> Result<(), ResizeError> {
         let has = disk.geometry().bytes();
         if bytes == has {
@@ -126,34 +126,33 @@ impl ResizeError {
     }
 }
 
-/// One disk, shared by all cores.
+/// One disk of the configuration, shared by all cores.
 pub trait DiskSource: Send + Sync {
     /// Its name in the configuration.
     fn name(&self) -> &str;
 
-    /// Its kind: `ram`, `null`, `file`, `ng`, `nvme`, `remote`.
+    /// Kind in the configuration: `ram`, `null`, `file`, `ng`, `nvme`, `remote`.
     fn kind(&self) -> &'static str;
 
-    /// Its shape now.
+    /// Current geometry.
     fn geometry(&self) -> Geometry;
 
-    /// The disk that this one is a layer in front of. What a layer does not do itself is done by that one.
+    /// The inner disk of a layer. Methods that a layer does not implement are forwarded to it.
     fn inner(&self) -> Option<&dyn DiskSource> {
         None
     }
 
-    /// Make a core's pool ready for the commands that its handle will have, as far as that takes long: pages
-    /// are pinned. Not on a core. What cannot be done is said by [`DiskSource::open`], which does it where
-    /// this was not called.
+    /// Registers a core's pool with the device (pins its pages). Slow: not called on a reactor core. Errors
+    /// are reported by [`DiskSource::open`], which registers the pool if this was not called.
     fn prepare(&self, pool: &Area) {
         if let Some(inner) = self.inner() {
             inner.prepare(pool);
         }
     }
 
-    /// Let the device of the disk reach memory besides the cores' pools, for as long as what is returned is
-    /// kept: data of commands may lie there, on any core. Not on a core: all of it is pinned. A device that
-    /// was away reaches it again when it is back. `None`: the disk takes any memory.
+    /// Maps memory outside the cores' pools for the disk's device until the returned value is dropped. Data
+    /// of commands on any core may lie there. Pins all of `area`: not called on a reactor core. The mapping
+    /// is restored when a lost device returns. `None`: the disk accepts any memory.
     ///
     /// # Errors
     /// [`OpenError`] when it cannot be mapped, with its size and the system's reason.
@@ -161,93 +160,93 @@ pub trait DiskSource: Send + Sync {
         self.inner().map_or(Ok(None), |inner| inner.map_memory(area))
     }
 
-    /// A core's own handle.
+    /// Opens the handle of one core.
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError>;
 
-    /// Do all of a [`DiskSource::resize`] that can fail: the medium is made as large as it has to be, and no
-    /// handle sees anything of it. So several disks change their sizes together or not at all.
+    /// Does everything in a [`DiskSource::resize`] that can fail: the medium gets its new size, which no
+    /// handle sees yet. So several disks are resized together or not at all.
     ///
     /// # Errors
-    /// [`ResizeError`] when the kind cannot or the medium is too small; the medium is as it was.
+    /// [`ResizeError`] when the kind cannot be resized or the medium is too small; nothing has changed.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         self.inner().map_or(Ok(()), |inner| inner.prepare_resize(bytes))
     }
 
-    /// The resize that was prepared last is not done: the medium gets back the size that it had.
+    /// Undoes the last [`DiskSource::prepare_resize`]: the medium gets its former size.
     fn cancel_resize(&self) {
         if let Some(inner) = self.inner() {
             inner.cancel_resize();
         }
     }
 
-    /// Change the size; every core's handle sees the new geometry.
+    /// Sets the size in bytes; the handles of all cores see the new geometry.
     ///
     /// # Errors
     /// [`ResizeError`] when the kind cannot or the medium is too small.
     fn resize(&self, bytes: u64) -> Result<(), ResizeError>;
 
-    /// Space in use: all, where the kind does not know it.
+    /// Space in use; the full size where the kind cannot tell.
     fn usage(&self) -> Usage {
         let all = || Usage { bytes_used: self.geometry().bytes() };
         self.inner().map_or_else(all, DiskSource::usage)
     }
 
-    /// What the medium says of its health; `None` where it says nothing.
+    /// Health of the medium; `None` where it reports none.
     fn health(&self) -> Option<Health> {
         self.inner()?.health()
     }
 
-    /// What [`Op::Deallocate`](crate::Op::Deallocate) gave back reads as zeroes. Where
-    /// not, it may read as before: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
+    /// True where blocks freed by [`Op::Deallocate`](crate::Op::Deallocate) read as zeroes. Otherwise they
+    /// may keep their data: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
     fn deallocated_is_zero(&self) -> bool {
         self.inner().is_none_or(DiskSource::deallocated_is_zero)
     }
 
-    /// Names of the medium itself, the best first: see [`medium_id`](crate::medium_id). None where it has
-    /// none.
+    /// Identifiers of the medium, the most reliable first: see [`medium_id`](crate::medium_id). Empty where
+    /// it has none.
     fn medium_ids(&self) -> Vec<String> {
         self.inner().map_or_else(Vec::new, DiskSource::medium_ids)
     }
 
-    /// What is the same for as long as the data are those of one and the same medium, and another for every
-    /// other one: the identity that hosts see is derived from it. `None` where the names in the configuration
-    /// say which medium it is.
+    /// Text that is unique to the medium and stable across restarts; the namespace identifiers that hosts see
+    /// are derived from it. `None`: they are derived from the names in the configuration.
     fn identity_seed(&self) -> Option<String> {
         self.inner()?.identity_seed()
     }
 
-    /// To be called whenever the medium may have been changed by others, such as while a drive or a far
-    /// target was away: before the first command that may see it is given to the medium, and not on a core. A
-    /// disk whose medium has no other user never calls it.
+    /// Registers `act`, which the disk calls whenever others may have changed the medium, such as while a
+    /// drive or a far target was away. It calls it before any command that may see the change, and not on a
+    /// reactor core. A disk that is the only user of its medium never calls it.
     fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
         if let Some(inner) = self.inner() {
             inner.on_foreign_change(act);
         }
     }
 
-    /// Do all of a [`DiskSource::set_cache`] that can fail. `None`: the cache is as it is to be.
+    /// Does everything in a [`DiskSource::set_cache`] that can fail. `None`: the cache already matches
+    /// `spec`.
     ///
     /// # Errors
-    /// [`OpenError`]: the kind has no cache, or it cannot be made. All is as it was.
+    /// [`OpenError`]: the kind has no cache, or the cache cannot be created; nothing has changed.
     fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
         let Some(spec) = spec else { return Ok(None) };
         let allowed = format!("a {} disk has no cache", self.kind());
         Err(OpenError::setting(self.name(), "cache.size", spec.bytes, allowed))
     }
 
-    /// Put a cache in front, or take it away, while the disk is in use. It begins when the cores are told
-    /// ([`Disk::reconfigure`]) and takes as long as their slowest commands in flight. The new cache is empty.
+    /// Adds, replaces or removes the cache while the disk is in use. Each core switches at
+    /// [`Disk::reconfigure`], once its commands in flight have ended. The new cache is empty.
     fn set_cache(&self, change: CacheChange) {
         drop(change);
     }
 
-    /// The cache in front of it, where it has one.
+    /// Settings and counters of the cache; `None` where the disk has none.
     fn cache(&self) -> Option<CacheUse> {
         self.inner()?.cache()
     }
 
-    /// Memory of its own in which the data of commands lies, to be registered with devices; `None` where all
-    /// of it is the core's pool.
+    /// Memory of the disk that holds data of commands and is registered with devices; `None` where the disk
+    /// uses only the core's pool.
     fn area(&self) -> Option<Area> {
         self.inner()?.area()
     }

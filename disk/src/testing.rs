@@ -1,4 +1,4 @@
-//! What the tests of all kinds share: a core that drives a disk, files that go away, random numbers.
+//! Shared code of the tests of all disk kinds: a driver of one disk handle, temporary files, random numbers.
 
 pub(crate) mod able;
 pub(crate) mod model;
@@ -13,10 +13,10 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 use crate::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Prepared, Token};
 
-/// A command that takes longer hangs. Long: a flush may wait for whatever else the machine writes.
+/// Timeout of a command. Long: a flush may wait for other writers of the machine.
 pub(crate) const TEST_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// Random numbers (PCG-like; the same for the same seed).
+/// Random number generator (PCG-like), deterministic by seed.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// A path for a file that is removed at the end of the test.
+/// Path of a temporary file, removed on drop.
 pub(crate) struct TempPath(PathBuf);
 
 impl TempPath {
@@ -55,19 +55,18 @@ impl Drop for TempPath {
     }
 }
 
-/// A pool of a core.
 pub(crate) fn pool() -> Pool {
     let zones = [ZoneSpec { buffer_bytes: 4096, count: 64 }, ZoneSpec { buffer_bytes: 65536, count: 64 }];
     Pool::new(&zones, Pages::Base).expect("pool")
 }
 
-/// One core that drives a disk as the target does.
+/// One disk handle, used as by the target.
 pub(crate) struct Driver {
     pub(crate) pool: Pool,
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) block_bytes: u32,
     pub(crate) token_next: u64,
-    /// What the disk is told; a microsecond more in each turn.
+    /// Time passed to the disk; advances by 1 microsecond per poll.
     now: Nanos,
     done: Vec<Done>,
     ended: Vec<Done>,
@@ -90,7 +89,7 @@ impl Driver {
         range.blocks * self.block_bytes
     }
 
-    /// A buffer for a write, from whom the disk says.
+    /// A buffer for a write with `data`, from the disk or the pool, as [`Disk::prepare`] decides.
     pub(crate) fn buffer(&mut self, range: BlockRange, data: &[u8]) -> Buf {
         let mut buf = match self.disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None) {
             Prepared::Fill(buf) => buf,
@@ -106,7 +105,7 @@ impl Driver {
         Token(self.token_next - 1)
     }
 
-    /// Begins a command; its token.
+    /// Begins a command and returns its token.
     pub(crate) fn submit(&mut self, op: Op, range: BlockRange, data: &[u8]) -> Token {
         let token = self.token();
         let request = IoRequest::new(op, range);
@@ -133,7 +132,7 @@ impl Driver {
         token
     }
 
-    /// Begins a compare-and-write of one block; its token.
+    /// Begins a compare-and-write of one block and returns its token.
     pub(crate) fn submit_swap(&mut self, lba: u64, expected: &[u8], data: &[u8]) -> Token {
         let token = self.token();
         let range = BlockRange { lba, blocks: 1 };
@@ -144,14 +143,14 @@ impl Driver {
         token
     }
 
-    /// A copy, to its end.
+    /// Copies blocks and waits for the end.
     pub(crate) fn copy(&mut self, from: BlockRange, to: u64, fua: bool) -> Result<(), DiskError> {
         let token = self.token();
         self.ended.extend(self.disk.copy(token, from, to, fua));
         self.wait(token).result
     }
 
-    /// One turn.
+    /// Polls the disk once.
     pub(crate) fn poll(&mut self) -> bool {
         self.now += Nanos::from_us(1);
         let is_busy = self.disk.poll(self.now, &mut self.done);
@@ -159,13 +158,13 @@ impl Driver {
         is_busy
     }
 
-    /// The end of a command, if it has ended.
+    /// The completion of a command, if it has ended.
     pub(crate) fn try_end(&mut self, token: Token) -> Option<Done> {
         let index = self.ended.iter().position(|done| done.token == token)?;
         Some(self.ended.swap_remove(index))
     }
 
-    /// Turns until a command has ended.
+    /// Polls until a command has ended.
     pub(crate) fn wait(&mut self, token: Token) -> Done {
         let start = Instant::now();
         loop {
@@ -177,7 +176,7 @@ impl Driver {
         }
     }
 
-    /// Turns until nothing is in flight.
+    /// Polls until no command is in flight.
     pub(crate) fn drain(&mut self) {
         let start = Instant::now();
         while self.disk.in_flight() > 0 {

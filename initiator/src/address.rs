@@ -1,45 +1,45 @@
-//! Addresses as people write them: `HOST` or `HOST:PORT`, with IPv6 in brackets where a port follows; and
-//! `tcp:` or `rdma:` before it.
+//! Parsing of addresses: `HOST` or `HOST:PORT`, with IPv6 in brackets where a port follows, and an optional
+//! prefix `tcp:` or `rdma:`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use spindle_transport::TransportKind;
 
-/// Port of NVMe/RDMA controllers of either kind (IANA).
+/// Default port of NVMe/RDMA I/O and discovery controllers (IANA).
 pub const NVME_RDMA_PORT: u16 = 4420;
-/// Port of NVMe/TCP I/O controllers (IANA).
+/// Default port of NVMe/TCP I/O controllers (IANA).
 pub const NVME_TCP_PORT: u16 = 4420;
-/// Port of NVMe/TCP discovery controllers (IANA).
+/// Default port of NVMe/TCP discovery controllers (IANA).
 pub const DISCOVERY_PORT: u16 = 8009;
 
-/// Why a text names no address.
+/// Errors of [`resolve`].
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// It is not of the form.
+    /// The text is not `HOST` or `HOST:PORT`.
     #[error("`{0}` is not an address: allowed are HOST and HOST:PORT, with IPv6 as ::1 or [::1]:4420")]
     Form(String),
-    /// The port is not one.
+    /// The port is not a number from 1 to 65535.
     #[error("`{port}` in `{text}` is not a port: allowed are 1 to 65535")]
     Port {
-        /// The whole text.
+        /// The text to parse.
         text: String,
-        /// What stands where the port belongs.
+        /// The invalid port.
         port: String,
     },
-    /// The name is not known.
+    /// The host name cannot be resolved.
     #[error("cannot find the host `{host}`: {source}")]
     Resolve {
-        /// The name.
+        /// The host name.
         host: String,
-        /// The system's reason.
+        /// Error of the resolver.
         #[source]
         source: io::Error,
     },
 }
 
-/// The transport that stands before an address, and the rest. TCP where none does, so that a host with the
-/// name `tcp` or `rdma` is written with its transport.
+/// Splits the transport prefix from an address. TCP without a prefix, so a host named `tcp` or `rdma` needs
+/// the prefix.
 #[must_use]
 pub fn split_transport(text: &str) -> (TransportKind, &str) {
     for kind in [TransportKind::Tcp, TransportKind::Rdma] {
@@ -51,7 +51,7 @@ pub fn split_transport(text: &str) -> (TransportKind, &str) {
     (TransportKind::Tcp, text)
 }
 
-/// The addresses that `text` names, in the order in which to try them; `default_port` where it names no port.
+/// Resolves `text` to addresses, in order of preference. `default_port` is used where the text has no port.
 pub fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>, AddressError> {
     let (host, port) = split(text)?;
     let port = port.unwrap_or(default_port);
@@ -66,7 +66,7 @@ pub fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>, Address
     Ok(found)
 }
 
-/// Host and port, of which the port may be missing.
+/// Splits a text into host and optional port.
 fn split(text: &str) -> Result<(&str, Option<u16>), AddressError> {
     let form = || AddressError::Form(text.to_owned());
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {

@@ -1,29 +1,28 @@
-//! How long to wait before the next attempt: twice as long each time, up to a bound, with jitter, so that
-//! many hosts that lost one target do not come back in step. The waits begin again with the shortest only
-//! after a connection that lasted: a target that takes every connection and loses it at once is not asked in
-//! bursts.
+//! Exponential backoff with an upper bound and jitter, so that many hosts that lost one target do not
+//! reconnect in step. It restarts with the shortest wait only after a connection that lasted: a target that
+//! accepts every connection and drops it at once causes no bursts.
 
 use std::time::Duration;
 
-/// Waits between attempts. It asks no clock: it only says how long.
+/// Computes the waits between connection attempts. It neither sleeps nor reads a clock.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     first: Duration,
     longest: Duration,
-    /// How often the wait has doubled.
+    /// Number of doublings so far.
     doublings: u32,
     random: u64,
 }
 
 impl Backoff {
-    /// Waits from about `first` to about `longest`. Equal seeds give equal waits.
+    /// Waits start at about `first` and grow to about `longest`. Equal seeds give equal waits.
     #[must_use]
     pub fn new(first: Duration, longest: Duration, seed: u64) -> Backoff {
-        // A generator of this kind stands still at zero.
+        // xorshift needs a nonzero state.
         Backoff { first, longest: longest.max(first), doublings: 0, random: seed | 1 }
     }
 
-    /// How long to wait before the next attempt: between half and the whole of the doubled time.
+    /// Wait before the next attempt: random, between half and all of the doubled time.
     pub fn next_wait(&mut self) -> Duration {
         let factor = 1u32.checked_shl(self.doublings).unwrap_or(u32::MAX);
         self.doublings = self.doublings.saturating_add(1);
@@ -34,7 +33,8 @@ impl Backoff {
         half + Duration::from_nanos(u64::try_from(part).unwrap_or(range))
     }
 
-    /// A connection was up for `time`. If that is as long as the longest wait, begin again with the shortest.
+    /// Reports that a connection was up for `time`. From the longest wait on, the backoff restarts with the
+    /// shortest.
     pub fn lasted(&mut self, time: Duration) {
         if time >= self.longest {
             self.doublings = 0;

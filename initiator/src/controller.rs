@@ -1,13 +1,13 @@
-//! [`Controller`]: one association with a subsystem. It owns the admin queue; I/O queues are made by it and
-//! live on their own.
+//! [`Controller`]: one association with a subsystem. It owns the admin queue; it creates I/O queues, which
+//! are owned by the caller.
 //!
 //! ```text
 //!   connect:  ICReq ─ Connect (QID 0) ─ CAP, VS ─ CC.EN ─ CSTS.RDY ─ Identify ─ Set Features ─ event request
 //!   poll:     keep alive when it is time, events as they come
 //!   shutdown: CC.SHN ─ CSTS.SHST
 //! ```
-//! The control path waits: each step up to `connect_timeout`, Connect up to `connect_answer_timeout`. Only
-//! [`Controller::poll`] never does.
+//! The control path blocks: each step up to `connect_timeout`, Connect up to `connect_answer_timeout`.
+//! [`Controller::poll`] does not block.
 
 mod admin;
 mod bring_up;
@@ -33,30 +33,30 @@ pub use admin::Former;
 pub(crate) use admin::parsed;
 pub use opening::{Association, Opening};
 
-/// Entries of the admin queue: the least that every controller grants (ASQSZ), and what Linux asks for.
+/// Entries of the admin queue: the minimum that every controller supports, and the number that Linux uses.
 const ADMIN_ENTRIES: u16 = 32;
-/// Buffers for admin data: most of it is one page; long logs are read in pieces of the larger kind.
+/// Buffers for admin data: most data is one page; long logs are read in pieces of the larger size.
 const ADMIN_ZONES: [ZoneSpec; 2] =
     [ZoneSpec { buffer_bytes: 4096, count: 16 }, ZoneSpec { buffer_bytes: ADMIN_BYTES_MAX, count: 4 }];
-/// Most data of one admin command.
+/// Most data bytes of one admin command.
 const ADMIN_BYTES_MAX: u32 = 64 << 10;
-/// Events that wait for the caller; the oldest are forgotten beyond it (each only says that a log changed).
+/// Most queued events; further ones replace the oldest. Each only reports that a log page has changed.
 const EVENTS_MAX: usize = 64;
-/// From an event request that is refused to the next one.
+/// Wait between a failed Asynchronous Event Request and the next one.
 const EVENT_AGAIN: Nanos = Nanos::from_secs(1);
 
-/// What happened to a controller.
+/// Event of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControllerEvent {
-    /// The controller tells of a change; the log page that it names has more.
+    /// An asynchronous event; the log page that it names has details.
     Async(AsyncEvent),
-    /// What came of [`Controller::begin_end_former_associations`].
+    /// Result of [`Controller::begin_end_former_associations`].
     Former(Former),
     /// The admin queue's connection ended: the association is over.
     Lost(Loss),
 }
 
-/// See the module.
+/// A controller and its admin queue. See the module.
 pub struct Controller {
     admin: Qpair,
     pool: Pool,
@@ -69,41 +69,40 @@ pub struct Controller {
     queues_granted: u16,
     keep_alive: Option<KeepAlive>,
     event_request: Option<Ticket>,
-    /// An event request was refused: not before this is the next one made. `None`: the controller has no
-    /// events that are of use.
-    event_again: Option<Nanos>,
+    /// Earliest time of the next event request after a failed one. `None`: no events are used.
+    next_event_request: Option<Nanos>,
     events: VecDeque<AsyncEvent>,
-    /// The command that ends former associations, and what came of it.
+    /// The End Former Associations command, and its result until `poll` returns it.
     former_request: Option<Ticket>,
     former: Option<Former>,
     is_loss_told: bool,
 }
 
-/// The host's half of keep alive.
+/// Host side of Keep Alive.
 #[derive(Debug)]
 struct KeepAlive {
-    /// KATO: so long an answer is waited for.
+    /// KATO; also the timeout of the answer.
     timeout: Nanos,
     period: Nanos,
-    /// When the next one is due.
+    /// Time of the next Keep Alive.
     next: Nanos,
-    /// When the last one was sent.
+    /// Time of the last Keep Alive.
     sent: Nanos,
     ticket: Option<Ticket>,
 }
 
 impl Controller {
-    /// Connect to a subsystem, enable its controller and ask what it is.
+    /// Connects to a subsystem, enables its controller and identifies it.
     pub fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
         bring_up::connect(target, options)
     }
 
-    /// Look for events, send keep alive when it is time. Never waits; call it a few times in each keep-alive
-    /// time-out.
+    /// Receives events and sends Keep Alive when due. Does not block. Call it several times per keep-alive
+    /// timeout.
     pub fn poll(&mut self, now: Nanos) -> Option<ControllerEvent> {
         self.admin.poll(now);
-        self.take_own(now);
-        if self.event_request.is_none() && self.event_again.is_some_and(|again| now >= again) {
+        self.handle_completions(now);
+        if self.event_request.is_none() && self.next_event_request.is_some_and(|again| now >= again) {
             self.request_event(now);
         }
         self.keep_alive(now);
@@ -120,15 +119,15 @@ impl Controller {
         Some(ControllerEvent::Lost(loss))
     }
 
-    /// The next event that has come, and nothing else that [`Controller::poll`] tells. Never waits.
+    /// The next asynchronous event; leaves the other events of [`Controller::poll`] queued. Does not block.
     pub fn next_event(&mut self, now: Nanos) -> Option<AsyncEvent> {
         self.admin.poll(now);
-        self.take_own(now);
+        self.handle_completions(now);
         self.events.pop_front()
     }
 
-    /// Sleep until [`Controller::poll`] may find something or `waker` is raised, at most `timeout`; it may
-    /// return early. The waker is lowered.
+    /// Sleeps until [`Controller::poll`] may have an event or `waker` is raised, at most `timeout`; it may
+    /// return early. Lowers the waker.
     pub fn wait(&mut self, timeout: Duration, waker: &Waker) {
         if self.events.is_empty() && self.former.is_none() {
             self.admin.link.wait_io(timeout, Some(waker));
@@ -136,63 +135,62 @@ impl Controller {
         waker.drain();
     }
 
-    /// Say goodbye in order: the controller writes what it has and stops, then the connection is closed. I/O
-    /// queues should be quiet.
+    /// Shuts the controller down (CC.SHN), waits for completion, and closes the connection. I/O queues should
+    /// be idle.
     ///
     /// # Errors
-    /// [`Error`], when the controller did not answer; the connection is closed all the same.
+    /// [`Error`] when the controller does not complete the shutdown; the connection is closed in any case.
     pub fn shutdown(mut self) -> Result<(), Error> {
         let result = bring_up::shut_down(&mut self);
         self.admin.close();
         result
     }
 
-    /// End the association without a word.
+    /// Ends the association without a shutdown.
     pub fn abandon(&mut self) {
         self.admin.fail(Loss::Requested);
     }
 
-    /// True while the admin queue's connection is.
+    /// True while the admin queue is connected.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.admin.is_up()
     }
 
-    /// Identify Controller.
+    /// Identify Controller data of the last read.
     #[must_use]
     pub fn identify(&self) -> &IdentifyController {
         &self.identify
     }
 
-    /// The controller tells when attributes of its namespaces change.
+    /// True where the controller supports Namespace Attribute Changed events.
     #[must_use]
     pub fn tells_of_namespaces(&self) -> bool {
         Oaes::from_bits(self.identify.oaes.get()).namespace_attribute()
     }
 
-    /// I/O queues that the controller granted; 0 of a discovery controller.
+    /// Number of I/O queues that the controller has granted; 0 for a discovery controller.
     #[must_use]
     pub fn queues_granted(&self) -> u16 {
         self.queues_granted
     }
 
-    /// Most commands that one I/O queue may have outstanding: one less than its entries, of which one stays
-    /// empty.
+    /// Most outstanding commands of one I/O queue: one less than its entries, as one entry stays empty.
     #[must_use]
     pub fn depth_max(&self) -> u16 {
         self.cap.mqes_z()
     }
 
-    /// Most bytes that one command moves: MDTS, or what one buffer can be.
+    /// Most data bytes of one command: MDTS, or the largest buffer.
     #[must_use]
     pub fn transfer_bytes_max(&self) -> u32 {
         let mdts = self.identify.transfer_bytes_max(self.cap.mpsmin()).unwrap_or(u64::MAX);
         u32::try_from(mdts).unwrap_or(u32::MAX)
     }
 
-    /// Take the completions of our own requests: events and keep alive. Those without a waiter (it gave up)
-    /// are dropped.
-    fn take_own(&mut self, now: Nanos) {
+    /// Handles completions of the commands sent here: event request, End Former Associations, Keep Alive.
+    /// Completions whose waiter has timed out are dropped.
+    fn handle_completions(&mut self, now: Nanos) {
         while let Some(completion) = self.admin.next_completion() {
             if self.event_request == Some(completion.ticket) {
                 self.event_request = None;
@@ -209,15 +207,15 @@ impl Controller {
             } else if let Some(keep_alive) = &mut self.keep_alive
                 && keep_alive.ticket == Some(completion.ticket)
             {
-                // A refusal says the same as silence: the controller is about to end this.
+                // An error status is ignored: the controller ends the association by itself.
                 keep_alive.ticket = None;
             }
         }
     }
 
-    /// Ask for the next event. Until a request is taken the events stay with the controller.
+    /// Submits an Asynchronous Event Request. Without one the controller queues its events.
     fn request_event(&mut self, now: Nanos) {
-        self.event_again = Some(now + EVENT_AGAIN);
+        self.next_event_request = Some(now + EVENT_AGAIN);
         self.event_request = self.admin.submit(Sqe::async_event_request(0), HostData::None).ok();
         self.admin.send();
     }
@@ -228,7 +226,7 @@ impl Controller {
             return;
         }
         if keep_alive.ticket.is_some() {
-            // One is outstanding at a time, and has the whole time-out, as with Linux.
+            // One Keep Alive is outstanding at a time, with the full KATO as its timeout, as in Linux.
             if now >= keep_alive.sent + keep_alive.timeout {
                 self.admin.fail(Loss::Silent(keep_alive.timeout.as_duration()));
             }
@@ -254,9 +252,9 @@ impl std::fmt::Debug for Controller {
 }
 
 impl KeepAlive {
-    /// For this time-out; `None` where it is off.
+    /// `None` for timeout 0: Keep Alive is off.
     fn new(timeout_ms: u32) -> Option<KeepAlive> {
-        // Twice in each, as Linux: one that is late does not end the association.
+        // Twice per timeout, as Linux: one late Keep Alive does not end the association.
         let period = Nanos::from_ms(u64::from(timeout_ms / 2).max(1));
         let timeout = Nanos::from_ms(timeout_ms.into());
         (timeout_ms > 0).then(|| {

@@ -1,7 +1,7 @@
-//! The discovery log: what a target offers to this host.
+//! The discovery log: the subsystems and addresses that a target offers to this host.
 //!
-//! The log is read in pieces and may change meanwhile; GENCTR says whether it did, and then it is read again
-//! from its beginning (Base 2.0 section 5.16.1.23).
+//! The log is read in pieces. If GENCTR shows that it has changed meanwhile, it is read again from its
+//! beginning (Base 2.0 section 5.16.1.23).
 
 use std::net::SocketAddr;
 
@@ -15,26 +15,26 @@ use crate::controller::{Controller, parsed};
 use crate::error::Error;
 use crate::options::{Host, Options, Target};
 
-/// Times that a changing log is begun again.
+/// Most attempts to read a changing log.
 const READS_MAX: u32 = 10;
-/// Entries that are read at once: 16 KiB.
+/// Entries per Get Log Page: 16 KiB.
 const ENTRIES_PER_READ: u64 = 16;
-/// Most entries: a target that says more is broken, or wants our memory.
+/// Most entries accepted: bounds the memory that a faulty or malicious target can cause.
 const ENTRIES_MAX: u64 = 65_536;
 
 const STEP: &str = "discovery log";
 const ENTRY: u64 = DISCOVERY_ENTRY_BYTES as u64;
 
-/// A discovery log, whole.
+/// A complete discovery log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveryLog {
-    /// GENCTR.
+    /// GENCTR of the log: changes with each change of the entries.
     pub generation: u64,
-    /// Its entries in the target's order.
+    /// Entries in the target's order.
     pub entries: Vec<DiscoveryLogEntry>,
 }
 
-/// Ask the discovery service at `address` what it offers to `host`.
+/// Reads the discovery log of the discovery controller at `address`, as `host`.
 pub fn discover(
     transport: TransportKind,
     address: SocketAddr,
@@ -42,17 +42,17 @@ pub fn discover(
     options: &Options,
 ) -> Result<DiscoveryLog, Error> {
     let target = Target { transport, address, nqn: Nqn::discovery(), host: host.clone() };
-    // No keep alive: read and go.
+    // Without Keep Alive: the connection is short.
     let mut controller = Controller::connect(&target, &Options { keep_alive_ms: 0, ..options.clone() })?;
     let log = controller.discovery_log()?;
-    // What was read is read, whatever becomes of the goodbye.
+    // The log is complete; a failed shutdown does not matter.
     let _ = controller.shutdown();
     Ok(log)
 }
 
 impl Controller {
-    /// The log of a discovery controller; reading it lets the next change event through. An error too
-    /// when it changes at each of many reads.
+    /// Reads the log; that re-enables the event for the next change. An error if the log changes during each
+    /// of [`READS_MAX`] reads.
     fn discovery_log(&mut self) -> Result<DiscoveryLog, Error> {
         for _ in 0..READS_MAX {
             match self.read_discovery_log() {
@@ -65,7 +65,7 @@ impl Controller {
         Err(Error::Answer { step: STEP, what: "it changes faster than it can be read" })
     }
 
-    /// `None`: it changed meanwhile.
+    /// `None`: the log has changed during the read.
     fn read_discovery_log(&mut self) -> Result<Option<DiscoveryLog>, Error> {
         let before = self.discovery_header()?;
         if before.recfmt.get() != 0 {
@@ -80,7 +80,7 @@ impl Controller {
             let bytes = u32::try_from(step * ENTRY).unwrap_or(u32::MAX);
             let data = self.log_page(LogId::DISCOVERY, 0, (at + 1) * ENTRY, bytes, true)?;
             entries.extend(data.chunks_exact(DISCOVERY_ENTRY_BYTES).filter_map(|entry| {
-                // Cannot fail: it is as long, and any bytes are an entry.
+                // Cannot fail: the length is right, and every byte pattern is a valid entry.
                 DiscoveryLogEntry::read_from_bytes(entry).ok()
             }));
             at += step;

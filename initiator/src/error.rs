@@ -1,4 +1,4 @@
-//! Why the control path failed, and why a connection ended.
+//! Errors of the control path, and reasons for the end of a connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,31 +16,31 @@ use spindle_tcp::Violation;
 /// Why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Loss {
-    /// We closed it.
+    /// Closed by this host.
     #[error("it was closed here")]
     Requested,
-    /// The target closed it.
+    /// Closed by the target.
     #[error("the target closed it")]
     ByPeer,
-    /// The socket failed.
+    /// The socket has failed with this error number.
     #[error("{}", io::Error::from(*.0))]
     Socket(Errno),
-    /// The target broke a rule of the protocol, or sent a terminate request.
+    /// The target violated NVMe/TCP, or sent C2HTermReq.
     #[error("{0}")]
     Violation(Violation),
-    /// Commands were outstanding and none was completed in this time.
+    /// No command was completed in this time while commands were outstanding.
     #[error("no command was completed in {0:?}")]
     Silent(Duration),
-    /// A work request failed (RDMA): the target does not answer, or refused it.
+    /// A work request has failed with this completion status (RDMA).
     #[error("a work request failed: {0}")]
     Work(WcStatus),
-    /// The target broke a rule of NVMe/RDMA.
+    /// The target violated NVMe/RDMA.
     #[error("{0}")]
     RdmaViolation(host::Violation),
-    /// The RDMA device failed.
+    /// The RDMA device was removed or has failed.
     #[error("the RDMA device failed")]
     Device,
-    /// A verb failed (RDMA).
+    /// A verbs call has failed.
     #[error("{0}")]
     Verb(VerbsError),
 }
@@ -48,123 +48,123 @@ pub enum Loss {
 /// Why an RDMA connection was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RdmaRefusal {
-    /// No target listens at the port.
+    /// No listener at the address.
     #[error("no target listens there")]
-    Nobody,
-    /// By the target, with a reason of NVMe's.
+    NoListener,
+    /// Rejected by the target with an NVMe/RDMA status.
     #[error("the target refused: {}", .0.reason())]
     Status(CmStatus),
-    /// Otherwise, with a reason of the connection manager's.
+    /// Rejected with a reason code of the RDMA connection manager.
     #[error("it was refused (reason {0})")]
     Other(i32),
 }
 
-/// Why something on the control path failed; each names the step.
+/// Errors of the control path; most name the failed step.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No target is at the address, or it does not answer in time.
+    /// The TCP connect has failed or timed out.
     #[error("cannot connect to {address}: {source}")]
     Connect {
-        /// The address.
+        /// Address of the target.
         address: SocketAddr,
-        /// The system's reason.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// This machine has no RDMA.
+    /// This machine has no RDMA device, or no `rdma_ucm`.
     #[error("this machine has no RDMA device, or its kernel no connection manager for it (rdma_ucm)")]
     NoRdma,
-    /// A step of connecting over RDMA failed.
+    /// A step of an RDMA connect has failed.
     #[error("cannot connect to {address} over RDMA: {step}: {source}")]
     Rdma {
-        /// The address.
+        /// Address of the target.
         address: SocketAddr,
-        /// Which step.
+        /// Name of the step.
         step: &'static str,
-        /// The verb, and the system's reason.
+        /// The failed verbs call and its error number.
         #[source]
         source: VerbsError,
     },
-    /// The other side refused the connection.
+    /// The target or its connection manager has rejected the connection.
     #[error("cannot connect to {address} over RDMA: {why}")]
     RdmaRefused {
-        /// The address.
+        /// Address of the target.
         address: SocketAddr,
-        /// Why.
+        /// Reason of the rejection.
         why: RdmaRefusal,
     },
-    /// The target answered with an error.
-    #[error("{step}: the target answered: {status}{}", named(*invalid))]
+    /// The target has completed a command with an error status.
+    #[error("{step}: the target answered: {status}{}", invalid_field_text(*invalid))]
     Status {
-        /// What was asked.
+        /// Name of the step.
         step: &'static str,
-        /// The answer.
+        /// Status of the completion.
         status: Status,
-        /// The field that is wrong, where the answer names one.
+        /// Invalid field of Connect, where the completion names one.
         invalid: Option<ConnectInvalid>,
     },
-    /// The connection ended.
+    /// The connection ended before the step was complete.
     #[error("{step}: the connection ended: {loss}")]
     Lost {
-        /// What was being done.
+        /// Name of the step.
         step: &'static str,
-        /// Why.
+        /// Reason of the end.
         loss: Loss,
     },
-    /// There was no answer in time.
+    /// No answer within the timeout.
     #[error("{step}: no answer in {after:?}")]
     TimedOut {
-        /// What was asked.
+        /// Name of the step.
         step: &'static str,
-        /// How long was waited.
+        /// The timeout.
         after: Duration,
     },
-    /// The answer is one that no controller may give.
+    /// The answer violates the specification or an assumption of this host.
     #[error("{step}: {what}")]
     Answer {
-        /// What was asked.
+        /// Name of the step.
         step: &'static str,
-        /// What is wrong with the answer.
+        /// The violation, for the message.
         what: &'static str,
     },
-    /// A number that the controller does not allow.
+    /// A number outside the controller's limits.
     #[error("{field} = {value}: {low} to {high} are allowed")]
     Range {
-        /// What it is.
+        /// Name of the parameter.
         field: &'static str,
-        /// What was asked for.
+        /// Requested value.
         value: u64,
-        /// The least,
+        /// Smallest allowed value.
         low: u64,
-        /// and the most.
+        /// Largest allowed value.
         high: u64,
     },
-    /// The namespace is another disk than before (NGUID, EUI-64, UUID or serial number), or has blocks of
-    /// another size; or it has none of them, so that this is unknown.
+    /// The namespace is another disk than before (NGUID, EUI-64, UUID, serial number or block size differs),
+    /// or reports no identifier.
     #[error("namespace {nsid} is another disk than before")]
     OtherDisk {
-        /// NSID.
+        /// NSID of the namespace.
         nsid: u32,
     },
-    /// The target wants authentication, which this host does not have.
+    /// The target requires authentication or a secure channel, which is not supported.
     #[error("Connect: the target asks for authentication or a secure channel, which this host does not have")]
     Authentication,
-    /// The command could not be queued: the queue is full.
+    /// The admin queue is full.
     #[error("{step}: all commands of the admin queue are outstanding")]
     Busy {
-        /// What was asked.
+        /// Name of the step.
         step: &'static str,
     },
-    /// No memory for admin data.
+    /// Buffers for admin data could not be allocated.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The system gave no descriptor to wait on.
+    /// The epoll instance could not be created or used.
     #[error("cannot watch the connections: {0}")]
     Watch(#[source] io::Error),
 }
 
 impl Error {
-    /// Refuse what is not.
+    /// [`Error::Range`] unless `value` is in the range.
     pub(crate) fn in_range(
         field: &'static str,
         value: impl Into<u64>,
@@ -176,8 +176,8 @@ impl Error {
     }
 }
 
-/// The field of a Connect that the target finds wrong.
-fn named(invalid: Option<ConnectInvalid>) -> &'static str {
+/// Text for the invalid field of a Connect.
+fn invalid_field_text(invalid: Option<ConnectInvalid>) -> &'static str {
     const FIELDS: [(ConnectInvalid, &str); 9] = [
         (ConnectInvalid::RECFMT, ", because of RECFMT"),
         (ConnectInvalid::QID, ", because of QID"),
@@ -214,7 +214,7 @@ mod tests {
         let refused = |why| Error::RdmaRefused { address, why };
         let error = refused(RdmaRefusal::Status(CmStatus::INVALID_HSQSIZE));
         assert!(error.to_string().contains("HSQSIZE"), "{error}");
-        let error = refused(RdmaRefusal::Nobody);
+        let error = refused(RdmaRefusal::NoListener);
         assert!(error.to_string().contains("10.9.1.1:4420"), "{error}");
         let source = VerbsError { verb: "rdma_resolve_addr", errno: 110 };
         let error = Error::Rdma { address, step: "RDMA address", source };

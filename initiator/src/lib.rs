@@ -1,33 +1,31 @@
-//! The host's side of NVMe over TCP and RDMA as a library: connect, queue pairs, one or many on a thread.
-//! Polled, from user space, where the kernel has no NVMe.
+//! The host side of NVMe over TCP and RDMA as a library: controllers and queue pairs, one or many on a
+//! thread. Polled, in user space; needs no NVMe driver in the kernel.
 //!
-//! **What it is.** A [`Controller`] is the admin queue of one association; it makes [`IoQueue`]s, each a
-//! connection of its own. Commands take their buffer by value and give it back with their completion; the
-//! payload of a large read is received straight into it; over RDMA no payload is ever copied. Nothing here
-//! starts a thread: a queue lives on the thread that polls it. `initiator/examples/read_block.rs` is a small
-//! program that uses it.
+//! **Objects.** A [`Controller`] is the admin queue of one association; it connects [`IoQueue`]s, each with
+//! its own connection. Commands take their buffer by value and return it with their completion; the payload
+//! of a large read is received directly into it; over RDMA no payload is copied. The crate starts no thread:
+//! a queue is used on the thread that polls it. Example: `initiator/examples/read_block.rs`.
 //!
 //! ```text
 //!   discover ──> DiscoveryLog      Controller::connect ──> connect_queue ──> IoQueue ──┐
 //!                                      │ poll: keep alive, events                      │
 //!                                      └ namespaces, log pages                         └─ QueueSet: many
 //!
-//!   IoQueue::read(&namespace, lba, buf) -> Ticket     queued; leaves with the next send or poll, in one call
+//!   IoQueue::read(&namespace, lba, buf) -> Ticket     queued; sent by the next send or poll, in one call
 //!   IoQueue::poll(now)                                sends what is queued, receives
 //!     any: next_completion() -> Completion
 //!     one: wait(ticket, timeout) -> Completion
 //! ```
 //!
-//! **Errors** are of three kinds and never mixed: [`Refused`] (the command was not taken; it has the buffer),
-//! [`Failure::Status`] (the target's answer) and [`Failure::Lost`] (the connection ended first). The control
-//! path has [`Error`].
+//! **Errors** of a command: [`Refused`] (it was not queued; has the buffer), [`Failure::Status`] (the
+//! target's status) and [`Failure::Lost`] (the connection ended first). The control path returns [`Error`].
 //!
-//! **What it does not do.** No TLS and no in-band authentication (a target that asks for them is refused by
-//! name), no multipath, no caching. It never retries a command and never connects again by itself: who does
-//! has [`Backoff`] for the waits between attempts.
+//! **Not supported.** TLS and in-band authentication (a target that requires them gives
+//! [`Error::Authentication`]), multipath, caching. Commands are not retried and connections not
+//! re-established; [`Backoff`] computes waits for callers that reconnect.
 //!
-//! **Limits.** 65,535 commands of a queue, as many as the controller grants; a transfer is one [`Buf`] and at
-//! most MDTS.
+//! **Limits.** 65,535 commands per queue, and at most what the controller grants; a transfer is one [`Buf`]
+//! of at most MDTS.
 #![forbid(unsafe_code)]
 
 mod address;

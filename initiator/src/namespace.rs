@@ -1,25 +1,25 @@
-//! A namespace as commands need it: its NSID, the size of its blocks, and the identity of its disk.
+//! A namespace as I/O commands need it: NSID, block size, number of blocks, and identity.
 
 use nvme_spec::identify::{
     IdentifyController, IdentifyNamespace, NamespaceDescriptor, NamespaceDescriptorType,
 };
 
-/// By what a disk is known after a reconnect. What the target does not give is all zero.
+/// Identifiers by which a disk is recognized after a reconnect. All zero: not reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identity {
-    /// NGUID. Many targets give none, nvmet by default.
+    /// NGUID of Identify Namespace. Many targets report none, such as nvmet by default.
     pub nguid: [u8; 16],
-    /// EUI-64.
+    /// EUI64 of Identify Namespace.
     pub eui64: [u8; 8],
-    /// UUID, of the Namespace Identification Descriptors.
+    /// UUID of the Namespace Identification Descriptors.
     pub uuid: [u8; 16],
-    /// SN of the subsystem, with its padding.
+    /// SN of Identify Controller, with its padding.
     pub serial: [u8; 20],
 }
 
 impl Identity {
-    /// From what a controller says of itself and of the namespace; `descriptors` is the data of Identify CNS
-    /// 03h, empty where the controller does not have it.
+    /// From Identify data. `descriptors`: Namespace Identification Descriptors (CNS 03h), empty where not
+    /// supported.
     pub(crate) fn new(
         controller: &IdentifyController,
         namespace: &IdentifyNamespace,
@@ -36,7 +36,7 @@ impl Identity {
         }
     }
 
-    /// False where the target gives nothing by which a disk is known.
+    /// False where the target reports no identifier.
     #[must_use]
     pub fn is_given(&self) -> bool {
         let has_serial = self.serial.iter().any(|byte| !matches!(byte, 0 | b' '));
@@ -44,22 +44,22 @@ impl Identity {
     }
 }
 
-/// A namespace of a controller.
+/// An active namespace of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Namespace {
-    /// NSID.
+    /// Namespace Identifier.
     pub nsid: u32,
-    /// NSZE: its logical blocks.
+    /// NSZE: number of logical blocks.
     pub blocks: u64,
-    /// The same for as long as it is the same disk.
+    /// Identifiers, compared by [`Namespace::is_same_disk`].
     pub identity: Identity,
-    /// log2 of the bytes of a block.
+    /// log2 of the block size in bytes.
     shift: u32,
 }
 
 impl Namespace {
-    /// From its Identify data; `None` where that names no block size that is allowed (512 bytes to 64 KiB, a
-    /// power of two).
+    /// From Identify Namespace data; `None` where the block size is not a power of two from 512 bytes to 64
+    /// KiB.
     #[must_use]
     pub fn new(nsid: u32, identify: &IdentifyNamespace, identity: Identity) -> Option<Namespace> {
         let block_bytes = identify.block_bytes().filter(|bytes| (512..=65_536).contains(bytes))?;
@@ -67,28 +67,28 @@ impl Namespace {
         Some(Namespace { nsid, blocks, identity, shift })
     }
 
-    /// False when this is another disk than `other` under the same NSID, or its blocks have another size.
-    /// Also false when the target gives no identifier at all. A disk may grow and shrink.
+    /// True when NSID, block size and all identifiers equal those of `other`, and at least one identifier is
+    /// reported. The number of blocks may differ.
     #[must_use]
     pub fn is_same_disk(&self, other: &Namespace) -> bool {
         let is_same = (self.nsid, self.identity, self.shift) == (other.nsid, other.identity, other.shift);
         is_same && self.identity.is_given()
     }
 
-    /// Bytes of a block.
+    /// Block size in bytes.
     #[inline]
     #[must_use]
     pub fn block_bytes(&self) -> u32 {
         1 << self.shift
     }
 
-    /// Bytes of all blocks.
+    /// Capacity in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(u64::from(self.block_bytes()))
     }
 
-    /// How many blocks `bytes` are: `None` unless they are whole blocks, 1 to 65,536 of them.
+    /// Converts bytes to blocks; `None` unless they are a whole number of blocks from 1 to 65,536.
     #[inline]
     #[must_use]
     pub fn blocks_of(&self, bytes: usize) -> Option<u32> {
@@ -98,12 +98,12 @@ impl Namespace {
     }
 }
 
-/// Some blocks in a row.
+/// A range of consecutive blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRange {
-    /// The first.
+    /// First block.
     pub lba: u64,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u32,
 }
 

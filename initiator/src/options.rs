@@ -1,4 +1,4 @@
-//! Whom to connect to, as whom, and how. Every default says why.
+//! Targets, host identity and connection options, with the reasons of the defaults.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,31 +8,31 @@ use spindle_rdma::registration::Limits as RegistrationLimits;
 use spindle_transport::TransportKind;
 use uuid::Uuid;
 
-/// Who the host is to a target.
+/// Identity of the host in Connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// HOSTNQN.
+    /// Host NQN (HOSTNQN).
     pub nqn: Nqn,
-    /// HOSTID.
+    /// Host Identifier (HOSTID).
     pub id: [u8; 16],
 }
 
-/// What names that are made of a UUID begin with (Base 2.0 section 4.5).
+/// Prefix of UUID-based NQNs (Base 2.0 section 4.5).
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 impl Host {
-    /// The host that has this UUID as its identifier and in its name.
+    /// A host with this UUID as its identifier and in its NQN.
     ///
     /// # Panics
-    /// Never: a name of that form is well formed.
+    /// Never: an NQN of that form is valid.
     #[must_use]
     pub fn from_uuid(id: [u8; 16]) -> Host {
         let name = format!("{UUID_PREFIX}{}", Uuid::from_bytes(id));
         Host { nqn: Nqn::new(&name).expect("well formed"), id }
     }
 
-    /// The host with this name: its identifier is the UUID in the name, else made of the name, so that it is
-    /// always the same.
+    /// A host with this NQN. Its identifier is the UUID in the NQN, otherwise a hash of the NQN, so that it
+    /// is stable.
     #[must_use]
     pub fn from_nqn(nqn: Nqn) -> Host {
         let uuid = nqn.as_str().strip_prefix(UUID_PREFIX).and_then(|text| Uuid::try_parse(text).ok());
@@ -40,8 +40,8 @@ impl Host {
         Host { nqn, id }
     }
 
-    /// This machine, the same at each call and after a restart (`/etc/machine-id`, which itself is not
-    /// shown).
+    /// The identity of this machine: a hash of `/etc/machine-id`, stable across restarts; without that file,
+    /// of the boot ID.
     #[must_use]
     pub fn of_this_machine() -> Host {
         let known = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
@@ -50,7 +50,8 @@ impl Host {
     }
 }
 
-/// A UUID of version 8 (custom) out of some bytes: FNV-1a in two lanes. It names, it does not protect.
+/// A version 8 (custom) UUID from an FNV-1a hash in two lanes. Not cryptographic: it identifies, it does not
+/// authenticate.
 fn hash(bytes: &[u8]) -> [u8; 16] {
     let mut id = [0; 16];
     for (lane, salt) in id.chunks_exact_mut(8).zip([0xcbf2_9ce4_8422_2325_u64, 0x6c62_272e_07bb_0142]) {
@@ -63,49 +64,50 @@ fn hash(bytes: &[u8]) -> [u8; 16] {
     uuid::Builder::from_custom_bytes(id).into_uuid().into_bytes()
 }
 
-/// A subsystem, and how this host gets there.
+/// Address of a subsystem, and the host identity to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// How.
+    /// TCP or RDMA.
     pub transport: TransportKind,
-    /// Where.
+    /// IP address and port.
     pub address: SocketAddr,
-    /// Which subsystem; [`Nqn::discovery`] for the discovery service.
+    /// NQN of the subsystem; [`Nqn::discovery`] for the discovery service.
     pub nqn: Nqn,
-    /// As whom.
+    /// Host identity sent in Connect.
     pub host: Host,
 }
 
-/// How to connect.
+/// Options of a controller and its queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Commands that an I/O queue may have outstanding. 127: what a queue of 128 entries holds, the common
-    /// default of targets.
+    /// Most outstanding commands of an I/O queue. Default 127: a queue of 128 entries, the common default of
+    /// targets.
     pub depth: u16,
-    /// I/O queues to ask for. 1: who needs more says so.
+    /// I/O queues to request. Default 1.
     pub io_queues: u16,
-    /// Keep-alive time-out in ms; 0: none. 10 s: noticed soon enough, and a busy process does not miss it.
+    /// Keep-alive timeout in ms; 0: none. Default 10 s: detects a loss soon, and a busy process does not miss
+    /// it.
     pub keep_alive_ms: u32,
-    /// Digests of headers. Off: TCP has checksums, and the link below too.
+    /// PDU header digests (TCP). Default off: TCP and the link layer have checksums.
     pub header_digest: bool,
-    /// Digests of data. Off, as above; they cost a pass over every byte.
+    /// PDU data digests (TCP). Default off: they cost a pass over every byte.
     pub data_digest: bool,
-    /// Writes up to this many bytes go with their command, if the controller takes as much (IOCCSZ). No limit
-    /// of ours.
+    /// Writes up to this many bytes are sent in the capsule, if the controller allows it (IOCCSZ). Default:
+    /// no limit.
     pub in_capsule_bytes_max: u32,
-    /// Time for each step of connecting but Connect, and for admin commands. 10 s, as Linux.
+    /// Timeout of each step of connecting except Connect, and of admin commands. Default 10 s, as Linux.
     pub connect_timeout: Duration,
-    /// Time for the answer to Connect. A Spindle holds it while commands of an ended association are at a
-    /// disk, up to 40 s. 10 s, as Linux: who can wait says so.
+    /// Timeout of the answer to Connect. A Spindle delays it up to 40 s while commands of an ended
+    /// association are at a disk. Default 10 s, as Linux.
     pub connect_answer_timeout: Duration,
-    /// A connection on which commands are outstanding and none is completed for so long is given up. 30 s, as
-    /// Linux.
+    /// A connection without a completion for this time while commands are outstanding is given up. Default 30
+    /// s, as Linux.
     pub command_timeout: Option<Duration>,
-    /// Bytes that one receive may bring. 256 KiB: smaller ones cost calls, larger ones leave the core's
-    /// cache.
+    /// Bytes of the receive batch. Default 256 KiB: a smaller one costs more system calls, a larger one
+    /// exceeds the core's cache.
     pub batch_bytes: usize,
-    /// RDMA: what becomes of registrations of the caller's buffers. They are kept and given up in batches, up
-    /// to 1 GiB for each device and thread.
+    /// RDMA: limits of the registration cache. Registrations of the caller's buffers are kept, up to 1 GiB
+    /// per device and thread, and removed in batches.
     pub registration: RegistrationLimits,
 }
 

@@ -1,12 +1,12 @@
-//! A queue pair: commands out under tickets, completions in, over one connection.
+//! A queue pair over one connection: commands are submitted under tickets and completed.
 //!
 //! ```text
 //!            submit                     completion                    taken
 //!   free ─────────────> Waiting ───────────────────────> Done ──────────────────> free
 //!                            (or the link ends: lost)
 //! ```
-//! A command's entry is its CID and its generation its age, so that a ticket of yesterday names nothing. A
-//! completion is found by its ticket, or in the order of arrival.
+//! The index of a command's slab entry is its CID; the entry's generation invalidates old tickets. A
+//! completion is taken by its ticket, or in the order of arrival.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,17 +22,17 @@ use spindle_transport::host::{self, HostData};
 use crate::error::Loss;
 use crate::link::{Link, LinkEvent};
 
-/// How long a wait polls before it sleeps on the socket: a few round trips of a fast target, in which most
-/// commands end.
+/// Time that a wait polls before it sleeps on the socket: a few round trips of a fast target, in which most
+/// commands complete.
 const SPIN: Nanos = Nanos::from_us(50);
 
-/// The name of one command of one queue, until its completion is taken.
+/// Identifies a command of a queue until its completion is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ticket(Slot);
 
 impl Ticket {
-    /// A small number, unique among the commands of the queue that are not taken yet, and below the queue's
-    /// depth: for tables of the caller.
+    /// Number below the queue's depth, unique among the commands whose completion is not taken yet: an index
+    /// for the caller's tables.
     #[inline]
     #[must_use]
     pub fn index(self) -> usize {
@@ -40,10 +40,10 @@ impl Ticket {
     }
 }
 
-/// Why a command did not succeed.
+/// Error of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The target's answer; or its data was damaged on the way (`COMMAND_TRANSIENT_TRANSPORT_ERROR`).
+    /// Status of the target; or `COMMAND_TRANSIENT_TRANSPORT_ERROR` for a data digest error.
     #[error("{0}")]
     Status(Status),
     /// The connection ended before the answer. The command may or may not have been executed.
@@ -51,65 +51,65 @@ pub enum Failure {
     Lost,
 }
 
-/// How a command ended.
+/// Completion of a command.
 #[derive(Debug)]
 pub struct Completion {
-    /// Which command; its ticket is used up.
+    /// Ticket of the command; no longer valid.
     pub ticket: Ticket,
-    /// Whether it succeeded, and why not.
+    /// The error is the target's status or the loss of the connection.
     pub result: Result<(), Failure>,
-    /// The completion entry; made up where a success was folded into its data, or the connection ended.
+    /// Completion queue entry. Synthesized for a C2HData with SUCCESS, and after the end of the connection.
     pub cqe: Cqe,
-    /// The buffer that was submitted with it; filled, if it was a read and succeeded.
+    /// The buffer submitted with the command; filled after a successful read.
     pub buf: Option<Buf>,
 }
 
-/// Why a command was not taken.
+/// Why a command was refused by [`IoQueue`](crate::IoQueue).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// As many commands are outstanding (or done and not taken) as the queue holds: take completions first.
+    /// The queue has as many commands as its depth, including completed ones that were not taken.
     #[error("the queue is full")]
     Full,
-    /// The connection ended, or is ending.
+    /// The connection has ended or is closing.
     #[error("the connection has ended")]
     Down,
-    /// The buffer is no number of whole blocks, or the number is not one that a command can have.
+    /// The buffer is not a whole number of blocks from 1 to 65,536.
     #[error("{bytes} bytes are not 1 to 65536 whole blocks of {block_bytes}")]
     Length {
-        /// Its length.
+        /// Length of the buffer in bytes.
         bytes: usize,
-        /// Bytes of a block.
+        /// Bytes of a logical block.
         block_bytes: u32,
     },
-    /// More than the controller moves in one command.
+    /// The buffer exceeds the largest transfer of the controller.
     #[error("{bytes} bytes in one command, the controller allows {allowed}")]
     TooLong {
-        /// What was asked for.
+        /// Length of the buffer in bytes.
         bytes: usize,
-        /// MDTS.
+        /// MDTS in bytes.
         allowed: u32,
     },
-    /// The buffer is in more pieces than a command of this queue can name (RDMA).
+    /// The buffer has more segments than a command's SGL descriptors can address (RDMA).
     #[error("a buffer in {pieces} pieces, a command of this controller names {allowed}")]
     Pieces {
-        /// As many as it takes.
+        /// Segments of the buffer.
         pieces: usize,
-        /// As many as the controller allows.
+        /// Most SGL descriptors of a command.
         allowed: usize,
     },
-    /// The buffer cannot be registered with the device (RDMA): the process may not pin so much, or the device
-    /// has no room.
+    /// Registration with the RDMA device failed: the limit on locked memory is reached, or the device has no
+    /// free resources.
     #[error("the buffer cannot be registered with the RDMA device: {}", reason(*errno))]
     Register {
-        /// The system's reason.
+        /// Error number of `ibv_reg_mr`.
         errno: i32,
     },
-    /// A command has 1 to 256 ranges, and its buffer has room for them.
+    /// The number of ranges is not 1 to 256, or exceeds the buffer.
     #[error("{count} ranges in a buffer for {room}; 1 to 256 are allowed")]
     Ranges {
-        /// How many there are.
+        /// Number of ranges.
         count: usize,
-        /// What the buffer holds.
+        /// Ranges that fit in the buffer.
         room: usize,
     },
 }
@@ -124,13 +124,13 @@ impl From<host::SubmitErrorKind> for Refusal {
     }
 }
 
-/// A command that was not taken, with its buffer.
+/// A refused command, with its buffer.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct Refused {
-    /// Why not.
+    /// Reason.
     pub why: Refusal,
-    /// What it came with.
+    /// The buffer submitted with the command.
     pub buf: Option<Buf>,
 }
 
@@ -141,40 +141,37 @@ impl Refused {
     }
 }
 
-/// Why a wait ended without a completion.
+/// Why a wait returned without a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// The time is over; the command is outstanding still.
+    /// The timeout has passed; the command is still outstanding.
     #[error("no completion in {0:?}")]
     TimedOut(Duration),
-    /// There is no such command: its completion was taken.
+    /// The ticket is not valid: its completion was taken.
     #[error("there is nothing to wait for")]
     Nothing,
 }
 
-/// A command's entry.
 #[derive(Debug)]
 enum Entry {
-    /// Outstanding.
     Waiting,
-    /// Over, and not taken.
+    /// Completed, and not taken yet.
     Done(Result<(), Failure>, Cqe, Option<Buf>),
 }
 
-/// See the module.
+/// A queue pair. See the module.
 #[derive(Debug)]
 pub(crate) struct Qpair {
     pub(crate) link: Link,
     entries: Slab<Entry>,
-    /// Done commands in the order of their completion; some of them may have been taken by their ticket.
+    /// Completed commands in order of arrival; some may have been taken by their ticket.
     ready: VecDeque<Slot>,
     /// Commands that are `Waiting`.
     outstanding: usize,
-    /// A batch of its own, for a queue that is not polled in a set.
+    /// Receive batch of a queue outside a [`QueueSet`](crate::QueueSet).
     batch: RxBatch,
     batch_bytes: usize,
-    /// When a command was last completed; zero: not since the first of those that are outstanding, whose time
-    /// was not read.
+    /// Time of the last completion. Zero: none since the queue was idle; set at the next check.
     quiet_since: Nanos,
     command_timeout: Nanos,
     loss: Option<Loss>,
@@ -196,7 +193,7 @@ impl Qpair {
         }
     }
 
-    /// Queue a command; its CID is set here. It leaves with the next send or turn.
+    /// Queues a command and sets its CID. Sent by the next `send` or `turn`.
     #[inline]
     pub(crate) fn submit(&mut self, mut sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
         let Some(slot) = self.entries.next_slot() else {
@@ -209,19 +206,18 @@ impl Qpair {
         if self.outstanding == 0 {
             self.quiet_since = Nanos::ZERO;
         }
-        // There is room: `next_slot` said so.
+        // Cannot fail: `next_slot` has returned a free slot.
         let _ = self.entries.insert(Entry::Waiting);
         self.outstanding += 1;
         Ok(Ticket(slot))
     }
 
-    /// Send what is queued.
     #[inline]
     pub(crate) fn send(&mut self) {
         self.link.send();
     }
 
-    /// Send, receive once, note completions. True when anything came.
+    /// Sends, receives once and collects completions. True when bytes arrived.
     #[inline]
     pub(crate) fn turn(&mut self, batch: &mut RxBatch, now: Nanos) -> bool {
         let Qpair { link, entries, ready, outstanding, loss, .. } = self;
@@ -250,14 +246,14 @@ impl Qpair {
         }
         if *outstanding < before {
             self.quiet_since = now;
-            self.tidy();
+            self.remove_taken();
         } else if !has_come {
             self.check_silence(now);
         }
         has_come
     }
 
-    /// As [`Qpair::turn`] with its own batch.
+    /// As [`Qpair::turn`], with the queue's own batch.
     #[inline]
     pub(crate) fn poll(&mut self, now: Nanos) -> bool {
         if self.batch.capacity() == 0 && self.link.wants_batch() {
@@ -269,29 +265,28 @@ impl Qpair {
         has_come
     }
 
-    /// Forget those of `ready` that were taken by their ticket, before they are more than those that were
-    /// not.
+    /// Removes taken commands from `ready`, to bound its length.
     #[inline]
-    fn tidy(&mut self) {
+    fn remove_taken(&mut self) {
         if self.ready.len() > self.entries.capacity() {
             let entries = &self.entries;
             self.ready.retain(|slot| entries.get(*slot).is_some());
         }
     }
 
-    /// Give the connection up when it is silent for too long.
+    /// Fails the connection when no command has completed within the command timeout.
     #[inline]
     pub(crate) fn check_silence(&mut self, now: Nanos) {
         if self.quiet_since == Nanos::ZERO {
             self.quiet_since = now;
         }
-        // Sums saturate: without a time-out this is never.
+        // Additions saturate: never true without a timeout.
         if now >= self.quiet_since + self.command_timeout && self.outstanding > 0 && self.link.is_open() {
             self.link.fail(Loss::Silent(self.command_timeout.as_duration()));
         }
     }
 
-    /// The next completion in the order of arrival.
+    /// Takes the next completion in order of arrival.
     #[inline]
     pub(crate) fn next_completion(&mut self) -> Option<Completion> {
         while let Some(slot) = self.ready.pop_front() {
@@ -302,13 +297,13 @@ impl Qpair {
         None
     }
 
-    /// True when the command is over; also when its completion was taken.
+    /// True when the command has completed, also after its completion was taken.
     #[inline]
     pub(crate) fn is_done(&self, ticket: Ticket) -> bool {
         !matches!(self.entries.get(ticket.0), Some(Entry::Waiting))
     }
 
-    /// The completion of this command, if it is over and not taken.
+    /// Takes the completion of this command, if it has completed.
     #[inline]
     pub(crate) fn take(&mut self, ticket: Ticket) -> Option<Completion> {
         if !matches!(self.entries.get(ticket.0), Some(Entry::Done(..))) {
@@ -323,7 +318,7 @@ impl Qpair {
         }
     }
 
-    /// The completion of this command, once it is there.
+    /// Waits for the completion of this command.
     pub(crate) fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
         let mut now = Clock::now();
         let deadline = now + Nanos::from(timeout);
@@ -341,7 +336,7 @@ impl Qpair {
                 return Err(WaitError::TimedOut(timeout));
             }
             if now - active >= SPIN {
-                // In parts, so that a silent connection is noticed.
+                // At most 100 ms at a time, so that `check_silence` runs.
                 let part = (deadline - now).min(Nanos::from_ms(100));
                 self.link.wait_io(part.as_duration(), None);
                 now = Clock::now();
@@ -350,19 +345,19 @@ impl Qpair {
         self.take(ticket).ok_or(WaitError::Nothing)
     }
 
-    /// True when [`Qpair::next_completion`] may have something.
+    /// True when [`Qpair::next_completion`] may return a completion.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Commands without a completion.
+    /// Number of commands without a completion.
     #[inline]
     pub(crate) fn outstanding(&self) -> usize {
         self.outstanding
     }
 
-    /// How many more commands can be queued now.
+    /// Number of commands that can be queued now.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         self.entries.capacity() - self.entries.len()
@@ -376,18 +371,18 @@ impl Qpair {
         self.loss.is_none() && self.link.is_open()
     }
 
-    /// Why the connection ended, once every command has been told.
+    /// Reason of the end of the connection, once every command has completed.
     #[inline]
     pub(crate) fn loss(&self) -> Option<Loss> {
         self.loss
     }
 
-    /// End the connection; its commands come back as lost.
+    /// Closes the connection; outstanding commands complete as lost.
     pub(crate) fn close(&mut self) {
         self.link.close();
     }
 
-    /// End the connection without a word.
+    /// Aborts the connection.
     pub(crate) fn fail(&mut self, loss: Loss) {
         self.link.fail(loss);
     }
@@ -397,7 +392,7 @@ fn reason(errno: i32) -> std::io::Error {
     std::io::Error::from_raw_os_error(errno)
 }
 
-/// A slot's index is the command's CID. (Slabs have at most 65,535 entries.)
+/// The CID is the slot's index. A slab has at most 65,535 entries.
 #[inline]
 fn cid_of(slot: Slot) -> u16 {
     u16::try_from(slot.index()).unwrap_or(u16::MAX)

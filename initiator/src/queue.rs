@@ -14,11 +14,11 @@ use crate::error::Loss;
 use crate::namespace::{BlockRange, Namespace};
 use crate::qpair::{Completion, Qpair, Refusal, Refused, Ticket, WaitError};
 
-/// Ranges of one command.
+/// Most ranges of one Dataset Management or Copy command.
 const RANGES_MAX: usize = 256;
 
-/// An I/O queue, which over TCP is a connection. Commands are queued at once and leave with the next
-/// [`IoQueue::send`] or [`IoQueue::poll`], all in one call.
+/// An I/O queue, with a connection of its own. Commands are queued and sent together by the next
+/// [`IoQueue::send`] or [`IoQueue::poll`].
 #[derive(Debug)]
 pub struct IoQueue {
     pub(crate) qpair: Qpair,
@@ -30,26 +30,26 @@ impl IoQueue {
         IoQueue { qpair, transfer_bytes_max }
     }
 
-    /// Read blocks from `lba` on until `buf` is full.
+    /// Reads blocks from `lba` on until `buf` is full.
     #[inline]
     pub fn read(&mut self, namespace: &Namespace, lba: u64, buf: Buf) -> Result<Ticket, Refused> {
         let sqe = |blocks| Sqe::read(0, namespace.nsid, lba, blocks);
         self.submit_blocks(namespace, buf, sqe, HostData::FromController)
     }
 
-    /// Write all of `buf` to the blocks from `lba` on; `fua`: complete when it is on the medium.
+    /// Writes `buf` to the blocks from `lba` on. `fua`: complete when the data is on the medium.
     #[inline]
     pub fn write(&mut self, namespace: &Namespace, lba: u64, buf: Buf, fua: bool) -> Result<Ticket, Refused> {
         let sqe = |blocks| Sqe::write(0, namespace.nsid, lba, blocks, fua);
         self.submit_blocks(namespace, buf, sqe, HostData::ToController)
     }
 
-    /// Bring everything that was written to the medium.
+    /// Makes all completed writes durable (Flush).
     pub fn flush(&mut self, namespace: &Namespace) -> Result<Ticket, Refused> {
         self.qpair.submit(Sqe::flush(0, namespace.nsid), HostData::None)
     }
 
-    /// Make the blocks read as zeroes; `deallocate`: their memory may be given back.
+    /// Makes the blocks read as zeroes. `deallocate`: their space may be freed (DEAC).
     pub fn write_zeroes(
         &mut self,
         namespace: &Namespace,
@@ -61,7 +61,7 @@ impl IoQueue {
         self.qpair.submit(sqe, HostData::None)
     }
 
-    /// Tell that the blocks are no longer needed. `buf` carries the ranges, 16 bytes each; what was in it is
+    /// Deallocates blocks (Dataset Management). `buf` carries the ranges, 16 bytes each; its contents are
     /// overwritten.
     pub fn deallocate(
         &mut self,
@@ -73,8 +73,8 @@ impl IoQueue {
         self.qpair.submit(Sqe::dsm(0, namespace.nsid, count), HostData::ToController(buf))
     }
 
-    /// Copy `ranges`, one behind the other, to the blocks from `lba` on. `buf` carries the ranges, 32 bytes
-    /// each.
+    /// Copies `ranges`, concatenated, to the blocks from `lba` on. `buf` carries the ranges, 32 bytes each;
+    /// its contents are overwritten.
     pub fn copy(
         &mut self,
         namespace: &Namespace,
@@ -91,14 +91,14 @@ impl IoQueue {
         self.qpair.submit(Sqe::copy(0, namespace.nsid, lba, count), HostData::ToController(buf))
     }
 
-    /// Compare the blocks from `lba` on with `buf`. A difference is the status `COMPARE_FAILURE`.
+    /// Compares the blocks from `lba` on with `buf`. They differ: status `COMPARE_FAILURE`.
     pub fn compare(&mut self, namespace: &Namespace, lba: u64, buf: Buf) -> Result<Ticket, Refused> {
         let sqe = |blocks| Sqe::compare(0, namespace.nsid, lba, blocks);
         self.submit_blocks(namespace, buf, sqe, HostData::ToController)
     }
 
-    /// Compare and, if nothing differs, write, as one atomic operation (a fused pair). Both commands have a
-    /// completion.
+    /// Submits a fused Compare and Write: an atomic write that is executed if the blocks equal `compare`.
+    /// Both commands have a completion.
     pub fn compare_and_write(
         &mut self,
         namespace: &Namespace,
@@ -124,69 +124,70 @@ impl IoQueue {
             Ok(ticket) => ticket,
             Err(Refused { why, buf }) => return Err(refused(why, buf, Some(write))),
         };
-        // There is room for two, and nothing between them can end the connection.
+        // Capacity for two was checked, and the connection cannot end between them.
         match self.qpair.submit(second, HostData::ToController(write)) {
             Ok(second) => Ok([first, second]),
             Err(Refused { why, buf }) => Err(refused(why, None, buf)),
         }
     }
 
-    /// Let the controller read the blocks without moving them.
+    /// Makes the controller read the blocks without a transfer (Verify).
     pub fn verify(&mut self, namespace: &Namespace, range: BlockRange) -> Result<Ticket, Refused> {
         check_count(namespace, range)?;
         self.qpair.submit(Sqe::verify(0, namespace.nsid, range.lba, range.blocks), HostData::None)
     }
 
-    /// Any command; its CID is set here, and its data pointer. Its length is the caller's business.
+    /// Submits any command. CID and data pointer are set here; the caller is responsible for its length.
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
         self.qpair.submit(sqe, data)
     }
 
-    /// Send what is queued. Only needed where a poll does not follow soon.
+    /// Sends queued commands. Only needed where no poll follows soon.
     #[inline]
     pub fn send(&mut self) {
         self.qpair.send();
     }
 
-    /// One turn: send what is queued, receive once, note completions. Never waits. True when anything came.
+    /// Sends queued commands, receives once and collects completions, without blocking. True when bytes
+    /// arrived.
     #[inline]
     pub fn poll(&mut self, now: Nanos) -> bool {
         self.qpair.poll(now)
     }
 
-    /// The next completion of any command, in the order of arrival.
+    /// Takes the next completion of any command, in order of arrival.
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {
         self.qpair.next_completion()
     }
 
-    /// Wait for this command; completions of others stay where they are.
+    /// Waits for the completion of a command; completions of others are kept for later calls.
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
         self.qpair.wait(ticket, timeout)
     }
 
-    /// Commands without a completion.
+    /// Number of commands without a completion.
     #[inline]
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.qpair.outstanding()
     }
 
-    /// How many more commands can be queued now.
+    /// Number of commands that can be queued now.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {
         self.qpair.room()
     }
 
-    /// How many commands can be outstanding.
+    /// Most outstanding commands.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.qpair.depth()
     }
 
-    /// Most bytes that one command moves.
+    /// Most data bytes of one command.
     #[must_use]
     pub fn transfer_bytes_max(&self) -> u32 {
         self.transfer_bytes_max
@@ -198,20 +199,20 @@ impl IoQueue {
         self.qpair.is_up()
     }
 
-    /// Why the connection ended, once every command that was outstanding has come back.
+    /// Reason of the end of the connection, once every outstanding command has completed.
     #[inline]
     #[must_use]
     pub fn loss(&self) -> Option<Loss> {
         self.qpair.loss()
     }
 
-    /// End the connection at once, without a word: commands that are outstanding come back as lost. Poll
-    /// until [`IoQueue::loss`] says so, or drop it.
+    /// Aborts the connection: outstanding commands complete as lost. Poll until [`IoQueue::loss`] is `Some`,
+    /// or drop the queue.
     pub fn abandon(&mut self) {
         self.qpair.fail(Loss::Requested);
     }
 
-    /// A command that moves all of `buf`.
+    /// Submits a command that transfers all of `buf`.
     #[inline]
     fn submit_blocks(
         &mut self,
@@ -226,7 +227,7 @@ impl IoQueue {
         }
     }
 
-    /// How many blocks a buffer is, if one command can move as many.
+    /// Length of a buffer in blocks, if one command can transfer it.
     #[inline]
     fn blocks(&self, namespace: &Namespace, buf: &Buf) -> Result<u32, Refusal> {
         let bytes = buf.len();
@@ -240,19 +241,19 @@ impl IoQueue {
     }
 }
 
-/// A fused pair that was not taken, with its buffers.
+/// A refused fused pair, with its buffers.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct RefusedPair {
-    /// Why not.
+    /// Reason.
     pub why: Refusal,
-    /// What was to be compared; `None` if the compare itself was taken.
+    /// Data of the Compare; `None` if the Compare itself was submitted.
     pub compare: Option<Buf>,
-    /// What was to be written.
+    /// Data of the Write.
     pub write: Option<Buf>,
 }
 
-/// 1 to 65,536 blocks.
+/// Refuses a range unless it has 1 to 65,536 blocks.
 fn check_count(namespace: &Namespace, range: BlockRange) -> Result<(), Refused> {
     if (1..=65_536).contains(&range.blocks) {
         return Ok(());
@@ -261,7 +262,7 @@ fn check_count(namespace: &Namespace, range: BlockRange) -> Result<(), Refused> 
     Err(Refused::new(Refusal::Length { bytes, block_bytes: namespace.block_bytes() }, None))
 }
 
-/// Put ranges as the command has them into a buffer; how many, and the buffer cut to them.
+/// Encodes ranges into a buffer; returns their number and the truncated buffer.
 fn put_ranges<R: IntoBytes + Immutable>(
     ranges: &[BlockRange],
     mut buf: Buf,

@@ -1,16 +1,17 @@
-//! [`QueueSet`]: many queues on one thread.
+//! [`QueueSet`]: polls many queues on one thread.
 //!
-//! A busy queue, one with commands outstanding, is received from in every turn (`Direct`). That is the
-//! shortest way, and the target's core does not have to wake epoll. An idle queue is in epoll (`Watched`) and
-//! costs nothing. When more than [`DIRECT_ALWAYS`] queues are busy and most receives find nothing, epoll is
-//! cheaper, and all queues go there ([`HitRate`]):
+//! A busy queue, with commands outstanding, is received from in every turn (`Direct`): lowest latency, and
+//! the target's core wakes no epoll. An idle queue is in epoll (`Watched`) and costs nothing. When more than
+//! [`DIRECT_ALWAYS`] queues are busy and most receives are empty, epoll is cheaper, and all queues move to
+//! epoll ([`HitRate`]):
 //!
 //! ```text
 //!              submit                                      many are busy, few receives hit
 //!   Watched ──────────────────────────> Direct        Direct ──────────────────────────> Watched (all)
 //!       ^───── nothing outstanding for WATCH_AFTER ──────┘ ^──────── EPOLL_TIME later ──────────┘
 //! ```
-//! All queues share one receive batch. A queue over RDMA is asked in memory, in every turn (`Polled`).
+//! All queues share one receive batch. The completion queue of an RDMA queue is polled in every turn
+//! (`Polled`).
 
 use std::time::Duration;
 
@@ -21,53 +22,50 @@ use spindle_tcp::RxBatch;
 use crate::error::{Error, Loss};
 use crate::queue::IoQueue;
 
-/// Busy queues that are received from directly whatever the hit rate.
+/// Number of busy queues up to which all are direct, independent of the hit rate.
 const DIRECT_ALWAYS: usize = 4;
-/// Direct receives for one that finds bytes, at most: an event of epoll costs about as much as several empty
+/// Most direct receives per receive that finds bytes: an epoll event costs about as much as several empty
 /// receives.
 const RECEIVES_PER_HIT_MAX: u32 = 8;
-/// Receives over which the hit rate is taken.
+/// Receives over which the hit rate is measured.
 const WINDOW: u32 = 4096;
-/// Time in epoll after a low hit rate, before direct receives are tried again.
+/// Time in epoll after a low hit rate, until direct receives are tried again.
 const EPOLL_TIME: Nanos = Nanos::from_secs(1);
-/// Time without commands after which a queue is watched instead: longer than a caller thinks between two of
-/// them.
+/// Idle time after which a direct queue is watched; longer than the pause of a caller between commands.
 const WATCH_AFTER: Nanos = Nanos::from_ms(1);
-/// How often epoll is asked while nothing that it watches has commands outstanding: only for connections that
-/// end.
+/// Period of polling epoll while no watched queue is busy, to detect ended connections.
 const WATCH_PERIOD: Nanos = Nanos::from_ms(1);
-/// How often connections are asked whether they are silent for too long.
+/// Period of checking the command timeout.
 const SILENCE_PERIOD: Nanos = Nanos::from_ms(100);
-/// Events of epoll that are told at once.
+/// Most epoll events per poll.
 const READY_MAX: usize = 256;
 
-/// How a queue is asked.
+/// How a queue is polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PollMode {
-    /// In each turn.
+    /// Received from in each turn.
     Direct,
-    /// In each turn, whatever its load.
+    /// RDMA: completion queue polled in each turn.
     Polled,
-    /// When epoll says so.
+    /// Received from when epoll reports it.
     Watched(Interest),
-    /// Not at all: its connection has ended.
+    /// Connection ended; not polled.
     Down,
 }
 
-/// A queue of the set.
 #[derive(Debug)]
 struct QueueEntry {
     queue: IoQueue,
     mode: PollMode,
-    /// It had commands outstanding when it was last looked at.
+    /// It had commands outstanding at the last `update`.
     is_busy: bool,
-    /// It was lent out, so something may have been submitted.
-    is_lent: bool,
-    /// When it last had commands outstanding.
+    /// Borrowed by [`QueueSet::queue_mut`] since the last poll: commands may have been queued.
+    is_borrowed: bool,
+    /// Last time with commands outstanding.
     active: Nanos,
 }
 
-/// The hit rate of direct receives from many busy queues, and what follows from it.
+/// Hit rate of direct receives while many queues are busy, and the choice between direct and epoll.
 #[derive(Debug, Default)]
 struct HitRate {
     receives: u32,
@@ -81,8 +79,8 @@ impl HitRate {
         now >= self.epoll_until
     }
 
-    /// Counts a round of `receives`, of which `hits` found bytes. False when the rate has become too low:
-    /// epoll is used from `now` on.
+    /// Counts `receives`, of which `hits` found bytes. False when the rate is too low: epoll is used from
+    /// `now` on.
     fn count(&mut self, receives: usize, hits: usize, now: Nanos) -> bool {
         let short = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         self.receives = self.receives.saturating_add(short(receives));
@@ -99,14 +97,14 @@ impl HitRate {
     }
 }
 
-/// See the module.
+/// A set of queues, polled together. See the module.
 #[derive(Debug)]
 pub struct QueueSet {
     queues: Vec<QueueEntry>,
     direct: Vec<usize>,
-    /// Queues that were lent out since the last poll.
-    lent: Vec<usize>,
-    /// Queues with commands outstanding, and those of them that are watched.
+    /// Queues borrowed by [`QueueSet::queue_mut`] since the last poll.
+    borrowed: Vec<usize>,
+    /// Number of busy queues, and of busy queues in epoll. Without RDMA queues.
     busy: usize,
     busy_watched: usize,
     hit_rate: HitRate,
@@ -118,13 +116,13 @@ pub struct QueueSet {
 }
 
 impl QueueSet {
-    /// A set without queues, with a receive batch of `batch_bytes`
+    /// An empty set with a receive batch of `batch_bytes`
     /// ([`Options::batch_bytes`](crate::Options::batch_bytes)).
     pub fn new(batch_bytes: usize) -> Result<QueueSet, Error> {
         Ok(QueueSet {
             queues: Vec::new(),
             direct: Vec::new(),
-            lent: Vec::new(),
+            borrowed: Vec::new(),
             busy: 0,
             busy_watched: 0,
             hit_rate: HitRate::default(),
@@ -136,7 +134,7 @@ impl QueueSet {
         })
     }
 
-    /// Add a queue; its number in the set.
+    /// Adds a queue; returns its index in the set.
     pub fn add(&mut self, queue: IoQueue) -> Result<usize, Error> {
         let index = self.queues.len();
         let mode = match queue.qpair.link.socket() {
@@ -146,62 +144,62 @@ impl QueueSet {
                 PollMode::Watched(Interest::READ)
             }
         };
-        self.queues.push(QueueEntry { queue, mode, is_busy: false, is_lent: false, active: Nanos::ZERO });
-        // Room for all, so that a turn allocates nothing.
+        self.queues.push(QueueEntry { queue, mode, is_busy: false, is_borrowed: false, active: Nanos::ZERO });
+        // Reserved for all queues, so that a turn does not allocate.
         self.direct.reserve(self.queues.len());
-        self.lent.reserve(self.queues.len());
+        self.borrowed.reserve(self.queues.len());
         if mode == PollMode::Polled {
             self.direct.push(index);
         }
         Ok(index)
     }
 
-    /// How many queues are received from only when epoll reports them.
+    /// Number of queues in epoll.
     #[must_use]
     pub fn watched(&self) -> usize {
         self.queues.iter().filter(|entry| matches!(entry.mode, PollMode::Watched(_))).count()
     }
 
-    /// A queue, to submit to. What is submitted leaves with the next poll.
+    /// A queue, to submit commands; they are sent by the next poll.
     ///
     /// # Panics
-    /// When there is no such queue.
+    /// When `index` is not of [`QueueSet::add`].
     #[inline]
     pub fn queue_mut(&mut self, index: usize) -> &mut IoQueue {
         let entry = &mut self.queues[index];
-        if !entry.is_lent {
-            entry.is_lent = true;
-            self.lent.push(index);
+        if !entry.is_borrowed {
+            entry.is_borrowed = true;
+            self.borrowed.push(index);
         }
         &mut entry.queue
     }
 
-    /// Commands without a completion, over all queues.
+    /// Commands without a completion, of all queues.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.queues.iter().map(|entry| entry.queue.outstanding()).sum()
     }
 
-    /// One turn: send what was submitted, receive where there is something. `on_ready` gets each queue that
-    /// has completions (or has ended), to take them and to submit more, which is sent at once. Never waits.
-    /// True when anything came.
+    /// Sends queued commands and receives from all ready queues, without blocking. `on_ready` gets each queue
+    /// that has completions (or has ended), to take them and to submit more commands, which are sent at once.
+    /// True when bytes arrived.
     #[inline]
     pub fn poll(&mut self, now: Nanos, mut on_ready: impl FnMut(usize, &mut IoQueue)) -> bool {
-        if !self.lent.is_empty() {
-            self.send_lent(now);
+        if !self.borrowed.is_empty() {
+            self.send_borrowed(now);
         }
         let mut hits = 0;
         let mut at = 0;
         while at < self.direct.len() {
             let index = self.direct[at];
             hits += usize::from(self.turn(index, now, &mut on_ready));
-            // One that is watched from now on was swapped out of the list.
+            // A queue that is watched now was swapped out of the list.
             if self.direct.get(at) == Some(&index) {
                 at += 1;
             }
         }
         if self.busy > DIRECT_ALWAYS {
-            self.choose(hits, now);
+            self.choose_poll_mode(hits, now);
         }
         let mut has_come = hits > 0;
         if self.busy_watched > 0 || now >= self.next_watch {
@@ -215,8 +213,9 @@ impl QueueSet {
         has_come
     }
 
-    /// Chooses between direct receives and epoll for many busy queues, after a round with `hits`.
-    fn choose(&mut self, hits: usize, now: Nanos) {
+    /// Chooses between direct receives and epoll for many busy queues, after a turn with `hits` receives that
+    /// found bytes.
+    fn choose_poll_mode(&mut self, hits: usize, now: Nanos) {
         if !self.hit_rate.allows_direct(now) {
             return;
         }
@@ -232,41 +231,41 @@ impl QueueSet {
         }
     }
 
-    /// Send what was submitted to queues that were lent out, and ask them directly where that pays.
-    fn send_lent(&mut self, now: Nanos) {
-        while let Some(index) = self.lent.pop() {
+    /// Sends the commands of borrowed queues, and makes those queues direct where that pays.
+    fn send_borrowed(&mut self, now: Nanos) {
+        while let Some(index) = self.borrowed.pop() {
             let entry = &mut self.queues[index];
-            entry.is_lent = false;
+            entry.is_borrowed = false;
             if entry.mode == PollMode::Down {
                 continue;
             }
             entry.queue.send();
-            self.note(index, now);
+            self.update(index, now);
         }
     }
 
-    /// One turn of one queue.
+    /// Polls one queue.
     #[inline]
     fn turn(&mut self, index: usize, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
         let QueueEntry { queue, .. } = &mut self.queues[index];
         let has_come = queue.qpair.turn(&mut self.batch, now);
         if queue.loss().is_some() {
-            self.note_end(index, on_ready);
+            self.on_end(index, on_ready);
         } else {
             if queue.qpair.has_ready() {
                 on_ready(index, queue);
             }
-            // What was received may ask for an answer of its own (R2T): a queue that is watched has no next
-            // turn before the target has sent again, and the target waits for it.
+            // A received PDU may need an answer (R2T). A watched queue has no next turn before the target
+            // sends again, and the target waits for the answer.
             queue.send();
         }
-        self.note(index, now);
+        self.update(index, now);
         has_come
     }
 
-    /// A connection that ended is told once, with what is left of its completions, and not asked any more.
+    /// Reports an ended connection once, with its remaining completions, and stops polling it.
     #[cold]
-    fn note_end(&mut self, index: usize, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
+    fn on_end(&mut self, index: usize, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
         let entry = &mut self.queues[index];
         match std::mem::replace(&mut entry.mode, PollMode::Down) {
             PollMode::Direct | PollMode::Polled => self.direct.retain(|other| *other != index),
@@ -276,9 +275,9 @@ impl QueueSet {
         on_ready(index, &mut entry.queue);
     }
 
-    /// Keep the counts, and change how the queue is asked where its load has changed.
+    /// Updates the counts, and the poll mode where the load of the queue has changed.
     #[inline]
-    fn note(&mut self, index: usize, now: Nanos) {
+    fn update(&mut self, index: usize, now: Nanos) {
         let entry = &mut self.queues[index];
         let is_busy = entry.queue.outstanding() > 0 && entry.mode != PollMode::Down;
         if is_busy {
@@ -286,7 +285,7 @@ impl QueueSet {
         }
         let has_changed = is_busy != entry.is_busy;
         if has_changed || (!is_busy && entry.mode == PollMode::Direct) {
-            self.note_load(index, is_busy, now);
+            self.update_load(index, is_busy, now);
         }
         let entry = &self.queues[index];
         if let PollMode::Watched(interest) = entry.mode
@@ -296,13 +295,13 @@ impl QueueSet {
         }
     }
 
-    fn note_load(&mut self, index: usize, is_busy: bool, now: Nanos) {
+    fn update_load(&mut self, index: usize, is_busy: bool, now: Nanos) {
         let entry = &mut self.queues[index];
         let was_busy = std::mem::replace(&mut entry.is_busy, is_busy);
         let (mode, active) = (entry.mode, entry.active);
         match mode {
             PollMode::Polled => return,
-            // Its commands were told; what was counted of it is no more.
+            // Its commands have completed; remove it from the counts.
             PollMode::Down => return self.recount(),
             PollMode::Direct | PollMode::Watched(_) => {}
         }
@@ -336,8 +335,8 @@ impl QueueSet {
         }
     }
 
-    /// Moves all direct queues to epoll. Backwards: a queue that epoll does not take is pushed to the end
-    /// again, and `swap_remove` moves one from the end, which this loop has passed.
+    /// Moves all direct queues to epoll. In reverse order: a queue that epoll refuses is pushed to the end,
+    /// and `swap_remove` moves elements from the end, which the loop has passed.
     fn watch_all(&mut self) {
         for at in (0..self.direct.len()).rev() {
             let index = self.direct[at];
@@ -357,7 +356,7 @@ impl QueueSet {
             entry.mode = PollMode::Watched(interest);
             self.busy_watched += usize::from(entry.is_busy);
         } else {
-            // Cannot be watched: the connection is as good as gone.
+            // epoll refuses the socket: give up the connection.
             entry.queue.qpair.fail(Loss::Requested);
             self.direct.push(index);
         }

@@ -1,4 +1,4 @@
-//! Pinning a thread to a core, and the memory that is near to it.
+//! Pinning of threads to cores, and the memory node (NUMA) of a thread.
 //! UNSAFETY: a system call without a safe wrapper.
 #![expect(unsafe_code, reason = "asks the system for the node of a processor")]
 
@@ -9,23 +9,23 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// Why a thread could not be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AffinityError {
-    /// There is no such core for this process.
+    /// The core does not exist, or this process may not use it.
     #[error("core {core} is not one that this process may use; allowed: {available:?}")]
     NotAvailable {
-        /// The core that was asked for.
+        /// The requested core.
         core: usize,
-        /// Those that there are.
+        /// Cores that this process may use, ascending.
         available: Vec<usize>,
     },
-    /// The system refused.
+    /// sched_setaffinity(2) failed.
     #[error("the system refused to pin a thread to core {core}")]
     Refused {
-        /// The core that was asked for.
+        /// The requested core.
         core: usize,
     },
 }
 
-/// The cores that this process may use, ascending: those of the first caller. Ask before any thread is
+/// Cores that this process may use, ascending: the affinity of the first caller. Call it before any thread is
 /// pinned.
 #[must_use]
 pub fn available_cores() -> Vec<usize> {
@@ -42,31 +42,31 @@ fn current_cores() -> Vec<usize> {
 /// Cores on which a thread of this process polls.
 static POLLED: RwLock<Vec<usize>> = RwLock::new(Vec::new());
 
-/// The calling thread, and those that it starts, do not run on these cores from now on, where others are
-/// left: a thread polls on each.
+/// Keeps the calling thread, and threads that it starts later, off `cores`, on which threads poll, if other
+/// cores are left.
 pub fn leave_to_pollers(cores: &[usize]) {
     *POLLED.write().unwrap_or_else(PoisonError::into_inner) = cores.to_vec();
     let others = cores_without_pollers();
     if !others.is_empty() {
-        // A refusal costs time, not truth.
-        let _ = set_current(&others);
+        // An error is ignored: it costs only speed.
+        let _ = set_affinity(&others);
     }
 }
 
-/// The cores that this process may use and on which it does not poll.
+/// Cores that this process may use and on which none of its threads polls.
 #[must_use]
 pub fn cores_without_pollers() -> Vec<usize> {
     let polled = POLLED.read().unwrap_or_else(PoisonError::into_inner);
     available_cores().into_iter().filter(|core| !polled.contains(core)).collect()
 }
 
-fn set_current(cores: &[usize]) -> std::io::Result<()> {
+fn set_affinity(cores: &[usize]) -> std::io::Result<()> {
     let mut set = CpuSet::new();
     cores.iter().filter(|core| **core < CpuSet::MAX_CPU).for_each(|core| set.set(*core));
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Run the calling thread on `core` from now on.
+/// Pins the calling thread to `core`.
 ///
 /// # Errors
 /// [`AffinityError`] when the thread may not run there.
@@ -75,16 +75,15 @@ pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
     if !available.contains(&core) {
         return Err(AffinityError::NotAvailable { core, available });
     }
-    set_current(&[core]).map_err(|_| AffinityError::Refused { core })
+    set_affinity(&[core]).map_err(|_| AffinityError::Refused { core })
 }
 
-/// The memory node (NUMA) of the processor that the calling thread runs on now; of a pinned thread, its own.
-/// `None` where the system does not say.
+/// Memory node (NUMA) of the processor on which the calling thread runs now. `None` where getcpu(2) fails.
 #[must_use]
 pub fn current_node() -> Option<u32> {
     let mut node: libc::c_uint = 0;
     let nothing = std::ptr::null_mut::<libc::c_uint>();
-    // SAFETY: writes one number to `node`, which is ours, and nothing where it is given no place.
+    // SAFETY: getcpu writes to `node`, which outlives the call, and skips null pointers.
     let result = unsafe { libc::syscall(libc::SYS_getcpu, nothing, &raw mut node, nothing) };
     (result == 0).then_some(node)
 }

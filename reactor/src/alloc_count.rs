@@ -23,7 +23,7 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator with a count for each thread. Growing in place counts too.
+/// The system's allocator with a count for each thread. A reallocation counts as one, also in place.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CountingAllocator;
 
@@ -37,28 +37,28 @@ fn count() {
     ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
 }
 
-// SAFETY: every call goes to `System` as it came; counting touches a thread-local integer only.
+// SAFETY: every call is passed to `System` unchanged; counting touches a thread-local integer only.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and the arguments are unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and the arguments are unchanged.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and the arguments are unchanged.
         unsafe { System.realloc(old, layout, bytes) }
     }
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and the arguments are unchanged.
         unsafe { System.dealloc(old, layout) }
     }
 }

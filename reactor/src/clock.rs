@@ -1,6 +1,7 @@
 //! Time: [`Nanos`] since an unspecified start for deadlines and latencies, and the wall clock for logs.
 //!
-//! The protocol cores never ask: they take a `Nanos` as an argument, so that a simulator gives them its own.
+//! Protocol code takes a `Nanos` as an argument and never reads the clock, so that a simulator can supply the
+//! time.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
@@ -13,30 +14,30 @@ use rustix::time::{ClockId, clock_gettime};
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// The start of time, or no time at all.
+    /// The start of the clock, or an empty span.
     pub const ZERO: Nanos = Nanos(0);
-    /// Never.
+    /// The latest time: a deadline that never passes.
     pub const MAX: Nanos = Nanos(u64::MAX);
 
-    /// From microseconds.
+    /// Converts microseconds; saturates.
     #[must_use]
     pub const fn from_us(us: u64) -> Nanos {
         Nanos(us.saturating_mul(1_000))
     }
 
-    /// From milliseconds.
+    /// Converts milliseconds; saturates.
     #[must_use]
     pub const fn from_ms(ms: u64) -> Nanos {
         Nanos(ms.saturating_mul(1_000_000))
     }
 
-    /// From seconds.
+    /// Converts seconds; saturates.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Nanos {
         Nanos(secs.saturating_mul(1_000_000_000))
     }
 
-    /// In nanoseconds.
+    /// Nanoseconds, exactly.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
@@ -54,7 +55,7 @@ impl Nanos {
         self.0 / 1_000_000
     }
 
-    /// As a [`Duration`].
+    /// Converts to a [`Duration`], exactly.
     #[must_use]
     pub const fn as_duration(self) -> Duration {
         Duration::from_nanos(self.0)
@@ -96,12 +97,13 @@ impl fmt::Display for Nanos {
     }
 }
 
-/// The monotonic clock of this machine.
+/// The monotonic clock of the system (`CLOCK_MONOTONIC`).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Clock;
 
 impl Clock {
-    /// Now. No system call where the kernel offers its clock in user space; about 20 ns, so ask once a turn.
+    /// The current time. Takes about 20 ns, without a system call where the kernel has its clock in user
+    /// space: call it once per turn.
     #[inline]
     #[must_use]
     pub fn now() -> Nanos {
@@ -112,7 +114,7 @@ impl Clock {
     }
 }
 
-/// Milliseconds since 1970-01-01 UTC, as NVMe timestamps and logs want them; 0 when the clock is before that.
+/// Milliseconds since 1970-01-01 UTC, the unit of NVMe timestamps and logs; 0 when the clock is before that.
 #[must_use]
 pub fn wall_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

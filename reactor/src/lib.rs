@@ -1,4 +1,5 @@
-//! The reactor: the parts of the one pinned thread that a core has. It knows no NVMe and no protocol.
+//! The reactor: loop, memory, sockets, io_uring and mailboxes of a core's one pinned thread, without NVMe and
+//! without a transport protocol.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,8 +1,7 @@
-//! [`Lock`]: a mutex of this workspace, whose use is counted for tests that assert that the data path takes
-//! none.
+//! [`Lock`]: a mutex that counts its uses, for tests that assert that the data path takes none.
 //!
-//! What it does not do: it is not for the data path. What a panic left behind in it is used on; the holder
-//! leaves it whole between any two statements that can panic.
+//! What it does not do: it is not for the data path. A panic does not poison it: the holder keeps the value
+//! consistent between any two statements that can panic.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -11,7 +10,7 @@ thread_local! {
     static TAKEN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// How often the calling thread has taken a [`Lock`].
+/// Number of calls of [`Lock::lock`] by the calling thread.
 #[cfg(feature = "count-locks")]
 #[must_use]
 pub fn locks_taken() -> u64 {
@@ -23,19 +22,19 @@ pub fn locks_taken() -> u64 {
 pub struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
-    /// Free.
+    /// An unlocked mutex.
     pub const fn new(value: T) -> Lock<T> {
         Lock(Mutex::new(value))
     }
 
-    /// Wait for it.
+    /// Locks it; blocks while another thread has it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         #[cfg(feature = "count-locks")]
         TAKEN.with(|taken| taken.set(taken.get() + 1));
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Take it if it is free.
+    /// Locks it if it is free, else `None`. Not counted.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),

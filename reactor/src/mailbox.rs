@@ -1,17 +1,17 @@
-//! Mailboxes between cores: a bounded queue from every core to every core, and one for threads that are no
-//! core.
+//! Mailboxes between cores: a bounded queue from every core to every core, and one to every core for all
+//! other threads.
 //!
 //! What it is: messages are values that move; a full queue gives the message back to its sender. A core that
-//! polls sees mail with one relaxed load; a core that sleeps is woken by the sender, and only then does
-//! sending cost a system call.
+//! polls checks for mail with one relaxed load. A core that sleeps is woken by the sender, which only then
+//! makes a system call.
 //!
 //! ```text
 //!   sender: push -> has_mail := true -> fence -> is_asleep? -> (exchange it for false) -> Waker::wake
 //!   sleeper: is_asleep := true -> fence -> queues empty? -> wait for its Waker -> awake
 //! ```
 //!
-//! Either the sender sees the sleeper asleep, or the sleeper sees the message before it waits: the two fences
-//! are in one order.
+//! Either the sender sees that the core sleeps, or the core sees the message before it waits: the two SeqCst
+//! fences have one order.
 //!
 //! What it does not do: it keeps no order between messages of different senders; those of one sender stay in
 //! order.
@@ -26,15 +26,14 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::net::Waker;
 
-/// What all mailboxes of a mesh share. Each inbox on cache lines of its own: a poll reads its flag at every
-/// turn.
+/// Queues to one core. On cache lines of its own, as the core reads `has_mail` in every turn.
 #[repr(align(128))]
 struct Inbox<M> {
-    /// Raised after a push, lowered by the owner before it looks for the last time.
+    /// Set after a push; cleared by the receiving core before it checks the queues for the last time.
     has_mail: AtomicBool,
     is_asleep: AtomicBool,
     waker: Waker,
-    /// One for each sending core, and one for all others.
+    /// One for each sending core, and the last one for all other threads.
     queues: Box<[ArrayQueue<M>]>,
 }
 
@@ -49,8 +48,8 @@ impl<M> Inbox<M> {
         Ok(())
     }
 
-    /// The next message, beginning with the sender at `cursor`, which moves on.
-    fn look(&self, cursor: &mut usize) -> Option<(usize, M)> {
+    /// The next message with its sender, from the queue at `cursor` on, which is advanced.
+    fn pop_next(&self, cursor: &mut usize) -> Option<(usize, M)> {
         for _ in 0..self.queues.len() {
             let from = *cursor;
             *cursor = (from + 1) % self.queues.len();
@@ -62,15 +61,15 @@ impl<M> Inbox<M> {
     }
 }
 
-/// One core's end of the mesh.
+/// One core's access to the mesh: it receives from its inbox and sends to all.
 pub struct Mailbox<M> {
     inboxes: Arc<[Inbox<M>]>,
     core: usize,
-    /// The queue to look into first, so that no sender starves another.
+    /// The queue to check first, so that no sender starves another.
     cursor: usize,
 }
 
-/// A sender for threads that are no core: signals, management.
+/// A sender for threads that are no core: signal handling, management.
 pub struct Remote<M> {
     inboxes: Arc<[Inbox<M>]>,
 }
@@ -81,10 +80,10 @@ impl<M> Clone for Remote<M> {
     }
 }
 
-/// A mailbox for each of `cores` cores, with room for `capacity` messages from each sender to each receiver.
+/// A mailbox for each of `cores` cores. Each sender has a queue of `capacity` messages to each receiver.
 ///
 /// # Errors
-/// The system's, when a core's [`Waker`] cannot be made.
+/// That of [`Waker::new`].
 ///
 /// # Panics
 /// When `capacity` is 0.
@@ -102,19 +101,20 @@ pub fn mesh<M: Send>(cores: usize, capacity: usize) -> io::Result<Vec<Mailbox<M>
 }
 
 impl<M: Send> Mailbox<M> {
-    /// Which core this is.
+    /// Index of this core.
     #[must_use]
     pub fn core(&self) -> usize {
         self.core
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     #[must_use]
     pub fn cores(&self) -> usize {
         self.inboxes.len()
     }
 
-    /// A sender for threads that are no core. Its messages come as from `cores()`.
+    /// A sender for threads that are no core. [`Mailbox::receive`] returns its messages with sender
+    /// `cores()`.
     #[must_use]
     pub fn remote(&self) -> Remote<M> {
         Remote { inboxes: Arc::clone(&self.inboxes) }
@@ -131,7 +131,7 @@ impl<M: Send> Mailbox<M> {
         self.inboxes[to].push(self.core, message)
     }
 
-    /// The next message and the core it is from ([`Mailbox::cores`]: from a [`Remote`]), senders in turn.
+    /// The next message and the core that sent it ([`Mailbox::cores`]: a [`Remote`]), round-robin by sender.
     #[inline]
     pub fn receive(&mut self) -> Option<(usize, M)> {
         if !self.inboxes[self.core].has_mail.load(Ordering::Relaxed) {
@@ -142,21 +142,21 @@ impl<M: Send> Mailbox<M> {
 
     fn take(&mut self) -> Option<(usize, M)> {
         let inbox = &self.inboxes[self.core];
-        if let Some(found) = inbox.look(&mut self.cursor) {
+        if let Some(found) = inbox.pop_next(&mut self.cursor) {
             return Some(found);
         }
-        // Lower the flag, then look once more: a push that this look misses raises the flag after the
-        // exchange.
+        // Clear the flag, then check the queues again: a push that this check misses sets the flag after the
+        // swap.
         inbox.has_mail.swap(false, Ordering::AcqRel);
-        let found = inbox.look(&mut self.cursor);
+        let found = inbox.pop_next(&mut self.cursor);
         if found.is_some() {
             inbox.has_mail.store(true, Ordering::Relaxed);
         }
         found
     }
 
-    /// Announce that this core is about to wait for its [`Mailbox::waker`]. False: there is mail, do not
-    /// wait. True: wait, and call [`Mailbox::rise`] afterwards, whatever ended the wait.
+    /// Announces that this core is about to wait for its [`Mailbox::waker`]. False: there is mail, do not
+    /// wait. True: wait, and call [`Mailbox::end_sleep`] afterwards, whatever ended the wait.
     #[must_use]
     pub fn prepare_sleep(&mut self) -> bool {
         let inbox = &self.inboxes[self.core];
@@ -169,24 +169,25 @@ impl<M: Send> Mailbox<M> {
         is_empty
     }
 
-    /// The wait is over, and the caller has seen whether the waker is raised: then [`Mailbox::drain`]
-    /// follows, before the mail is looked at. Costs no system call.
-    pub fn rise(&mut self) {
+    /// Ends the wait. If the caller has seen the waker raised, it calls [`Mailbox::drain`] before it
+    /// receives. Makes no system call.
+    pub fn end_sleep(&mut self) {
         self.inboxes[self.core].is_asleep.store(false, Ordering::Relaxed);
     }
 
-    /// Lower the waker, which has been seen raised.
+    /// Lowers the waker, which the caller has seen raised.
     pub fn drain(&mut self) {
         self.inboxes[self.core].waker.drain();
     }
 
-    /// True from a [`Mailbox::prepare_sleep`] that said so until a sender wakes this core or it awakes.
+    /// True from a [`Mailbox::prepare_sleep`] that returned true until a sender wakes this core or
+    /// [`Mailbox::end_sleep`].
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         self.inboxes[self.core].is_asleep.load(Ordering::Relaxed)
     }
 
-    /// What wakes this core: add it to the core's [`Readiness`](crate::net::Readiness).
+    /// Wakes this core: to be added to the core's [`Readiness`](crate::net::Readiness).
     #[must_use]
     pub fn waker(&self) -> &Waker {
         &self.inboxes[self.core].waker
@@ -197,7 +198,7 @@ impl<M: Send> Remote<M> {
     /// Send to core `to`.
     ///
     /// # Errors
-    /// Gives the message back when the queue is full, which all remotes share.
+    /// Gives the message back when the queue, which all remotes share, is full.
     ///
     /// # Panics
     /// When there is no core `to`.
@@ -205,7 +206,7 @@ impl<M: Send> Remote<M> {
         self.inboxes[to].push(self.inboxes.len(), message)
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     #[must_use]
     pub fn cores(&self) -> usize {
         self.inboxes.len()
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!((a.send(1, 2), a.send(1, 3)), (Ok(()), Ok(())));
         assert!(!b.is_asleep());
         assert!(b.waker().drain(), "raised by the first of the two");
-        b.rise();
+        b.end_sleep();
         b.drain();
         assert_eq!((b.receive(), b.receive(), b.receive()), (Some((0, 2)), Some((0, 3)), None));
     }
@@ -274,7 +275,7 @@ mod tests {
         let (_a, mut b) = two(1);
         b.waker().wake();
         assert!(b.prepare_sleep());
-        b.rise();
+        b.end_sleep();
         b.drain();
         assert!(!b.waker().drain());
     }
@@ -297,7 +298,7 @@ mod tests {
                     if mailbox.prepare_sleep() {
                         readiness.poll(Some(Duration::from_secs(20)), &mut ready).expect("poll");
                         assert_eq!(ready.len(), 1, "a lost wake-up at {expected}");
-                        mailbox.rise();
+                        mailbox.end_sleep();
                         mailbox.drain();
                     }
                     continue;
@@ -338,7 +339,7 @@ mod tests {
                 } else if b.prepare_sleep() {
                     readiness.poll(Some(Duration::from_secs(20)), &mut ready).expect("poll");
                     assert_eq!(ready.len(), 1, "a lost wake-up at {next:?}");
-                    b.rise();
+                    b.end_sleep();
                     b.drain();
                 }
             }

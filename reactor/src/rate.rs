@@ -1,28 +1,28 @@
-//! [`RateLimit`]: how often something is said that a peer can cause.
+//! [`RateLimit`]: limits log lines that a peer can cause.
 
 use crate::clock::Nanos;
 
-/// A bucket of tokens: `burst` at once, `per_second` for ever.
+/// A token bucket; each log line takes a token.
 #[derive(Debug, Clone)]
 pub struct RateLimit {
-    /// Time that one token takes to come back; `None`: never.
+    /// Time in which one token is refilled; `None`: never.
     interval: Option<Nanos>,
     burst: u32,
     tokens: u32,
-    /// When the last token came back.
+    /// When the last token was refilled.
     refilled: Nanos,
     suppressed: u64,
 }
 
-/// The answer to [`RateLimit::allow`] when it may be said.
+/// Result of [`RateLimit::allow`] when the line may be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowed {
-    /// How often it was not said since it was last allowed; say so.
+    /// Number of lines suppressed since the last allowed one, to be logged with it.
     pub suppressed: u64,
 }
 
 impl RateLimit {
-    /// At most `burst` at once and `per_second` in the long run.
+    /// At most `burst` lines at once, and `per_second` lines a second in the long run.
     #[must_use]
     pub const fn new(per_second: u32, burst: u32) -> RateLimit {
         let interval = match 1_000_000_000u64.checked_div(per_second as u64) {
@@ -32,7 +32,7 @@ impl RateLimit {
         RateLimit { interval, burst, tokens: burst, refilled: Nanos::ZERO, suppressed: 0 }
     }
 
-    /// May it be said now? `None`: no, and it is counted.
+    /// Takes a token for a line. `None`: there is none, and the line is counted as suppressed.
     pub fn allow(&mut self, now: Nanos) -> Option<Allowed> {
         self.refill(now);
         match self.tokens.checked_sub(1) {
@@ -47,7 +47,7 @@ impl RateLimit {
         }
     }
 
-    /// So many more were not said, for another reason.
+    /// Adds `count` lines that were suppressed for another reason.
     pub fn add_suppressed(&mut self, count: u64) {
         self.suppressed = self.suppressed.saturating_add(count);
     }

@@ -1,20 +1,20 @@
-//! [`Reactor`]: the loop of one core. It has the core's descriptors, its mailbox, its time and what it does
-//! when there is nothing to do; what there is to do, [`Poller`]s know.
+//! [`Reactor`]: the loop of one core, with its descriptors, mailbox, time and idle behaviour. [`Poller`]s do
+//! the work.
 //!
 //! ```text
 //!   turn:  time ─> Shared::begin_turn
 //!          mail ─────────────────────────> Poller::on_message, until one takes it
-//!          descriptors that are ready ───> Poller::on_ready of whose they are
+//!          descriptors that are ready ───> Poller::on_ready of the poller that watches them
 //!          each in its order ────────────> Poller::poll, then each ─> Poller::flush
 //!   idle:  spin; or, once that has lasted, Poller::prepare_sleep of each, and sleep on the descriptors
 //! ```
 //!
-//! What turns took is in [`Turns`].
+//! [`Turns`] records how long turns took.
 //!
-//! All pollers of a core share one value, given to each as `&mut`: nothing is locked. A turn allocates
-//! nothing and has no wait.
+//! All pollers of a core share one value, which each gets as `&mut`: there are no locks. A turn neither
+//! allocates nor blocks.
 //!
-//! What it does not do: it knows neither what the pollers are nor what the messages say.
+//! What it does not do: it does not interpret messages.
 
 mod turns;
 
@@ -31,82 +31,85 @@ use crate::clock::{Clock, Nanos, wall_ms};
 use crate::mailbox::Mailbox;
 use crate::net::{Interest, Readiness, Ready, Watcher};
 
-/// What the pollers of a core share.
+/// State that the pollers of a core share.
 pub trait Shared {
-    /// A turn begins, at this time (and, in ms since 1970, this time of day).
+    /// Called when a turn begins. `wall_ms`: time of day in milliseconds since 1970-01-01 UTC.
     fn begin_turn(&mut self, now: Nanos, wall_ms: u64);
 
-    /// There will be nothing to do any more: the loop ends.
+    /// True when no work is left and none will come: the loop ends.
     fn is_done(&self) -> bool;
 
-    /// A turn took [`LONG`] or longer.
+    /// Called after a turn that took [`LONG`] or longer.
     fn on_long_turn(&mut self, _turns: &Turns, _turn: LongTurn) {}
 }
 
-/// A part of a core's work, looked at in every turn.
+/// A part of a core's work, called in every turn.
 pub trait Poller<S, M> {
-    /// What it is, in a word: turns that took long are told by the pollers that had work in them.
+    /// Name in reports of long turns, which list the pollers that had work.
     fn name(&self) -> &'static str;
 
-    /// One turn of it. True when there was anything to do.
+    /// Does the work of this turn. True when there was any.
     fn poll(&mut self, shared: &mut S, turn: &mut Turn<'_, M>) -> bool;
 
-    /// A descriptor that it watches by its [`Watcher`] is ready; the key is its own.
+    /// Called when a descriptor that it watches by its [`Watcher`] is ready; `key` is the one given to
+    /// [`Watcher::add`].
     fn on_ready(&mut self, _shared: &mut S, _turn: &mut Turn<'_, M>, _key: u32) {}
 
-    /// A message for this core. One that it does not know it gives back, for the others.
+    /// Handles a message for this core. Returns a message of another poller, for the next in the list.
     fn on_message(&mut self, _shared: &mut S, _turn: &mut Turn<'_, M>, message: M) -> Option<M> {
         Some(message)
     }
 
-    /// The last of a turn: send what any poller has given it to send. In the order of the list, too.
+    /// The last step of a turn, in the order of the list: sends what the pollers of this turn have queued.
     fn flush(&mut self, _shared: &mut S, _turn: &mut Turn<'_, M>) {}
 
-    /// It looks for itself at what has traffic: so descriptors need not be looked at in every turn, which
-    /// takes a system call.
+    /// True when it polls its busy connections itself, so that descriptors need not be polled in every turn,
+    /// which takes a system call.
     fn is_active(&self) -> bool {
         false
     }
 
-    /// Something waits for a next turn by itself: the core may not sleep.
+    /// True when the core may sleep: nothing waits for a later turn without a descriptor or message that
+    /// wakes the core.
     fn is_quiet(&self, _shared: &S) -> bool {
         true
     }
 
-    /// The core is about to sleep: from now on its descriptors are to tell all. False: there is something
+    /// Called before the core sleeps: from now on its descriptors must report all work. False: there is work
     /// already.
     fn prepare_sleep(&mut self, _shared: &mut S) -> bool {
         true
     }
 
-    /// What it polls needs this processor too: an idle turn gives it away.
+    /// True when kernel threads do the work of the device that it polls: an idle turn yields to them.
     fn wants_yield(&self) -> bool {
         false
     }
 }
 
-/// What a poller has of the turn.
+/// The time of a turn, and access to other cores.
 pub struct Turn<'a, M> {
-    /// When it began.
+    /// Time at which the turn began.
     pub now: Nanos,
     mailbox: &'a mut Mailbox<M>,
     backlog: &'a mut VecDeque<(usize, M)>,
 }
 
 impl<M: Send> Turn<'_, M> {
-    /// This core.
+    /// Index of this core.
     #[must_use]
     pub fn core(&self) -> usize {
         self.mailbox.core()
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     #[must_use]
     pub fn cores(&self) -> usize {
         self.mailbox.cores()
     }
 
-    /// Send to core `to`. In order; what finds no room in that core's mailbox is kept.
+    /// Sends to core `to`, in order. A message that does not fit in that core's mailbox is kept and sent in a
+    /// later turn.
     ///
     /// # Panics
     /// When there is no core `to`.
@@ -118,7 +121,7 @@ impl<M: Send> Turn<'_, M> {
         }
     }
 
-    /// Send to every core but this one.
+    /// Sends a copy to every core but this one.
     pub fn send_to_others(&mut self, message: &M)
     where
         M: Clone,
@@ -127,47 +130,48 @@ impl<M: Send> Turn<'_, M> {
         (0..self.cores()).filter(|to| *to != own).for_each(|to| self.send(to, message.clone()));
     }
 
-    /// True while nothing is kept for want of room: who can keep messages himself sends no more until then.
+    /// True while no message is kept back. A poller that can keep messages itself sends none until then.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.backlog.is_empty()
     }
 }
 
-/// What a core does without work.
+/// Behaviour of a core without work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// Polls on.
+    /// Keeps polling.
     Spin,
-    /// Polls for so long, then sleeps until a descriptor is ready.
+    /// Keeps polling for this time without work, then sleeps until a descriptor is ready.
     SleepAfter(Nanos),
 }
 
-/// Longest sleep: pollers look at their time-outs after it.
+/// Longest sleep, after which pollers check their timeouts.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
-/// How often descriptors are looked at while a poller is active: seldom enough to cost it little.
-const LOOK_PERIOD: Nanos = Nanos::from_us(20);
-/// Descriptors that are told in one look.
+/// Interval of descriptor polls while a poller is active, so that the system calls cost it little.
+const DESCRIPTOR_POLL_PERIOD: Nanos = Nanos::from_us(20);
+/// Most ready descriptors of one poll.
 const READY_MAX: usize = 256;
-/// Bits of a key that are the poller's own; above them is the poller's place.
+/// Low bits of a key: the poller's own key. Above them is the index of the poller.
 const KEY_BITS: u32 = 32;
-/// The place of the mailbox's waker.
+/// Key of the mailbox's waker: an index that no poller has.
 const MAILBOX: u64 = (u32::MAX as u64) << KEY_BITS;
 
-/// See the module.
+/// The loop of one core. See the module.
 pub struct Reactor<M> {
     readiness: Readiness,
     ready: Vec<Ready>,
-    next_look: Nanos,
+    next_descriptor_poll: Nanos,
     mailbox: Mailbox<M>,
     /// The mailbox's waker is raised.
     is_woken: bool,
-    /// Messages for which a mailbox had no room.
+    /// Messages that did not fit in a mailbox, with the core that they are for.
     backlog: VecDeque<(usize, M)>,
     idle: Idle,
     last_work: Nanos,
-    /// When the turn began, and what it has done.
+    /// Time at which the current turn began.
     began: Nanos,
+    /// Parts of the current turn that had work.
     parts: Parts,
     turns: Arc<Turns>,
     wall_base: u64,
@@ -175,10 +179,10 @@ pub struct Reactor<M> {
 }
 
 impl<M: Send> Reactor<M> {
-    /// Of the core that has this mailbox.
+    /// A reactor for the core of `mailbox`.
     ///
     /// # Errors
-    /// The system's: there is no epoll to be had.
+    /// That of [`Readiness::new`] or [`Readiness::add`].
     pub fn new(mailbox: Mailbox<M>, idle: Idle) -> io::Result<Reactor<M>> {
         let readiness = Readiness::new()?;
         readiness.add(mailbox.waker(), MAILBOX, Interest::READ)?;
@@ -186,7 +190,7 @@ impl<M: Send> Reactor<M> {
         Ok(Reactor {
             readiness,
             ready: Vec::with_capacity(READY_MAX),
-            next_look: Nanos::ZERO,
+            next_descriptor_poll: Nanos::ZERO,
             mailbox,
             is_woken: false,
             backlog: VecDeque::new(),
@@ -200,19 +204,19 @@ impl<M: Send> Reactor<M> {
         })
     }
 
-    /// What the poller at `place` of the list watches its descriptors with.
+    /// Adds descriptors for the poller at index `place` of the list.
     #[must_use]
     pub fn watcher(&self, place: u32) -> Watcher {
         self.readiness.watcher(u64::from(place) << KEY_BITS)
     }
 
-    /// What the turns of [`Reactor::run`] take.
+    /// Durations of the turns of [`Reactor::run`].
     #[must_use]
     pub fn turns(&self) -> &Arc<Turns> {
         &self.turns
     }
 
-    /// Turn after turn, until all is done or `stop` is raised.
+    /// Runs turns until [`Shared::is_done`] or until `stop` is set.
     pub fn run<S: Shared>(
         &mut self,
         shared: &mut S,
@@ -234,23 +238,23 @@ impl<M: Send> Reactor<M> {
                 self.idle(shared, pollers);
             }
         }
-        // What the last look has brought.
-        let now = self.begin(shared);
+        // Ready descriptors that were dispatched after the last turn may have queued sends.
+        let now = self.begin_turn(shared);
         self.flush(shared, pollers, now);
     }
 
-    /// One turn. True when there was anything to do.
+    /// Runs one turn. True when there was work.
     pub fn turn<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) -> bool {
-        let now = self.begin(shared);
+        let now = self.begin_turn(shared);
         (self.began, self.parts) = (now, Parts::default());
         self.send_backlog();
         if self.deliver(shared, pollers, now) {
             self.parts.add(MAIL);
         }
-        if now >= self.next_look || !pollers.iter().any(|poller| poller.is_active()) {
-            self.next_look = now + LOOK_PERIOD;
-            if self.look(Duration::ZERO) {
-                self.tell(shared, pollers, now);
+        if now >= self.next_descriptor_poll || !pollers.iter().any(|poller| poller.is_active()) {
+            self.next_descriptor_poll = now + DESCRIPTOR_POLL_PERIOD;
+            if self.poll_descriptors(Duration::ZERO) {
+                self.dispatch_ready(shared, pollers, now);
                 self.parts.add(DESCRIPTORS);
             }
         }
@@ -274,7 +278,7 @@ impl<M: Send> Reactor<M> {
         }
     }
 
-    fn begin<S: Shared>(&self, shared: &mut S) -> Nanos {
+    fn begin_turn<S: Shared>(&self, shared: &mut S) -> Nanos {
         let now = Clock::now();
         shared.begin_turn(now, self.wall_base + (now - self.time_base).as_ms());
         now
@@ -293,9 +297,9 @@ impl<M: Send> Reactor<M> {
         if std::mem::take(&mut self.is_woken) {
             self.mailbox.drain();
         }
-        let mut has_come = false;
+        let mut has_received = false;
         while let Some((_, message)) = self.mailbox.receive() {
-            has_come = true;
+            has_received = true;
             let Reactor { mailbox, backlog, .. } = &mut *self;
             let mut turn = Turn { now, mailbox, backlog };
             let mut left = Some(message);
@@ -304,20 +308,20 @@ impl<M: Send> Reactor<M> {
                 left = poller.on_message(shared, &mut turn, message);
             }
         }
-        has_come
+        has_received
     }
 
-    /// Look for descriptors that are ready, or become it within `timeout`. True when there is any.
-    fn look(&mut self, timeout: Duration) -> bool {
-        // A failure would be one of ours; the next look tells the same again.
+    /// Waits at most `timeout` for ready descriptors. True when there is any.
+    fn poll_descriptors(&mut self, timeout: Duration) -> bool {
+        // An error would be a bug of this process; the next poll has the same result.
         if self.readiness.poll(Some(timeout), &mut self.ready).is_err() {
             self.ready.clear();
         }
         !self.ready.is_empty()
     }
 
-    /// Tell the pollers what the look has found.
-    fn tell<S>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>], now: Nanos) {
+    /// Passes the ready descriptors to their pollers.
+    fn dispatch_ready<S>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>], now: Nanos) {
         let Reactor { mailbox, backlog, ready, is_woken, .. } = self;
         let mut turn = Turn { now, mailbox, backlog };
         for event in ready.drain(..) {
@@ -333,7 +337,7 @@ impl<M: Send> Reactor<M> {
         }
     }
 
-    /// Nothing to do: spin, or sleep once it has lasted.
+    /// A turn without work: spins, or sleeps when there was none for the time in [`Idle`].
     fn idle<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) {
         if pollers.iter().any(|poller| poller.wants_yield()) {
             std::thread::yield_now();
@@ -351,15 +355,15 @@ impl<M: Send> Reactor<M> {
             return;
         }
         if !self.mailbox.prepare_sleep() {
-            return; // something has come meanwhile
+            return; // mail has arrived meanwhile
         }
         let may_sleep = pollers.iter_mut().all(|poller| poller.prepare_sleep(shared));
-        if may_sleep && self.look(SLEEP_MAX) {
-            let now = self.begin(shared);
-            self.tell(shared, pollers, now);
+        if may_sleep && self.poll_descriptors(SLEEP_MAX) {
+            let now = self.begin_turn(shared);
+            self.dispatch_ready(shared, pollers, now);
             self.last_work = now;
         }
-        self.mailbox.rise();
+        self.mailbox.end_sleep();
     }
 }
 

@@ -1,19 +1,18 @@
-//! A slab of fixed capacity whose slots know their generation.
+//! A slab of fixed capacity with generation-checked slots.
 //!
-//! What it is: a table of `capacity` entries, taken once and touched as they are first used; a [`Slot`] names
-//! an entry *and* the generation of what lay in it. Removing moves the generation on, so that a slot which
-//! comes back late (from a peer, a device, a timer) finds nothing instead of somebody else's value.
+//! What it is: a table of `capacity` entries, reserved once and touched as they are first used. A [`Slot`]
+//! names an entry *and* the generation of its value. Removing a value changes the generation, so that a slot
+//! which is used too late (by a peer, a device, a timer) finds nothing instead of another value.
 //!
 //! ```text
 //!   Slot = generation (16) | index (16)
 //!   free list: last freed -> ... -> first freed (warm entries first)
 //! ```
 //!
-//! What it does not do: it never grows and never indexes by what came from outside without asking the
-//! generation.
+//! What it does not do: it never grows, and never returns a value without checking the generation.
 //!
-//! Limits: 65535 entries; the generation comes round after 65535 uses of one entry. Generation 0 is never
-//! used, so `Slot::from_wire(0)` is always stale.
+//! Limits: 65535 entries; the generation repeats after 65535 uses of one entry. Generation 0 is never used,
+//! so `Slot::from_wire(0)` is always stale.
 
 use std::fmt;
 
@@ -23,7 +22,7 @@ pub const SLAB_ENTRIES_MAX: usize = 65_535;
 /// End of the free list.
 const END: u16 = u16::MAX;
 
-/// The name of one use of one entry.
+/// Names one use of one entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
     generation: u16,
@@ -31,21 +30,21 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Which entry. Two slots of one index are of different generations; one of them at most is alive.
+    /// Index of the entry. Slots of one index differ in their generations; at most one of them is valid.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {
         self.index as usize
     }
 
-    /// As 32 bits, for a field that somebody else echoes.
+    /// As 32 bits, for a field that a peer or device echoes.
     #[inline]
     #[must_use]
     pub const fn to_wire(self) -> u32 {
         (self.generation as u32) << 16 | self.index as u32
     }
 
-    /// From 32 bits of anybody: harmless, because the slab checks it.
+    /// From 32 bits of any origin: the slab rejects a slot that it did not give.
     #[inline]
     #[must_use]
     pub const fn from_wire(wire: u32) -> Slot {
@@ -63,14 +62,14 @@ impl fmt::Debug for Slot {
 struct Entry<T> {
     value: Option<T>,
     generation: u16,
-    /// The next free entry, when this one is free.
+    /// Next entry of the free list, while this one is free.
     next: u16,
 }
 
 /// A table of fixed capacity. See the module.
 pub struct Slab<T> {
-    /// Those that were ever used. There is room for all; the rest of it stays untouched, so that a long queue
-    /// on which little happens takes the memory of a short one.
+    /// Entries that were used at least once. Memory for all is reserved but untouched, so that a long queue
+    /// with few commands uses as much memory as a short one.
     entries: Vec<Entry<T>>,
     capacity: u16,
     free: u16,
@@ -89,8 +88,8 @@ impl<T> Slab<T> {
         Slab { entries: Vec::with_capacity(n), capacity, free: END, len: 0 }
     }
 
-    /// A slab for `n` values whose first entry has one that keeps the name it had in another slab. `None`
-    /// where the name is not of a first entry, or of no entry at all.
+    /// A slab for `n` values with `value` in entry 0 under `slot`, which another slab gave. `None` when
+    /// `slot` is not of entry 0, has generation 0, or `n` is 0.
     ///
     /// # Panics
     /// When `n` is above [`SLAB_ENTRIES_MAX`].
@@ -105,7 +104,7 @@ impl<T> Slab<T> {
         Some(slab)
     }
 
-    /// Bytes of `n` entries.
+    /// Bytes of memory of `n` entries.
     #[must_use]
     pub const fn bytes_for(n: usize) -> usize {
         n * size_of::<Entry<T>>()
@@ -125,7 +124,7 @@ impl<T> Slab<T> {
         Ok(Slot { generation: entry.generation, index })
     }
 
-    /// Into the next entry that was never used.
+    /// Puts `value` into the next entry that was never used.
     #[inline(never)]
     fn insert_fresh(&mut self, value: T) -> Result<Slot, T> {
         let Some(slot) = self.fresh_slot() else { return Err(value) };
@@ -139,7 +138,8 @@ impl<T> Slab<T> {
         Some(Slot { generation: 1, index })
     }
 
-    /// The slot that the next [`Slab::insert`] gives; `None` when full. For values that hold their own name.
+    /// The slot that the next [`Slab::insert`] returns; `None` when full. For values that contain their own
+    /// slot.
     #[inline]
     #[must_use]
     pub fn next_slot(&self) -> Option<Slot> {
@@ -157,7 +157,7 @@ impl<T> Slab<T> {
         if entry.generation == slot.generation { entry.value.as_ref() } else { None }
     }
 
-    /// The value to change, unless `slot` is stale.
+    /// As [`Slab::get`], mutable.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
@@ -172,7 +172,7 @@ impl<T> Slab<T> {
         self.get(slot).is_some()
     }
 
-    /// Take the value out, unless `slot` is stale; `slot` is stale from now on.
+    /// Removes the value, unless `slot` is stale; `slot` is stale from now on.
     #[inline]
     pub fn remove(&mut self, slot: Slot) -> Option<T> {
         let entry = self.entries.get_mut(slot.index())?;
@@ -187,7 +187,7 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// The slot of the value in entry `index` now, for walks that change the slab as they go.
+    /// Slot of the value in entry `index`; `None` when it has none. For loops that change the slab.
     #[inline]
     #[must_use]
     pub fn slot_at(&self, index: usize) -> Option<Slot> {
@@ -196,21 +196,21 @@ impl<T> Slab<T> {
         Some(Slot { generation: entry.generation, index: u16::try_from(index).ok()? })
     }
 
-    /// How many values are in it.
+    /// Number of values.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         usize::from(self.len)
     }
 
-    /// True when there is none.
+    /// True when it has no value.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many there can be.
+    /// Most values that it can have.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
@@ -232,7 +232,7 @@ impl<T> Slab<T> {
         })
     }
 
-    /// The values to change with their slots, by index.
+    /// As [`Slab::iter`], mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Slot, &mut T)> {
         (0..=u16::MAX).zip(self.entries.iter_mut()).filter_map(|(index, entry)| {
             let slot = Slot { generation: entry.generation, index };

@@ -1,13 +1,12 @@
-//! [`Busy`]: how long namespaces have commands at work on this core, for the SMART log.
+//! [`Busy`]: time for which namespaces have commands in progress on this core, for the SMART log.
 //!
 //! ```text
-//!   first command ──> watched ──> each turn: commands counted in it, or at the disk ──> its time is added
-//!                        └── none since the last look at time-outs ──> not watched
+//!   first command ──> watched ──> each turn with completed commands, or some at the disk: adds its time
+//!                        └── no such turn in a timer period ──> not watched
 //! ```
 //!
-//! The clock is the core's, which stands still within a turn: a turn in which a command was done counts as a
-//! whole. A command costs one look at the flag in the counters that it writes anyway; namespaces without
-//! commands cost nothing.
+//! The core's clock does not advance within a turn, so a turn with a command counts as a whole. A command
+//! costs one load of the flag next to the counters that it writes; namespaces without commands cost nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,21 +18,21 @@ use crate::counters::{self, IoCounters, NamespaceCounters};
 use crate::env::Env;
 use crate::snapshot::Namespace;
 
-/// Namespaces for which there is room from the start.
-const WATCHED: usize = 64;
+/// Initial capacity of [`Busy::watched`], in namespaces.
+const WATCHED_CAPACITY: usize = 64;
 
-/// A namespace that has commands, or had some a moment ago.
+/// A namespace with commands in this or the last timer period.
 struct Watched {
     counters: Arc<NamespaceCounters>,
-    /// Of its disk, in `Env::disks`.
+    /// Index of its disk in `Env::disks`.
     disk: usize,
-    /// Reads and writes at the end of the last turn; none: it is watched since this turn, for a command.
+    /// Reads and writes completed by the end of the last turn; `None`: watched since this turn.
     commands: Option<u64>,
-    /// Since the last look at time-outs.
+    /// It was busy in this timer period.
     was_busy: bool,
 }
 
-/// Those of one core.
+/// Watched namespaces of one core.
 pub(crate) struct Busy {
     core: usize,
     watched: Vec<Watched>,
@@ -41,10 +40,10 @@ pub(crate) struct Busy {
 
 impl Busy {
     pub(crate) fn new(core: usize) -> Busy {
-        Busy { core, watched: Vec::with_capacity(WATCHED) }
+        Busy { core, watched: Vec::with_capacity(WATCHED_CAPACITY) }
     }
 
-    /// True when no namespace has commands.
+    /// True when no namespace is watched.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.watched.is_empty()
@@ -62,7 +61,7 @@ impl Busy {
         });
     }
 
-    /// A turn has ended after so long.
+    /// Adds the length of the turn that ended to the busy time of namespaces that had commands in it.
     pub(crate) fn end_turn(&mut self, took: Nanos, disks: &[Option<Box<dyn Disk>>]) {
         for watched in &mut self.watched {
             let counters = watched.counters.core(self.core);
@@ -77,8 +76,8 @@ impl Busy {
         }
     }
 
-    /// Those that had no command since the last call are not watched any more.
-    pub(crate) fn let_go(&mut self) {
+    /// Stops to watch namespaces that were not busy since the last call.
+    pub(crate) fn unwatch_idle(&mut self) {
         let core = self.core;
         self.watched.retain_mut(|watched| {
             let was_busy = std::mem::take(&mut watched.was_busy);
@@ -96,7 +95,7 @@ fn commands_of(counters: &IoCounters) -> u64 {
 }
 
 impl Env {
-    /// The namespace has a command. `counters` are its own, of this core.
+    /// Watches a namespace that has a command. `counters` are those of the namespace on this core.
     #[inline]
     pub(crate) fn note_command(&mut self, namespace: &Namespace, counters: &IoCounters) {
         if !counters.is_watched.load(Ordering::Relaxed) {

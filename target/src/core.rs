@@ -1,26 +1,27 @@
-//! [`TargetCore`]: one core's share of the target: its queue pairs, its disks, its messages.
+//! [`TargetCore`]: one core's part of the target: its queue pairs, its disks, its messages.
 //!
-//! The shell (sockets, verbs, the simulator) drives it, turn by turn:
+//! The shell (sockets, verbs, the simulator) calls it in each turn:
 //!
 //! ```text
 //!   set_time -> for each connection with input: feed transport(id), step(id)
 //!            -> on_message for what other cores sent -> poll (disks, waiting requests, time-outs)
-//!            -> next_touched: what may have output; send, then step(id) again for Sent
+//!            -> next_send_ready: connections that may have output; send, then step_sent(id) for Sent
 //!            -> next_message: to other cores' mailboxes      -> next_closed: close the socket
 //! ```
 //!
-//! It does no I/O itself and reads no clock. What it does when it is full: `room`.
+//! It does no I/O itself and reads no clock. `eviction` closes connections without Connect on a full core.
 
 mod connections;
-mod room;
+mod eviction;
 
+use spindle_transport::ConnectionId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use spindle_disk::{CoreContext, Done, OpenError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pool, SHARE_BYTES};
-use spindle_reactor::slab::{Slab, Slot};
+use spindle_reactor::slab::Slab;
 use spindle_transport::{CloseReason, Transport, TransportKind};
 
 use crate::busy::Busy;
@@ -30,42 +31,42 @@ use crate::notice::{Notice, Notices};
 use crate::orphaned_commands::OrphanedCommands;
 use crate::qpair::memory::WaitsFor;
 use crate::qpair::request::Request;
-use crate::qpair::{Life, Qpair, Retried, from_token};
+use crate::qpair::{Liveness, Qpair, Retried, from_token};
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::Snapshot;
-use room::Unconnected;
+use eviction::Unconnected;
 
-/// How often time-outs are looked at.
+/// Period in which time-outs are checked.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
 
-/// Turns that somebody is first in the line for the pool before what it needs is kept for it.
+/// Turns that a queue pair is first in the queue for the pool before free buffers are reserved for it.
 const FIRST_TURNS: u32 = 32;
 
-/// What a core is made of.
+/// Arguments of [`TargetCore::new`].
 pub struct CoreSettings {
-    /// Index of this core.
+    /// Index of this core, from 0.
     pub core: usize,
-    /// Number of cores.
+    /// Number of cores of the process.
     pub cores: usize,
     /// Most connections on this core.
     pub connections: usize,
-    /// Most commands that a disk has at once on this core.
+    /// Most commands in flight at one disk from this core.
     pub disk_depth: u32,
     /// Buffers of the data path.
     pub pool: Pool,
-    /// Buffers of admin and Connect commands only.
+    /// Buffers that only admin and Connect commands use.
     pub admin_pool: Pool,
-    /// The configuration.
+    /// Configuration at the start; replaced by [`Message::Snapshot`].
     pub snapshot: Arc<Snapshot>,
-    /// Live controllers of the process.
+    /// Controllers of the process, shared by all cores.
     pub registry: Arc<Registry>,
-    /// Now.
+    /// Time of the start, on the clock of [`TargetCore::set_time`].
     pub now: Nanos,
-    /// Wall clock, ms since 1970.
+    /// Wall clock at the start, ms since 1970.
     pub wall_ms: u64,
 }
 
-/// Counters of a core.
+/// Counters of a core, for operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoreUse {
     /// Connections now.
@@ -76,51 +77,50 @@ pub struct CoreUse {
     pub waits: u64,
 }
 
-/// The queue pair that has been first in the line for the pool, and for how many turns.
+/// The first queue pair in the queue for the pool, and for how many turns it is.
 #[derive(Clone, Copy)]
-struct First {
-    id: Slot,
+struct FirstWaiter {
+    id: ConnectionId,
     turns: u32,
 }
 
-/// One core's share of the target. See the module.
+/// One core's part of the target. See the module.
 pub struct TargetCore<T: Transport> {
     env: Env,
     qpairs: Slab<Qpair<T>>,
     unconnected: Unconnected,
-    /// Queue pairs with waiting requests; whose turn was longest ago comes first.
-    waiting: VecDeque<Slot>,
+    /// Queue pairs with waiting requests, least recently served first.
+    waiting: VecDeque<ConnectionId>,
     /// Queue pairs that may have something to send, by transport.
-    send_ready: [Vec<Slot>; TransportKind::ALL.len()],
-    /// Connections that are gone, for the shell.
-    closed: Vec<(Slot, T)>,
-    /// Scratch list of ids.
-    ids: Vec<Slot>,
-    /// Who is first in the line for the pool.
-    first: Option<First>,
+    send_ready: [Vec<ConnectionId>; TransportKind::ALL.len()],
+    /// Transports of removed queue pairs, for `Connections::next_closed`.
+    closed: Vec<(ConnectionId, T)>,
+    /// Scratch list of [`TargetCore::for_each_qpair`].
+    ids: Vec<ConnectionId>,
+    first: Option<FirstWaiter>,
     next_timer: Nanos,
     disk_depth: u32,
-    /// A disk that the configuration has no more still has something in flight.
+    /// A disk that was removed from the configuration has commands in flight.
     is_closing_disks: bool,
-    /// Generation of the configuration that each core has.
-    taken: Vec<u64>,
+    /// Generation of the configuration that each core serves.
+    applied: Vec<u64>,
 }
 
 impl<T: Transport> TargetCore<T> {
-    /// A core with all disks of the snapshot opened.
+    /// A core with handles on all disks of the snapshot and no connections.
     ///
     /// # Errors
     /// [`OpenError`] of the first disk that cannot be opened.
     pub fn new(settings: CoreSettings) -> Result<Self, OpenError> {
         let connections = settings.connections;
-        let taken = vec![settings.snapshot.generation; settings.cores];
+        let applied = vec![settings.snapshot.generation; settings.cores];
         settings.pool.set_owners(connections);
         settings.admin_pool.set_owners(connections + 1);
         let env = Env {
             core: settings.core,
             cores: settings.cores,
             now: settings.now,
-            started: settings.now,
+            process_started: settings.now,
             wall_ms: settings.wall_ms,
             advertised_snapshot: Arc::clone(&settings.snapshot),
             snapshot: settings.snapshot,
@@ -130,11 +130,11 @@ impl<T: Transport> TargetCore<T> {
             disks: Vec::new(),
             outbox: VecDeque::with_capacity(64),
             notices: Notices::default(),
-            current: Slot::from_wire(0),
+            current: ConnectionId::from_wire(0),
             is_draining: false,
-            is_crowded: false,
-            // Behind those of the connections.
-            incoming: Slot::from_wire(u32::try_from(connections).unwrap_or(u32::MAX)),
+            has_memory_waiters: false,
+            // The owner after those of the connections.
+            incoming_owner: ConnectionId::from_wire(u32::try_from(connections).unwrap_or(u32::MAX)),
             is_reserve_short: false,
             scarce_bytes: u64::MAX,
             waits: 0,
@@ -155,7 +155,7 @@ impl<T: Transport> TargetCore<T> {
             next_timer: Nanos::ZERO,
             disk_depth: settings.disk_depth,
             is_closing_disks: false,
-            taken,
+            applied,
         };
         match core.open_disks().pop() {
             Some(error) => Err(error),
@@ -163,8 +163,8 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Open the disks that the snapshot has and this core has not; close those that it has no more. What
-    /// could not be opened.
+    /// Opens disks that are new in the snapshot and closes removed ones. Returns the errors of disks that
+    /// cannot be opened.
     fn open_disks(&mut self) -> Vec<OpenError> {
         let mut errors = Vec::new();
         let env = &mut self.env;
@@ -183,7 +183,7 @@ impl<T: Transport> TargetCore<T> {
         errors
     }
 
-    /// Close the disks that the configuration has no more, each once it is idle.
+    /// Closes the idle ones of the disks that were removed from the configuration.
     fn close_disks(&mut self) {
         let env = &mut self.env;
         self.is_closing_disks = false;
@@ -197,7 +197,7 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Time of this turn.
+    /// Sets the time of this turn and ends the last: `now` on a monotonic clock, `wall_ms` since 1970.
     #[inline]
     pub fn set_time(&mut self, now: Nanos, wall_ms: u64) {
         let before = std::mem::replace(&mut self.env.now, now);
@@ -208,64 +208,72 @@ impl<T: Transport> TargetCore<T> {
         self.env.wall_ms = wall_ms;
     }
 
-    /// Most bytes that a connection takes here with a queue of `entries`, all of which were used at once: its
-    /// queue pair, its requests and its controller.
+    /// Most bytes of memory of a connection with a queue of `entries`: its queue pair, its requests, its
+    /// controller, and its entries in the core's lists.
     #[must_use]
     pub fn connection_bytes(entries: u16) -> usize {
         let entries = usize::from(entries);
-        // Named in seven lists of the core.
+        // It is in at most seven lists of the core.
         Slab::<Qpair<T>>::bytes_for(1)
-            + 7 * size_of::<Slot>()
-            // What it holds of the pool and of the reserve.
+            + 7 * size_of::<ConnectionId>()
+            // Its share counters in the pool and the admin pool.
             + 2 * SHARE_BYTES
             + Slab::<Request>::bytes_for(entries)
-            + entries * size_of::<Slot>()
+            + entries * size_of::<ConnectionId>()
             + Controller::bytes()
     }
 
-    /// A queue pair, for counters.
+    /// The queue pair of a connection; `None` once it is removed.
     #[must_use]
-    pub fn qpair(&self, id: Slot) -> Option<&Qpair<T>> {
-        self.qpairs.get(id)
+    pub fn qpair(&self, id: ConnectionId) -> Option<&Qpair<T>> {
+        self.qpairs.get(id.0)
     }
 
-    /// Runs `act` on a queue pair and books what came of it.
+    /// Runs `act` on a queue pair and marks it as having output.
     #[inline]
-    fn with(&mut self, id: Slot, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Life) {
+    fn with_qpair(&mut self, id: ConnectionId, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Liveness) {
         self.run_qpair(id, true, act);
     }
 
+    /// Runs `act` on a queue pair, removes it if it has closed, and lists it if requests wait. `has_output`:
+    /// it may have output that the caller does not send.
     #[inline]
-    fn run_qpair(&mut self, id: Slot, touches: bool, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Life) {
-        let Some(qpair) = self.qpairs.get_mut(id) else { return };
+    fn run_qpair(
+        &mut self,
+        id: ConnectionId,
+        has_output: bool,
+        act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Liveness,
+    ) {
+        let Some(qpair) = self.qpairs.get_mut(id.0) else { return };
         self.env.current = id;
-        let life = act(qpair, &mut self.env);
-        if life == Life::Closed {
-            if let Some(qpair) = self.qpairs.remove(id) {
+        let liveness = act(qpair, &mut self.env);
+        if liveness == Liveness::Closed {
+            if let Some(qpair) = self.qpairs.remove(id.0) {
                 self.closed.push((id, qpair.transport));
             }
             return;
         }
-        if touches && qpair.touch() {
+        if has_output && qpair.set_send_ready() {
             self.send_ready[qpair.peer.transport as usize].push(id);
         }
         if qpair.has_waiting() && !qpair.is_listed {
             qpair.is_listed = true;
             self.waiting.push_back(id);
             let waits_for = qpair.waits_for(id, &self.env);
-            self.env.is_crowded |= waits_for.is_some_and(WaitsFor::is_in_the_way);
+            self.env.has_memory_waiters |= waits_for.is_some_and(WaitsFor::blocks_others);
         }
     }
 
-    /// The same for actions that do not ask whether it is closed: the transport tells that later.
-    fn with_open(&mut self, id: Slot, act: impl FnOnce(&mut Qpair<T>, &mut Env)) {
-        self.with(id, |qpair, env| {
+    /// [`TargetCore::with_qpair`] for actions that take no events from the transport, so that none can be
+    /// `Closed`.
+    fn with_open_qpair(&mut self, id: ConnectionId, act: impl FnOnce(&mut Qpair<T>, &mut Env)) {
+        self.with_qpair(id, |qpair, env| {
             act(qpair, env);
-            Life::Open
+            Liveness::Open
         });
     }
 
-    /// Disks, requests that wait for memory, time-outs. True when there was anything to do.
+    /// Polls the disks, retries requests that wait for memory, checks time-outs. True when there was work.
     pub fn poll(&mut self) -> bool {
         let mut has_worked = self.poll_disks();
         if self.is_closing_disks {
@@ -274,14 +282,14 @@ impl<T: Transport> TargetCore<T> {
         has_worked |= self.poll_waiting();
         if self.env.now >= self.next_timer {
             self.next_timer = self.env.now + TIMER_PERIOD;
-            self.env.look_at_scarcity();
-            self.each(|qpair, env| qpair.on_time(env));
+            self.env.update_scarcity();
+            self.for_each_qpair(|qpair, env| qpair.on_time(env));
             self.env.is_reserve_short = false;
-            self.env.busy.let_go();
+            self.env.busy.unwatch_idle();
             self.expire_orphans();
         }
         if self.env.is_draining {
-            self.each(Qpair::drain);
+            self.for_each_qpair(Qpair::drain);
         }
         self.deliver_own();
         has_worked
@@ -304,38 +312,40 @@ impl<T: Transport> TargetCore<T> {
 
     fn on_done(&mut self, done: Done) {
         let (id, slot) = from_token(done.token);
-        // A queue pair that is gone does not want it: the buffer is dropped here, and so comes home.
-        self.with_open(id, |qpair, env| qpair.on_done(id, env, slot, done));
+        // If the queue pair was removed, `done` is dropped and its buffer freed.
+        self.with_open_qpair(id, |qpair, env| qpair.on_done(id, env, slot, done));
         if !self.env.orphaned_commands.is_empty() {
             self.on_orphan_done(id);
         }
     }
 
-    /// A command of a queue pair that is gone has come back, perhaps. The disks say whether it was the last.
+    /// A disk completed a command that may be an orphan. When it was the last that is known, the disks are
+    /// asked whether more are left.
     #[cold]
-    fn on_orphan_done(&mut self, id: Slot) {
+    fn on_orphan_done(&mut self, id: ConnectionId) {
         if self.env.orphaned_commands.on_done(id) {
             let commands = self.env.cancel_commands_of(id);
-            self.env.orphaned_commands.set(id, commands);
+            self.env.orphaned_commands.set_commands(id, commands);
         }
     }
 
     fn expire_orphans(&mut self) {
-        while let Some(orphan) = self.env.orphaned_commands.expired(self.env.now) {
+        while let Some(orphan) = self.env.orphaned_commands.next_expired(self.env.now) {
             let (controller, commands) = (&orphan.controller, orphan.commands);
             let (host, subsystem) = (controller.host_nqn, controller.subsystem_nqn);
             self.env.notice(Notice::Orphan { host, subsystem, commands });
         }
     }
 
-    /// Who got something goes to the end of the line, who did not keeps its place: a deep queue does not
-    /// take, turn after turn, what a shallow one waits for. Who has been first for long gets what it needs
-    /// kept for it: small ones do not take, turn after turn, what a large one waits for.
+    /// Round-robin over the queue pairs with waiting requests: one that got memory goes to the end, one that
+    /// got none keeps its position, so that a deep queue does not starve a shallow one. Free buffers are
+    /// reserved for a queue pair that is first for [`FIRST_TURNS`], so that small commands do not starve a
+    /// large one.
     fn poll_waiting(&mut self) -> bool {
         if self.waiting.is_empty() && self.first.is_none() {
             return false;
         }
-        let (mut has_worked, mut is_crowded) = (false, false);
+        let (mut has_worked, mut has_memory_waiters) = (false, false);
         let mut first = None;
         let mut at = 0;
         for _ in 0..self.waiting.len() {
@@ -345,16 +355,16 @@ impl<T: Transport> TargetCore<T> {
             }
             let mut retried = Retried::default();
             let mut waits_for = None;
-            self.with_open(id, |qpair, env| {
+            self.with_open_qpair(id, |qpair, env| {
                 retried = qpair.retry_buffers(id, env);
                 qpair.is_listed = retried.has_waiting;
                 waits_for = qpair.waits_for(id, env);
             });
-            has_worked |= retried.has_moved;
-            is_crowded |= waits_for.is_some_and(WaitsFor::is_in_the_way);
-            if retried.has_waiting && !retried.has_moved {
+            has_worked |= retried.has_progress;
+            has_memory_waiters |= waits_for.is_some_and(WaitsFor::blocks_others);
+            if retried.has_waiting && !retried.has_progress {
                 if let (None, Some(WaitsFor::Pool { bytes })) = (first, waits_for) {
-                    first = Some(self.wait_first(id, bytes));
+                    first = Some(self.reserve_for_first(id, bytes));
                 }
                 at += 1;
                 continue;
@@ -368,34 +378,34 @@ impl<T: Transport> TargetCore<T> {
         if first.is_none() {
             self.env.pool.keep_for(None);
         }
-        self.env.is_crowded = is_crowded;
-        has_worked || is_crowded
+        self.env.has_memory_waiters = has_memory_waiters;
+        has_worked || has_memory_waiters
     }
 
-    /// `id` is the first in the line that waits for the pool, for `bytes`.
-    fn wait_first(&mut self, id: Slot, bytes: u32) -> First {
+    /// Counts the turns for which `id` is the first that waits for `bytes` of the pool.
+    fn reserve_for_first(&mut self, id: ConnectionId, bytes: u32) -> FirstWaiter {
         let turns = self.first.filter(|first| first.id == id).map_or(0, |first| first.turns);
-        let first = First { id, turns: turns.saturating_add(1) };
+        let first = FirstWaiter { id, turns: turns.saturating_add(1) };
         self.env.pool.keep_for((first.turns >= FIRST_TURNS).then_some(bytes));
         first
     }
 
-    fn each(&mut self, mut act: impl FnMut(&mut Qpair<T>, &mut Env)) {
+    fn for_each_qpair(&mut self, mut act: impl FnMut(&mut Qpair<T>, &mut Env)) {
         let mut ids = std::mem::take(&mut self.ids);
-        ids.extend(self.qpairs.slots());
+        ids.extend(self.qpairs.slots().map(ConnectionId));
         for id in ids.drain(..) {
-            self.with_open(id, &mut act);
+            self.with_open_qpair(id, &mut act);
         }
         self.ids = ids;
     }
 
     /// A message from another core (or from this one).
     pub fn on_message(&mut self, message: Message) {
-        self.act_on(message);
+        self.execute_message(message);
         self.deliver_own();
     }
 
-    fn act_on(&mut self, message: Message) {
+    fn execute_message(&mut self, message: Message) {
         match message {
             Message::CloseQueues(controller, reason) => {
                 self.close_all(reason, |qpair| qpair.is_io_queue_of(&controller, None));
@@ -405,172 +415,174 @@ impl<T: Transport> TargetCore<T> {
             }
             Message::Abort { controller, qid, cid, from } => self.abort(&controller, qid, cid, from),
             Message::Aborted { from, is_aborted } => {
-                self.with_open(from.qpair, |qpair, env| qpair.on_abort_answer(env, from.slot, is_aborted));
+                self.with_open_qpair(from.qpair, |qpair, env| {
+                    qpair.on_abort_answer(env, from.slot, is_aborted)
+                });
             }
             Message::Failed(controller, record) => {
-                // Looked up, not searched for: a host can cause as many of these as it likes.
-                let qpair = self.qpairs.get_mut(controller.admin_queue());
+                // By its slot, not by a search: hosts can cause any number of these messages.
+                let qpair = self.qpairs.get_mut(controller.admin_queue().0);
                 if let Some(qpair) = qpair.filter(|qpair| qpair.is_admin_queue_of(&controller)) {
                     qpair.on_failed(record);
                 }
             }
             Message::Snapshot(snapshot) => self.on_snapshot(snapshot),
-            Message::SnapshotTaken { core, generation } => self.on_snapshot_taken(core, generation),
+            Message::SnapshotApplied { core, generation } => self.on_snapshot_applied(core, generation),
             Message::Shutdown => self.env.is_draining = true,
         }
     }
 
-    /// End the connections of these queue pairs.
+    /// Closes the queue pairs for which `is_one` is true.
     fn close_all(&mut self, reason: CloseReason, is_one: impl Fn(&Qpair<T>) -> bool) {
-        self.each(|qpair, env| {
+        self.for_each_qpair(|qpair, env| {
             if is_one(qpair) {
                 qpair.close(env, reason);
             }
         });
     }
 
-    fn find(&self, is_it: impl Fn(&Qpair<T>) -> bool) -> Option<Slot> {
-        self.qpairs.iter().find(|(_, qpair)| is_it(qpair)).map(|(id, _)| id)
+    fn find(&self, is_it: impl Fn(&Qpair<T>) -> bool) -> Option<ConnectionId> {
+        self.qpairs.iter().find(|(_, qpair)| is_it(qpair)).map(|(id, _)| ConnectionId(id))
     }
 
     fn abort(&mut self, controller: &Arc<ControllerShared>, qid: u16, cid: u16, from: AbortFrom) {
         let mut is_aborted = false;
         if let Some(id) = self.find(|qpair| qpair.is_io_queue_of(controller, Some(qid))) {
-            self.with_open(id, |qpair, env| is_aborted = qpair.abort(env, cid, None));
+            self.with_open_qpair(id, |qpair, env| is_aborted = qpair.abort(env, cid, None));
         }
         self.env.send(from.core, Message::Aborted { from, is_aborted });
     }
 
-    /// The new configuration, for I/O queues at once. What hosts are shown and told follows when all cores
-    /// have it: a host that knows of a namespace reads from it on all its queues, and one that got a refusal
-    /// with DNR would give it up.
+    /// Applies a new configuration to I/O queues at once. It is advertised to hosts once all cores serve it:
+    /// a host reads from a new namespace on all its queues, and gives it up on a status with DNR.
     fn on_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         let old = std::mem::replace(&mut self.env.snapshot, snapshot);
         self.env.disks.iter_mut().flatten().for_each(|disk| disk.reconfigure());
         for error in self.open_disks() {
-            // Its namespaces answer Namespace Not Ready on this core; the operator is told.
+            // Commands to its namespaces fail with Namespace Not Ready on this core.
             self.env.notice(Notice::DiskOpen { reason: error.to_string() });
         }
-        self.each(|qpair, env| {
+        self.for_each_qpair(|qpair, env| {
             if !qpair.is_admin_queue() {
                 qpair.on_snapshot(env, &old);
             }
         });
         let (core, generation) = (self.env.core, self.env.snapshot.generation);
-        self.env.broadcast(&Message::SnapshotTaken { core, generation });
+        self.env.broadcast(&Message::SnapshotApplied { core, generation });
     }
 
-    fn on_snapshot_taken(&mut self, core: usize, generation: u64) {
-        if let Some(taken) = self.taken.get_mut(core) {
-            *taken = generation;
+    fn on_snapshot_applied(&mut self, core: usize, generation: u64) {
+        if let Some(applied) = self.applied.get_mut(core) {
+            *applied = generation;
         }
         let own = self.env.snapshot.generation;
-        if self.taken.iter().any(|taken| *taken < own) {
+        if self.applied.iter().any(|applied| *applied < own) {
             return;
         }
         if self.env.advertised_snapshot.generation == own {
             return;
         }
         let old = std::mem::replace(&mut self.env.advertised_snapshot, Arc::clone(&self.env.snapshot));
-        self.each(|qpair, env| {
+        self.for_each_qpair(|qpair, env| {
             if qpair.is_admin_queue() {
                 qpair.on_snapshot(env, &old);
             }
         });
     }
 
-    /// Messages to this core itself need no mailbox.
+    /// Executes the messages in the outbox that are addressed to this core.
     #[inline]
     fn deliver_own(&mut self) {
-        // Bounded: what an own message sends to this core again is taken in the same loop, and no message
-        // loops. Those for others stay in order.
+        // Bounded: messages that these send to this core again are executed in the same loop, and no message
+        // causes itself. The order of messages to other cores does not change.
         let mut at = 0;
         while let Some((to, _)) = self.env.outbox.get(at) {
             if *to != self.env.core {
                 at += 1;
             } else if let Some((_, message)) = self.env.outbox.remove(at) {
-                self.act_on(message);
+                self.execute_message(message);
             }
         }
     }
 
-    /// The next message for another core.
+    /// Takes the oldest message for another core: its index and the message.
     pub fn next_message(&mut self) -> Option<(usize, Message)> {
         self.env.outbox.pop_front()
     }
 
-    /// The next queue pair that may have something to send; each is named once.
+    /// Takes the next queue pair that may have output, of any transport.
     #[inline]
-    pub fn next_touched(&mut self) -> Option<Slot> {
-        TransportKind::ALL.into_iter().find_map(|transport| self.next_touched_over(transport))
+    pub fn next_send_ready(&mut self) -> Option<ConnectionId> {
+        TransportKind::ALL.into_iter().find_map(|transport| self.next_send_ready_over(transport))
     }
 
-    /// The next of them that is over this transport.
+    /// Takes the next queue pair of this transport that may have output.
     #[inline]
-    pub fn next_touched_over(&mut self, transport: TransportKind) -> Option<Slot> {
+    pub fn next_send_ready_over(&mut self, transport: TransportKind) -> Option<ConnectionId> {
         while let Some(id) = self.send_ready[transport as usize].pop() {
-            if let Some(qpair) = self.qpairs.get_mut(id) {
-                qpair.untouch();
+            if let Some(qpair) = self.qpairs.get_mut(id.0) {
+                qpair.clear_send_ready();
                 return Some(id);
             }
         }
         None
     }
 
-    /// What the log should say.
+    /// Notices for the log; the caller drains them.
     pub fn notices(&mut self) -> &mut Notices {
         &mut self.env.notices
     }
 
-    /// True when nothing waits for a next turn by itself (memory, messages, disks): the core may sleep.
+    /// True when the core may sleep until input arrives: no retry may succeed, and no message, output or disk
+    /// command is pending.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        let is_worth_a_try = |id: &Slot| {
-            let waits_for = self.qpairs.get(*id).and_then(|qpair| qpair.waits_for(*id, &self.env));
-            waits_for.is_none_or(WaitsFor::is_worth_a_try)
+        let may_succeed = |id: &ConnectionId| {
+            let waits_for = self.qpairs.get(id.0).and_then(|qpair| qpair.waits_for(*id, &self.env));
+            waits_for.is_none_or(WaitsFor::may_succeed)
         };
-        !self.waiting.iter().any(is_worth_a_try)
+        !self.waiting.iter().any(may_succeed)
             && self.env.outbox.is_empty()
             && self.send_ready.iter().all(Vec::is_empty)
             && self.is_disk_idle()
     }
 
-    /// True when no disk has anything in flight on this core.
+    /// True when no disk has commands of this core in flight.
     #[must_use]
     pub fn is_disk_idle(&self) -> bool {
         self.env.disks.iter().flatten().all(|disk| disk.in_flight() == 0)
     }
 
-    /// True once shutdown has begun.
+    /// True after [`Message::Shutdown`].
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.env.is_draining
     }
 
-    /// Ids of all connections.
-    pub fn connections(&self) -> impl Iterator<Item = Slot> {
-        self.qpairs.slots()
+    /// Slots of all connections.
+    pub fn connections(&self) -> impl Iterator<Item = ConnectionId> {
+        self.qpairs.slots().map(ConnectionId)
     }
 
-    /// Counters.
+    /// Current values of the core's counters.
     #[must_use]
     pub fn usage(&self) -> CoreUse {
         CoreUse { connections: self.qpairs.len(), commands: self.env.commands, waits: self.env.waits }
     }
 
-    /// The pools, for counters and tests.
+    /// The data pool and the admin pool.
     #[must_use]
     pub fn pools(&self) -> (&Pool, &Pool) {
         (&self.env.pool, &self.env.admin_pool)
     }
 
-    /// The newest configuration that all cores have.
+    /// The newest configuration that all cores serve, as advertised to hosts.
     #[must_use]
     pub fn advertised_snapshot(&self) -> &Arc<Snapshot> {
         &self.env.advertised_snapshot
     }
 
-    /// The configuration in force.
+    /// The newest configuration of this core.
     #[must_use]
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.env.snapshot

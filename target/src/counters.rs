@@ -1,9 +1,9 @@
-//! Counters that hosts and operators read: one line of memory per core, so that counting is an uncontended
-//! add.
+//! Statistics that hosts and operators read: one cache line per core and namespace, so that counting is an
+//! uncontended add.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What one core did to one namespace.
+/// Counters of one core for one namespace; only that core writes them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct IoCounters {
@@ -11,25 +11,25 @@ pub struct IoCounters {
     pub units_read: AtomicU64,
     /// Blocks of 512 bytes written.
     pub units_written: AtomicU64,
-    /// Read commands completed (Read, Compare, Verify and Copy's reads are counted as the SMART log asks).
+    /// Read, Compare and Verify commands completed.
     pub reads: AtomicU64,
     /// Write commands completed.
     pub writes: AtomicU64,
-    /// Commands that ended with a media status.
+    /// Commands that ended with a media error status.
     pub media_errors: AtomicU64,
-    /// Nanoseconds of turns in which commands were done or were at the disk.
+    /// Nanoseconds of turns in which commands completed or were at the disk.
     pub busy_ns: AtomicU64,
-    /// The core looks in each turn whether it is busy.
+    /// The namespace is in the core's list of `busy`.
     pub(crate) is_watched: AtomicBool,
 }
 
-/// Adds without an atomic read-modify-write: each line has one writer, its core.
+/// Adds without an atomic read-modify-write: only the counter's core may call it.
 #[inline]
 pub fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-/// Of all cores: the sum, but for `busy_ns`.
+/// Values of [`IoCounters`], of one core or of several together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoTotals {
     /// See [`IoCounters`].
@@ -42,14 +42,14 @@ pub struct IoTotals {
     pub writes: u64,
     /// See [`IoCounters`].
     pub media_errors: u64,
-    /// See [`IoCounters`]. That of the busiest core: others may have been busy at the same time.
+    /// See [`IoCounters`]. Of several cores the largest value, since they may be busy at the same time.
     pub busy_ns: u64,
 }
 
 impl IoTotals {
-    /// Of both, which are busy at the same time.
+    /// Sums of both, but the larger `busy_ns`.
     #[must_use]
-    pub fn with(self, other: IoTotals) -> IoTotals {
+    pub fn merged_with(self, other: IoTotals) -> IoTotals {
         IoTotals {
             units_read: self.units_read.saturating_add(other.units_read),
             units_written: self.units_written.saturating_add(other.units_written),
@@ -61,7 +61,7 @@ impl IoTotals {
     }
 }
 
-/// A namespace's counters, one set per core.
+/// Counters of a namespace, one set per core.
 #[derive(Debug)]
 pub struct NamespaceCounters {
     cores: Box<[IoCounters]>,
@@ -74,14 +74,14 @@ impl NamespaceCounters {
         NamespaceCounters { cores: (0..cores.max(1)).map(|_| IoCounters::default()).collect() }
     }
 
-    /// One core's own. A core beyond those there are shares the last.
+    /// Counters of one core. A core beyond the last shares the last set.
     #[inline]
     #[must_use]
     pub fn core(&self, core: usize) -> &IoCounters {
         &self.cores[core.min(self.cores.len() - 1)]
     }
 
-    /// What each core has done, in their order.
+    /// Current values of each core, in order.
     pub fn by_core(&self) -> impl Iterator<Item = IoTotals> {
         self.cores.iter().map(|core| IoTotals {
             units_read: core.units_read.load(Ordering::Relaxed),
@@ -93,9 +93,9 @@ impl NamespaceCounters {
         })
     }
 
-    /// Of all cores.
+    /// Current values of all cores together.
     #[must_use]
     pub fn totals(&self) -> IoTotals {
-        self.by_core().fold(IoTotals::default(), IoTotals::with)
+        self.by_core().fold(IoTotals::default(), IoTotals::merged_with)
     }
 }

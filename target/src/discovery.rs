@@ -1,15 +1,14 @@
-//! The discovery log (log page 70h): what a host may connect to, as seen from its connection.
+//! The discovery log (log page 70h): the subsystems and addresses that a host may connect to.
 //!
 //! ```text
 //!   [header 1 KiB: GENCTR, NUMREC][this service, by listener][subsystem x listener ...][referral ...]
 //! ```
-//! The log is made for each read, entry by entry, and only where the read shows it: nothing is kept for a
-//! connection. A host sees subsystems that it may connect to. An unspecified address (0.0.0.0, ::) is shown
-//! as the address that the host used; one of the other family is left out, since a host that took it by its
-//! word would connect to itself.
+//! Each read builds the entries that it covers; no state is kept for a connection. A host gets the subsystems
+//! that it may connect to. An unspecified address (0.0.0.0, ::) is replaced by the address that the host
+//! used; an entry with an unspecified address of the other family is left out, since the host would connect
+//! to itself.
 //!
-//! What it does not do: no registration of hosts or of other discovery services, no zoning, no extended
-//! entries.
+//! Not supported: registration of hosts or of other discovery services, zoning, extended entries.
 
 use std::fmt::{self, Write};
 use std::net::SocketAddr;
@@ -28,14 +27,13 @@ use spindle_transport::{Peer, TransportKind};
 use crate::controller::Window;
 use crate::snapshot::{Listener, Referral, Snapshot};
 
-/// ASQSZ: entries of an admin queue that are always granted; what Linux asks for, and the least that is
-/// allowed.
+/// ASQSZ: entries of an admin queue. 32 is the minimum of the specification, and what Linux requests.
 const ADMIN_QUEUE_ENTRIES: u16 = 32;
 
-/// Bytes of the header and of each entry.
+/// Bytes of the header, and of each entry.
 const ENTRY_BYTES: u64 = DISCOVERY_ENTRY_BYTES as u64;
 
-/// One entry, before it is bytes.
+/// One entry before it is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry<'a> {
     subtype: SubsystemType,
@@ -47,7 +45,7 @@ struct Entry<'a> {
     eflags: Eflags,
 }
 
-/// The log for one connection.
+/// The discovery log of one connection.
 pub struct DiscoveryLog<'a> {
     snapshot: &'a Snapshot,
     peer: &'a Peer,
@@ -55,26 +53,26 @@ pub struct DiscoveryLog<'a> {
 }
 
 impl<'a> DiscoveryLog<'a> {
-    /// What `host` sees from the connection with ends `peer`.
+    /// The log for `host` on the connection `peer`.
     #[must_use]
     pub fn new(snapshot: &'a Snapshot, peer: &'a Peer, host: &'a Nqn) -> DiscoveryLog<'a> {
         DiscoveryLog { snapshot, peer, host }
     }
 
-    /// NUMREC.
+    /// NUMREC: number of entries without the header.
     #[must_use]
     pub fn entries(&self) -> u64 {
         u64::try_from(self.iter().count()).unwrap_or(u64::MAX)
     }
 
-    /// Length of the log.
+    /// Length of the log in bytes, with the header.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.entries().saturating_add(1).saturating_mul(ENTRY_BYTES)
     }
 
-    /// Write the bytes of the log from `offset` into `data`, which is zeroed; what is beyond the end stays
-    /// zero.
+    /// Writes the bytes of the log from `offset` into `data`, which the caller has zeroed. Bytes beyond the
+    /// end of the log stay zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         self.write(&mut Window::new(offset, data));
     }
@@ -88,16 +86,16 @@ impl<'a> DiscoveryLog<'a> {
         for entry in self.iter() {
             at += ENTRY_BYTES;
             if window.shows(at, ENTRY_BYTES) {
-                window.put(at, wire(&entry).as_bytes());
+                window.put(at, encode(&entry).as_bytes());
             }
         }
     }
 
-    /// The entries, each with the address that the host is to use.
+    /// The entries, each with the address at which this host connects.
     fn iter(&self) -> impl Iterator<Item = Entry<'a>> {
         entries(self.snapshot, self.host).filter_map(|entry| {
             let address = match entry.subtype {
-                // A referral is another machine's: its address is as configured.
+                // A referral is an address of another system: it stays as configured.
                 SubsystemType::REFERRAL => entry.address,
                 _ => self.peer.reachable(entry.address)?,
             };
@@ -106,16 +104,16 @@ impl<'a> DiscoveryLog<'a> {
     }
 }
 
-/// True when `host` sees another log in `new` than in `old` (generation aside).
+/// True when the entries for `host` differ between `old` and `new`; the generation does not count.
 #[must_use]
 pub fn differs(old: &Snapshot, new: &Snapshot, host: &Nqn) -> bool {
     !entries(old, host).eq(entries(new, host))
 }
 
-/// All entries for `host`, in order, with the addresses as they are configured.
+/// All entries for `host`, in order, with the configured addresses.
 fn entries<'a>(snapshot: &'a Snapshot, host: &'a Nqn) -> impl Iterator<Item = Entry<'a>> {
-    // Every listener is the same service, and any of them may be kept connected. They return the same
-    // information unless some host cannot be told of one of them.
+    // All listeners reach the same service, and persistent connections are allowed on each. They return
+    // the same entries unless a listener has an unspecified address that some hosts cannot get.
     let is_for_all = |listener: &Listener| {
         let is_v4 = listener.address.is_ipv4();
         !listener.address.ip().is_unspecified()
@@ -159,15 +157,16 @@ fn from_referral(referral: &Referral) -> Entry<'_> {
         transport: referral.transport,
         address: referral.address,
         port_id: referral.port_id,
-        // Whether the service there keeps connections is for it to say.
+        // Persistent connections of the other service are not known here.
         eflags: Eflags::new(),
     }
 }
 
-fn wire(entry: &Entry<'_>) -> DiscoveryLogEntry {
+fn encode(entry: &Entry<'_>) -> DiscoveryLogEntry {
     let address = entry.address;
     let treq =
-        // "Not required" would be as true, but nvme-cli takes the two together for a demand for TLS.
+        // Secure channel "not required" is true too, but nvme-cli takes both bits together as a demand for
+        // TLS.
         Treq::new().with_sq_flow_control_disable(true);
     DiscoveryLogEntry {
         trtype: transport_type(entry.transport),
@@ -194,18 +193,18 @@ pub(crate) fn transport_type(transport: TransportKind) -> TransportType {
     }
 }
 
-/// Longest address or port: an IPv6 address with an IPv4 one in it has 45 characters.
+/// Capacity for an address or a port; the longest, an IPv6 address with an embedded IPv4 one, has 45 bytes.
 const TEXT_BYTES: usize = 64;
 
 /// Text as a field padded with spaces.
 fn padded<const N: usize>(text: fmt::Arguments<'_>) -> [u8; N] {
     let mut buffer = ArrayString::<TEXT_BYTES>::new();
-    // What does not fit is cut; nothing does not.
+    // The longest text fits, so the write cannot fail.
     let _ = buffer.write_fmt(text);
     padded_ascii(&buffer)
 }
 
-/// Transport specific address subtype: TCP without security is all zero; RDMA names its kind of connection.
+/// Transport specific address subtype (TSAS): all zero for TCP without TLS; connection type for RDMA.
 fn tsas(transport: TransportKind) -> [u8; 256] {
     /// RDMA_QPTYPE 1: connected and reliable. RDMA_PRTYPE 1: no provider given. RDMA_CMS 1: connections by
     /// RDMA_IP_CM.

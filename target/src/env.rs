@@ -1,16 +1,16 @@
-//! [`Env`]: what all queue pairs of one core work with. Lent to a queue pair for the length of a call.
+//! [`Env`]: state that all queue pairs of one core share, lent to a queue pair for the length of a call.
 //!
-//! Here are the core's pools, its handles on the disks, the configuration snapshot, and two bounded outboxes:
-//! messages for cores ([`Message`]) and notices for the log ([`Notice`]). No queue pair sees another one;
-//! what concerns others goes by message, even on the same core.
+//! It has the core's pools, its handles on the disks, the configuration snapshot, and two outboxes: messages
+//! for cores ([`Message`]) and notices for the log ([`Notice`]). A queue pair has no access to another one;
+//! it sends messages, even on the same core.
 
+use spindle_transport::{ConnectionId, RequestId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use spindle_disk::{Disk, Done};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool, Share};
-use spindle_reactor::slab::Slot;
 use spindle_transport::CloseReason;
 
 use crate::busy::Busy;
@@ -21,75 +21,75 @@ use crate::qpair::owner;
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{DiskId, Snapshot};
 
-/// From core to core, in order between any two.
+/// A message from core to core. Two messages between the same cores arrive in order.
 #[derive(Clone)]
 pub enum Message {
     /// Close the I/O queues of this controller.
     CloseQueues(Arc<ControllerShared>, CloseReason),
     /// Close the controller's admin connection, and with it the controller.
     CloseController(Arc<ControllerShared>, CloseReason),
-    /// Abort a command, if it is on one of your queues.
+    /// Abort a command, if its queue is on the receiving core.
     Abort {
-        /// The controller.
+        /// Controller of the Abort and of the command.
         controller: Arc<ControllerShared>,
-        /// Its queue.
+        /// QID of the command's queue.
         qid: u16,
-        /// The command.
+        /// CID of the command.
         cid: u16,
-        /// Whose answer is awaited.
+        /// The Abort, to which `Aborted` is sent.
         from: AbortFrom,
     },
-    /// Answer to `Abort`.
+    /// Reply to `Abort`; each core sends one.
     Aborted {
-        /// Who asked.
+        /// The Abort.
         from: AbortFrom,
-        /// The command was ended without effect.
+        /// The core had the command and ended it without effect.
         is_aborted: bool,
     },
     /// A command of this controller failed: an entry for its error log.
     Failed(Arc<ControllerShared>, ErrorRecord),
-    /// The configuration has changed.
+    /// Serve a new configuration.
     Snapshot(Arc<Snapshot>),
-    /// A core has changed to a configuration.
-    SnapshotTaken {
-        /// The core.
+    /// A core serves a new configuration.
+    SnapshotApplied {
+        /// Index of the sender.
         core: usize,
-        /// Generation of the configuration.
+        /// Generation that it serves.
         generation: u64,
     },
-    /// No new commands: finish what is in flight, tell the hosts, close.
+    /// Shutdown: accept no commands, complete those in flight, close the connections.
     Shutdown,
 }
 
-/// The Abort command that waits for an answer.
+/// An Abort command that waits for `Aborted` of all cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AbortFrom {
-    /// Its core.
+    /// Core of the admin queue.
     pub core: usize,
-    /// Its queue pair there.
-    pub qpair: Slot,
-    /// Its request there.
-    pub slot: Slot,
+    /// Slot of the admin queue on that core.
+    pub qpair: ConnectionId,
+    /// Slot of the request in the admin queue.
+    pub slot: RequestId,
 }
 
-/// A core's shared state, lent to its queue pairs.
+/// State of a core, lent to its queue pairs. See the module.
 pub struct Env {
-    /// Index of this core.
+    /// Index of this core, from 0.
     pub core: usize,
-    /// Number of cores.
+    /// Number of cores of the process.
     pub cores: usize,
-    /// Time of this turn.
+    /// Time of this turn; does not advance within it.
     pub now: Nanos,
-    /// When the core was started, on the same clock.
-    pub started: Nanos,
+    /// When this core started, with the process, on the same clock.
+    pub process_started: Nanos,
     /// Wall clock at this turn, ms since 1970.
     pub wall_ms: u64,
-    /// The configuration as I/O queues have it: the newest that this core has.
+    /// The newest configuration of this core, which I/O queues use.
     pub snapshot: Arc<Snapshot>,
-    /// The configuration that hosts are shown (Identify, log pages, discovery, Connect of admin queues): the
-    /// newest that all cores have. A host uses what it is shown on all its queues, at once.
+    /// The newest configuration that all cores serve: that of Identify, log pages, discovery and Connect of
+    /// admin queues, since a host uses a namespace on all its queues at once.
     pub advertised_snapshot: Arc<Snapshot>,
-    /// Live controllers of the process.
+    /// Controllers of the process, shared by all cores.
     pub registry: Arc<Registry>,
     /// Buffers of the data path.
     pub pool: Pool,
@@ -97,105 +97,106 @@ pub struct Env {
     pub admin_pool: Pool,
     /// This core's disks, by [`DiskId`].
     pub disks: Vec<Option<Box<dyn Disk>>>,
-    /// Messages to cores, own core included; drained by the core and its shell.
+    /// Messages with the index of their core, this one included; drained by the core and its shell.
     pub outbox: VecDeque<(usize, Message)>,
-    /// For the log.
+    /// Log entries, drained by the app.
     pub notices: Notices,
-    /// The queue pair that is being stepped: its own name, for answers that come back by message.
-    pub(crate) current: Slot,
-    /// True once shutdown has begun.
+    /// Slot of the queue pair that is being called.
+    pub(crate) current: ConnectionId,
+    /// True after [`Message::Shutdown`].
     pub is_draining: bool,
-    /// Requests of this core wait for memory: who comes now lines up behind them.
-    pub(crate) is_crowded: bool,
-    /// Whom the reserve's buffers are charged to while their data comes from hosts.
-    pub(crate) incoming: Slot,
-    /// Connections found none of them since time-outs were looked at last.
+    /// Requests of this core wait for memory, and new ones must queue behind them.
+    pub(crate) has_memory_waiters: bool,
+    /// Owner in the admin pool of buffers whose data hosts have not sent yet, of all connections together.
+    pub(crate) incoming_owner: ConnectionId,
+    /// A command found no such buffer in this timer period.
     pub(crate) is_reserve_short: bool,
-    /// Bytes that the disk with the least memory to give has left, where that is hardly anything; else as
-    /// many as there are numbers. As of the last look at time-outs.
+    /// Free bytes of the disk memory that is scarcest; `u64::MAX`: none is scarce. Updated by the timer.
     pub(crate) scarce_bytes: u64,
     /// Requests that had to wait for a buffer, ever.
     pub waits: u64,
     /// Commands that arrived, ever.
     pub commands: u64,
     pub(crate) done: Vec<Done>,
-    /// What queue pairs that are gone have left at the disks.
+    /// Commands at disks whose queue pair has ended.
     pub(crate) orphaned_commands: OrphanedCommands,
-    /// Namespaces that have commands.
+    /// Measures the busy time of namespaces.
     pub(crate) busy: Busy,
 }
 
-/// Completions that are collected from a disk at a time.
+/// Initial capacity of the list of completions of one disk's poll.
 pub(crate) const DONE_BATCH: usize = 128;
 
 impl Env {
-    /// The core's handle on a disk.
+    /// This core's handle on the disk with this index; `None`: it was removed or could not be opened.
     #[inline]
     pub fn disk(&mut self, disk: usize) -> Option<&mut (dyn Disk + 'static)> {
         self.disks.get_mut(disk)?.as_deref_mut()
     }
 
-    /// The same, to look at.
+    /// [`Env::disk`] by shared reference.
     #[inline]
     pub(crate) fn disk_ref(&self, disk: usize) -> Option<&dyn Disk> {
         self.disks.get(disk)?.as_deref()
     }
 
-    /// A queue pair is gone. How many of its commands the disks still have; it may be asked again.
+    /// Cancels the disk commands of an ended queue pair. Returns the number that the disks could not cancel;
+    /// may be repeated.
     #[cold]
-    pub(crate) fn cancel_commands_of(&mut self, qpair: Slot) -> usize {
+    pub(crate) fn cancel_commands_of(&mut self, qpair: ConnectionId) -> usize {
         self.disks.iter_mut().flatten().map(|disk| disk.cancel_owner(owner(qpair))).sum()
     }
 
-    /// The share that the queue pair which is being stepped has of the pool.
+    /// The current queue pair's share of the pool.
     #[inline]
     pub(crate) fn share(&self) -> Share<'_> {
-        self.pool.share(self.current)
+        self.pool.share(self.current.0)
     }
 
-    /// Its share of the reserve of admin and Connect commands; of the pool for a large one.
+    /// The current queue pair's share of the admin pool, or of the pool for a command too large for that.
     pub(crate) fn admin_share(&self, bytes: u32) -> Share<'_> {
         if bytes <= self.admin_pool.buffer_bytes_max() {
-            self.admin_pool.share(self.current)
+            self.admin_pool.share(self.current.0)
         } else {
             self.share()
         }
     }
 
-    /// The share of the reserve that all have together whose data is to come from the host: however many
-    /// connections keep theirs back, others are served from what is left.
+    /// The share of the admin pool that all commands share whose data the host has not sent yet: hosts that
+    /// send none cannot use up the whole pool.
     pub(crate) fn incoming_share(&self) -> Share<'_> {
-        self.admin_pool.share(self.incoming)
+        self.admin_pool.share(self.incoming_owner.0)
     }
 
-    /// A buffer for an admin or Connect command whose data comes from the host some time. Who finds none
-    /// makes the others hurry.
+    /// Takes a buffer for an admin or Connect command whose data the host sends. If there is none, the
+    /// fetches of others get a shorter time-out.
     pub(crate) fn take_incoming(&mut self, bytes: u32) -> Option<Buf> {
         let buf = self.incoming_share().take_contiguous(bytes);
         self.is_reserve_short |= buf.is_none();
         buf
     }
 
-    /// Whether a disk that gives memory has hardly any left: less than two of the largest commands need.
-    pub(crate) fn look_at_scarcity(&mut self) {
+    /// Updates `scarce_bytes`: a disk's memory is scarce when less is free than two of the largest commands
+    /// need.
+    pub(crate) fn update_scarcity(&mut self) {
         let enough = 2 * u64::from(self.snapshot.limits.transfer_bytes);
         let free = self.disks.iter().flatten().map(|disk| disk.free_bytes());
         self.scarce_bytes = free.filter(|free| *free < enough).min().unwrap_or(u64::MAX);
     }
 
-    /// Send to one core.
+    /// Queues a message to one core.
     pub fn send(&mut self, core: usize, message: Message) {
         self.outbox.push_back((core, message));
     }
 
-    /// Send to all cores, this one included.
+    /// Queues a message to all cores, this one included.
     pub fn broadcast(&mut self, message: &Message) {
         for core in 0..self.cores {
             self.outbox.push_back((core, message.clone()));
         }
     }
 
-    /// Note something for the log.
+    /// Adds a log entry.
     pub fn notice(&mut self, notice: Notice) {
         self.notices.push(notice);
     }

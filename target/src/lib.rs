@@ -1,5 +1,5 @@
 //! The NVMe-oF controller side of Spindle: subsystems, controllers, queue pairs, admin and I/O commands,
-//! discovery. **Open this crate first**; the others are below.
+//! discovery. **Read this crate first**; the others are listed below.
 //!
 //! It makes no system call, reads no clock and has no thread. Input: bytes or completions of a connection
 //! (through a [`Transport`](spindle_transport::Transport)), completions of disks, the time, messages of other
@@ -21,23 +21,36 @@
 //!     ... Event::Sent ──> free
 //! ```
 //!
+//! # Path of a read
+//!
+//! ```text
+//!   qpair::Qpair::step_command
+//!    fast path: the disk has the data in memory (RAM, null, a cache hit)
+//!     ──> step_fast_path ──> read_fast_path: check, Disk::prepare (Ready)
+//!     ──> reply_fast_path ──> Transport::reply
+//!    slab path: `prepare` returned anything else
+//!     ──> continue_read ──> step_buffer (Pool: a buffer of the pool) ──> step_execute ──> Disk::submit
+//!     ... core::TargetCore::poll ──> Disk::poll ──> Qpair::on_done ──> finish ──> Transport::reply
+//!     ... Event::Sent ──> free
+//! ```
+//!
 //! # Modules
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`core`] | one core: its queue pairs, disks, messages, timers; which connection goes when it is full |
-//! | [`env`](mod@env) | what the queue pairs of a core share; messages between cores |
+//! | [`core`] | one core: its queue pairs, disks, messages, timers; eviction when it is full |
+//! | [`env`](mod@env) | state that the queue pairs of a core share; messages between cores |
 //! | [`qpair`] | the request machine; I/O, fused and compound commands, the admin queue |
 //! | [`controller`] | Connect, properties, Identify, log pages, features, events, keep alive |
 //! | [`orphaned_commands`] | commands that disks still have of queue pairs that ended |
 //! | [`discovery`] | the discovery log |
-//! | [`refusal`] | how a command fails |
+//! | [`refusal`] | status and field at fault of a command that fails |
 //! | [`snapshot`] | the configuration, immutable, replaced by message |
-//! | [`shared`] | what cores share about controllers |
-//! | [`counters`], [`notice`] | what hosts and operators read |
+//! | [`shared`] | state of controllers that all cores share |
+//! | [`counters`], [`notice`] | statistics and log entries |
 //!
-//! Not supported: reservations, ANA, authentication, namespace management. Such a command is refused as the
-//! specification says.
+//! Not supported: reservations, ANA, authentication, namespace management. Such a command gets the status
+//! that the specification demands.
 //!
 //! # The other crates, in reading order
 //!

@@ -1,4 +1,4 @@
-//! [`Notice`]: what the log should say about hosts, as values. The app drains them, limits their rate and
+//! [`Notice`]: log entries about hosts and disks, as values. The app drains them, limits their rate and
 //! prints them.
 
 use std::collections::VecDeque;
@@ -10,71 +10,71 @@ use spindle_transport::CloseReason;
 
 use crate::orphaned_commands::ORPHAN_MAX;
 
-/// Something worth a line.
+/// One log entry; `Display` is its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// A controller was made.
+    /// A controller was created.
     Connected {
-        /// Who.
+        /// HOSTNQN.
         host: Nqn,
-        /// To what.
+        /// SUBNQN; also of the discovery subsystem.
         subsystem: Nqn,
-        /// The controller's identifier.
+        /// CNTLID that was assigned.
         cntlid: u16,
-        /// From where.
+        /// Address of the host.
         remote: SocketAddr,
     },
     /// A controller has ended.
     Disconnected {
-        /// Who.
+        /// HOSTNQN.
         host: Nqn,
-        /// From what.
+        /// SUBNQN.
         subsystem: Nqn,
-        /// The controller's identifier.
+        /// CNTLID; may be assigned again.
         cntlid: u16,
-        /// Why; `None`: the host closed the connection.
+        /// Why the target closed the connection; `None`: the host closed it.
         reason: Option<CloseReason>,
     },
-    /// Connect was refused.
+    /// A Connect command was refused.
     Refused {
-        /// From where.
+        /// Address of the host.
         remote: SocketAddr,
-        /// The status it got.
+        /// Status of its completion.
         status: Status,
         /// Field, value and what is allowed.
         reason: String,
     },
-    /// The host did not follow the rules of the queue.
+    /// The host violated a rule of NVMe queues; its connection was closed.
     HostError {
-        /// From where.
+        /// Address of the host.
         remote: SocketAddr,
-        /// Which rule.
+        /// Text of the violation.
         rule: &'static str,
     },
-    /// The host did not follow the rules of the transport.
+    /// The host violated a rule of the transport; its connection was closed.
     Violation {
-        /// From where.
+        /// Address of the host.
         remote: SocketAddr,
         /// Field, value and what is allowed.
         text: String,
     },
-    /// A connection was not taken.
+    /// A connection was refused or evicted before Connect.
     ConnectionRefused {
-        /// From where.
+        /// Address of the host.
         remote: SocketAddr,
-        /// Field, value and what is allowed; or what has run out.
+        /// Field, value and what is allowed; or the limit that is reached.
         reason: String,
     },
     /// The keep-alive time-out of a controller has passed.
     KeepAliveExpired {
-        /// Who.
+        /// HOSTNQN.
         host: Nqn,
-        /// The controller's identifier.
+        /// CNTLID.
         cntlid: u16,
-        /// The time-out, in ms.
+        /// The time-out that was granted, in ms.
         timeout_ms: u32,
     },
-    /// An I/O queue was connected with another HOSTID than its controller's admin queue. Told once for each
+    /// An I/O queue was connected with another HOSTID than its controller's admin queue. At most one for each
     /// controller.
     OtherHostId {
         /// HOSTNQN.
@@ -86,47 +86,47 @@ pub enum Notice {
     },
     /// A disk of a new configuration could not be opened on a core.
     DiskOpen {
-        /// Disk, verb and the system's reason.
+        /// Text of the [`OpenError`](spindle_disk::OpenError).
         reason: String,
     },
-    /// What a host that is gone left at the disks has not ended in time: its next connection does not wait
-    /// for it any longer.
+    /// Commands of an ended connection are at a disk for longer than [`ORPHAN_MAX`]; the host's next
+    /// connection does not wait for them any longer.
     Orphan {
-        /// HOSTNQN of the connection that is gone.
+        /// HOSTNQN of the ended connection.
         host: Nqn,
-        /// SUBNQN that it was connected to.
+        /// SUBNQN of the ended connection.
         subsystem: Nqn,
         /// Commands that the disks have not completed.
         commands: usize,
     },
-    /// A host that is back has ended controllers that it had before (End Former Associations).
+    /// A host has ended its former controllers (End Former Associations).
     FormerEnded {
         /// HOSTNQN.
         host: Nqn,
         /// SUBNQN.
         subsystem: Nqn,
-        /// CNTLID of the controller that it is back with.
+        /// CNTLID of its new controller.
         cntlid: u16,
-        /// How many it has ended.
+        /// Number of controllers that were ended.
         ended: usize,
     },
     /// A disk failed a command.
     DiskError {
-        /// The subsystem.
+        /// SUBNQN.
         subsystem: Nqn,
-        /// Its namespace.
+        /// NSID of the command.
         nsid: u32,
-        /// First block.
+        /// First block of the command, or of the failed piece of it.
         lba: u64,
-        /// What the host was told.
+        /// Status of the completion.
         status: Status,
     },
 }
 
-/// A host's name, for people.
-struct Name<'a>(&'a Nqn);
+/// Displays a HOSTNQN, or a text for a host without one.
+struct HostName<'a>(&'a Nqn);
 
-impl std::fmt::Display for Name<'_> {
+impl std::fmt::Display for HostName<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.0.is_unnamed() { f.write_str("(a host without a name)") } else { self.0.fmt(f) }
     }
@@ -136,11 +136,11 @@ impl std::fmt::Display for Notice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Notice::Connected { host, subsystem, cntlid, remote } => {
-                let host = Name(host);
+                let host = HostName(host);
                 write!(f, "host {host} at {remote} connected to {subsystem} as controller {cntlid}")
             }
             Notice::Disconnected { host, subsystem, cntlid, reason } => {
-                let host = Name(host);
+                let host = HostName(host);
                 write!(f, "controller {cntlid} of {host} on {subsystem} ended: ")?;
                 match reason {
                     Some(reason) => reason.fmt(f),
@@ -156,7 +156,7 @@ impl std::fmt::Display for Notice {
             Notice::Violation { remote, text } => write!(f, "connection from {remote} closed: {text}"),
             Notice::HostError { remote, rule } => write!(f, "connection from {remote} closed: {rule}"),
             Notice::OtherHostId { host, cntlid, qid } => {
-                let host = Name(host);
+                let host = HostName(host);
                 write!(
                     f,
                     "controller {cntlid} of {host}: hostid of queue {qid} is not that of queue 0, which \
@@ -164,7 +164,7 @@ impl std::fmt::Display for Notice {
                 )
             }
             Notice::KeepAliveExpired { host, cntlid, timeout_ms } => {
-                let host = Name(host);
+                let host = HostName(host);
                 write!(f, "keep alive of controller {cntlid} ({host}) expired after {timeout_ms} ms")
             }
             Notice::DiskOpen { reason } => f.write_str(reason),
@@ -177,7 +177,7 @@ impl std::fmt::Display for Notice {
                 )
             }
             Notice::FormerEnded { host, subsystem, cntlid, ended } => {
-                let host = Name(host);
+                let host = HostName(host);
                 write!(
                     f,
                     "host {host} is back on {subsystem} as controller {cntlid} and has ended {ended} of its \
@@ -191,14 +191,14 @@ impl std::fmt::Display for Notice {
     }
 }
 
-/// A bounded list of notices; what does not fit is counted.
+/// A bounded queue of notices. Notices beyond its capacity are dropped and counted.
 #[derive(Debug)]
 pub struct Notices {
     list: VecDeque<Notice>,
     dropped: u64,
 }
 
-/// Notices kept between two drains: more than a turn's worth of honest hosts, a bound for the others.
+/// Most notices between two drains: more than well-behaved hosts cause in a turn.
 const NOTICES_MAX: usize = 64;
 
 impl Default for Notices {
@@ -208,7 +208,7 @@ impl Default for Notices {
 }
 
 impl Notices {
-    /// Keep it if there is room.
+    /// Appends a notice, or drops and counts it when the queue is full.
     pub fn push(&mut self, notice: Notice) {
         if self.list.len() < NOTICES_MAX {
             self.list.push_back(notice);
@@ -217,12 +217,12 @@ impl Notices {
         }
     }
 
-    /// The oldest.
+    /// Removes the oldest notice.
     pub fn pop(&mut self) -> Option<Notice> {
         self.list.pop_front()
     }
 
-    /// How many did not fit since the last call.
+    /// Number of notices dropped since the last call.
     pub fn take_dropped(&mut self) -> u64 {
         std::mem::take(&mut self.dropped)
     }

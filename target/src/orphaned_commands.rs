@@ -1,101 +1,101 @@
-//! `OrphanedCommands`: commands that disks still have of queue pairs that ended.
+//! `OrphanedCommands`: commands at disks whose queue pair has ended.
 //!
 //! ```text
-//!   a queue pair ends ─> Disk::cancel_owner of each ─┬─ nothing is left ──────────> its identifier is free
-//!                                                    └─ n commands: an orphan ─┬─> n came back ─> free
-//!                                                                              └─> too long ────> free, told
+//!   a queue pair ends ─> Disk::cancel_owner of each ─┬─ no commands left ──> its QID is free
+//!                                                    └─ n commands: orphan ─┬─> n completed ─> free
+//!                                                                           └─> ORPHAN_MAX ──> free, logged
 //! ```
 //!
-//! One that took too long is a stray until it came back: the target does not wait for it, but a host that
-//! asks (End Former Associations) is told.
+//! After [`ORPHAN_MAX`] the orphan is expired: the target does not wait for it, but End Former Associations
+//! reports it to its host until its commands complete.
 //!
-//! While its identifier is not free, the controller's reset and shutdown are not complete, and its host gets
-//! no new controller: what is at a disk cannot be called back, and would land over what the host writes next.
+//! While its QID is not free, the controller's reset and shutdown are not complete, and its host gets no new
+//! controller: a write at a disk cannot be cancelled, and would overwrite what the host writes next.
 
+use spindle_transport::ConnectionId;
 use std::sync::Arc;
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::slab::Slot;
 
 use crate::shared::ControllerShared;
 
-/// How long a host waits at most for what it left at the disks. Longer than a drive has for a command, for
-/// its abort and for the reset that follows (30 s, 5 s, a few), so that it ends only where nothing does.
+/// Longest time for which a host waits for its orphaned commands. Longer than a drive's time-outs for a
+/// command (30 s), its abort (5 s) and the reset that follows (a few seconds) together, so that it passes
+/// only when those have failed too.
 pub const ORPHAN_MAX: Nanos = Nanos::from_secs(40);
 
-/// Commands of one queue pair that is gone.
+/// Commands of one queue pair that has ended.
 pub(crate) struct Orphan {
-    /// The queue pair, on this core.
-    owner: Slot,
-    /// Commands that disks have not given back.
+    /// Slot that the queue pair had on this core.
+    owner: ConnectionId,
+    /// Commands that the disks have not completed, as far as known.
     pub(crate) commands: usize,
-    /// Its controller.
     pub(crate) controller: Arc<ControllerShared>,
     qid: u16,
-    /// When the wait for it ends.
-    until: Nanos,
-    /// The wait has ended.
-    is_stray: bool,
+    /// End of the queue pair plus [`ORPHAN_MAX`].
+    deadline: Nanos,
+    /// `deadline` has passed.
+    is_expired: bool,
 }
 
 impl Orphan {
-    /// Nothing of it is at a disk any more.
-    fn end(&self) {
-        if self.is_stray {
-            self.controller.stray_ended();
+    /// Reports to the controller that the disks have completed all its commands.
+    fn complete(&self) {
+        if self.is_expired {
+            self.controller.expired_orphan_completed();
         } else {
-            self.controller.queue_left(self.qid);
+            self.controller.orphan_completed(self.qid);
         }
     }
 }
 
-/// Those of one core.
+/// Orphans of one core.
 #[derive(Default)]
 pub(crate) struct OrphanedCommands(Vec<Orphan>);
 
 impl OrphanedCommands {
-    /// True where every queue pair has ended with nothing left.
+    /// True when no disk has commands of an ended queue pair.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// I/O queue `qid` of a controller has ended, as `owner`, with so many commands at the disks.
+    /// I/O queue `qid` of a controller, queue pair `owner`, has ended with `commands` at the disks.
     pub(crate) fn add(
         &mut self,
-        owner: Slot,
+        owner: ConnectionId,
         commands: usize,
         controller: Arc<ControllerShared>,
         qid: u16,
         now: Nanos,
     ) {
-        controller.queue_leaves(qid);
-        let until = now + ORPHAN_MAX;
-        self.0.push(Orphan { owner, commands, controller, qid, until, is_stray: false });
+        controller.queue_orphaned(qid);
+        let deadline = now + ORPHAN_MAX;
+        self.0.push(Orphan { owner, commands, controller, qid, deadline, is_expired: false });
     }
 
-    /// A disk has given a command back. True: it was the last that `owner` is known to have.
-    pub(crate) fn on_done(&mut self, owner: Slot) -> bool {
+    /// A disk has completed a command. True: it was the last known one of `owner`.
+    pub(crate) fn on_done(&mut self, owner: ConnectionId) -> bool {
         let Some(orphan) = self.0.iter_mut().find(|orphan| orphan.owner == owner) else { return false };
         orphan.commands = orphan.commands.saturating_sub(1);
         orphan.commands == 0
     }
 
-    /// So many are left of `owner`; it is over when that is none.
-    pub(crate) fn set(&mut self, owner: Slot, commands: usize) {
+    /// The disks have `commands` of `owner` left. With 0 the orphan ends.
+    pub(crate) fn set_commands(&mut self, owner: ConnectionId, commands: usize) {
         let Some(index) = self.0.iter().position(|orphan| orphan.owner == owner) else { return };
         if commands == 0 {
-            self.0.swap_remove(index).end();
+            self.0.swap_remove(index).complete();
         } else if let Some(orphan) = self.0.get_mut(index) {
             orphan.commands = commands;
         }
     }
 
-    /// One that has been waited for too long, and is a stray from now on.
-    pub(crate) fn expired(&mut self, now: Nanos) -> Option<&Orphan> {
-        let orphan = self.0.iter_mut().find(|orphan| now >= orphan.until && !orphan.is_stray)?;
-        orphan.is_stray = true;
-        orphan.controller.queue_strays(orphan.qid);
+    /// The next orphan whose time has passed, and marks it as expired.
+    pub(crate) fn next_expired(&mut self, now: Nanos) -> Option<&Orphan> {
+        let orphan = self.0.iter_mut().find(|orphan| now >= orphan.deadline && !orphan.is_expired)?;
+        orphan.is_expired = true;
+        orphan.controller.orphan_expired(orphan.qid);
         Some(orphan)
     }
 }

@@ -1,25 +1,25 @@
-//! [`Refusal`]: how a command fails, and the field that is to blame for it, for the error log.
+//! [`Refusal`]: the status of a command that fails, and the field at fault for the error log.
 
 use nvme_spec::status::Status;
 
-/// A command that fails.
+/// Why a command fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// The answer.
+    /// Status of the completion, with or without DNR.
     pub status: Status,
-    /// Byte of the submission queue entry at which the field begins.
+    /// Byte offset of the field at fault in the submission queue entry; `None`: no field is at fault.
     pub field: Option<u16>,
 }
 
-/// Bytes of the submission queue entry at which fields begin, for [`Refusal::field`].
+/// Byte offsets of fields in the submission queue entry, for [`Refusal::field`].
 pub(crate) mod field {
     pub(crate) const OPCODE: u16 = 0;
-    /// FUSE, PSDT.
+    /// Byte with FUSE and PSDT.
     pub(crate) const FLAGS: u16 = 1;
     pub(crate) const NSID: u16 = 4;
-    /// Of a Fabrics command, in the place of NSID.
+    /// Fabrics commands have it where others have NSID.
     pub(crate) const FCTYPE: u16 = NSID;
-    /// Of the SGL descriptor.
+    /// Length field of the SGL descriptor.
     pub(crate) const SGL_LENGTH: u16 = 32;
     pub(crate) const SGL_IDENTIFIER: u16 = 39;
     pub(crate) const CDW10: u16 = 40;
@@ -35,25 +35,25 @@ pub(crate) mod field {
 }
 
 impl Refusal {
-    /// This status, blaming this field.
+    /// `status` as it is, without DNR unless it has it.
     #[must_use]
     pub const fn of(status: Status, field: Option<u16>) -> Refusal {
         Refusal { status, field }
     }
 
-    /// With the field at byte `field`; permanent: the same command will be refused again.
+    /// `status` with DNR (do not retry), and the field at byte `field`.
     #[must_use]
     pub const fn at(status: Status, field: u16) -> Refusal {
         Refusal { status: status.dnr(), field: Some(field) }
     }
 
-    /// Invalid Field in Command, for good.
+    /// Invalid Field in Command, with DNR.
     #[must_use]
     pub const fn invalid(field: u16) -> Refusal {
         Refusal::at(Status::INVALID_FIELD, field)
     }
 
-    /// Invalid Namespace or Format, for good.
+    /// Invalid Namespace or Format at NSID, with DNR.
     #[must_use]
     pub const fn namespace() -> Refusal {
         Refusal::at(Status::INVALID_NAMESPACE_OR_FORMAT, field::NSID)

@@ -1,75 +1,74 @@
-//! What the cores share about controllers: few words, read by atomics on the data path, registered under a
-//! mutex at connect.
+//! State of controllers that all cores share: atomics on the data path, a registry under a mutex at Connect.
 //!
-//! The admin queue's core owns the `Controller`; each I/O queue, on whatever core, holds an
+//! The admin queue's core owns the `Controller`; each I/O queue, on any core, holds an
 //! [`Arc<ControllerShared>`]. A command on an I/O queue costs one relaxed load here (is the controller
 //! enabled?) and, once per keep-alive period and queue, one store (there was traffic).
 
+use spindle_transport::ConnectionId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use nvme_spec::nqn::Nqn;
 use spindle_reactor::lock::Lock;
-use spindle_reactor::slab::Slot;
 use spindle_transport::Peer;
 
-/// Most I/O queues of one controller; a bit each in [`ControllerShared`]'s map.
+/// Most I/O queues of one controller: the size of the bit map in [`ControllerShared`].
 pub const IO_QUEUES_MAX: u16 = 128;
 
-/// A queue of a controller, for operators.
+/// Connection of one queue of a controller, for operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QueueEnds {
+pub struct QueueConnection {
     /// 0: the admin queue.
     pub qid: u16,
-    /// The core that has its connection.
+    /// Index of the core that serves it.
     pub core: usize,
-    /// The connection.
+    /// Its addresses and transport.
     pub peer: Peer,
 }
 
 /// A controller as all cores see it.
 #[derive(Debug)]
 pub struct ControllerShared {
-    /// Its identifier, unique in its subsystem while it lives.
+    /// CNTLID; unique in the subsystem while the controller exists.
     pub cntlid: u16,
-    /// NQN of its subsystem, also of the discovery subsystem. Not a reference: a reload replaces the
-    /// snapshot.
+    /// SUBNQN of its Connect; the discovery subsystem has one too. The snapshot with the subsystem is
+    /// replaced by a reload.
     pub subsystem_nqn: Nqn,
-    /// Who connected it.
+    /// HOSTNQN of its Connect.
     pub host_nqn: Nqn,
-    /// And that host's identifier.
+    /// HOSTID of its Connect.
     pub host_id: [u8; 16],
-    /// Its host, as disks tell hosts apart: no other host has this number while it lives, and up to
-    /// [`HOSTS_KEPT`] none ever has. From 1.
+    /// Number of its host, from 1, by which disks distinguish hosts. No two connected hosts have the same;
+    /// numbers up to [`HOSTS_KEPT`] are never reused. 0: all numbers were in use.
     pub client: u16,
-    /// The core that owns the admin queue.
+    /// Index of the core that owns the admin queue.
     pub admin_core: usize,
-    /// The admin queue's name there; stale before it is connected.
+    /// Slot of the admin queue on that core; names none before Connect has succeeded.
     admin_queue: AtomicU32,
-    /// True while CC.EN = 1 and CSTS.RDY = 1: I/O commands are taken.
+    /// CC.EN = 1 and CSTS.RDY = 1: I/O commands are accepted.
     is_ready: AtomicBool,
-    /// True once the controller is on its way out; it never comes back.
+    /// The controller has failed, was removed, or was ended by End Former Associations; never cleared.
     is_gone: AtomicBool,
-    /// I/O queues that are live, or that have left something at a disk (a bit each, qid - 1).
+    /// QIDs in use, bit `qid - 1`: connected I/O queues, and ended ones with commands at a disk.
     queues: [AtomicU64; 2],
-    /// Connections of its queues. Locked at Connect, at the end of a queue, and by operators.
-    ends: Lock<Vec<QueueEnds>>,
-    /// How many of them are not live any more.
-    leaving: AtomicU32,
-    /// How many queues that are gone have something at a disk that is not waited for any more.
-    strays: AtomicU32,
-    /// Token of the last End Former Associations that was begun; 0: none.
+    /// Connections of its queues. Locked at Connect, at the end of a queue, and by operators' queries.
+    connections: Lock<Vec<QueueConnection>>,
+    /// Ended I/O queues with commands at a disk; their QIDs stay in use.
+    orphaned_queues: AtomicU32,
+    /// Ended I/O queues with commands at a disk for longer than `ORPHAN_MAX`; their QIDs are free.
+    expired_orphans: AtomicU32,
+    /// Token of the latest End Former Associations on this controller; 0: none.
     former_token: AtomicU64,
-    /// Set by queues when they had a command; cleared by the keep-alive timer (traffic-based keep alive).
+    /// Set by queues at a command; cleared by the keep-alive timer (traffic-based keep alive).
     has_traffic: AtomicBool,
-    /// One of its I/O queues was connected with another HOSTID.
+    /// An I/O queue of it was connected with another HOSTID than the admin queue.
     has_other_host_id: AtomicBool,
-    /// Features that I/O queues look at: bit 0 = volatile write cache enabled.
+    /// Features that I/O queues read: bit 0 = volatile write cache enabled.
     pub feature_bits: AtomicU32,
 }
 
 impl ControllerShared {
-    /// A fresh controller: not ready, no queues.
+    /// A controller that is not ready and has no queues; `client` is 0.
     #[must_use]
     pub fn new(cntlid: u16, subsystem_nqn: Nqn, host_nqn: Nqn, host_id: [u8; 16], admin_core: usize) -> Self {
         ControllerShared {
@@ -83,9 +82,9 @@ impl ControllerShared {
             is_ready: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             queues: [const { AtomicU64::new(0) }; 2],
-            ends: Lock::default(),
-            leaving: AtomicU32::new(0),
-            strays: AtomicU32::new(0),
+            connections: Lock::default(),
+            orphaned_queues: AtomicU32::new(0),
+            expired_orphans: AtomicU32::new(0),
             former_token: AtomicU64::new(0),
             has_traffic: AtomicBool::new(false),
             has_other_host_id: AtomicBool::new(false),
@@ -93,53 +92,53 @@ impl ControllerShared {
         }
     }
 
-    /// True while I/O commands are taken.
+    /// True while I/O commands are accepted.
     #[inline]
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.is_ready.load(Ordering::Relaxed)
     }
 
-    /// The host has left the volatile write cache on (feature 06h).
+    /// True unless the host has disabled the volatile write cache (feature 06h).
     #[inline]
     #[must_use]
     pub fn is_write_cache_on(&self) -> bool {
         self.feature_bits.load(Ordering::Relaxed) & 1 != 0
     }
 
-    /// CSTS.RDY has changed.
+    /// Called by the admin queue's core when CSTS.RDY changes.
     pub fn set_ready(&self, is_ready: bool) {
         self.is_ready.store(is_ready, Ordering::Release);
     }
 
-    /// The admin queue is connected: its name on the admin core.
-    pub fn set_admin_queue(&self, queue: Slot) {
+    /// Sets the slot of the admin queue on the admin core, at Connect.
+    pub fn set_admin_queue(&self, queue: ConnectionId) {
         self.admin_queue.store(queue.to_wire(), Ordering::Relaxed);
     }
 
-    /// The admin queue's name on the admin core.
+    /// Slot of the admin queue on [`ControllerShared::admin_core`].
     #[must_use]
-    pub fn admin_queue(&self) -> Slot {
-        Slot::from_wire(self.admin_queue.load(Ordering::Relaxed))
+    pub fn admin_queue(&self) -> ConnectionId {
+        ConnectionId::from_wire(self.admin_queue.load(Ordering::Relaxed))
     }
 
-    /// True once it is on its way out. Who saw that it is not ready, and asks then, knows whether that is
-    /// why.
+    /// True once the controller has failed, was removed, or was ended by End Former Associations. After
+    /// `is_ready` has returned false, this tells whether that was the reason.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         fence(Ordering::Acquire);
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// It is on its way out: not ready any more, no queue is added.
+    /// Marks the controller as ended: no command and no new queue is accepted.
     pub fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
         self.set_ready(false);
-        // With `claim_queue`: who claims a queue sees this, or who counts the queues sees that one.
+        // With the fence in `claim_queue`: a claim sees this flag, or a later count sees the claimed queue.
         fence(Ordering::SeqCst);
     }
 
-    /// A command has arrived on one of its queues.
+    /// Records that a command arrived on one of its queues.
     #[inline]
     pub fn note_traffic(&self) {
         if !self.has_traffic.load(Ordering::Relaxed) {
@@ -147,136 +146,144 @@ impl ControllerShared {
         }
     }
 
-    /// Was there traffic since the last call?
+    /// True when a command arrived since the last call.
     #[must_use]
     pub fn take_traffic(&self) -> bool {
         self.has_traffic.swap(false, Ordering::Relaxed)
     }
 
-    /// An I/O queue gives another HOSTID than the admin queue; true the first time.
+    /// Records that an I/O queue has another HOSTID than the admin queue; true the first time.
     #[must_use]
     pub fn note_other_host_id(&self) -> bool {
         !self.has_other_host_id.swap(true, Ordering::Relaxed)
     }
 
-    /// Claim I/O queue `qid` (1 ..= [`IO_QUEUES_MAX`]); false when it is live already or out of range.
+    /// Claims I/O queue `qid` (1 ..= [`IO_QUEUES_MAX`]); false when it is in use or out of range.
     #[must_use]
     pub fn claim_queue(&self, qid: u16) -> bool {
-        let Some((word, bit)) = Self::bit(qid) else { return false };
+        let Some((word, bit)) = Self::qid_bit(qid) else { return false };
         let is_free = self.queues[word].fetch_or(bit, Ordering::AcqRel) & bit == 0;
         fence(Ordering::SeqCst);
         is_free
     }
 
-    /// A queue that was claimed, or the admin queue, has this connection.
-    pub fn note_ends(&self, ends: QueueEnds) {
-        self.ends.lock().push(ends);
+    /// Adds the connection of a queue that was claimed, or of the admin queue.
+    pub fn add_connection(&self, connection: QueueConnection) {
+        self.connections.lock().push(connection);
     }
 
-    /// Connections of its queues, by QID.
+    /// Connections of its queues, sorted by QID.
     #[must_use]
-    pub fn ends(&self) -> Vec<QueueEnds> {
-        let mut ends = self.ends.lock().clone();
-        ends.sort_unstable_by_key(|it| it.qid);
-        ends
+    pub fn connections(&self) -> Vec<QueueConnection> {
+        let mut connections = self.connections.lock().clone();
+        connections.sort_unstable_by_key(|it| it.qid);
+        connections
     }
 
-    /// I/O queue `qid` is gone.
+    /// I/O queue `qid` has ended without commands at a disk: its identifier is free.
     pub fn release_queue(&self, qid: u16) {
-        self.ends.lock().retain(|it| it.qid != qid);
-        if let Some((word, bit)) = Self::bit(qid) {
+        self.connections.lock().retain(|it| it.qid != qid);
+        if let Some((word, bit)) = Self::qid_bit(qid) {
             self.queues[word].fetch_and(!bit, Ordering::AcqRel);
         }
     }
 
-    /// I/O queue `qid` is gone, and has left something at a disk: its identifier stays taken.
-    pub fn queue_leaves(&self, qid: u16) {
-        self.ends.lock().retain(|it| it.qid != qid);
-        self.leaving.fetch_add(1, Ordering::AcqRel);
+    /// I/O queue `qid` has ended with commands at a disk: its identifier stays in use.
+    pub fn queue_orphaned(&self, qid: u16) {
+        self.connections.lock().retain(|it| it.qid != qid);
+        self.orphaned_queues.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Nothing of I/O queue `qid` is at a disk any more, or the wait for it has ended.
-    pub fn queue_left(&self, qid: u16) {
+    /// The disks have completed the commands of ended I/O queue `qid`: its identifier is free.
+    pub fn orphan_completed(&self, qid: u16) {
         self.release_queue(qid);
-        self.leaving.fetch_sub(1, Ordering::AcqRel);
+        self.orphaned_queues.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// The wait for I/O queue `qid` has ended, and something of it is at a disk still.
-    pub fn queue_strays(&self, qid: u16) {
-        // In this order: who sees that it is not waited for sees that it strays.
-        self.strays.fetch_add(1, Ordering::AcqRel);
-        self.queue_left(qid);
+    /// Commands of ended I/O queue `qid` are at a disk for longer than `ORPHAN_MAX`: its identifier is free.
+    pub fn orphan_expired(&self, qid: u16) {
+        // In this order, so that a reader of both counters sees the queue in at least one.
+        self.expired_orphans.fetch_add(1, Ordering::AcqRel);
+        self.orphan_completed(qid);
     }
 
-    /// Nothing is at a disk any more of a queue whose wait had ended.
-    pub fn stray_ended(&self) {
-        self.strays.fetch_sub(1, Ordering::AcqRel);
+    /// The disks have completed the commands of a queue that had exceeded `ORPHAN_MAX`.
+    pub fn expired_orphan_completed(&self) {
+        self.expired_orphans.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Something of a queue whose wait has ended may be at a disk.
+    /// True while a disk may have commands of a queue that exceeded `ORPHAN_MAX`.
     #[must_use]
-    pub fn has_strays(&self) -> bool {
-        self.strays.load(Ordering::Acquire) > 0
+    pub fn has_expired_orphans(&self) -> bool {
+        self.expired_orphans.load(Ordering::Acquire) > 0
     }
 
-    /// Something that its host submitted, and that the host was not answered, may be at a disk.
+    /// True while a new association of the host must wait: an ended queue has commands at a disk, or the
+    /// controller has ended and its queues are not closed yet.
     #[must_use]
     pub fn has_orphans(&self) -> bool {
-        self.leaving.load(Ordering::Acquire) > 0 || (self.is_gone() && self.live_queues() > 0)
+        self.orphaned_queues.load(Ordering::Acquire) > 0 || (self.is_gone() && self.taken_qids() > 0)
     }
 
-    /// Number of I/O queues that are live or have left something at a disk.
+    /// Number of QIDs in use: connected I/O queues, and ended ones with commands at a disk.
     #[must_use]
-    pub fn live_queues(&self) -> u32 {
+    pub fn taken_qids(&self) -> u32 {
         self.queues.iter().map(|word| word.load(Ordering::Acquire).count_ones()).sum()
     }
 
-    /// It is of this subsystem and this host. Hosts without a name are told apart by their identifiers.
-    fn is_of(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
+    /// Number of I/O queues with a connection.
+    #[must_use]
+    pub fn connected_queues(&self) -> usize {
+        self.connections.lock().iter().filter(|it| it.qid != 0).count()
+    }
+
+    /// True for a controller of this subsystem and this host. Hosts without HOSTNQN are distinguished by
+    /// HOSTID.
+    fn matches_host(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         self.host_nqn == *host_nqn
             && (!host_nqn.is_unnamed() || self.host_id == *host_id)
             && self.subsystem_nqn == *subsystem_nqn
     }
 
-    fn bit(qid: u16) -> Option<(usize, u64)> {
+    fn qid_bit(qid: u16) -> Option<(usize, u64)> {
         let index = qid.checked_sub(1).filter(|index| *index < IO_QUEUES_MAX)?;
         Some((usize::from(index / 64), 1 << (index % 64)))
     }
 }
 
-/// Where a host's former associations are.
+/// State of a host's former associations with a subsystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Former {
-    /// Nothing of them reaches a disk any more.
+pub enum FormerState {
+    /// No disk has commands of them.
     Over,
-    /// Queues of them are live, or something of them is at a disk.
+    /// Their queues are not closed, or disks have commands of them.
     Ending,
-    /// The rest of them is at a disk for longer than anybody waits.
+    /// Disks have commands of them for longer than `ORPHAN_MAX`: their writes may still be executed.
     MayLand,
 }
 
-/// Hosts that keep their number when they leave.
+/// Number of hosts that keep their client number after they disconnect.
 pub const HOSTS_KEPT: u16 = 255;
 
-fn number(at: usize) -> u16 {
+fn client_number(at: usize) -> u16 {
     u16::try_from(at + 1).unwrap_or(0)
 }
 
-/// All live controllers of the process. Locked at connect, at the end of a controller and while End Former
+/// All controllers of the process. Locked at Connect, at the end of a controller and while End Former
 /// Associations waits.
 #[derive(Default)]
 pub struct Registry {
     controllers: Lock<Vec<Arc<ControllerShared>>>,
-    /// Controllers that have ended before the disks were through with all of their I/O queues.
-    leaving: Lock<Vec<Arc<ControllerShared>>>,
-    /// Hosts whose numbers are kept: the first has number 1.
+    /// Ended controllers with commands of their I/O queues at a disk.
+    ended: Lock<Vec<Arc<ControllerShared>>>,
+    /// HOSTNQN and HOSTID of the hosts with numbers 1 to [`HOSTS_KEPT`], in order.
     hosts: Lock<Vec<(Nqn, [u8; 16])>>,
-    /// Where the search for a free identifier goes on, so that one is not given out again at once.
+    /// Offset at which the next search for a free CNTLID begins, so that one is not reused at once.
     next: AtomicU32,
 }
 
 impl Registry {
-    /// Make a controller with a free identifier out of `range`. `None`: all are taken.
+    /// Creates a controller with a free CNTLID of `range` (inclusive). `None`: all are in use.
     pub fn create(
         &self,
         subsystem_nqn: Nqn,
@@ -302,17 +309,16 @@ impl Registry {
         None
     }
 
-    /// The number of a host: the one that it had before, as long as there are such to keep; or that of its
-    /// other controllers, or the lowest that no host has. 0, where as many hosts are connected as there are
-    /// numbers.
+    /// Client number of a host. The first [`HOSTS_KEPT`] hosts keep theirs; any other gets that of its other
+    /// controllers, or the lowest free one. 0: none is free.
     fn client_of(&self, controllers: &[Arc<ControllerShared>], host_nqn: &Nqn, host_id: &[u8; 16]) -> u16 {
         let mut hosts = self.hosts.lock();
         if let Some(at) = hosts.iter().position(|(nqn, id)| nqn == host_nqn && id == host_id) {
-            return number(at);
+            return client_number(at);
         }
         if hosts.len() < usize::from(HOSTS_KEPT) {
             hosts.push((*host_nqn, *host_id));
-            return number(hosts.len() - 1);
+            return client_number(hosts.len() - 1);
         }
         let is_of_host = |it: &&Arc<ControllerShared>| it.host_nqn == *host_nqn && it.host_id == *host_id;
         if let Some(other) = controllers.iter().find(is_of_host) {
@@ -321,13 +327,13 @@ impl Registry {
         (HOSTS_KEPT + 1..=u16::MAX).find(|own| controllers.iter().all(|it| it.client != *own)).unwrap_or(0)
     }
 
-    /// Names and identifiers of the hosts that have the numbers from 1 on, whether they are connected or not.
+    /// HOSTNQN and HOSTID of the hosts with client numbers from 1 on, in order, connected or not.
     #[must_use]
     pub fn hosts(&self) -> Vec<(Nqn, [u8; 16])> {
         self.hosts.lock().clone()
     }
 
-    /// The controller of this subsystem with this identifier.
+    /// The controller `cntlid` of this subsystem, unless it was removed.
     #[must_use]
     pub fn find(&self, subsystem_nqn: &Nqn, cntlid: u16) -> Option<Arc<ControllerShared>> {
         self.controllers
@@ -337,27 +343,28 @@ impl Registry {
             .cloned()
     }
 
-    /// Something of a former association of this host may still be at a disk of the subsystem.
+    /// True while a new association of this host with the subsystem must wait for commands of a former one.
     #[must_use]
     pub fn has_orphans(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
-        let is_one =
-            |it: &Arc<ControllerShared>| it.is_of(subsystem_nqn, host_nqn, host_id) && it.has_orphans();
-        self.controllers.lock().iter().any(is_one) || self.leaving.lock().iter().any(is_one)
+        let is_one = |it: &Arc<ControllerShared>| {
+            it.matches_host(subsystem_nqn, host_nqn, host_id) && it.has_orphans()
+        };
+        self.controllers.lock().iter().any(is_one) || self.ended.lock().iter().any(is_one)
     }
 
-    /// Note the token of this controller. Every other controller of the same subsystem, HOSTNQN and HOSTID
-    /// with the same token is gone from here on; the caller closes their queues. `None`: so was this one
-    /// before, and nothing happens.
+    /// Sets the token of `own`, and marks every other controller of the same subsystem, HOSTNQN, HOSTID and
+    /// token as ended. Returns those; the caller closes their queues. `None`: `own` has ended before, and
+    /// nothing changes.
     pub fn end_former(&self, own: &Arc<ControllerShared>, token: u64) -> Option<Vec<Arc<ControllerShared>>> {
         let controllers = self.controllers.lock();
-        // Under the lock: of two that end each other, the first is ended and does not end the other.
+        // Under the lock: of two controllers that would end each other, only one ends the other.
         if own.is_gone() {
             return None;
         }
         own.former_token.store(token, Ordering::Relaxed);
         let is_former = |it: &&Arc<ControllerShared>| {
             !Arc::ptr_eq(it, own)
-                && it.is_of(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
+                && it.matches_host(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
                 && it.host_id == own.host_id
                 && it.former_token.load(Ordering::Relaxed) == token
                 && !it.is_gone()
@@ -367,46 +374,46 @@ impl Registry {
         Some(former)
     }
 
-    /// Where the former associations of this controller's host with its subsystem are.
+    /// State of the former associations of this controller's host with its subsystem.
     #[must_use]
-    pub fn former(&self, own: &Arc<ControllerShared>) -> Former {
+    pub fn former_state(&self, own: &Arc<ControllerShared>) -> FormerState {
         let is_one = |it: &&Arc<ControllerShared>| {
-            !Arc::ptr_eq(it, own) && it.is_of(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
+            !Arc::ptr_eq(it, own) && it.matches_host(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
         };
-        let mut has_strays = false;
-        // One that ends meanwhile is in the second list before it leaves the first.
+        let mut has_expired_orphans = false;
+        // A controller that ends meanwhile is added to `ended` before it is removed from `controllers`.
         for it in self.controllers.lock().iter().filter(is_one) {
-            // Gone, and still here: its admin queue is not closed.
+            // Ended but still registered: its admin queue is not closed.
             if it.is_gone() || it.has_orphans() {
-                return Former::Ending;
+                return FormerState::Ending;
             }
-            has_strays |= it.has_strays();
+            has_expired_orphans |= it.has_expired_orphans();
         }
-        for it in self.leaving.lock().iter().filter(is_one) {
+        for it in self.ended.lock().iter().filter(is_one) {
             if it.has_orphans() {
-                return Former::Ending;
+                return FormerState::Ending;
             }
-            has_strays |= it.has_strays();
+            has_expired_orphans |= it.has_expired_orphans();
         }
-        if has_strays { Former::MayLand } else { Former::Over }
+        if has_expired_orphans { FormerState::MayLand } else { FormerState::Over }
     }
 
-    /// All live controllers.
+    /// Controllers with an admin queue, those that have failed included.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<ControllerShared>> {
         self.controllers.lock().clone()
     }
 
-    /// The controller has ended: its identifier is free.
+    /// Removes a controller whose admin queue has closed: its CNTLID is free.
     pub fn remove(&self, controller: &Arc<ControllerShared>) {
         controller.set_gone();
-        let is_left = |it: &Arc<ControllerShared>| it.live_queues() > 0 || it.has_strays();
-        let mut leaving = self.leaving.lock();
-        leaving.retain(is_left);
+        let is_left = |it: &Arc<ControllerShared>| it.taken_qids() > 0 || it.has_expired_orphans();
+        let mut ended = self.ended.lock();
+        ended.retain(is_left);
         if is_left(controller) {
-            leaving.push(Arc::clone(controller));
+            ended.push(Arc::clone(controller));
         }
-        drop(leaving);
+        drop(ended);
         self.controllers.lock().retain(|other| !Arc::ptr_eq(other, controller));
     }
 }
@@ -451,9 +458,12 @@ mod tests {
         assert!(old.is_gone() && !others.iter().chain([&silent, &new]).any(|it| it.is_gone()));
         assert!(registry.end_former(&old, TOKEN).is_none() && !new.is_gone(), "it ends no other any more");
         // Until its owner has closed it.
-        assert_eq!((registry.former(&new), registry.former(&others[0])), (Former::Ending, Former::Over));
+        assert_eq!(
+            (registry.former_state(&new), registry.former_state(&others[0])),
+            (FormerState::Ending, FormerState::Over)
+        );
         registry.remove(&old);
-        assert_eq!(registry.former(&new), Former::Over);
+        assert_eq!(registry.former_state(&new), FormerState::Over);
     }
 
     #[test]
@@ -465,7 +475,10 @@ mod tests {
             assert_eq!(ended(&registry, it, TOKEN), []);
         }
         assert_eq!(ended(&registry, &new, TOKEN), [old.cntlid]);
-        assert_eq!((registry.former(&new), registry.former(&other)), (Former::Ending, Former::Over));
+        assert_eq!(
+            (registry.former_state(&new), registry.former_state(&other)),
+            (FormerState::Ending, FormerState::Over)
+        );
     }
 
     #[test]
@@ -475,20 +488,20 @@ mod tests {
         let [old, new] = [1, 1].map(|id| of(&registry, "nqn.2026-01.test:a", host, id));
         for qid in [1, 2] {
             assert!(old.claim_queue(qid));
-            assert_eq!(registry.former(&new), Former::Over, "it is alive");
+            assert_eq!(registry.former_state(&new), FormerState::Over, "it is alive");
         }
         registry.remove(&old);
-        assert_eq!(registry.former(&new), Former::Ending, "two live queues");
+        assert_eq!(registry.former_state(&new), FormerState::Ending, "two live queues");
         old.release_queue(1);
-        old.queue_leaves(2);
-        assert_eq!(registry.former(&new), Former::Ending);
-        old.queue_strays(2);
-        assert_eq!((registry.former(&new), old.live_queues()), (Former::MayLand, 0));
+        old.queue_orphaned(2);
+        assert_eq!(registry.former_state(&new), FormerState::Ending);
+        old.orphan_expired(2);
+        assert_eq!((registry.former_state(&new), old.taken_qids()), (FormerState::MayLand, 0));
         // Controllers that come and go do not make it forgotten.
         registry.remove(&of(&registry, "nqn.2026-01.test:a", host, 1));
-        assert_eq!(registry.former(&new), Former::MayLand);
-        old.stray_ended();
-        assert_eq!(registry.former(&new), Former::Over);
+        assert_eq!(registry.former_state(&new), FormerState::MayLand);
+        old.expired_orphan_completed();
+        assert_eq!(registry.former_state(&new), FormerState::Over);
     }
 
     #[test]

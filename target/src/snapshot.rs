@@ -1,10 +1,10 @@
-//! The configuration as every core sees it: one immutable [`Snapshot`], swapped by message.
+//! The configuration that the cores serve: one immutable [`Snapshot`], replaced by message.
 //!
-//! Subsystems, their namespaces and allowed hosts, listeners and referrals. Made and checked by `app` from
-//! the configuration file; a reload makes a new one with a higher `generation`. Things that live on
-//! (counters, disks) are behind `Arc` and are carried over from the old snapshot to the new.
+//! Subsystems, their namespaces and allowed hosts, listeners and referrals. `app` makes it from the checked
+//! configuration file; a reload makes a new one with a higher `generation`. Counters and disks outlive a
+//! snapshot: they are behind `Arc` and carried over to the next.
 //!
-//! What it does not do: no state of controllers or queues is here (`shared`, `controller`).
+//! State of controllers and queues is not here but in `shared` and `controller`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,43 +15,43 @@ use spindle_transport::TransportKind;
 
 use crate::counters::NamespaceCounters;
 
-/// Index of a disk in [`Snapshot::disks`]; stays the same disk over all snapshots of a process. Once the disk
-/// was removed, it is not used again: commands that were on their way to it must find nothing.
+/// Index of a disk in [`Snapshot::disks`]; the same in all snapshots of a process. The index of a removed
+/// disk is not reused: commands of requests that still name it must find no disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DiskId(pub usize);
 
-/// Highest NSID that a subsystem may have; also what Identify Controller reports as NN and MNAN.
+/// Highest NSID of a subsystem; NN and MNAN of Identify Controller.
 pub const NSID_MAX: u32 = 1024;
 
-/// A namespace: a disk under a number, with an identity that outlives restarts.
+/// A namespace: a disk with an NSID and identifiers that stay the same after a restart.
 pub struct Namespace {
     /// 1 ..= [`NSID_MAX`].
     pub nsid: u32,
-    /// The disk behind it.
+    /// Its disk; a core finds its handle by this index.
     pub disk: DiskId,
-    /// The same disk, for what does not go through a core's own handle (size, space used).
+    /// The same disk, for its size, usage and health, which need no handle of a core.
     pub source: Arc<dyn DiskSource>,
-    /// Its shape when this snapshot was made, so that a resize is seen as a difference between two snapshots.
+    /// Geometry when this snapshot was made, so that a resize is a difference between two snapshots.
     pub geometry: Geometry,
-    /// RFC 4122 UUID.
+    /// RFC 4122 UUID; all zero: it has none.
     pub uuid: [u8; 16],
-    /// Namespace Globally Unique Identifier.
+    /// Namespace Globally Unique Identifier; all zero: it has none.
     pub nguid: [u8; 16],
-    /// What was done to it, by core.
+    /// Statistics by core; carried over by a reload.
     pub counters: Arc<NamespaceCounters>,
 }
 
-/// Who may connect to a subsystem.
+/// Hosts that may connect to a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AllowedHosts {
-    /// Every host.
+    /// Every host, also one without HOSTNQN.
     Any,
-    /// These host NQNs only.
+    /// Hosts with these HOSTNQNs.
     Only(Vec<Nqn>),
 }
 
 impl AllowedHosts {
-    /// True when `host` may connect.
+    /// True when a host with this HOSTNQN may connect.
     #[must_use]
     pub fn allows(&self, host: &Nqn) -> bool {
         match self {
@@ -63,26 +63,26 @@ impl AllowedHosts {
 
 /// An NVM subsystem.
 pub struct Subsystem {
-    /// Its name.
+    /// SUBNQN by which hosts connect.
     pub nqn: Nqn,
     /// Serial number: printable ASCII, at most 20 characters, the same after a restart.
     pub serial: String,
     /// Model number: printable ASCII, at most 40 characters.
     pub model: String,
-    /// Who may connect.
+    /// Checked at each Connect and at a reload.
     pub hosts: AllowedHosts,
-    /// Lowest and highest controller identifier that this process gives out.
+    /// Lowest and highest CNTLID that this process assigns.
     pub cntlid_range: (u16, u16),
-    /// Most I/O queues that one controller may have.
+    /// Most I/O queues of one controller.
     pub io_queues_max: u16,
-    /// Index of the listeners ([`Snapshot::listeners`]) on which it is offered.
+    /// Indices in [`Snapshot::listeners`] of the listeners on which it is offered.
     pub listeners: Vec<usize>,
     /// Namespaces at index `nsid - 1`.
     pub namespaces: Vec<Option<Arc<Namespace>>>,
 }
 
 impl Subsystem {
-    /// The namespace with this number, when there is one.
+    /// The namespace with this NSID; `None`: it is not active.
     #[inline]
     #[must_use]
     pub fn namespace(&self, nsid: u32) -> Option<&Arc<Namespace>> {
@@ -96,80 +96,82 @@ impl Subsystem {
     }
 }
 
-/// An address on which hosts connect.
+/// An address at which hosts connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listener {
     /// Port identifier in the discovery log (PORTID), unique, from 1.
     pub port_id: u16,
-    /// The transport.
+    /// TCP or RDMA.
     pub transport: TransportKind,
-    /// Address and port as bound; an unspecified address (0.0.0.0, ::) is replaced by the one the host used.
+    /// Address and port as bound. The discovery log replaces an unspecified address (0.0.0.0, ::) by the one
+    /// that the host used.
     pub address: SocketAddr,
     /// In-capsule data of I/O queues, in bytes, a multiple of 16.
     pub in_capsule_bytes: u32,
-    /// False: a reload has taken it away. It keeps its place in the list, by which its connections know it,
-    /// and its port identifier.
+    /// False: a reload has removed it. It keeps its index, which its connections refer to, and its port
+    /// identifier.
     pub is_open: bool,
 }
 
 impl Listener {
-    /// What no two listeners have in common: the transports have ports of their own.
+    /// Unique among open listeners: TCP and RDMA ports are independent.
     #[must_use]
     pub fn endpoint(&self) -> (TransportKind, SocketAddr) {
         (self.transport, self.address)
     }
 }
 
-/// Another discovery service that hosts are pointed to.
+/// A discovery service of another system, listed in the discovery log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Referral {
-    /// The transport there.
+    /// Transport of that service.
     pub transport: TransportKind,
-    /// Address and port there.
+    /// Address and port of that service.
     pub address: SocketAddr,
-    /// Port identifier for the log.
+    /// PORTID in the discovery log.
     pub port_id: u16,
 }
 
-/// Limits that all controllers of the process share.
+/// Limits of all controllers of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControllerLimits {
-    /// Most entries of a queue (MQES + 1), 2 ..= 1024... the slab's and tag's range.
+    /// Most entries of a queue (MQES + 1), from 2; the configuration allows at most 1024.
     pub queue_entries: u16,
     /// Most bytes of one command, a power of two times 4096 (MDTS).
     pub transfer_bytes: u32,
-    /// Bytes of the pieces into which a larger Read or Write is cut where its transport and its disk allow
-    /// it; 0: none is cut. A queue keeps what it was connected with.
+    /// Bytes of a piece of a bulk transfer: larger Reads and Writes are cut where transport and disk allow
+    /// it. 0: none is cut. A queue keeps the value that it was connected with.
     pub bulk_unit: u32,
-    /// Longest keep-alive time-out that is granted, in ms; longer ones are refused. 0 in Connect means none.
+    /// Longest keep-alive time-out that is granted, in ms; longer ones are refused. KATO 0 in Connect means
+    /// none.
     pub keep_alive_ms_max: u32,
-    /// What a discovery connection gets when it asks for none, in ms.
+    /// Keep-alive time-out of a discovery controller whose host requests none, in ms.
     pub discovery_keep_alive_ms: u32,
 }
 
 /// The whole configuration of the target, immutable.
 pub struct Snapshot {
-    /// Rises with every change; 1 at start.
+    /// Incremented by each reload that changes anything; 1 at start.
     pub generation: u64,
     /// All disks of the process, by [`DiskId`]; one that was removed leaves `None`.
     pub disks: Vec<Option<Arc<dyn DiskSource>>>,
     /// Listeners; each keeps its index over all snapshots of a process.
     pub listeners: Vec<Listener>,
-    /// Subsystems in the file's order.
+    /// NVM subsystems, in the order of the configuration file.
     pub subsystems: Vec<Arc<Subsystem>>,
-    /// Referrals.
+    /// Entries for other systems in the discovery log.
     pub referrals: Vec<Referral>,
-    /// Limits.
+    /// From `[limits]` of the configuration file.
     pub limits: ControllerLimits,
 }
 
 impl Snapshot {
-    /// The addresses on which hosts can connect.
+    /// Listeners that were not removed by a reload.
     pub fn open_listeners(&self) -> impl Iterator<Item = &Listener> {
         self.listeners.iter().filter(|listener| listener.is_open)
     }
 
-    /// The subsystem of this name.
+    /// The subsystem with this SUBNQN; `None` also for the discovery subsystem.
     #[must_use]
     pub fn subsystem(&self, nqn: &Nqn) -> Option<&Arc<Subsystem>> {
         self.subsystems.iter().find(|subsystem| subsystem.nqn == *nqn)

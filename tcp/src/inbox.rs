@@ -1,20 +1,20 @@
-//! Received bytes: the batch that a core shares out among its connections, and what a connection keeps of it.
+//! Received bytes of a connection: the batch, shared by all connections of a core, and the carry, the
+//! connection's own copy of bytes that it did not read from earlier batches.
 //!
 //! ```text
 //!   shell: recv -> RxBatch -> load ─> peek / consume / copy in place ─> unload -> RxBatch -> next connection
-//!                                        │ a cut header, bytes behind a paused command
+//!                                        │ incomplete header, bytes after a pending capsule
 //!                                        v
-//!                                      stash (the connection's own, looked at before the next batch)
+//!                                      carry (read before the next batch)
 //! ```
 //!
-//! Limits: the stash holds at most one batch and one header, because a shell does not read for a paused
+//! Limits: the carry is at most one batch and one header long, because a shell does not receive for a paused
 //! connection.
 
 use nvme_spec::zerocopy::FromBytes;
 use spindle_reactor::mem::{Buf, note_copied, prefetch};
 
-/// A receive buffer of one core, with the range that is filled. It is lent to a connection while its events
-/// are pulled.
+/// The receive buffer of one core and its unread range. A connection owns it from `load` to `unload`.
 #[derive(Debug, Default)]
 pub struct RxBatch {
     bytes: Box<[u8]>,
@@ -23,13 +23,13 @@ pub struct RxBatch {
 }
 
 impl RxBatch {
-    /// An empty batch with room for `capacity` bytes.
+    /// An empty batch of `capacity` bytes.
     #[must_use]
     pub fn new(capacity: usize) -> RxBatch {
         RxBatch { bytes: vec![0; capacity].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// The room behind what is filled, for a socket to fill.
+    /// The unfilled part, for a receive.
     #[must_use]
     pub fn space(&mut self) -> &mut [u8] {
         &mut self.bytes[self.end..]
@@ -38,7 +38,7 @@ impl RxBatch {
     /// The first `count` bytes of [`RxBatch::space`] were filled.
     ///
     /// # Panics
-    /// When there is less room than that.
+    /// If `count` is greater than the length of [`RxBatch::space`].
     pub fn filled(&mut self, count: usize) {
         assert!(
             count <= self.bytes.len() - self.end,
@@ -48,7 +48,7 @@ impl RxBatch {
         self.end += count;
     }
 
-    /// Copy as much of `from` as there is room for; how many bytes that was.
+    /// Appends as much of `from` as fits. Returns the number of bytes copied.
     pub fn extend(&mut self, from: &[u8]) -> usize {
         let count = from.len().min(self.bytes.len() - self.end);
         self.bytes[self.end..self.end + count].copy_from_slice(&from[..count]);
@@ -56,13 +56,12 @@ impl RxBatch {
         count
     }
 
-    /// The bytes that are not read yet.
     #[inline]
     fn unread(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// How many bytes are not read yet.
+    /// Number of unread bytes.
     #[inline]
     fn len(&self) -> usize {
         self.end - self.start
@@ -73,13 +72,13 @@ impl RxBatch {
         self.start == self.end
     }
 
-    /// Bytes of the whole buffer.
+    /// Size of the buffer in bytes, filled or not.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Forget what it holds; all of it is room again.
+    /// Drops all bytes; [`RxBatch::space`] is the whole buffer again.
     pub fn clear(&mut self) {
         self.start = 0;
         self.end = 0;
@@ -92,61 +91,58 @@ impl RxBatch {
     }
 }
 
-/// A stash that grew larger than this is given back as soon as it is empty: an idle connection stays small.
-const STASH_KEPT_BYTES: usize = 16 << 10;
-/// First allocation of a stash: the longest header with its digest and padding.
-const STASH_FIRST_BYTES: usize = 256;
+/// A carry with more capacity than this is freed when empty, so that an idle connection stays small.
+const CARRY_KEPT_BYTES: usize = 16 << 10;
+/// First allocation of a carry: more than the longest header with digest and padding.
+const CARRY_FIRST_BYTES: usize = 256;
 
-/// The unread bytes of a connection, in order: the stash, then the batch that is loaded.
+/// The unread bytes of a connection, in order: the carry, then the loaded batch.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     batch: RxBatch,
-    stash: Vec<u8>,
-    stash_read: usize,
+    carry: Vec<u8>,
+    carry_read: usize,
 }
 
 impl Inbox {
-    /// Take a filled batch.
-    ///
     /// # Panics
-    /// When the previous one was not unloaded: a bug of the shell.
+    /// If the previous batch has unread bytes: the shell must unload it first.
     #[inline]
     pub(crate) fn load(&mut self, batch: RxBatch) {
         assert!(self.batch.is_empty(), "a batch was loaded onto another");
         self.batch = batch;
     }
 
-    /// Give the batch back, empty; what was not read of it is kept.
+    /// Returns the batch, cleared. Its unread bytes are appended to the carry.
     #[inline]
     pub(crate) fn unload(&mut self) -> RxBatch {
         let mut batch = std::mem::take(&mut self.batch);
         if !batch.is_empty() {
-            self.keep(batch.unread());
+            self.carry_over(batch.unread());
         }
         batch.clear();
         batch
     }
 
-    /// Bytes that are kept between batches.
-    pub(crate) fn stashed(&self) -> usize {
-        self.stash.len() - self.stash_read
+    /// Number of unread bytes in the carry.
+    pub(crate) fn carried(&self) -> usize {
+        self.carry.len() - self.carry_read
     }
 
-    /// Forget everything that was received.
+    /// Drops all unread bytes and frees the carry.
     pub(crate) fn clear(&mut self) {
         self.batch.clear();
-        self.stash = Vec::new();
-        self.stash_read = 0;
+        self.carry = Vec::new();
+        self.carry_read = 0;
     }
 
-    /// The next `count` bytes in one piece, if they are here.
+    /// The next `count` bytes, contiguous. `None`: fewer were received.
     #[inline]
     pub(crate) fn peek(&mut self, count: usize) -> Option<&[u8]> {
-        if self.stash.is_empty() { self.batch.unread().get(..count) } else { self.peek_stash(count) }
+        if self.carry.is_empty() { self.batch.unread().get(..count) } else { self.peek_carry(count) }
     }
 
-    /// The next bytes as a wire structure, if they are here. Its alignment is 1, so it is looked at where it
-    /// lies.
+    /// The next bytes as a `T` of alignment 1, without a copy. `None`: fewer were received.
     #[inline]
     pub(crate) fn peek_as<
         T: FromBytes + nvme_spec::zerocopy::KnownLayout + nvme_spec::zerocopy::Immutable,
@@ -157,55 +153,55 @@ impl Inbox {
         T::ref_from_bytes(bytes).ok()
     }
 
-    /// The next `N` bytes, if they are here and in the batch.
+    /// The next `N` bytes, if all of them are in the batch.
     #[inline]
     pub(crate) fn peek_batch<const N: usize>(&self) -> Option<&[u8; N]> {
-        if self.stash.is_empty() { self.batch.unread().first_chunk() } else { None }
+        if self.carry.is_empty() { self.batch.unread().first_chunk() } else { None }
     }
 
-    /// The header behind the next `count` bytes will be looked at soon.
+    /// Prefetches the header after the next `count` bytes: two cache lines.
     #[inline]
-    pub(crate) fn expect_header_after(&self, count: usize) {
+    pub(crate) fn prefetch_header_after(&self, count: usize) {
         if let Some(lines) = self.batch.unread().get(count..) {
             lines.chunks(64).take(2).for_each(|line| prefetch(&line[0]));
         }
     }
 
-    /// Drop the next `count` bytes, which [`Inbox::peek_batch`] gave.
+    /// Drops the next `count` bytes, which must be in the batch.
     #[inline]
     pub(crate) fn consume_batch(&mut self, count: usize) {
         self.batch.consume(count);
     }
 
-    /// Drop the next `count` bytes, which were peeked at.
+    /// Drops the next `count` bytes, which a `peek` must have returned.
     #[inline]
     pub(crate) fn consume(&mut self, count: usize) {
-        if self.stash.is_empty() {
+        if self.carry.is_empty() {
             self.batch.consume(count);
         } else {
-            self.consume_stash(count);
+            self.consume_carry(count);
         }
     }
 
-    /// Drop up to `most` bytes; how many there were.
+    /// Drops up to `most` bytes. Returns the number of bytes dropped.
     pub(crate) fn skip(&mut self, most: usize) -> usize {
-        let stashed = most.min(self.stashed());
-        if stashed > 0 {
-            self.consume_stash(stashed);
+        let carried = most.min(self.carried());
+        if carried > 0 {
+            self.consume_carry(carried);
         }
-        let batched = (most - stashed).min(self.batch.len());
+        let batched = (most - carried).min(self.batch.len());
         self.batch.consume(batched);
-        stashed + batched
+        carried + batched
     }
 
-    /// Copy up to `most` bytes into `buf` from `at` on; how many there were.
+    /// Moves up to `most` bytes to offset `at` of `buf`. Returns the number of bytes copied.
     #[inline]
     pub(crate) fn copy_to(&mut self, buf: &mut Buf, at: usize, most: usize) -> usize {
         let mut copied = 0;
-        if !self.stash.is_empty() {
-            copied = most.min(self.stashed());
-            buf.copy_in(at, &self.stash[self.stash_read..self.stash_read + copied]);
-            self.consume_stash(copied);
+        if !self.carry.is_empty() {
+            copied = most.min(self.carried());
+            buf.copy_in(at, &self.carry[self.carry_read..self.carry_read + copied]);
+            self.consume_carry(copied);
         }
         let count = (most - copied).min(self.batch.len());
         if count > 0 {
@@ -215,7 +211,8 @@ impl Inbox {
         copied + count
     }
 
-    /// Fill all of `buf` from the batch; false when the next bytes are not all there.
+    /// Fills `buf` from the batch. False: the batch has fewer bytes, or the carry precedes them; nothing was
+    /// copied.
     #[inline]
     pub(crate) fn copy_whole_to(&mut self, buf: &mut Buf) -> bool {
         let Some(bytes) = self.peek_batch_bytes(buf.len()) else { return false };
@@ -226,83 +223,84 @@ impl Inbox {
 
     #[inline]
     fn peek_batch_bytes(&self, count: usize) -> Option<&[u8]> {
-        if self.stash.is_empty() { self.batch.unread().get(..count) } else { None }
+        if self.carry.is_empty() { self.batch.unread().get(..count) } else { None }
     }
 
-    /// As [`Inbox::peek`] with something in the stash, which is topped up from the batch.
+    /// As [`Inbox::peek`] with a carry that is not empty: missing bytes are appended to it from the batch.
     #[cold]
-    fn peek_stash(&mut self, count: usize) -> Option<&[u8]> {
-        let stashed = self.stashed();
-        if stashed < count {
-            let missing = (count - stashed).min(self.batch.len());
-            self.stash.extend_from_slice(&self.batch.unread()[..missing]);
+    fn peek_carry(&mut self, count: usize) -> Option<&[u8]> {
+        let carried = self.carried();
+        if carried < count {
+            let missing = (count - carried).min(self.batch.len());
+            self.carry.extend_from_slice(&self.batch.unread()[..missing]);
             self.batch.consume(missing);
         }
-        self.stash.get(self.stash_read..self.stash_read + count)
+        self.carry.get(self.carry_read..self.carry_read + count)
     }
 
     #[cold]
-    fn consume_stash(&mut self, count: usize) {
-        debug_assert!(count <= self.stashed());
-        self.stash_read += count;
-        if self.stash_read == self.stash.len() {
-            self.stash_read = 0;
-            self.stash.clear();
-            if self.stash.capacity() > STASH_KEPT_BYTES {
-                self.stash = Vec::new();
+    fn consume_carry(&mut self, count: usize) {
+        debug_assert!(count <= self.carried());
+        self.carry_read += count;
+        if self.carry_read == self.carry.len() {
+            self.carry_read = 0;
+            self.carry.clear();
+            if self.carry.capacity() > CARRY_KEPT_BYTES {
+                self.carry = Vec::new();
             }
         }
     }
 
     #[cold]
-    fn keep(&mut self, rest: &[u8]) {
-        if self.stash.capacity() == 0 {
-            self.stash.reserve(STASH_FIRST_BYTES.max(rest.len()));
+    fn carry_over(&mut self, rest: &[u8]) {
+        if self.carry.capacity() == 0 {
+            self.carry.reserve(CARRY_FIRST_BYTES.max(rest.len()));
         }
-        if self.stash_read > 0 {
-            self.stash.drain(..self.stash_read);
-            self.stash_read = 0;
+        if self.carry_read > 0 {
+            self.carry.drain(..self.carry_read);
+            self.carry_read = 0;
         }
         note_copied(rest.len());
-        self.stash.extend_from_slice(rest);
+        self.carry.extend_from_slice(rest);
     }
 }
 
-/// Bytes of a batch while a large payload is expected: some headers, and little that has to be copied.
+/// Most bytes of a receive into the batch while a large payload is expected: some headers, and little data
+/// that must be copied.
 const HEADERS_BYTES: usize = 4096;
 
-/// One connection's guess whether the bytes that come next are a large payload, so that only its header
-/// should be received into the batch and the payload itself straight into its place. Begins with whole
-/// batches.
+/// Predicts whether the next bytes of a connection are a large payload. If so, only its header is received
+/// into the batch, and the payload directly into its buffer. Begins with whole batches.
 ///
-/// Payloads come in streams: after a large one, the next receive takes little. When that little was not
-/// followed by a payload, whole batches are taken again. A wrong guess costs one system call or one copy,
-/// never more.
+/// Large payloads often follow each other: after one, the next receive is limited to some headers. If no
+/// payload follows it, whole batches are received again. A wrong prediction costs one system call or one
+/// copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Expectation {
     expects_payload: bool,
+    /// The last receive into the batch filled its limit of [`HEADERS_BYTES`].
     was_cut: bool,
 }
 
 impl Expectation {
-    /// How much of the batch to fill at most, when no payload is being received.
+    /// Most bytes of the next receive into the batch. Call it once before each such receive.
     #[inline]
     #[must_use]
     pub fn batch_bytes(&mut self) -> usize {
         if self.was_cut {
-            // The last cut receive did not lead to a payload.
+            // No payload followed the last limited receive.
             *self = Expectation::default();
         }
         if self.expects_payload { HEADERS_BYTES } else { usize::MAX }
     }
 
-    /// The batch was filled; `is_full`: with all that was asked for.
+    /// Bytes were received into the batch; `is_full`: as many as [`Expectation::batch_bytes`] allowed.
     #[inline]
     pub fn on_batch(&mut self, is_full: bool) {
         self.was_cut = self.expects_payload && is_full;
     }
 
-    /// A payload is being received into its place.
+    /// A payload is being received directly into its buffer.
     #[inline]
     pub fn on_direct(&mut self) {
         *self = Expectation { expects_payload: true, was_cut: false };
@@ -325,13 +323,13 @@ mod tests {
         inbox.load(batch(&[1, 2, 3]));
         assert_eq!(inbox.peek(4), None);
         assert!(inbox.unload().is_empty());
-        assert_eq!(inbox.stashed(), 3);
+        assert_eq!(inbox.carried(), 3);
         inbox.load(batch(&[4, 5, 6, 7]));
         assert_eq!(inbox.peek(4), Some(&[1, 2, 3, 4][..]));
         inbox.consume(2);
         assert_eq!(inbox.peek(2), Some(&[3, 4][..]));
         inbox.consume(2);
-        assert_eq!(inbox.stashed(), 0);
+        assert_eq!(inbox.carried(), 0);
         assert_eq!(inbox.peek(3), Some(&[5, 6, 7][..]));
         inbox.consume(1);
         inbox.unload();
@@ -345,14 +343,14 @@ mod tests {
     #[test]
     fn a_large_stash_is_given_back_when_it_is_empty() {
         let mut inbox = Inbox::default();
-        inbox.load(batch(&[7; 3 * STASH_KEPT_BYTES]));
+        inbox.load(batch(&[7; 3 * CARRY_KEPT_BYTES]));
         inbox.unload();
-        assert_eq!(inbox.skip(STASH_KEPT_BYTES), STASH_KEPT_BYTES);
+        assert_eq!(inbox.skip(CARRY_KEPT_BYTES), CARRY_KEPT_BYTES);
         inbox.load(batch(&[8; 10]));
         inbox.unload();
-        assert_eq!(inbox.stashed(), 2 * STASH_KEPT_BYTES + 10);
-        assert_eq!(inbox.skip(usize::MAX), 2 * STASH_KEPT_BYTES + 10);
-        assert_eq!(inbox.stash.capacity(), 0);
+        assert_eq!(inbox.carried(), 2 * CARRY_KEPT_BYTES + 10);
+        assert_eq!(inbox.skip(usize::MAX), 2 * CARRY_KEPT_BYTES + 10);
+        assert_eq!(inbox.carry.capacity(), 0);
     }
 
     #[test]

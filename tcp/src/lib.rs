@@ -1,29 +1,29 @@
-//! NVMe/TCP: the connection of both ends without sockets ([`controller::Conn`], [`host::Conn`]), and the
-//! shell that joins it to them.
+//! NVMe/TCP: the protocol of both ends without sockets ([`controller::Conn`], [`host::Conn`]), and the
+//! [`shell`] that does the controller's socket I/O.
 //!
-//! **What it is.** A connection takes received bytes and gives events; takes replies or commands and gives
-//! pieces of memory to send. It makes no system call, reads no clock and starts no thread, so the shipped
-//! code runs under a seeded simulator, under a fuzzer and byte by byte. NVMe/TCP Transport 1.0 and 1.1;
-//! section numbers are those of 1.0.
+//! **What it is.** A `Conn` turns received bytes into events, and replies or commands into pieces of memory
+//! to send. It makes no system call, reads no clock and starts no thread, so the same code runs in a seeded
+//! simulator, in a fuzzer and in tests that pass single bytes. NVMe/TCP Transport 1.0 and 1.1; section
+//! numbers are those of 1.0.
 //!
 //! **Flow.**
 //! ```text
 //!   socket ─ recv ──> RxBatch ─ load ─> Conn ─ next_event ─> queue pair    payload: copied once, by fetch
 //!          ─ readv ───────────────────> Conn::direct_target                large payloads: not copied
-//!   socket <─ sendmsg <─ send_pieces <─ Conn <─ reply, fetch ─ queue pair  payload: sent from where it lies
+//!   socket <─ sendmsg <─ send_pieces <─ Conn <─ reply, fetch ─ queue pair  payload: sent without a copy
 //!
-//!   inbox      bytes in: one batch a core, a stash a connection
-//!   payload    data on its way into a buffer
-//!   outbox     bytes out: PDUs and the pieces that they are made of
+//!   inbox      received bytes: one batch per core, a carry per connection
+//!   payload    data being received into a buffer
+//!   outbox     queued PDUs and the pieces that they consist of
 //!   frame      lengths, flags and digests of a PDU
-//!   violation  every rule that a peer can break
+//!   violation  each protocol rule that a peer can violate
 //!   lifetime   open, draining, half closed, closed
-//!   wire       what both ends share of it
+//!   wire       state common to both ends
 //! ```
 //!
-//! **What it does not do.** It knows no opcode beyond Connect (whose QID says whether it is an I/O queue), no
-//! namespace, no range: the target's `io` and `admin` check those. It has no TLS. It sends one R2T for a
-//! whole command and one C2HData for a whole read; hosts and controllers may split theirs.
+//! **What it does not do.** It parses no command except Connect (QID: admin or I/O queue); the target's `io`
+//! and `admin` check opcodes, namespaces and ranges. It has no TLS. It sends one R2T for a whole command and
+//! one C2HData for a whole read; peers may split the data of a command into several PDUs.
 //!
 //! **Limits.** 4096 queue entries ([`controller::QUEUE_ENTRIES_MAX`]); a transfer is one
 //! [`Buf`](spindle_reactor::mem::Buf). In steady state nothing allocates.

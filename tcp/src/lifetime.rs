@@ -1,41 +1,40 @@
-//! How a connection lives and ends, and by when.
+//! Phases of a connection and their deadlines.
 //!
 //! ```text
-//!           drain (close, violation)        queue is empty            peer closed, or time is up
+//!           drain (close, violation)         all is sent              peer closed, or deadline
 //!   Open ─────────────────────────> Draining ────────────> HalfClosed ──────────────────────────> Closed
-//!     │                                └─ peer was gone, or time is up ──────────────────────────────^
-//!     └─ peer closed, reset, abort, ICReq did not come in time ──────────────────────────────────────^
+//!     │                                └─ sent after the peer closed, or deadline ───────────────────^
+//!     └─ peer closed, reset, abort, ICReq or ICResp missing at the deadline ─────────────────────────^
 //! ```
 
 use spindle_reactor::clock::Nanos;
 
-/// Where a connection is in its life; what its shell is to do about the socket.
+/// Phase of a connection, with the action of its shell on the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// Receive and send.
     Open,
-    /// Send what is queued; what is received no longer counts.
+    /// Send what is queued; received bytes are discarded.
     Draining,
-    /// Everything has left: shut down the sending half, read and drop until the peer closes.
+    /// Everything is sent: shut down the sending side, discard received bytes until the peer closes.
     HalfClosed,
     /// Close the socket.
     Closed,
 }
 
-/// Phase and deadline of one connection.
 #[derive(Debug)]
 pub(crate) struct Lifetime {
     phase: Phase,
-    /// Time zero: to be fixed at the next `on_time`, as what closes a connection does not know the time.
+    /// Zero: the next `on_time` sets it to its time plus `close_timeout`, because `drain` has no clock.
     deadline: Option<Nanos>,
     close_timeout: Nanos,
-    peer_is_gone: bool,
+    has_peer_closed: bool,
 }
 
 impl Lifetime {
-    /// Open, and to be initialised until `deadline`.
+    /// Begins in phase `Open`; `initialized` must be called before `deadline`.
     pub(crate) fn new(deadline: Nanos, close_timeout: Nanos) -> Self {
-        Lifetime { phase: Phase::Open, deadline: Some(deadline), close_timeout, peer_is_gone: false }
+        Lifetime { phase: Phase::Open, deadline: Some(deadline), close_timeout, has_peer_closed: false }
     }
 
     #[inline]
@@ -48,51 +47,51 @@ impl Lifetime {
         self.phase == Phase::Open
     }
 
-    /// When `on_time` is to be called at the latest; time zero means at once.
+    /// Time at which `on_time` must be called; zero: at once.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         self.deadline
     }
 
-    /// ICReq or ICResp came.
+    /// ICReq or ICResp arrived: the deadline is met.
     pub(crate) fn initialized(&mut self) {
         assert_eq!(self.phase, Phase::Open);
         self.deadline = None;
     }
 
-    /// No more is taken from the peer; what is queued leaves.
+    /// Stops receiving; queued PDUs are still sent.
     pub(crate) fn drain(&mut self) {
         assert_eq!(self.phase, Phase::Open);
         self.phase = Phase::Draining;
         self.deadline = Some(Nanos::ZERO);
     }
 
-    /// The queue is empty.
+    /// All queued PDUs were sent.
     pub(crate) fn drained(&mut self) {
         match self.phase {
-            Phase::Draining if self.peer_is_gone => self.close(),
+            Phase::Draining if self.has_peer_closed => self.close(),
             Phase::Draining => self.phase = Phase::HalfClosed,
             Phase::Open | Phase::HalfClosed | Phase::Closed => {}
         }
     }
 
-    /// The peer closed its half.
+    /// The peer shut down its sending side.
     pub(crate) fn peer_closed(&mut self) {
-        self.peer_is_gone = true;
+        self.has_peer_closed = true;
         match self.phase {
             Phase::Open | Phase::HalfClosed => self.close(),
             Phase::Draining | Phase::Closed => {}
         }
     }
 
-    /// It is over.
     pub(crate) fn close(&mut self) {
         self.phase = Phase::Closed;
         self.deadline = None;
     }
 
-    /// The time; true when it is up, and what then is for the caller.
+    /// True if the deadline has passed: the caller closes the connection. Sets a deadline of zero to the
+    /// close timeout.
     #[must_use]
-    pub(crate) fn is_up(&mut self, now: Nanos) -> bool {
+    pub(crate) fn has_expired(&mut self, now: Nanos) -> bool {
         match self.deadline {
             Some(Nanos::ZERO) => {
                 self.deadline = Some(now + self.close_timeout);

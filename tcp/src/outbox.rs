@@ -1,12 +1,11 @@
-//! PDUs on their way out: gathered in one piece list for a whole turn, advanced by however much a socket
-//! took.
+//! The send queue of a connection: PDUs as pieces for `sendmsg`, removed as the socket accepts their bytes.
 //!
 //! ```text
 //!   push ─> [ head | pad | body: a range of a Buf | tail ] [ head | .. ] [ .. ] ─> pieces ─> sendmsg
-//!                                                                               └> advance ─> what has left
+//!                                                                               └> advance ─> sent PDUs
 //! ```
-//! A PDU's head and tail lie in the queue itself; payload is sent from where it is. A buffer stays in the
-//! queue until its last byte has left, so that nothing else can own it meanwhile.
+//! Head and tail of a PDU are stored in the queue; payload is sent from its buffer without a copy. The queue
+//! owns the buffer until its last byte is sent.
 
 use std::io::IoSlice;
 
@@ -17,41 +16,38 @@ use spindle_reactor::mem::Buf;
 
 use crate::digest;
 
-/// Zeroes between a header and its data; at most 128 minus the header (NVMe/TCP 1.0 section 3.6.1, PAD).
+/// Zero bytes between header and data, at most 128 minus the header (NVMe/TCP 1.0 section 3.6.1, PAD).
 static PADDING: [u8; 128] = [0; 128];
 
-/// What lies between head and tail.
+/// The part of a PDU between head and tail.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// Nothing.
     None,
-    /// Some bytes of a buffer.
+    /// Payload: the range `body_at`, `body_bytes` of this buffer.
     Buf(Buf),
-    /// A rare PDU that is longer than a head (ICReq, ICResp, terminate requests).
+    /// A whole PDU that is longer than a head: ICReq, ICResp, terminate request.
     Bytes(Box<[u8]>),
 }
 
-/// One PDU, or two that leave together (data and completion), with a head of up to `HEAD` and a tail of up to
-/// `TAIL` bytes. It is filled in where it lies in the queue.
+/// One PDU, or C2HData and its CapsuleResp, with a head of up to `HEAD` and a tail of up to `TAIL` bytes. It
+/// is built in place in the queue.
 #[derive(Debug)]
 pub(crate) struct OutPdu<const HEAD: usize, const TAIL: usize, K> {
-    /// Payload.
     pub(crate) body: Body,
-    /// Which bytes of the buffer: from here,
+    /// Offset of the payload in its buffer, in bytes.
     pub(crate) body_at: u32,
-    /// so many.
+    /// Length of the body in bytes.
     pub(crate) body_bytes: u32,
-    /// What its owner wants to know again when it has left.
+    /// Returned to the connection when the PDU is sent: the request's slot or the CID.
     pub(crate) key: K,
-    /// How much of `head` there is.
+    /// Used bytes of `head`.
     head_bytes: u8,
-    /// Zeroes before the data.
     pad_bytes: u8,
-    /// How much of `tail` there is.
+    /// Used bytes of `tail`.
     tail_bytes: u8,
-    /// Header and its digest.
+    /// Header and header digest.
     head: [u8; HEAD],
-    /// Data digest, and a completion.
+    /// Data digest, CapsuleResp and its header digest.
     tail: [u8; TAIL],
 }
 
@@ -70,38 +66,38 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> OutPdu<HEAD, TAIL, K> {
         }
     }
 
-    /// The header, and its digest if there is one.
+    /// Sets the header, and computes its digest if there is one.
     #[inline]
     pub(crate) fn put_head<T: IntoBytes + Immutable>(&mut self, header: &T, has_digest: bool) {
         let bytes = size_of::<T>();
         self.head[..bytes].copy_from_slice(header.as_bytes());
-        self.head_bytes = short(bytes);
+        self.head_bytes = length_byte(bytes);
         if has_digest {
             let digest = digest::of_bytes(&self.head[..bytes]).to_le_bytes();
             self.head[bytes..bytes + DIGEST_BYTES].copy_from_slice(&digest);
-            self.head_bytes += short(DIGEST_BYTES);
+            self.head_bytes += length_byte(DIGEST_BYTES);
         }
     }
 
-    /// Zeroes up to where the data begins.
+    /// Sets the padding so that data begins at `data_offset` (PDO).
     #[inline]
     pub(crate) fn pad_to(&mut self, data_offset: u8) {
         self.pad_bytes = data_offset - self.head_bytes;
     }
 
-    /// Append to the tail.
+    /// Appends `part` to the tail, and its header digest if there is one.
     #[inline]
     pub(crate) fn put_tail<T: IntoBytes + Immutable>(&mut self, part: &T, has_digest: bool) {
         let (at, bytes) = (usize::from(self.tail_bytes), size_of::<T>());
         self.tail[at..at + bytes].copy_from_slice(part.as_bytes());
-        self.tail_bytes += short(bytes);
+        self.tail_bytes += length_byte(bytes);
         if has_digest {
             let digest = digest::of_bytes(part.as_bytes());
             self.put_tail(&digest.to_le_bytes(), false);
         }
     }
 
-    /// Bytes on the wire.
+    /// Length on the wire in bytes.
     #[inline]
     fn len(&self) -> usize {
         usize::from(self.head_bytes)
@@ -112,50 +108,50 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> OutPdu<HEAD, TAIL, K> {
 }
 
 #[inline]
-fn short(len: usize) -> u8 {
+fn length_byte(len: usize) -> u8 {
     debug_assert!(len <= 128);
     u8::try_from(len).unwrap_or(0)
 }
 
-/// The queue of one connection: a ring of places, of which the length is a power of two, or 0.
+/// The send queue of one connection: a ring buffer whose length is a power of two, or 0.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox<const HEAD: usize, const TAIL: usize, K> {
     ring: Box<[OutPdu<HEAD, TAIL, K>]>,
-    /// The place of the first PDU.
+    /// Index of the first PDU in `ring`.
     first: usize,
-    /// PDUs in the queue.
+    /// Number of PDUs in the queue.
     len: usize,
-    /// How much of the first PDU has left.
+    /// Bytes of the first PDU already sent.
     front_sent: usize,
 }
 
 impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
-    /// Bytes of payload in the queue.
+    /// Bytes of payload in the queue, including the sent part of the first PDU.
     pub(crate) fn unsent_bytes(&self) -> u64 {
-        (0..self.len).map(|index| u64::from(self.ring[self.place(index)].body_bytes)).sum()
+        (0..self.len).map(|index| u64::from(self.ring[self.ring_index(index)].body_bytes)).sum()
     }
 
-    /// Bytes of a queue that has held `count` PDUs at once.
+    /// Heap memory in bytes after `count` PDUs were queued at once, without their buffers.
     pub(crate) const fn bytes_for(count: usize) -> usize {
         count.next_power_of_two() * size_of::<OutPdu<HEAD, TAIL, K>>()
     }
 
-    /// Make room for `count` PDUs in all.
+    /// Grows the ring to at least `count` PDUs.
     pub(crate) fn reserve(&mut self, count: usize) {
         if count > self.ring.len() {
             self.grow(count.next_power_of_two());
         }
     }
 
-    /// A new PDU at the end, empty but for its key.
+    /// Appends a PDU, empty except for its key, for the caller to fill.
     #[inline]
     pub(crate) fn push(&mut self, key: K) -> &mut OutPdu<HEAD, TAIL, K> {
         if self.len == self.ring.len() {
             self.grow((self.len * 2).max(4));
         }
-        let place = self.place(self.len);
+        let entry = self.ring_index(self.len);
         self.len += 1;
-        let pdu = &mut self.ring[place];
+        let pdu = &mut self.ring[entry];
         debug_assert!(matches!(pdu.body, Body::None), "its body was not taken");
         pdu.body_at = 0;
         pdu.body_bytes = 0;
@@ -166,7 +162,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         pdu
     }
 
-    /// A rare PDU with bytes of its own at the end.
+    /// Appends a PDU that is longer than a head.
     pub(crate) fn push_bytes(&mut self, bytes: Box<[u8]>, key: K) {
         let pdu = self.push(key);
         pdu.body_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -177,8 +173,8 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
     fn grow(&mut self, count: usize) {
         let mut ring = Vec::with_capacity(count);
         for index in 0..self.len {
-            let place = self.place(index);
-            ring.push(std::mem::replace(&mut self.ring[place], OutPdu::empty()));
+            let entry = self.ring_index(index);
+            ring.push(std::mem::replace(&mut self.ring[entry], OutPdu::empty()));
         }
         ring.resize_with(count, OutPdu::empty);
         self.ring = ring.into_boxed_slice();
@@ -186,7 +182,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
     }
 
     #[inline]
-    fn place(&self, index: usize) -> usize {
+    fn ring_index(&self, index: usize) -> usize {
         (self.first + index) & self.ring.len().wrapping_sub(1)
     }
 
@@ -195,71 +191,71 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         self.len == 0
     }
 
-    /// How many PDUs wait.
+    /// Number of PDUs not completely sent.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Forget everything; `gone` is told what each PDU held.
-    pub(crate) fn clear(&mut self, mut gone: impl FnMut(&K, Body)) {
+    /// Removes all PDUs without sending them; calls `on_removed` with key and body of each.
+    pub(crate) fn clear(&mut self, mut on_removed: impl FnMut(&K, Body)) {
         while self.len > 0 {
             let pdu = self.pop();
             let body = std::mem::replace(&mut pdu.body, Body::None);
-            gone(&pdu.key, body);
+            on_removed(&pdu.key, body);
         }
     }
 
-    /// Appends the pieces of what is to be sent until `out` is full; how many bytes they are.
+    /// Appends the unsent pieces of all PDUs until `out` is full. Returns their length in bytes.
     #[inline]
     pub(crate) fn pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
-        let mut gather = Gather { out, skip: self.front_sent, bytes: 0 };
+        let mut list = PieceList { out, skip: self.front_sent, bytes: 0 };
         for index in 0..self.len {
-            if !gather.pdu(&self.ring[self.place(index)]) {
+            if !list.push_pdu(&self.ring[self.ring_index(index)]) {
                 break;
             }
         }
-        gather.bytes
+        list.bytes
     }
 
-    /// So many bytes have left. The next PDU of which the last byte is among them: the caller takes its body,
-    /// at once. Call until `None`.
+    /// Removes the next completely sent PDU and subtracts its unsent bytes from `sent`. Call until `None`.
+    /// The caller must take the body at once, as the next `push` reuses the entry.
     #[inline]
     pub(crate) fn advance(&mut self, sent: &mut usize) -> Option<&mut OutPdu<HEAD, TAIL, K>> {
         if self.len == 0 {
             return None;
         }
-        let left = self.ring[self.first].len() - self.front_sent;
-        if *sent < left {
+        let unsent = self.ring[self.first].len() - self.front_sent;
+        if *sent < unsent {
             self.front_sent += *sent;
             *sent = 0;
             return None;
         }
-        *sent -= left;
+        *sent -= unsent;
         Some(self.pop())
     }
 
     #[inline]
     fn pop(&mut self) -> &mut OutPdu<HEAD, TAIL, K> {
-        let place = self.first;
+        let entry = self.first;
         self.front_sent = 0;
-        self.first = self.place(1);
+        self.first = self.ring_index(1);
         self.len -= 1;
-        &mut self.ring[place]
+        &mut self.ring[entry]
     }
 }
 
-/// Collects slices, leaving out the first `skip` bytes.
-struct Gather<'o, 'a, const N: usize> {
+/// Collects slices of PDUs, without the first `skip` bytes.
+struct PieceList<'o, 'a, const N: usize> {
     out: &'o mut ArrayVec<IoSlice<'a>, N>,
     skip: usize,
     bytes: usize,
 }
 
-impl<'a, const N: usize> Gather<'_, 'a, N> {
-    /// False when there is no more room.
+impl<'a, const N: usize> PieceList<'_, 'a, N> {
+    /// False: `out` is full, and nothing was appended.
     #[inline]
-    fn piece(&mut self, piece: &'a [u8]) -> bool {
+    fn push_piece(&mut self, piece: &'a [u8]) -> bool {
         if self.skip >= piece.len() {
             self.skip -= piece.len();
             return true;
@@ -275,39 +271,39 @@ impl<'a, const N: usize> Gather<'_, 'a, N> {
     }
 
     #[inline]
-    fn pdu<const HEAD: usize, const TAIL: usize, K>(&mut self, pdu: &'a OutPdu<HEAD, TAIL, K>) -> bool {
-        self.piece(&pdu.head[..usize::from(pdu.head_bytes)])
-            && (pdu.pad_bytes == 0 || self.piece(&PADDING[..usize::from(pdu.pad_bytes)]))
-            && self.body(&pdu.body, pdu.body_at as usize, pdu.body_bytes as usize)
-            && (pdu.tail_bytes == 0 || self.piece(&pdu.tail[..usize::from(pdu.tail_bytes)]))
+    fn push_pdu<const HEAD: usize, const TAIL: usize, K>(&mut self, pdu: &'a OutPdu<HEAD, TAIL, K>) -> bool {
+        self.push_piece(&pdu.head[..usize::from(pdu.head_bytes)])
+            && (pdu.pad_bytes == 0 || self.push_piece(&PADDING[..usize::from(pdu.pad_bytes)]))
+            && self.push_body(&pdu.body, pdu.body_at as usize, pdu.body_bytes as usize)
+            && (pdu.tail_bytes == 0 || self.push_piece(&pdu.tail[..usize::from(pdu.tail_bytes)]))
     }
 
     #[inline]
-    fn body(&mut self, body: &'a Body, at: usize, bytes: usize) -> bool {
+    fn push_body(&mut self, body: &'a Body, at: usize, bytes: usize) -> bool {
         match body {
             Body::None => true,
-            Body::Bytes(all) => self.piece(all),
+            Body::Bytes(all) => self.push_piece(all),
             Body::Buf(buf) => match buf.as_slice() {
-                Some(slice) => self.piece(&slice[at..at + bytes]),
-                None => self.segments(buf, at, bytes),
+                Some(slice) => self.push_piece(&slice[at..at + bytes]),
+                None => self.push_segments(buf, at, bytes),
             },
         }
     }
 
-    fn segments(&mut self, buf: &'a Buf, at: usize, bytes: usize) -> bool {
-        let (mut before, mut left) = (at, bytes);
+    fn push_segments(&mut self, buf: &'a Buf, at: usize, bytes: usize) -> bool {
+        let (mut before, mut remaining) = (at, bytes);
         for segment in buf.segments() {
             if before >= segment.len() {
                 before -= segment.len();
                 continue;
             }
-            let count = left.min(segment.len() - before);
-            if !self.piece(&segment[before..before + count]) {
+            let count = remaining.min(segment.len() - before);
+            if !self.push_piece(&segment[before..before + count]) {
                 return false;
             }
             before = 0;
-            left -= count;
-            if left == 0 {
+            remaining -= count;
+            if remaining == 0 {
                 break;
             }
         }
@@ -323,7 +319,7 @@ mod tests {
 
     fn queue() -> Queue {
         let mut queue = Queue::default();
-        // Places that were used before, so that the ring turns over.
+        // Use three entries first, so that the queue wraps around the end of the ring.
         for _ in 0..3 {
             queue.push(0).put_head(&[0_u8], false);
             let mut sent = 1;

@@ -1,4 +1,4 @@
-//! The data of one PDU on its way into a buffer: from a batch, or by the socket straight into its place.
+//! The data of one PDU being received into its buffer: copied from the inbox, or directly by the socket.
 
 use std::io::IoSliceMut;
 
@@ -10,41 +10,41 @@ use crate::digest;
 use crate::frame::Frame;
 use crate::inbox::Inbox;
 
-/// With less than this to come, one more pass through the batch is cheaper than two more pieces in a `readv`.
+/// Fewest missing bytes for a direct receive. For less, a copy from the batch is cheaper than more pieces in
+/// `readv`.
 pub(crate) const DIRECT_BYTES_MIN: usize = 8 << 10;
 
-/// Data being received. The buffer is here and nowhere else until the PDU is whole.
+/// The payload owns its buffer until the PDU is complete.
 #[derive(Debug)]
 pub(crate) struct Payload<K> {
-    /// Whose data it is.
+    /// Identifies the command or transfer.
     pub(crate) key: K,
-    /// Where it goes.
     pub(crate) buf: Buf,
-    /// Where this PDU's data begins in the buffer,
+    /// Offset in the buffer at which this PDU's data begins, in bytes.
     start: usize,
-    /// up to where it is here,
+    /// Offset in the buffer of the next byte to be received.
     at: usize,
-    /// and where it ends.
+    /// Offset in the buffer after this PDU's last byte.
     end: usize,
     has_digest: bool,
 }
 
-/// What came of trying to fill a payload.
+/// Result of [`Payload::fill`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
     /// More bytes are needed.
     Partly,
-    /// All data is in the buffer; its digest is right, or there is none.
+    /// All data is in the buffer; its digest is correct, or there is none.
     Whole,
-    /// All data is in the buffer, and its digest says that it is damaged.
+    /// All data is in the buffer, and its digest is wrong.
     Damaged,
 }
 
 impl<K> Payload<K> {
-    /// Data of a PDU with this frame, which goes to `start` of `buf`.
+    /// The data of a PDU with this frame, to be received at offset `start` of `buf`.
     ///
     /// # Panics
-    /// When the buffer is too short: every caller has checked the range against it.
+    /// If the buffer is too short: callers must check the range first.
     #[inline]
     pub(crate) fn new(key: K, buf: Buf, start: u32, frame: &Frame) -> Self {
         let start = start as usize;
@@ -53,30 +53,30 @@ impl<K> Payload<K> {
         Payload { key, buf, start, at: start, end, has_digest: frame.data_digest }
     }
 
-    /// Where the data ends in the buffer.
+    /// Offset in the buffer after this PDU's last byte.
     #[inline]
     pub(crate) fn end(&self) -> u32 {
         u32::try_from(self.end).unwrap_or(u32::MAX)
     }
 
-    /// Bytes that are still to come, those of the digest too.
-    pub(crate) fn left(&self) -> usize {
+    /// Bytes still to be received, with the digest.
+    pub(crate) fn remaining_bytes(&self) -> usize {
         self.end - self.at + if self.has_digest { DIGEST_BYTES } else { 0 }
     }
 
-    /// Take what is here of the data; not yet of its digest.
+    /// Moves received data, without the digest, into the buffer.
     #[inline]
     pub(crate) fn copy(&mut self, inbox: &mut Inbox) {
         self.at += inbox.copy_to(&mut self.buf, self.at, self.end - self.at);
     }
 
-    /// True when all data is here and there is no digest to wait for.
+    /// True if all data is in the buffer and the PDU has no data digest.
     #[inline]
     pub(crate) fn is_whole(&self) -> bool {
         self.at == self.end && !self.has_digest
     }
 
-    /// Take what is here.
+    /// Moves received data into the buffer and checks the digest after the last byte.
     #[inline]
     pub(crate) fn fill(&mut self, inbox: &mut Inbox) -> Filled {
         if self.at < self.end {
@@ -101,36 +101,37 @@ impl<K> Payload<K> {
         }
     }
 
-    /// The rest of the data's place, if it is worth a read of its own; how many bytes that is.
+    /// Appends the unfilled part of the buffer if it is at least [`DIRECT_BYTES_MIN`]. Returns its length in
+    /// bytes, 0 for a shorter one.
     pub(crate) fn direct_target<'a, const N: usize>(
         &'a mut self,
         out: &mut ArrayVec<IoSliceMut<'a>, N>,
     ) -> usize {
-        let mut left = self.end - self.at;
-        if left < DIRECT_BYTES_MIN {
+        let mut remaining = self.end - self.at;
+        if remaining < DIRECT_BYTES_MIN {
             return 0;
         }
-        let (mut before, whole) = (self.at, left);
+        let (mut before, whole) = (self.at, remaining);
         for segment in self.buf.segments_mut() {
             if before >= segment.len() {
                 before -= segment.len();
                 continue;
             }
-            if left == 0 || out.is_full() {
+            if remaining == 0 || out.is_full() {
                 break;
             }
-            let count = left.min(segment.len() - before);
+            let count = remaining.min(segment.len() - before);
             out.push(IoSliceMut::new(&mut segment[before..before + count]));
             before = 0;
-            left -= count;
+            remaining -= count;
         }
-        whole - left
+        whole - remaining
     }
 
-    /// A socket wrote so many bytes there.
+    /// The socket wrote `count` bytes to the memory from [`Payload::direct_target`].
     ///
     /// # Panics
-    /// When that is more than was asked for.
+    /// If `count` is greater than the unfilled part of the buffer.
     pub(crate) fn received_direct(&mut self, count: usize) {
         assert!(count <= self.end - self.at, "{count} bytes received, {} asked for", self.end - self.at);
         self.at += count;

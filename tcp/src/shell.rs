@@ -1,47 +1,45 @@
-//! The shell of one core: joins the core's connections to their sockets. It moves bytes and knows no
-//! protocol.
+//! The shell of one core: moves bytes between the core's connections and their sockets. The protocol is in
+//! `Conn`.
 //!
 //! ```text
 //!   poll:   direct connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
-//!           watched ones wait in the reactor's epoll, which says when one has something (on_ready)
-//!   flush:  connections that disks, timers or messages gave something to send
+//!           watched connections wait in the reactor's epoll, which reports readiness by on_ready
+//!   flush:  connections with replies that disks, timers or messages caused
 //! ```
 //!
-//! A connection is direct while it has traffic: it is then asked directly, which costs less than to be told
-//! by epoll. After `WATCH_AFTER` without data it goes to epoll and costs nothing, so that a thousand idle
-//! connections do not slow a busy one. A full socket is asked whether there is room again: by a send in every
-//! turn while its connection is direct, by epoll once it has waited for `WATCH_AFTER`, or immediately where
-//! many connections are direct.
+//! A connection is direct while it has traffic: `recv` in each turn costs less than epoll. After
+//! `WATCH_AFTER` without data it is watched by epoll and costs nothing, so that a thousand idle connections
+//! do not slow a busy one. A connection whose socket buffer is full retries its send in each turn while it is
+//! direct. It is watched for writability after `WATCH_AFTER`, or immediately if many connections are direct.
 //!
-//! A turn has a budget (`BUDGET`): with many busy connections it serves some of them and the next turn goes
-//! on behind them, so that the core's disks, timers and newcomers do not wait for all of them.
+//! A turn has a budget (`BUDGET`): with many busy connections it serves some of them, and the next turn
+//! continues after them. The core's disks, timers and new connections do not wait for all of them.
 
+use spindle_transport::ConnectionId;
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use arrayvec::{ArrayString, ArrayVec};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::{Interest, Received, Sent, Socket, Watcher};
-use spindle_reactor::slab::Slot;
 use spindle_transport::admission::Admitted;
 use spindle_transport::{Connections, Holds, Peer};
 
 use crate::controller::{Conn, ConnConfig};
 use crate::{Expectation, Phase, RxBatch};
 
-/// Settings of a shell. Every default says why.
+/// Settings of a shell. Each field gives the reason for its default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShellConfig {
-    /// Bytes that one receive may bring. 256 KiB: see docs/lab-notes.md, "Trials".
+    /// Most bytes of one receive into the batch. 256 KiB: see docs/lab-notes.md, "Trials".
     pub batch_bytes: usize,
-    /// Time that sent bytes may stay without acknowledgement before the connection is given up, in ms. 30 s:
-    /// longer than a switch takes to fail over, shorter than the hosts' patience.
+    /// TCP_USER_TIMEOUT in ms: time without acknowledgement of sent bytes after which the kernel closes the
+    /// connection. 30 s: longer than the failover of a switch, shorter than the time-outs of hosts.
     pub user_timeout_ms: u32,
-    /// Send and receive buffers of the sockets, in bytes; 0 leaves them to the kernel, which tunes them by
-    /// itself.
+    /// SO_SNDBUF and SO_RCVBUF in bytes; 0: the kernel tunes both automatically.
     pub socket_buffer_bytes: usize,
-    /// Congestion control; `None` leaves the system's. `cubic`: it does not pace, and pacing (bbr) costs even
-    /// where nothing is lost.
+    /// TCP_CONGESTION; `None`: the system's default. `cubic`: it does not pace, and pacing (bbr) costs
+    /// throughput even without loss.
     pub congestion: Option<ArrayString<16>>,
 }
 
@@ -56,40 +54,43 @@ impl Default for ShellConfig {
     }
 }
 
-/// Silence after which a connection goes to epoll: longer than a host's think time between two commands.
+/// Time without data after which a connection is watched by epoll: longer than a host's pause between
+/// commands.
 const WATCH_AFTER: Nanos = Nanos::from_ms(1);
-/// How often the connections' own time-outs are looked at.
+/// Interval between checks of the connections' deadlines.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
-/// Rounds over the direct connections in a turn, while none has anything, when there are few.
+/// Most rounds over the direct connections in a turn without data, if there are at most [`FEW_CONNECTIONS`].
 const EMPTY_ROUNDS_MAX: u32 = 8;
 const FEW_CONNECTIONS: usize = 4;
-/// Receives of one connection in a turn: no connection starves another.
+/// Most receives of one connection in a turn, so that it cannot starve others.
 const RECEIVES_PER_TURN: u32 = 4;
-/// What a turn does for its connections: so many receives that brought something, of which each 64 KiB that
-/// are moved count as one more. Each takes microseconds, so that this is some hundreds of them.
+/// Work budget of a turn: each receive with data costs 1; each [`BUDGET_BYTES`] received or sent cost 1 more.
+/// 64 is a few hundred microseconds.
 const BUDGET: usize = 64;
 const BUDGET_BYTES: usize = 64 << 10;
-/// Bytes of the batch that a direct receive may fill behind its payload: the next header, and little that
-/// would be copied.
-const BEHIND_DIRECT_BYTES: usize = 2048;
-/// Pieces of one send: the kernel's limit.
+/// Bytes of the batch that a direct receive may fill after its payload: the next header, and little data that
+/// must be copied.
+const AFTER_DIRECT_BYTES: usize = 2048;
+/// Most pieces of one `sendmsg` (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
-/// Pieces of a send that are listed first. The list of all there may be is 16 KiB of stack, which a send of
-/// one reply should not set up.
+/// Pieces of the list tried first. A list of [`PIECES_MAX`] takes 16 KiB of stack, too much to set up for
+/// one reply.
 const FEW_PIECES: usize = 16;
-/// Pieces of a buffer that one direct receive fills: 256 KiB of pages that lie apart, more where they do not.
+/// Most pieces of a buffer that one direct receive fills: 256 KiB if no two pages are adjacent, else more.
 const DIRECT_PIECES_MAX: usize = 64;
 
-/// A connection's socket.
+/// A connection's socket and its state in the shell.
 struct Link {
-    id: Slot,
+    id: ConnectionId,
     socket: Socket,
-    /// When it last had anything to do.
-    active: Nanos,
+    /// Time of the last receive or send.
+    last_active: Nanos,
     is_direct: bool,
-    /// What epoll watches for; `None`: it is not in epoll.
+    /// Events registered with epoll; `None`: not registered.
     interest: Option<Interest>,
+    /// The socket's send buffer was full at the last send.
     is_full: bool,
+    /// The sending side is shut down.
     is_shut: bool,
     expects: Expectation,
 }
@@ -97,41 +98,42 @@ struct Link {
 /// A connection that was accepted, for [`Shell::accept`].
 #[derive(Debug)]
 pub struct Incoming {
-    /// Its socket.
+    /// The connected socket, in non-blocking mode.
     pub socket: Socket,
-    /// Its ends.
+    /// Listener and addresses, for discovery and logs.
     pub peer: Peer,
-    /// From its listener.
+    /// Constants from the listener's configuration.
     pub config: ConnConfig,
-    /// Its place among those that have not sent Connect.
+    /// Counts the connection against its address until Connect.
     pub admitted: Admitted,
 }
 
-/// One core's sockets. See the module.
+/// The TCP sockets of one core.
 pub struct Shell {
     config: ShellConfig,
     watcher: Watcher,
+    /// `None` while it is loaded into a connection.
     batch: Option<RxBatch>,
-    /// By the index of the connection's slot.
+    /// Indexed by the connection's slot.
     links: Vec<Option<Link>>,
-    direct: Vec<Slot>,
-    /// The place in `direct` that is asked next.
-    next: usize,
-    /// What is left of the turn's [`BUDGET`].
+    direct: Vec<ConnectionId>,
+    /// Index into `direct` of the connection served next.
+    next_direct: usize,
+    /// Rest of the turn's [`BUDGET`].
     budget: usize,
     now: Nanos,
     next_timer: Nanos,
 }
 
-/// Most bytes that a connection takes here and in its [`Conn`], beside the `Conn` itself, with a queue of
-/// `entries`.
+/// Most bytes of memory of a connection with a queue of `entries`, in the shell and on the heap of its
+/// [`Conn`], without `size_of::<Conn>()`.
 #[must_use]
 pub fn connection_bytes(entries: u16) -> usize {
-    size_of::<Option<Link>>() + size_of::<Slot>() + Conn::heap_bytes(entries)
+    size_of::<Option<Link>>() + size_of::<ConnectionId>() + Conn::heap_bytes(entries)
 }
 
 impl Shell {
-    /// A shell for at most `connections`, which are watched by `watcher`; the keys of what is ready come to
+    /// A shell for at most `connections`. The caller passes the keys that `watcher` reports to
     /// [`Shell::on_ready`].
     #[must_use]
     pub fn new(config: ShellConfig, connections: usize, watcher: Watcher) -> Shell {
@@ -141,14 +143,14 @@ impl Shell {
             batch: Some(RxBatch::new(config.batch_bytes)),
             links: (0..connections).map(|_| None).collect(),
             direct: Vec::with_capacity(connections),
-            next: 0,
+            next_direct: 0,
             budget: 0,
             now: Nanos::ZERO,
             next_timer: Nanos::ZERO,
         }
     }
 
-    /// Take over an accepted connection. False: there is no room, and the socket is closed.
+    /// Adds an accepted connection. False: `core` did not accept it, and the socket is closed.
     pub fn accept<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
         core: &mut C,
@@ -162,21 +164,21 @@ impl Shell {
         let link = Link {
             id,
             socket,
-            active: now,
+            last_active: now,
             is_direct: true,
             interest: None,
             is_full: false,
             is_shut: false,
             expects: Expectation::default(),
         };
-        if let Some(place) = self.links.get_mut(id.index()) {
-            *place = Some(link);
+        if let Some(entry) = self.links.get_mut(id.index()) {
+            *entry = Some(link);
         }
         self.direct.push(id);
         true
     }
 
-    /// Options of a socket. Best effort: a refusal costs latency, not truth.
+    /// Sets socket options. Errors are ignored: they affect latency, not correctness.
     fn configure(&self, socket: &Socket) {
         let _ = socket.set_nodelay(true);
         let _ = socket.set_user_timeout(self.config.user_timeout_ms);
@@ -189,9 +191,9 @@ impl Shell {
         }
     }
 
-    /// End a connection whose place another needs; it is free at once. False: it is none of ours.
+    /// Closes a connection at once to free its slot for another. False: `id` is not in this shell.
     #[cold]
-    pub fn evict<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
+    pub fn evict<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
             return false;
         }
@@ -203,19 +205,19 @@ impl Shell {
         true
     }
 
-    /// Number of connections that are asked directly.
+    /// Number of direct connections.
     #[must_use]
     pub fn direct_count(&self) -> usize {
         self.direct.len()
     }
 
-    /// One turn of receiving, stepping and sending. True when there was anything to do.
+    /// Serves the direct connections once and checks deadlines. True if data was received or sent.
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
         self.budget = BUDGET;
         let mut has_worked = false;
-        // With few connections an empty round costs less than the rest of the core's turn, and the next
-        // command may come any moment: it is found sooner.
+        // With few connections an empty round costs less than the rest of the core's turn; repeating it
+        // finds the next command sooner.
         for _ in 0..EMPTY_ROUNDS_MAX {
             has_worked |= self.poll_direct(core);
             if has_worked || self.direct.len() > FEW_CONNECTIONS {
@@ -229,7 +231,7 @@ impl Shell {
         has_worked
     }
 
-    /// Ask every direct connection once, or as many as the budget allows.
+    /// Serves each direct connection once, or as many as the budget allows.
     #[inline]
     fn poll_direct<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
         let mut has_worked = false;
@@ -237,55 +239,57 @@ impl Shell {
             if self.budget == 0 {
                 break;
             }
-            let Some(id) = self.direct.get(self.next).or_else(|| self.direct.first()).copied() else { break };
-            if self.next >= self.direct.len() {
-                self.next = 0;
+            let next = self.direct.get(self.next_direct).or_else(|| self.direct.first());
+            let Some(id) = next.copied() else { break };
+            if self.next_direct >= self.direct.len() {
+                self.next_direct = 0;
             }
             has_worked |= self.serve(core, id);
-            // A connection that is watched now or closed was swapped out of the list.
-            if self.direct.get(self.next) == Some(&id) {
-                self.next += 1;
+            // `serve` may have removed the connection (watched, closed): then this index has another one.
+            if self.direct.get(self.next_direct) == Some(&id) {
+                self.next_direct += 1;
             }
         }
         has_worked
     }
 
-    /// Send all connections to epoll, so that the core can sleep. One that cannot be watched stays direct.
+    /// Registers all connections with epoll, so that the core can sleep. A connection stays direct if the
+    /// registration fails.
     pub fn watch_all(&mut self) {
-        // Each once.
+        // Backwards: a connection that stays direct is pushed to the end and must not be visited again.
         for at in (0..self.direct.len()).rev() {
             let id = self.direct[at];
             self.set_watched(id);
         }
     }
 
-    /// A connection has something, as its watcher says by this key: the next [`Shell::poll`] asks it.
+    /// Makes the connection with this epoll key direct; the next [`Shell::poll`] serves it.
     pub fn on_ready(&mut self, now: Nanos, key: u32) {
         self.now = now;
-        let id = Slot::from_wire(key);
+        let id = ConnectionId::from_wire(key);
         if self.link(id).is_some() {
             self.set_direct(id);
         }
     }
 
     #[inline]
-    fn link(&mut self, id: Slot) -> Option<&mut Link> {
+    fn link(&mut self, id: ConnectionId) -> Option<&mut Link> {
         self.links.get_mut(id.index())?.as_mut().filter(|link| link.id == id)
     }
 
-    fn set_direct(&mut self, id: Slot) {
+    fn set_direct(&mut self, id: ConnectionId) {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
         if link.interest.take().is_some() {
             let _ = self.watcher.remove(&link.socket);
         }
-        link.active = self.now;
+        link.last_active = self.now;
         if !link.is_direct {
             link.is_direct = true;
             self.direct.push(id);
         }
     }
 
-    fn set_watched(&mut self, id: Slot) {
+    fn set_watched(&mut self, id: ConnectionId) {
         if let Some(at) = self.direct.iter().position(|direct| *direct == id) {
             self.direct.swap_remove(at);
         }
@@ -295,19 +299,19 @@ impl Shell {
         if self.watcher.add(&link.socket, id.to_wire(), interest).is_ok() {
             link.interest = Some(interest);
         } else {
-            // Without epoll it stays direct: which is slower.
+            // Not registered: it must stay direct.
             link.is_direct = true;
             self.direct.push(id);
         }
     }
 
-    /// Receive, step and send for one connection. True when there was anything to do.
+    /// Receives, handles events and sends for one connection. True if data was received or sent.
     #[inline]
-    fn serve<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
-        let mut has_worked = self.resume(core, id);
+    fn serve<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
+        let mut has_worked = self.retry_send(core, id);
         for _ in 0..RECEIVES_PER_TURN {
             let received = self.receive(core, id);
-            if received != Receive::Nothing {
+            if received != Receive::Empty {
                 has_worked = true;
                 self.send(core, id);
             }
@@ -315,13 +319,13 @@ impl Shell {
                 break;
             }
         }
-        self.settle(core, id, has_worked);
+        self.update_link(core, id, has_worked);
         has_worked
     }
 
-    /// Send on where the socket was full. True when it took any of it.
+    /// Sends again after a full socket buffer. True if the socket accepted any bytes.
     #[inline]
-    fn resume<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
+    fn retry_send<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
         if !link.is_full {
             return false;
@@ -330,15 +334,15 @@ impl Shell {
         self.send(core, id)
     }
 
-    /// One receive, and the step that acts on it.
+    /// One receive, followed by `Connections::step` on the received bytes.
     #[inline]
-    fn receive<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> Receive {
+    fn receive<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> Receive {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else {
-            return Receive::Nothing;
+            return Receive::Empty;
         };
-        let Some(conn) = conn_of(core, id) else { return Receive::Nothing };
+        let Some(conn) = conn_of(core, id) else { return Receive::Empty };
         if conn.is_paused() {
-            return Receive::Nothing;
+            return Receive::Empty;
         }
         let mut batch = self.batch.take().unwrap_or_else(|| RxBatch::new(self.config.batch_bytes));
         let (received, direct, asked) = receive_into(&link.socket, conn, &mut batch, &mut link.expects);
@@ -353,13 +357,13 @@ impl Shell {
                 conn.load(batch);
                 core.step(id);
                 let Some(conn) = conn_of(core, id) else {
-                    // Closed meanwhile; the batch went with it.
-                    return Receive::Some;
+                    // `step` removed the connection and the batch in it; the next receive allocates a batch.
+                    return Receive::Partial;
                 };
                 batch = conn.unload();
-                if count == asked { Receive::Full } else { Receive::Some }
+                if count == asked { Receive::Full } else { Receive::Partial }
             }
-            Received::Empty => Receive::Nothing,
+            Received::Empty => Receive::Empty,
             Received::Closed | Received::Failed(_) => {
                 self.budget = self.budget.saturating_sub(1);
                 if received == Received::Closed {
@@ -368,16 +372,17 @@ impl Shell {
                     conn.on_reset()
                 }
                 core.step(id);
-                Receive::Some
+                Receive::Partial
             }
         };
         self.batch = Some(batch);
         result
     }
 
-    /// Send what the connection has, until the socket is full. True when it took any of it.
+    /// Sends until nothing is queued or the socket buffer is full. True if any bytes were accepted or the
+    /// socket failed.
     #[inline]
-    fn send<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
+    fn send<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
         if link.is_full {
             return false;
@@ -413,9 +418,15 @@ impl Shell {
         }
     }
 
-    /// What a connection's state asks of its socket, and whether it stays direct.
+    /// After a connection was served: shuts down or closes its socket by phase, else decides whether the
+    /// connection stays direct.
     #[inline]
-    fn settle<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot, has_worked: bool) {
+    fn update_link<C: Connections<Conn: Holds<Conn>>>(
+        &mut self,
+        core: &mut C,
+        id: ConnectionId,
+        has_worked: bool,
+    ) {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return };
         let Some(conn) = conn_of(core, id) else {
             self.remove_closed(core);
@@ -440,11 +451,11 @@ impl Shell {
             }
         }
         if has_worked {
-            link.active = self.now;
+            link.last_active = self.now;
             return;
         }
-        let is_silent = self.now.0.saturating_sub(link.active.0) >= WATCH_AFTER.0;
-        // Among many, those that wait for room are not asked in every turn: each time costs a system call.
+        let is_silent = self.now.0.saturating_sub(link.last_active.0) >= WATCH_AFTER.0;
+        // With many direct connections a full one is watched now: a retry per turn costs a system call.
         if link.is_direct && (is_silent || link.is_full && self.direct.len() > FEW_CONNECTIONS) {
             self.set_watched(id);
         }
@@ -463,9 +474,9 @@ impl Shell {
         }
     }
 
-    /// Send for a connection that something else than its own input gave something to send. False: it is none
-    /// of ours.
-    pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
+    /// Sends the replies of a connection that were caused by a disk, timer or message. False: `id` is not in
+    /// this shell.
+    pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
             return false;
         }
@@ -482,14 +493,14 @@ impl Shell {
             link.is_full && !link.is_direct && !link.interest.is_some_and(|interest| interest.write)
         };
         if self.link(id).is_some_and(is_unwatched) {
-            self.set_direct(id); // settles into epoll again, for room as well
+            self.set_direct(id); // `set_watched` later adds writability to its epoll events
         }
-        self.settle(core, id, false);
+        self.update_link(core, id, false);
         self.remove_closed(core);
         true
     }
 
-    /// The connections' own time-outs.
+    /// Calls [`Conn::on_time`] of each connection whose deadline has passed.
     fn on_time<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) {
         for index in 0..self.links.len() {
             let Some(id) = self.links.get(index).and_then(Option::as_ref).map(|link| link.id) else {
@@ -499,19 +510,19 @@ impl Shell {
             if conn.deadline().is_some_and(|deadline| deadline <= now) {
                 conn.on_time(now);
                 core.step(id);
-                self.settle(core, id, true);
+                self.update_link(core, id, true);
             }
         }
     }
 }
 
-/// A connection of ours.
+/// `None`: closed, or a connection of another transport.
 #[inline]
-fn conn_of<C: Connections<Conn: Holds<Conn>>>(core: &mut C, id: Slot) -> Option<&mut Conn> {
+fn conn_of<C: Connections<Conn: Holds<Conn>>>(core: &mut C, id: ConnectionId) -> Option<&mut Conn> {
     core.transport(id)?.held()
 }
 
-/// One send of all that the connection has, as far as it fits; and how much that was.
+/// One `sendmsg` of all queued pieces, at most [`PIECES_MAX`]. Returns its result and the bytes passed to it.
 #[inline]
 fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     let mut few = ArrayVec::<IoSlice<'_>, FEW_PIECES>::new();
@@ -526,8 +537,8 @@ fn send_many_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     (socket.send_vectored(&pieces), bytes)
 }
 
-/// One receive: into the payload that the connection waits for and a little of the batch behind it, or into
-/// the batch. What it brought, how much of it belongs to the payload at most, and how much was asked for.
+/// One receive: into the expected payload followed by a small part of the batch, or into the batch alone.
+/// Returns the result, the bytes of the payload requested and the bytes requested in all.
 #[inline]
 fn receive_into(
     socket: &Socket,
@@ -545,19 +556,21 @@ fn receive_into(
         return (received, 0, asked);
     }
     expects.on_direct();
-    let behind = space.len().min(BEHIND_DIRECT_BYTES);
-    // Full when the payload alone takes all pieces: then this receive does not reach its end.
+    let behind = space.len().min(AFTER_DIRECT_BYTES);
+    // Fails if the payload takes all pieces: then this receive ends within the payload.
     let has_room = pieces.try_push(IoSliceMut::new(&mut space[..behind])).is_ok();
     let asked = direct + if has_room { behind } else { 0 };
     (socket.recv_vectored(&mut pieces), direct, asked)
 }
 
-/// What one receive brought.
+/// Result of one receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Receive {
-    Nothing,
-    Some,
-    /// As much as was asked for: there may be more.
+    /// No data, or the connection is paused.
+    Empty,
+    /// Fewer bytes than requested, end of stream or error.
+    Partial,
+    /// All bytes requested: more may be in the socket.
     Full,
 }
 

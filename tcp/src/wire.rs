@@ -1,4 +1,4 @@
-//! What both ends of a connection have in common: bytes in, bytes out, and how it ends.
+//! State and methods common to both ends of a connection: receiving, sending, protocol violations and close.
 
 use std::io::IoSliceMut;
 
@@ -14,26 +14,27 @@ use crate::outbox::Outbox;
 use crate::payload::{Filled, Payload};
 use crate::violation::Violation;
 
-/// What moves the bytes of either end: the methods of both kinds of connection that only use their `wire`.
+/// Public methods of both connection types that only use their field `wire`.
 macro_rules! stream_methods {
     () => {
-        /// Take a filled batch; its bytes are read by `next_event`.
+        /// Loads a filled batch, whose bytes `next_event` then reads.
         ///
         /// # Panics
-        /// When the previous batch was not unloaded.
+        /// If the previous batch has unread bytes and was not unloaded.
         #[inline]
         pub fn load(&mut self, batch: RxBatch) {
             self.wire.inbox.load(batch);
         }
 
-        /// Give the batch back, empty. What was not read of it is kept by the connection.
+        /// Returns the batch, cleared. The connection keeps a copy of its unread bytes.
         #[inline]
         pub fn unload(&mut self) -> RxBatch {
             self.wire.unload()
         }
 
-        /// The place of the rest of a payload that is being received, for the socket to read straight into;
-        /// 0 bytes when there is none or it is too short to be worth it. Only while no batch is loaded.
+        /// Appends the rest of the buffer of the payload being received, for the socket to read into
+        /// directly. Returns its length in bytes; 0: no payload, or less than 8 KiB of it. Call it only while
+        /// no batch is loaded.
         #[inline]
         pub fn direct_target<'a, const N: usize>(
             &'a mut self,
@@ -42,42 +43,43 @@ macro_rules! stream_methods {
             self.wire.direct_target(out)
         }
 
-        /// The socket wrote so many bytes to the place that [`Conn::direct_target`] gave.
+        /// The socket wrote `count` bytes to the memory returned by [`Conn::direct_target`].
         ///
         /// # Panics
-        /// When that is more than it gave.
+        /// If `count` is greater than the rest of the payload.
         #[inline]
         pub fn received_direct(&mut self, count: usize) {
             self.wire.received_direct(count);
         }
 
-        /// True when there is something to send.
+        /// True if PDUs are queued to be sent.
         #[inline]
         #[must_use]
         pub fn wants_send(&self) -> bool {
             !self.wire.outbox.is_empty()
         }
 
-        /// Appends the pieces of everything that is to be sent, until `out` is full; how many bytes they are.
+        /// Appends the pieces of all queued PDUs, in order, until `out` is full. Returns their length in
+        /// bytes.
         #[inline]
         pub fn send_pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
             self.wire.outbox.pieces(out)
         }
 
-        /// Where the connection is in its life.
+        /// The phase, from which the shell derives the state of the socket.
         #[inline]
         #[must_use]
         pub fn phase(&self) -> Phase {
             self.wire.lifetime.phase()
         }
 
-        /// When [`Conn::on_time`] is to be called at the latest.
+        /// Time at which [`Conn::on_time`] must be called; `None`: no time-out runs.
         #[must_use]
         pub fn deadline(&self) -> Option<Nanos> {
             self.wire.lifetime.deadline()
         }
 
-        /// The rule that the peer broke, once, for the log.
+        /// Takes the first protocol violation of the peer, for the log.
         pub fn take_violation(&mut self) -> Option<Violation> {
             self.wire.violation.take()
         }
@@ -85,41 +87,41 @@ macro_rules! stream_methods {
 }
 pub(crate) use stream_methods;
 
-/// In-capsule data that is not decided about yet.
+/// A command whose in-capsule data follows in the stream and has no destination yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PendingCapsule {
-    /// The command's CID.
     pub(crate) cid: u16,
-    /// Where its data is.
     pub(crate) frame: Frame,
 }
 
-/// Where the receiving side of a connection is.
+/// State of the receiving side of a connection.
 ///
 /// ```text
-///   Header ──> PendingCapsule ──> Payload ──> Header      a command with data: fetched,
-///     │           └───────> Skip ─────> Header      or not
-///     ├────> Payload ─────> Header                  H2CData, C2HData
-///     └────> Skip ────────> Header                  data that was not asked for
+///   Header ──> PendingCapsule ──> Payload ──> Header      command with data: fetch, stash_capsule
+///     │              ├──────────> Skip ─────> Header      reply, ignore
+///     │              └──────────────────────> Header      take_in_capsule
+///     ├──────────────────────────> Payload ──> Header     H2CData, C2HData
+///     └──────────────────────────> Skip ─────> Header     data of a command that failed or was aborted
 /// ```
 #[derive(Debug)]
 pub(crate) enum Receiving<K> {
-    /// Between two PDUs, or in a header. Left by a whole header.
+    /// Between two PDUs or within a header. Ends when the header is complete.
     Header,
-    /// The command of a capsule was given out, its data stands in the way. Left by `fetch` or `reply`.
+    /// The event of a command was returned; its in-capsule data is unread. Ended by `fetch`,
+    /// `take_in_capsule`, `stash_capsule`, `reply` or `ignore`.
     PendingCapsule(PendingCapsule),
-    /// Data goes to a buffer. Left by its last byte, and digest.
+    /// Data is received into a buffer. Ends when the data and its digest are complete.
     Payload(Payload<K>),
-    /// So many bytes go nowhere.
+    /// This many bytes, data and digest, are discarded.
     Skip(usize),
 }
 
-/// Why a step of the receiving side did not finish.
+/// Why a step of the receiving side stopped.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// More bytes, or a decision, must come first.
+    /// More bytes are needed, or a call that ends the pending capsule.
     Wait,
-    /// The peer broke a rule.
+    /// The connection ends with this protocol violation.
     Violation(Violation),
 }
 
@@ -130,8 +132,8 @@ impl From<Violation> for Stop {
     }
 }
 
-/// One end's bytes. `HEAD` and `TAIL` are the longest head and tail of its PDUs, `Out` names a PDU that has
-/// left, `In` the data being received.
+/// Stream state of one end. `HEAD` and `TAIL` are the longest head and tail of its PDUs in bytes. `Out` is
+/// the key of a queued PDU, `In` the key of the payload being received.
 #[derive(Debug)]
 pub(crate) struct Wire<const HEAD: usize, const TAIL: usize, Out, In> {
     pub(crate) inbox: Inbox,
@@ -139,7 +141,7 @@ pub(crate) struct Wire<const HEAD: usize, const TAIL: usize, Out, In> {
     pub(crate) outbox: Outbox<HEAD, TAIL, Out>,
     pub(crate) agreed: Agreed,
     pub(crate) lifetime: Lifetime,
-    /// The first one.
+    /// The first violation of the peer; later ones are not recorded.
     pub(crate) violation: Option<Violation>,
 }
 
@@ -149,7 +151,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
             inbox: Inbox::default(),
             receiving: Receiving::Header,
             outbox: Outbox::default(),
-            agreed: Agreed::NOTHING,
+            agreed: Agreed::INITIAL,
             lifetime: Lifetime::new(initialize_by, close_timeout),
             violation: None,
         }
@@ -163,20 +165,19 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         self.inbox.unload()
     }
 
-    /// See [`Payload::direct_target`]; nothing while earlier bytes are still to be read.
+    /// See [`Payload::direct_target`]; 0 while the inbox has unread bytes, which precede those of the socket.
     pub(crate) fn direct_target<'a, const N: usize>(
         &'a mut self,
         out: &mut ArrayVec<IoSliceMut<'a>, N>,
     ) -> usize {
         match &mut self.receiving {
-            Receiving::Payload(payload) if self.inbox.stashed() == 0 => payload.direct_target(out),
+            Receiving::Payload(payload) if self.inbox.carried() == 0 => payload.direct_target(out),
             Receiving::Payload(_) | Receiving::Header | Receiving::PendingCapsule(_) | Receiving::Skip(_) => {
                 0
             }
         }
     }
 
-    /// See [`Payload::received_direct`].
     pub(crate) fn received_direct(&mut self, count: usize) {
         match &mut self.receiving {
             Receiving::Payload(payload) => payload.received_direct(count),
@@ -186,7 +187,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         }
     }
 
-    /// The whole header of the PDU at hand, with its digest checked, as a wire structure.
+    /// The header of the next PDU, after its digest was checked. `Stop::Wait` if it is incomplete.
     #[inline]
     pub(crate) fn header<T>(&mut self, pdu_type: PduType, frame: &Frame) -> Result<T, Stop>
     where
@@ -197,45 +198,45 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         if has_digest {
             check_header_digest(pdu_type, bytes, size_of::<T>())?;
         }
-        // Cannot fail: alignment is 1, and the frame has at least this header.
+        // Cannot fail: `T` has alignment 1, and `header_bytes` is at least its size.
         let (header, _) = T::ref_from_prefix(bytes).map_err(|_| Stop::Wait)?;
         Ok(*header)
     }
 
-    /// Go on with a skip; true when it is over.
+    /// Discards received bytes of a skip. True when the skip is complete.
     pub(crate) fn skip(&mut self) -> bool {
-        let Receiving::Skip(left) = &mut self.receiving else { return true };
-        *left -= self.inbox.skip(*left);
-        if *left > 0 {
+        let Receiving::Skip(remaining) = &mut self.receiving else { return true };
+        *remaining -= self.inbox.skip(*remaining);
+        if *remaining > 0 {
             return false;
         }
         self.receiving = Receiving::Header;
         true
     }
 
-    /// Skip data with this frame, of which the header was consumed.
+    /// Discards the data and digest of a PDU whose header was consumed.
     pub(crate) fn skip_data(&mut self, frame: &Frame) {
         let digest = if frame.data_digest { DIGEST_BYTES } else { 0 };
         self.receiving = Receiving::Skip(frame.data_bytes as usize + digest);
     }
 
-    /// What is left of the payload goes nowhere, its buffer is dropped; where it would have ended in the
-    /// buffer.
+    /// Drops the buffer of the payload being received and discards its remaining bytes. Returns the offset at
+    /// which the payload would have ended in the buffer; `None`: no payload is being received.
     #[cold]
     pub(crate) fn skip_payload(&mut self) -> Option<u32> {
         let Receiving::Payload(payload) = &self.receiving else { return None };
-        let (left, end) = (payload.left(), payload.end());
-        self.receiving = Receiving::Skip(left);
+        let (remaining, end) = (payload.remaining_bytes(), payload.end());
+        self.receiving = Receiving::Skip(remaining);
         Some(end)
     }
 
-    /// True when a payload is here and only its event is missing.
+    /// True if all data of the payload was received, it has no digest, and its event is pending.
     #[inline]
     pub(crate) fn is_payload_whole(&self) -> bool {
         matches!(&self.receiving, Receiving::Payload(payload) if payload.is_whole())
     }
 
-    /// Take what is here of a payload.
+    /// Copies the received bytes of the payload, without its digest, into its buffer.
     #[inline]
     pub(crate) fn copy_payload(&mut self) {
         if let Receiving::Payload(payload) = &mut self.receiving {
@@ -243,7 +244,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         }
     }
 
-    /// Go on with a payload; when it is whole, it is taken out.
+    /// Continues the payload. `Some`: it is complete, and the next header follows.
     #[inline]
     pub(crate) fn fill(&mut self) -> Option<(Payload<In>, Filled)> {
         let Receiving::Payload(payload) = &mut self.receiving else { return None };
@@ -257,7 +258,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         }
     }
 
-    /// A terminate request of the peer, as the violation that it is.
+    /// A terminate request of the peer, as a [`Violation`].
     pub(crate) fn terminated(&mut self) -> Stop {
         let Some(term) = self.inbox.peek_as::<TermReq>() else { return Stop::Wait };
         let violation = match check_terminate(&term.header) {
@@ -267,24 +268,25 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         Stop::Violation(violation)
     }
 
-    /// The peer broke a rule: receive no more, send what is queued and then a terminate request of this type.
+    /// Ends the connection after a violation: stops receiving and queues a terminate request of `pdu_type`
+    /// after the PDUs already queued. `key`: that of the terminate request in the outbox.
     #[cold]
     pub(crate) fn violate(&mut self, violation: Violation, pdu_type: PduType, key: Out) {
         self.violation.get_or_insert(violation);
-        let Some((fes, fei, header_bytes)) = violation.report() else {
+        let Some((fes, fei, header_bytes)) = violation.terminate_fields() else {
             self.lifetime.close();
             return;
         };
-        let wrong = self.inbox.peek(header_bytes).unwrap_or_default();
-        let wrong = &wrong[..wrong.len().min(TERM_REQ_DATA_BYTES_MAX)];
-        let count = u32::try_from(wrong.len()).unwrap_or(0);
+        let header = self.inbox.peek(header_bytes).unwrap_or_default();
+        let header = &header[..header.len().min(TERM_REQ_DATA_BYTES_MAX)];
+        let count = u32::try_from(header.len()).unwrap_or(0);
         let term = TermReq::new(pdu_type, fes, fei, count);
-        let bytes = [term.as_bytes(), wrong].concat().into_boxed_slice();
+        let bytes = [term.as_bytes(), header].concat().into_boxed_slice();
         self.outbox.push_bytes(bytes, key);
         self.drain();
     }
 
-    /// Receive no more; send what is queued, then close.
+    /// Stops receiving; the connection closes after the queued PDUs were sent.
     pub(crate) fn drain(&mut self) {
         self.inbox.clear();
         self.receiving = Receiving::Header;

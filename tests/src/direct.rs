@@ -1,5 +1,6 @@
 //! A target core with one connected I/O queue, driven by hand: no sockets, no chance, no threads.
 
+use spindle_transport::ConnectionId;
 use std::io::IoSlice;
 use std::sync::Arc;
 
@@ -13,7 +14,6 @@ use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{BlockRange, CoreContext, DiskSource, IoRequest, Op, Prepared, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_reactor::slab::Slot;
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{ControllerLimits, Snapshot};
@@ -54,9 +54,9 @@ pub struct Direct {
     /// The core.
     pub core: TargetCore<Conn>,
     /// The admin queue.
-    pub admin: Slot,
+    pub admin: ConnectionId,
     /// The I/O queue: 128 entries, SQ flow control off.
-    pub io: Slot,
+    pub io: ConnectionId,
     /// The host's end of the admin queue.
     pub admin_link: Link,
     /// The host's end of the I/O queue.
@@ -141,7 +141,7 @@ impl Direct {
 /// is warm.
 pub struct Link {
     /// The target's end.
-    pub id: Slot,
+    pub id: ConnectionId,
     /// The host's end.
     pub host: host::Conn,
     bytes: Vec<u8>,
@@ -219,7 +219,7 @@ impl Link {
         conn.sent(self.bytes.len());
         core.step_sent(self.id);
         core.poll();
-        while let Some(id) = core.next_touched() {
+        while let Some(id) = core.next_send_ready() {
             if core.transport(id).is_some_and(|conn| conn.has_unread() && !conn.is_paused()) {
                 core.step_sent(id);
             }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   Reactor::run ─┬─ Tcp::on_ready, Tcp::poll ─> Listener::accept, Shell::poll ─> TargetCore::step
-//!                 └─ Tcp::flush <─ TargetCore::next_touched (disks and timers gave something to send)
+//!                 └─ Tcp::flush <─ TargetCore::next_send_ready (disks and timers gave something to send)
 //! ```
 //!
 //! `tests/examples/embedded_target.rs` uses it. What it does not do: more than one core, RDMA, a log, a
@@ -137,7 +137,7 @@ impl Poller<Core, Message> for Tcp {
     }
 
     fn flush(&mut self, core: &mut Core, _turn: &mut Turn<'_, Message>) {
-        while let Some(id) = core.target.next_touched() {
+        while let Some(id) = core.target.next_send_ready() {
             self.shell.flush(&mut core.target, id);
         }
     }

@@ -1,23 +1,23 @@
-//! [`Admission`]: how many connections of one address may be there that have not sent Connect.
+//! [`Admission`]: limits the connections of one host address that have not sent Connect.
 //!
-//! Such a connection has shown nothing but an address, and takes a place that a host could have. It is
-//! counted from when it is accepted to when its queue is connected or it is gone, over all transports
-//! together: an [`Admitted`] goes with it from core to core, and gives the place back when it is dropped.
-//! Nothing here is on the data path.
+//! Before Connect only the address of a host is known, while the connection already takes a slot. It is
+//! counted from accept until its queue is connected or it closes, over all transports together. [`Admitted`]
+//! moves with the connection to the core that serves it; its drop ends the count. Nothing here is on the
+//! data path.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Connections before Connect, by address. One for all cores and transports.
+/// Counts connections before Connect by host address. All cores and transports share one instance.
 #[derive(Debug)]
 pub struct Admission {
     per_address: usize,
-    /// Addresses without any are not in it: it has at most as many entries as there are connections.
+    /// Contains only addresses with at least one counted connection.
     counts: Mutex<HashMap<IpAddr, usize>>,
 }
 
-/// The place of one connection that has not sent Connect.
+/// Counts one connection against its address until dropped.
 #[derive(Debug)]
 pub struct Admitted {
     admission: Arc<Admission>,
@@ -25,16 +25,16 @@ pub struct Admitted {
 }
 
 impl Admission {
-    /// At most `per_address` of each address; 0: as many as there is room for.
+    /// Admits at most `per_address` connections of each address; 0: no limit.
     #[must_use]
     pub fn new(per_address: usize) -> Arc<Admission> {
         Arc::new(Admission { per_address, counts: Mutex::default() })
     }
 
-    /// A place for a connection from this address; `None`: it has as many as it may.
+    /// Counts a connection from `address`. `None`: the address has reached the limit.
     #[must_use]
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Admitted> {
-        // An IPv4 host is the same one on a socket that listens on IPv6 too.
+        // A dual-stack socket reports an IPv4 host as an IPv4-mapped IPv6 address.
         let address = address.to_canonical();
         let mut counts = self.counts();
         let count = counts.entry(address).or_default();
@@ -45,13 +45,13 @@ impl Admission {
         Some(Admitted { admission: Arc::clone(self), address })
     }
 
-    /// What [`Admission::new`] was given.
+    /// Limit of connections before Connect per address; 0: no limit.
     #[must_use]
     pub fn per_address(&self) -> usize {
         self.per_address
     }
 
-    /// A count is whole whenever the lock is free, so one that a panic left locked can be used.
+    /// Ignores lock poisoning: the counts are consistent at every point at which a holder could panic.
     fn counts(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }

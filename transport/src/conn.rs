@@ -1,37 +1,37 @@
-//! The interface between the request machine and a connection: its verbs and its events.
+//! The interface between the request machine and a connection: calls and events.
 //!
-//! A connection lives on one core from accept to close. Its shell (sockets, verbs, the simulator) feeds it
-//! and empties it; the queue pair only asks it for events and tells it what to fetch and what to reply:
+//! A connection stays on one core from accept to close. Its shell (sockets, verbs, the simulator) passes
+//! received bytes or completions in and sends what the connection queues. The queue pair takes its events
+//! and calls `fetch` and `reply`:
 //!
 //! ```text
 //!   next_event -> Command ── fetch(slot, buf) ──> in-capsule copy | R2T + H2CData | RDMA READ ── Fetched ─┐
 //!                    │                                                                                   v
 //!                    └───────────── no data from the host ────────────────────────────────────────> execute
 //!   Sent <── bytes left / send completed <── C2HData + CapsuleResp | RDMA WRITE + SEND <── reply(slot, ...)
-//!   Closed: last event, when every buffer is back
+//!   Closed: last event, after every buffer was dropped
 //! ```
 //!
-//! What a transport checks: the PDU or capsule itself and that the SGL is of a kind and length that the
-//! transport allows. What it does not: opcode, namespace, range, or that the length fits the command
-//! (the request machine does).
+//! A transport checks the PDU or capsule, and that the transport allows the kind and length of the SGL. The
+//! request machine checks opcode, namespace, range, and that the length fits the command.
 
+use crate::RequestId;
 use nvme_spec::cqe::Cqe;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
 
-/// Where a command's data is, as its SGL says.
+/// Location and length of a command's data, from its SGL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataPointer {
-    /// The command carries no data pointer, or one of length 0.
+    /// No data: no SGL descriptor, or one of length 0.
     None,
-    /// In the command capsule; already on this side.
+    /// In the command capsule: received with the command, without R2T or RDMA READ.
     InCapsule {
         /// Length in bytes.
         bytes: u32,
     },
-    /// At the host; moved by the transport.
+    /// In the host's memory; the transport moves it (R2T and C2HData, or RDMA READ and WRITE).
     Host {
         /// Length in bytes.
         bytes: u32,
@@ -39,7 +39,7 @@ pub enum DataPointer {
 }
 
 impl DataPointer {
-    /// Length in bytes, 0 for none.
+    /// Length in bytes; 0 for [`DataPointer::None`].
     #[must_use]
     pub fn bytes(self) -> u32 {
         match self {
@@ -49,75 +49,73 @@ impl DataPointer {
     }
 }
 
-/// What happened on a connection.
+/// An event of a connection, returned by [`Transport::next_event`].
 #[derive(Debug)]
 pub enum Event {
-    /// A command capsule arrived. The next event comes only after the command was answered by `fetch`,
-    /// `reply` or `stash_capsule` if it has in-capsule data (the payload stands in the way); without, at
-    /// once.
+    /// A command capsule arrived. With in-capsule data the next command follows only after `fetch`,
+    /// `take_in_capsule`, `stash_capsule`, `reply` or `ignore`, as the data precedes it in the stream.
     Command {
-        /// The submission queue entry.
+        /// As received; the transport has checked only its SGL.
         sqe: Sqe,
-        /// Where its data is, or the status with which the command fails (an SGL of the wrong kind: the
-        /// connection goes on).
+        /// Where its data is; `Err`: the status with which the command fails, because its SGL is not
+        /// allowed. The connection stays open.
         data: Result<DataPointer, Status>,
     },
-    /// All data that `fetch` asked for has arrived in `buf`.
+    /// A `fetch` has ended: `buf` has all data.
     Fetched {
-        /// The request.
-        slot: Slot,
-        /// Its buffer, filled.
+        /// Request given to `fetch`.
+        slot: RequestId,
+        /// The buffer given to `fetch`, filled.
         buf: Buf,
-        /// `Err`: the data is damaged (data digest); the command fails with this status, the connection goes
-        /// on.
+        /// `Err`: the data digest is wrong; the command fails with this status, the connection stays open.
         result: Result<(), Status>,
     },
-    /// All data that `fetch_part` asked for has arrived in `buf`.
+    /// A `fetch_part` has ended: `buf` has all data of the part.
     FetchedPart {
-        /// The request.
-        slot: Slot,
-        /// Where it belongs in the command's data.
+        /// Request given to `fetch_part`.
+        slot: RequestId,
+        /// Offset of the part in the command's data, in bytes.
         offset: u32,
-        /// Its buffer, filled.
+        /// The buffer given to `fetch_part`, filled.
         buf: Buf,
-        /// As of `Fetched`.
+        /// As in [`Event::Fetched`].
         result: Result<(), Status>,
     },
-    /// What `send_part` was given has left. All of a command's come before its `Sent`, and none after it.
-    /// Once the connection ends (by [`Transport::close`] or by itself) those that were not told yet are
-    /// dropped with their buffers; a `Sent` may still come.
+    /// A part given to `send_part` was sent. All parts of a command precede its `Sent`. When the connection
+    /// ends, pending `SentPart` events are dropped with their buffers; a `Sent` may still follow.
     SentPart {
-        /// The request.
-        slot: Slot,
-        /// Where it belongs in the command's data.
+        /// Request given to `send_part`.
+        slot: RequestId,
+        /// Offset of the part in the command's data, in bytes.
         offset: u32,
-        /// Its buffer, back.
+        /// The buffer given to `send_part`.
         buf: Buf,
     },
-    /// The reply and its data have left; nothing of the request is referred to any more, and no `SentPart` of
-    /// it follows. Not of one under [`FAST_PATH`]: those are counted ([`Transport::take_left`]).
+    /// The reply and its data were sent; the transport no longer refers to the request, and no `SentPart` of
+    /// it follows. Replies with [`FAST_PATH`] have no such event: [`Transport::take_fast_path_sent`] counts
+    /// them.
     Sent {
-        /// The request.
-        slot: Slot,
+        /// [`Reply::slot`] of the reply.
+        slot: RequestId,
     },
-    /// The connection is gone and every buffer that it held has been dropped. Comes once, last.
+    /// The connection has closed and has dropped all its buffers. Comes once, as the last event.
     Closed,
 }
 
 /// Why the queue pair closes a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseReason {
-    /// The host said Disconnect, and the reply is to leave first.
+    /// The host sent Disconnect; its reply is sent before the close.
     Disconnect,
     /// The controller was reset, shut down or deleted.
     ControllerGone,
-    /// Keep Alive Timeout expired.
+    /// The controller's Keep Alive Timer reached KATO.
     KeepAliveExpired,
-    /// The host broke a rule of the queue (more commands than entries, a command before Connect, ...).
+    /// The host violated a rule of the queue (more commands than entries, a command before Connect, ...).
     HostError,
-    /// Connect did not come in time.
+    /// No Connect arrived in time after accept, or no CC.EN = 1 in time after an admin queue's Connect.
     ConnectTimeout,
-    /// The appliance is shutting down.
+    /// The target process is shutting down.
     Shutdown,
 }
 
@@ -134,122 +132,122 @@ impl std::fmt::Display for CloseReason {
     }
 }
 
-/// Names a reply whose request needed no place of its own: it was answered as it came. Never a request's
-/// slot, because no slot has generation 0.
-pub const FAST_PATH: Slot = Slot::from_wire(0);
+/// Slot of replies to commands that never entered the request slab (fast path). Equals no request's slot,
+/// because no slot has generation 0.
+pub const FAST_PATH: RequestId = RequestId::from_wire(0);
 
-/// A completion to be sent.
+/// A completion for the host, with the data of a read.
 #[derive(Debug)]
 pub struct Reply {
-    /// The request, named again by `Sent`; or [`FAST_PATH`], and it is counted when it has left.
-    pub slot: Slot,
-    /// The completion queue entry.
+    /// The request, repeated in [`Event::Sent`]; [`FAST_PATH`]: the reply is only counted when sent.
+    pub slot: RequestId,
+    /// Sent unchanged, with the CID and SQHD set by the caller.
     pub cqe: Cqe,
-    /// Data for the host, exactly as long as the command asked for. Only with a status of success.
+    /// Data for the host, exactly as long as the command's SGL. Only with a status of success.
     pub data: Option<Buf>,
-    /// The host turned SQ flow control off, so a success may be folded into the data (TCP: C2HData SUCCESS).
+    /// The host disabled SQ flow control, so TCP may replace a success CQE by the C2HData SUCCESS flag.
     pub may_omit_cqe: bool,
 }
 
-/// What a connection can carry; constants of its listener, agreed with the host at set-up.
+/// Limits of a connection, from the configuration of its listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes of in-capsule data of a command on an I/O queue.
+    /// Most bytes of in-capsule data of a command on an I/O queue; determines IOCCSZ.
     pub in_capsule_bytes: u32,
-    /// Most commands that a queue may have outstanding.
+    /// Most entries of its queue.
     pub queue_entries: u16,
-    /// Most bytes that one command moves (MDTS).
+    /// Most bytes of data of one command (MDTS).
     pub transfer_bytes: u32,
 }
 
-/// One connection, which is one queue pair.
+/// One connection; it carries one NVMe queue pair.
 pub trait Transport {
-    /// The next event, in order. `None`: nothing more until the shell has fed it.
+    /// The next event, in order. `None`: none until the shell receives or sends something.
     fn next_event(&mut self) -> Option<Event>;
 
-    /// How many replies under [`FAST_PATH`] have left since it was asked last.
-    fn take_left(&mut self) -> u32;
+    /// Number of replies with [`FAST_PATH`] sent since the last call.
+    fn take_fast_path_sent(&mut self) -> u32;
 
-    /// The command whose event came last is request `slot` from now on. Not told of one that is answered as
-    /// it comes, under [`FAST_PATH`].
+    /// Assigns request `slot` to the command of the last event. Not called for a command that is answered
+    /// with [`FAST_PATH`].
     #[inline]
-    fn set_slot(&mut self, _slot: Slot) {}
+    fn set_slot(&mut self, _slot: RequestId) {}
 
-    /// Bring the host's data of request `slot` (command identifier `cid`) into `buf`, which is exactly as
-    /// long. `Fetched` follows, or `Closed`. Called at most once for a command, in any order among commands.
-    fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf);
+    /// Reads the host's data of request `slot` (command identifier `cid`) into `buf`, whose length equals
+    /// that of the data. `Fetched` or `Closed` follows. At most one call per command; commands in any order.
+    fn fetch(&mut self, slot: RequestId, cid: u16, buf: Buf);
 
-    /// The data that `fetch` asked for is not wanted any more, because the command was aborted. True: its
-    /// buffer is given back, no `Fetched` follows, and what the host still sends of it goes nowhere. False: a
-    /// device may be writing to the buffer; `Fetched` follows soon, whatever the host does.
-    fn cancel(&mut self, _slot: Slot) -> bool {
+    /// Cancels the `fetch` of an aborted command. True: the buffer is dropped, no `Fetched` follows, and data
+    /// that the host still sends is discarded. False: a device may be writing to the buffer; `Fetched`
+    /// follows soon, whatever the host does.
+    fn cancel(&mut self, _slot: RequestId) -> bool {
         false
     }
 
-    /// It can move a command's data in parts: [`Transport::fetch_part`], [`Transport::send_part`].
+    /// True if [`Transport::fetch_part`] and [`Transport::send_part`] are implemented.
     fn moves_parts(&self) -> bool {
         false
     }
 
-    /// Bring the part at `offset` of the host's data, as long as `buf`. `FetchedPart` follows, or `Closed`.
-    /// In place of `fetch`, for a command whose data is at the host; its reply comes after all of its parts.
-    fn fetch_part(&mut self, _slot: Slot, _cid: u16, _offset: u32, _buf: Buf) {}
+    /// Reads `buf.len()` bytes from `offset` of the host's data. `FetchedPart` or `Closed` follows. Used
+    /// instead of `fetch` for [`DataPointer::Host`]; the command is replied to after all its parts.
+    fn fetch_part(&mut self, _slot: RequestId, _cid: u16, _offset: u32, _buf: Buf) {}
 
-    /// Send the part at `offset` of the data for the host, as long as `buf`. `SentPart` follows, or `Closed`.
-    /// The command's reply, without data, may follow at once: it reaches the host after all of its parts.
-    fn send_part(&mut self, _slot: Slot, _cid: u16, _offset: u32, _buf: Buf) {}
+    /// Sends `buf` as the part at `offset` of the data for the host. `SentPart` or `Closed` follows. The
+    /// reply, without data, may be queued before that: it reaches the host after all parts.
+    fn send_part(&mut self, _slot: RequestId, _cid: u16, _offset: u32, _buf: Buf) {}
 
-    /// Copy the in-capsule data of the command whose event came last into `buf`, which is exactly as long, if
-    /// all of it is here and in order. False: nothing has changed, and `fetch` brings it. No `Fetched`
-    /// follows.
+    /// Copies the in-capsule data of the last command into `buf`, whose length equals that of the data. True:
+    /// copied, and no `Fetched` follows. False: nothing has changed, and `fetch` reads it, because it is not
+    /// contiguous in the batch or has a digest.
     fn take_in_capsule(&mut self, _buf: &mut Buf) -> bool {
         false
     }
 
-    /// The bytes where the queue entry of the second next command would be, if they are here: that one, as
-    /// two dependent fetches from memory take as long as two commands. Unchecked: they may be of something
-    /// else.
+    /// The SQE after the next one, if its bytes have been received, so that the memory for its data can be
+    /// prefetched: two dependent accesses, about the time of two commands. Not validated: the bytes may be
+    /// something else.
     fn peek_command(&self) -> Option<&Sqe> {
         None
     }
 
-    /// The command whose event came last, request `slot` (command identifier `cid`), waits for memory: its
-    /// in-capsule data is not to stand in the way of what comes behind it, because that may be the data of
-    /// commands that hold the memory. `fetch` or `reply` follows some time.
-    fn stash_capsule(&mut self, _slot: Slot, _cid: u16) {}
+    /// Copies the in-capsule data of the last command, request `slot` (command identifier `cid`), out of the
+    /// stream. The command waits for memory, and the bytes after its capsule may be the data of commands that
+    /// occupy this memory. `fetch` or `reply` follows later.
+    fn stash_capsule(&mut self, _slot: RequestId, _cid: u16) {}
 
-    /// Request `slot` is over without an answer; no `Sent` follows. Only of one without data under way.
-    fn end_without_reply(&mut self, _slot: Slot) {}
+    /// Ends request `slot` without a reply; no `Sent` follows. Not for a request with data in transfer.
+    fn end_without_reply(&mut self, _slot: RequestId) {}
 
-    /// The command whose event came last is not taken, and gets no answer: its in-capsule data goes nowhere,
-    /// and what is behind it comes.
+    /// Drops the last command without a reply: its in-capsule data is discarded, and the next event follows.
     fn ignore(&mut self) {}
 
-    /// Send a completion. In-capsule data that was not fetched is skipped. `Sent` follows, or `Closed`.
+    /// Queues a completion. In-capsule data that was not fetched is discarded. `Sent` or `Closed` follows.
     fn reply(&mut self, reply: Reply);
 
-    /// Bytes of data for the host that wait to leave. Asked now and then, of a host that does not read.
+    /// Bytes of data for the host that are not sent yet. Used to detect a host that does not read.
     fn unsent_bytes(&self) -> u64 {
         0
     }
 
-    /// End the connection: what was replied leaves first where `reason` says so; then `Closed` follows.
+    /// Ends the connection; `Closed` follows. Queued replies are still sent, except when the host is
+    /// presumed lost ([`CloseReason::KeepAliveExpired`], [`CloseReason::ConnectTimeout`]).
     fn close(&mut self, reason: CloseReason);
 
-    /// How many commands the queue pair may hold; told once Connect has fixed the queue's size.
+    /// Sets the number of queue entries, once Connect has fixed it.
     fn set_queue_entries(&mut self, _entries: u16) {}
 
-    /// What the connection can carry.
+    /// The limits from the listener's configuration.
     fn limits(&self) -> Limits;
 }
 
-/// A connection of several kinds, as a core has it that serves more than one transport; or of one kind alone.
+/// A connection type of a core that can contain a `C`: an enum over the transports of the core, or `C` alone.
 ///
-/// A shell works with the connections of its own kind, whatever else is on the core.
+/// A shell handles only the connections of its own transport.
 pub trait Holds<C>: Transport {
-    /// A connection of this kind.
+    /// Converts a connection of this transport.
     fn wrap(conn: C) -> Self;
-    /// The connection, if it is of this kind.
+    /// The connection of this transport; `None` for one of another transport.
     fn held(&mut self) -> Option<&mut C>;
 }
 

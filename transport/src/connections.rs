@@ -1,69 +1,67 @@
-//! [`Connections`]: the connections of a core, as a shell (sockets, verbs) uses them; [`Peer`]: the two ends
-//! of one.
+//! [`Connections`]: the connections of a core, as a shell (sockets, verbs) uses them. [`Peer`]: the two
+//! addresses of one connection.
 
+use crate::ConnectionId;
 use std::net::SocketAddr;
-
-use spindle_reactor::slab::Slot;
 
 use crate::Transport;
 use crate::admission::Admitted;
 
-/// The connections of one core, each joined to its queue pair. The request machine implements it; a shell
-/// moves bytes or completions between a connection and its socket or queue pair, and says when to act on
-/// them.
+/// The connections of one core, each with its NVMe queue pair. The request machine implements it. A shell
+/// moves bytes or completions between a connection and its socket or RDMA queue pair, then calls `step`.
 pub trait Connections {
-    /// A connection, perhaps of several kinds ([`Holds`](crate::Holds)).
+    /// The connection type; over several transports an enum ([`Holds`](crate::Holds)).
     type Conn: Transport;
 
-    /// Why a connection would not be taken over now; `None`: it would.
+    /// Why [`Connections::accept`] would fail now; `None` if it would succeed.
     #[must_use]
     fn refusal(&self) -> Option<&'static str>;
 
-    /// Take over a connection. `Err` gives it back: there is no room, or the appliance is shutting down.
-    fn accept(&mut self, conn: Self::Conn, peer: Peer) -> Result<Slot, Self::Conn>;
+    /// Adds a connection. `Err` returns it: all connection slots of the core are in use, or the target is
+    /// shutting down.
+    fn accept(&mut self, conn: Self::Conn, peer: Peer) -> Result<ConnectionId, Self::Conn>;
 
-    /// Count a connection that was just accepted as one without Connect, until its queue is connected or it
-    /// is gone.
-    fn set_admitted(&mut self, id: Slot, admitted: Admitted);
+    /// Stores the admission of an accepted connection, dropped when its queue is connected or it closes.
+    fn set_admitted(&mut self, id: ConnectionId, admitted: Admitted);
 
-    /// The connection's wire state, to be fed and emptied.
-    fn transport(&mut self, id: Slot) -> Option<&mut Self::Conn>;
+    /// The connection, for the shell to pass received data in and take queued data out. `None`: closed.
+    fn transport(&mut self, id: ConnectionId) -> Option<&mut Self::Conn>;
 
-    /// The connection's ends.
+    /// The connection's transport and addresses. `None`: closed.
     #[must_use]
-    fn peer(&self, id: Slot) -> Option<&Peer>;
+    fn peer(&self, id: ConnectionId) -> Option<&Peer>;
 
-    /// Act on what the connection has.
-    fn step(&mut self, id: Slot);
+    /// Handles the connection's events and puts it in the list of connections with replies to send.
+    fn step(&mut self, id: ConnectionId);
 
-    /// The shell has sent: act on what the connection has (`Sent`, and what it was holding back). The shell
-    /// looks for itself whether there is more to send.
-    fn step_sent(&mut self, id: Slot);
+    /// As [`Connections::step`], without putting the connection in that list: the calling shell sends the
+    /// replies itself.
+    fn step_sent(&mut self, id: ConnectionId);
 
-    /// The next connection that is gone.
-    fn next_closed(&mut self) -> Option<(Slot, Self::Conn)>;
+    /// The next connection that has closed, removed from the core.
+    fn next_closed(&mut self) -> Option<(ConnectionId, Self::Conn)>;
 
-    /// Tell the operator that the host of a connection did not follow the rules of the transport: field,
-    /// value and what is allowed.
-    fn on_violation(&mut self, id: Slot, text: String);
+    /// Reports to the operator that the host violated the transport's protocol. `text`: field, value and
+    /// what is allowed.
+    fn on_violation(&mut self, id: ConnectionId, text: String);
 
-    /// Tell the operator that a connection was not taken: field, value and what is allowed, or what has run
-    /// out.
+    /// Reports to the operator that a connection was refused. `reason`: field, value and what is allowed, or
+    /// the exhausted resource.
     fn on_refused(&mut self, remote: SocketAddr, reason: String);
 }
 
-/// Transports (TRTYPE). Displayed as nvme-cli and the configuration name them.
+/// Transports (TRTYPE). Displayed with the names of nvme-cli and the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum TransportKind {
-    /// NVMe/TCP.
+    /// NVMe/TCP, TRTYPE 3.
     #[default]
     Tcp,
-    /// NVMe/RDMA.
+    /// NVMe/RDMA, TRTYPE 1.
     Rdma,
 }
 
 impl TransportKind {
-    /// All of them, in the order of their discriminants, which begin at 0.
+    /// All transports, in the order of their discriminants, which begin at 0.
     pub const ALL: [TransportKind; 2] = [TransportKind::Tcp, TransportKind::Rdma];
 }
 
@@ -76,28 +74,28 @@ impl std::fmt::Display for TransportKind {
     }
 }
 
-/// The two ends of a connection, for discovery and for logs.
+/// Transport, listener and addresses of a connection, for discovery and logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// The transport.
+    /// Transport over which the host connected.
     pub transport: TransportKind,
-    /// Index of the listener that accepted it.
+    /// Index of the listener that accepted the connection.
     pub listener: usize,
-    /// The host's address.
+    /// Address and port of the host.
     pub remote: SocketAddr,
-    /// Our address, as the host used it.
+    /// Address and port of the target to which the host connected.
     pub local: SocketAddr,
 }
 
 impl Peer {
-    /// `address` as this peer should use it: an unspecified one is replaced by the one that the peer used.
-    /// `None`: it is of the other family, of which this connection tells no address.
+    /// `address` as this host can reach it: an unspecified address (0.0.0.0, ::) becomes the local address of
+    /// this connection. `None`: the unspecified address is of the other family, so no local address is known.
     #[must_use]
     pub fn reachable(&self, address: SocketAddr) -> Option<SocketAddr> {
         if !address.ip().is_unspecified() {
             return Some(address);
         }
-        // An IPv4 host is one of IPv4 on a socket that listens on IPv6 too.
+        // A dual-stack socket reports an IPv4 address as an IPv4-mapped IPv6 address.
         let local = self.local.ip().to_canonical();
         (address.is_ipv4() == local.is_ipv4()).then(|| SocketAddr::new(local, address.port()))
     }

@@ -1,28 +1,27 @@
-//! The host's end of a connection, over any transport: what goes in and what comes out.
+//! Types of the host's end of a connection, for any transport: command data, events and errors.
 //!
 //! ```text
 //!   submit(sqe, HostData) ─> the wire ─> Completed, with its buffer ─> .. ─> Closed, last
 //! ```
-//! Every command that is taken is given back by exactly one `Completed`, also when the connection ends.
+//! Every accepted command ends with exactly one `Completed`, also when the connection ends.
 
 use nvme_spec::Cqe;
 use nvme_spec::status::Status;
 use spindle_reactor::mem::Buf;
 
-/// A command's data. `B` is a buffer as the transport needs it: plain, or with the keys that name it to the
-/// other side.
+/// A command's data. `B` is the transport's buffer type: plain, or with the memory keys for the controller.
 #[derive(Debug)]
 pub enum HostData<B = Buf> {
-    /// The command moves none.
+    /// The command transfers no data.
     None,
-    /// All of this goes to the controller.
+    /// The whole buffer is sent to the controller.
     ToController(B),
-    /// The controller fills all of this.
+    /// The controller fills the whole buffer.
     FromController(B),
 }
 
 impl<B> HostData<B> {
-    /// The buffer, whichever way it goes.
+    /// The buffer of either direction; `None` for a command without data.
     #[inline]
     pub fn into_buffer(self) -> Option<B> {
         match self {
@@ -31,7 +30,7 @@ impl<B> HostData<B> {
         }
     }
 
-    /// The same with another kind of buffer.
+    /// Converts the buffer and keeps the direction.
     #[inline]
     pub fn map<C>(self, change: impl FnOnce(B) -> C) -> HostData<C> {
         match self {
@@ -42,66 +41,66 @@ impl<B> HostData<B> {
     }
 }
 
-/// Why a command was not taken.
+/// Why a command was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubmitErrorKind {
-    /// The connection is not initialised yet, or not open any more.
+    /// The connection is not initialised yet, or is closing.
     Closed,
-    /// The CID is outstanding, or not below the queue's entries.
+    /// The CID is outstanding, or is not below the number of queue entries.
     Cid,
-    /// The buffer is in more pieces than a command can name.
+    /// The buffer has more segments than the SGL of a command may have descriptors.
     Pieces {
-        /// As many as it takes.
+        /// Segments of the buffer.
         pieces: usize,
-        /// As many as the controller allows.
+        /// Most descriptors that the controller allows (MSDBD).
         allowed: usize,
     },
 }
 
-/// The connection cannot take the command now. Its data is given back.
+/// The command was not accepted; its data is returned to the caller.
 #[derive(Debug)]
 pub struct SubmitError<B = Buf> {
-    /// Why not.
+    /// Cause of the refusal.
     pub kind: SubmitErrorKind,
-    /// The command's data.
+    /// Data passed to `submit`.
     pub data: HostData<B>,
 }
 
-/// Why a connection ended. `V` is a rule of the transport that the controller broke.
+/// Why a connection ended. `V` is the transport's type of protocol violations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseCause<V> {
-    /// The connection's `close` was called.
+    /// The host called `close`.
     Requested,
-    /// The controller, or the network, closed the connection.
+    /// The controller or the network closed the connection.
     ByPeer,
-    /// What carries it failed: the socket, or a work request that the controller did not answer or refused.
+    /// The socket failed, or the controller did not acknowledge or rejected an RDMA work request.
     Failed,
-    /// Our own device failed, or completed what was not posted.
+    /// The host's RDMA device failed, or completed a work request that was not posted.
     Device,
-    /// The controller broke a rule, did not answer in time, or said that we did.
+    /// The controller violated the protocol, timed out, or reported a violation by this host.
     Violation(V),
 }
 
-/// What happened on a connection.
+/// An event of a host's connection.
 #[derive(Debug)]
 pub enum HostEvent<V, B = Buf> {
-    /// Commands can be submitted. Not told where the connection is established before there is a `Conn`.
+    /// ICResp arrived; commands can be submitted. Not used by RDMA, whose `Conn` begins established.
     Ready,
-    /// A command is over.
+    /// A command has ended.
     Completed {
-        /// Its CID, which is free again.
+        /// The command's CID, free for reuse.
         cid: u16,
-        /// Its completion; made up where the controller omitted it (C2HData SUCCESS) or the connection ended
-        /// first.
+        /// The completion; generated locally if the controller omitted it (C2HData SUCCESS) or the
+        /// connection ended first.
         cqe: Cqe,
-        /// The data that was submitted with it; filled, if the result says so.
+        /// The submitted buffer. Of a read, filled if `result` is `Ok`.
         buf: Option<B>,
-        /// `Ok` when the command succeeded and its data is whole.
+        /// `Ok`: the command succeeded and its data is complete and undamaged.
         result: Result<(), Status>,
     },
-    /// The connection is gone. Comes once, last.
+    /// The connection has closed. Comes once, as the last event.
     Closed {
-        /// Its cause.
+        /// First cause of the close.
         why: CloseCause<V>,
     },
 }

@@ -1,31 +1,34 @@
-//! The interface between the request machine and a connection of any transport: neither knows the other.
+//! The interface between the request machine and the connections of a transport, so that neither depends on
+//! the other.
 //!
 //! ```text
 //!   target    TargetCore: Connections      Qpair ─ uses ─> Transport
 //!                  ^                                           ^
 //!                  │ uses                                      │ is
-//!   tcp, rdma    Shell: sockets, verbs ── feeds, empties ──>  Conn
+//!   tcp, rdma    Shell: sockets, verbs ── receives, sends ──> Conn
 //! ```
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `conn` | [`Transport`], a connection as the request machine uses it, its events and replies |
-//! | `connections` | [`Connections`], those of a core as a shell uses them; [`Peer`], the two ends of one |
-//! | [`host`] | the host's end of a connection, as what issues commands uses it |
-//! | [`admission`] | how many connections of one address may be there that have not sent Connect |
+//! | `connections` | [`Connections`], those of a core as a shell uses them; [`Peer`], the addresses of one |
+//! | `ids` | [`ConnectionId`], [`RequestId`] |
+//! | [`host`] | types of the host's end of a connection |
+//! | [`admission`] | limit of connections per host address that have not sent Connect |
 //!
-//! What it does not do: no bytes of a wire, no command is known here; nothing here decides anything but
-//! [`admission`].
+//! Except for [`admission`], this crate has no logic: no wire formats and no commands.
 #![forbid(unsafe_code)]
 
 pub mod admission;
 mod conn;
 mod connections;
 pub mod host;
+mod ids;
 
 pub use conn::{CloseReason, DataPointer, Event, FAST_PATH, Holds, Limits, Reply, Transport};
 pub use connections::{Connections, Peer, TransportKind};
+pub use ids::{ConnectionId, RequestId};
 
-/// Most SGL descriptors of a command over RDMA (MSDBD): 16 pieces of memory cover what hosts gather, in a
-/// list of 256 bytes. The controller says it, and the connection holds to it.
+/// Most SGL descriptors of a command over RDMA: 16 cover the pieces of memory that hosts gather, in a list of
+/// 256 bytes. Identify Controller reports at most this many (MSDBD), and the connection enforces it.
 pub const RDMA_DESCRIPTORS_MAX: u8 = 16;

@@ -12,24 +12,21 @@ use super::{at_least_one, pci_address};
 use crate::serve::control::SOCKET;
 use crate::size::Bytes;
 
-/// `spindle ctl`.
 #[derive(Debug, Args)]
 #[command(after_help = "Instead of a command, any method of the control socket: spindle ctl METHOD \
                         [--name VALUE]...\nWithout either, all methods are printed with their parameters, as \
                         Markdown.")]
 pub struct CtlArgs {
-    /// The socket of its configuration (control.socket)
+    /// Control socket of the target (control.socket in its configuration)
     #[arg(long, global = true, value_name = "SOCKET", default_value = SOCKET)]
     pub socket: PathBuf,
-    /// Print what the method gives as JSON instead of text
+    /// Print the result of the method as JSON instead of text
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do; without it all methods are printed.
     #[command(subcommand)]
     pub command: Option<CtlCommand>,
 }
 
-/// What can be asked for.
 #[derive(Debug, Subcommand)]
 pub enum CtlCommand {
     /// Print what `spindle status` prints
@@ -41,14 +38,14 @@ pub enum CtlCommand {
     Method(Vec<String>),
 }
 
-/// What is made of calls of methods.
+/// Commands that are made of method calls.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// List connected hosts
     Connections,
-    /// List the caches of disks, how much of what is read they have, and would have with another size
+    /// List the caches of disks with their hit ratios, and estimates for half and twice the size
     Cache {
-        /// What they have done for each host
+        /// Show the counters of each host
         #[arg(long)]
         hosts: bool,
     },
@@ -77,16 +74,15 @@ pub enum Verb {
     },
 }
 
-/// `spindle ctl subsystem`.
 #[derive(Debug, Subcommand)]
 pub enum SubsystemVerb {
     /// List subsystems with their hosts, listeners and namespaces
     List,
     /// Add a subsystem without hosts, listeners and namespaces
     Add {
-        /// Its name
+        /// NQN of the subsystem
         nqn: String,
-        /// Serial number; without it one that is derived from the name
+        /// Serial number; by default derived from the NQN
         #[arg(long)]
         serial: Option<String>,
         /// Model number
@@ -98,44 +94,42 @@ pub enum SubsystemVerb {
     },
     /// Remove a subsystem
     Remove {
-        /// Its name
+        /// NQN of the subsystem
         nqn: String,
     },
 }
 
-/// `spindle ctl host`.
 #[derive(Debug, Subcommand)]
 pub enum HostVerb {
     /// List hosts that may connect
     List {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
     },
     /// Allow a host to connect
     Add {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
         /// NQN of the host
         host: String,
     },
-    /// No longer allow a host to connect, and end its connections
+    /// Remove a host from the list and end its connections
     Remove {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
         /// NQN of the host
         host: String,
     },
     /// Allow every host to connect, or only those of the list
     Any {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
-        /// on forgets the list of hosts
+        /// on also deletes the list of hosts
         #[arg(value_enum)]
         switch: Switch,
     },
 }
 
-/// On or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     /// Every host
@@ -144,62 +138,59 @@ pub enum Switch {
     Off,
 }
 
-/// `spindle ctl listener`.
 #[derive(Debug, Subcommand)]
 pub enum ListenerVerb {
-    /// List addresses
+    /// List the addresses at which a subsystem is offered
     List {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
     },
-    /// Offer a subsystem at an address, which is listened on if it was not
+    /// Offer a subsystem at an address; adds the listener if there is none
     Add {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
         /// IP, IP:PORT or [V6]:PORT, over RDMA with rdma: before it; port 4420 without one
         address: Endpoint,
     },
-    /// No longer offer it there
+    /// No longer offer a subsystem at an address
     Remove {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
-        /// As `list` shows it
+        /// Address as `list` shows it
         address: Endpoint,
     },
 }
 
-/// `spindle ctl namespace`.
 #[derive(Debug, Subcommand)]
 pub enum NamespaceVerb {
     /// List namespaces
     List {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
     },
-    /// Show a disk to the hosts of a subsystem
+    /// Add a disk to a subsystem as a namespace
     Add {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
         /// Name of the disk
         disk: String,
-        /// Its number; without it the lowest that is free
+        /// NSID; by default the lowest free one
         #[arg(long, value_name = "N", value_parser = at_least_one)]
         nsid: Option<usize>,
-        /// The UUID by which hosts know it; without it one that is derived
+        /// UUID; by default a derived one
         #[arg(long)]
         uuid: Option<String>,
     },
     /// Remove a namespace; the disk stays
     Remove {
-        /// The subsystem
+        /// NQN of the subsystem
         nqn: String,
-        /// Its number
+        /// NSID
         #[arg(value_name = "NSID", value_parser = at_least_one)]
         nsid: usize,
     },
 }
 
-/// `spindle ctl disk`.
 #[derive(Debug, Subcommand)]
 pub enum DiskVerb {
     /// List disks that are open
@@ -207,51 +198,50 @@ pub enum DiskVerb {
     /// Add a disk
     #[command(subcommand)]
     Add(NewDisk),
-    /// Grow or cut a disk
+    /// Grow or shrink a disk
     Resize {
-        /// Its name
+        /// Name of the disk
         name: String,
-        /// Whole MiB
+        /// New capacity in whole MiB
         size: Bytes,
     },
-    /// Put a cache in front of a disk, give it another size, or take it away
+    /// Add, resize or remove the cache of a disk
     Cache {
-        /// Its name
+        /// Name of the disk
         name: String,
-        /// Of its pages, a multiple of 4096 bytes; 0 takes it away
+        /// Bytes of cached pages, a multiple of 4096; 0 removes the cache
         size: Bytes,
-        /// Which page goes when another comes
+        /// Eviction policy
         #[arg(long, value_parser = ["s3-fifo", "lru"])]
         policy: Option<String>,
-        /// Who keeps what a host was given
+        /// exclusive: evict pages first that a host has read, because the host caches them itself
         #[arg(long, value_parser = ["shared", "exclusive"])]
         mode: Option<String>,
-        /// Most that is read ahead of a stream; 0: nothing
+        /// Most bytes read ahead of a stream; 0 disables read-ahead
         #[arg(long, value_name = "SIZE")]
         read_ahead: Option<Bytes>,
         /// Only this target writes to the far namespace: for the first cache of a remote disk
         #[arg(long)]
         sole_writer: bool,
     },
-    /// Remove a disk and the namespace of it
+    /// Remove a disk and its namespace
     Remove {
-        /// Its name
+        /// Name of the disk
         name: String,
     },
 }
 
-/// `spindle ctl disk add`.
 #[derive(Debug, Subcommand)]
 pub enum NewDisk {
     /// A disk in memory
     Ram(MemoryDisk),
-    /// A disk that forgets what is written
+    /// A disk that reads as zeroes and discards writes
     Null(MemoryDisk),
     /// A file or block device, which must exist
     File {
-        /// Its name
+        /// Name of the disk
         name: String,
-        /// Where it is
+        /// Path of the file or device
         path: PathBuf,
         /// Bytes of a block: 512, the default, or 4096
         #[arg(long, value_name = "SIZE")]
@@ -262,58 +252,56 @@ pub enum NewDisk {
     },
     /// A drive that is bound to vfio-pci
     Nvme {
-        /// Its name; n and the number of the namespace are added to it
+        /// Name; n and the NSID are appended, as in NAMEn1
         name: String,
         /// PCI address, as `spindle nvme list` shows it
         #[arg(value_name = "PCI_ADDRESS", value_parser = pci_address)]
         address: PciAddress,
-        /// Which namespace of the drive; 1 without it
+        /// NSID on the drive; 1 by default
         #[arg(long, value_name = "N", value_parser = at_least_one)]
         namespace: Option<usize>,
     },
     /// A namespace of another target
     Remote {
-        /// Its name; n and the number of the namespace are added to it
+        /// Name; n and the NSID are appended, as in NAMEn1
         name: String,
         /// IP, IP:PORT or [V6]:PORT, over RDMA with rdma: before it; port 4420 without one
         address: Endpoint,
-        /// Its subsystem
+        /// NQN of the far subsystem
         #[arg(long)]
         nqn: String,
-        /// Which namespace of it; 1 without it
+        /// NSID in the far subsystem; 1 by default
         #[arg(long, value_name = "N", value_parser = at_least_one)]
         namespace: Option<usize>,
-        /// As which host to connect
+        /// Host NQN; by default that of this machine
         #[arg(long, value_name = "NQN")]
         hostnqn: Option<String>,
     },
     /// A drive with the kernel: no method adds one
     #[command(hide = true)]
     Ng {
-        /// Whatever follows.
+        /// Ignored, so that the error names the kind
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
 }
 
-/// A disk without a medium.
+/// Options of a `ram` or `null` disk.
 #[derive(Debug, Args)]
 pub struct MemoryDisk {
-    /// Its name
+    /// Name of the disk
     pub name: String,
-    /// Like 64MiB
+    /// Capacity, like 64MiB
     pub size: Bytes,
     /// Bytes of a block: 512 or 4096
     #[arg(long, value_name = "SIZE", default_value = "512")]
     pub block_size: Bytes,
 }
 
-/// Where a target listens.
+/// Transport and address of a listener; the port is not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
-    /// By which transport.
     pub transport: TransportKind,
-    /// Where.
     pub address: SocketAddr,
 }
 
@@ -326,7 +314,7 @@ impl FromStr for Endpoint {
         let with_port = |ip: IpAddr| SocketAddr::new(ip, NVME_TCP_PORT);
         let address = rest.parse().or_else(|_| bare.parse().map(with_port));
         match address {
-            // A scope (%eth0) would be lost: the control socket has no place for it.
+            // An IPv6 scope (%eth0) is refused: address parameters of the control socket cannot carry it.
             Ok(address) if address.port() != 0 && !text.contains('%') => Ok(Endpoint { transport, address }),
             Ok(_) | Err(_) => Err(format!(
                 "`{text}` is not an address; allowed are IP, IP:PORT and [V6]:PORT, with tcp: or rdma: \

@@ -1,106 +1,116 @@
-//! What a reload would do: the difference between two plans, as a list for the log, with what it cannot do
-//! named.
+//! The difference between two plans, as a list for the log. Settings that a running process cannot change are
+//! marked as refused; a reload with one of them changes nothing.
 //!
-//! A reload with a refusal in it changes nothing at all: half of a file is not a configuration that anybody
-//! wrote.
+//! Plan structs are destructured without `..`: a new field does not compile until its changes are handled
+//! here.
 
 use std::fmt::{self, Debug};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
+use spindle_initiator::Target;
+use spindle_rdma::shell::ShellConfig as RdmaConfig;
+use spindle_reactor::mem::{Pages, ZoneSpec};
 use spindle_reactor::run::Idle;
-use spindle_target::snapshot::AllowedHosts;
+use spindle_target::snapshot::{AllowedHosts, ControllerLimits};
+use spindle_tcp::controller::ConnConfig;
+use spindle_tcp::shell::ShellConfig;
 use spindle_transport::TransportKind;
 
 use super::plan::{
-    DiskKind, DiskPlan, ListenerPlan, LogPlan, NamespacePlan, Plan, SubsystemPlan, cache_words, delay_words,
+    ControlPlan, DiskKind, DiskPlan, LimitsPlan, ListenerPlan, LogFormat, LogPlan, NamespacePlan, Plan,
+    PoolPlan, ReactorPlan, ReferralPlan, SubsystemPlan, TcpPlan, cache_text, delay_text,
 };
 use crate::size::Bytes;
 
-/// One difference between what runs and what is to run.
+/// One difference between the running plan and the next.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// Another address is listened on; hosts find it in the discovery log.
+    /// Hosts find the new address in the discovery log.
     ListenerAdded(TransportKind, SocketAddr),
-    /// An address is not listened on any more. Connections that came by it stay.
+    /// Connections that were accepted at the address stay open.
     ListenerRemoved(TransportKind, SocketAddr),
-    /// Something else that can change while it runs, in words.
+    /// Any other change that a reload makes, as text for the log.
     Other(String),
-    /// Something that cannot change while it runs: what, why not, and what can be done instead.
+    /// A change that needs a restart or a new name: field, old and new value, reason, remedy.
     Refused(String),
 }
 
 const AT_START: &str = "is fixed at the start; restart to change it";
 const DISK_IDENTITY: &str = "would be another disk under the same name; give it a new name";
-const NO_DEVICES: &str = "no listener was on RDMA at the start, so no device is open; restart to add one";
-const RECEIVES: &str = "receives were made at the start for less, and are shared; restart to change it";
+const NO_RDMA_DEVICES: &str =
+    "no listener was on RDMA at the start, so no device is open; restart to add one";
+const RECEIVES_TOO_SMALL: &str =
+    "receives were made at the start for less, and are shared; restart to change it";
 const HOST_IDENTITY: &str = "hosts know the disk by it; restart when none is connected";
 
 impl Change {
-    /// True for what cannot be done while it runs.
     pub fn is_refused(&self) -> bool {
         matches!(self, Change::Refused(_))
     }
 }
 
-/// What a process that runs has, and its plan does not say.
-pub struct Has<'a> {
-    /// Only these disks are open: another one may become anything.
+/// State of the running process that is not part of its plan.
+pub struct RunningState<'a> {
+    /// Whether the disk of this name is open. Any setting of a disk that is not open may change.
     pub is_open: &'a dyn Fn(&str) -> bool,
-    /// See [`Plan::rdma_capsule`], of the plan at the start.
+    /// [`Plan::rdma_capsule`] of the plan that the process started with.
     pub rdma_capsule: Option<u32>,
 }
 
 impl Plan {
-    /// What running this plan instead of `previous` changes, in the order in which it is said, where that one
-    /// was started and all of its disks are open.
+    /// Changes from `previous` to this plan, for a process that started with `previous` and has all of its
+    /// disks open.
     pub fn changes(&self, previous: &Plan) -> Vec<Change> {
-        self.changes_from(previous, &Has { is_open: &|_| true, rdma_capsule: previous.rdma_capsule() })
+        let rdma_capsule = previous.rdma_capsule();
+        self.changes_from(previous, &RunningState { is_open: &|_| true, rdma_capsule })
     }
 
-    /// The same of a process that has this.
-    pub fn changes_from(&self, previous: &Plan, has: &Has<'_>) -> Vec<Change> {
-        let mut changes = Vec::new();
-        self.fixed(previous, &mut changes);
-        self.disk_changes(previous, has.is_open, &mut changes);
-        self.listener_changes(previous, has.rdma_capsule, &mut changes);
+    /// Changes from `previous`, which is running now, to this plan.
+    pub fn changes_from(&self, previous: &Plan, state: &RunningState<'_>) -> Vec<Change> {
+        let Plan {
+            reactor,
+            pool,
+            limits,
+            tcp,
+            rdma,
+            // Compared by methods of their own below.
+            disks: _,
+            listeners: _,
+            subsystems: _,
+            referrals,
+            log,
+            control,
+            drain_deadline,
+            notes: _,
+        } = self;
+        let (mut changes, mut settings) = (Vec::new(), Vec::new());
+        reactor.changes(&previous.reactor, &mut changes);
+        pool.changes(&previous.pool, &mut changes);
+        limits.changes(&previous.limits, &mut changes, &mut settings);
+        rdma_changes(&previous.rdma, rdma, &mut changes);
+        tcp.changes(&previous.tcp, &mut changes);
+        control.changes(&previous.control, &mut changes);
+        log.changes(&previous.log, &mut changes, &mut settings);
+        let ms = Duration::as_millis;
+        compare_live(
+            &mut settings,
+            "shutdown.deadline_ms",
+            &ms(&previous.drain_deadline),
+            &ms(drain_deadline),
+        );
+        self.disk_changes(previous, state.is_open, &mut changes);
+        self.listener_changes(previous, state.rdma_capsule, &mut changes);
         self.subsystem_changes(previous, &mut changes);
-        for referral in &self.referrals {
-            if !previous.referrals.contains(referral) {
-                changes.push(Change::Other(format!("referral to {} added", referral.address)));
-            }
+        for referral in referrals.iter().filter(|referral| !previous.referrals.contains(referral)) {
+            changes.push(referral_change(referral, "added"));
         }
-        for referral in &previous.referrals {
-            if !self.referrals.contains(referral) {
-                changes.push(Change::Other(format!("referral to {} removed", referral.address)));
-            }
+        for referral in previous.referrals.iter().filter(|referral| !referrals.contains(referral)) {
+            changes.push(referral_change(referral, "removed"));
         }
-        self.settings(previous, &mut changes);
+        changes.append(&mut settings);
         changes
-    }
-
-    /// What memory and threads were made for at the start.
-    fn fixed(&self, previous: &Plan, changes: &mut Vec<Change>) {
-        fixed(changes, "reactor.cores", &previous.reactor.cores, &self.reactor.cores);
-        fixed(changes, "reactor.pin", &previous.reactor.is_pinned, &self.reactor.is_pinned);
-        fixed(changes, "reactor.idle", &idle(previous), &idle(self));
-        fixed(changes, "pool.pages", &previous.pool.pages, &self.pool.pages);
-        fixed(changes, "pool.zone", &previous.pool.zones, &self.pool.zones);
-        fixed(changes, "pool.admin_buffer, admin_count", &previous.pool.admin_zones, &self.pool.admin_zones);
-        let (from, to) = (&previous.limits, &self.limits);
-        fixed(changes, "limits.queue_entries", &from.controller.queue_entries, &to.controller.queue_entries);
-        fixed(changes, "limits.transfer", &from.controller.transfer_bytes, &to.controller.transfer_bytes);
-        fixed(changes, "limits.connections", &from.connections, &to.connections);
-        let (was, is) = (&from.unconnected_per_address, &to.unconnected_per_address);
-        fixed(changes, "limits.unconnected_per_address", was, is);
-        fixed(changes, "limits.disk_commands", &from.disk_commands, &to.disk_commands);
-        fixed(changes, "rdma", &previous.rdma, &self.rdma);
-        fixed(changes, "tcp", &without_in_capsule(previous), &without_in_capsule(self));
-        fixed(changes, "control.socket", &previous.control.socket, &self.control.socket);
-        fixed(changes, "control.group", &previous.control.group, &self.control.group);
-        let without_level = |plan: &Plan| LogPlan { level: tracing::Level::INFO, ..plan.log };
-        fixed(changes, "log.format, peer_lines_per_s", &without_level(previous), &without_level(self));
     }
 
     fn disk_changes(&self, previous: &Plan, is_open: &dyn Fn(&str) -> bool, changes: &mut Vec<Change>) {
@@ -110,33 +120,15 @@ impl Plan {
                 changes.push(Change::Other(format!("disk {:?} added", disk.name)));
                 continue;
             };
-            let field = |name: &str| format!("disk {:?}: {name}", disk.name);
-            refuse(changes, &field("block_bytes"), &before.block_bytes, &disk.block_bytes, DISK_IDENTITY);
-            refuse(changes, &field("kind"), &for_good(&before.kind), &for_good(&disk.kind), DISK_IDENTITY);
-            let (was, is) = (is_populated(&before.kind), is_populated(&disk.kind));
-            refuse(changes, &field("populate"), &was, &is, AT_START);
-            refuse(changes, &field("poll"), &polls(&before.kind), &polls(&disk.kind), AT_START);
-            if let (Some(was), Some(is)) = (times(&before.kind), times(&disk.kind)) {
-                refuse(changes, &field("command_timeout_ms"), &was.0, &is.0, AT_START);
-                refuse(changes, &field("quiesce_ms"), &was.1, &is.1, AT_START);
-            }
-            let cache = |disk: &DiskPlan| cache_words(disk.cache.as_ref());
-            set(changes, &field("cache"), &cache(before), &cache(disk));
-            let delay = |disk: &DiskPlan| delay_words(disk.delay.as_ref());
-            refuse(changes, &field("delay"), &delay(before), &delay(disk), AT_START);
-            set(changes, &field("medium_id"), &before.medium_id, &disk.medium_id);
-            if before.bytes != disk.bytes {
-                let (from, to) = (Bytes::new(before.bytes), Bytes::new(disk.bytes));
-                changes.push(Change::Other(format!("disk {:?} resized from {from} to {to}", disk.name)));
-            }
+            disk.changes(before, changes);
         }
         for disk in previous.disks.iter().filter(|disk| self.disk(&disk.name).is_none()) {
             changes.push(Change::Other(format!("disk {:?} removed", disk.name)));
         }
     }
 
-    /// Most in-capsule data for which a process that starts with this plan has receives over RDMA. `None`: no
-    /// listener is on RDMA, so no device is opened.
+    /// Largest in-capsule data in bytes for which a process that starts with this plan posts RDMA receives.
+    /// `None` without an RDMA listener: no RDMA device is opened.
     pub fn rdma_capsule(&self) -> Option<u32> {
         let mut listeners = self.listeners.iter();
         listeners.any(|it| it.transport == TransportKind::Rdma).then(|| {
@@ -146,27 +138,28 @@ impl Plan {
     }
 
     fn listener_changes(&self, previous: &Plan, rdma_capsule: Option<u32>, changes: &mut Vec<Change>) {
-        let find = |plan: &Plan, it: &ListenerPlan| {
-            plan.listeners.iter().find(|other| other.endpoint() == it.endpoint()).cloned()
+        let find = |plan: &Plan, listener: &ListenerPlan| {
+            plan.listeners.iter().find(|other| other.endpoint() == listener.endpoint()).cloned()
         };
-        for it in &self.listeners {
-            let (before, is_rdma) = (find(previous, it), it.transport == TransportKind::Rdma);
-            let field = |name: &str| format!("listener {}: {name}", it.address);
+        for listener in &self.listeners {
+            // A new name changes the `listeners` of subsystems, which are compared there.
+            let ListenerPlan { name: _, transport, address, in_capsule_bytes: is } = *listener;
+            let (before, is_rdma) = (find(previous, listener), transport == TransportKind::Rdma);
+            let field = |key: &str| format!("listener {address}: {key}");
             let was = before.as_ref().map_or(0, |before| before.in_capsule_bytes);
-            let is = it.in_capsule_bytes;
             match (before, rdma_capsule) {
                 (None, None) if is_rdma => {
-                    refuse(changes, &field("transport"), &"none", &"rdma", NO_DEVICES);
+                    compare_refused(changes, &field("transport"), &"none", &"rdma", NO_RDMA_DEVICES);
                 }
                 (_, Some(largest)) if is_rdma && was != is && is > largest => {
-                    refuse(changes, &field("in_capsule"), &was, &is, RECEIVES);
+                    compare_refused(changes, &field("in_capsule"), &was, &is, RECEIVES_TOO_SMALL);
                 }
-                (None, _) => changes.push(Change::ListenerAdded(it.transport, it.address)),
-                (Some(_), _) => set(changes, &field("in_capsule"), &was, &is),
+                (None, _) => changes.push(Change::ListenerAdded(transport, address)),
+                (Some(_), _) => compare_live(changes, &field("in_capsule"), &was, &is),
             }
         }
-        for it in previous.listeners.iter().filter(|it| find(self, it).is_none()) {
-            changes.push(Change::ListenerRemoved(it.transport, it.address));
+        for listener in previous.listeners.iter().filter(|listener| find(self, listener).is_none()) {
+            changes.push(Change::ListenerRemoved(listener.transport, listener.address));
         }
     }
 
@@ -196,43 +189,211 @@ impl Plan {
             }
         }
     }
+}
 
-    fn settings(&self, previous: &Plan, changes: &mut Vec<Change>) {
-        let (from, to) = (&previous.limits, &self.limits);
-        set(changes, "limits.io_queues", &from.io_queues_max, &to.io_queues_max);
-        set(changes, "limits.bulk_unit", &from.controller.bulk_unit, &to.controller.bulk_unit);
-        set(
+impl ReactorPlan {
+    fn changes(&self, before: &ReactorPlan, changes: &mut Vec<Change>) {
+        let ReactorPlan { cores, is_pinned, idle } = self;
+        compare_fixed(changes, "reactor.cores", &before.cores, cores);
+        compare_fixed(changes, "reactor.pin", &before.is_pinned, is_pinned);
+        compare_fixed(changes, "reactor.idle", &idle_text(before.idle), &idle_text(*idle));
+    }
+}
+
+impl PoolPlan {
+    fn changes(&self, before: &PoolPlan, changes: &mut Vec<Change>) {
+        let PoolPlan { pages, zones, admin_zones } = self;
+        compare_fixed(changes, "pool.pages", &pages_word(before.pages), &pages_word(*pages));
+        compare_fixed(changes, "pool.zone", &zones_text(&before.zones), &zones_text(zones));
+        let (was, is) = (zones_text(&before.admin_zones), zones_text(admin_zones));
+        compare_fixed(changes, "pool.admin_buffer, admin_count", &was, &is);
+    }
+}
+
+impl LimitsPlan {
+    fn changes(&self, before: &LimitsPlan, refused: &mut Vec<Change>, made: &mut Vec<Change>) {
+        let LimitsPlan {
+            controller,
+            io_queues_max,
+            connections,
+            unconnected_per_address,
+            disk_commands,
+            may_overcommit,
+        } = self;
+        let ControllerLimits {
+            queue_entries,
+            transfer_bytes,
+            bulk_unit,
+            keep_alive_ms_max,
+            discovery_keep_alive_ms,
+        } = controller;
+        let was = &before.controller;
+        compare_fixed(refused, "limits.queue_entries", &was.queue_entries, queue_entries);
+        compare_fixed(refused, "limits.transfer", &was.transfer_bytes, transfer_bytes);
+        compare_fixed(refused, "limits.connections", &before.connections, connections);
+        let unconnected = &before.unconnected_per_address;
+        compare_fixed(refused, "limits.unconnected_per_address", unconnected, unconnected_per_address);
+        compare_fixed(refused, "limits.disk_commands", &before.disk_commands, disk_commands);
+        compare_live(made, "limits.io_queues", &before.io_queues_max, io_queues_max);
+        compare_live(made, "limits.bulk_unit", &was.bulk_unit, bulk_unit);
+        compare_live(made, "limits.keep_alive_ms_max", &was.keep_alive_ms_max, keep_alive_ms_max);
+        compare_live(made, "limits.memory_overcommit", &before.may_overcommit, may_overcommit);
+        compare_live(made, "discovery.keep_alive_ms", &was.discovery_keep_alive_ms, discovery_keep_alive_ms);
+    }
+}
+
+impl TcpPlan {
+    fn changes(&self, before: &TcpPlan, changes: &mut Vec<Change>) {
+        let TcpPlan { shell, conn } = self;
+        let ShellConfig { batch_bytes, user_timeout_ms, socket_buffer_bytes, congestion } = shell;
+        let was = &before.shell;
+        compare_fixed(changes, "tcp.receive_batch", &was.batch_bytes, batch_bytes);
+        let (from, to) = (was.congestion.as_deref(), congestion.as_deref());
+        compare_fixed(changes, "tcp.congestion", &from.unwrap_or("system"), &to.unwrap_or("system"));
+        compare_fixed(changes, "tcp.user_timeout_ms", &was.user_timeout_ms, user_timeout_ms);
+        compare_fixed(changes, "tcp.socket_buffer", &was.socket_buffer_bytes, socket_buffer_bytes);
+        let ConnConfig {
+            // Compared for each listener, which may have its own.
+            in_capsule_bytes: _,
+            max_h2c_data,
+            // Copies of two keys of `[limits]`.
+            queue_entries: _,
+            transfer_bytes: _,
+            header_digest,
+            data_digest,
+            initialize_timeout,
+            close_timeout,
+        } = conn;
+        let was = &before.conn;
+        compare_fixed(changes, "tcp.max_h2c_data", &was.max_h2c_data, max_h2c_data);
+        compare_fixed(changes, "tcp.header_digest", &was.header_digest, header_digest);
+        compare_fixed(changes, "tcp.data_digest", &was.data_digest, data_digest);
+        let (from, to) = (was.initialize_timeout.as_ms(), initialize_timeout.as_ms());
+        compare_fixed(changes, "tcp.initialize_timeout_ms", &from, &to);
+        compare_fixed(changes, "tcp.close_timeout_ms", &was.close_timeout.as_ms(), &close_timeout.as_ms());
+    }
+}
+
+fn rdma_changes(before: &RdmaConfig, after: &RdmaConfig, changes: &mut Vec<Change>) {
+    let RdmaConfig { srq_entries, segments } = after;
+    compare_fixed(changes, "rdma.shared_receives", &before.srq_entries, srq_entries);
+    compare_fixed(changes, "rdma.segments", &before.segments, segments);
+}
+
+impl ControlPlan {
+    fn changes(&self, before: &ControlPlan, changes: &mut Vec<Change>) {
+        let ControlPlan { socket, group } = self;
+        compare_fixed(changes, "control.socket", &Optional(&before.socket), &Optional(socket));
+        compare_fixed(changes, "control.group", &Optional(&before.group), &Optional(group));
+    }
+}
+
+impl LogPlan {
+    fn changes(&self, before: &LogPlan, refused: &mut Vec<Change>, made: &mut Vec<Change>) {
+        let LogPlan { level, format, peer_lines_per_s } = self;
+        let format_word = |format| if format == LogFormat::Json { "json" } else { "text" };
+        compare_fixed(refused, "log.format", &format_word(before.format), &format_word(*format));
+        compare_fixed(refused, "log.peer_lines_per_s", &before.peer_lines_per_s, peer_lines_per_s);
+        let level_word = |level: tracing::Level| level.as_str().to_ascii_lowercase();
+        compare_live(made, "log.level", &level_word(before.level), &level_word(*level));
+    }
+}
+
+impl DiskPlan {
+    fn changes(&self, before: &DiskPlan, changes: &mut Vec<Change>) {
+        let DiskPlan { name, block_bytes, bytes, kind, medium_id, cache, delay } = self;
+        let field = |key: &str| format!("disk {name:?}: {key}");
+        compare_refused(changes, &field("block_bytes"), &before.block_bytes, block_bytes, DISK_IDENTITY);
+        compare_refused(changes, &field("kind"), &before.kind.name(), &kind.name(), DISK_IDENTITY);
+        if before.kind.name() == kind.name() {
+            for (was, is) in kind_settings(&before.kind).into_iter().zip(kind_settings(kind)) {
+                compare_refused(changes, &field(is.key), &was.value, &is.value, is.reason);
+            }
+        }
+        compare_live(
             changes,
-            "limits.keep_alive_ms_max",
-            &from.controller.keep_alive_ms_max,
-            &to.controller.keep_alive_ms_max,
+            &field("cache"),
+            &cache_text(before.cache.as_ref()),
+            &cache_text(cache.as_ref()),
         );
-        let keep_alive = |plan: &Plan| plan.limits.controller.discovery_keep_alive_ms;
-        set(changes, "discovery.keep_alive_ms", &keep_alive(previous), &keep_alive(self));
-        set(changes, "log.level", &previous.log.level.as_str(), &self.log.level.as_str());
-        set(changes, "shutdown.deadline_ms", &previous.drain_deadline, &self.drain_deadline);
+        let (was, is) = (delay_text(before.delay.as_ref()), delay_text(delay.as_ref()));
+        compare_refused(changes, &field("delay"), &was, &is, AT_START);
+        compare_live(changes, &field("medium_id"), &Optional(&before.medium_id), &Optional(medium_id));
+        if before.bytes != *bytes {
+            let (from, to) = (Bytes::new(before.bytes), Bytes::new(*bytes));
+            changes.push(Change::Other(format!("disk {name:?} resized from {from} to {to}")));
+        }
+    }
+}
+
+/// A key that only disks of some kinds have, and why a reload cannot change it.
+struct KindSetting {
+    key: &'static str,
+    value: FileText,
+    reason: &'static str,
+}
+
+/// The settings of a disk's kind; of two disks of one kind they are the same keys in the same order.
+fn kind_settings(kind: &DiskKind) -> Vec<KindSetting> {
+    let setting = |reason| {
+        move |key, value: &dyn Debug| KindSetting { key, value: FileText(format!("{value:?}")), reason }
+    };
+    let (of_identity, at_start) = (setting(DISK_IDENTITY), setting(AT_START));
+    match kind {
+        DiskKind::Ram { pages, is_populated } => {
+            vec![of_identity("pages", &pages_word(*pages)), at_start("populate", is_populated)]
+        }
+        DiskKind::Null => Vec::new(),
+        // `create` has an effect only while the file is missing.
+        DiskKind::File { path, is_read_only, create: _, is_direct, is_polled } => vec![
+            of_identity("path", path),
+            of_identity("read_only", is_read_only),
+            of_identity("direct", is_direct),
+            at_start("poll", is_polled),
+        ],
+        DiskKind::Ng { path, is_read_only } => {
+            vec![of_identity("ng", path), of_identity("read_only", is_read_only)]
+        }
+        DiskKind::Nvme { address, namespace } => {
+            vec![of_identity("nvme", &address.to_string()), of_identity("namespace", namespace)]
+        }
+        DiskKind::Remote { target, namespace, command_timeout, quiesce } => {
+            let Target { transport, address, nqn, host } = &**target;
+            let host = format!("{} (HOSTID {:032x})", host.nqn, u128::from_be_bytes(host.id));
+            vec![
+                of_identity("address", &address.to_string()),
+                of_identity("transport", &transport.to_string()),
+                of_identity("nqn", &nqn.to_string()),
+                of_identity("host_nqn", &host),
+                of_identity("namespace", namespace),
+                at_start("command_timeout_ms", &command_timeout.as_millis()),
+                at_start("quiesce_ms", &quiesce.as_millis()),
+            ]
+        }
     }
 }
 
 impl SubsystemPlan {
     fn changes(&self, before: &SubsystemPlan, changes: &mut Vec<Change>) {
-        let field = |name: &str| format!("subsystem {}: {name}", self.nqn);
-        refuse(changes, &field("serial"), &before.serial, &self.serial, HOST_IDENTITY);
-        refuse(changes, &field("model"), &before.model, &self.model, HOST_IDENTITY);
-        if before.hosts != self.hosts {
-            let (from, to) = (Hosts(&before.hosts), Hosts(&self.hosts));
+        let SubsystemPlan { nqn, serial, model, hosts, listeners, cntlid_range, namespaces } = self;
+        let field = |name: &str| format!("subsystem {nqn}: {name}");
+        compare_refused(changes, &field("serial"), &before.serial, serial, HOST_IDENTITY);
+        compare_refused(changes, &field("model"), &before.model, model, HOST_IDENTITY);
+        if before.hosts != *hosts {
+            let (from, to) = (Hosts(&before.hosts), Hosts(hosts));
             changes.push(Change::Other(format!("{} from {from} to {to}", field("hosts"))));
         }
-        set(changes, &field("listeners"), &before.listeners, &self.listeners);
-        set(changes, &field("cntlid_min, cntlid_max"), &before.cntlid_range, &self.cntlid_range);
-        for namespace in &self.namespaces {
+        compare_live(changes, &field("listeners"), &before.listeners, listeners);
+        compare_live(changes, &field("cntlid_min"), &before.cntlid_range.0, &cntlid_range.0);
+        compare_live(changes, &field("cntlid_max"), &before.cntlid_range.1, &cntlid_range.1);
+        for namespace in namespaces {
             let is_same = |a: Option<[u8; 16]>, b: Option<[u8; 16]>| a.is_some() && a == b;
             let has_same_identity = |other: &&NamespacePlan| {
                 is_same(other.uuid, namespace.uuid) || is_same(other.nguid, namespace.nguid)
             };
             if let Some(other) = before.namespaces.iter().find(has_same_identity) {
                 let field = field(&format!("namespace {}: disk", namespace.nsid));
-                refuse(
+                compare_refused(
                     changes,
                     &field,
                     &other.disk,
@@ -244,62 +405,66 @@ impl SubsystemPlan {
     }
 }
 
-/// All of NVMe/TCP but what listeners have of their own.
-fn without_in_capsule(plan: &Plan) -> super::plan::TcpPlan {
-    let mut tcp = plan.tcp;
-    tcp.conn.in_capsule_bytes = 0;
-    tcp
+/// A value in the syntax of the file; `Debug` prints it without quotes.
+#[derive(PartialEq)]
+struct FileText(String);
+
+impl Debug for FileText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
-/// What makes a disk the disk that it is: all but that it would be made if it were missing, when it takes its
-/// memory, how its completions come, and how long they are waited for.
-fn for_good(kind: &DiskKind) -> DiskKind {
-    let mut kind = kind.clone();
-    match &mut kind {
-        DiskKind::File { create, is_polled, .. } => (*create, *is_polled) = (false, false),
-        DiskKind::Ram { is_populated, .. } => *is_populated = false,
-        DiskKind::Remote { command_timeout, quiesce, .. } => {
-            (*command_timeout, *quiesce) = (Duration::ZERO, Duration::ZERO);
+/// The value of an optional key; `Debug` prints `unset` for `None`.
+#[derive(PartialEq)]
+struct Optional<'a, T>(&'a Option<T>);
+
+impl<T: Debug> Debug for Optional<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(value) => value.fmt(f),
+            None => f.write_str("unset"),
         }
-        DiskKind::Null | DiskKind::Ng { .. } | DiskKind::Nvme { .. } => {}
-    }
-    kind
-}
-
-fn is_populated(kind: &DiskKind) -> bool {
-    matches!(kind, DiskKind::Ram { is_populated: true, .. })
-}
-
-fn polls(kind: &DiskKind) -> bool {
-    matches!(kind, DiskKind::File { is_polled: true, .. })
-}
-
-/// Milliseconds that a remote disk's commands are waited for, and that its far target needs to quiesce.
-fn times(kind: &DiskKind) -> Option<(u128, u128)> {
-    if let DiskKind::Remote { command_timeout, quiesce, .. } = kind {
-        Some((command_timeout.as_millis(), quiesce.as_millis()))
-    } else {
-        None
     }
 }
 
-/// As the file says it.
-fn idle(plan: &Plan) -> String {
-    match plan.reactor.idle {
+fn pages_word(pages: Pages) -> &'static str {
+    match pages {
+        Pages::Base => "base",
+        Pages::Transparent => "transparent",
+        Pages::Huge => "huge",
+    }
+}
+
+fn zones_text(zones: &[ZoneSpec]) -> FileText {
+    let zone = |ZoneSpec { buffer_bytes, count }: &ZoneSpec| {
+        format!("{{ buffer = \"{}\", count = {count} }}", Bytes::new((*buffer_bytes).into()))
+    };
+    FileText(format!("[{}]", zones.iter().map(zone).collect::<Vec<_>>().join(", ")))
+}
+
+fn idle_text(idle: Idle) -> String {
+    match idle {
         Idle::Spin => "spin".to_owned(),
         Idle::SleepAfter(time) => format!("adaptive, adaptive_spin_us = {}", time.as_us()),
     }
 }
 
-fn namespace_change(nqn: &Nqn, NamespacePlan { nsid, disk, .. }: &NamespacePlan, verb: &str) -> Change {
+fn referral_change(ReferralPlan { transport: _, address }: &ReferralPlan, verb: &str) -> Change {
+    Change::Other(format!("referral to {address} {verb}"))
+}
+
+fn namespace_change(nqn: &Nqn, namespace: &NamespacePlan, verb: &str) -> Change {
+    let NamespacePlan { nsid, disk, uuid: _, nguid: _ } = namespace;
     Change::Other(format!("subsystem {nqn}: namespace {nsid} {verb}, disk {disk:?}"))
 }
 
-fn fixed<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
-    refuse(changes, field, from, to, AT_START);
+/// Compares a setting that only takes effect at the start.
+fn compare_fixed<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
+    compare_refused(changes, field, from, to, AT_START);
 }
 
-fn refuse<T: Debug + PartialEq>(
+fn compare_refused<T: Debug + PartialEq>(
     changes: &mut Vec<Change>,
     field: &str,
     from: &T,
@@ -311,7 +476,7 @@ fn refuse<T: Debug + PartialEq>(
     }
 }
 
-fn set<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
+fn compare_live<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
     if from != to {
         changes.push(Change::Other(format!("{field} from {from:?} to {to:?}")));
     }
@@ -329,7 +494,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// Who may connect, in words.
+/// Displays the hosts that may connect: `any`, `none` or their NQNs.
 pub struct Hosts<'a>(pub &'a AllowedHosts);
 
 impl fmt::Display for Hosts<'_> {

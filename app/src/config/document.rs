@@ -1,14 +1,12 @@
-//! A configuration file as a tree of checked values: every key is one that [`schema`] knows, every value of
-//! its kind, and what the file does not say has its default.
+//! Parses a configuration file into a tree of values. Each key is in the [`schema`], each value has the key's
+//! kind, and keys that the file leaves out have their defaults.
 //!
 //! ```text
 //!   text ── toml ──> spanned tables ── against the schema ──> Node { leaves, children }, and all errors
 //! ```
 //!
-//! All errors are collected, not only the first, which is why this walks the spanned tables that `toml` gives
-//! instead of deserialising with `serde`: that one ends at the first error, and does not know the path to it.
-//!
-//! What it does not do: what two values demand of each other (`validate`).
+//! Walks the spanned tables of `toml` instead of deserialising with `serde`, which stops at the first error
+//! and does not report its path; here all errors are collected. Rules between values are in `validate`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,18 +24,18 @@ use super::schema::{self, Key, Kind, Preset, SOCKET_BYTES_MAX};
 use crate::size::Bytes;
 use crate::text::{nearest, shortened};
 
-/// Where in the file something stands, and how.
+/// Position and text of a key or section in the file, for errors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Location {
     /// Line, from 1.
     pub line: usize,
-    /// The field with its path.
+    /// Path of the field, like `subsystem[0].nqn`.
     pub field: String,
-    /// The value as it stands there; a default as it would.
+    /// The value as the file writes it, shortened; of a default, as the schema writes it; empty for sections.
     pub text: String,
 }
 
-/// A value of one of the kinds of [`Kind`].
+/// A value that passed the checks of its [`Kind`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     Flag(bool),
@@ -64,9 +62,9 @@ pub struct Leaf {
 /// A section: its values and the sections in it.
 #[derive(Debug)]
 pub struct Node {
-    /// Where its heading stands; the field is its path.
+    /// Of the section's heading.
     pub location: Location,
-    /// The file has it.
+    /// False for a section that the file leaves out: all its values are defaults.
     pub is_given: bool,
     pub(super) leaves: BTreeMap<&'static str, State>,
     pub(super) children: BTreeMap<&'static str, Vec<Node>>,
@@ -74,23 +72,23 @@ pub struct Node {
 
 #[derive(Debug)]
 pub(super) enum State {
-    /// Stands in the file.
+    /// Set in the file.
     Given(Leaf),
-    /// Does not; this is the default.
+    /// Default from the schema.
     Preset(Leaf),
-    /// Stands in the file and is wrong, or is missing and must not be; the error is recorded.
+    /// Invalid, or required and missing; the error is recorded.
     Wrong,
-    /// Does not stand in the file, and what it is then depends on others.
+    /// Not set in the file, without a fixed default.
     Absent,
 }
 
-/// Characters of a line that an error shows.
+/// Most characters of a line that a TOML syntax error quotes.
 const EXCERPT_CHARS: usize = 80;
 
-/// What two-phase checks share: the errors so far.
+/// Errors so far, shared by reader and validation.
 pub type Errors = RefCell<Vec<ConfigError>>;
 
-/// Read `text` against the schema. The errors are added to `errors`; the tree has what is right.
+/// Reads `text` and checks it against the schema. Errors are added to `errors`. `None`: not TOML.
 pub fn read(text: &str, errors: &Errors) -> Option<Node> {
     let (root, broken) = DeTable::parse_recoverable(text);
     let reader = Reader { text, errors };
@@ -107,19 +105,19 @@ pub fn read(text: &str, errors: &Errors) -> Option<Node> {
             allowed,
         });
     }
-    // What recovery made of a broken file would only add errors that are none.
+    // A tree recovered from broken TOML would cause spurious errors.
     let is_toml = broken.is_empty();
-    is_toml.then(|| reader.section(root.get_ref(), schema::FILE, Location { line: 1, ..Location::default() }))
+    is_toml.then(|| reader.section(root.get_ref(), schema::ROOT, Location { line: 1, ..Location::default() }))
 }
 
 impl Location {
-    /// The location of `name` in this section.
+    /// The location of key `name`, which the file does not set, in the section at this location.
     pub fn inside(&self, name: &str) -> Location {
         let field = if self.field.is_empty() { name.to_owned() } else { format!("{}.{name}", self.field) };
         Location { line: self.line, field, text: String::new() }
     }
 
-    /// An error here: `allowed` says what is.
+    /// Records an error at this location; `allowed` is the message.
     pub fn refuse(&self, errors: &Errors, allowed: impl Into<String>) {
         errors.borrow_mut().push(ConfigError {
             line: self.line,
@@ -140,7 +138,7 @@ impl Reader<'_> {
         self.text.get(..offset).map_or(1, |before| before.matches('\n').count() + 1)
     }
 
-    /// Where `span` stands, with its text on one line.
+    /// Location of `span`, with its text joined to one line.
     fn location(&self, field: String, span: std::ops::Range<usize>) -> Location {
         let line = self.line(span.start);
         let written =
@@ -177,7 +175,7 @@ impl Reader<'_> {
         node
     }
 
-    /// The sections of `key`. A single section that is not in the file is there with all its defaults.
+    /// The sections of `key`. A single section that the file leaves out is one node with defaults.
     fn children(
         &self,
         parent: &Location,
@@ -237,15 +235,15 @@ impl Reader<'_> {
                 path.refuse(self.errors, format!("missing; it must be {}", key.kind));
                 State::Wrong
             }
-            Preset::Is(text) => {
+            Preset::Fixed(text) => {
                 let location = Location { text: text.to_owned(), ..path };
                 preset(&key.kind, text).map_or(State::Wrong, |value| State::Preset(Leaf { value, location }))
             }
-            Preset::From(_) | Preset::Section | Preset::Former => State::Absent,
+            Preset::Derived(_) | Preset::Section | Preset::FormerName => State::Absent,
         }
     }
 
-    /// The value when it is of this kind, or an error and `None`.
+    /// The value if it matches `kind`; otherwise records an error.
     fn value(&self, kind: &Kind, value: &Spanned<DeValue<'_>>, location: Location) -> Option<Leaf> {
         if let (Kind::List(of), Some(array)) = (kind, value.get_ref().as_array()) {
             let mut leaves = Vec::new();
@@ -267,13 +265,12 @@ impl Reader<'_> {
     }
 }
 
-/// A default out of the schema as a value.
 fn preset(kind: &Kind, text: &str) -> Option<Value> {
     let value = DeValue::parse(text).ok()?;
     scalar(kind, value.get_ref()).ok()
 }
 
-/// The value when it is of this kind; otherwise why not, where there is more to say than what is allowed.
+/// The value if it matches `kind`. The error is a reason where "must be ..." alone does not explain it.
 fn scalar(kind: &Kind, value: &DeValue<'_>) -> Result<Value, Option<String>> {
     let integer =
         || value.as_integer().and_then(|number| u64::from_str_radix(number.as_str(), number.radix()).ok());
@@ -336,15 +333,14 @@ fn nguid(text: &str) -> Option<[u8; 16]> {
     is_hex.then(|| u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)).flatten()
 }
 
-/// `subsystem[0].namespace` as it is in headings.
+/// `subsystem[0].namespace` as `subsystem.namespace`, the form of headings.
 fn without_index(field: &str) -> String {
     field.split('.').map(|part| part.split('[').next().unwrap_or(part)).collect::<Vec<_>>().join(".")
 }
 
-/// What to say about a key that is not in the schema: the nearest that is, or where it belongs, or all that
-/// are.
+/// Message for an unknown key: a similar key, the section that has this key, or all keys of this section.
 fn unknown_key(name: &str, keys: &'static [Key]) -> String {
-    let told = || keys.iter().filter(|key| key.preset != Preset::Former);
+    let told = || keys.iter().filter(|key| key.preset != Preset::FormerName);
     if let Some(key) = nearest(name, told().map(|key| key.name)) {
         return format!("unknown key; did you mean {key:?}?");
     }
@@ -365,7 +361,7 @@ mod tests {
     fn every_default_is_a_value_of_its_kind() {
         for (heading, _, keys) in schema::sections() {
             for key in keys {
-                if let Preset::Is(text) = key.preset {
+                if let Preset::Fixed(text) = key.preset {
                     assert!(
                         preset(&key.kind, text).is_some(),
                         "{heading} {} = {text}: {}",

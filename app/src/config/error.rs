@@ -1,5 +1,4 @@
-//! What is wrong with a configuration: every error names the file, the line, the field, its value and what is
-//! allowed.
+//! Errors of a configuration. Each names the file, the line, the field, its value and the allowed values.
 //!
 //! ```text
 //!   /etc/spindle/spindle.toml:12: reactor.cores[1] = 99: must be a core that this process may use: 0 or 1
@@ -10,17 +9,17 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Line in the file, from 1; 0 when it is about the whole file.
+    /// Line in the file, from 1; 0 for an error of the whole file.
     pub line: usize,
-    /// The field with its path, as `subsystem[0].namespace[1].nsid`; empty when it is about the whole file.
+    /// Path of the field, like `subsystem[0].namespace[1].nsid`; empty for an error of the whole file.
     pub field: String,
-    /// The value as it stands in the file; empty when there is none.
+    /// The value as the file writes it; empty for a missing key or a section.
     pub value: String,
-    /// What is wrong with it, and what is allowed.
+    /// Message: what is wrong and what is allowed.
     pub allowed: String,
 }
 
-/// Everything that is wrong with one file, in the order of its lines; never empty.
+/// All errors of one file, in the order of its lines; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors {
     file: PathBuf,
@@ -28,21 +27,19 @@ pub struct ConfigErrors {
 }
 
 impl ConfigErrors {
-    /// The errors of `file`, put in order.
     pub(super) fn new(file: &Path, mut errors: Vec<ConfigError>) -> ConfigErrors {
         errors.sort_by_key(|error| error.line);
         errors.dedup();
         ConfigErrors { file: file.to_owned(), errors }
     }
 
-    /// The one error of a file that cannot be read at all.
     pub(super) fn unreadable(file: &Path, error: &std::io::Error) -> ConfigErrors {
         let (field, value) = (String::new(), String::new());
         let allowed = format!("cannot read the configuration: {error}");
         ConfigErrors { file: file.to_owned(), errors: vec![ConfigError { line: 0, field, value, allowed }] }
     }
 
-    /// Each error with file and line, as a line of text.
+    /// One line of text for each error, with file and line number.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let file = self.file.display();
         self.errors.iter().map(move |error| match error.line {

@@ -1,4 +1,4 @@
-//! What the machine has, as far as a configuration can ask too much of it.
+//! Resources of the machine that a configuration can exceed: CPUs, memory, files, devices.
 
 use std::fs;
 use std::io;
@@ -8,62 +8,63 @@ use std::path::Path;
 use rustix::fs::Access;
 use spindle_nvme_pcie::PciAddress;
 
-/// What this process can get of the machine.
+/// Resources that are available to this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
     /// CPUs that the process may use, ascending.
     pub cores: Vec<usize>,
     /// Memory of the machine, or of the control group when that is less.
     pub memory_bytes: u64,
-    /// What of it is available, together with what this process has already.
+    /// MemAvailable plus the anonymous memory of this process, at most `memory_bytes`.
     pub available_bytes: u64,
-    /// The plan is to be started now, so that what is not available is an error. Otherwise it may be the plan
-    /// of a target that runs here and has that memory: a note.
-    pub is_to_start: bool,
-    /// Reserved huge pages that are free, together with those that this process has already.
+    /// True at start and reload: unavailable memory is an error. False in `spindle check`, where it is a
+    /// note, because a running target may hold that memory for the same plan.
+    pub is_for_start: bool,
+    /// Bytes of reserved huge pages that are free or held by this process.
     pub huge_bytes: u64,
-    /// Bytes that the process may lock, which is also what it may register with io_uring; `None`: no limit.
+    /// RLIMIT_MEMLOCK in bytes, which also limits io_uring buffer registration; `None`: no limit, or
+    /// CAP_IPC_LOCK.
     pub lockable_bytes: Option<u64>,
-    /// Files that the process may have open, sockets among them; `None`: no limit.
+    /// Hard RLIMIT_NOFILE, sockets included; `None`: no limit.
     pub files_max: Option<u64>,
-    /// Congestion controls that the process may choose.
+    /// TCP congestion control algorithms that the process may select.
     pub congestion: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum PathState {
     Missing {
-        /// Its directory is there.
         has_directory: bool,
     },
     Regular(BackingFile),
     Block(BackingFile),
-    /// Neither; what it is.
+    /// Neither a regular file nor a block device; its type in words.
     Other(&'static str),
 }
 
-/// A file or device that can be a disk.
+/// Size and identity of a regular file or block device.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BackingFile {
     pub bytes: u64,
-    /// Device and inode of a file, device number of a device: equal only for the same medium.
+    /// Device and inode of a file; `u64::MAX` and the device number of a block device.
     pub identity: (u64, u64),
 }
 
 impl Machine {
-    /// The machine that this runs on, now. Asked on a thread that is not pinned.
-    pub fn here() -> Machine {
+    /// Reads the current state of this machine. Call it on a thread without CPU affinity of its own: `cores`
+    /// is the affinity mask of the calling thread.
+    pub fn detect() -> Machine {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let kib = |text: &str, name: &str| field(text, name).map(|kib| kib << 10);
+        let kib = |text: &str, name: &str| number_after(text, name).map(|kib| kib << 10);
         let limit = control_group_limit();
-        // Without /proc nothing is known, and nothing is refused.
+        // Without /proc memory counts as unlimited, so nothing is refused.
         let memory_bytes = kib(&meminfo, "MemTotal:").unwrap_or(u64::MAX).min(limit);
         let own = kib(&status, "RssAnon:").unwrap_or(0);
         let available = kib(&meminfo, "MemAvailable:").unwrap_or(u64::MAX).saturating_add(own);
         let huge_page = kib(&meminfo, "Hugepagesize:").unwrap_or(0);
         let huge_own = kib(&status, "HugetlbPages:").unwrap_or(0);
-        let huge_free = field(&meminfo, "HugePages_Free:").unwrap_or(0).saturating_mul(huge_page);
+        let huge_free = number_after(&meminfo, "HugePages_Free:").unwrap_or(0).saturating_mul(huge_page);
         let is_privileged = rustix::process::geteuid().is_root();
         let capabilities = rustix::thread::capabilities(None).map(|sets| sets.effective);
         let may_lock_all =
@@ -73,7 +74,7 @@ impl Machine {
             cores: spindle_reactor::affinity::available_cores(),
             memory_bytes,
             available_bytes: available.min(memory_bytes),
-            is_to_start: true,
+            is_for_start: true,
             huge_bytes: huge_free.saturating_add(huge_own),
             lockable_bytes: lockable.filter(|_| !may_lock_all),
             files_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum,
@@ -81,9 +82,8 @@ impl Machine {
         }
     }
 
-    /// This machine's cores, and more memory than any configuration asks for.
-    pub fn with_endless_memory() -> Machine {
-        Machine { memory_bytes: u64::MAX, available_bytes: u64::MAX, ..Machine::here() }
+    pub fn with_unlimited_memory() -> Machine {
+        Machine { memory_bytes: u64::MAX, available_bytes: u64::MAX, ..Machine::detect() }
     }
 }
 
@@ -94,13 +94,14 @@ fn congestion(is_privileged: bool) -> Vec<String> {
     names.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The number after `name` in one of /proc's tables.
-fn field(text: &str, name: &str) -> Option<u64> {
+/// The number after `name` in a file of /proc.
+fn number_after(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The least memory limit of this process' control group and those above it; `u64::MAX` without one.
+/// The lowest memory limit in bytes of this process's control group and its ancestors; `u64::MAX` without
+/// one.
 fn control_group_limit() -> u64 {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mut least = u64::MAX;
@@ -120,11 +121,11 @@ fn control_group_limit() -> u64 {
     least
 }
 
-/// What is at `path`, without opening it for writing.
+/// Type, size and identity of the file at `path`. Opens only block devices, for reading.
 ///
 /// # Errors
-/// The system's, when it does not say (a directory that may not be searched).
-pub fn look_at(path: &Path) -> io::Result<PathState> {
+/// `stat` fails for another reason than a missing file, or a block device cannot be opened.
+pub fn path_state(path: &Path) -> io::Result<PathState> {
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -137,7 +138,6 @@ pub fn look_at(path: &Path) -> io::Result<PathState> {
     Ok(if kind.is_file() {
         PathState::Regular(BackingFile { bytes: metadata.len(), identity: (metadata.dev(), metadata.ino()) })
     } else if kind.is_block_device() {
-        // The size of a device is where its end is.
         let bytes = io::Seek::seek(&mut fs::File::open(path)?, io::SeekFrom::End(0))?;
         PathState::Block(BackingFile { bytes, identity: (u64::MAX, metadata.rdev()) })
     } else if kind.is_dir() {
@@ -155,15 +155,14 @@ pub fn may_open(path: &Path, is_read_only: bool) -> io::Result<()> {
     Ok(rustix::fs::access(path, access)?)
 }
 
-/// Mass storage, non-volatile memory, NVM Express.
+/// PCI class code: mass storage, non-volatile memory, NVM Express.
 const NVME_CLASS: &str = "0x010802";
 
-/// Whether the function at an address can be a disk of this process, as far as a look tells. False: there is
-/// none.
+/// Whether an NVMe function bound to vfio-pci is at `address`, by sysfs. False: no function at all.
 ///
 /// # Errors
-/// What is wrong, and what to do about it.
-pub fn look_at_function(address: PciAddress) -> Result<bool, String> {
+/// The function is no NVMe controller or has another driver; the text names the remedy.
+pub fn probe_nvme_function(address: PciAddress) -> Result<bool, String> {
     let path = Path::new("/sys/bus/pci/devices").join(address.to_string());
     if !path.exists() {
         return Ok(false);

@@ -1,5 +1,5 @@
-//! The memory that a plan takes, as a sum of named reasons. Printed by `spindle check`, and held against the
-//! machine.
+//! Memory use of a plan, itemized by reason. `spindle check` prints the items; validation compares their
+//! totals with the machine's memory.
 
 use spindle_disk::RamSpec;
 use spindle_disk_remote::RemoteDisk;
@@ -14,187 +14,198 @@ use super::plan::{DiskKind, DiskPlan, Plan};
 use crate::size::{Bytes, rounded};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum When {
-    /// At the start, at most: pages are touched when they are first used.
+pub enum AllocationPhase {
+    /// Allocated at the start. An upper bound: pages are touched on first use.
     Start,
-    /// As RAM disks are written.
+    /// Allocated as RAM disks are written and caches fill.
     Filled,
-    /// By hosts and while they are busy; given back afterwards.
+    /// Allocated for connections with commands in flight, freed afterwards.
     Busy,
 }
 
-/// One reason for which memory is taken.
+/// Memory that is allocated for one reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sum {
+pub struct MemoryItem {
     pub reason: String,
-    /// Bytes of one.
+    /// Bytes of one allocation.
     pub each: u64,
     pub count: u64,
-    pub when: When,
-    /// Taken from reserved huge pages when there are enough.
+    pub phase: AllocationPhase,
+    /// Allocated from reserved huge pages if enough are free.
     pub is_huge: bool,
 }
 
-impl Sum {
-    /// One, of ordinary memory.
-    fn new(reason: impl Into<String>, each: u64, when: When) -> Sum {
-        Sum { reason: reason.into(), each, count: 1, when, is_huge: false }
+impl MemoryItem {
+    /// One allocation of ordinary memory.
+    fn new(reason: impl Into<String>, each: u64, phase: AllocationPhase) -> MemoryItem {
+        MemoryItem { reason: reason.into(), each, count: 1, phase, is_huge: false }
     }
 
-    /// One of a disk.
-    fn of_disk(disk: &DiskPlan, what: &str, each: u64, when: When, is_huge: bool) -> Sum {
-        Sum { is_huge, ..Sum::new(format!("disk {}: {what}", disk.name), each, when) }
+    fn of_disk(disk: &DiskPlan, what: &str, each: u64, phase: AllocationPhase, is_huge: bool) -> MemoryItem {
+        MemoryItem { is_huge, ..MemoryItem::new(format!("disk {}: {what}", disk.name), each, phase) }
     }
 
-    /// So many.
-    fn times(self, count: u64) -> Sum {
-        Sum { count, ..self }
+    fn times(self, count: u64) -> MemoryItem {
+        MemoryItem { count, ..self }
     }
 
-    /// All of them.
+    /// Bytes of all `count` allocations.
     pub fn bytes(&self) -> u64 {
         self.each.saturating_mul(self.count)
     }
 }
 
-/// The program, its stacks and what belongs to no other reason: three times what an idle target with a null
-/// disk has resident (docs/lab-notes.md, "Footprint").
+/// Program, stacks and all memory without an item of its own: three times the resident size of an idle target
+/// with a null disk (docs/lab-notes.md, "Footprint").
 const PROCESS_BYTES: u64 = 16 << 20;
-/// A huge page as regions take it: each is rounded up to whole ones.
+/// Regions are rounded up to whole huge pages of this size.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-/// What the kernel has for a connection without data in its buffers: socket, file, timers
-/// (docs/lab-notes.md, "Footprint").
+/// Kernel memory of a TCP connection with empty buffers: socket, file, timers (docs/lab-notes.md,
+/// "Footprint").
 const SOCKET_BYTES: u64 = 4 << 10;
 
-impl When {
-    /// In words, for a table.
-    pub fn words(self) -> &'static str {
+impl AllocationPhase {
+    pub fn label(self) -> &'static str {
         match self {
-            When::Start => "at the start",
-            When::Filled => "as disks fill",
-            When::Busy => "while hosts are busy",
+            AllocationPhase::Start => "at the start",
+            AllocationPhase::Filled => "as disks fill",
+            AllocationPhase::Busy => "while hosts are busy",
         }
     }
 }
 
-/// All reasons, those of the start first.
-pub fn sums(plan: &Plan) -> Vec<Sum> {
+/// All items of the plan, ordered by [`AllocationPhase`].
+pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
     let cores = plan.reactor.cores.len() as u64;
     let is_huge = plan.pool.pages == Pages::Huge;
-    let mut sums = vec![Sum::new("the process itself", PROCESS_BYTES, When::Start)];
+    let mut items = vec![MemoryItem::new("the process itself", PROCESS_BYTES, AllocationPhase::Start)];
     for zone in &plan.pool.zones {
         let buffer = u64::from(zone.buffer_bytes);
         let reason = format!("pool: {} buffers of {}, a core", zone.count, Bytes::new(buffer));
         let each = buffer * u64::from(zone.count);
-        sums.push(Sum { is_huge, ..Sum::new(reason, each, When::Start).times(cores) });
+        items.push(MemoryItem {
+            is_huge,
+            ..MemoryItem::new(reason, each, AllocationPhase::Start).times(cores)
+        });
     }
     for zone in &plan.pool.admin_zones {
         let buffer = u64::from(zone.buffer_bytes);
         let reason = format!("admin reserve: {} buffers of {}, a core", zone.count, Bytes::new(buffer));
-        sums.push(Sum::new(reason, buffer * u64::from(zone.count), When::Start).times(cores));
+        items.push(
+            MemoryItem::new(reason, buffer * u64::from(zone.count), AllocationPhase::Start).times(cores),
+        );
     }
     let batch_bytes = plan.tcp.shell.batch_bytes as u64;
-    sums.push(Sum::new("receive batch, a core", batch_bytes, When::Start).times(cores));
+    items.push(MemoryItem::new("receive batch, a core", batch_bytes, AllocationPhase::Start).times(cores));
     let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
     for disk in &plan.disks {
-        sums.extend(ram_sums(disk, is_rdma));
-        sums.extend(cache_sums(disk, is_rdma));
+        items.extend(ram_items(disk, is_rdma));
+        items.extend(cache_items(disk, is_rdma));
         if matches!(disk.kind, DiskKind::Remote { .. }) {
             let reason = format!("disk {}: pieces of long commands and what it receives, a core", disk.name);
-            sums.push(Sum::new(reason, RemoteDisk::core_bytes() as u64, When::Start).times(cores));
+            items.push(
+                MemoryItem::new(reason, RemoteDisk::core_bytes() as u64, AllocationPhase::Start).times(cores),
+            );
         }
     }
     if is_rdma {
         let receives = u64::from(plan.rdma.srq_entries);
-        // Of one queue. A worn one (docs/rdma.md) stays beside it until its last connection ends; how many
-        // there are depends on the hosts, so they are named and not counted.
+        // One shared receive queue. A replaced one (docs/rdma.md) exists until its last connection ends;
+        // their number depends on the hosts, so the text mentions them and the sum leaves them out.
         let reason =
             format!("{receives} receives over RDMA, a core and RDMA device (as many again for a worn queue)");
         let in_capsule = plan.listeners.iter().map(|listener| listener.in_capsule_bytes).max().unwrap_or(0);
         let each = receives * u64::from(CAPSULE_BYTES + in_capsule);
-        sums.push(Sum::new(reason, each, When::Busy).times(cores));
+        items.push(MemoryItem::new(reason, each, AllocationPhase::Busy).times(cores));
     }
     let connections = plan.limits.connections as u64;
     let entries = plan.limits.controller.queue_entries;
     let reason = format!("connections, each with {entries} queue entries that were all in use");
-    sums.push(Sum::new(reason, connection_bytes(entries), When::Busy).times(connections));
+    items.push(MemoryItem::new(reason, connection_bytes(entries), AllocationPhase::Busy).times(connections));
     let reason = "what connections have sent while no buffer was free";
-    sums.push(Sum::new(reason, batch_bytes, When::Busy).times(connections));
-    sums.sort_by_key(|sum| sum.when);
-    sums
+    items.push(MemoryItem::new(reason, batch_bytes, AllocationPhase::Busy).times(connections));
+    items.sort_by_key(|item| item.phase);
+    items
 }
 
-/// What a connection takes when its whole queue is used; an idle one takes what it has used at once.
+/// Bytes of a connection whose queue entries were all in use at once.
 fn connection_bytes(entries: u16) -> u64 {
     let own = TargetCore::<Conn>::connection_bytes(entries) + shell::connection_bytes(entries);
     own as u64 + SOCKET_BYTES
 }
 
-/// What a RAM disk takes; nothing for the others. With RDMA it is registered, and so resident,
-/// as a whole; `populate` asks for the same.
-fn ram_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
+/// Memory of a RAM disk; empty for other kinds. Registration with an RDMA device and `populate` both make all
+/// of its data resident at the start.
+fn ram_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
     let DiskKind::Ram { pages, is_populated } = disk.kind else { return Vec::new() };
     let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages };
     let slack = RamSpec::slack_bytes_default();
     let tables = spec.memory_bytes().saturating_sub(disk.bytes).saturating_sub(slack);
     let is_huge = pages == Pages::Huge;
-    let of = |what: &str, each, when, is_huge| Sum::of_disk(disk, what, each, when, is_huge);
+    let of = |what: &str, each, phase, is_huge| MemoryItem::of_disk(disk, what, each, phase, is_huge);
     vec![
-        of("table of its pages and frames", tables, When::Start, false),
+        of("table of its pages and frames", tables, AllocationPhase::Start, false),
         match (is_rdma, is_populated) {
-            (true, _) => of("data, registered with RDMA devices", disk.bytes, When::Start, is_huge),
-            (false, true) => of("data, taken in advance", disk.bytes, When::Start, is_huge),
-            (false, false) => of("data, when every block is written", disk.bytes, When::Filled, is_huge),
+            (true, _) => {
+                of("data, registered with RDMA devices", disk.bytes, AllocationPhase::Start, is_huge)
+            }
+            (false, true) => of("data, taken in advance", disk.bytes, AllocationPhase::Start, is_huge),
+            (false, false) => {
+                of("data, when every block is written", disk.bytes, AllocationPhase::Filled, is_huge)
+            }
         },
         of(
             "writes and replies in flight",
             slack,
-            if is_huge || is_rdma || is_populated { When::Start } else { When::Busy },
+            if is_huge || is_rdma || is_populated { AllocationPhase::Start } else { AllocationPhase::Busy },
             is_huge,
         ),
     ]
 }
 
-/// What the cache of a disk takes. With RDMA it is registered, and so resident, as a whole; in
-/// front of a drive of our own it is mapped for that, which does the same.
-fn cache_sums(disk: &DiskPlan, is_rdma: bool) -> Vec<Sum> {
+/// Memory of a disk's cache. Registration with an RDMA device makes all of it resident at the start, and so
+/// does the IOMMU mapping for an `nvme` disk.
+fn cache_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
     let Some(spec) = disk.cache else { return Vec::new() };
     let is_huge = spec.pages == Pages::Huge;
-    let of = |what: &str, each, when, is_huge| Sum::of_disk(disk, what, each, when, is_huge);
+    let of = |what: &str, each, phase, is_huge| MemoryItem::of_disk(disk, what, each, phase, is_huge);
     let tables = spec.memory_bytes().saturating_sub(spec.bytes);
-    let (what, when) = match (is_rdma, &disk.kind) {
-        (true, _) => ("cache, registered with RDMA devices", When::Start),
-        (false, DiskKind::Nvme { .. }) => ("cache, mapped for its drive", When::Start),
-        (false, _) => ("cache, when it is full", When::Filled),
+    let (what, phase) = match (is_rdma, &disk.kind) {
+        (true, _) => ("cache, registered with RDMA devices", AllocationPhase::Start),
+        (false, DiskKind::Nvme { .. }) => ("cache, mapped for its drive", AllocationPhase::Start),
+        (false, _) => ("cache, when it is full", AllocationPhase::Filled),
     };
     vec![
-        of("tables of the cache", tables, When::Start, false),
-        of(what, spec.bytes, if is_huge { When::Start } else { when }, is_huge),
+        of("tables of the cache", tables, AllocationPhase::Start, false),
+        of(what, spec.bytes, if is_huge { AllocationPhase::Start } else { phase }, is_huge),
     ]
 }
 
-/// What devices of a kind lock: the kernel counts it apart for each kind.
-pub struct Locked<'a> {
-    pub what: &'static str,
+/// Memory that devices of one kind (RDMA devices, NVMe drives) lock; the kernel accounts each kind
+/// separately.
+pub struct LockedMemory<'a> {
+    /// The kind of device, in words.
+    pub devices: &'static str,
     pub bytes: u64,
-    /// The disk that has the largest cache of those among it.
+    /// The disk with the largest cache in `bytes`.
     pub largest: &'a DiskPlan,
 }
 
-/// What is locked most; `None` where no cache is locked.
-pub fn locked(plan: &Plan) -> Option<Locked<'_>> {
+/// The larger locked memory of the two kinds of devices; `None` if no cache is locked.
+pub fn locked_memory(plan: &Plan) -> Option<LockedMemory<'_>> {
     let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
-    let drives = locked_by("drives", plan, |disk| matches!(disk.kind, DiskKind::Nvme { .. }));
-    let rdma = locked_by("RDMA devices", plan, |_| is_rdma);
+    let drives = locked_by_devices("drives", plan, |disk| matches!(disk.kind, DiskKind::Nvme { .. }));
+    let rdma = locked_by_devices("RDMA devices", plan, |_| is_rdma);
     drives.into_iter().chain(rdma).max_by_key(|locked| locked.bytes)
 }
 
-/// By devices that reach the pools and the memory of these disks.
-fn locked_by<'a>(
-    what: &'static str,
+/// Memory that devices lock which access the pools and the memory of the disks `is_among`; `None` if none of
+/// these disks has a cache.
+fn locked_by_devices<'a>(
+    devices: &'static str,
     plan: &'a Plan,
     is_among: impl Fn(&DiskPlan) -> bool,
-) -> Option<Locked<'a>> {
+) -> Option<LockedMemory<'a>> {
     let cache = |disk: &DiskPlan| disk.cache.map_or(0, |cache| cache.bytes);
     let pools = plan.pool.bytes_per_core().saturating_mul(plan.reactor.cores.len() as u64);
     let disks = || plan.disks.iter().filter(|disk| is_among(disk));
@@ -203,21 +214,29 @@ fn locked_by<'a>(
         sum.saturating_add(if is_ram { disk.bytes } else { cache(disk) })
     });
     let largest = disks().max_by_key(|disk| cache(disk)).filter(|disk| cache(disk) > 0)?;
-    Some(Locked { what, bytes, largest })
+    Some(LockedMemory { devices, bytes, largest })
 }
 
-/// The sum of the reasons up to `when`.
-pub fn total(sums: &[Sum], when: When) -> u64 {
-    sums.iter().filter(|sum| sum.when <= when).fold(0, |total: u64, sum| total.saturating_add(sum.bytes()))
+/// Bytes of all items up to and including `phase`.
+pub fn total_bytes(items: &[MemoryItem], phase: AllocationPhase) -> u64 {
+    items
+        .iter()
+        .filter(|item| item.phase <= phase)
+        .fold(0, |total: u64, item| total.saturating_add(item.bytes()))
 }
 
-/// What start and full disks take of reserved huge pages, and of ordinary memory. What finds too few huge
-/// pages takes ordinary ones, with a note.
-pub fn huge_and_ordinary(plan: &Plan, sums: &[Sum], huge_bytes: u64, notes: &mut Vec<String>) -> (u64, u64) {
-    let all = total(sums, When::Filled);
+/// Bytes of reserved huge pages and of ordinary memory that the plan uses with full disks. A pool or disk for
+/// which too few huge pages are free counts as ordinary memory, with a note.
+pub fn huge_and_ordinary(
+    plan: &Plan,
+    items: &[MemoryItem],
+    huge_bytes: u64,
+    notes: &mut Vec<String>,
+) -> (u64, u64) {
+    let all = total_bytes(items, AllocationPhase::Filled);
     let wants = |prefix: &str| {
-        let wanted = sums.iter().filter(|sum| sum.is_huge && sum.reason.starts_with(prefix));
-        wanted.fold(0, |total: u64, sum| total.saturating_add(sum.bytes()))
+        let wanted = items.iter().filter(|item| item.is_huge && item.reason.starts_with(prefix));
+        wanted.fold(0, |total: u64, item| total.saturating_add(item.bytes()))
     };
     let disks = plan
         .disks
@@ -254,9 +273,9 @@ mod tests {
     fn receives_over_rdma_are_those_of_one_queue_and_say_that_worn_ones_have_their_own() {
         let mut plan = Config::builtin().plan().clone();
         plan.listeners[0].transport = TransportKind::Rdma;
-        let sums = sums(&plan);
-        let sum = sums.iter().find(|sum| sum.reason.contains("receives over RDMA")).expect("a sum");
-        assert!(sum.reason.contains("as many again for a worn queue"), "{}", sum.reason);
-        assert_eq!(sum.each / u64::from(plan.rdma.srq_entries), 64 + 4096, "of one queue");
+        let items = memory_items(&plan);
+        let item = items.iter().find(|item| item.reason.contains("receives over RDMA")).expect("an item");
+        assert!(item.reason.contains("as many again for a worn queue"), "{}", item.reason);
+        assert_eq!(item.each / u64::from(plan.rdma.srq_entries), 64 + 4096, "of one queue");
     }
 }

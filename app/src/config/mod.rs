@@ -1,5 +1,5 @@
-//! The configuration: one TOML file, read into a tree of checked values, validated into a [`Plan`] that
-//! cannot be wrong, and compared with what runs.
+//! The configuration: one TOML file, parsed into a tree of values, validated into a [`Plan`], and compared
+//! with the running plan on reload.
 //!
 //! ```text
 //!   file ── document (against schema) ──> Node ── validate (against itself and the Machine) ──> Plan
@@ -9,13 +9,10 @@
 //!            └── snapshot: disks opened, a Snapshot for all cores  <── serve, at start and SIGHUP ─┘
 //! ```
 //!
-//! Start and reload take the same road. Every error names file, line, field, value and what is allowed, and
-//! all of them are reported at once.
+//! Start and reload use the same code. All errors are reported together, each with file, line, field, value
+//! and the allowed values. Only `snapshot` changes the machine: it creates files and changes their sizes.
 //!
-//! What it does not do: it starts nothing (`serve`), and changes nothing on the machine but what `snapshot`
-//! says: files that are to be made, and sizes.
-//!
-//! Limits: those of [`schema`]; disks, listeners and subsystems are as many as memory holds.
+//! Limits of values are in [`schema`]; the number of disks, listeners and subsystems is bounded by memory.
 
 mod changes;
 mod document;
@@ -36,28 +33,28 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-pub use changes::{Change, Has, Hosts};
+pub use changes::{Change, Hosts, RunningState};
 pub use error::ConfigErrors;
 use machine::Machine;
-pub use memory::{When, sums, total};
+pub use memory::{AllocationPhase, memory_items, total_bytes};
 #[cfg(test)]
-pub use origin::{DriveSource, DrivesHere, RemotePlan};
-pub use origin::{Found, Opened, Origin, Origins};
+pub use origin::{DriveSource, LocalDrives, RemotePlan};
+pub use origin::{Opened, OpenedOrigin, Origin, Origins};
 pub use plan::{
-    DiskKind, DiskPlan, LogFormat, LogPlan, Plan, SubsystemPlan, TcpPlan, cache_words, connect_line,
-    delay_words, reachable,
+    DiskKind, DiskPlan, LogFormat, LogPlan, Plan, SubsystemPlan, TcpPlan, cache_text, connect_line,
+    delay_text, reachable_address,
 };
 pub use schema::{CNTLID_MAX, reference};
 pub use snapshot::SnapshotError;
 
-pub use validate::subsystems::named_by;
+pub use validate::subsystems::default_listener_name;
 
 use crate::size::Bytes;
 
 /// The NQN of the built-in configuration and of the examples.
 pub const NQN_EXAMPLE: &str = "nqn.2026-01.io.spindle:default";
 
-/// What runs without a file: `conf/spindle.toml` says the same at length, which a test holds.
+/// The configuration without a file. A test checks that `conf/spindle.toml` gives the same plan.
 const BUILTIN: &str = r#"
 [[disk]]
 name = "ram0"
@@ -76,26 +73,24 @@ nsid = 1
 disk = "ram0"
 "#;
 
-/// A configuration, read and validated.
+/// A validated configuration with its source text.
 #[derive(Debug, Clone)]
 pub struct Config {
     source: Option<PathBuf>,
-    /// As it was read.
     text: String,
     plan: Plan,
 }
 
 impl Config {
-    /// Read and validate the file at `path` against this machine as it is now, to be served. For a reload,
-    /// again.
+    /// Reads and validates the file at `path` for start or reload, against the current state of the machine.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
-        Config::read(path, &Machine::here())
+        Config::read(path, &Machine::detect())
     }
 
-    /// As [`Config::load`], for a look only: that a target which may be this very one has the memory now is
-    /// no error.
+    /// As [`Config::load`], for `spindle check`: too little available memory is a note, because a running
+    /// target may hold it.
     pub fn examine(path: &Path) -> Result<Config, ConfigErrors> {
-        Config::read(path, &Machine { is_to_start: false, ..Machine::here() })
+        Config::read(path, &Machine { is_for_start: false, ..Machine::detect() })
     }
 
     fn read(path: &Path, machine: &Machine) -> Result<Config, ConfigErrors> {
@@ -104,34 +99,33 @@ impl Config {
         Ok(Config { source: Some(path.to_owned()), text, plan })
     }
 
-    /// That of a text, for tests.
     #[cfg(test)]
     pub fn of(text: &str) -> Config {
-        let plan = parse(text, Path::new("t.toml"), &Machine::with_endless_memory());
+        let plan = parse(text, Path::new("t.toml"), &Machine::with_unlimited_memory());
         Config { source: None, text: text.to_owned(), plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
     }
 
-    /// What runs without a file: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.
+    /// The default without a file: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.
     pub fn builtin() -> Config {
-        // The disk takes memory as it is written, so a machine with less than 1 GiB may still begin with it.
-        let plan = parse(BUILTIN, Path::new("the built-in configuration"), &Machine::with_endless_memory());
+        // The RAM disk allocates memory on write, so a machine with less than 1 GiB can start with it.
+        let plan = parse(BUILTIN, Path::new("the built-in configuration"), &Machine::with_unlimited_memory());
         let text = BUILTIN.to_owned();
         Config { source: None, text, plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
     }
 
-    /// The same with another text, to be served.
+    /// Validates `text` in place of this configuration's text, with the same source file.
     pub fn with_text(&self, text: String) -> Result<Config, ConfigErrors> {
         let path = self.source.as_deref().unwrap_or(Path::new("configuration"));
-        let plan = parse(&text, path, &Machine::here())?;
+        let plan = parse(&text, path, &Machine::detect())?;
         Ok(Config { source: self.source.clone(), text, plan })
     }
 
-    /// What it was read from.
+    /// The TOML source text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The file it was read from; `None` for the built-in.
+    /// `None` for the built-in configuration.
     pub fn source(&self) -> Option<&Path> {
         self.source.as_deref()
     }
@@ -141,10 +135,10 @@ impl Config {
     }
 }
 
-/// Most bytes of a configuration: thousands of disks. What is longer is something else, and may have no end.
+/// Largest configuration file in bytes, enough for thousands of disks. Bounds the read of an endless file.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
 
-/// What the file says.
+/// Reads a configuration file, at most [`TEXT_BYTES_MAX`] bytes.
 pub fn text_of(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text)?;
@@ -155,7 +149,6 @@ pub fn text_of(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// The plan that `text` gives on `machine`.
 fn parse(text: &str, file: &Path, machine: &Machine) -> Result<Plan, ConfigErrors> {
     let errors = RefCell::new(Vec::new());
     let plan = document::read(text, &errors).map(|root| validate::plan(&root, machine, &errors));

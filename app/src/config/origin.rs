@@ -1,7 +1,6 @@
-//! [`Origin`]: where a disk is that may be away, and that may take long to open: a drive of this machine, or
-//! another target.
+//! [`Origin`]: an NVMe drive or far target behind disks, which can be absent and can take minutes to open.
 //!
-//! Nothing here is retried, and the caller waits: `serve` does both, on threads.
+//! Opening blocks and is not retried here; `serve` opens origins on threads of their own and retries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,26 +9,26 @@ use spindle_disk::{DiskSource, OpenError};
 use spindle_disk_remote::{RemoteDisk, RemoteFacts, RemoteSpec};
 use spindle_nvme_pcie::{Drive, DriveError, Drives, PciAddress, Settings};
 
-use super::machine::look_at_function;
+use super::machine::probe_nvme_function;
 use super::plan::{DiskKind, DiskPlan, Plan};
 use super::snapshot::{SnapshotError, check_medium_id};
 
-/// Drives by their addresses.
+/// Opens NVMe drives by PCI address; tests replace it.
 pub trait DriveSource: Send + Sync {
-    /// There is a drive at the address that could be a disk.
-    fn is_there(&self, address: PciAddress) -> bool;
+    /// Whether an NVMe drive that this process can open is at the address.
+    fn is_present(&self, address: PciAddress) -> bool;
 
-    /// The drive, opened unless it is open already. Takes as long as the drive says that it takes (CAP.TO,
-    /// up to minutes) where it does not become ready.
+    /// Opens the drive, or returns the handle of a drive that is open. Blocks up to CAP.TO (minutes) if the
+    /// drive does not become ready.
     fn open(&self, address: PciAddress) -> Result<Arc<Drive>, DriveError>;
 }
 
 /// The drives of this machine that are bound to vfio-pci.
-pub struct DrivesHere;
+pub struct LocalDrives;
 
-impl DriveSource for DrivesHere {
-    fn is_there(&self, address: PciAddress) -> bool {
-        look_at_function(address) == Ok(true)
+impl DriveSource for LocalDrives {
+    fn is_present(&self, address: PciAddress) -> bool {
+        probe_nvme_function(address) == Ok(true)
     }
 
     fn open(&self, address: PciAddress) -> Result<Arc<Drive>, DriveError> {
@@ -37,42 +36,41 @@ impl DriveSource for DrivesHere {
     }
 }
 
-/// Commands of one core with another target at once: what a queue of 1024 entries holds.
+/// Most commands in flight of one core to a far target: a queue of 1024 entries holds 1023.
 const REMOTE_DEPTH_MAX: u16 = 1023;
 
-/// Where a disk is that may be away.
+/// The device or target behind a disk that can be absent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// A drive of this machine: its namespaces are one disk or several.
+    /// An NVMe drive; each of its namespaces can be a disk.
     Drive(PciAddress),
-    /// Another target, for one disk.
+    /// A namespace of a far target, for one disk.
     Remote(Box<RemotePlan>),
 }
 
-/// A disk of another target, with all that the file says of it.
+/// Settings of a `remote` disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemotePlan {
     pub name: String,
-    /// What is connected to, and how.
     pub spec: RemoteSpec,
     pub medium_id: Option<String>,
 }
 
-/// What is open, for [`Plan::snapshot`].
+/// An origin that was opened, for [`Plan::snapshot`].
 pub enum Opened {
-    /// The drive at this address. Its source gives it without waiting for as long as somebody holds it.
+    /// The drive at this address. [`DriveSource::open`] returns it without blocking while a handle exists.
     Drive(PciAddress),
-    /// The disk of another target.
+    /// The disk of a far target.
     Remote(Arc<dyn DiskSource>),
 }
 
-/// What is open, and the drive that is to be held until a snapshot has its disks.
-pub type Found = (Opened, Option<Arc<Drive>>);
+/// An opened origin, and the handle that keeps its drive open until a snapshot has the drive's disks.
+pub type OpenedOrigin = (Opened, Option<Arc<Drive>>);
 
-/// Opens a disk of another target. Waits.
+/// Connects to a far target and opens its namespace. Blocks.
 pub type OpenRemote = dyn Fn(&RemotePlan) -> Result<Arc<dyn DiskSource>, SnapshotError> + Send + Sync;
 
-/// By what origins are opened.
+/// Functions that open origins; tests replace them.
 #[derive(Clone)]
 pub struct Origins {
     pub drives: Arc<dyn DriveSource>,
@@ -80,22 +78,20 @@ pub struct Origins {
 }
 
 impl Origins {
-    /// Those of this machine, and what it reaches.
     pub fn here() -> Origins {
-        Origins { drives: Arc::new(DrivesHere), remote: Arc::new(open_remote) }
+        Origins { drives: Arc::new(LocalDrives), remote: Arc::new(open_remote) }
     }
 
-    /// False where a try to open it would be in vain.
-    pub fn is_there(&self, origin: &Origin) -> bool {
+    /// False if the drive is absent. Always true for a far target, which only a connect can probe.
+    pub fn is_present(&self, origin: &Origin) -> bool {
         match origin {
-            Origin::Drive(address) => self.drives.is_there(*address),
-            // Nothing but a try tells.
+            Origin::Drive(address) => self.drives.is_present(*address),
             Origin::Remote(_) => true,
         }
     }
 
-    /// Open it. A drive takes up to minutes to fail, another target up to a minute.
-    pub fn open(&self, origin: &Origin) -> Result<Found, SnapshotError> {
+    /// Opens the origin. Blocks: minutes until a drive fails, up to a minute for a far target.
+    pub fn open(&self, origin: &Origin) -> Result<OpenedOrigin, SnapshotError> {
         match origin {
             Origin::Drive(address) => {
                 let drive = self.drives.open(*address)?;
@@ -107,7 +103,7 @@ impl Origins {
 }
 
 impl Origin {
-    /// The error that it cannot be opened as something has failed here.
+    /// An open error for a failure in this process, such as a thread that cannot be started.
     pub fn failed(&self, why: &str) -> SnapshotError {
         match self {
             Origin::Drive(address) => {
@@ -132,7 +128,7 @@ impl fmt::Display for Origin {
 }
 
 impl Plan {
-    /// Where a disk is, if it may be away.
+    /// The origin of an `nvme` or `remote` disk; `None` for other kinds.
     pub(super) fn origin(&self, disk: &DiskPlan) -> Option<Origin> {
         if let Some(address) = disk.address() {
             return Some(Origin::Drive(address));
@@ -154,8 +150,8 @@ impl Plan {
     }
 }
 
-/// Another medium than the one that is meant is told as any other failure: the far target may get the right
-/// one, and whether it is there in time for the first snapshot must not decide whether serving begins.
+/// A far namespace with another medium than `medium_id` is an error like any other and is retried, so that
+/// the target starts whether the far target answers before or after the first snapshot.
 fn open_remote(plan: &RemotePlan) -> Result<Arc<dyn DiskSource>, SnapshotError> {
     let disk = RemoteDisk::new(&plan.name, &plan.spec)?;
     let RemoteFacts { serial, model, transfer_bytes_max, medium_ids, .. } = disk.facts();

@@ -1,5 +1,4 @@
-//! [`Plan`]: what a configuration says, in types that cannot be wrong. All of `spindle serve` begins from
-//! here.
+//! [`Plan`]: a validated configuration in typed form, the input of `spindle serve`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
@@ -19,12 +18,11 @@ use spindle_transport::TransportKind;
 
 use crate::size::Bytes;
 
-/// A whole configuration, checked against itself and against the machine.
+/// A validated configuration: consistent in itself and possible on this machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub reactor: ReactorPlan,
     pub pool: PoolPlan,
-    /// What hosts can ask for and what the process holds.
     pub limits: LimitsPlan,
     pub tcp: TcpPlan,
     pub rdma: spindle_rdma::shell::ShellConfig,
@@ -35,28 +33,25 @@ pub struct Plan {
     /// Subsystems in the file's order; NQNs are unique.
     pub subsystems: Vec<SubsystemPlan>,
     pub referrals: Vec<ReferralPlan>,
-    /// What goes to standard error.
     pub log: LogPlan,
-    /// Where operators ask.
     pub control: ControlPlan,
-    /// How long commands in flight get to end after SIGTERM.
+    /// Time for commands in flight to complete after SIGTERM.
     pub drain_deadline: Duration,
-    /// What an operator should know though nothing is wrong.
+    /// Warnings for the operator about settings that are valid.
     pub notes: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReactorPlan {
-    /// One thread on each: CPUs that the process may use, at least one, none twice.
+    /// CPUs with one polling thread each: at least one, no duplicates, all in the affinity mask.
     pub cores: Vec<usize>,
-    /// Bind the threads to them.
+    /// Threads are bound to their CPUs.
     pub is_pinned: bool,
-    /// What a core does without work.
     pub idle: Idle,
 }
 
 impl ReactorPlan {
-    /// For each core the CPU that its thread is bound to, `None` when it is not.
+    /// The CPU that the thread of each core is bound to; `None` if threads are not pinned.
     pub fn cpus(&self) -> Vec<Option<usize>> {
         self.cores.iter().map(|core| self.is_pinned.then_some(*core)).collect()
     }
@@ -65,57 +60,56 @@ impl ReactorPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolPlan {
     pub pages: Pages,
-    /// Zones of the data path in ascending order; the largest holds a whole transfer.
+    /// Zones of the data path in ascending order of buffer size; the largest buffer holds a whole transfer.
     pub zones: Vec<ZoneSpec>,
-    /// Zones that only admin and Fabrics commands take from.
+    /// Zones reserved for admin and Fabrics commands.
     pub admin_zones: Vec<ZoneSpec>,
 }
 
 impl PoolPlan {
-    /// Bytes of one core's pool for data.
+    /// Bytes of one core's data zones, without `admin_zones`.
     pub fn bytes_per_core(&self) -> u64 {
         Pool::bytes_for(&self.zones)
     }
 }
 
-/// What hosts can ask for and what the process holds.
+/// `[limits]` and `[discovery]`. `controller` has the limits that a snapshot carries to the controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitsPlan {
     pub controller: ControllerLimits,
     pub io_queues_max: u16,
     pub connections: usize,
-    /// Most connections of one address, over TCP and RDMA together, that have not sent Connect; 0: no limit.
+    /// Most connections from one IP address, TCP and RDMA together, that have not sent Connect; 0: no limit.
     pub unconnected_per_address: usize,
-    /// Most commands that one core gives one disk at once.
+    /// Most commands in flight of one core at one disk.
     pub disk_commands: u32,
-    /// Full RAM disks may be larger than the memory that is available.
+    /// RAM disks may be larger than the available memory.
     pub may_overcommit: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpPlan {
-    /// Each core's sockets.
     pub shell: ShellConfig,
-    /// Each connection; a listener has its own `in_capsule_bytes`.
+    /// Defaults for connections; each listener has its own `in_capsule_bytes`.
     pub conn: ConnConfig,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskPlan {
     pub name: String,
-    /// Bytes of a block: 512 or 4096; 0 where the drive says it.
+    /// Bytes of a block: 512 or 4096; 0 for `nvme`, `ng` and `remote`, whose drive defines it.
     pub block_bytes: u32,
-    /// Capacity, a multiple of the block size, not 0; 0 where the drive says it.
+    /// Capacity, a multiple of the block size; 0 for `nvme`, `ng` and `remote`, whose drive defines it.
     pub bytes: u64,
     pub kind: DiskKind,
     pub medium_id: Option<String>,
     pub cache: Option<CacheSpec>,
-    /// It is made slow on purpose.
+    /// Artificial delay, for tests.
     pub delay: Option<DelaySpec>,
 }
 
-/// How slow a disk is made on purpose, as it is shown: what takes no time is left out.
-pub fn delay_words(delay: Option<&DelaySpec>) -> String {
+/// The delay for display: parts that are zero are left out; `none` without a delay.
+pub fn delay_text(delay: Option<&DelaySpec>) -> String {
     let Some(it) = delay else { return "none".to_owned() };
     let parts = [
         (it.latency > Nanos::ZERO).then(|| format!("latency {} us", it.latency.as_us())),
@@ -125,15 +119,15 @@ pub fn delay_words(delay: Option<&DelaySpec>) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// A cache, as it is shown.
-pub fn cache_words(cache: Option<&CacheSpec>) -> String {
+/// The cache for display; `none` without a cache.
+pub fn cache_text(cache: Option<&CacheSpec>) -> String {
     let Some(it) = cache else { return "none".to_owned() };
     let (size, ahead) = (Bytes::new(it.bytes), Bytes::new(it.read_ahead.into()));
     format!("{size} {} {} read_ahead {ahead}", it.policy.name(), it.mode.name())
 }
 
 impl DiskPlan {
-    /// Where its drive is, if it is a namespace of a drive of our own.
+    /// PCI address of the drive of an `nvme` disk; `None` for other kinds.
     #[must_use]
     pub fn address(&self) -> Option<PciAddress> {
         if let DiskKind::Nvme { address, .. } = self.kind { Some(address) } else { None }
@@ -144,44 +138,44 @@ impl DiskPlan {
 pub enum DiskKind {
     Ram {
         pages: Pages,
-        /// All of it is taken when the disk is made.
+        /// All memory is allocated when the disk is created.
         is_populated: bool,
     },
-    /// Reads as zeroes.
+    /// Reads return zeroes, writes are discarded.
     Null,
     File {
         path: PathBuf,
         is_read_only: bool,
-        /// Made when it is missing.
+        /// A missing file is created.
         create: bool,
-        /// Goes past the page cache.
+        /// O_DIRECT.
         is_direct: bool,
-        /// The device is asked for completions.
+        /// IOPOLL: completions are polled.
         is_polled: bool,
     },
-    /// A namespace of a drive with the kernel, past its block layer.
+    /// A namespace of a drive with the kernel's driver, through its generic device (`/dev/ng0n1`).
     Ng { path: PathBuf, is_read_only: bool },
-    /// A namespace of a drive that this process drives itself.
+    /// A namespace of a drive bound to vfio-pci.
     Nvme { address: PciAddress, namespace: u32 },
-    /// A namespace of another target.
+    /// A namespace of a far target.
     Remote {
-        /// Its subsystem, and as which host.
         target: Box<Target>,
         namespace: u32,
-        /// Each command is answered within this time.
+        /// From submission to completion of a command, across reconnects; then the command fails.
         command_timeout: Duration,
-        /// How much longer than usual it may execute commands of a lost association.
+        /// Time beyond two keep-alive timeouts in which the far target may execute commands of a lost
+        /// association.
         quiesce: Duration,
     },
 }
 
 impl DiskKind {
-    /// True when size and blocks are the drive's own, known when it is open.
-    pub fn is_shaped_by_drive(&self) -> bool {
+    /// True if the drive defines size and block size, which are known once it is open.
+    pub fn has_drive_geometry(&self) -> bool {
         matches!(self, DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. })
     }
 
-    /// True where a cache can be put in front: its data are not in memory.
+    /// False for `ram` and `null`, whose data a cache cannot make faster.
     pub fn can_have_cache(&self) -> bool {
         !matches!(self, DiskKind::Ram { .. } | DiskKind::Null)
     }
@@ -200,17 +194,17 @@ impl DiskKind {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerPlan {
-    /// What subsystems call it.
+    /// Unique; subsystems refer to it.
     pub name: String,
     pub transport: TransportKind,
-    /// Where; the port is not 0.
+    /// The port is not 0.
     pub address: SocketAddr,
-    /// In-capsule data of I/O queues.
+    /// Most in-capsule data of a command on an I/O queue.
     pub in_capsule_bytes: u32,
 }
 
 impl ListenerPlan {
-    /// What no two listeners have in common.
+    /// Unique among listeners; identifies a listener across reloads.
     pub fn endpoint(&self) -> (TransportKind, SocketAddr) {
         (self.transport, self.address)
     }
@@ -222,9 +216,9 @@ pub struct SubsystemPlan {
     pub serial: String,
     pub model: String,
     pub hosts: AllowedHosts,
-    /// Names of the listeners at which it is offered.
+    /// Names of listeners.
     pub listeners: Vec<String>,
-    /// Lowest and highest controller identifier.
+    /// Lowest and highest CNTLID, both included.
     pub cntlid_range: (u16, u16),
     /// Namespaces in ascending order of NSID.
     pub namespaces: Vec<NamespacePlan>,
@@ -232,13 +226,13 @@ pub struct SubsystemPlan {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespacePlan {
-    /// Its number, 1 ..= `NSID_MAX`.
+    /// 1 ..= `NSID_MAX`.
     pub nsid: u32,
-    /// Name of the disk, which is there and in no other namespace.
+    /// Name of a disk in the plan; each disk is in at most one namespace.
     pub disk: String,
-    /// Its identity. `None`: known with the disk, as that of RAM disks and of those of other targets.
+    /// `None` for `ram` and `remote` disks without a configured UUID: it is derived once the disk is open.
     pub uuid: Option<[u8; 16]>,
-    /// Its identity, the other way to ask for it.
+    /// As `uuid`.
     pub nguid: Option<[u8; 16]>,
 }
 
@@ -248,36 +242,33 @@ pub struct ReferralPlan {
     pub address: SocketAddr,
 }
 
-/// Where operators ask.
+/// `[control]`: the control socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControlPlan {
-    /// The socket. `None`: where it is without a word; an empty path: there is none.
+    /// `None`: the default path; an empty path: no socket.
     pub socket: Option<PathBuf>,
-    /// Whose members may use it.
+    /// Group whose members may connect; `None`: the group of the process.
     pub group: Option<String>,
 }
 
-/// What goes to standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPlan {
-    /// Least urgent lines.
+    /// Least severe level that is written.
     pub level: tracing::Level,
-    /// How a line is written.
     pub format: LogFormat,
-    /// Most lines a second that peers can cause on one core.
+    /// Most lines per second and core about peers; the rest is counted.
     pub peer_lines_per_s: u32,
 }
 
-/// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 impl Plan {
-    /// Most connections of one core: connections go to the core that has the fewest.
+    /// Most connections of one core. Each new connection goes to the core with the fewest.
     pub fn connections_per_core(&self) -> usize {
         self.limits.connections.div_ceil(self.reactor.cores.len().max(1))
     }
@@ -286,25 +277,23 @@ impl Plan {
         self.disks.iter().find(|disk| disk.name == name)
     }
 
-    /// The listeners at which a subsystem is offered.
     pub fn listeners_of(&self, subsystem: &SubsystemPlan) -> impl Iterator<Item = &ListenerPlan> {
         self.listeners.iter().filter(|listener| subsystem.listeners.contains(&listener.name))
     }
 }
 
-/// `address` as a host can name it: where all addresses are listened on, the one that this machine would send
-/// from.
-pub fn reachable(address: SocketAddr) -> SocketAddr {
+/// `address` as a host can connect to it: an unspecified IP address (0.0.0.0, ::) becomes the source address
+/// of the default route.
+pub fn reachable_address(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
     }
-    SocketAddr::new(own_address(address.is_ipv4()), address.port())
+    SocketAddr::new(default_source_address(address.is_ipv4()), address.port())
 }
 
-/// The address that the default route sends from, or the loopback address without one. Nothing is sent:
-/// connecting a datagram socket only asks the routing table. The far ends are those of documentation (RFC
-/// 5737, RFC 3849).
-fn own_address(is_ipv4: bool) -> IpAddr {
+/// Source address of the default route, or the loopback address without one. Connecting a UDP socket looks up
+/// the route and sends nothing; the destinations are documentation addresses (RFC 5737, RFC 3849).
+fn default_source_address(is_ipv4: bool) -> IpAddr {
     let (any, far, loopback): (IpAddr, IpAddr, IpAddr) = if is_ipv4 {
         (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into(), Ipv4Addr::LOCALHOST.into())
     } else {
@@ -318,9 +307,9 @@ fn own_address(is_ipv4: bool) -> IpAddr {
     asked.map_or(loopback, |address| address.ip())
 }
 
-/// What a Linux host types to connect.
+/// The nvme-cli command that connects a Linux host; the NQN is quoted for a shell.
 pub fn connect_line(listener: (TransportKind, SocketAddr), nqn: &Nqn) -> String {
-    let (transport, address) = (listener.0, reachable(listener.1));
+    let (transport, address) = (listener.0, reachable_address(listener.1));
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-+@/".contains(&byte);
     let nqn = nqn.as_str();
     let quoted =

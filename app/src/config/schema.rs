@@ -1,10 +1,8 @@
-//! Every key of the configuration file: its name, what it may be, its default and what it is for.
+//! Every key of the configuration file: name, allowed values, default and description.
 //!
-//! The one place where a key is made. The reader ([`super::document`]) checks a file against this table and
-//! takes the defaults from it. The reference in `docs/configuration.md` is [`reference()`] word for word
-//! (`spindle check --reference`), and a test holds `conf/spindle.toml` to naming every key with its default.
-//!
-//! What it does not do: what two keys demand of each other is in [`super::validate`].
+//! The reader ([`super::document`]) checks a file against this table and takes the defaults from it. Tests
+//! compare the table with the reference in `docs/configuration.md` (the output of [`reference()`], printed by
+//! `spindle check --reference`) and with `conf/spindle.toml`. Rules between keys are in [`super::validate`].
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -24,13 +22,12 @@ use crate::text::{alternatives, quoted};
 pub struct Key {
     pub name: &'static str,
     pub kind: Kind,
-    /// What it is when the file does not say.
     pub preset: Preset,
-    /// What it is for, and why the default is what it is.
+    /// Description for the reference: purpose of the key and reason for its default.
     pub about: &'static str,
 }
 
-/// What a value may be.
+/// Type and range of a value.
 #[derive(Debug)]
 pub enum Kind {
     Flag,
@@ -38,93 +35,88 @@ pub enum Kind {
         min: u64,
         max: u64,
     },
-    /// A number of bytes, `"256MiB"` or a whole number.
+    /// A number of bytes, as `"256MiB"` or a whole number.
     Size {
         min: u64,
         max: u64,
-        /// It is a multiple of this.
+        /// The value is a multiple of this many bytes.
         multiple: u64,
     },
-    /// One of a few words.
+    /// One of these strings.
     Word(&'static [&'static str]),
-    /// One of a few numbers.
+    /// One of these numbers.
     Number(&'static [u64]),
-    /// Printable ASCII, at least one character, none a space at either end.
+    /// Printable ASCII, at least one character, without a space at either end.
     Text {
-        /// Most characters.
         chars_max: usize,
     },
-    /// An NVMe Qualified Name.
     Nqn,
-    /// A UUID in its usual spelling, not all zeroes.
+    /// A UUID in hyphenated form, not all zeroes.
     Uuid,
     /// 16 bytes as 32 hexadecimal digits, not all zeroes.
     Nguid,
     /// An IP address and a port that is not 0.
     Address,
     Path,
-    /// The absolute path of a socket, or the empty text for none.
+    /// The absolute path of a Unix socket; empty: no socket.
     SocketOrNone,
-    /// The address of a PCI function.
     PciAddress,
     List(&'static Kind),
-    /// A section of its own, `[name]`.
+    /// `[name]`.
     Section(&'static [Key]),
-    /// Any number of sections, `[[name]]`.
+    /// `[[name]]`, any number of times.
     Sections(&'static [Key]),
 }
 
-/// What a key is when the file does not say.
+/// Value of a key that the file does not set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preset {
-    /// The file must say.
+    /// No default: the file must set the key.
     Required,
-    /// This, as it would stand in the file.
-    Is(&'static str),
-    /// Something that depends on others, in words.
-    From(&'static str),
-    /// Sections have no value of their own.
+    /// A fixed default, in TOML syntax.
+    Fixed(&'static str),
+    /// A default that depends on other keys or the machine, in words.
+    Derived(&'static str),
+    /// The key is a section, which has no value.
     Section,
-    /// The key has another name now. Files that were written before have this one; it is not told of.
-    Former,
+    /// A former name of a key, accepted in old files and left out of the reference and of messages.
+    FormerName,
 }
 
-/// Most characters of a name that is only ours (disks, listeners).
-pub const NAME_CHARS_MAX: usize = 64;
-/// Largest disk: byte offsets of files are signed 64-bit numbers.
+/// Most characters of the name of a disk or listener.
+const NAME_CHARS_MAX: usize = 64;
+/// Largest disk, a power of two below the largest file offset (signed 64-bit).
 const DISK_BYTES_MAX: u64 = 1 << 62;
-/// Largest transfer: what one buffer can have in frames of 4 KiB, `SEGMENTS_MAX` less one for each ragged
-/// end.
+/// Largest transfer in bytes: `SEGMENTS_MAX` frames of 4 KiB, less two because both ends may be unaligned.
 pub const TRANSFER_BYTES_MAX: u64 = (spindle_reactor::mem::SEGMENTS_MAX as u64 - 2) * 4096;
-/// Longest path of a socket: what the address of one has room for, less the NUL behind it.
+/// Longest path of a Unix socket: `sun_path` has 108 bytes with the terminating NUL.
 pub const SOCKET_BYTES_MAX: usize = 107;
 /// Highest controller identifier; those above are reserved (Base 2.0 section 5.17.2.1, CNTLID).
 pub const CNTLID_MAX: u64 = 0xffef;
-/// Largest number of a processor core that Linux knows.
+/// Highest CPU number: Linux supports at most 8192 CPUs (NR_CPUS).
 const CORE_MAX: u64 = 8191;
 const DAY_MS: u64 = 86_400_000;
 
-/// A key that the file must give.
-const fn must(name: &'static str, kind: Kind) -> Key {
+const fn required(name: &'static str, kind: Kind) -> Key {
     Key { name, kind, preset: Preset::Required, about: "" }
 }
 
-/// A key with this default, as it would stand in the file.
+/// A key with a fixed default in TOML syntax.
 const fn key(name: &'static str, kind: Kind, preset: &'static str) -> Key {
-    Key { preset: Preset::Is(preset), ..must(name, kind) }
+    Key { preset: Preset::Fixed(preset), ..required(name, kind) }
 }
 
-/// A key whose default depends on others, in words.
+/// A key whose default depends on other keys or the machine; `preset` describes the default.
 const fn derived(name: &'static str, kind: Kind, preset: &'static str) -> Key {
-    Key { preset: Preset::From(preset), ..must(name, kind) }
+    Key { preset: Preset::Derived(preset), ..required(name, kind) }
 }
 
-const fn one(name: &'static str, keys: &'static [Key]) -> Key {
-    Key { preset: Preset::Section, ..must(name, Kind::Section(keys)) }
+const fn section(name: &'static str, keys: &'static [Key]) -> Key {
+    Key { preset: Preset::Section, ..required(name, Kind::Section(keys)) }
 }
 
-const fn many(name: &'static str, keys: &'static [Key]) -> Key {
-    Key { preset: Preset::Section, ..must(name, Kind::Sections(keys)) }
+const fn section_list(name: &'static str, keys: &'static [Key]) -> Key {
+    Key { preset: Preset::Section, ..required(name, Kind::Sections(keys)) }
 }
 
 const TRANSPORT: Kind = Kind::Word(&["tcp", "rdma"]);
@@ -132,20 +124,20 @@ const PAGES: Kind = Kind::Word(&["base", "transparent", "huge"]);
 const FLAG: Kind = Kind::Flag;
 const NAME: Kind = Kind::Text { chars_max: NAME_CHARS_MAX };
 
-pub static FILE: &[Key] = &[
-    one("reactor", REACTOR).about("The cores that poll."),
-    one("pool", POOL).about("Buffers, taken once at start for each core."),
-    one("limits", LIMITS).about("What a host can ask for, and what the process can hold."),
-    one("tcp", TCP).about("NVMe/TCP."),
-    one("rdma", RDMA).about("NVMe/RDMA. Used when there is a listener for it."),
-    many("disk", DISK).about("A disk of this machine."),
-    many("listener", LISTENER).about("An address at which hosts connect."),
-    many("subsystem", SUBSYSTEM).about("What a host connects to: a name with disks in it."),
-    many("referral", REFERRAL).about("Another discovery service that hosts are told of."),
-    one("discovery", DISCOVERY).about("The discovery service, at every listener."),
-    one("log", LOG).about("What goes to standard error."),
-    one("control", CONTROL).about("What operators ask a target that runs."),
-    one("shutdown", SHUTDOWN).about("What happens at SIGTERM."),
+pub static ROOT: &[Key] = &[
+    section("reactor", REACTOR).about("The cores that poll."),
+    section("pool", POOL).about("Buffers, taken once at start for each core."),
+    section("limits", LIMITS).about("What a host can ask for, and what the process can hold."),
+    section("tcp", TCP).about("NVMe/TCP."),
+    section("rdma", RDMA).about("NVMe/RDMA. Used when there is a listener for it."),
+    section_list("disk", DISK).about("A disk of this machine."),
+    section_list("listener", LISTENER).about("An address at which hosts connect."),
+    section_list("subsystem", SUBSYSTEM).about("What a host connects to: a name with disks in it."),
+    section_list("referral", REFERRAL).about("Another discovery service that hosts are told of."),
+    section("discovery", DISCOVERY).about("The discovery service, at every listener."),
+    section("log", LOG).about("What goes to standard error."),
+    section("control", CONTROL).about("What operators ask a target that runs."),
+    section("shutdown", SHUTDOWN).about("What happens at SIGTERM."),
 ];
 
 static REACTOR: &[Key] = &[
@@ -201,11 +193,11 @@ static POOL: &[Key] = &[
 ];
 
 static ZONE: &[Key] = &[
-    must("buffer", Kind::Size { min: 4096, max: 64 << 20, multiple: 4096 }).about(
+    required("buffer", Kind::Size { min: 4096, max: 64 << 20, multiple: 4096 }).about(
         "Size of each buffer. Zones stand in ascending order; a command takes the smallest that fits, or a \
          larger one when that is empty, or up to 32 smaller ones together.",
     ),
-    must("count", Kind::Integer { min: 1, max: 262_144 }).about(
+    required("count", Kind::Integer { min: 1, max: 262_144 }).about(
         "How many; a zone has at most 1 GiB. With files or drives among the disks, two buffers of \
          limits.transfer must be there at once, for Compare; smaller ones make up for one, 32 at most.",
     ),
@@ -294,7 +286,7 @@ static TCP: &[Key] = &[
 ];
 
 static DISK: &[Key] = &[
-    must("name", NAME).about(
+    required("name", NAME).about(
         "Its name in this file. The identity that hosts see is derived from it, so keep it when the disk is \
          the same.",
     ),
@@ -387,17 +379,17 @@ static DISK: &[Key] = &[
         "ram: as pool.pages, for the memory of this disk. With huge, deallocated blocks give no memory back \
          to the machine.",
     ),
-    Key { preset: Preset::Former, ..must("huge_pages", FLAG) },
+    Key { preset: Preset::FormerName, ..required("huge_pages", FLAG) },
     key("populate", FLAG, "false").about(
         "ram: take all memory when the disk is made, in the background. Otherwise the first write to each \
          2 MiB waits for the kernel to zero them, and with it all hosts of that core.",
     ),
-    one("cache", CACHE).about(
+    section("cache", CACHE).about(
         "file, nvme, ng, remote: memory for the pages of this disk that are read often, shared by all hosts \
          and cores. Writes go through it: they are acknowledged when the disk has them. Without this section \
          each read goes to the disk.",
     ),
-    one("delay", DELAY).about(
+    section("delay", DELAY).about(
         "For tests and benchmarks: make this disk slow on purpose, as one device that all hosts and cores \
          share, behind its cache. At least one of the keys is more than zero. Without this section a disk is \
          as fast as it is.",
@@ -452,7 +444,7 @@ static DELAY: &[Key] = &[
 ];
 
 static LISTENER: &[Key] = &[
-    must("address", Kind::Address).about(
+    required("address", Kind::Address).about(
         "Where to listen. 0.0.0.0 is every IPv4 address of the machine, [::] every IPv6 address; hosts are \
          told the one that they used. 4420 is the port that NVMe/TCP was given.",
     ),
@@ -476,7 +468,7 @@ static RDMA: &[Key] = &[
 ];
 
 static SUBSYSTEM: &[Key] = &[
-    must("nqn", Kind::Nqn).about(
+    required("nqn", Kind::Nqn).about(
         "Its name. Give every machine names of its own: a host takes two targets with one name for two \
          paths to one disk.",
     ),
@@ -497,14 +489,14 @@ static SUBSYSTEM: &[Key] = &[
     ),
     key("cntlid_max", Kind::Integer { min: 1, max: CNTLID_MAX }, "65519")
         .about("Highest; bounds controllers."),
-    many("namespace", NAMESPACE).about("A disk in a subsystem, under a number."),
+    section_list("namespace", NAMESPACE).about("A disk in a subsystem, under a number."),
 ];
 
 static NAMESPACE: &[Key] = &[
-    must("nsid", Kind::Integer { min: 1, max: NSID_MAX as u64 }).about(
+    required("nsid", Kind::Integer { min: 1, max: NSID_MAX as u64 }).about(
         "Its number, as in /dev/nvme0n1.",
     ),
-    must("disk", NAME).about("Name of the disk. A disk is in one namespace."),
+    required("disk", NAME).about("Name of the disk. A disk is in one namespace."),
     derived(
         "uuid",
         Kind::Uuid,
@@ -519,7 +511,7 @@ static NAMESPACE: &[Key] = &[
 ];
 
 static REFERRAL: &[Key] = &[
-    must("address", Kind::Address).about("Where that service listens, often port 8009."),
+    required("address", Kind::Address).about("Where that service listens, often port 8009."),
     key("transport", TRANSPORT, "\"tcp\"").about("How to speak to it."),
 ];
 
@@ -597,23 +589,22 @@ impl fmt::Display for Kind {
 }
 
 impl Key {
-    /// What it is for, and why the default is what it is.
     const fn about(self, about: &'static str) -> Key {
         Key { about, ..self }
     }
 
-    /// True for a key with a value that the reference and errors tell of.
-    pub fn is_told(&self) -> bool {
-        !matches!(self.preset, Preset::Section | Preset::Former) && self.section().is_none()
+    /// True for a key that the reference lists: not a section and not a former name.
+    pub fn is_documented(&self) -> bool {
+        !matches!(self.preset, Preset::Section | Preset::FormerName) && self.section().is_none()
     }
 
-    /// The keys of this section, when it is one.
+    /// The keys of this section; `None` for a key with a value.
     pub fn section(&self) -> Option<&'static [Key]> {
         if let Kind::Section(keys) | Kind::Sections(keys) = self.kind { Some(keys) } else { None }
     }
 }
 
-/// Every section with its heading as in the file, in the order of the table.
+/// Every section as (heading, section key, keys), in the order of the table.
 pub fn sections() -> Vec<(String, &'static Key, &'static [Key])> {
     fn walk(prefix: &str, keys: &'static [Key], into: &mut Vec<(String, &'static Key, &'static [Key])>) {
         for key in keys {
@@ -625,25 +616,25 @@ pub fn sections() -> Vec<(String, &'static Key, &'static [Key])> {
         }
     }
     let mut found = Vec::new();
-    walk("", FILE, &mut found);
+    walk("", ROOT, &mut found);
     found
 }
 
-/// The reference of all keys, as `docs/configuration.md` has it.
+/// The reference of all keys as Markdown, the end of `docs/configuration.md`.
 pub fn reference() -> String {
     let mut text = String::new();
     for (heading, section, keys) in sections() {
         let _ = writeln!(text, "### `{heading}`\n\n{}\n", section.about);
-        if let Preset::From(words) = section.preset {
+        if let Preset::Derived(words) = section.preset {
             let _ = writeln!(text, "Default: {words}.\n");
         }
         let _ = writeln!(text, "| key | default | allowed | what for |\n|---|---|---|---|");
-        for key in keys.iter().filter(|key| key.is_told()) {
+        for key in keys.iter().filter(|key| key.is_documented()) {
             let preset = match key.preset {
                 Preset::Required => "required".to_owned(),
-                Preset::Is(value) => format!("`{value}`"),
-                Preset::From(words) => words.to_owned(),
-                Preset::Section | Preset::Former => String::new(),
+                Preset::Fixed(value) => format!("`{value}`"),
+                Preset::Derived(words) => words.to_owned(),
+                Preset::Section | Preset::FormerName => String::new(),
             };
             let _ = writeln!(text, "| `{}` | {preset} | {} | {} |", key.name, key.kind, key.about);
         }

@@ -1,14 +1,14 @@
-//! From a [`Plan`] to the [`Snapshot`] that all cores see: disks are opened or made, or carried over from the
-//! snapshot before with their counters, and get their new sizes.
+//! Builds the [`Snapshot`] of a [`Plan`] for all cores: opens or creates disks, reuses the disks and counters
+//! of the previous snapshot, and resizes disks.
 //!
-//! Everything that can fail without having changed a disk comes first. Resizes come last, in two steps: all
-//! that can fail of any, then what hosts see of each. So a plan is followed as a whole or not at all; only a
-//! file that was made for a new disk stays.
+//! A plan is applied completely or not at all: resizes come after all other steps that can fail, and are
+//! prepared for all disks before the first is committed. Only a file created for a new disk remains after a
+//! failure.
 //!
-//! A drive that is not there, and another target that is away, are no failures: one dead drive must not keep
-//! the others of the machine from being served after a restart. Nothing here waits for them: the caller names
-//! those that it has opened. What is not open is left out with its namespaces, [`Plan::absent`] tells which,
-//! and a later [`Plan::snapshot`] takes it up.
+//! An absent drive or far target is not a failure, so that one dead drive does not stop the target from
+//! starting. Nothing here waits for them: the caller passes the origins that it opened. Disks of other
+//! origins are left out with their namespaces; [`Plan::absent`] lists those origins, and a later
+//! [`Plan::snapshot`] adds them.
 
 use std::fs::File;
 use std::path::Path;
@@ -28,10 +28,9 @@ use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, 
 use super::machine::{self, PathState};
 use super::origin::{DriveSource, Opened, Origin};
 use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
-use super::validate::disks::medium_refusal;
+use super::validate::disks::medium_id_error;
 use crate::identity::{self, Data};
 
-/// Why there is no new snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     #[error(transparent)]
@@ -40,7 +39,7 @@ pub enum SnapshotError {
     Drive(#[from] DriveError),
     #[error(transparent)]
     Resize(#[from] ResizeError),
-    /// Something else, in words.
+    /// Any other failure; the complete message.
     #[error("{0}")]
     Other(String),
 }
@@ -48,35 +47,36 @@ pub enum SnapshotError {
 type Source = Arc<dyn DiskSource>;
 
 impl Plan {
-    /// The snapshot of this plan that follows `previous`, where [`Plan::changes`] refuses nothing: its disks
-    /// are opened, made, carried over or resized. Of drives and other targets it has what was there before
-    /// and what is in `opened`; the drives themselves come from `drives`.
+    /// Builds the snapshot that replaces `previous`; [`Plan::changes`] must refuse nothing. Disks of drives
+    /// and far targets are those of `previous` and of `opened`; `drives` returns the handle of an opened
+    /// drive.
     pub fn snapshot(
         &self,
         previous: Option<&Snapshot>,
         drives: &dyn DriveSource,
         opened: &[Opened],
     ) -> Result<Arc<Snapshot>, SnapshotError> {
-        self.snapshot_kept(previous, drives, opened, &mut || Ok(()))
+        self.snapshot_and_persist(previous, drives, opened, &mut || Ok(()))
     }
 
-    /// The same of a plan that `keep` keeps: it is called when all is ready and before any disk has another
-    /// size. A disk that is larger than its file says would be refused at the next start.
+    /// As [`Plan::snapshot`]. `persist` writes the configuration file; it is called after all preparations
+    /// and before the first disk is resized, because a file disk larger than its configured `size` would
+    /// prevent the next start.
     ///
     /// # Errors
-    /// As there, and those of `keep`.
-    pub fn snapshot_kept(
+    /// Those of [`Plan::snapshot`], and a failure of `persist`.
+    pub fn snapshot_and_persist(
         &self,
         previous: Option<&Snapshot>,
         drives: &dyn DriveSource,
         opened: &[Opened],
-        keep: &mut dyn FnMut() -> std::io::Result<()>,
+        persist: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, SnapshotError> {
         let listeners = self.listeners_after(previous)?;
         let disks = self.open_disks(previous, drives, opened)?;
-        let resizes = Resizes::prepare(self.sizes(&disks))?;
+        let resizes = PreparedResizes::prepare(self.size_changes(&disks))?;
         let caches = self.cache_changes(&disks)?;
-        keep().map_err(|error| {
+        persist().map_err(|error| {
             SnapshotError::Other(format!("the configuration's file cannot be replaced: {error}"))
         })?;
         resizes.commit()?;
@@ -98,11 +98,11 @@ impl Plan {
         }))
     }
 
-    /// The listeners of this plan, those that were there before in their old places: connections know theirs
-    /// by its place, also when it is gone.
+    /// The listeners of this plan. Those of `previous` keep their index, by which connections refer to them,
+    /// and removed ones stay in the list with `is_open` false.
     ///
     /// # Errors
-    /// There are no more port identifiers.
+    /// All 65535 port identifiers are used.
     pub fn listeners_after(&self, previous: Option<&Snapshot>) -> Result<Vec<Listener>, SnapshotError> {
         let mut listeners = previous.map_or_else(Vec::new, |previous| previous.listeners.clone());
         listeners.iter_mut().for_each(|listener| listener.is_open = false);
@@ -112,7 +112,7 @@ impl Plan {
                 known.in_capsule_bytes = plan.in_capsule_bytes;
                 continue;
             }
-            // An address has its identifier for as long as the process runs.
+            // PORTIDs are never reused while the process runs.
             let port_id = u16::try_from(listeners.len() + 1).map_err(|_| {
                 let why =
                     "65535 addresses have been listened on since the start, more have no PORTID; restart";
@@ -129,7 +129,7 @@ impl Plan {
         Ok(listeners)
     }
 
-    /// What may be away, and is in no disk of `snapshot`; each once.
+    /// Origins of this plan's disks that are not open in `snapshot`, without duplicates.
     pub fn absent(&self, snapshot: Option<&Snapshot>) -> Vec<Origin> {
         let disks = snapshot.map_or(&[][..], |snapshot| &snapshot.disks);
         let is_open = |plan: &DiskPlan| disks.iter().flatten().any(|disk| disk.name() == plan.name);
@@ -141,8 +141,8 @@ impl Plan {
         absent
     }
 
-    /// The disks by their [`DiskId`]: one that was there keeps its own, a new one gets one that was never
-    /// used.
+    /// The disks, indexed by [`DiskId`]. Disks of `previous` keep their identifier; identifiers are never
+    /// reused.
     fn open_disks(
         &self,
         previous: Option<&Snapshot>,
@@ -161,26 +161,26 @@ impl Plan {
             }
         }
         for plan in new {
-            let Some(disk) = open(plan, drives, opened)? else { continue };
+            let Some(disk) = open_disk(plan, drives, opened)? else { continue };
             let disk = with_cache(plan, with_delay(plan, disk)?)?;
             check_medium(plan, &disk, true)?;
-            say_what_it_holds(plan);
+            log_signatures(plan);
             disks.push(Some(disk));
         }
         Ok(disks)
     }
 
-    /// The disks that are to have another size.
-    fn sizes(&self, disks: &[Option<Source>]) -> Vec<(Source, u64)> {
+    /// Open disks whose size differs from the plan, with the planned size in bytes.
+    fn size_changes(&self, disks: &[Option<Source>]) -> Vec<(Source, u64)> {
         let size = |disk: &Source| {
             let plan = self.disk(disk.name())?;
-            let is_other = !plan.kind.is_shaped_by_drive() && disk.geometry().bytes() != plan.bytes;
+            let is_other = !plan.kind.has_drive_geometry() && disk.geometry().bytes() != plan.bytes;
             is_other.then(|| (Arc::clone(disk), plan.bytes))
         };
         disks.iter().flatten().filter_map(size).collect()
     }
 
-    /// The caches that are to be other ones.
+    /// Prepared changes of the caches that differ from the plan.
     fn cache_changes(&self, disks: &[Option<Source>]) -> Result<Vec<(Source, CacheChange)>, SnapshotError> {
         let mut changes = Vec::new();
         for disk in disks.iter().flatten() {
@@ -220,7 +220,8 @@ impl Plan {
         })
     }
 
-    /// The namespace, with the counters of the one before when it is the same. `None`: its disk is absent.
+    /// The namespace, with the counters of `before` if disk and identifiers are equal. `None`: its disk is
+    /// absent.
     fn namespace(
         &self,
         nqn: &Nqn,
@@ -231,7 +232,7 @@ impl Plan {
         let is_it = |disk: &Option<Source>| disk.as_ref().is_some_and(|disk| disk.name() == plan.disk);
         let disk = DiskId(disks.iter().position(is_it)?);
         let source = Arc::clone(disks.get(disk.0)?.as_ref()?);
-        // The identifier of a disk is never used again in this process.
+        // Disk identifiers are never reused, so `life` is unique in this process.
         let (life, far) = (identity::life(disk.0), source.identity_seed());
         let data = match &far {
             Some(far) => Data::Far(far),
@@ -254,12 +255,13 @@ impl Plan {
     }
 }
 
-/// Disks whose media are ready for other sizes. Dropped before [`Resizes::commit`], they are as they were.
-struct Resizes(Vec<(Source, u64)>);
+/// Prepared resizes: disks and their new sizes in bytes. Dropping it without [`PreparedResizes::commit`]
+/// cancels them.
+struct PreparedResizes(Vec<(Source, u64)>);
 
-impl Resizes {
-    fn prepare(sizes: Vec<(Source, u64)>) -> Result<Resizes, ResizeError> {
-        let mut resizes = Resizes(Vec::with_capacity(sizes.len()));
+impl PreparedResizes {
+    fn prepare(sizes: Vec<(Source, u64)>) -> Result<PreparedResizes, ResizeError> {
+        let mut resizes = PreparedResizes(Vec::with_capacity(sizes.len()));
         for (disk, bytes) in sizes {
             disk.prepare_resize(bytes)?;
             resizes.0.push((disk, bytes));
@@ -272,18 +274,18 @@ impl Resizes {
     }
 }
 
-impl Drop for Resizes {
+impl Drop for PreparedResizes {
     fn drop(&mut self) {
         self.0.iter().for_each(|(disk, _)| disk.cancel_resize());
     }
 }
 
-/// Log what is found on a device that is newly served, so that a wrong device is noticed. It is served all
-/// the same: hosts put file systems and volumes on their disks.
-fn say_what_it_holds(plan: &DiskPlan) {
+/// Logs file system and volume signatures of a newly opened device, so that the operator notices a wrong one.
+/// The device is served anyway: its signatures normally come from the hosts that use it.
+fn log_signatures(plan: &DiskPlan) {
     let (DiskKind::File { path, .. } | DiskKind::Ng { path, .. }) = &plan.kind else { return };
     let block = spindle_disk::ng::look_at(path).map_or_else(|_| path.clone(), |location| location.block_path);
-    let Ok(PathState::Block(medium)) = machine::look_at(&block) else { return };
+    let Ok(PathState::Block(medium)) = machine::path_state(&block) else { return };
     let found = File::open(&block).and_then(|mut device| signature::find(&mut device, medium.bytes));
     let holds = found.unwrap_or_default().join(", ");
     if !holds.is_empty() {
@@ -292,7 +294,7 @@ fn say_what_it_holds(plan: &DiskPlan) {
     }
 }
 
-/// The medium that is open has the name that the file gives. Its names are told, so that one can be given.
+/// Checks the open disk against `medium_id`. Logs the name of a new disk's medium, for use as `medium_id`.
 fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), SnapshotError> {
     let ids = disk.medium_ids();
     check_medium_id(&plan.name, plan.medium_id.as_deref(), &ids)?;
@@ -308,36 +310,36 @@ fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), Snap
     Ok(())
 }
 
-/// One of the names of a disk's medium is the one that is wanted, if any is.
+/// Checks that `ids`, the names of a disk's medium, contain `wanted`; `None` accepts any medium.
 pub(super) fn check_medium_id(disk: &str, wanted: Option<&str>, ids: &[String]) -> Result<(), SnapshotError> {
     let Some(wanted) = wanted.filter(|wanted| ids.iter().all(|id| id != wanted)) else { return Ok(()) };
-    let allowed = medium_refusal("what is there", ids);
+    let allowed = medium_id_error("what is there", ids);
     Err(SnapshotError::Other(format!("disk {disk:?}: medium_id = {wanted:?}: {allowed}")))
 }
 
-/// `None`: it is absent.
+/// Opens a namespace of an NVMe drive. `None`: the drive is not in `opened`.
 fn open_drive(
     name: &str,
-    at: PciAddress,
+    address: PciAddress,
     namespace: u32,
     drives: &dyn DriveSource,
     opened: &[Opened],
 ) -> Result<Option<Source>, SnapshotError> {
-    if !opened.iter().any(|opened| matches!(opened, Opened::Drive(address) if *address == at)) {
+    if !opened.iter().any(|opened| matches!(opened, Opened::Drive(other) if *other == address)) {
         return Ok(None);
     }
-    let drive = drives.open(at)?;
+    let drive = drives.open(address)?;
     if let Some(facts) = drive.facts() {
         let (serial, model, queues) = (facts.serial, facts.model, facts.queue_pairs);
-        tracing::info!(disk = name, address = %at, namespace, serial, model, queues, "drive opened");
+        tracing::info!(disk = name, %address, namespace, serial, model, queues, "drive opened");
     }
     Ok(Some(drive.disk(name, namespace)?))
 }
 
-/// Take the disk's memory, from a thread that ends with it.
+/// Allocates the RAM disk's memory on a thread, which ends when the disk is dropped.
 fn populate(name: &str, disk: &Arc<RamDisk>) {
     let (name, disk) = (name.to_owned(), Arc::downgrade(disk));
-    let told = name.clone();
+    let disk_name = name.clone();
     let run = move || {
         let mut next = Some(0);
         while let (Some(offset), Some(disk)) = (next, disk.upgrade()) {
@@ -359,12 +361,12 @@ fn populate(name: &str, disk: &Arc<RamDisk>) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("populate".to_owned()).spawn(run) {
-        tracing::warn!(disk = told, %error, "no thread to take its memory in advance");
+        tracing::warn!(disk = disk_name, %error, "no thread to take its memory in advance");
     }
 }
 
-/// `None`: its drive or its far target is absent.
-fn open(
+/// Opens or creates the disk without delay and cache. `None`: its drive or far target is absent.
+fn open_disk(
     plan: &DiskPlan,
     drives: &dyn DriveSource,
     opened: &[Opened],
@@ -381,7 +383,7 @@ fn open(
         }
         DiskKind::Null => NullDisk::new(name, NullSpec { bytes, block_bytes })?,
         DiskKind::File { path, is_read_only, create, is_direct, is_polled } => {
-            let create_bytes = is_to_be_made(path, *create).then_some(bytes);
+            let create_bytes = needs_initial_size(path, *create).then_some(bytes);
             let (is_read_only, is_direct, is_polled) = (*is_read_only, *is_direct, *is_polled);
             let path = path.clone();
             let disk = FileDisk::new(
@@ -397,11 +399,11 @@ fn open(
             return open_drive(name, *address, *namespace, drives, opened);
         }
         DiskKind::Remote { .. } => {
-            let its = |opened: &Opened| match opened {
+            let by_name = |opened: &Opened| match opened {
                 Opened::Remote(disk) => (disk.name() == name).then(|| Arc::clone(disk)),
                 Opened::Drive(_) => None,
             };
-            return Ok(opened.iter().find_map(its));
+            return Ok(opened.iter().find_map(by_name));
         }
         DiskKind::Ng { path, is_read_only } => {
             let disk = NgDisk::new(name, &NgSpec { path: path.clone(), is_read_only: *is_read_only })?;
@@ -417,7 +419,7 @@ fn open(
     Ok(Some(disk))
 }
 
-/// As slow as the file makes it.
+/// Wraps the disk in the delay of its `[disk.delay]`.
 fn with_delay(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     match &plan.delay {
         Some(delay) => Ok(DelayDisk::new(disk, delay)?),
@@ -425,19 +427,19 @@ fn with_delay(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     }
 }
 
-/// With the cache that the file gives it, or ready for one.
+/// Wraps the disk in a cache layer, which is empty without `[disk.cache]` so that a reload can add a cache.
 fn with_cache(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
-    // Commands to a drive of our own are the quickest: they do not go by way of a cache that may come.
-    let can_come = !matches!(plan.kind, DiskKind::Nvme { .. });
-    if !plan.kind.can_have_cache() || plan.cache.is_none() && !can_come {
+    // An `nvme` disk has the lowest latency; without a cache its commands skip the cache layer.
+    let can_get_cache = !matches!(plan.kind, DiskKind::Nvme { .. });
+    if !plan.kind.can_have_cache() || plan.cache.is_none() && !can_get_cache {
         return Ok(disk);
     }
     Ok(CachedDisk::new(disk, plan.cache.as_ref())?)
 }
 
-/// True for a file that is missing and may be made, and for one that is there and empty.
-fn is_to_be_made(path: &Path, create: bool) -> bool {
-    match machine::look_at(path) {
+/// True for a missing file with `create`, and for an empty file.
+fn needs_initial_size(path: &Path, create: bool) -> bool {
+    match machine::path_state(path) {
         Ok(PathState::Missing { .. }) => create,
         Ok(PathState::Regular(medium)) => medium.bytes == 0,
         Ok(PathState::Block(_) | PathState::Other(_)) | Err(_) => false,

@@ -1,7 +1,6 @@
-//! How values are taken out of a [`Node`]: typed, by the name of their key.
+//! Typed access to the values of a [`Node`] by key name.
 //!
-//! The kind of every key is in the schema and was checked, so asking for a key by another type is a bug of
-//! ours and panics.
+//! Values have the kind that the schema gives their key. Reading a key as another type is a bug and panics.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,17 +10,16 @@ use spindle_nvme_pcie::PciAddress;
 
 use super::document::{Errors, Leaf, Location, Node, State, Value};
 
-/// A value that is right by itself, and where it stands.
+/// A value with its location in the file, for errors.
 #[derive(Debug, Clone)]
-pub struct At<T> {
+pub struct Located<T> {
     pub value: T,
-    /// Where it stands, for errors about it.
     pub location: Location,
 }
 
-/// What a [`Value`] is taken out as.
+/// Types that a [`Value`] converts to.
 pub trait FromValue: Sized {
-    /// `None` when the value is of another kind.
+    /// `None` if the value has another kind or is out of range.
     fn from_value(value: &Value) -> Option<Self>;
 }
 
@@ -58,23 +56,27 @@ macro_rules! from_integer {
 
 from_integer!(u16, u32, usize);
 
-impl<T: FromValue> FromValue for Vec<At<T>> {
+impl<T: FromValue> FromValue for Vec<Located<T>> {
     fn from_value(value: &Value) -> Option<Self> {
-        if let Value::List(leaves) = value { Some(leaves.iter().map(At::from_leaf).collect()) } else { None }
+        if let Value::List(leaves) = value {
+            Some(leaves.iter().map(Located::from_leaf).collect())
+        } else {
+            None
+        }
     }
 }
 
-impl<T> At<T> {
+impl<T> Located<T> {
     pub fn refuse(&self, errors: &Errors, allowed: impl Into<String>) {
         self.location.refuse(errors, allowed);
     }
 }
 
-impl<T: FromValue> At<T> {
-    fn from_leaf(leaf: &Leaf) -> At<T> {
+impl<T: FromValue> Located<T> {
+    fn from_leaf(leaf: &Leaf) -> Located<T> {
         let value = T::from_value(&leaf.value)
             .unwrap_or_else(|| panic!("{}: asked for by another type", leaf.location.field));
-        At { value, location: leaf.location.clone() }
+        Located { value, location: leaf.location.clone() }
     }
 }
 
@@ -85,42 +87,41 @@ impl Node {
             .unwrap_or_else(|| panic!("{}: the schema has no key {name:?}", self.location.field))
     }
 
-    /// The value, given or the default. `None`: it is wrong (which is recorded), or absent and depends on
-    /// others.
-    pub fn find<T: FromValue>(&self, name: &str) -> Option<At<T>> {
+    /// The value or its default. `None`: invalid (the error is recorded), or not set and without a fixed
+    /// default.
+    pub fn find<T: FromValue>(&self, name: &str) -> Option<Located<T>> {
         match self.state(name) {
-            State::Given(leaf) | State::Preset(leaf) => Some(At::from_leaf(leaf)),
+            State::Given(leaf) | State::Preset(leaf) => Some(Located::from_leaf(leaf)),
             State::Wrong | State::Absent => None,
         }
     }
 
-    /// The value; what `T` has as its default stands in for one that is wrong, since then nothing is started
-    /// anyway.
+    /// As [`Node::find`], with `T::default()` instead of `None`: after an error the plan is not used.
     pub fn get<T: FromValue + Default>(&self, name: &str) -> T {
         self.find(name).map(|at| at.value).unwrap_or_default()
     }
 
-    /// The value where the file gives it and it is right.
-    pub fn given<T: FromValue>(&self, name: &str) -> Option<At<T>> {
-        if let State::Given(leaf) = self.state(name) { Some(At::from_leaf(leaf)) } else { None }
+    /// The value if the file sets it and it is valid.
+    pub fn given<T: FromValue>(&self, name: &str) -> Option<Located<T>> {
+        if let State::Given(leaf) = self.state(name) { Some(Located::from_leaf(leaf)) } else { None }
     }
 
-    /// Where the file gives it, and it is right.
+    /// Location of the value if the file sets it and it is valid.
     pub fn location_of(&self, name: &str) -> Option<&Location> {
         if let State::Given(leaf) = self.state(name) { Some(&leaf.location) } else { None }
     }
 
-    /// An error about a key that is not given.
+    /// Records an error for a key that the file does not set.
     pub fn refuse(&self, name: &str, errors: &Errors, allowed: impl Into<String>) {
         self.location.inside(name).refuse(errors, allowed);
     }
 
-    /// True when the file says nothing about it, right or wrong.
+    /// True if the file does not set the key, whether validly or not.
     pub fn is_absent(&self, name: &str) -> bool {
         matches!(self.state(name), State::Absent | State::Preset(_))
     }
 
-    /// The single section of this name, with all its defaults when the file has none.
+    /// The single section of this name; with defaults if the file leaves it out.
     pub fn section(&self, name: &str) -> &Node {
         let first = self.sections(name).first();
         first.unwrap_or_else(|| {
@@ -128,7 +129,6 @@ impl Node {
         })
     }
 
-    /// All sections of this name.
     pub fn sections(&self, name: &str) -> &[Node] {
         self.children
             .get(name)

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cli::Command;
-use crate::rpc::params::{Args, may, must};
+use crate::rpc::params::{Args, optional, required};
 
 static PARAMS: &[Param] = &[
-    must("nqn", Kind::Nqn, ""),
-    may("nsid", Kind::Whole { min: 1, max: 9 }, ""),
-    may("names", Kind::Texts, ""),
-    may("flag", Kind::Flag, ""),
-    may("listen_address", Kind::Object(&[must("trsvcid", Kind::Text, "")]), ""),
+    required("nqn", Kind::Nqn, ""),
+    optional("nsid", Kind::Whole { min: 1, max: 9 }, ""),
+    optional("names", Kind::Texts, ""),
+    optional("flag", Kind::Flag, ""),
+    optional("listen_address", Kind::Object(&[required("trsvcid", Kind::Text, "")]), ""),
 ];
 
 fn given(words: &[&str]) -> Result<Value, String> {
@@ -71,7 +71,7 @@ fn target(method: &str, params: &Value) -> Result<Value, CallError> {
 /// The last call that the words make, which the method takes, and what is said.
 fn calls(text: &str) -> Result<(String, Value, String), String> {
     let made = RefCell::new((String::new(), Value::Null));
-    let ask = |method: &str, params: Value| {
+    let rpc = |method: &str, params: Value| {
         let known = METHODS.iter().find(|it| it.name == method).expect(method);
         let Value::Object(object) = params.clone() else { panic!("{params}") };
         assert!(Args::new(object, known.params).is_ok(), "{method}: {params}");
@@ -80,8 +80,8 @@ fn calls(text: &str) -> Result<(String, Value, String), String> {
     };
     let answer = match ctl(text)?.command.expect("a command") {
         CtlCommand::Status => panic!("it is tested as spindle status"),
-        CtlCommand::Verb(verb) => verbs::answer(&verb, &ask),
-        CtlCommand::Method(words) => method(&words, &ask),
+        CtlCommand::Verb(verb) => verbs::answer(&verb, &rpc),
+        CtlCommand::Method(words) => method(&words, &rpc),
     };
     let (_, said) = answer.map_err(|error| error.to_string())?;
     let (method, params) = made.into_inner();
@@ -332,7 +332,7 @@ fn the_socket_stands_before_or_after_a_verb_or_method() {
 
 #[test]
 fn connections_have_their_peers_and_hosts_name_themselves_without_control_characters() {
-    let ask = |method: &str, _: Value| {
+    let rpc = |method: &str, _: Value| {
         let controller = |host: &str, cntlid: u16, core: usize| {
             json!({
                 "host": host, "subsystem": "nqn.a", "controller": cntlid, "core": core, "io_queues": 1,
@@ -350,7 +350,7 @@ fn connections_have_their_peers_and_hosts_name_themselves_without_control_charac
             ]),
         })
     };
-    let (json, text) = verbs::answer(&crate::cli::Verb::Connections, &ask).expect("an answer");
+    let (json, text) = verbs::answer(&crate::cli::Verb::Connections, &rpc).expect("an answer");
     assert_eq!(json[0]["qpairs"].as_array().map(Vec::len), Some(2), "{json}");
     for wanted in ["nqn.h?[2J", "[2001:db8::1]:1001", "[2001:db8::1]:1002", "nqn.other", "-"] {
         assert!(text.contains(wanted), "{wanted}\n{text}");
@@ -360,7 +360,7 @@ fn connections_have_their_peers_and_hosts_name_themselves_without_control_charac
 
 #[test]
 fn caches_are_shown_with_the_share_of_pages_that_were_found() {
-    let ask = |method: &str, _: Value| {
+    let rpc = |method: &str, _: Value| {
         assert_eq!(method, "bdev_get_iostat");
         let cache = json!({
             "size": 1 << 30, "used": 1 << 20, "policy": "s3-fifo", "hits": 750, "misses": 200,
@@ -374,7 +374,7 @@ fn caches_are_shown_with_the_share_of_pages_that_were_found() {
             { "name": "new", "cache": unread },
         ] }))
     };
-    let (_, text) = verbs::answer(&crate::cli::Verb::Cache { hosts: false }, &ask).expect("an answer");
+    let (_, text) = verbs::answer(&crate::cli::Verb::Cache { hosts: false }, &rpc).expect("an answer");
     assert!(!text.contains("plain"), "{text}");
     let cached = "cached ┆ 3 of nqn.a ┆ s3-fifo ┆ 1 GiB ┆ 1 MiB ┆ 75.0 % ┆ 62.0 % ┆ 100.0 % ┆ 750";
     for wanted in [cached, "new    ┆ -          ┆ lru     ┆ 1 MiB"] {
@@ -384,7 +384,7 @@ fn caches_are_shown_with_the_share_of_pages_that_were_found() {
 
 #[test]
 fn caches_are_shown_for_each_host() {
-    let ask = |method: &str, params: Value| {
+    let rpc = |method: &str, params: Value| {
         assert_eq!((method, params), ("bdev_get_iostat", json!({ "by_host": true })));
         let hosts = json!([
             { "hits": 0, "misses": 0, "read_ahead": 16 },
@@ -392,7 +392,7 @@ fn caches_are_shown_for_each_host() {
         ]);
         Ok(json!({ "bdevs": [{ "name": "plain" }, { "name": "cached", "cache": { "hosts": hosts } }] }))
     };
-    let (_, text) = verbs::answer(&crate::cli::Verb::Cache { hosts: true }, &ask).expect("an answer");
+    let (_, text) = verbs::answer(&crate::cli::Verb::Cache { hosts: true }, &rpc).expect("an answer");
     for wanted in ["cached ┆ -         ┆           ┆ -      ┆ 0", "nqn.h?[2J ┆ 12.5 % ┆ 1    ┆ 7"]
     {
         assert!(text.contains(wanted), "{wanted}\n{text}");

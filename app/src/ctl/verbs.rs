@@ -1,54 +1,57 @@
-//! Which method a verb calls, with which parameters.
+//! The method calls of each verb.
 
 use serde_json::{Value, json};
 
-use super::{Answer, Ask, disks, show};
+use super::{Output, Rpc, disks, show};
 use crate::cli::{Endpoint, HostVerb, ListenerVerb, NamespaceVerb, SubsystemVerb, Switch, Verb};
 use crate::rpc::client::CallError;
 
-pub fn answer(verb: &Verb, ask: Ask<'_>) -> Answer {
+pub fn answer(verb: &Verb, rpc: Rpc<'_>) -> Output {
     match verb {
-        Verb::Connections => connections(ask),
-        Verb::Cache { hosts: false } => shown(ask("bdev_get_iostat", json!({})), show::caches),
+        Verb::Connections => connections(rpc),
+        Verb::Cache { hosts: false } => with_text(rpc("bdev_get_iostat", json!({})), show::caches),
         Verb::Cache { hosts: true } => {
-            shown(ask("bdev_get_iostat", json!({ "by_host": true })), show::caches_by_host)
+            with_text(rpc("bdev_get_iostat", json!({ "by_host": true })), show::caches_by_host)
         }
-        Verb::Subsystem(verb) => subsystem(verb, ask),
-        Verb::Host(verb) => host(verb, ask),
-        Verb::Listener(verb) => listener(verb, ask),
-        Verb::Namespace(verb) => namespace(verb, ask),
-        Verb::Disk(verb) => disks::answer(verb, ask),
-        Verb::Log { level: None } => shown(ask("log_get_level", json!({})), |level| {
+        Verb::Subsystem(verb) => subsystem(verb, rpc),
+        Verb::Host(verb) => host(verb, rpc),
+        Verb::Listener(verb) => listener(verb, rpc),
+        Verb::Namespace(verb) => namespace(verb, rpc),
+        Verb::Disk(verb) => disks::answer(verb, rpc),
+        Verb::Log { level: None } => with_text(rpc("log_get_level", json!({})), |level| {
             level.as_str().unwrap_or_default().to_ascii_lowercase()
         }),
         Verb::Log { level: Some(level) } => {
             let level = level.to_ascii_lowercase();
-            done(ask("log_set_level", json!({ "level": level })), format!("the level of the log is {level}"))
+            confirmed(
+                rpc("log_set_level", json!({ "level": level })),
+                format!("the level of the log is {level}"),
+            )
         }
     }
 }
 
-/// A result, and what it is for people.
-pub fn shown(result: Result<Value, CallError>, text: impl FnOnce(&Value) -> String) -> Answer {
+/// A method's result with its text form.
+pub fn with_text(result: Result<Value, CallError>, text: impl FnOnce(&Value) -> String) -> Output {
     let result = result?;
     let text = text(&result);
     Ok((result, text))
 }
 
-/// A change that was made.
-pub fn done(result: Result<Value, CallError>, text: String) -> Answer {
-    shown(result, |_| text)
+/// The result of a change, with `text` as confirmation.
+pub fn confirmed(result: Result<Value, CallError>, text: String) -> Output {
+    with_text(result, |_| text)
 }
 
-/// `params`, without those that are not given.
-pub fn given(mut params: Value) -> Value {
+/// `params` without those that are null.
+pub fn without_nulls(mut params: Value) -> Value {
     if let Value::Object(params) = &mut params {
         params.retain(|_, value| !value.is_null());
     }
     params
 }
 
-/// Parameters of an address.
+/// The address parameters (`trtype`, `traddr`, `trsvcid`) of an endpoint.
 pub fn address(endpoint: &Endpoint) -> Value {
     json!({
         "trtype": endpoint.transport.to_string(),
@@ -57,18 +60,18 @@ pub fn address(endpoint: &Endpoint) -> Value {
     })
 }
 
-/// Controllers, each with its queue pairs.
-fn connections(ask: Ask<'_>) -> Answer {
-    let mut status = ask("spindle_get_status", json!({}))?;
+/// The connected controllers, each with its queue pairs.
+fn connections(rpc: Rpc<'_>) -> Output {
+    let mut status = rpc("spindle_get_status", json!({}))?;
     let mut controllers = status["controllers"].take();
-    // They are in the order of their subsystems, each of which is asked once.
+    // Controllers are sorted by subsystem, so one call per subsystem is enough.
     let mut of_subsystem = (Value::Null, Vec::new());
     for controller in controllers.as_array_mut().into_iter().flatten() {
         if of_subsystem.0 != controller["subsystem"] {
             let nqn = controller["subsystem"].clone();
-            let qpairs = match ask("nvmf_subsystem_get_qpairs", json!({ "nqn": nqn })) {
+            let qpairs = match rpc("nvmf_subsystem_get_qpairs", json!({ "nqn": nqn })) {
                 Ok(Value::Array(qpairs)) => qpairs,
-                // The subsystem has gone meanwhile.
+                // The subsystem was removed meanwhile.
                 Ok(_) | Err(CallError::Refused(_)) => Vec::new(),
                 Err(error) => return Err(error.into()),
             };
@@ -81,31 +84,31 @@ fn connections(ask: Ask<'_>) -> Answer {
     Ok((controllers, text))
 }
 
-fn subsystem(verb: &SubsystemVerb, ask: Ask<'_>) -> Answer {
+fn subsystem(verb: &SubsystemVerb, rpc: Rpc<'_>) -> Output {
     match verb {
-        SubsystemVerb::List => shown(ask("nvmf_get_subsystems", json!({})), show::subsystems),
+        SubsystemVerb::List => with_text(rpc("nvmf_get_subsystems", json!({})), show::subsystems),
         SubsystemVerb::Add { nqn, serial, model, any_host } => {
-            let params = given(json!({
+            let params = without_nulls(json!({
                 "nqn": nqn, "serial_number": serial, "model_number": model, "allow_any_host": any_host,
             }));
-            done(ask("nvmf_create_subsystem", params), format!("added subsystem {nqn}"))
+            confirmed(rpc("nvmf_create_subsystem", params), format!("added subsystem {nqn}"))
         }
         SubsystemVerb::Remove { nqn } => {
-            done(ask("nvmf_delete_subsystem", json!({ "nqn": nqn })), format!("removed subsystem {nqn}"))
+            confirmed(rpc("nvmf_delete_subsystem", json!({ "nqn": nqn })), format!("removed subsystem {nqn}"))
         }
     }
 }
 
-fn host(verb: &HostVerb, ask: Ask<'_>) -> Answer {
+fn host(verb: &HostVerb, rpc: Rpc<'_>) -> Output {
     match verb {
-        HostVerb::List { nqn } => shown(ask("nvmf_get_subsystems", json!({ "nqn": nqn })), show::hosts),
+        HostVerb::List { nqn } => with_text(rpc("nvmf_get_subsystems", json!({ "nqn": nqn })), show::hosts),
         HostVerb::Add { nqn, host } => {
             let params = json!({ "nqn": nqn, "host": host });
-            done(ask("nvmf_subsystem_add_host", params), format!("added host {host} to {nqn}"))
+            confirmed(rpc("nvmf_subsystem_add_host", params), format!("added host {host} to {nqn}"))
         }
         HostVerb::Remove { nqn, host } => {
             let params = json!({ "nqn": nqn, "host": host });
-            done(ask("nvmf_subsystem_remove_host", params), format!("removed host {host} from {nqn}"))
+            confirmed(rpc("nvmf_subsystem_remove_host", params), format!("removed host {host} from {nqn}"))
         }
         HostVerb::Any { nqn, switch } => {
             let (is_any, who) = match switch {
@@ -113,42 +116,45 @@ fn host(verb: &HostVerb, ask: Ask<'_>) -> Answer {
                 Switch::Off => (false, "only hosts of its list"),
             };
             let params = json!({ "nqn": nqn, "allow_any_host": is_any });
-            done(ask("nvmf_subsystem_allow_any_host", params), format!("{who} may connect to {nqn}"))
+            confirmed(rpc("nvmf_subsystem_allow_any_host", params), format!("{who} may connect to {nqn}"))
         }
     }
 }
 
-fn listener(verb: &ListenerVerb, ask: Ask<'_>) -> Answer {
+fn listener(verb: &ListenerVerb, rpc: Rpc<'_>) -> Output {
     match verb {
         ListenerVerb::List { nqn } => {
-            shown(ask("nvmf_subsystem_get_listeners", json!({ "nqn": nqn })), show::listeners)
+            with_text(rpc("nvmf_subsystem_get_listeners", json!({ "nqn": nqn })), show::listeners)
         }
         ListenerVerb::Add { nqn, address: at } => {
             let params = json!({ "nqn": nqn, "listen_address": address(at) });
-            done(ask("nvmf_subsystem_add_listener", params), format!("added listener {at} to {nqn}"))
+            confirmed(rpc("nvmf_subsystem_add_listener", params), format!("added listener {at} to {nqn}"))
         }
         ListenerVerb::Remove { nqn, address: at } => {
             let params = json!({ "nqn": nqn, "listen_address": address(at) });
-            done(ask("nvmf_subsystem_remove_listener", params), format!("removed listener {at} from {nqn}"))
+            confirmed(
+                rpc("nvmf_subsystem_remove_listener", params),
+                format!("removed listener {at} from {nqn}"),
+            )
         }
     }
 }
 
-fn namespace(verb: &NamespaceVerb, ask: Ask<'_>) -> Answer {
+fn namespace(verb: &NamespaceVerb, rpc: Rpc<'_>) -> Output {
     match verb {
         NamespaceVerb::List { nqn } => {
-            shown(ask("nvmf_get_subsystems", json!({ "nqn": nqn })), show::namespaces)
+            with_text(rpc("nvmf_get_subsystems", json!({ "nqn": nqn })), show::namespaces)
         }
         NamespaceVerb::Add { nqn, disk, nsid, uuid } => {
-            let namespace = given(json!({ "bdev_name": disk, "nsid": nsid, "uuid": uuid }));
+            let namespace = without_nulls(json!({ "bdev_name": disk, "nsid": nsid, "uuid": uuid }));
             let params = json!({ "nqn": nqn, "namespace": namespace });
-            shown(ask("nvmf_subsystem_add_ns", params), |nsid| {
+            with_text(rpc("nvmf_subsystem_add_ns", params), |nsid| {
                 format!("added namespace {nsid}, disk {disk}, to {nqn}")
             })
         }
         NamespaceVerb::Remove { nqn, nsid } => {
             let params = json!({ "nqn": nqn, "nsid": nsid });
-            done(ask("nvmf_subsystem_remove_ns", params), format!("removed namespace {nsid} from {nqn}"))
+            confirmed(rpc("nvmf_subsystem_remove_ns", params), format!("removed namespace {nsid} from {nqn}"))
         }
     }
 }

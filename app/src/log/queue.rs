@@ -1,14 +1,14 @@
-//! [`Queue`]: lines on their way to a place that may be slow, written by a thread of its own.
+//! [`Queue`]: a bounded queue of log lines; a thread writes them to standard error.
 //!
 //! ```text
-//!   any thread ── write (never waits) ──> bounded queue ──> thread "log" ──> standard error
-//!                        └── full: counted, "log lines were lost" where they are missing
+//!   any thread ── write (never blocks) ──> bounded queue ──> thread "log" ──> standard error
+//!                        └── full: counted, later the line "log lines were lost"
 //! ```
 //!
-//! Standard error may be a pipe without a reader. A polling core that wrote to it would stop, and with it
-//! every host's disks.
+//! Standard error may be a pipe without a reader. A reactor core that wrote to it would block, and no host of
+//! the core would get an answer.
 //!
-//! What it does not do: it does not outlive the process. Who ends it flushes first, and waits a bounded time.
+//! Queued lines are lost when the process exits: [`Queue::flush`] first.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -18,21 +18,20 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Lines that wait; a burst of connections at a start is far shorter.
+/// Capacity in lines. A burst of connections after a start is far shorter.
 pub(super) const LINES_MAX: usize = 1024;
-/// Longest wait for a queue to be empty, where there is no reader.
+/// Longest wait for the queue to be written; without a reader it never is.
 pub(super) const FLUSH_MAX: Duration = Duration::from_secs(1);
-/// Pause between two attempts to get a mark into a full queue.
+/// Pause between two attempts to put [`Entry::Flush`] into a full queue.
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 
-/// What goes through the queue.
 enum Entry {
     Line(Box<[u8]>),
-    /// Everything before it is written: say so.
-    Mark(SyncSender<()>),
+    /// Answered once all entries before it are written.
+    Flush(SyncSender<()>),
 }
 
-/// A handle to the queue; it makes writers.
+/// The sending end, cheap to clone; makes writers for `tracing`.
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     entries: SyncSender<Entry>,
@@ -40,18 +39,18 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// A queue of `lines_max` lines, and its other end.
-    pub(super) fn new(lines_max: usize) -> (Queue, Outlet) {
+    /// A queue with room for `lines_max` lines.
+    pub(super) fn new(lines_max: usize) -> (Queue, QueueWriter) {
         let (entries, received) = sync_channel(lines_max);
         let lost = Arc::new(AtomicU64::new(0));
-        (Queue { entries, lost: Arc::clone(&lost) }, Outlet { received, lost, written: 0 })
+        (Queue { entries, lost: Arc::clone(&lost) }, QueueWriter { received, lost, written: 0 })
     }
 
-    /// Wait until everything that was written so far is out, at most `wait_max`; whether it is.
+    /// Waits until all lines queued so far are written, at most `wait_max`. False: they are not.
     pub(super) fn flush(&self, wait_max: Duration) -> bool {
         let end = Instant::now() + wait_max;
         let (mark, reached) = sync_channel(1);
-        let mut entry = Entry::Mark(mark);
+        let mut entry = Entry::Flush(mark);
         loop {
             match self.entries.try_send(entry) {
                 Ok(()) => break,
@@ -64,7 +63,7 @@ impl Queue {
     }
 }
 
-/// Takes one line; never waits.
+/// Puts each write, which is a line, into the queue; never blocks.
 pub(super) struct LineWriter<'a>(&'a Queue);
 
 impl Write for LineWriter<'_> {
@@ -88,24 +87,24 @@ impl<'a> MakeWriter<'a> for Queue {
     }
 }
 
-/// The end at which lines leave.
-pub(super) struct Outlet {
+/// The receiving end, which writes the lines.
+pub(super) struct QueueWriter {
     received: Receiver<Entry>,
     lost: Arc<AtomicU64>,
-    /// Lines since the last look at what was lost.
+    /// Lines written since `lost` was last checked.
     written: usize,
 }
 
-impl Outlet {
-    /// Write what comes to `out`, until no sender is left; `tell_lost` is called with the number of lines
-    /// that are missing, where they are missing.
-    pub(super) fn run(mut self, out: &mut impl Write, tell_lost: &mut dyn FnMut(u64)) {
+impl QueueWriter {
+    /// Writes lines to `out` until all senders are dropped. Calls `on_lost` with the number of lines lost
+    /// since the last call, at the position in the output where they are missing.
+    pub(super) fn run(mut self, out: &mut impl Write, on_lost: &mut dyn FnMut(u64)) {
         loop {
             let entry = match self.received.try_recv() {
                 Ok(entry) => entry,
                 Err(TryRecvError::Disconnected) => return,
                 Err(TryRecvError::Empty) => {
-                    self.look_for_lost(tell_lost);
+                    self.report_lost(on_lost);
                     match self.received.recv() {
                         Ok(entry) => entry,
                         Err(_) => return,
@@ -114,28 +113,28 @@ impl Outlet {
             };
             match entry {
                 Entry::Line(line) => {
-                    // A write fails where standard error is gone: there is no other place to report it.
+                    // An error cannot be reported: standard error itself has failed.
                     let _ = out.write_all(&line);
                     self.written += 1;
                     if self.written >= LINES_MAX {
-                        self.look_for_lost(tell_lost);
+                        self.report_lost(on_lost);
                     }
                 }
-                Entry::Mark(mark) => {
-                    self.look_for_lost(tell_lost);
-                    // Who waited may have given up.
+                Entry::Flush(mark) => {
+                    self.report_lost(on_lost);
+                    // Fails when the caller of `flush` has timed out.
                     let _ = mark.try_send(());
                 }
             }
         }
     }
 
-    /// Lines were lost behind those that were queued then, so this is asked when those are out.
-    fn look_for_lost(&mut self, tell_lost: &mut dyn FnMut(u64)) {
+    /// Lines are lost while the queue is full, so the report comes after the lines that were queued then.
+    fn report_lost(&mut self, on_lost: &mut dyn FnMut(u64)) {
         self.written = 0;
         let lost = self.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
-            tell_lost(lost);
+            on_lost(lost);
         }
     }
 }

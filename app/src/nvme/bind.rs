@@ -1,38 +1,36 @@
-//! `spindle nvme bind`: takes drives from the kernel for `vfio-pci`.
+//! `spindle nvme bind`: binds drives to `vfio-pci`.
 //!
-//! All drives are checked before anything is changed. Then each is moved by itself:
+//! All drives are checked before anything is changed. Then each drive is bound separately:
 //!
 //! ```text
-//!   vfio-pci > driver_override      no other driver may have it
-//!   address  > driver/unbind        the kernel's driver lets go
-//!   address  > drivers_probe        vfio-pci takes it; looked at afterwards
+//!   vfio-pci > driver_override      only vfio-pci may bind to it
+//!   address  > driver/unbind        unbind the kernel's driver
+//!   address  > drivers_probe        vfio-pci binds; verified afterwards
 //! ```
 //!
-//! A step that fails takes back those before it: the override as it was, and the kernel's driver.
+//! If a step fails, the previous override and driver are restored.
 
 use std::collections::BTreeMap;
 
 use spindle_nvme_pcie::PciAddress;
 
-use super::change::{Held, Machine, Step};
+use super::change::{ExclusiveHandle, Machine, Step};
 use super::drive::{self, Drive, NVME, NVME_CLASS, VFIO, folder};
 use super::root::Root;
 use super::uses::UseKind;
-use super::{NvmeError, Out, PROBE, make, make_back, not_root, persist, refusal, unique};
+use super::{NvmeError, Out, PROBE, not_root, persist, refusal, run_step, undo, unique};
 use crate::cli::NvmeBindArgs;
 
-/// How often a drive that appeared is asked whether its driver is done with it, 100 ms apart. A drive may
-/// take longer to become ready (CAP.TO), but then it is not left with its rule.
-const READY_ASKED_MAX: u32 = 100;
+/// How often the state of a drive that appeared is polled, 100 ms apart. A drive that takes longer to become
+/// ready (CAP.TO may be longer) is not bound by its rule.
+const READY_POLLS_MAX: u32 = 100;
 
-/// Run it.
-///
 /// # Errors
-/// [`NvmeError`]: what is refused, with nothing changed; or what failed, with the state that is left.
+/// [`NvmeError`]: the refusals, with nothing changed; or the failed step and the state of the drive.
 pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(), NvmeError> {
     let addresses = unique(&args.addresses);
     if args.from_rule {
-        settle(machine, &addresses, out)?;
+        wait_until_ready(machine, &addresses, out)?;
     }
     let all = drive::all(machine);
     let mut refusals = Vec::new();
@@ -43,11 +41,11 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
     for address in &addresses {
         match all.iter().find(|drive| drive.address == *address) {
             Some(drive) => {
-                refusals.extend(wrong_with(machine.root(), drive, &addresses));
+                refusals.extend(check_drive(machine.root(), drive, &addresses));
                 if args.from_rule {
-                    refusals.extend(another_drive(machine.root(), drive));
+                    refusals.extend(check_serial(machine.root(), drive));
                 } else if !args.force {
-                    refusals.extend(held_data(drive));
+                    refusals.extend(check_signatures(drive));
                 }
                 drives.push(drive);
             }
@@ -66,7 +64,7 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
     }
     if args.persist {
         match machine.program() {
-            Ok(program) if persist::may_run(&program) => plan.program = Some(program),
+            Ok(program) if persist::is_valid_program(&program) => plan.program = Some(program),
             given => {
                 let given = given.unwrap_or_else(|error| error.to_string());
                 refusals.push(refusal("--persist", "this program", given, persist::PROGRAM_ALLOWED));
@@ -83,31 +81,31 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
     plan.run(machine, &drives, out)
 }
 
-/// What is to be done besides binding.
+/// Changes besides binding.
 struct Plan {
-    /// Files of huge pages, with what they have and what they are to have.
+    /// Reserved and wanted number of huge pages for each sysfs file of [`persist::plan_pages`].
     pages: BTreeMap<String, (u64, u64)>,
-    /// The program that rules run; `None` without `--persist`.
+    /// Path of the program that the udev rules run; `None` without `--persist`.
     program: Option<String>,
 }
 
 impl Plan {
-    /// Every step, and none made.
+    /// Prints all steps without running them (`--dry-run`).
     fn print(&self, root: &Root, drives: &[&Drive], out: Out<'_>) {
-        let mut steps = modules(root, drives);
+        let mut steps = module_steps(root, drives);
         for drive in drives.iter().filter(|drive| !drive.is_bound_to(VFIO)) {
-            steps.extend(moves(drive));
+            steps.extend(bind_steps(drive));
         }
         steps.extend(self.page_steps());
-        steps.extend(self.kept(root, drives));
+        steps.extend(self.persist_steps(root, drives));
         super::print(&steps, out);
     }
 
     fn run(&self, machine: &dyn Machine, drives: &[&Drive], out: Out<'_>) -> Result<(), NvmeError> {
-        let held = hold(machine, drives)?;
-        for step in modules(machine.root(), drives) {
+        let held = open_disks(machine, drives)?;
+        for step in module_steps(machine.root(), drives) {
             let failed = |error| NvmeError::failed("bind", &step, &error, "no drive was moved");
-            make(machine, &step, out).map_err(failed)?;
+            run_step(machine, &step, out).map_err(failed)?;
         }
         for (drive, held) in drives.iter().zip(held) {
             bind(machine, drive, held, out)?;
@@ -115,22 +113,22 @@ impl Plan {
         let mut short = Vec::new();
         for step in self.page_steps() {
             let failed = |error| NvmeError::failed("reserve huge pages", &step, &error, &bound(drives));
-            make(machine, &step, out).map_err(failed)?;
+            run_step(machine, &step, out).map_err(failed)?;
         }
         for (file, (had, wanted)) in &self.pages {
             let got = machine.root().number(file).unwrap_or(0);
-            let place = persist::place(file);
-            out(format!("{place} has {got} huge pages of 2 MiB (it had {had}; {wanted} are wanted)"));
+            let node = persist::node_name(file);
+            out(format!("{node} has {got} huge pages of 2 MiB (it had {had}; {wanted} are wanted)"));
             if got < *wanted {
-                short.push(format!("{place} gave {got} huge pages of {wanted}"));
+                short.push(format!("{node} gave {got} huge pages of {wanted}"));
             }
         }
-        for step in self.kept(machine.root(), drives) {
+        for step in self.persist_steps(machine.root(), drives) {
             let failed = |error| NvmeError::failed("keep the bind", &step, &error, &bound(drives));
-            make(machine, &step, out).map_err(failed)?;
+            run_step(machine, &step, out).map_err(failed)?;
         }
         if self.program.is_some() {
-            out(persisted(machine.root(), drives));
+            out(persist_note(machine.root(), drives));
         }
         if short.is_empty() {
             return Ok(());
@@ -144,12 +142,12 @@ impl Plan {
         more.map(|(file, (_, wanted))| Step::echo(file.clone(), wanted.to_string())).collect()
     }
 
-    /// The files in /etc that are missing.
-    fn kept(&self, root: &Root, drives: &[&Drive]) -> Vec<Step> {
+    /// The steps that write the files in /etc that are missing or differ.
+    fn persist_steps(&self, root: &Root, drives: &[&Drive]) -> Vec<Step> {
         let Some(program) = &self.program else { return Vec::new() };
         let mut steps: Vec<Step> = Vec::new();
         for drive in drives {
-            for step in persist::keep(root, &drive.address, drive.serial.as_deref(), program) {
+            for step in persist::rule_steps(root, &drive.address, drive.serial.as_deref(), program) {
                 if !steps.contains(&step) {
                     steps.push(step);
                 }
@@ -158,20 +156,20 @@ impl Plan {
         if !self.pages.is_empty() {
             let files: Vec<(String, u64)> =
                 self.pages.iter().map(|(file, (_, wanted))| (file.clone(), *wanted)).collect();
-            steps.extend(persist::keep_pages(root, &files));
+            steps.extend(persist::page_step(root, &files));
         }
         steps
     }
 }
 
-/// `A and B are bound to vfio-pci`.
+/// `bound to vfio-pci: A, B`.
 fn bound(drives: &[&Drive]) -> String {
     let names: Vec<String> = drives.iter().map(|drive| drive.address.to_string()).collect();
     format!("bound to {VFIO}: {}", names.join(", "))
 }
 
-/// What a rule does, and what it cannot see.
-fn persisted(root: &Root, drives: &[&Drive]) -> String {
+/// The message for `--persist`, with a warning for drives whose serial number the rule cannot check.
+fn persist_note(root: &Root, drives: &[&Drive]) -> String {
     let blind: Vec<String> = drives
         .iter()
         .filter(|drive| persist::serial(root, &drive.address).is_none())
@@ -188,15 +186,15 @@ fn persisted(root: &Root, drives: &[&Drive]) -> String {
     text
 }
 
-/// The module that is missing.
-fn modules(root: &Root, drives: &[&Drive]) -> Vec<Step> {
+/// The step that loads vfio-pci, if a drive needs it and it is not loaded.
+fn module_steps(root: &Root, drives: &[&Drive]) -> Vec<Step> {
     let is_needed = drives.iter().any(|drive| !drive.is_bound_to(VFIO));
     let is_there = root.has(&format!("/sys/bus/pci/drivers/{VFIO}"));
     if is_needed && !is_there { vec![Step::Load(VFIO)] } else { Vec::new() }
 }
 
-/// The steps that move a drive.
-fn moves(drive: &Drive) -> Vec<Step> {
+/// The steps that bind a drive to vfio-pci.
+fn bind_steps(drive: &Drive) -> Vec<Step> {
     let address = drive.address.to_string();
     let mut steps = vec![Step::echo(format!("{}/driver_override", folder(&drive.address)), VFIO)];
     if let Some(driver) = &drive.driver {
@@ -206,12 +204,12 @@ fn moves(drive: &Drive) -> Vec<Step> {
     steps
 }
 
-/// The disks of each drive, so that what was found unused stays so until the kernel's driver has let go.
-fn hold(machine: &dyn Machine, drives: &[&Drive]) -> Result<Vec<Vec<Held>>, NvmeError> {
+/// Opens the disks of each drive exclusively, so that nothing uses them until the kernel's driver is unbound.
+fn open_disks(machine: &dyn Machine, drives: &[&Drive]) -> Result<Vec<Vec<ExclusiveHandle>>, NvmeError> {
     let mut held = Vec::new();
     for drive in drives {
         let disks = drive.disks.iter().map(|disk| {
-            machine.hold(&format!("/dev/{}", disk.name)).map_err(|error| {
+            machine.open_exclusive(&format!("/dev/{}", disk.name)).map_err(|error| {
                 let value = format!("{}: {error}", disk.name);
                 NvmeError(refusal(drive.address, "in use", value, UseKind::Exclusive.allowed()))
             })
@@ -221,21 +219,26 @@ fn hold(machine: &dyn Machine, drives: &[&Drive]) -> Result<Vec<Vec<Held>>, Nvme
     Ok(held)
 }
 
-/// Move a drive, or leave it as it was.
-fn bind(machine: &dyn Machine, drive: &Drive, mut held: Vec<Held>, out: Out<'_>) -> Result<(), NvmeError> {
+/// Binds a drive to vfio-pci, or restores its previous state.
+fn bind(
+    machine: &dyn Machine,
+    drive: &Drive,
+    mut held: Vec<ExclusiveHandle>,
+    out: Out<'_>,
+) -> Result<(), NvmeError> {
     let root = machine.root();
     let group = drive.group_path().unwrap_or_default();
     if drive.is_bound_to(VFIO) {
         out(format!("{} is bound to {VFIO} already: {group}", drive.name()));
         return Ok(());
     }
-    for step in moves(drive) {
+    for step in bind_steps(drive) {
         if matches!(&step, Step::Echo { path, .. } if path == PROBE) {
-            // The disks are gone; an open handle keeps the number of its disk from the next one.
+            // Unbound, so the disks no longer exist. An open handle would keep the disk's number from reuse.
             held.clear();
         }
-        if let Err(error) = make(machine, &step, out) {
-            return Err(NvmeError::failed("bind", &step, &error, &take_back(machine, drive, out)));
+        if let Err(error) = run_step(machine, &step, out) {
+            return Err(NvmeError::failed("bind", &step, &error, &roll_back(machine, drive, out)));
         }
     }
     if drive::driver(root, &drive.address).as_deref() == Some(VFIO) {
@@ -244,11 +247,11 @@ fn bind(machine: &dyn Machine, drive: &Drive, mut held: Vec<Held>, out: Out<'_>)
     }
     let step = Step::echo(PROBE, drive.address.to_string());
     let error = std::io::Error::other(format!("{VFIO} did not take the drive; the kernel's log says why"));
-    Err(NvmeError::failed("bind", &step, &error, &take_back(machine, drive, out)))
+    Err(NvmeError::failed("bind", &step, &error, &roll_back(machine, drive, out)))
 }
 
-/// Undo what was done to a drive; returns the state that it is in.
-fn take_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
+/// Restores the previous override and driver; returns a sentence on the resulting state.
+fn roll_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     let address = drive.address.to_string();
     let before = drive.driver_override.clone().unwrap_or_default();
     let mut steps = vec![Step::echo(format!("{}/driver_override", folder(&drive.address)), before)];
@@ -259,10 +262,10 @@ fn take_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     if now != drive.driver && drive.driver.is_some() {
         steps.push(Step::echo(PROBE, address));
     }
-    make_back(machine, &steps, &drive.address, out)
+    undo(machine, &steps, &drive.address, out)
 }
 
-/// There is no such drive: what is at the address instead.
+/// The refusal of an address at which there is no NVMe drive.
 fn no_drive(root: &Root, address: &PciAddress, all: &[Drive]) -> String {
     let drives = super::addresses(all);
     match drive::class(root, address) {
@@ -277,8 +280,8 @@ fn no_drive(root: &Root, address: &PciAddress, all: &[Drive]) -> String {
     }
 }
 
-/// Everything that forbids to move a drive.
-fn wrong_with(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
+/// The reasons that forbid to bind a drive.
+fn check_drive(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
     let mut refusals = Vec::new();
     if drive.is_bound_to(VFIO) {
         return refusals;
@@ -306,40 +309,42 @@ fn wrong_with(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String
     if let Some(unknown) = &drive.unknown {
         refuse("in use", format!("not known ({unknown})"), "must be known to be unused");
     }
-    for fellow in fellows(root, drive, together) {
+    for function in kernel_functions(root, drive, together) {
         let allowed = "must have no other function with a driver of the kernel, or the group cannot be given \
                        to a process: unbind that one too, or move the drive to another slot";
-        refuse("iommu_group", fellow, allowed);
+        refuse("iommu_group", function, allowed);
     }
     refusals
 }
 
-/// Refuse a drive with signatures of a file system, volume or partition table, even when it is not in use.
-/// Not for the boot rule: its drive was accepted when the rule was made, and hosts have written to it since.
-fn held_data(drive: &Drive) -> Vec<String> {
+/// Refuses a drive with signatures of a file system, volume or partition table, even when it is not in use.
+/// Not applied by the boot rule: its drive was accepted when the rule was made, and hosts have written to it
+/// since.
+fn check_signatures(drive: &Drive) -> Vec<String> {
     if drive.is_bound_to(VFIO) {
         return Vec::new();
     }
     let allowed = "must be meant: it may be a part of a volume or a file system that is not in use now; \
                    --force takes the drive with what is on it, which stays as it is";
-    drive.holds.iter().map(|holds| refusal(drive.address, "holds", holds, allowed)).collect()
+    drive.signatures.iter().map(|found| refusal(drive.address, "holds", found, allowed)).collect()
 }
 
-/// The other functions of its group that have a driver of the kernel's, each with it.
-fn fellows(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
+/// The other functions of the drive's IOMMU group that are bound to a kernel driver, with that driver. VFIO
+/// refuses such a group.
+fn kernel_functions(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
     let Some(group) = &drive.group else { return Vec::new() };
     let names = root.names(&format!("{}/iommu_group/devices", folder(&drive.address)));
     let mut found = Vec::new();
     for name in names {
         let Ok(fellow) = name.parse::<PciAddress>() else {
-            // Not on the PCI bus: we know nothing of it.
+            // Not a PCI function: its driver is not checked, so it counts as one of the kernel's.
             found.push(format!("{group} with {name}"));
             continue;
         };
         if fellow == drive.address {
             continue;
         }
-        // Bridges stay with the kernel, whose driver for them leaves DMA alone.
+        // Bridges may stay with the kernel's driver, which does no DMA (VFIO allows it).
         let is_bridge = drive::class(root, &fellow).is_some_and(|class| class.starts_with("0x0604"));
         let driver = drive::driver(root, &fellow);
         let is_harmless = driver.as_deref().is_none_or(|driver| [VFIO, "pci-stub"].contains(&driver));
@@ -350,7 +355,7 @@ fn fellows(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
     found
 }
 
-/// What is missing for an IOMMU, in the words of this machine's processor.
+/// How to turn the IOMMU on, for this machine's processor.
 fn iommu_advice(root: &Root) -> String {
     if !root.names("/sys/kernel/iommu_groups").is_empty() {
         return "must be one: the machine's IOMMU does not cover this drive's slot".to_owned();
@@ -376,8 +381,8 @@ fn iommu_advice(root: &Root) -> String {
     )
 }
 
-/// A drive that its rule was not made for.
-fn another_drive(root: &Root, drive: &Drive) -> Option<String> {
+/// Refuses a drive whose serial number is not that of its rule.
+fn check_serial(root: &Root, drive: &Drive) -> Option<String> {
     if drive.is_bound_to(VFIO) {
         return None;
     }
@@ -390,9 +395,9 @@ fn another_drive(root: &Root, drive: &Drive) -> Option<String> {
     (!is_wanted).then(|| refusal(drive.address, "serial", found, &allowed))
 }
 
-/// A rule runs when a drive appears, which may be before its driver has it or has asked it for its serial
-/// number. Without a number in the rule nothing is waited for.
-fn settle(machine: &dyn Machine, addresses: &[PciAddress], out: Out<'_>) -> Result<(), NvmeError> {
+/// Waits until the kernel's driver has read the serial number of each drive: a rule runs when the drive
+/// appears, which may be earlier. Without a serial number in the rule there is no wait.
+fn wait_until_ready(machine: &dyn Machine, addresses: &[PciAddress], out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     for address in addresses.iter().filter(|address| persist::serial(root, address).is_some()) {
         if drive::driver(root, address).is_none()
@@ -400,11 +405,11 @@ fn settle(machine: &dyn Machine, addresses: &[PciAddress], out: Out<'_>) -> Resu
         {
             for step in [Step::Load(NVME), Step::echo(PROBE, address.to_string())] {
                 let failed = |error| NvmeError::failed("bind", &step, &error, &super::state(root, address));
-                make(machine, &step, out).map_err(failed)?;
+                run_step(machine, &step, out).map_err(failed)?;
             }
         }
         let folder = format!("{}/nvme", folder(address));
-        for _ in 0..READY_ASKED_MAX {
+        for _ in 0..READY_POLLS_MAX {
             let is_ready =
                 |name: String| root.value(&format!("{folder}/{name}/state")).as_deref() == Some("live");
             let is_with_nvme = drive::driver(root, address).as_deref() == Some(NVME);

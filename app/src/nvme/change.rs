@@ -1,6 +1,7 @@
-//! What is changed on the machine: single steps, each a line that a person could type.
+//! [`Step`]: one change to the machine, printed as the shell command that does the same; and [`Machine`],
+//! which applies it.
 //!
-//! A plan is a list of steps before any is made, so that `--dry-run` prints just what would be done.
+//! All steps are collected before the first is applied, so that `--dry-run` prints exactly those.
 
 use std::any::Any;
 use std::fmt;
@@ -13,22 +14,22 @@ use rustix::io::Errno;
 
 use super::root::Root;
 
-/// Between two looks at a controller that gets ready, of which sysfs tells no event.
-const PAUSE: Duration = Duration::from_millis(100);
+/// How often a controller's state is polled while it becomes ready; sysfs has no event for that.
+const POLL_PERIOD: Duration = Duration::from_millis(100);
 
-/// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
+    /// `modprobe` a module.
     Load(&'static str),
-    /// Write a value into a file of the kernel's. An empty one clears it.
+    /// Writes a value to a sysfs file. An empty value clears it.
     Echo {
         path: String,
         value: String,
     },
-    /// Make a file, or replace it.
+    /// Creates or replaces a file.
     Make {
         path: String,
-        /// All of its text, of whole lines.
+        /// Complete lines.
         text: String,
     },
     Remove {
@@ -37,14 +38,13 @@ pub enum Step {
 }
 
 impl Step {
-    /// Write `value` into `path`.
     pub fn echo(path: impl Into<String>, value: impl Into<String>) -> Step {
         Step::Echo { path: path.into(), value: value.into() }
     }
 }
 
 impl fmt::Display for Step {
-    /// As a shell takes it.
+    /// The shell command.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Step::Load(module) => write!(f, "modprobe {module}"),
@@ -67,43 +67,40 @@ impl fmt::Display for Step {
 pub enum Busy {
     No,
     Yes,
-    /// It does not say; why.
+    /// The reason why that cannot be found out.
     Unknown(String),
 }
 
-/// What is held until it is dropped.
-pub type Held = Box<dyn Any>;
+/// A device that is open exclusively until this is dropped.
+pub type ExclusiveHandle = Box<dyn Any>;
 
-/// The machine that is looked at and changed.
+/// The machine that is inspected and changed; tests have a fake one.
 pub trait Machine {
     fn root(&self) -> &Root;
 
-    /// Whether this process may change it.
+    /// Whether this process runs as root.
     fn is_privileged(&self) -> bool;
 
-    /// The path of this program, for rules that run it.
+    /// The path of this executable, for udev rules.
     fn program(&self) -> io::Result<String>;
 
-    /// Whether somebody has a block device open exclusively.
-    fn ask_exclusive(&self, path: &str) -> Busy;
+    /// Whether a block device is open exclusively (`O_EXCL`): mounted, in a volume, or by a process.
+    fn probe_exclusive(&self, path: &str) -> Busy;
 
-    /// Have a block device open exclusively until what is returned is dropped, so that it is not mounted or
-    /// taken for a volume meanwhile.
+    /// Opens a block device exclusively, so that it cannot be mounted or become part of a volume.
     ///
     /// # Errors
-    /// The system's: `EBUSY` where somebody has it.
-    fn hold(&self, path: &str) -> io::Result<Held>;
+    /// Those of `open(2)`: `EBUSY` when the device is open exclusively already.
+    fn open_exclusive(&self, path: &str) -> io::Result<ExclusiveHandle>;
 
-    /// Whether a process has a VFIO group open; a group is open once at a time.
-    fn ask_group(&self, path: &str) -> Busy;
+    /// Whether a process has a VFIO group open; a group can be open only once.
+    fn probe_group(&self, path: &str) -> Busy;
 
-    /// Wait a little for what the kernel does meanwhile.
+    /// Sleeps for the poll period (100 ms).
     fn pause(&self);
 
-    /// Make one change.
-    ///
     /// # Errors
-    /// The system's; the step then had no effect.
+    /// Those of the system; the step then has no effect.
     fn apply(&self, step: &Step) -> io::Result<()>;
 }
 
@@ -115,8 +112,8 @@ impl ThisMachine {
         ThisMachine(Root::of_this_machine())
     }
 
-    /// Opens a device for a moment; `EBUSY` says that somebody has it.
-    fn ask(&self, path: &str, flags: OFlags) -> Busy {
+    /// Opens and closes a device; `EBUSY` means that it is in use.
+    fn probe(&self, path: &str, flags: OFlags) -> Busy {
         match rustix::fs::open(self.0.at(path), flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
             Ok(_) => Busy::No,
             Err(Errno::BUSY) => Busy::Yes,
@@ -139,21 +136,21 @@ impl Machine for ThisMachine {
         path.into_os_string().into_string().map_err(|_| io::Error::other("its path is not UTF-8"))
     }
 
-    fn ask_exclusive(&self, path: &str) -> Busy {
-        self.ask(path, OFlags::RDONLY | OFlags::EXCL)
+    fn probe_exclusive(&self, path: &str) -> Busy {
+        self.probe(path, OFlags::RDONLY | OFlags::EXCL)
     }
 
-    fn hold(&self, path: &str) -> io::Result<Held> {
+    fn open_exclusive(&self, path: &str) -> io::Result<ExclusiveHandle> {
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
         Ok(Box::new(rustix::fs::open(self.0.at(path), flags, Mode::empty())?))
     }
 
-    fn ask_group(&self, path: &str) -> Busy {
-        self.ask(path, OFlags::RDWR)
+    fn probe_group(&self, path: &str) -> Busy {
+        self.probe(path, OFlags::RDWR)
     }
 
     fn pause(&self) {
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_PERIOD);
     }
 
     fn apply(&self, step: &Step) -> io::Result<()> {
@@ -166,10 +163,10 @@ impl Machine for ThisMachine {
     }
 }
 
-/// `modprobe`, whose reason is the error's.
+/// Runs `modprobe`; the error has its standard error.
 fn load(module: &str) -> io::Result<()> {
     let run = |program: &str| Command::new(program).arg(module).stdin(Stdio::null()).output();
-    // Of a user who became root by `su`, the search path may lack it.
+    // After `su` without `-`, the search path may lack /sbin.
     let said = run("modprobe").or_else(|_| run("/sbin/modprobe"))?;
     if said.status.success() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The NVMe drives of the machine, as the kernel shows them.
+//! The NVMe drives of the machine, read from sysfs, /proc and udev's database.
 
 use std::fs::File;
 
@@ -7,58 +7,57 @@ use spindle_nvme_pcie::PciAddress;
 
 use super::change::{Busy, Machine};
 use super::root::Root;
-use super::uses::{Use, UseKind, Users};
+use super::uses::{DeviceUses, Use, UseKind};
 
 /// Mass storage, non-volatile memory, NVM Express I/O controller: PCI Code and ID Assignment 1.9.
 pub const NVME_CLASS: &str = "0x010802";
 
-/// Where PCI functions are.
+/// The sysfs folder of PCI functions.
 const FUNCTIONS: &str = "/sys/bus/pci/devices";
 
-/// The kernel's own driver.
 pub const NVME: &str = "nvme";
-/// The driver that hands a function to a process.
+/// The driver that lets a process drive a PCI function.
 pub const VFIO: &str = "vfio-pci";
 
-/// Bytes of a sector in `/sys/block/*/size`, whatever the device's blocks.
+/// Unit of `/sys/block/*/size`, independent of the device's block size.
 const SECTOR_BYTES: u64 = 512;
 
 /// A PCI function that is an NVMe controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drive {
     pub address: PciAddress,
-    /// PCI vendor and device, four hexadecimal digits each.
+    /// PCI vendor and device identifiers, four hexadecimal digits each.
     pub ids: (String, String),
-    /// The driver that it is bound to.
+    /// `None`: bound to no driver.
     pub driver: Option<String>,
-    /// The only driver that may have it, where one is set.
+    /// `driver_override` of sysfs: the only driver that may bind. `None`: any.
     pub driver_override: Option<String>,
-    /// Its IOMMU group; none where the machine has no IOMMU, or does not use it.
+    /// IOMMU group; `None`: the machine has no IOMMU, or it is off.
     pub group: Option<String>,
-    /// The NUMA node that it hangs on, where the machine says so.
+    /// NUMA node; `None`: the machine does not report one.
     pub node: Option<u64>,
-    /// What the kernel's driver knows of it.
+    /// `None` unless the kernel's driver is bound.
     pub model: Option<String>,
-    /// The same.
+    /// `None` unless the kernel's driver is bound.
     pub serial: Option<String>,
     pub disks: Vec<Disk>,
-    /// Signatures on it: file systems, volumes, partition tables.
-    pub holds: Vec<String>,
-    /// Who uses it, the gravest first.
+    /// Signatures of file systems, volumes and partition tables, as `ext4 on nvme0n1p1`.
+    pub signatures: Vec<String>,
+    /// Sorted by [`UseKind`], the most severe first.
     pub uses: Vec<Use>,
-    /// What could not be found out, and why.
+    /// The check for uses that failed, and why.
     pub unknown: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// The block device, `nvme0n1`.
+    /// Name of the block device, `nvme0n1`.
     pub name: String,
     pub bytes: u64,
 }
 
 impl Drive {
-    /// The bytes of all its namespaces; `None` where the kernel knows none.
+    /// Sum of its disks; `None` without any, as when vfio-pci is bound.
     pub fn bytes(&self) -> Option<u64> {
         let sum = self.disks.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.bytes));
         (!self.disks.is_empty()).then_some(sum)
@@ -68,12 +67,12 @@ impl Drive {
         self.driver.as_deref() == Some(driver)
     }
 
-    /// The character device of its group.
+    /// The character device of its IOMMU group.
     pub fn group_path(&self) -> Option<String> {
         self.group.as_ref().map(|group| format!("/dev/vfio/{group}"))
     }
 
-    /// `0000:01:00.0 (Model, serial S1)`, as far as it is known.
+    /// `0000:01:00.0 (Model, serial S1)`, without the parts that are unknown.
     pub fn name(&self) -> String {
         let about: Vec<String> = self
             .model
@@ -89,33 +88,33 @@ impl Drive {
     }
 }
 
-/// The folder of a function in sysfs.
+/// The sysfs folder of a PCI function.
 pub fn folder(address: &PciAddress) -> String {
     format!("{FUNCTIONS}/{address}")
 }
 
-/// The class of a function; `None` where there is no such function.
+/// PCI class code, as `0x010802`; `None`: no such function.
 pub fn class(root: &Root, address: &PciAddress) -> Option<String> {
     root.value(&format!("{}/class", folder(address)))
 }
 
-/// The driver that a function is bound to now.
+/// The driver that a function is bound to now; `None`: no driver.
 pub fn driver(root: &Root, address: &PciAddress) -> Option<String> {
     root.link_name(&format!("{}/driver", folder(address)))
 }
 
-/// All NVMe drives, by address.
+/// All NVMe drives, sorted by address.
 pub fn all(machine: &dyn Machine) -> Vec<Drive> {
     let root = machine.root();
     let addresses = root.names(FUNCTIONS).into_iter().filter_map(|name| name.parse().ok());
     let mut addresses: Vec<PciAddress> =
         addresses.filter(|address| class(root, address).as_deref() == Some(NVME_CLASS)).collect();
     addresses.sort_unstable();
-    let users = Users::of(root);
-    addresses.into_iter().map(|address| look_at(machine, &users, address)).collect()
+    let users = DeviceUses::read(root);
+    addresses.into_iter().map(|address| read_drive(machine, &users, address)).collect()
 }
 
-fn look_at(machine: &dyn Machine, users: &Users, address: PciAddress) -> Drive {
+fn read_drive(machine: &dyn Machine, users: &DeviceUses, address: PciAddress) -> Drive {
     let root = machine.root();
     let folder = folder(&address);
     let value = |file: &str| root.value(&format!("{folder}/{file}"));
@@ -132,18 +131,18 @@ fn look_at(machine: &dyn Machine, users: &Users, address: PciAddress) -> Drive {
         driver: driver(root, &address),
         driver_override,
         group: root.link_name(&format!("{folder}/iommu_group")),
-        // -1 where there is none.
+        // -1 without a node, which does not parse.
         node: root.number(&format!("{folder}/numa_node")),
         model: about("model"),
         serial: about("serial"),
-        holds: disks.iter().flat_map(|disk| signatures(root, &disk.name)).collect(),
+        signatures: disks.iter().flat_map(|disk| signatures(root, &disk.name)).collect(),
         disks,
         uses: Vec::new(),
         unknown: None,
         address,
     };
-    used_as_disks(machine, users, &mut drive);
-    // The controller's own device is a way to all of its namespaces.
+    add_disk_uses(machine, users, &mut drive);
+    // All namespaces can be reached through the controller's character device.
     if let Some(controller) = &controller {
         let (path, number) = (format!("/dev/{controller}"), about("dev"));
         let device = number.map(|number| format!("c {number}"));
@@ -151,17 +150,16 @@ fn look_at(machine: &dyn Machine, users: &Users, address: PciAddress) -> Drive {
         drive.uses.extend(users.exporters(root, &path, device.as_deref()));
         drive.uses.sort_unstable();
     }
-    used_by_vfio(machine, users, &mut drive);
+    add_vfio_uses(machine, users, &mut drive);
     drive
 }
 
-/// The namespaces of a controller: `nvme0n1`; with multipath `nvme0c1n1` is only a path to `nvme0n1`, which
-/// is the disk.
+/// The disks of a controller. With multipath its folder has a path, `nvme0c1n1`; the disk is `nvme0n1`.
 fn disks(root: &Root, controller: &str) -> Vec<Disk> {
     let mut disks: Vec<Disk> = Vec::new();
     for name in root.names(controller).iter().filter_map(|name| disk_name(name)) {
         let sectors = root.number(&format!("/sys/class/block/{name}/size"));
-        // A name that is no block device is none (a path whose disk is being taken away).
+        // No such block device: the disk is being removed.
         let Some(sectors) = sectors else { continue };
         if disks.iter().all(|disk| disk.name != name) {
             disks.push(Disk { name, bytes: sectors.saturating_mul(SECTOR_BYTES) });
@@ -182,7 +180,7 @@ fn disk_name(name: &str) -> Option<String> {
     (is_number(subsystem) && is_number(namespace)).then(|| format!("nvme{subsystem}n{namespace}"))
 }
 
-/// What udev found at the begin of a disk and of its partitions, and what a look finds.
+/// Signatures of a disk and its partitions, from udev's database and from reading the devices.
 fn signatures(root: &Root, disk: &str) -> Vec<String> {
     let folder = format!("/sys/class/block/{disk}");
     let partitions = root.names(&folder).into_iter();
@@ -192,7 +190,7 @@ fn signatures(root: &Root, disk: &str) -> Vec<String> {
         let Some(number) = root.value(&format!("/sys/class/block/{name}/dev")) else { continue };
         let database = root.text(&format!("/run/udev/data/b{number}")).unwrap_or_default();
         for key in ["E:ID_FS_TYPE=", "E:ID_PART_TABLE_TYPE="] {
-            // Each partition repeats the table that it is in.
+            // udev also lists the partition table of the disk for each partition.
             let is_repeated = key.contains("TABLE") && name != disk;
             let kind = database.lines().find_map(|line| line.strip_prefix(key)).filter(|_| !is_repeated);
             found.extend(kind.map(|kind| format!("{kind} on {name}")));
@@ -210,24 +208,25 @@ fn signatures(root: &Root, disk: &str) -> Vec<String> {
     found
 }
 
-/// What the magic numbers on a block device say; nothing where it cannot be read, which root can.
+/// Signatures found on a block device; empty when it cannot be read (not root).
 fn read_signatures(root: &Root, name: &str) -> Vec<&'static str> {
     let sectors = root.number(&format!("/sys/class/block/{name}/size")).unwrap_or(0);
     let Ok(mut device) = File::open(root.at(&format!("/dev/{name}"))) else { return Vec::new() };
     signature::find(&mut device, sectors.saturating_mul(SECTOR_BYTES)).unwrap_or_default()
 }
 
-/// Uses of its block devices and of `/dev/ng0n1`, which is a second way to each.
-fn used_as_disks(machine: &dyn Machine, users: &Users, drive: &mut Drive) {
+/// Adds uses of the drive's block devices, and of the generic character devices (`/dev/ng0n1`) for the same
+/// namespaces.
+fn add_disk_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
     for disk in &drive.disks {
         let mut uses = users.of_disk(machine.root(), &disk.name);
         let passthrough = disk.name.replacen("nvme", "ng", 1);
         let number = machine.root().value(&format!("/sys/class/nvme-generic/{passthrough}/dev"));
         let device = number.map(|number| format!("c {number}"));
         uses.extend(users.writers(&format!("/dev/{passthrough}"), device.as_deref()));
-        match machine.ask_exclusive(&format!("/dev/{}", disk.name)) {
+        match machine.probe_exclusive(&format!("/dev/{}", disk.name)) {
             Busy::No => {}
-            // What is known already says more.
+            // A use that was found already explains it.
             Busy::Yes if uses.iter().any(|found| found.kind < UseKind::Exclusive) => {}
             Busy::Yes => {
                 let what = "by somebody else".to_owned();
@@ -242,8 +241,8 @@ fn used_as_disks(machine: &dyn Machine, users: &Users, drive: &mut Drive) {
     drive.uses.sort_unstable();
 }
 
-/// A process that has its VFIO group, or the device itself, open.
-fn used_by_vfio(machine: &dyn Machine, users: &Users, drive: &mut Drive) {
+/// Adds processes that have the drive's VFIO group or VFIO device open.
+fn add_vfio_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
     let Some(group) = drive.group_path().filter(|_| drive.is_bound_to(VFIO)) else { return };
     let devices = machine.root().names(&format!("{}/vfio-dev", folder(&drive.address)));
     let mut paths: Vec<String> = devices.iter().map(|name| format!("/dev/vfio/devices/{name}")).collect();
@@ -256,7 +255,7 @@ fn used_by_vfio(machine: &dyn Machine, users: &Users, drive: &mut Drive) {
         })
         .collect();
     if uses.is_empty() {
-        match machine.ask_group(&group) {
+        match machine.probe_group(&group) {
             Busy::No => {}
             Busy::Yes => {
                 let what = "by a process that /proc does not show".to_owned();

@@ -1,4 +1,4 @@
-//! `spindle nvme list`: every NVMe drive, whose it is, and who uses it.
+//! `spindle nvme list`: every NVMe drive, its driver, and its uses.
 
 use comfy_table::Table;
 use serde_json::{Value, json};
@@ -48,18 +48,18 @@ fn to_table(root: &Root, drives: &[Drive]) -> Table {
     table
 }
 
-/// A line for each use, or that there is none; then what the drive holds.
+/// A line for each use, or `no`; then a line for each signature.
 fn in_use(drive: &Drive) -> String {
     let mut lines: Vec<String> = drive.uses.iter().map(ToString::to_string).collect();
     lines.extend(drive.unknown.iter().map(|unknown| format!("not known: {unknown}")));
     if lines.is_empty() {
         lines.push("no".to_owned());
     }
-    lines.extend(drive.holds.iter().map(|holds| format!("(holds {holds})")));
+    lines.extend(drive.signatures.iter().map(|found| format!("(holds {found})")));
     lines.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n")
 }
 
-/// `None` where that is not known.
+/// `None`: no use was found, and a check failed.
 fn is_in_use(drive: &Drive) -> Option<bool> {
     let is_used = !drive.uses.is_empty();
     (is_used || drive.unknown.is_none()).then_some(is_used)
@@ -84,7 +84,7 @@ fn to_json(root: &Root, drives: &[Drive]) -> Value {
                 "numa_node": drive.node,
                 "bytes": drive.bytes(),
                 "namespaces": disks.collect::<Vec<_>>(),
-                "holds": drive.holds,
+                "holds": drive.signatures,
                 "in_use": is_in_use(drive),
                 "uses": uses.collect::<Vec<_>>(),
                 "unknown": drive.unknown,

@@ -1,17 +1,17 @@
-//! `spindle nvme`: which NVMe drives the machine has, and which of them a process may drive itself.
+//! `spindle nvme`: lists NVMe drives, and binds them to `vfio-pci` or back to the kernel's driver.
 //!
 //! ```text
 //!   list ─┐
-//!   bind ─┼─ drive (what the kernel says) ── uses (who uses it)
+//!   bind ─┼─ drive (what the kernel reports) ── uses (mounts, volumes, processes)
 //! unbind ─┘        └─ root (files)               change (steps) ── persist (files in /etc)
 //! ```
 //!
-//! A drive that a process drives is bound to `vfio-pci`, which gives the process its registers and lets it
-//! reach only memory that was mapped for it: that needs an IOMMU. The kernel's driver must let go first, and
-//! whatever was mounted with it would be lost; so who uses a drive is looked at from all sides, and what
-//! cannot be found out is a reason to refuse.
+//! `vfio-pci` maps a drive's registers into a process and restricts the drive's DMA to memory that the
+//! process has mapped, which needs an IOMMU. Unbinding the kernel's driver removes its block devices, and a
+//! mounted file system on them would lose writes. So all kinds of use are checked, and a failed check refuses
+//! the bind.
 //!
-//! What it does not do: it changes no kernel command line, formats nothing, and does not touch the firmware.
+//! It does not change the kernel command line or the firmware, and formats nothing.
 
 mod bind;
 mod change;
@@ -36,41 +36,38 @@ use drive::Drive;
 use root::Root;
 use spindle_console::say;
 
-/// Where an address is written to, for the driver that fits.
+/// Writing a PCI address here binds the function to the driver that matches it.
 const PROBE: &str = "/sys/bus/pci/drivers_probe";
 
-/// Where lines go.
+/// Receives the lines of output.
 type Out<'a> = &'a mut dyn FnMut(String);
 
-/// Why a subcommand did not do what it was asked, and the state that is left: for people.
+/// Why a subcommand failed, and the resulting state of the drive, as text for the user.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NvmeError(String);
 
 impl NvmeError {
-    /// A step has failed.
     fn failed(verb: &str, step: &Step, error: &io::Error, state: &str) -> NvmeError {
         NvmeError(format!("cannot {verb}: `{step}`: {error}; {state}"))
     }
 }
 
-/// One thing that must not be. While there is any, nothing is changed.
+/// The message of one refusal. With any refusal nothing is changed.
 fn refusal(what: impl Display, field: &str, value: impl Display, allowed: &str) -> String {
     format!("{what}: {field} = {}: {allowed}", printable(&value.to_string()))
 }
 
-/// Only root may change drivers.
 fn not_root(command: &str) -> String {
     refusal(command, "user", "not root", "must be root")
 }
 
-/// Make a step and say so.
-fn make(machine: &dyn Machine, step: &Step, out: Out<'_>) -> io::Result<()> {
+/// Prints a step and applies it.
+fn run_step(machine: &dyn Machine, step: &Step, out: Out<'_>) -> io::Result<()> {
     out(step.to_string());
     machine.apply(step)
 }
 
-/// Steps that are not made.
 fn print(steps: &[Step], out: Out<'_>) {
     if steps.is_empty() {
         out("nothing to change".to_owned());
@@ -78,23 +75,23 @@ fn print(steps: &[Step], out: Out<'_>) {
     steps.iter().for_each(|step| out(step.to_string()));
 }
 
-/// Make steps that undo others, as far as it goes; returns the state that the drive is in.
-fn make_back(machine: &dyn Machine, steps: &[Step], address: &PciAddress, out: Out<'_>) -> String {
+/// Runs steps that undo others, and continues after a failure; returns the drive's [`state`].
+fn undo(machine: &dyn Machine, steps: &[Step], address: &PciAddress, out: Out<'_>) -> String {
     for step in steps {
-        if let Err(error) = make(machine, step, out) {
+        if let Err(error) = run_step(machine, step, out) {
             out(format!("{step}: {error}"));
         }
     }
     state(machine.root(), address)
 }
 
-/// The addresses of all drives, for who has named another.
+/// The addresses of all drives, for the refusal of an unknown address.
 fn addresses(drives: &[Drive]) -> String {
     let drives: Vec<String> = drives.iter().map(|drive| drive.address.to_string()).collect();
     if drives.is_empty() { "none is there".to_owned() } else { drives.join(", ") }
 }
 
-/// Run one of them on this machine.
+/// Runs a subcommand on this machine.
 pub fn run(command: &NvmeCommand) -> Result<(), NvmeError> {
     run_on(command, &ThisMachine::new(), &mut |line| say!("{line}"))
 }
@@ -107,7 +104,7 @@ fn run_on(command: &NvmeCommand, machine: &dyn Machine, out: Out<'_>) -> Result<
     }
 }
 
-/// Each address once, in the order given.
+/// Removes duplicates and keeps the order.
 fn unique(addresses: &[PciAddress]) -> Vec<PciAddress> {
     let mut found: Vec<PciAddress> = Vec::new();
     for address in addresses {
@@ -118,7 +115,7 @@ fn unique(addresses: &[PciAddress]) -> Vec<PciAddress> {
     found
 }
 
-/// Whose a function is now, in a sentence.
+/// `ADDRESS is bound to DRIVER`, as it is now.
 fn state(root: &Root, address: &PciAddress) -> String {
     match drive::driver(root, address) {
         Some(driver) => format!("{address} is bound to {}", printable(&driver)),

@@ -1,16 +1,16 @@
-//! What makes a bind outlive a reboot and a hot-plug: files in `/etc`.
+//! The files in `/etc` that repeat a bind at boot and at hot-plug (`--persist`).
 //!
 //! ```text
-//!   /etc/udev/rules.d/90-spindle-nvme-0000:01:00.0.rules   a drive: runs `spindle nvme bind` when it appears
+//!   /etc/udev/rules.d/90-spindle-nvme-0000:01:00.0.rules   runs `spindle nvme bind` when the drive appears
 //!   /etc/modules-load.d/spindle-nvme.conf                  vfio-pci, at boot
-//!   /etc/sysctl.d/90-spindle-nvme.conf                     huge pages; with several NUMA nodes instead
-//!   /etc/tmpfiles.d/spindle-nvme.conf                      those of each node
+//!   /etc/sysctl.d/90-spindle-nvme.conf                     huge pages
+//!   /etc/tmpfiles.d/spindle-nvme.conf                      huge pages per node, with several NUMA nodes
 //! ```
 //!
-//! Debian's initramfs loads `nvme` before the rule exists, so that at boot the drive is with the kernel when
-//! udev reports it again. An address alone may by then mean another drive, the root disk among them: cards
-//! that are added change the numbers of buses. So the rule does not write into sysfs by itself. It runs this
-//! program, which looks again at who uses the drive, and at its serial number.
+//! Debian's initramfs loads `nvme` before the rule exists, so at boot the kernel's driver is bound when udev
+//! reports the drive again. The address may belong to another drive by then, even the root disk: added cards
+//! change bus numbers. So the rule does not write to sysfs itself. It runs this program, which checks again
+//! for uses of the drive, and checks its serial number.
 
 use std::collections::BTreeMap;
 
@@ -22,54 +22,54 @@ use super::root::Root;
 use crate::text::printable;
 
 const RULES: &str = "/etc/udev/rules.d";
-const RULE_BEGIN: &str = "90-spindle-nvme-";
-const RULE_END: &str = ".rules";
+const RULE_PREFIX: &str = "90-spindle-nvme-";
+const RULE_SUFFIX: &str = ".rules";
 const MODULES: &str = "/etc/modules-load.d/spindle-nvme.conf";
 const SYSCTL: &str = "/etc/sysctl.d/90-spindle-nvme.conf";
 const TMPFILES: &str = "/etc/tmpfiles.d/spindle-nvme.conf";
-/// How each of them begins.
-const MARK: &str = "# Made by `spindle nvme bind --persist`";
-const SERIAL: &str = "# serial: ";
+/// Start of each file. [`remove_steps`] removes the shared files only if they have it.
+const HEADER: &str = "# Made by `spindle nvme bind --persist`";
+const SERIAL_PREFIX: &str = "# serial: ";
 
-/// Why this program cannot stand in a rule.
+/// The refusal's text for a path that is not valid in a udev rule.
 pub const PROGRAM_ALLOWED: &str = "must be an absolute path of letters, digits and any of / . _ + -, to be \
      run by a udev rule: install the program first, as docs/operating.md says";
 
-/// The rule of a drive.
+/// Path of the udev rule of a drive.
 pub fn rule_path(address: &PciAddress) -> String {
-    format!("{RULES}/{RULE_BEGIN}{address}{RULE_END}")
+    format!("{RULES}/{RULE_PREFIX}{address}{RULE_SUFFIX}")
 }
 
-/// Whether a drive has one.
+/// Whether the drive has a rule.
 pub fn is_persistent(root: &Root, address: &PciAddress) -> bool {
     root.has(&rule_path(address))
 }
 
-/// The serial number that the rule of a drive was made for.
+/// The serial number in the rule of a drive; `None`: no rule, or the number was unknown.
 pub fn serial(root: &Root, address: &PciAddress) -> Option<String> {
     let text = root.text(&rule_path(address))?;
-    text.lines().find_map(|line| line.strip_prefix(SERIAL)).map(str::to_owned)
+    text.lines().find_map(|line| line.strip_prefix(SERIAL_PREFIX)).map(str::to_owned)
 }
 
-/// True when a rule can run it: udev splits at blanks and replaces `%` and `$`.
-pub fn may_run(program: &str) -> bool {
+/// Whether a udev rule can run the program: udev splits at blanks and substitutes `%` and `$`.
+pub fn is_valid_program(program: &str) -> bool {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._+-".contains(letter);
     program.starts_with('/') && program.chars().all(is_plain)
 }
 
-/// The steps that are missing to keep a drive bound. `serial` is what the kernel says now; a rule that is
-/// there keeps its own, since a drive that is bound already does not tell.
-pub fn keep(root: &Root, address: &PciAddress, serial: Option<&str>, program: &str) -> Vec<Step> {
+/// The steps that write the drive's rule and the list of modules, if they are missing or differ. `serial` is
+/// from the kernel's driver; without it (vfio-pci is bound) an existing rule keeps its serial number.
+pub fn rule_steps(root: &Root, address: &PciAddress, serial: Option<&str>, program: &str) -> Vec<Step> {
     let known = serial.map(printable).or_else(|| self::serial(root, address));
-    let mut rule = format!("{MARK}; `spindle nvme unbind {address}` removes it.\n");
+    let mut rule = format!("{HEADER}; `spindle nvme unbind {address}` removes it.\n");
     if let Some(serial) = known {
-        rule.push_str(&format!("{SERIAL}{serial}\n"));
+        rule.push_str(&format!("{SERIAL_PREFIX}{serial}\n"));
     }
     rule.push_str(&format!(
         "ACTION==\"add\", SUBSYSTEM==\"pci\", KERNEL==\"{address}\", RUN+=\"{program} nvme bind --from-rule \
          {address}\"\n"
     ));
-    let modules = format!("{MARK}.\nvfio-pci\n");
+    let modules = format!("{HEADER}.\nvfio-pci\n");
     [(rule_path(address), rule), (MODULES.to_owned(), modules)]
         .into_iter()
         .filter(|(path, text)| root.text(path).as_ref() != Some(text))
@@ -77,9 +77,9 @@ pub fn keep(root: &Root, address: &PciAddress, serial: Option<&str>, program: &s
         .collect()
 }
 
-/// The step that reserves huge pages at boot, if it is missing: `files` are those of [`plan_pages`] with
-/// the pages that each is to have.
-pub fn keep_pages(root: &Root, files: &[(String, u64)]) -> Option<Step> {
+/// The step that reserves huge pages at boot; `None`: the file is there already. `files` are those of
+/// [`plan_pages`], each with its wanted number of pages.
+pub fn page_step(root: &Root, files: &[(String, u64)]) -> Option<Step> {
     let is_of_a_node = files.iter().any(|(path, _)| path.contains("/node/"));
     let several_nodes = root.has("/sys/devices/system/node/node1");
     let (path, lines) = if is_of_a_node && several_nodes {
@@ -90,47 +90,47 @@ pub fn keep_pages(root: &Root, files: &[(String, u64)]) -> Option<Step> {
         let pages = files.iter().fold(0_u64, |sum, (_, pages)| sum.saturating_add(*pages));
         (SYSCTL, format!("vm.nr_hugepages = {pages}\n"))
     };
-    let text = format!("{MARK} --huge-pages.\n{lines}");
+    let text = format!("{HEADER} --huge-pages.\n{lines}");
     (root.text(path).as_ref() != Some(&text)).then(|| Step::Make { path: path.to_owned(), text })
 }
 
-/// The steps that forget a drive; with the last one also what was for all of them.
-pub fn forget(root: &Root, addresses: &[PciAddress]) -> Vec<Step> {
+/// The steps that remove the rules of the drives; with the last rule also the shared files.
+pub fn remove_steps(root: &Root, addresses: &[PciAddress]) -> Vec<Step> {
     let paths: Vec<String> = addresses.iter().map(rule_path).filter(|path| root.has(path)).collect();
     if paths.is_empty() {
         return Vec::new();
     }
-    let is_rule = |name: &String| name.starts_with(RULE_BEGIN) && name.ends_with(RULE_END);
+    let is_rule = |name: &String| name.starts_with(RULE_PREFIX) && name.ends_with(RULE_SUFFIX);
     let rules = root.names(RULES).into_iter().filter(is_rule).map(|name| format!("{RULES}/{name}"));
     let is_last = rules.filter(|rule| !paths.contains(rule)).count() == 0;
     let shared = [MODULES, SYSCTL, TMPFILES]
         .into_iter()
-        .filter(|path| is_last && root.text(path).is_some_and(|text| text.starts_with(MARK)));
+        .filter(|path| is_last && root.text(path).is_some_and(|text| text.starts_with(HEADER)));
     let shared: Vec<String> = shared.map(str::to_owned).collect();
     paths.into_iter().chain(shared).map(|path| Step::Remove { path }).collect()
 }
 
-/// Where huge pages of 2 MiB are reserved on a machine without NUMA nodes.
-const MACHINE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+/// The file that reserves huge pages of 2 MiB on a machine without NUMA nodes.
+const MACHINE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// The file that says how many pages are reserved for a drive's memory.
-fn file(root: &Root, node: Option<u64>) -> String {
+/// The file with the number of reserved huge pages of a NUMA node, or of the machine.
+fn pages_file(root: &Root, node: Option<u64>) -> String {
     let of_node = node
         .map(|node| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages"));
-    of_node.filter(|path| root.has(path)).unwrap_or_else(|| MACHINE.to_owned())
+    of_node.filter(|path| root.has(path)).unwrap_or_else(|| MACHINE_PAGES.to_owned())
 }
 
-/// What people call it.
-pub fn place(file: &str) -> String {
+/// `NUMA node 0` or `the machine`, for messages.
+pub fn node_name(file: &str) -> String {
     let node = file.split('/').find_map(|part| part.strip_prefix("node").filter(|number| !number.is_empty()));
     node.map_or_else(|| "the machine".to_owned(), |node| format!("NUMA node {node}"))
 }
 
-/// The files of these drives, each with the pages that it has and those that it is to have: no fewer than
-/// `wanted`, and none is taken away.
+/// For the NUMA node of each drive, the file with its reserved and its wanted number of huge pages: at least
+/// `wanted`, never fewer than are reserved.
 ///
 /// # Errors
-/// The path of the file that is missing, where the kernel has no such pages.
+/// The path of the missing file: the kernel has no huge pages of 2 MiB.
 pub fn plan_pages(
     root: &Root,
     drives: &[&Drive],
@@ -138,7 +138,7 @@ pub fn plan_pages(
 ) -> Result<BTreeMap<String, (u64, u64)>, String> {
     let mut plan = BTreeMap::new();
     for drive in drives {
-        let file = file(root, drive.node);
+        let file = pages_file(root, drive.node);
         let Some(has) = root.number(&file) else { return Err(file) };
         plan.insert(file, (has, has.max(wanted)));
     }

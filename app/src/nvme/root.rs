@@ -1,8 +1,8 @@
-//! The files of the machine, as this tool reads and writes them: sysfs, proc, `/dev`, `/etc`.
+//! [`Root`]: reads and writes files of the machine: sysfs, proc, `/dev`, `/etc`.
 //!
-//! All paths go through [`Root`], so that tests show another machine: a folder of theirs. What the files say
-//! is not trusted: bytes that are no UTF-8 become replacement characters, what is too long is cut, and
-//! anything that is missing is `None` or empty.
+//! All paths go through [`Root`], so that tests can use a folder instead of `/`. File contents are not
+//! trusted: invalid UTF-8 becomes replacement characters, long files are truncated, and a missing file is
+//! `None` or empty.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, StatxFlags};
 
-/// The most that is read of one file. Only a table of mounts could come near it.
+/// Most bytes read of one file. Only a mount table could be this large.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
 
-/// The folder that stands for `/`.
+/// The folder that is used as `/`.
 #[derive(Debug, Clone)]
 pub struct Root(PathBuf);
 
@@ -22,37 +22,36 @@ impl Root {
         Root(PathBuf::from("/"))
     }
 
-    /// The machine whose files are in `folder`.
     #[cfg(test)]
     pub fn in_folder(folder: PathBuf) -> Root {
         Root(folder)
     }
 
-    /// Where an absolute path of the machine really is.
+    /// The real path of an absolute path of the machine.
     pub fn at(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// The text of a file; `None` when it cannot be read.
+    /// `None` when the file cannot be read.
     pub fn text(&self, path: &str) -> Option<String> {
         let mut bytes = Vec::new();
         File::open(self.at(path)).ok()?.take(TEXT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The value in an attribute of sysfs, without blanks around it; `None` when there is none.
+    /// The value of a sysfs attribute, trimmed; `None` when it is empty or cannot be read.
     pub fn value(&self, path: &str) -> Option<String> {
         let value =
             self.text(path)?.trim_matches(|letter: char| letter.is_whitespace() || letter == '\0').to_owned();
         (!value.is_empty()).then_some(value)
     }
 
-    /// The number in an attribute of sysfs.
+    /// The decimal number in a sysfs attribute; `None` for any other content.
     pub fn number(&self, path: &str) -> Option<u64> {
         self.value(path)?.parse().ok()
     }
 
-    /// The names in a folder, sorted; none when it cannot be read. A name that is not UTF-8 is none of ours.
+    /// The names in a folder, sorted; empty when it cannot be read. Skips names that are not UTF-8.
     pub fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -61,19 +60,19 @@ impl Root {
         names
     }
 
-    /// Where a symbolic link points, as it says it; `None` when it is none.
+    /// The target of a symbolic link, not resolved; `None` for other files.
     pub fn link(&self, path: &str) -> Option<String> {
         Some(fs::read_link(self.at(path)).ok()?.to_string_lossy().into_owned())
     }
 
-    /// The device that a path leads to, whatever its name: `b 259:0` for a block device, `c 10:1` for
-    /// another. Also by the descriptor of a process.
+    /// Type and number of the device at a path, after symbolic links: `b 259:0` for a block device, `c 10:1`
+    /// for a character device. Works for `/proc/PID/fd/N`.
     pub fn device(&self, path: &str) -> Option<String> {
         #[cfg(test)]
         if let Some(device) = self.value(&format!("/devices-of-the-test{path}")) {
             return Some(device);
         }
-        // As the kernel has it: a file server that does not answer is not asked.
+        // Cached attributes, so that a network file system whose server does not answer cannot block.
         let (flags, mask) = (AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
         let statx = rustix::fs::statx(rustix::fs::CWD, self.at(path), flags, mask).ok()?;
         let kind = FileType::from_raw_mode(statx.stx_mode.into());
@@ -82,43 +81,42 @@ impl Root {
         is_device.then(|| format!("{letter} {}:{}", statx.stx_rdev_major, statx.stx_rdev_minor))
     }
 
-    /// The last name of where a symbolic link points.
+    /// The file name of a symbolic link's target.
     pub fn link_name(&self, path: &str) -> Option<String> {
         let target = self.link(path)?;
         Some(Path::new(&target).file_name()?.to_string_lossy().into_owned())
     }
 
-    /// True when something is there; a link to nothing is not.
+    /// Whether the path exists, after symbolic links.
     pub fn has(&self, path: &str) -> bool {
         self.at(path).exists()
     }
 
-    /// Write into a file that is there, as `echo` does: one write, with a newline.
+    /// Writes to an existing file as `echo` does: one write, with a newline.
     pub fn echo(&self, path: &str, value: &str) -> io::Result<()> {
         let mut file = File::options().write(true).truncate(true).open(self.at(path))?;
         file.write_all(format!("{value}\n").as_bytes())
     }
 
-    /// Make a file with this text, or give one that is there this text, in one step: a reader sees all or
-    /// nothing. Its folder is made if it is missing.
+    /// Creates or replaces a file atomically, by a rename. Creates its folder if missing.
     ///
     /// # Errors
-    /// The system's; the file is then as it was.
+    /// Those of the system; the file is unchanged.
     pub fn make(&self, path: &str, text: &str) -> io::Result<()> {
-        let place = self.at(path);
-        if let Some(folder) = place.parent() {
+        let file = self.at(path);
+        if let Some(folder) = file.parent() {
             fs::create_dir_all(folder)?;
         }
-        // Not a name that udev or systemd would read.
+        // udev and systemd ignore files with this suffix.
         let new = self.at(&format!("{path}.new"));
         let made = File::create(&new)
             .and_then(|mut file| {
                 file.write_all(text.as_bytes())?;
                 file.sync_all()
             })
-            .and_then(|()| fs::rename(&new, &place));
+            .and_then(|()| fs::rename(&new, &file));
         if made.is_err() {
-            // It may not be there.
+            // Fails when it was not created.
             let _ = fs::remove_file(&new);
         }
         made

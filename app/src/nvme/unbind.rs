@@ -1,17 +1,16 @@
-//! `spindle nvme unbind`: gives drives back to the kernel's driver, and forgets what `bind --persist` made.
+//! `spindle nvme unbind`: binds drives to the kernel's driver again, and removes the files that
+//! `bind --persist` wrote.
 
 use spindle_nvme_pcie::PciAddress;
 
 use super::change::{Machine, Step};
 use super::drive::{self, Drive, NVME, VFIO, folder};
 use super::root::Root;
-use super::{NvmeError, Out, PROBE, make, make_back, not_root, persist, refusal, unique};
+use super::{NvmeError, Out, PROBE, not_root, persist, refusal, run_step, undo, unique};
 use crate::cli::NvmeUnbindArgs;
 
-/// Run it.
-///
 /// # Errors
-/// [`NvmeError`]: what is refused, with nothing changed; or what failed, with the state that is left.
+/// [`NvmeError`]: the refusals, with nothing changed; or the failed step and the state of the drive.
 pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     let addresses = unique(&args.addresses);
@@ -24,10 +23,10 @@ pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result
     for address in &addresses {
         match all.iter().find(|drive| drive.address == *address) {
             Some(drive) => {
-                refusals.extend(wrong_with(drive));
+                refusals.extend(check_drive(drive));
                 drives.push(drive);
             }
-            // A drive that was pulled out: its rule can still go.
+            // The drive was removed; its rule can still be removed.
             None if persist::is_persistent(root, address) => {}
             None => refusals.push(no_drive(address, &all)),
         }
@@ -42,25 +41,25 @@ pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result
     for drive in &drives {
         unbind(machine, drive, out)?;
     }
-    for step in persist::forget(root, &addresses) {
+    for step in persist::remove_steps(root, &addresses) {
         let failed = |error| {
             let states: Vec<String> = addresses.iter().map(|address| super::state(root, address)).collect();
             NvmeError::failed("forget the bind", &step, &error, &states.join("; "))
         };
-        make(machine, &step, out).map_err(failed)?;
+        run_step(machine, &step, out).map_err(failed)?;
     }
     Ok(())
 }
 
-/// Every step, and none made.
+/// Prints all steps without running them (`--dry-run`).
 fn print(root: &Root, drives: &[&Drive], addresses: &[PciAddress], out: Out<'_>) {
     let mut steps: Vec<Step> = Vec::new();
-    for step in drives.iter().flat_map(|drive| moves(root, drive)) {
+    for step in drives.iter().flat_map(|drive| unbind_steps(root, drive)) {
         if !matches!(step, Step::Load(_)) || !steps.contains(&step) {
             steps.push(step);
         }
     }
-    steps.extend(persist::forget(root, addresses));
+    steps.extend(persist::remove_steps(root, addresses));
     super::print(&steps, out);
 }
 
@@ -71,9 +70,9 @@ fn no_drive(address: &PciAddress, all: &[Drive]) -> String {
     refusal("spindle nvme unbind", "ADDRESS", address, &allowed)
 }
 
-/// What forbids to move a drive. The kernel lets go only when the process that uses it does, and blocks the
-/// caller until then.
-fn wrong_with(drive: &Drive) -> Vec<String> {
+/// The reasons that forbid to unbind a drive. Unbinding vfio-pci blocks until the process that uses the drive
+/// has closed it, so a use is refused.
+fn check_drive(drive: &Drive) -> Vec<String> {
     let address = drive.address;
     let mut refusals = Vec::new();
     if let Some(other) = drive.driver.as_ref().filter(|driver| ![NVME, VFIO].contains(&driver.as_str())) {
@@ -92,8 +91,8 @@ fn wrong_with(drive: &Drive) -> Vec<String> {
     refusals
 }
 
-/// The steps that move a drive; none where it is with the kernel and free to be so again.
-fn moves(root: &Root, drive: &Drive) -> Vec<Step> {
+/// The steps that bind a drive to the kernel's driver; empty when it is bound and vfio-pci is no override.
+fn unbind_steps(root: &Root, drive: &Drive) -> Vec<Step> {
     let address = drive.address.to_string();
     let mut steps = Vec::new();
     if drive.driver_override.as_deref() == Some(VFIO) {
@@ -112,13 +111,13 @@ fn moves(root: &Root, drive: &Drive) -> Vec<Step> {
     steps
 }
 
-/// Move a drive, or leave it as it was.
+/// Binds a drive to the kernel's driver, or restores its previous state.
 fn unbind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
-    let steps = moves(root, drive);
+    let steps = unbind_steps(root, drive);
     for step in &steps {
-        if let Err(error) = make(machine, step, out) {
-            return Err(NvmeError::failed("unbind", step, &error, &take_back(machine, drive, out)));
+        if let Err(error) = run_step(machine, step, out) {
+            return Err(NvmeError::failed("unbind", step, &error, &roll_back(machine, drive, out)));
         }
     }
     if drive.is_bound_to(NVME) {
@@ -133,11 +132,11 @@ fn unbind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), Nvme
     let reason = "the kernel's driver did not take the drive; its log says why. vfio-pci itself takes drives \
                   that its ids= or new_id name";
     let error = std::io::Error::other(reason);
-    Err(NvmeError::failed("unbind", &step, &error, &take_back(machine, drive, out)))
+    Err(NvmeError::failed("unbind", &step, &error, &roll_back(machine, drive, out)))
 }
 
-/// Undo what was done to a drive; returns the state that it is in.
-fn take_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
+/// Restores the previous override and driver; returns a sentence on the resulting state.
+fn roll_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     let root = machine.root();
     let mut steps = Vec::new();
     if let Some(before) = &drive.driver_override {
@@ -147,5 +146,5 @@ fn take_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     if is_lost && drive.driver_override.is_some() {
         steps.push(Step::echo(PROBE, drive.address.to_string()));
     }
-    make_back(machine, &steps, &drive.address, out)
+    undo(machine, &steps, &drive.address, out)
 }

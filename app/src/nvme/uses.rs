@@ -1,27 +1,27 @@
-//! Who uses a drive: mounts, swap, volumes on top of it, processes.
+//! Uses of a drive: mounts, swap, volumes, kernel targets, processes.
 //!
 //! ```text
 //!   nvme0n1 ─┬─ nvme0n1p1 ──────────── mounted at /boot
 //!            └─ nvme0n1p2 ── dm-0 ──── swap              partitions and holders, to any depth
 //! ```
 //!
-//! A mounted file system names its device by number, btrfs and bcachefs only by name, and btrfs only one of
-//! several: those come from `/sys/fs/btrfs`. What nothing here knows of (ZFS, a file system of another mount
-//! namespace) still shows, as the kernel then has the device open exclusively.
+//! mountinfo has the device number of a mounted file system. For btrfs and bcachefs that number belongs to no
+//! block device, so their devices are found by name; mountinfo names only one device of a btrfs, so the
+//! others come from `/sys/fs/btrfs`. Uses that are not detected here (ZFS, a mount in another namespace) are
+//! reported as [`UseKind::Exclusive`], since the kernel has the device open exclusively.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::root::Root;
 
-/// Links that are followed before a name is what it is.
+/// Most symbolic links that [`block_device`] follows.
 const LINKS_MAX: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UseKind {
-    /// The root file system is on it.
     RootDisk,
-    /// A file system on it is mounted, or is a part of one that is.
+    /// A file system on it is mounted, or it is a member of a mounted btrfs or bcachefs.
     Mounted,
     Swap,
     Raid,
@@ -29,15 +29,16 @@ pub enum UseKind {
     Volume,
     Loop,
     Exported,
-    /// It is open exclusively: by a file system or volume manager of the kernel, or by a process.
+    /// Opened with `O_EXCL`: by a file system or volume manager of the kernel, or by a process.
     Exclusive,
-    /// A process has it open and may write.
+    /// A process has it open for writing.
     Open,
+    /// A process has the drive's VFIO group or device open.
     Vfio,
 }
 
 impl UseKind {
-    /// The word for it in JSON, for people, and what is to be done about it.
+    /// Name in JSON, name in text, and the requirement that a refusal states.
     fn about(self) -> (&'static str, &'static str, &'static str) {
         const CLOSE: &str = "must not be open: end who has it";
         match self {
@@ -73,12 +74,11 @@ impl UseKind {
         }
     }
 
-    /// The word for it in JSON.
     pub fn name(self) -> &'static str {
         self.about().0
     }
 
-    /// What is to be done about it.
+    /// The requirement that a refusal states, with how to end the use.
     pub fn allowed(self) -> &'static str {
         self.about().2
     }
@@ -87,9 +87,9 @@ impl UseKind {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Use {
     pub kind: UseKind,
-    /// What of it: a block device, or a group of VFIO.
+    /// The used device: a block device, a character device, or a VFIO group.
     pub device: String,
-    /// Where to: a mount point, a volume, a process.
+    /// The user: a mount point, a volume or a process, with its preposition.
     pub what: String,
 }
 
@@ -106,7 +106,7 @@ struct Mount {
     number: String,
     point: String,
     kind: String,
-    /// Block devices that its source names, `nvme0n1p1`.
+    /// Names of the block devices in its source field, `nvme0n1p1`.
     sources: Vec<String>,
 }
 
@@ -114,31 +114,30 @@ struct Mount {
 #[derive(Debug)]
 struct OpenFile {
     path: String,
-    /// What it is, by whatever name it was opened.
+    /// Type and number as [`Root::device`] has them, independent of the path.
     device: Option<String>,
     process: String,
     may_write: bool,
 }
 
-/// What is in use on the machine, read once.
+/// All uses of devices on the machine, read once.
 #[derive(Debug)]
-pub struct Users {
+pub struct DeviceUses {
     mounts: Vec<Mount>,
-    /// Block devices, `nvme0n1p3`, `dm-1`.
+    /// Names of block devices, `nvme0n1p3`, `dm-1`.
     swaps: BTreeSet<String>,
-    /// Sets of devices that each are one btrfs.
+    /// UUID of each btrfs, and the names of its block devices.
     btrfs: BTreeMap<String, BTreeSet<String>>,
-    /// Loop devices, and the block device below.
+    /// Name of each loop device on a block device, and the name of that block device.
     loops: Vec<(String, String)>,
-    /// What the kernel's targets export: the path, its device, and who.
+    /// Devices that the kernel's targets export: path, type and number, and target.
     exports: Vec<(String, Option<String>, String)>,
     open: Vec<OpenFile>,
 }
 
-impl Users {
-    /// Look at the machine.
-    pub fn of(root: &Root) -> Users {
-        // Of this mount namespace, and of the machine's first process.
+impl DeviceUses {
+    pub fn read(root: &Root) -> DeviceUses {
+        // This process's mount namespace, and that of PID 1.
         let tables = ["/proc/self/mountinfo", "/proc/1/mountinfo"];
         let mut mounts: Vec<Mount> = Vec::new();
         for line in tables
@@ -159,31 +158,31 @@ impl Users {
             let file = root.value(&format!("/sys/block/{name}/loop/backing_file"))?;
             Some((name, block_device(root, &file)?))
         });
-        Users {
+        DeviceUses {
             mounts,
-            swaps: swaps.filter_map(|path| block_device(root, &unescaped(path))).collect(),
+            swaps: swaps.filter_map(|path| block_device(root, &unescape(path))).collect(),
             btrfs: btrfs.collect(),
             loops: loops.collect(),
-            exports: exported(root),
+            exports: read_exports(root),
             open: open_files(root),
         }
     }
 
-    /// The uses of a block device and of all that is on it. Sorted; the gravest first.
+    /// Uses of a block device and of the partitions and volumes on it; the most severe first.
     pub fn of_disk(&self, root: &Root, disk: &str) -> Vec<Use> {
-        let mut walk = Walk { root, users: self, seen: BTreeSet::new(), uses: BTreeSet::new() };
-        walk.visit(disk);
-        walk.uses.into_iter().collect()
+        let mut search = UseSearch { root, users: self, visited: BTreeSet::new(), uses: BTreeSet::new() };
+        search.visit(disk);
+        search.uses.into_iter().collect()
     }
 
-    /// The processes that have one of these files open, in any way.
+    /// Processes that have one of these files open, in any mode, each with the file.
     pub fn of_files<'a>(&'a self, paths: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
         let open = self.open.iter().filter(move |open| paths.contains(&open.path));
         open.map(|open| (open.path.as_str(), open.process.as_str()))
     }
 
-    /// The processes that may write to a device, which has this path and is this device (see
-    /// [`Root::device`]): a node of another name leads to it as well.
+    /// Processes that have a device open for writing. They are found by the path and by the number (`device`,
+    /// see [`Root::device`]), since another device node may have the same number.
     pub fn writers(&self, path: &str, device: Option<&str>) -> Vec<Use> {
         let is_it = |open: &&OpenFile| {
             open.path == path || device.is_some_and(|device| open.device.as_deref() == Some(device))
@@ -205,8 +204,8 @@ impl Users {
     }
 }
 
-impl Users {
-    /// The kernel's targets that export a device, which has this path and is this device.
+impl DeviceUses {
+    /// Kernel targets that export a device, found by its path and by its number (`device`).
     pub fn exporters(&self, root: &Root, path: &str, device: Option<&str>) -> Vec<Use> {
         let name = block_device(root, path);
         let is_it = |(its, number, _): &&(String, Option<String>, String)| {
@@ -224,8 +223,7 @@ impl Users {
     }
 }
 
-/// What the kernel's targets export.
-fn exported(root: &Root) -> Vec<(String, Option<String>, String)> {
+fn read_exports(root: &Root) -> Vec<(String, Option<String>, String)> {
     let exports = spindle_disk::exports::all(&root.at(spindle_disk::exports::CONFIGFS));
     let known = exports.into_iter().map(|export| {
         let path = export.path.to_string_lossy().into_owned();
@@ -235,41 +233,41 @@ fn exported(root: &Root) -> Vec<(String, Option<String>, String)> {
     known.collect()
 }
 
-/// A walk up from one disk.
-struct Walk<'a> {
+/// A search from one disk through its partitions and the volumes on them.
+struct UseSearch<'a> {
     root: &'a Root,
-    users: &'a Users,
-    seen: BTreeSet<String>,
+    users: &'a DeviceUses,
+    visited: BTreeSet<String>,
     uses: BTreeSet<Use>,
 }
 
-impl Walk<'_> {
-    /// A device, its partitions, and what holds any of them. Each once: nothing a folder says makes it
-    /// endless.
+impl UseSearch<'_> {
+    /// Adds the uses of a device, its partitions and their holders. Visits each device once, so that a cycle
+    /// in sysfs cannot make it endless.
     fn visit(&mut self, disk: &str) {
-        let mut left = vec![disk.to_owned()];
-        while let Some(name) = left.pop() {
-            if !self.seen.insert(name.clone()) {
+        let mut pending = vec![disk.to_owned()];
+        while let Some(name) = pending.pop() {
+            if !self.visited.insert(name.clone()) {
                 continue;
             }
-            // A partition is a folder in that of its disk, and has its own among all block devices.
+            // A partition is a subfolder of its disk, and is also in /sys/class/block itself.
             let folder = format!("/sys/class/block/{name}");
             for child in self.root.names(&folder) {
                 if self.root.has(&format!("{folder}/{child}/partition")) {
-                    left.push(child);
+                    pending.push(child);
                 }
             }
             for holder in self.root.names(&format!("{folder}/holders")) {
-                self.held(&name, &holder);
-                left.push(holder);
+                self.add_holder(&name, &holder);
+                pending.push(holder);
             }
-            self.mounted(&name, &folder);
+            self.add_mounts(&name, &folder);
             if self.users.swaps.contains(&name) {
-                self.note(UseKind::Swap, &name, String::new());
+                self.add(UseKind::Swap, &name, String::new());
             }
             for (above, _) in self.users.loops.iter().filter(|(_, below)| *below == name) {
-                self.note(UseKind::Loop, &name, format!("in {above}"));
-                left.push(above.clone());
+                self.add(UseKind::Loop, &name, format!("in {above}"));
+                pending.push(above.clone());
             }
             let (path, device) = (format!("/dev/{name}"), self.root.value(&format!("{folder}/dev")));
             let device = device.map(|number| format!("b {number}"));
@@ -278,61 +276,62 @@ impl Walk<'_> {
         }
     }
 
-    fn note(&mut self, kind: UseKind, device: &str, what: String) {
+    fn add(&mut self, kind: UseKind, device: &str, what: String) {
         self.uses.insert(Use { kind, device: device.to_owned(), what });
     }
 
-    /// A volume on `name`: what it is, in words.
-    fn held(&mut self, name: &str, holder: &str) {
+    /// Adds the RAID array or volume `holder` on the device `name`.
+    fn add_holder(&mut self, name: &str, holder: &str) {
         let value = |file: &str| self.root.value(&format!("/sys/class/block/{holder}/{file}"));
         if self.root.has(&format!("/sys/class/block/{holder}/md")) {
             let level = value("md/level").unwrap_or_else(|| "level not known".to_owned());
-            return self.note(UseKind::Raid, name, format!("in {holder} ({level})"));
+            return self.add(UseKind::Raid, name, format!("in {holder} ({level})"));
         }
         let mut about = Vec::new();
         about.extend(value("dm/name"));
         about.extend(value("dm/uuid").and_then(|uuid| uuid.split_once('-').map(|(kind, _)| kind.to_owned())));
         let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join(", ")) };
-        self.note(UseKind::Volume, name, format!("in {holder}{about}"));
+        self.add(UseKind::Volume, name, format!("in {holder}{about}"));
     }
 
-    fn mounted(&mut self, name: &str, folder: &str) {
+    fn add_mounts(&mut self, name: &str, folder: &str) {
         let number = self.root.value(&format!("{folder}/dev"));
-        let fellows: BTreeMap<&String, &BTreeSet<String>> =
+        let filesystems: BTreeMap<&String, &BTreeSet<String>> =
             self.users.btrfs.iter().filter(|(_, members)| members.contains(name)).collect();
         let users = self.users;
         let mut is_mounted = false;
         for mount in &users.mounts {
-            let is_source =
-                |source: &String| source == name || fellows.values().any(|members| members.contains(source));
+            let is_source = |source: &String| {
+                source == name || filesystems.values().any(|members| members.contains(source))
+            };
             let is_number = number.as_ref() == Some(&mount.number);
             if !is_number && !mount.sources.iter().any(is_source) {
                 continue;
             }
             is_mounted = true;
             let kind = if mount.point == "/" { UseKind::RootDisk } else { UseKind::Mounted };
-            self.note(kind, name, format!("at {} ({})", mount.point, mount.kind));
+            self.add(kind, name, format!("at {} ({})", mount.point, mount.kind));
         }
-        for uuid in fellows.keys().filter(|_| !is_mounted) {
-            self.note(UseKind::Mounted, name, format!("in the btrfs {uuid}"));
+        for uuid in filesystems.keys().filter(|_| !is_mounted) {
+            self.add(UseKind::Mounted, name, format!("in the btrfs {uuid}"));
         }
     }
 }
 
-/// A line of mountinfo, as proc(5) says: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
+/// Parses a line of mountinfo (proc(5)): `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
 fn mount(root: &Root, line: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
     let mut before = before.split(' ').skip(2);
     let (number, point) = (before.next()?, before.nth(1)?);
     let mut after = after.split(' ');
     let (kind, source) = (after.next()?, after.next().unwrap_or_default());
-    // bcachefs names all its devices, with colons between.
-    let sources = unescaped(source);
+    // The source of a bcachefs is a list of its devices, separated by colons.
+    let sources = unescape(source);
     let sources = sources.split(':').filter_map(|path| block_device(root, path)).collect();
-    Some(Mount { number: number.to_owned(), point: unescaped(point), kind: kind.to_owned(), sources })
+    Some(Mount { number: number.to_owned(), point: unescape(point), kind: kind.to_owned(), sources })
 }
 
-/// The block device that a path in `/dev` names: `/dev/mapper/root` is `dm-0`.
+/// The name of the block device at a path in `/dev`, after symbolic links: `dm-0` for `/dev/mapper/root`.
 fn block_device(root: &Root, path: &str) -> Option<String> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
@@ -340,14 +339,14 @@ fn block_device(root: &Root, path: &str) -> Option<String> {
         let Some(target) = root.link(&path) else { return Some(name.to_owned()) };
         path = match target.strip_prefix('/') {
             Some(_) => target,
-            None => joined(folder, &target),
+            None => resolve(folder, &target),
         };
     }
     None
 }
 
-/// A relative link's target: `/dev/mapper` and `../dm-0` are `/dev/dm-0`.
-fn joined(folder: &str, target: &str) -> String {
+/// The absolute target of a relative link: `/dev/dm-0` for `/dev/mapper` and `../dm-0`.
+fn resolve(folder: &str, target: &str) -> String {
     let mut parts: Vec<&str> = folder.split('/').collect();
     for part in target.split('/') {
         match part {
@@ -359,8 +358,8 @@ fn joined(folder: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// A name as proc writes it, where blanks are `\040`.
-fn unescaped(text: &str) -> String {
+/// Decodes the octal escapes of proc, as `\040` for a blank.
+fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
@@ -382,9 +381,9 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The NVMe and VFIO devices that processes have open.
+/// Devices that processes have open. A path with one of `PREFIXES` counts even if its type cannot be read.
 fn open_files(root: &Root) -> Vec<OpenFile> {
-    const OURS: [&str; 6] = ["/dev/nvme", "/dev/ng", "/dev/vfio/", "/dev/dm-", "/dev/md", "/dev/loop"];
+    const PREFIXES: [&str; 6] = ["/dev/nvme", "/dev/ng", "/dev/vfio/", "/dev/dm-", "/dev/md", "/dev/loop"];
     let mut found = Vec::new();
     for pid in root.names("/proc") {
         if !pid.bytes().all(|letter| letter.is_ascii_digit()) {
@@ -392,10 +391,10 @@ fn open_files(root: &Root) -> Vec<OpenFile> {
         }
         for fd in root.names(&format!("/proc/{pid}/fd")) {
             let Some(path) = root.link(&format!("/proc/{pid}/fd/{fd}")) else { continue };
-            // Sockets and pipes have no path.
+            // Links of sockets and pipes are not paths.
             let device =
                 if path.starts_with('/') { root.device(&format!("/proc/{pid}/fd/{fd}")) } else { None };
-            if device.is_none() && !OURS.iter().any(|begin| path.starts_with(begin)) {
+            if device.is_none() && !PREFIXES.iter().any(|begin| path.starts_with(begin)) {
                 continue;
             }
             let name = root.value(&format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -406,8 +405,8 @@ fn open_files(root: &Root) -> Vec<OpenFile> {
     found
 }
 
-/// Whether a descriptor was opened for writing, from the octal `flags` of its fdinfo; true where that is not
-/// known.
+/// Whether a descriptor was opened for writing, from the octal `flags` of its fdinfo; true when that cannot
+/// be read.
 fn may_write(root: &Root, pid: &str, fd: &str) -> bool {
     const ACCESS_MODE: u64 = 0o3;
     let info = root.text(&format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();

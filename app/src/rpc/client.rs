@@ -1,4 +1,4 @@
-//! The other end: one request to a target of this machine.
+//! Client of the control socket: one request per connection.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,32 +7,32 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::wire::{self, Text};
+use super::wire::{self, Parsed};
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for a response, and timeout of each read and write.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// There is no answer, or none of a target.
+    /// No response, or not a JSON-RPC response; with the path of the socket.
     #[error("{0:?}: {1}")]
-    Answer(PathBuf, String),
+    MethodResult(PathBuf, String),
+    /// The target's error message.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Ask the target at `path`, and wait for what it answers.
+/// Calls a method of the target whose control socket is at `path`; waits for its result.
 pub fn call(path: &Path, method: &str, params: Map<String, Value>) -> Result<Value, CallError> {
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-    let failed = |what: String| CallError::Answer(path.to_owned(), what);
+    let failed = |what: String| CallError::MethodResult(path.to_owned(), what);
     let wrong = |what: &str| failed(format!("not an answer of spindle serve: {what}"));
     let answer = exchange(path, &request).map_err(|error| {
         failed(format!(
             "{error} (is `spindle serve` running? control.socket in its configuration says where)"
         ))
     })?;
-    let Text::Whole(mut answer, _) = answer else { return Err(wrong("not JSON")) };
+    let Parsed::Complete(mut answer, _) = answer else { return Err(wrong("not JSON")) };
     if let Some(error) = answer.get("error") {
         let message = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
         return Err(CallError::Refused(message));
@@ -43,11 +43,11 @@ pub fn call(path: &Path, method: &str, params: Map<String, Value>) -> Result<Val
     }
 }
 
-fn exchange(path: &Path, request: &Value) -> std::io::Result<Text> {
-    let end = Instant::now() + PATIENCE;
+fn exchange(path: &Path, request: &Value) -> std::io::Result<Parsed> {
+    let end = Instant::now() + RESPONSE_TIMEOUT;
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
     stream.write_all(request.to_string().as_bytes())?;
     let (mut answer, mut piece) = (Vec::new(), vec![0; 64 << 10]);
     loop {
@@ -60,9 +60,9 @@ fn exchange(path: &Path, request: &Value) -> std::io::Result<Text> {
             }
             Err(error) => return Err(error),
         }
-        match wire::answer(&answer) {
-            Text::Part if Instant::now() < end => {}
-            text @ (Text::Part | Text::Whole(..) | Text::Broken(_)) => return Ok(text),
+        match wire::parse_response(&answer) {
+            Parsed::Incomplete if Instant::now() < end => {}
+            parsed @ (Parsed::Incomplete | Parsed::Complete(..) | Parsed::Invalid(_)) => return Ok(parsed),
         }
     }
 }

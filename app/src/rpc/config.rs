@@ -1,4 +1,4 @@
-//! `framework_get_config`: the calls that make what the configuration says, for a client that copies it.
+//! `framework_get_config`: the method calls that create the current configuration.
 
 use serde_json::{Value, json};
 use spindle_target::snapshot::AllowedHosts;
@@ -22,7 +22,7 @@ fn call(method: &str, params: Value) -> Value {
     json!({ "method": method, "params": params })
 }
 
-/// The controller of a disk that an attach has named; any other keeps its name.
+/// Controller name of a disk: without `n1` if the disk was added by `bdev_nvme_attach_controller`.
 fn controller(disk: &DiskPlan, namespace: u32) -> &str {
     disk.name.strip_suffix(&format!("n{namespace}")).unwrap_or(&disk.name)
 }

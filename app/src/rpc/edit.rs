@@ -1,5 +1,5 @@
-//! [`Edit`]: methods that change something change the text of the configuration, with its comments and its
-//! order. What they make is then checked like a file that was written by hand.
+//! [`Edit`]: methods that change the configuration. They edit its TOML text and keep comments and order; the
+//! result is validated like a file.
 
 use std::net::SocketAddr;
 
@@ -12,48 +12,50 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, value};
 use super::Failure;
 use super::params::Args;
 use super::reads::LEVELS;
-use crate::config::{Plan, SubsystemPlan, named_by};
+use crate::config::{Plan, SubsystemPlan, default_listener_name};
 use crate::text::{alternatives, did_you_mean};
 
-type Answer = Result<Value, Failure>;
+type MethodResult = Result<Value, Failure>;
 
-/// The port that NVMe over Fabrics was given.
-const PORT: u16 = 4420;
-/// That of discovery services.
+/// IANA port of NVMe over Fabrics.
+const NVME_PORT: u16 = 4420;
+/// IANA port of NVMe discovery services.
 const DISCOVERY_PORT: u16 = 8009;
-pub const SUBSYSTEMS: &str = "nvmf_get_subsystems lists them";
-pub const DISKS: &str = "bdev_get_bdevs lists them";
+pub const LIST_SUBSYSTEMS: &str = "nvmf_get_subsystems lists them";
+pub const LIST_DISKS: &str = "bdev_get_bdevs lists them";
 
-/// The text, and what it says before it is changed.
+/// A configuration that a method edits.
 pub struct Edit<'a> {
     pub document: DocumentMut,
+    /// The plan before the edit.
     pub plan: &'a Plan,
-    /// A listener was on RDMA at the start.
+    /// RDMA devices are open: there was an RDMA listener at the start.
     pub has_rdma: bool,
 }
 
 impl Edit<'_> {
-    /// The sections of this name, which may be none.
+    /// The top-level `[[name]]` sections; creates an empty list.
     pub fn sections(&mut self, name: &str) -> &mut ArrayOfTables {
         sections(self.document.as_table_mut(), name)
     }
 
-    /// The subsystem that a call names, in the plan.
+    /// The planned subsystem of the parameter `nqn`.
     fn subsystem(&self, args: &Args) -> Result<&SubsystemPlan, Failure> {
         let nqn = args.nqn("nqn");
         let found = self.plan.subsystems.iter().find(|subsystem| Some(subsystem.nqn) == nqn);
         found.ok_or_else(|| {
             let names: Vec<_> = self.plan.subsystems.iter().map(|it| it.nqn.to_string()).collect();
-            refuse_name(args, "nqn", "subsystem", &names, SUBSYSTEMS)
+            unknown_name(args, "nqn", "subsystem", &names, LIST_SUBSYSTEMS)
         })
     }
 
     fn section(&mut self, nqn: &Nqn) -> Option<&mut Table> {
-        let is_it = |table: &&mut Table| text(table, "nqn").is_some_and(|it| it == nqn.to_string());
+        let is_it = |table: &&mut Table| str_value(table, "nqn").is_some_and(|it| it == nqn.to_string());
         self.sections("subsystem").iter_mut().find(is_it)
     }
 
-    /// The names of the listeners of a subsystem, as they stand in the file or as they would.
+    /// The `listeners` of a subsystem's section; writes out the default, all listeners, if the key is not
+    /// set.
     fn listeners(&mut self, subsystem: &SubsystemPlan) -> Option<&mut Array> {
         let all = subsystem.listeners.iter().cloned().collect::<Array>();
         let table = self.section(&subsystem.nqn)?;
@@ -61,13 +63,13 @@ impl Edit<'_> {
     }
 }
 
-pub fn text<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
+pub fn str_value<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
     table.get(key)?.as_str()
 }
 
-/// The sections of this name in a section.
+/// The `[[name]]` sections in `table`; creates an empty list.
 pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
-    // One that is written in one line becomes sections.
+    // An inline array of tables becomes `[[name]]` sections.
     if table.get(name).is_some_and(|item| !item.is_array_of_tables()) {
         let inline = table.remove(name).and_then(|item| item.into_array_of_tables().ok());
         table.insert(name, Item::ArrayOfTables(inline.unwrap_or_default()));
@@ -79,36 +81,37 @@ pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
     }
 }
 
-/// There is none of this name; what there is, `listed` says.
-pub fn refuse_name(args: &Args, field: &str, what: &str, names: &[String], listed: &str) -> Failure {
+/// The error for an unknown name: suggests a similar one, or `listed`, which names the method that lists
+/// them.
+pub fn unknown_name(args: &Args, field: &str, noun: &str, names: &[String], listed: &str) -> Failure {
     let given = args.text(field).unwrap_or_default();
     let meant = did_you_mean(given, names.iter().map(String::as_str), || listed.to_owned());
-    args.refuse(field, format!("there is no such {what}; {meant}"))
+    args.refuse(field, format!("there is no such {noun}; {meant}"))
 }
 
-/// Give a key another value; what is written behind the value stays.
-pub fn set(table: &mut Table, key: &str, mut item: Item) {
+/// Sets a key and keeps a comment after its value.
+pub fn set_value(table: &mut Table, key: &str, mut item: Item) {
     if let (Some(Item::Value(before)), Item::Value(after)) = (table.get(key), &mut item) {
         *after.decor_mut() = before.decor().clone();
     }
     table.insert(key, item);
 }
 
-/// Texts and numbers that a call gives, each under its name in the file.
-pub fn copy(args: &Args, table: &mut Table, names: &[(&str, &str)]) {
+/// Copies string and integer parameters to keys; `names` are (parameter, key).
+pub fn copy_params(args: &Args, table: &mut Table, names: &[(&str, &str)]) {
     for (from, to) in names {
         let text = args.text(from).map(value);
-        if let Some(item) = text.or_else(|| args.whole(from).map(number)) {
+        if let Some(item) = text.or_else(|| args.whole(from).map(integer_item)) {
             table[*to] = item;
         }
     }
 }
 
-pub fn number(number: u64) -> Item {
+pub fn integer_item(number: u64) -> Item {
     value(i64::try_from(number).unwrap_or(i64::MAX))
 }
 
-pub fn create_transport(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn create_transport(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let plan = edit.plan;
     if transport_of(args) == Some(TransportKind::Rdma) && !edit.has_rdma {
         let allowed = "RDMA devices are opened at the start, for the listeners that there are: put one with \
@@ -129,14 +132,14 @@ pub fn create_transport(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(true))
 }
 
-pub fn create_subsystem(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn create_subsystem(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     if edit.subsystem(args).is_ok() {
         return Err(args.refuse("nqn", "there is a subsystem of this name; it must be a new one"));
     }
     let mut table = Table::new();
     table["nqn"] = value(args.text("nqn").unwrap_or_default());
-    copy(args, &mut table, &[("serial_number", "serial"), ("model_number", "model")]);
-    copy(args, &mut table, &[("min_cntlid", "cntlid_min"), ("max_cntlid", "cntlid_max")]);
+    copy_params(args, &mut table, &[("serial_number", "serial"), ("model_number", "model")]);
+    copy_params(args, &mut table, &[("min_cntlid", "cntlid_min"), ("max_cntlid", "cntlid_max")]);
     if args.flag("allow_any_host") {
         table["allow_any_host"] = value(true);
     } else {
@@ -147,18 +150,18 @@ pub fn create_subsystem(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(true))
 }
 
-pub fn delete_subsystem(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn delete_subsystem(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let nqn = edit.subsystem(args)?.nqn.to_string();
-    edit.sections("subsystem").retain(|table| text(table, "nqn") != Some(&nqn));
+    edit.sections("subsystem").retain(|table| str_value(table, "nqn") != Some(&nqn));
     Ok(json!(true))
 }
 
-pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (subsystem, namespace) = (edit.subsystem(args)?, args.object("namespace"));
     let disks: Vec<_> = edit.plan.disks.iter().map(|disk| disk.name.clone()).collect();
     let disk = namespace.text("bdev_name").unwrap_or_default().to_owned();
     if !disks.contains(&disk) {
-        return Err(refuse_name(&namespace, "bdev_name", "disk", &disks, DISKS));
+        return Err(unknown_name(&namespace, "bdev_name", "disk", &disks, LIST_DISKS));
     }
     let is_taken = |nsid: &u64| subsystem.namespaces.iter().any(|it| u64::from(it.nsid) == *nsid);
     let free = (1..).find(|nsid| !is_taken(nsid)).unwrap_or(1);
@@ -172,9 +175,9 @@ pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
     };
     let nqn = subsystem.nqn;
     let mut table = Table::new();
-    table["nsid"] = number(nsid);
+    table["nsid"] = integer_item(nsid);
     table["disk"] = value(disk);
-    copy(&namespace, &mut table, &[("uuid", "uuid")]);
+    copy_params(&namespace, &mut table, &[("uuid", "uuid")]);
     if let Some(nguid) = namespace.text("nguid").and_then(super::params::nguid) {
         table["nguid"] = value(nguid);
     }
@@ -184,7 +187,7 @@ pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(nsid))
 }
 
-pub fn remove_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn remove_ns(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let subsystem = edit.subsystem(args)?;
     let nsid = args.whole("nsid").unwrap_or(0);
     if !subsystem.namespaces.iter().any(|it| u64::from(it.nsid) == nsid) {
@@ -199,7 +202,7 @@ pub fn remove_ns(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(true))
 }
 
-pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let subsystem = edit.subsystem(args)?;
     let (nqn, host) = (subsystem.nqn, args.nqn("host"));
     match &subsystem.hosts {
@@ -221,7 +224,7 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(true))
 }
 
-pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let subsystem = edit.subsystem(args)?;
     let (nqn, host) = (subsystem.nqn, args.text("host").unwrap_or_default());
     let hosts = match &subsystem.hosts {
@@ -233,19 +236,19 @@ pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
         AllowedHosts::Only(hosts) => hosts.iter().map(Nqn::to_string).collect::<Vec<_>>(),
     };
     if !hosts.iter().any(|it| it == host) {
-        return Err(refuse_name(args, "host", "host in the list", &hosts, "nvmf_get_subsystems has it"));
+        return Err(unknown_name(args, "host", "host in the list", &hosts, "nvmf_get_subsystems has it"));
     }
     let hosts = edit.section(&nqn).and_then(|section| section.get_mut("hosts")?.as_array_mut());
     hosts.into_iter().for_each(|hosts| hosts.retain(|it| it.as_str() != Some(host)));
     Ok(json!(true))
 }
 
-pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (nqn, is_any) = (edit.subsystem(args)?.nqn, args.flag("allow_any_host"));
     if let Some(section) = edit.section(&nqn) {
         if is_any {
             section.remove("hosts");
-            set(section, "allow_any_host", value(true));
+            set_value(section, "allow_any_host", value(true));
         } else {
             section.remove("allow_any_host");
             section.entry("hosts").or_insert_with(|| value(Array::new()));
@@ -254,25 +257,24 @@ pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(true))
 }
 
-/// The transport that a call names.
+/// The transport of the parameter `trtype`; `None` for `pcie` or without it.
 pub fn transport_of(args: &Args) -> Option<TransportKind> {
     let name = args.text("trtype")?;
     TransportKind::ALL.into_iter().find(|kind| name.eq_ignore_ascii_case(&kind.to_string()))
 }
 
-/// The endpoint in `listen_address`, or in the parameter of this name.
+/// The endpoint in the object parameter `name`; `port` is the default of `trsvcid`.
 fn endpoint(args: &Args, name: &str, port: u16) -> Result<(TransportKind, SocketAddr), Failure> {
     let inner = args.object(name);
     Ok((transport_of(&inner).unwrap_or(TransportKind::Tcp), inner.address(port)?))
 }
 
-/// Endpoints in words.
 fn endpoints(all: impl Iterator<Item = (TransportKind, SocketAddr)>) -> String {
     alternatives(all.map(|(transport, address)| format!("{address} ({transport})")))
 }
 
-/// A section with an address.
-fn addressed((transport, address): (TransportKind, SocketAddr)) -> Table {
+/// A section with the keys `address` and, for RDMA, `transport`.
+fn endpoint_table((transport, address): (TransportKind, SocketAddr)) -> Table {
     let mut table = Table::new();
     table["address"] = value(address.to_string());
     if transport != TransportKind::Tcp {
@@ -282,19 +284,19 @@ fn addressed((transport, address): (TransportKind, SocketAddr)) -> Table {
 }
 
 fn is_at(table: &Table, (transport, address): (TransportKind, SocketAddr)) -> bool {
-    let at = text(table, "address").and_then(|text| text.parse::<SocketAddr>().ok());
-    at == Some(address) && text(table, "transport").unwrap_or("tcp") == transport.to_string()
+    let at = str_value(table, "address").and_then(|text| text.parse::<SocketAddr>().ok());
+    at == Some(address) && str_value(table, "transport").unwrap_or("tcp") == transport.to_string()
 }
 
-pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let subsystem = edit.subsystem(args)?.clone();
-    let endpoint = endpoint(args, "listen_address", PORT)?;
+    let endpoint = endpoint(args, "listen_address", NVME_PORT)?;
     let known = edit.plan.listeners.iter().find(|listener| listener.endpoint() == endpoint);
     let name = match known {
         Some(listener) => listener.name.clone(),
         None => {
-            edit.sections("listener").push(addressed(endpoint));
-            named_by(endpoint.0, endpoint.1)
+            edit.sections("listener").push(endpoint_table(endpoint));
+            default_listener_name(endpoint.0, endpoint.1)
         }
     };
     let is_everywhere = edit.section(&subsystem.nqn).is_some_and(|table| !table.contains_key("listeners"));
@@ -307,9 +309,9 @@ pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(true))
 }
 
-pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let subsystem = edit.subsystem(args)?.clone();
-    let endpoint = endpoint(args, "listen_address", PORT)?;
+    let endpoint = endpoint(args, "listen_address", NVME_PORT)?;
     let known = edit.plan.listeners_of(&subsystem).find(|listener| listener.endpoint() == endpoint);
     let Some(name) = known.map(|listener| listener.name.clone()) else {
         let at = edit.plan.listeners_of(&subsystem).map(|listener| listener.endpoint());
@@ -326,17 +328,17 @@ pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(true))
 }
 
-pub fn add_referral(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn add_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let endpoint = endpoint(args, "address", DISCOVERY_PORT)?;
     let mut known = edit.plan.referrals.iter();
     if known.any(|referral| (referral.transport, referral.address) == endpoint) {
         return Err(args.refuse("address", "there is such a referral; it must be another address"));
     }
-    edit.sections("referral").push(addressed(endpoint));
+    edit.sections("referral").push(endpoint_table(endpoint));
     Ok(json!(true))
 }
 
-pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let endpoint = endpoint(args, "address", DISCOVERY_PORT)?;
     let known = edit.plan.referrals.iter().map(|referral| (referral.transport, referral.address));
     if !known.clone().any(|known| known == endpoint) {
@@ -347,13 +349,13 @@ pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(true))
 }
 
-pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let wanted = args.text("level").unwrap_or_default();
     let level = LEVELS.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
     let level = level.map_or("info", |(_, own)| own);
     let log = edit.document.as_table_mut().entry("log").or_insert_with(|| Item::Table(Table::new()));
     match log {
-        Item::Table(log) => set(log, "level", value(level)),
+        Item::Table(log) => set_value(log, "level", value(level)),
         Item::None | Item::Value(_) | Item::ArrayOfTables(_) => log["level"] = value(level),
     }
     Ok(json!(true))

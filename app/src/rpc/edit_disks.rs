@@ -1,20 +1,22 @@
-//! Methods that make, grow and remove disks.
+//! Methods that add, resize and remove disks.
 
 use serde_json::{Value, json};
 use spindle_transport::TransportKind;
 use toml_edit::{Item, Table, value};
 
 use super::Failure;
-use super::edit::{DISKS, Edit, copy, number, refuse_name, sections, set, text, transport_of};
+use super::edit::{
+    Edit, LIST_DISKS, copy_params, integer_item, sections, set_value, str_value, transport_of, unknown_name,
+};
 use super::params::Args;
 use crate::config::DiskKind;
 use crate::size::Bytes;
 
-type Answer = Result<Value, Failure>;
+type MethodResult = Result<Value, Failure>;
 
 const MIB: u64 = 1 << 20;
 
-/// A section for a disk of a new name.
+/// A `[[disk]]` section with name and kind; the name must be unused.
 fn disk(edit: &Edit<'_>, args: &Args, name: &str, kind: &str) -> Result<Table, Failure> {
     if edit.plan.disk(name).is_some() {
         return Err(args.refuse("name", format!("there is a disk {name:?}; it must be a new name")));
@@ -25,13 +27,13 @@ fn disk(edit: &Edit<'_>, args: &Args, name: &str, kind: &str) -> Result<Table, F
     Ok(table)
 }
 
-/// A size as people write it.
+/// A size with a unit and without a space, like `64MiB`.
 fn size_text(bytes: u64) -> Item {
     value(Bytes::new(bytes).to_string().replace(' ', ""))
 }
 
-/// `num_blocks` blocks of `block_size` bytes.
-fn size(args: &Args, table: &mut Table) -> Result<(), Failure> {
+/// Sets `size` and `block_bytes` from the parameters `num_blocks` and `block_size`.
+fn set_size(args: &Args, table: &mut Table) -> Result<(), Failure> {
     let (blocks, block_bytes) =
         (args.whole("num_blocks").unwrap_or(0), args.whole("block_size").unwrap_or(0));
     let Some(bytes) = blocks.checked_mul(block_bytes).filter(|bytes| i64::try_from(*bytes).is_ok()) else {
@@ -39,27 +41,27 @@ fn size(args: &Args, table: &mut Table) -> Result<(), Failure> {
         return Err(args.refuse("num_blocks", allowed));
     };
     table["size"] = size_text(bytes);
-    table["block_bytes"] = number(block_bytes);
+    table["block_bytes"] = integer_item(block_bytes);
     Ok(())
 }
 
-/// A disk without a medium, of kind `ram` or `null`.
-pub fn create(edit: &mut Edit<'_>, args: &Args, kind: &str) -> Answer {
+/// Adds a disk of `kind`, `ram` or `null`.
+pub fn create(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
     let free = || (0..).map(|at| format!("Malloc{at}")).find(|name| edit.plan.disk(name).is_none());
     let name = args.text("name").map(str::to_owned).or_else(free).unwrap_or_default();
     let mut table = disk(edit, args, &name, kind)?;
-    size(args, &mut table)?;
+    set_size(args, &mut table)?;
     edit.sections("disk").push(table);
     Ok(json!(name))
 }
 
-/// A file or a block device.
-pub fn create_file(edit: &mut Edit<'_>, args: &Args) -> Answer {
+/// Adds a `file` disk.
+pub fn create_file(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let name = args.text("name").unwrap_or_default();
     let mut table = disk(edit, args, name, "file")?;
     table["path"] = value(args.text("filename").unwrap_or_default());
     if let Some(block_bytes) = args.whole("block_size").filter(|bytes| *bytes > 0) {
-        table["block_bytes"] = number(block_bytes);
+        table["block_bytes"] = integer_item(block_bytes);
     }
     if args.flag("readonly") {
         table["read_only"] = value(true);
@@ -68,8 +70,8 @@ pub fn create_file(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(name))
 }
 
-/// The disk that a call names, if it is of one of these kinds.
-fn named(edit: &Edit<'_>, args: &Args, kinds: &[&str]) -> Result<String, Failure> {
+/// The parameter `name`, which must be a disk of one of `kinds`.
+fn disk_of_kind(edit: &Edit<'_>, args: &Args, kinds: &[&str]) -> Result<String, Failure> {
     let name = args.text("name").unwrap_or_default();
     match edit.plan.disk(name) {
         Some(disk) if kinds.contains(&disk.kind.name()) => Ok(name.to_owned()),
@@ -80,19 +82,20 @@ fn named(edit: &Edit<'_>, args: &Args, kinds: &[&str]) -> Result<String, Failure
         }
         None => {
             let names: Vec<_> = edit.plan.disks.iter().map(|disk| disk.name.clone()).collect();
-            Err(refuse_name(args, "name", "disk", &names, DISKS))
+            Err(unknown_name(args, "name", "disk", &names, LIST_DISKS))
         }
     }
 }
 
 fn section<'a>(edit: &'a mut Edit<'_>, name: &str) -> Option<&'a mut Table> {
-    edit.sections("disk").iter_mut().find(|table| text(table, "name") == Some(name))
+    edit.sections("disk").iter_mut().find(|table| str_value(table, "name") == Some(name))
 }
 
-/// Take disks out, and the namespaces that show them, as SPDK does.
+/// Removes disks and their namespaces, as SPDK does.
 fn remove(edit: &mut Edit<'_>, names: &[String]) {
-    let is_gone =
-        |table: &Table, key: &str| text(table, key).is_some_and(|name| names.iter().any(|gone| gone == name));
+    let is_gone = |table: &Table, key: &str| {
+        str_value(table, key).is_some_and(|name| names.iter().any(|gone| gone == name))
+    };
     edit.sections("disk").retain(|table| !is_gone(table, "name"));
     for subsystem in edit.sections("subsystem").iter_mut() {
         if subsystem.contains_key("namespace") {
@@ -101,24 +104,25 @@ fn remove(edit: &mut Edit<'_>, names: &[String]) {
     }
 }
 
-pub fn delete(edit: &mut Edit<'_>, args: &Args, kind: &str) -> Answer {
-    let name = named(edit, args, &[kind])?;
+pub fn delete(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
+    let name = disk_of_kind(edit, args, &[kind])?;
     remove(edit, &[name]);
     Ok(json!(true))
 }
 
-pub fn resize(edit: &mut Edit<'_>, args: &Args, kind: &str) -> Answer {
-    let name = named(edit, args, &[kind])?;
+pub fn resize(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
+    let name = disk_of_kind(edit, args, &[kind])?;
     let bytes = args.whole("new_size").unwrap_or(0).saturating_mul(MIB);
     if let Some(table) = section(edit, &name) {
-        set(table, "size", size_text(bytes));
+        set_value(table, "size", size_text(bytes));
     }
     Ok(json!(true))
 }
 
-/// The cache in front of a disk; what it may be is checked with the whole configuration.
-pub fn cache(edit: &mut Edit<'_>, args: &Args) -> Answer {
-    let name = named(edit, args, &["file", "ng", "nvme", "remote"])?;
+/// Adds, changes or (size 0) removes the cache of a disk. Its values are validated with the new
+/// configuration.
+pub fn cache(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    let name = disk_of_kind(edit, args, &["file", "ng", "nvme", "remote"])?;
     let bytes = args.whole("size").unwrap_or(0);
     let Some(table) = section(edit, &name) else { return Ok(json!(true)) };
     if bytes == 0 {
@@ -143,9 +147,8 @@ pub fn cache(edit: &mut Edit<'_>, args: &Args) -> Answer {
     Ok(json!(true))
 }
 
-/// A drive by its PCI address, or a subsystem of another target: its first namespace, or the one that is
-/// asked for.
-pub fn attach(edit: &mut Edit<'_>, args: &Args) -> Answer {
+/// Adds an `nvme` or `remote` disk for one namespace (1 by default) of a drive or far subsystem.
+pub fn attach(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (controller, nsid) = (args.text("name").unwrap_or_default(), args.whole("namespace").unwrap_or(1));
     let name = format!("{controller}n{nsid}");
     let mut table = match transport_of(args) {
@@ -168,35 +171,34 @@ pub fn attach(edit: &mut Edit<'_>, args: &Args) -> Answer {
                 table["transport"] = value(transport.to_string());
             }
             table["nqn"] = value(subnqn);
-            copy(args, &mut table, &[("hostnqn", "host_nqn")]);
+            copy_params(args, &mut table, &[("hostnqn", "host_nqn")]);
             table
         }
     };
     if nsid != 1 {
-        table["namespace"] = number(nsid);
+        table["namespace"] = integer_item(nsid);
     }
     edit.sections("disk").push(table);
     Ok(json!([name]))
 }
 
-/// What stands before n and the number of the namespace.
+/// `NAME` of a disk `NAMEn1`, the name under which its controller was attached.
 pub fn controller_of(disk: &str) -> Option<&str> {
     let (controller, nsid) = disk.rsplit_once('n')?;
     (!nsid.is_empty() && nsid.bytes().all(|digit| digit.is_ascii_digit())).then_some(controller)
 }
 
-pub fn detach(edit: &mut Edit<'_>, args: &Args) -> Answer {
+pub fn detach(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let controller = args.text("name").unwrap_or_default();
     let is_attached = |kind: &DiskKind| matches!(kind, DiskKind::Nvme { .. } | DiskKind::Remote { .. });
     let disks = edit.plan.disks.iter().filter(|disk| is_attached(&disk.kind));
-    // NAMEn1 is of NAME.
     let names: Vec<_> = disks.filter_map(|disk| Some((controller_of(&disk.name)?, &disk.name))).collect();
     let its = names.iter().filter(|(its, _)| *its == controller);
     let its: Vec<String> = its.map(|(_, disk)| (*disk).clone()).collect();
     if its.is_empty() {
         let all: Vec<_> = names.iter().map(|(its, _)| (*its).to_owned()).collect();
         let listed = "its disks of kind nvme and remote are NAMEn1, and bdev_get_bdevs lists them";
-        return Err(refuse_name(args, "name", "controller", &all, listed));
+        return Err(unknown_name(args, "name", "controller", &all, listed));
     }
     remove(edit, &its);
     Ok(json!(true))

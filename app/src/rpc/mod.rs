@@ -1,24 +1,24 @@
-//! The control socket: JSON-RPC 2.0, with the names, parameters and results that SPDK's clients know.
+//! The control socket: JSON-RPC 2.0 with the names, parameters and results of SPDK.
 //!
 //! ```text
-//!   client ── server (one thread) ── wire ── params ──┬── reads: answered at once from the View
+//!   client ── server (one thread) ── wire ── params ──┬── reads: run at once, on the View
 //!                                                     └── edits: to the main thread, one at a time
 //!                                                           text of the file ── edit ──> new text ── serve
 //! ```
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `wire` | JSON texts without framing; requests, batches, answers |
-//! | `params` | what each parameter may be, and the errors |
-//! | `methods`, `table` | what a request asks for; the table of methods |
+//! | `wire` | JSON texts without framing; requests, batches, responses |
+//! | `params` | types and checks of parameters |
+//! | `methods`, `table` | dispatch of requests; the table of methods |
 //! | `edit`, `edit_disks` | methods that change the text of the configuration |
-//! | `reads`, `config` | methods that only look |
+//! | `reads`, `config` | methods that only read |
 //! | `server` | the socket and its clients |
-//! | `client` | the other end, for `spindle ctl` and `spindle status` |
+//! | `client` | client for `spindle ctl` and `spindle status` |
 //!
-//! The data path knows nothing of it: cores are looked at by their counters.
+//! Cores are not involved: methods read their counters.
 //!
-//! Limits: 128 clients, requests of 1 MiB; a client that does not read its answers gets no others.
+//! Limits: 128 clients, 1 MiB per request. A client with unread responses is not received from.
 
 pub mod client;
 mod config;
@@ -33,7 +33,7 @@ mod table;
 pub mod tests;
 mod wire;
 
-pub use server::answer;
+pub use server::serve_clients;
 
 pub use edit::Edit;
 pub use edit_disks::controller_of;
@@ -45,86 +45,84 @@ use spindle_reactor::net::Waker;
 
 use crate::text::shortened;
 
-/// A change that a client asks the main thread for.
+/// A method call that changes the configuration, for the main thread.
 pub struct Change {
-    /// What it does to the text.
     pub edit: methods::Change,
-    /// By what.
     pub args: params::Args,
     reply: Reply,
 }
 
-/// The way back to the client.
+/// Returns the result of a change to the thread of the control socket.
 pub struct Reply {
+    /// Number of the client that sent the request.
     client: u64,
     send: Sender<(u64, Result<Value, Failure>)>,
     waker: Waker,
 }
 
 impl Change {
-    /// What came of it.
-    pub fn answer(self, result: Result<Value, Failure>) {
-        // It fails when the thread of the socket has ended: there is no client to tell.
+    /// Sends the result to the client.
+    pub fn respond(self, result: Result<Value, Failure>) {
+        // Fails if the thread of the control socket has ended and closed its clients.
         let _ = self.reply.send.send((self.reply.client, result));
         self.reply.waker.wake();
     }
 }
 
-/// A value as a message shows it.
-fn shown(value: &Value) -> String {
+/// A value as JSON, shortened for a message.
+fn excerpt(value: &Value) -> String {
     shortened(&value.to_string())
 }
 
-/// Why a call has no result.
+/// The error of a method call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
-    /// As JSON-RPC 2.0 section 5.1 has them.
+    /// Error code of JSON-RPC 2.0 section 5.1.
     code: i32,
-    /// What is wrong: field, value, and what is allowed.
+    /// Field, value and what is allowed.
     pub message: String,
-    /// The same in parts, where there is a field.
+    /// `field`, `value` and `allowed` as an object; `None` for an error that is not about a parameter.
     data: Option<Value>,
 }
 
-const PARSE: i32 = -32700;
-const REQUEST: i32 = -32600;
-const METHOD: i32 = -32601;
-const PARAMS: i32 = -32602;
-const SYSTEM: i32 = -32603;
+const PARSE_ERROR: i32 = -32700;
+const INVALID_REQUEST: i32 = -32600;
+const METHOD_NOT_FOUND: i32 = -32601;
+const INVALID_PARAMS: i32 = -32602;
+const INTERNAL_ERROR: i32 = -32603;
 
 impl Failure {
     fn new(code: i32, message: String) -> Failure {
         Failure { code, message, data: None }
     }
 
-    /// There is no such method.
-    fn method(name: &str, allowed: &str) -> Failure {
-        Failure { code: METHOD, ..Failure::field("method", Some(&name.into()), allowed) }
+    fn unknown_method(name: &str, allowed: &str) -> Failure {
+        Failure { code: METHOD_NOT_FOUND, ..Failure::parameter("method", Some(&name.into()), allowed) }
     }
 
-    /// The configuration that would follow is refused.
+    /// The changed configuration is invalid or cannot be applied.
     pub fn refused(message: String) -> Failure {
-        Failure::new(PARAMS, message)
+        Failure::new(INVALID_PARAMS, message)
     }
 
-    /// The system, or the state of the target, does not let it be done.
+    /// A system call failed, or the state of the target does not allow the change.
     pub fn system(message: String) -> Failure {
-        Failure::new(SYSTEM, message)
+        Failure::new(INTERNAL_ERROR, message)
     }
 
-    /// A parameter is wrong.
-    fn field(field: &str, value: Option<&Value>, allowed: impl Into<String>) -> Failure {
+    /// Missing or invalid parameter.
+    fn parameter(field: &str, value: Option<&Value>, allowed: impl Into<String>) -> Failure {
         let (field, allowed) = (shortened(field), allowed.into());
         let message = match value {
-            Some(value) => format!("{field} = {}: {allowed}", shown(value)),
+            Some(value) => format!("{field} = {}: {allowed}", excerpt(value)),
             None => format!("{field}: {allowed}"),
         };
         let data = json!({ "field": field, "value": value, "allowed": allowed });
-        Failure { code: PARAMS, message, data: Some(data) }
+        Failure { code: INVALID_PARAMS, message, data: Some(data) }
     }
 
-    /// As an answer to the request with this identifier.
-    fn answer(&self, id: Value) -> Value {
+    /// The error response to the request `id`.
+    fn response(&self, id: Value) -> Value {
         let mut error = Map::new();
         error.insert("code".to_owned(), self.code.into());
         error.insert("message".to_owned(), self.message.clone().into());

@@ -1,6 +1,6 @@
-//! Parameters of methods: which there are, what each may be, and [`Args`], what was given.
+//! Parameters of methods: their types ([`Kind`]) and the checked values of a call ([`Args`]).
 //!
-//! Everything is checked before a method begins, and an error names the parameter, its value and what is
+//! All parameters are checked before the method runs. Errors name the parameter, its value and what is
 //! allowed.
 
 use std::net::{IpAddr, SocketAddr};
@@ -12,19 +12,18 @@ use uuid::Uuid;
 use super::Failure;
 use crate::text::{alternatives, did_you_mean, quoted};
 
-/// Longest text: a path.
+/// Longest string parameter: PATH_MAX of Linux.
 const TEXT_BYTES_MAX: usize = 4096;
 
 #[derive(Debug)]
 pub struct Param {
     pub name: &'static str,
     pub kind: Kind,
-    /// The call must give it.
     pub is_required: bool,
     pub about: &'static str,
 }
 
-/// What a parameter may be.
+/// Type and range of a parameter.
 #[derive(Debug)]
 pub enum Kind {
     Flag,
@@ -34,51 +33,49 @@ pub enum Kind {
     },
     /// One of these numbers.
     Number(&'static [u64]),
-    /// Any text but the empty one.
+    /// A string of 1 to [`TEXT_BYTES_MAX`] bytes.
     Text,
-    /// One of these, in upper or lower case.
+    /// One of these strings, without regard to case.
     Word(&'static [&'static str]),
-    /// A list of texts.
+    /// A list of [`Kind::Text`].
     Texts,
     Nqn,
     Uuid,
-    /// 16 bytes in hexadecimal digits.
+    /// 32 hexadecimal digits, with or without hyphens, not all zeroes.
     Nguid,
-    /// Parameters of its own.
+    /// An object with these members.
     Object(&'static [Param]),
-    /// Only this value, as JSON text: what it asks for otherwise there is not here.
+    /// Only this JSON value: other values select behavior of SPDK that Spindle does not have.
     Only(&'static str),
 }
 
-/// A parameter that a call may leave out.
-pub const fn may(name: &'static str, kind: Kind, about: &'static str) -> Param {
+pub const fn optional(name: &'static str, kind: Kind, about: &'static str) -> Param {
     Param { name, kind, is_required: false, about }
 }
 
-/// A parameter that a call must give.
-pub const fn must(name: &'static str, kind: Kind, about: &'static str) -> Param {
+pub const fn required(name: &'static str, kind: Kind, about: &'static str) -> Param {
     Param { name, kind, is_required: true, about }
 }
 
-/// What was given, checked against the parameters of the method.
+/// Parameters of a call, checked against those of the method.
 #[derive(Debug, Default, PartialEq)]
 pub struct Args {
     values: Map<String, Value>,
-    /// Path of the object that has them, with a point behind, or empty.
+    /// Prefix of field names in errors: the path of an object parameter with a trailing dot, or empty.
     path: String,
 }
 
 impl Args {
     /// # Errors
-    /// The first parameter that is unknown, missing or wrong.
+    /// The first parameter that is unknown, missing or invalid.
     pub fn new(given: Map<String, Value>, params: &'static [Param]) -> Result<Args, Failure> {
         check(&given, params, "")?;
-        // A parameter that is null is one that is not given, as with SPDK.
+        // As in SPDK, null means that the parameter is not set.
         let values = given.into_iter().filter(|(_, value)| !value.is_null()).collect();
         Ok(Args { values, path: String::new() })
     }
 
-    /// A flag; false where it is not given.
+    /// False if not set.
     pub fn flag(&self, name: &str) -> bool {
         self.values.get(name).and_then(Value::as_bool).unwrap_or(false)
     }
@@ -91,30 +88,30 @@ impl Args {
         self.values.get(name).and_then(Value::as_str)
     }
 
-    /// Texts; none where it is not given.
+    /// Empty if not set.
     pub fn texts(&self, name: &str) -> impl Iterator<Item = &str> {
         self.values.get(name).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// A name that was checked.
     pub fn nqn(&self, name: &str) -> Option<Nqn> {
         Nqn::new(self.text(name)?).ok()
     }
 
-    /// The parameters in a parameter; none where it is not given.
+    /// Members of an object parameter; empty if not set.
     pub fn object(&self, name: &str) -> Args {
         let values = self.values.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
         let values = values.into_iter().filter(|(_, value)| !value.is_null()).collect();
         Args { values, path: format!("{}{name}.", self.path) }
     }
 
-    /// An error of this parameter, or of what it is when it is not given.
+    /// An error for this parameter, whether set or not.
     pub fn refuse(&self, name: &str, allowed: impl Into<String>) -> Failure {
-        Failure::field(&format!("{}{name}", self.path), self.values.get(name), allowed)
+        Failure::parameter(&format!("{}{name}", self.path), self.values.get(name), allowed)
     }
 
-    /// The address that `traddr`, `trsvcid` and `adrfam` name.
-    pub fn address(&self, port_without: u16) -> Result<SocketAddr, Failure> {
+    /// The address in `traddr` and `trsvcid`, with `default_port` without `trsvcid`; checked against
+    /// `adrfam`.
+    pub fn address(&self, default_port: u16) -> Result<SocketAddr, Failure> {
         let text = self.text("traddr").unwrap_or_default();
         let wrong = || self.refuse("traddr", "must be an IP address, like \"192.0.2.1\" or \"2001:db8::1\"");
         let ip: IpAddr = text.parse().map_err(|_| wrong())?;
@@ -122,10 +119,10 @@ impl Args {
         if self.text("adrfam").is_some_and(|given| !given.eq_ignore_ascii_case(family)) {
             return Err(self.refuse("adrfam", format!("must be {family:?}, the family of traddr = {text:?}")));
         }
-        // Others than digits would be taken by `parse`: a sign.
+        // `parse` accepts a leading `+`.
         let number = |port: &str| port.bytes().all(|it| it.is_ascii_digit()).then(|| port.parse().ok())?;
         let port = match self.text("trsvcid") {
-            None => port_without,
+            None => default_port,
             Some(port) => number(port).filter(|port| *port != 0).ok_or_else(|| {
                 self.refuse("trsvcid", "must be a port from 1 to 65535 in decimal digits, like \"4420\"")
             })?,
@@ -138,7 +135,7 @@ fn check(given: &Map<String, Value>, params: &'static [Param], path: &str) -> Re
     for (name, value) in given {
         let field = format!("{path}{name}");
         let Some(param) = params.iter().find(|param| param.name == name) else {
-            return Err(Failure::field(&field, Some(value), unknown(name, params)));
+            return Err(Failure::parameter(&field, Some(value), unknown_param(name, params)));
         };
         if !value.is_null() {
             param.kind.check(&field, value)?;
@@ -148,13 +145,13 @@ fn check(given: &Map<String, Value>, params: &'static [Param], path: &str) -> Re
     match params.iter().find(|param| param.is_required && !is_given(param)) {
         Some(missing) => {
             let allowed = format!("must be given: {}", missing.kind);
-            Err(Failure::field(&format!("{path}{}", missing.name), None, allowed))
+            Err(Failure::parameter(&format!("{path}{}", missing.name), None, allowed))
         }
         None => Ok(()),
     }
 }
 
-fn unknown(name: &str, params: &'static [Param]) -> String {
+fn unknown_param(name: &str, params: &'static [Param]) -> String {
     if params.is_empty() {
         return "there are no parameters here".to_owned();
     }
@@ -184,7 +181,7 @@ impl Kind {
             },
             Kind::Nqn => match text.map(Nqn::new) {
                 Some(Err(error)) => {
-                    return Err(Failure::field(field, Some(value), format!("{error}; must be {self}")));
+                    return Err(Failure::parameter(field, Some(value), format!("{error}; must be {self}")));
                 }
                 Some(Ok(_)) => true,
                 None => false,
@@ -197,11 +194,11 @@ impl Kind {
             },
             Kind::Only(only) => serde_json::from_str(only).is_ok_and(|only: Value| only == *value),
         };
-        if is_right { Ok(()) } else { Err(Failure::field(field, Some(value), format!("must be {self}"))) }
+        if is_right { Ok(()) } else { Err(Failure::parameter(field, Some(value), format!("must be {self}"))) }
     }
 }
 
-/// 32 hexadecimal digits, with or without hyphens, in lower case; not all zeroes.
+/// An NGUID as 32 lower-case digits without hyphens; `None` if `text` is not [`Kind::Nguid`].
 pub fn nguid(text: &str) -> Option<String> {
     let digits: String = text.chars().filter(|letter| *letter != '-').collect();
     let is_hex = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -237,15 +234,19 @@ mod tests {
     use super::*;
 
     static PARAMS: &[Param] = &[
-        must("nqn", Kind::Nqn, ""),
-        may("nsid", Kind::Whole { min: 1, max: 9 }, ""),
-        may("trtype", Kind::Word(&["tcp", "rdma"]), ""),
-        may("ana_reporting", Kind::Only("false"), ""),
-        may("address", Kind::Object(&[must("traddr", Kind::Text, ""), may("trsvcid", Kind::Text, "")]), ""),
-        may("uuid", Kind::Uuid, ""),
-        may("nguid", Kind::Nguid, ""),
-        may("names", Kind::Texts, ""),
-        may("flag", Kind::Flag, ""),
+        required("nqn", Kind::Nqn, ""),
+        optional("nsid", Kind::Whole { min: 1, max: 9 }, ""),
+        optional("trtype", Kind::Word(&["tcp", "rdma"]), ""),
+        optional("ana_reporting", Kind::Only("false"), ""),
+        optional(
+            "address",
+            Kind::Object(&[required("traddr", Kind::Text, ""), optional("trsvcid", Kind::Text, "")]),
+            "",
+        ),
+        optional("uuid", Kind::Uuid, ""),
+        optional("nguid", Kind::Nguid, ""),
+        optional("names", Kind::Texts, ""),
+        optional("flag", Kind::Flag, ""),
     ];
 
     fn args(value: Value) -> Result<Args, String> {

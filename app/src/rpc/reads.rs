@@ -1,4 +1,4 @@
-//! Methods that only look, in the shapes of SPDK's.
+//! Methods that read the state of the target. Their results have the structure of SPDK's.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use spindle_transport::TransportKind;
 use uuid::Uuid;
 
 use super::Failure;
-use super::edit::{DISKS, SUBSYSTEMS, refuse_name};
+use super::edit::{LIST_DISKS, LIST_SUBSYSTEMS, unknown_name};
 use super::params::Args;
 use crate::serve::view::{CoreView, Look};
 use crate::text::did_you_mean;
 
-type Answer = Result<Value, Failure>;
+type MethodResult = Result<Value, Failure>;
 
-/// Ticks a second: times are in nanoseconds.
+/// SPDK's `tick_rate`, ticks per second: times are in nanoseconds.
 const TICK_RATE: u64 = 1_000_000_000;
-/// The name of the discovery subsystem (Base 2.0 section 4.5).
+/// NQN of the well-known discovery subsystem (Base 2.0 section 4.5).
 const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-pub fn version(_: &Look<'_>, _: &Args) -> Answer {
+pub fn version(_: &Look<'_>, _: &Args) -> MethodResult {
     let number = |text: &str| text.parse::<u64>().unwrap_or(0);
     Ok(json!({
         "version": concat!("Spindle v", env!("CARGO_PKG_VERSION")),
@@ -39,7 +39,7 @@ pub fn version(_: &Look<'_>, _: &Args) -> Answer {
     }))
 }
 
-pub fn reactors(look: &Look<'_>, _: &Args) -> Answer {
+pub fn reactors(look: &Look<'_>, _: &Args) -> MethodResult {
     let uptime = look.view.uptime_ns();
     let core = |(index, core): (usize, &CoreView)| {
         let busy = core.turns.busy().as_u64();
@@ -48,21 +48,21 @@ pub fn reactors(look: &Look<'_>, _: &Args) -> Answer {
             "busy": busy,
             "idle": uptime.saturating_sub(busy),
             "in_interrupt": false,
-            "lw_threads": [{ "name": thread(index), "id": index + 1, "elapsed": uptime }],
+            "lw_threads": [{ "name": thread_name(index), "id": index + 1, "elapsed": uptime }],
         })
     };
     let cores: Vec<_> = look.view.cores.iter().enumerate().map(core).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "pid": std::process::id(), "reactors": cores }))
 }
 
-pub fn parts(_: &Look<'_>, _: &Args) -> Answer {
+pub fn framework_subsystems(_: &Look<'_>, _: &Args) -> MethodResult {
     Ok(json!([
         { "subsystem": "bdev", "depends_on": [] },
         { "subsystem": "nvmf", "depends_on": ["bdev"] },
     ]))
 }
 
-pub fn transports(look: &Look<'_>, args: &Args) -> Answer {
+pub fn transports(look: &Look<'_>, args: &Args) -> MethodResult {
     let plan = &look.plan;
     let transports = look.view.transports().map(|kind| {
         let controller = &plan.limits.controller;
@@ -84,8 +84,8 @@ pub fn transports(look: &Look<'_>, args: &Args) -> Answer {
     }
 }
 
-/// The name of a core's thread.
-fn thread(core: usize) -> String {
+/// SPDK's thread name for a core.
+fn thread_name(core: usize) -> String {
     format!("reactor-{core}")
 }
 
@@ -106,13 +106,16 @@ fn addresses<'a>(listeners: impl Iterator<Item = &'a Listener>) -> Vec<Value> {
     listeners.filter(|it| it.is_open).map(|it| address(it.transport, it.address)).collect()
 }
 
-fn offered<'a>(snapshot: &'a Snapshot, subsystem: &'a Subsystem) -> impl Iterator<Item = &'a Listener> {
+fn subsystem_listeners<'a>(
+    snapshot: &'a Snapshot,
+    subsystem: &'a Subsystem,
+) -> impl Iterator<Item = &'a Listener> {
     subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index))
 }
 
-pub fn subsystems(look: &Look<'_>, args: &Args) -> Answer {
+pub fn subsystems(look: &Look<'_>, args: &Args) -> MethodResult {
     let Some(snapshot) = &look.snapshot else { return Ok(json!([])) };
-    let own = snapshot.subsystems.iter().map(|subsystem| subsystem_of(snapshot, subsystem));
+    let own = snapshot.subsystems.iter().map(|subsystem| subsystem_json(snapshot, subsystem));
     let discovery = json!({
         "nqn": DISCOVERY_NQN,
         "subtype": "Discovery",
@@ -128,7 +131,7 @@ pub fn subsystems(look: &Look<'_>, args: &Args) -> Answer {
     }
 }
 
-fn subsystem_of(snapshot: &Snapshot, subsystem: &Subsystem) -> Value {
+fn subsystem_json(snapshot: &Snapshot, subsystem: &Subsystem) -> Value {
     let hosts: Vec<_> = match &subsystem.hosts {
         AllowedHosts::Any => Vec::new(),
         AllowedHosts::Only(hosts) => hosts.iter().map(|host| json!({ "nqn": host.to_string() })).collect(),
@@ -145,7 +148,7 @@ fn subsystem_of(snapshot: &Snapshot, subsystem: &Subsystem) -> Value {
     json!({
         "nqn": subsystem.nqn.to_string(),
         "subtype": "NVMe",
-        "listen_addresses": addresses(offered(snapshot, subsystem)),
+        "listen_addresses": addresses(subsystem_listeners(snapshot, subsystem)),
         "allow_any_host": subsystem.hosts == AllowedHosts::Any,
         "hosts": hosts,
         "serial_number": subsystem.serial,
@@ -159,11 +162,11 @@ fn subsystem_of(snapshot: &Snapshot, subsystem: &Subsystem) -> Value {
 
 fn no_subsystem(snapshot: &Snapshot, args: &Args) -> Failure {
     let names: Vec<String> = snapshot.subsystems.iter().map(|it| it.nqn.to_string()).collect();
-    refuse_name(args, "nqn", "subsystem", &names, SUBSYSTEMS)
+    unknown_name(args, "nqn", "subsystem", &names, LIST_SUBSYSTEMS)
 }
 
-/// The subsystem that is named, with its controllers in their order.
-fn of_subsystem(look: &Look<'_>, args: &Args) -> Result<(Nqn, Vec<Arc<ControllerShared>>), Failure> {
+/// The subsystem of the parameter `nqn`, and its controllers in the order of CNTLID.
+fn subsystem_controllers(look: &Look<'_>, args: &Args) -> Result<(Nqn, Vec<Arc<ControllerShared>>), Failure> {
     let Some(snapshot) = &look.snapshot else { return Err(args.refuse("nqn", "the target is ending")) };
     let nqn = args.nqn("nqn").filter(|nqn| snapshot.subsystem(nqn).is_some());
     let nqn = nqn.ok_or_else(|| no_subsystem(snapshot, args))?;
@@ -173,54 +176,55 @@ fn of_subsystem(look: &Look<'_>, args: &Args) -> Result<(Nqn, Vec<Arc<Controller
     Ok((nqn, controllers))
 }
 
-pub fn controllers(look: &Look<'_>, args: &Args) -> Answer {
-    let (_, controllers) = of_subsystem(look, args)?;
+pub fn controllers(look: &Look<'_>, args: &Args) -> MethodResult {
+    let (_, controllers) = subsystem_controllers(look, args)?;
     let controllers = controllers.iter().map(|it| {
         json!({
             "cntlid": it.cntlid,
             "hostnqn": it.host_nqn.to_string(),
             "hostid": Uuid::from_bytes(it.host_id).to_string(),
-            "num_io_qpairs": it.live_queues(),
+            "num_io_qpairs": it.connected_queues(),
         })
     });
     Ok(json!(controllers.collect::<Vec<_>>()))
 }
 
-pub fn qpairs(look: &Look<'_>, args: &Args) -> Answer {
-    let (_, controllers) = of_subsystem(look, args)?;
-    let qpairs = controllers.iter().flat_map(|it| it.ends().into_iter().map(move |queue| (it, queue))).map(
-        |(it, queue)| {
+pub fn qpairs(look: &Look<'_>, args: &Args) -> MethodResult {
+    let (_, controllers) = subsystem_controllers(look, args)?;
+    let qpairs = controllers
+        .iter()
+        .flat_map(|it| it.connections().into_iter().map(move |queue| (it, queue)))
+        .map(|(it, queue)| {
             json!({
                 "cntlid": it.cntlid,
                 "qid": queue.qid,
                 "state": if it.is_ready() || queue.qid == 0 { "active" } else { "inactive" },
-                "thread": thread(queue.core),
+                "thread": thread_name(queue.core),
                 "hostnqn": it.host_nqn.to_string(),
                 "listen_address": address(queue.peer.transport, queue.peer.local),
                 "peer_address": address(queue.peer.transport, queue.peer.remote),
             })
-        },
-    );
+        });
     Ok(json!(qpairs.collect::<Vec<_>>()))
 }
 
-pub fn listeners(look: &Look<'_>, args: &Args) -> Answer {
-    let (nqn, _) = of_subsystem(look, args)?;
+pub fn listeners(look: &Look<'_>, args: &Args) -> MethodResult {
+    let (nqn, _) = subsystem_controllers(look, args)?;
     let Some(snapshot) = &look.snapshot else { return Ok(json!([])) };
     let Some(subsystem) = snapshot.subsystem(&nqn) else { return Ok(json!([])) };
-    let listeners = addresses(offered(snapshot, subsystem)).into_iter().map(
+    let listeners = addresses(subsystem_listeners(snapshot, subsystem)).into_iter().map(
         |address| json!({ "address": address, "ana_states": [{ "ana_group": 1, "ana_state": "optimized" }] }),
     );
     Ok(json!(listeners.collect::<Vec<_>>()))
 }
 
-pub fn stats(look: &Look<'_>, _: &Args) -> Answer {
+pub fn stats(look: &Look<'_>, _: &Args) -> MethodResult {
     let controllers = look.view.registry.all();
     let groups = look.view.cores.iter().enumerate().map(|(core, _)| {
         let connections = look.view.loads.get(core).map_or(0, |load| load.load(Ordering::Relaxed));
         let admin = controllers.iter().filter(|it| it.admin_core == core).count();
         json!({
-            "name": thread(core),
+            "name": thread_name(core),
             "current_admin_qpairs": admin,
             "current_io_qpairs": connections.saturating_sub(admin),
             "pending_bdev_io": 0,
@@ -230,7 +234,7 @@ pub fn stats(look: &Look<'_>, _: &Args) -> Answer {
     Ok(json!({ "tick_rate": TICK_RATE, "poll_groups": groups.collect::<Vec<_>>() }))
 }
 
-pub fn referrals(look: &Look<'_>, _: &Args) -> Answer {
+pub fn referrals(look: &Look<'_>, _: &Args) -> MethodResult {
     let Some(snapshot) = &look.snapshot else { return Ok(json!([])) };
     let referrals = snapshot.referrals.iter().map(|referral| {
         json!({
@@ -244,8 +248,8 @@ pub fn referrals(look: &Look<'_>, _: &Args) -> Answer {
     Ok(json!(referrals.collect::<Vec<_>>()))
 }
 
-/// As SPDK calls a disk of this kind.
-fn product(kind: &str) -> &'static str {
+/// SPDK's `product_name` for a kind of disk.
+fn product_name(kind: &str) -> &'static str {
     match kind {
         "ram" => "Malloc disk",
         "null" => "Null disk",
@@ -254,7 +258,7 @@ fn product(kind: &str) -> &'static str {
     }
 }
 
-/// Open disks, those that a call names or all.
+/// Open disks of the parameters `name` and `names`, or all without them.
 fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn DiskSource>>, Failure> {
     let Some(snapshot) = &look.snapshot else { return Ok(Vec::new()) };
     let all: Vec<_> = snapshot.disks.iter().flatten().cloned().collect();
@@ -265,22 +269,22 @@ fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn DiskSource>>, Failu
     }
     let find = |(field, name): (&str, &str)| {
         let found = all.iter().find(|disk| disk.name() == name).cloned();
-        let meant = || did_you_mean(name, all.iter().map(|disk| disk.name()), || DISKS.to_owned());
+        let meant = || did_you_mean(name, all.iter().map(|disk| disk.name()), || LIST_DISKS.to_owned());
         found.ok_or_else(|| args.refuse(field, format!("there is no disk {name:?}; {}", meant())))
     };
     wanted.into_iter().map(find).collect()
 }
 
-pub fn bdevs(look: &Look<'_>, args: &Args) -> Answer {
+pub fn bdevs(look: &Look<'_>, args: &Args) -> MethodResult {
     let snapshot = &look.snapshot;
     let namespaces = || snapshot.iter().flat_map(|it| &it.subsystems).flat_map(|it| it.active());
-    let tell = |disk: &Arc<dyn DiskSource>| {
+    let describe = |disk: &Arc<dyn DiskSource>| {
         let geometry = disk.geometry();
         let namespace = namespaces().find(|it| it.source.name() == disk.name());
         json!({
             "name": disk.name(),
             "aliases": [],
-            "product_name": product(disk.kind()),
+            "product_name": product_name(disk.kind()),
             "block_size": geometry.block_bytes,
             "num_blocks": geometry.block_count,
             "uuid": namespace.map(|it| Uuid::from_bytes(it.uuid).to_string()),
@@ -295,10 +299,10 @@ pub fn bdevs(look: &Look<'_>, args: &Args) -> Answer {
             "driver_specific": { "spindle": { "kind": disk.kind(), "bytes_used": disk.usage().bytes_used } },
         })
     };
-    Ok(json!(disks(look, args)?.iter().map(tell).collect::<Vec<_>>()))
+    Ok(json!(disks(look, args)?.iter().map(describe).collect::<Vec<_>>()))
 }
 
-fn traffic((key, of): (&str, Value), totals: IoTotals) -> Value {
+fn io_counters((key, of): (&str, Value), totals: IoTotals) -> Value {
     json!({
         key: of,
         "bytes_read": totals.units_read.saturating_mul(512),
@@ -310,9 +314,9 @@ fn traffic((key, of): (&str, Value), totals: IoTotals) -> Value {
     })
 }
 
-/// Pages are counted, of 4 KiB.
+/// State and counters of a cache; except `size` and `used`, which are bytes, numbers count pages of 4 KiB.
 fn cache(used: &CacheUse) -> Value {
-    let mut told = counted(&used.counts);
+    let mut object = cache_counters(&used.counts);
     let counts = &used.counts;
     for (key, value) in [
         ("size", json!(used.bytes)),
@@ -326,13 +330,13 @@ fn cache(used: &CacheUse) -> Value {
         ("sampled_hits_this_size", json!(counts.same)),
         ("sampled_hits_twice_size", json!(counts.twice)),
     ] {
-        told[key] = value;
+        object[key] = value;
     }
-    told
+    object
 }
 
-/// What is known of each host.
-fn counted(counts: &CacheCounts) -> Value {
+/// Counters that a cache has in total and for each host.
+fn cache_counters(counts: &CacheCounts) -> Value {
     json!({
         "hits": counts.hits,
         "misses": counts.misses,
@@ -347,54 +351,55 @@ fn counted(counts: &CacheCounts) -> Value {
     })
 }
 
-/// The first is what is known of no host, and of those beyond the ones that are counted apart.
+/// Counters of a cache by host. Number 0, without `hostnqn`, has reads of no known host and of hosts beyond
+/// the number that the cache counts separately.
 fn cache_by_host(look: &Look<'_>, used: &CacheUse) -> Value {
     let known = look.view.registry.hosts();
-    let tell = |(number, counts): &(u16, CacheCounts)| {
-        let mut told = counted(counts);
+    let describe = |(number, counts): &(u16, CacheCounts)| {
+        let mut host = cache_counters(counts);
         if let Some((nqn, id)) = usize::from(*number).checked_sub(1).and_then(|at| known.get(at)) {
-            told["hostnqn"] = json!(nqn.to_string());
-            told["hostid"] = json!(Uuid::from_bytes(*id).to_string());
+            host["hostnqn"] = json!(nqn.to_string());
+            host["hostid"] = json!(Uuid::from_bytes(*id).to_string());
         }
-        told
+        host
     };
-    json!(used.by_host.iter().map(tell).collect::<Vec<_>>())
+    json!(used.by_host.iter().map(describe).collect::<Vec<_>>())
 }
 
-pub fn iostat(look: &Look<'_>, args: &Args) -> Answer {
+pub fn iostat(look: &Look<'_>, args: &Args) -> MethodResult {
     let snapshot = &look.snapshot;
     let subsystems = || snapshot.iter().flat_map(|it| &it.subsystems);
     let namespaces = || subsystems().flat_map(|it| it.active().map(move |namespace| (&it.nqn, namespace)));
-    let tell = |disk: &Arc<dyn DiskSource>| {
+    let describe = |disk: &Arc<dyn DiskSource>| {
         let found = namespaces().find(|(_, it)| it.source.name() == disk.name());
         let counters = found.map(|(_, it)| &it.counters);
         if args.flag("per_channel") {
             let cores = counters.into_iter().flat_map(|it| it.by_core()).enumerate();
-            let channels = cores.map(|(core, totals)| traffic(("thread_id", json!(core + 1)), totals));
+            let channels = cores.map(|(core, totals)| io_counters(("thread_id", json!(core + 1)), totals));
             return json!({ "name": disk.name(), "channels": channels.collect::<Vec<_>>() });
         }
         let totals = counters.map_or_else(IoTotals::default, |it| it.totals());
-        let mut told = traffic(("name", json!(disk.name())), totals);
+        let mut bdev = io_counters(("name", json!(disk.name())), totals);
         if let Some((nqn, namespace)) = found {
-            told["namespace"] = json!({ "nqn": nqn.to_string(), "nsid": namespace.nsid });
+            bdev["namespace"] = json!({ "nqn": nqn.to_string(), "nsid": namespace.nsid });
         }
         if let Some(used) = disk.cache() {
-            told["cache"] = cache(&used);
+            bdev["cache"] = cache(&used);
             if args.flag("by_host") {
-                told["cache"]["hosts"] = cache_by_host(look, &used);
+                bdev["cache"]["hosts"] = cache_by_host(look, &used);
             }
         }
-        told
+        bdev
     };
-    let bdevs: Vec<_> = disks(look, args)?.iter().map(tell).collect();
+    let bdevs: Vec<_> = disks(look, args)?.iter().map(describe).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "ticks": look.view.uptime_ns(), "bdevs": bdevs }))
 }
 
-/// Levels of the log as SPDK calls them, and as the configuration does.
+/// Log levels as (SPDK's name, name in the configuration).
 pub const LEVELS: [(&str, &str); 5] =
     [("ERROR", "error"), ("WARNING", "warn"), ("NOTICE", "info"), ("INFO", "debug"), ("DEBUG", "trace")];
 
-pub fn log_level(look: &Look<'_>, _: &Args) -> Answer {
+pub fn log_level(look: &Look<'_>, _: &Args) -> MethodResult {
     let level = look.plan.log.level.as_str();
     Ok(json!(LEVELS.iter().find(|(_, own)| own.eq_ignore_ascii_case(level)).map(|(name, _)| name)))
 }

@@ -1,7 +1,7 @@
-//! The socket and its clients: one thread, which waits for all of them at once.
+//! The control socket's listener and clients, on one thread with `poll`.
 //!
-//! A client's requests are answered in their order. While it does not read an answer, nothing more is
-//! received from it, so that what it costs is bounded.
+//! Responses are in the order of a client's requests. The server does not receive from a client with unsent
+//! responses, which bounds the memory of each client.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,90 +13,92 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use spindle_reactor::net::Waker;
 
-use super::methods::{Called, call};
-use super::wire::{self, Text, Work};
+use super::methods::{CallOutcome, call};
+use super::wire::{self, Parsed, RequestBatch};
 use super::{Change, Failure, Reply};
 use crate::serve::view::View;
 
-/// Most clients. One more takes the place of the one that has been idle for longest.
+/// Most clients. A further one replaces the client that has been idle for longest.
 const CLIENTS_MAX: usize = 128;
-/// A request that has begun comes, and an answer is read, within this time; or the client is gone.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// From a failure to accept, as without descriptors, to the next try.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Clients that are accepted before the others have their turn.
+/// Longest time to receive a whole request, and without progress of a response; then the client is closed.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause after a failed accept, for example without free file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Most clients accepted before the others are polled again.
 const ACCEPTS_MAX: usize = 16;
-/// Bytes that are received at once.
-const PIECE_BYTES: usize = 16 << 10;
+/// Most bytes of one read.
+const READ_BYTES: usize = 16 << 10;
 
-/// What came of a change, and whose it was.
-type Done = (u64, Result<Value, Failure>);
+/// Client number and result of a change that the main thread applied.
+type ChangeResult = (u64, Result<Value, Failure>);
 
-/// What all clients need.
-struct Server<O> {
+/// State that all clients share. `C` is the main thread's message type.
+struct Server<C> {
     view: Arc<View>,
-    orders: Sender<O>,
-    done: (Sender<Done>, Receiver<Done>),
-    /// Raised when a change is done.
+    /// Changes for the main thread.
+    changes: Sender<C>,
+    results: (Sender<ChangeResult>, Receiver<ChangeResult>),
+    /// Woken by the main thread when a result is ready.
     waker: Waker,
 }
 
 struct Client {
-    /// No other client has it.
+    /// Unique for the life of the process.
     number: u64,
     stream: UnixStream,
-    /// What has come and is not taken.
+    /// Bytes received and not parsed yet.
     input: Vec<u8>,
-    /// What is to be sent.
+    /// Responses; the first `sent` bytes are sent.
     output: Vec<u8>,
     sent: usize,
-    /// A change that is with the main thread: the request's identifier, and what is to follow it.
-    change: Option<(Option<Value>, Work)>,
-    /// It ends when all is sent.
-    is_ending: bool,
-    /// When it last read some of an answer, or sent a request that is whole.
-    moved: Instant,
-    /// When the request began that is not whole yet.
-    begun: Option<Instant>,
+    /// A change that the main thread is applying: the request's identifier, and the rest of its batch.
+    change: Option<(Option<Value>, RequestBatch)>,
+    /// Closed once `output` is sent.
+    is_closing: bool,
+    /// Last time that a whole request arrived or bytes of a response were sent.
+    last_progress: Instant,
+    /// When the first bytes of the incomplete request in `input` arrived.
+    request_start: Option<Instant>,
 }
 
-/// Answer the clients of a socket, for as long as the process lives. Changes go to `orders`; `waker` is for
-/// their answers.
-pub fn answer<O: From<Change>>(
+/// Serves the clients of the control socket until the process ends. Changes go to the main thread by
+/// `changes`; `waker` is woken for their results.
+pub fn serve_clients<C: From<Change>>(
     listener: &UnixListener,
     waker: Waker,
     view: Arc<View>,
-    orders: Sender<O>,
+    changes: Sender<C>,
 ) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
-    let server = Server { view, orders, done: channel(), waker };
+    let server = Server { view, changes, results: channel(), waker };
     let (mut clients, mut number): (Vec<Client>, u64) = (Vec::new(), 0);
     loop {
-        let can_accept = wait(listener, &server.waker, &clients)?;
+        let can_accept = wait_ready(listener, &server.waker, &clients)?;
         server.waker.drain();
-        while let Ok((whose, result)) = server.done.1.try_recv() {
-            if let Some(client) = clients.iter_mut().find(|client| client.number == whose) {
-                client.on_done(&server, result);
+        while let Ok((number, result)) = server.results.1.try_recv() {
+            if let Some(client) = clients.iter_mut().find(|client| client.number == number) {
+                client.on_change_result(&server, result);
             }
         }
         let now = Instant::now();
-        clients.retain_mut(|client| client.turn(&server, now));
+        clients.retain_mut(|client| client.poll(&server, now));
         if can_accept && !accept(listener, &mut clients, &mut number, now) {
-            std::thread::park_timeout(PAUSE);
+            std::thread::park_timeout(ACCEPT_PAUSE);
         }
     }
 }
 
-/// Until there is something to do. True where there may be a client to accept.
-fn wait(listener: &UnixListener, waker: &Waker, clients: &[Client]) -> std::io::Result<bool> {
+/// Waits until the listener, the waker or a client is ready. True if the listener may have a connection.
+fn wait_ready(listener: &UnixListener, waker: &Waker, clients: &[Client]) -> std::io::Result<bool> {
     let mut fds = vec![PollFd::new(listener, PollFlags::IN), PollFd::new(waker, PollFlags::IN)];
-    // Of one whose change is not done nothing is received: its hang-up would be told over and over.
+    // A client with a pending change is not polled: its hang-up would be reported again and again.
     fds.extend(clients.iter().filter(|client| client.change.is_none()).map(|client| {
-        let flags = if client.wants_send() { PollFlags::OUT } else { PollFlags::IN };
+        let flags = if client.has_output() { PollFlags::OUT } else { PollFlags::IN };
         PollFd::new(&client.stream, flags)
     }));
-    // In time for those that have had their patience.
-    let timeout = clients.iter().any(|client| client.since().is_some()).then_some(PATIENCE / 10);
+    // Detects expired clients with 10 % of the timeout as resolution.
+    let is_timed = clients.iter().any(|client| client.waiting_since().is_some());
+    let timeout = is_timed.then_some(CLIENT_TIMEOUT / 10);
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match poll(&mut fds, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
@@ -104,7 +106,7 @@ fn wait(listener: &UnixListener, waker: &Waker, clients: &[Client]) -> std::io::
     }
 }
 
-/// Accept some of those that wait. False where that has failed.
+/// Accepts at most [`ACCEPTS_MAX`] clients. False if accept failed.
 fn accept(listener: &UnixListener, clients: &mut Vec<Client>, number: &mut u64, now: Instant) -> bool {
     for _ in 0..ACCEPTS_MAX {
         match listener.accept() {
@@ -113,9 +115,11 @@ fn accept(listener: &UnixListener, clients: &mut Vec<Client>, number: &mut u64, 
                     continue;
                 }
                 if clients.len() == CLIENTS_MAX {
-                    // One whose change is under way is to hear what came of it.
+                    // A client with a pending change must receive the result.
                     let all = clients.iter().enumerate().filter(|(_, client)| client.change.is_none());
-                    let Some((index, _)) = all.min_by_key(|(_, client)| client.moved) else { continue };
+                    let Some((index, _)) = all.min_by_key(|(_, client)| client.last_progress) else {
+                        continue;
+                    };
                     drop(clients.swap_remove(index));
                 }
                 *number += 1;
@@ -132,26 +136,27 @@ fn accept(listener: &UnixListener, clients: &mut Vec<Client>, number: &mut u64, 
 impl Client {
     fn new(number: u64, stream: UnixStream, now: Instant) -> Client {
         let (input, output) = (Vec::new(), Vec::new());
-        let (sent, change, is_ending, moved, begun) = (0, None, false, now, None);
-        Client { number, stream, input, output, sent, change, is_ending, moved, begun }
+        let (sent, change, is_closing, last_progress, request_start) = (0, None, false, now, None);
+        Client { number, stream, input, output, sent, change, is_closing, last_progress, request_start }
     }
 
-    fn wants_send(&self) -> bool {
+    fn has_output(&self) -> bool {
         self.sent < self.output.len()
     }
 
-    /// Since when it is waited for.
-    fn since(&self) -> Option<Instant> {
-        let begun = if self.wants_send() { Some(self.moved) } else { self.begun };
-        begun.filter(|_| self.change.is_none())
+    /// Start of the wait for the client to read a response or complete a request; `None` if the server is not
+    /// waiting for it.
+    fn waiting_since(&self) -> Option<Instant> {
+        let start = if self.has_output() { Some(self.last_progress) } else { self.request_start };
+        start.filter(|_| self.change.is_none())
     }
 
-    /// Receive, answer, send. False: it is gone.
-    fn turn<O: From<Change>>(&mut self, server: &Server<O>, now: Instant) -> bool {
-        // Once a turn: the others want theirs.
-        if !self.wants_send() && self.change.is_none() {
+    /// Receives, runs requests and sends. False: the client is to be closed.
+    fn poll<C: From<Change>>(&mut self, server: &Server<C>, now: Instant) -> bool {
+        // One read per poll, for fairness between clients.
+        if !self.has_output() && self.change.is_none() {
             match self.receive() {
-                Ok(true) => self.work(server, now),
+                Ok(true) => self.process_input(server, now),
                 Ok(false) => {}
                 Err(_) => return false,
             }
@@ -159,18 +164,21 @@ impl Client {
         if self.send(now).is_err() {
             return false;
         }
-        let is_late = self.since().is_some_and(|since| now.duration_since(since) >= PATIENCE);
-        !is_late && (self.wants_send() || !self.is_ending)
+        let is_late = self.waiting_since().is_some_and(|since| now.duration_since(since) >= CLIENT_TIMEOUT);
+        !is_late && (self.has_output() || !self.is_closing)
     }
 
-    /// True when there may be a request. An end of the stream is one where nothing is to be sent.
+    /// Reads once into `input`. True if it may now contain a request.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` at the end of the stream, and failures of the read.
     fn receive(&mut self) -> std::io::Result<bool> {
-        if self.is_ending {
+        if self.is_closing {
             return Ok(false);
         }
-        let mut piece = [0; PIECE_BYTES];
+        let mut piece = [0; READ_BYTES];
         match self.stream.read(&mut piece) {
-            // A request that is not whole never will be. Those before it are answered.
+            // An incomplete request is dropped. Responses to earlier requests were sent before this read.
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
                 self.input.extend_from_slice(&piece[..count]);
@@ -182,79 +190,81 @@ impl Client {
         }
     }
 
-    /// Answer what has come whole, up to the first change.
-    fn work<O: From<Change>>(&mut self, server: &Server<O>, now: Instant) {
+    /// Runs the complete requests in `input`, up to the first change.
+    fn process_input<C: From<Change>>(&mut self, server: &Server<C>, now: Instant) {
         let mut taken = 0;
         loop {
-            // What is between requests is none: a client may be silent after it.
+            // White space does not start the timeout of a request.
             let rest = self.input.get(taken..).unwrap_or_default();
             taken += rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
             let rest = self.input.get(taken..).unwrap_or_default();
             if rest.is_empty() || self.change.is_some() {
                 break;
             }
-            match wire::next(rest) {
-                Text::Whole(value, bytes) => {
+            match wire::parse_request(rest) {
+                Parsed::Complete(value, bytes) => {
                     taken += bytes;
-                    (self.moved, self.begun) = (now, None);
-                    self.go_on(server, Work::new(value));
+                    (self.last_progress, self.request_start) = (now, None);
+                    self.run_batch(server, RequestBatch::new(value));
                 }
-                Text::Part => break,
-                Text::Broken(failure) => {
-                    self.end(&failure);
+                Parsed::Incomplete => break,
+                Parsed::Invalid(failure) => {
+                    self.close_with(&failure);
                     return;
                 }
             }
         }
         self.input.drain(..taken);
-        self.begun = if self.input.is_empty() { None } else { Some(self.begun.unwrap_or(now)) };
+        let start = self.request_start.unwrap_or(now);
+        self.request_start = (!self.input.is_empty()).then_some(start);
     }
 
-    /// Do the requests of a text, up to the first change.
-    fn go_on<O: From<Change>>(&mut self, server: &Server<O>, mut work: Work) {
-        while let Some(request) = work.next() {
+    /// Runs the requests of a batch, up to the first change.
+    fn run_batch<C: From<Change>>(&mut self, server: &Server<C>, mut batch: RequestBatch) {
+        while let Some(request) = batch.next() {
             let id = request.id.clone();
             match call(&server.view, request) {
-                Called::Done(result) => work.answer(id, result),
-                Called::Change(edit, args) => {
+                CallOutcome::Done(result) => batch.respond(id, result),
+                CallOutcome::Change(edit, args) => {
                     let (client, waker) = (self.number, server.waker.clone());
-                    let reply = Reply { client, send: server.done.0.clone(), waker };
-                    if server.orders.send(O::from(Change { edit, args, reply })).is_ok() {
-                        self.change = Some((id, work));
+                    let reply = Reply { client, send: server.results.0.clone(), waker };
+                    if server.changes.send(C::from(Change { edit, args, reply })).is_ok() {
+                        self.change = Some((id, batch));
                         return;
                     }
-                    work.answer(id, Err(Failure::system("the target is ending".to_owned())));
+                    batch.respond(id, Err(Failure::system("the target is ending".to_owned())));
                 }
             }
         }
-        self.output.extend_from_slice(&work.finish());
+        self.output.extend_from_slice(&batch.finish());
     }
 
-    /// Its change is done.
-    fn on_done<O: From<Change>>(&mut self, server: &Server<O>, result: Result<Value, Failure>) {
-        let Some((id, mut work)) = self.change.take() else { return };
-        self.moved = Instant::now();
-        work.answer(id, result);
-        self.go_on(server, work);
+    /// Records the result of the pending change and continues with the client's next requests.
+    fn on_change_result<C: From<Change>>(&mut self, server: &Server<C>, result: Result<Value, Failure>) {
+        let Some((id, mut batch)) = self.change.take() else { return };
+        self.last_progress = Instant::now();
+        batch.respond(id, result);
+        self.run_batch(server, batch);
         if self.change.is_none() {
-            self.begun = None;
-            self.work(server, self.moved);
+            self.request_start = None;
+            self.process_input(server, self.last_progress);
         }
     }
 
-    fn end(&mut self, failure: &Failure) {
+    /// Sends an error response and closes the client after it.
+    fn close_with(&mut self, failure: &Failure) {
         self.input.clear();
-        let text = failure.answer(serde_json::Value::Null).to_string() + "\n";
+        let text = failure.response(serde_json::Value::Null).to_string() + "\n";
         self.output.extend_from_slice(text.as_bytes());
-        self.is_ending = true;
+        self.is_closing = true;
     }
 
     fn send(&mut self, now: Instant) -> std::io::Result<()> {
-        while self.wants_send() {
+        while self.has_output() {
             match self.stream.write(&self.output[self.sent..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => {
-                    self.moved = now;
+                    self.last_progress = now;
                     self.sent += count;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),

@@ -1,64 +1,64 @@
-//! The table of methods. Parameters that SPDK has and Spindle does not may be given with the value that says
-//! what is so here.
+//! The table of methods. A parameter for a feature of SPDK that cannot be selected in Spindle accepts only
+//! the value that describes Spindle's behavior.
 
 use spindle_target::snapshot::NSID_MAX;
 
 use super::edit_disks::{attach, cache, create, create_file, delete, detach, resize};
-use super::methods::{Act, Change, Method, Read};
-use super::params::{Kind, Param, may, must};
+use super::methods::{Action, Change, Method, Read};
+use super::params::{Kind, Param, optional, required};
 use super::{config, edit, reads};
 use crate::config::CNTLID_MAX;
 
-/// The name of SPDK's target, of which there is one here.
-const TGT_NAME: Param = may("tgt_name", Kind::Only("\"nvmf_tgt\""), "There is one target.");
-const NQN: Param = must("nqn", Kind::Nqn, "The subsystem.");
-const NAME: Param = must("name", Kind::Text, "The disk.");
-const ANY: Kind = Kind::Whole { min: 0, max: u64::MAX };
-const NEW_NAME: Param = must("name", Kind::Text, "Its name.");
-const BLOCKS: Param = must("num_blocks", Kind::Whole { min: 1, max: u64::MAX }, "Blocks.");
+/// Selects one of SPDK's targets; Spindle has one.
+const TGT_NAME: Param = optional("tgt_name", Kind::Only("\"nvmf_tgt\""), "There is one target.");
+const NQN: Param = required("nqn", Kind::Nqn, "The subsystem.");
+const NAME: Param = required("name", Kind::Text, "The disk.");
+const ANY_NUMBER: Kind = Kind::Whole { min: 0, max: u64::MAX };
+const NEW_NAME: Param = required("name", Kind::Text, "Its name.");
+const BLOCKS: Param = required("num_blocks", Kind::Whole { min: 1, max: u64::MAX }, "Blocks.");
 const BLOCK_BYTES: Kind = Kind::Number(&[512, 4096]);
-const BLOCK_SIZE: Param = must("block_size", BLOCK_BYTES, "Bytes of a block.");
-const FILENAME: Param = must("filename", Kind::Text, "Path of the file or block device.");
-const NO_METADATA: Param = may("md_size", ZERO, "There is no metadata.");
-const NO_PROTECTION: Param = may("dif_type", ZERO, "There is no protection information.");
-const NO_PLACE: Param = may("dif_is_head_of_md", OFF, "The same.");
+const BLOCK_SIZE: Param = required("block_size", BLOCK_BYTES, "Bytes of a block.");
+const FILENAME: Param = required("filename", Kind::Text, "Path of the file or block device.");
+const NO_METADATA: Param = optional("md_size", ONLY_ZERO, "There is no metadata.");
+const NO_PROTECTION: Param = optional("dif_type", ONLY_ZERO, "There is no protection information.");
+const NO_DIF_LOCATION: Param = optional("dif_is_head_of_md", ONLY_FALSE, "The same.");
 const CNTLID: Kind = Kind::Whole { min: 1, max: CNTLID_MAX };
 const NSID: Kind = Kind::Whole { min: 1, max: NSID_MAX as u64 };
-const OFF: Kind = Kind::Only("false");
-const ZERO: Kind = Kind::Only("0");
-const FABRIC: Kind = Kind::Word(&["tcp", "rdma"]);
-const FAMILY: Kind = Kind::Word(&["ipv4", "ipv6"]);
+const ONLY_FALSE: Kind = Kind::Only("false");
+const ONLY_ZERO: Kind = Kind::Only("0");
+const FABRIC_TRANSPORT: Kind = Kind::Word(&["tcp", "rdma"]);
+const ADDRESS_FAMILY: Kind = Kind::Word(&["ipv4", "ipv6"]);
 const LEVEL: Kind = Kind::Word(&["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"]);
-/// Whose identity hosts see is the namespace.
-const NO_UUID: Param = may("uuid", Kind::Only("null"), "nvmf_subsystem_add_ns has it.");
-const NEW_SIZE: Param = must("new_size", Kind::Whole { min: 1, max: 1 << 42 }, "In MiB.");
+/// Disks have no UUID; namespaces do.
+const NO_UUID: Param = optional("uuid", Kind::Only("null"), "nvmf_subsystem_add_ns has it.");
+const NEW_SIZE: Param = required("new_size", Kind::Whole { min: 1, max: 1 << 42 }, "In MiB.");
 
 static ADDRESS: &[Param] = &[
-    must("trtype", FABRIC, "Transport."),
-    must("traddr", Kind::Text, "IP address."),
-    may("trsvcid", Kind::Text, "Port."),
-    may("adrfam", FAMILY, "Family of the address."),
+    required("trtype", FABRIC_TRANSPORT, "Transport."),
+    required("traddr", Kind::Text, "IP address."),
+    optional("trsvcid", Kind::Text, "Port."),
+    optional("adrfam", ADDRESS_FAMILY, "Family of the address."),
 ];
 
 static NAMESPACE: &[Param] = &[
-    must("bdev_name", Kind::Text, "The disk."),
-    may("nsid", NSID, "Its number; without it the lowest that is free."),
-    may("uuid", Kind::Uuid, "By which hosts know it."),
-    may("nguid", Kind::Nguid, "The same."),
-    may("no_auto_visible", OFF, "All hosts of the subsystem see it."),
-    may("anagrpid", Kind::Only("1"), "There is no ANA."),
+    required("bdev_name", Kind::Text, "The disk."),
+    optional("nsid", NSID, "Its number; without it the lowest that is free."),
+    optional("uuid", Kind::Uuid, "By which hosts know it."),
+    optional("nguid", Kind::Nguid, "The same."),
+    optional("no_auto_visible", ONLY_FALSE, "All hosts of the subsystem see it."),
+    optional("anagrpid", Kind::Only("1"), "There is no ANA."),
 ];
 
-const fn method(name: &'static str, act: Act) -> Method {
-    Method { name, params: &[], about: "", act }
+const fn method(name: &'static str, action: Action) -> Method {
+    Method { name, params: &[], about: "", action }
 }
 
 const fn read(name: &'static str, read: Read) -> Method {
-    method(name, Act::Read(read))
+    method(name, Action::Read(read))
 }
 
 const fn change(name: &'static str, change: Change) -> Method {
-    method(name, Act::Change(change))
+    method(name, Action::Change(change))
 }
 
 impl Method {
@@ -71,58 +71,61 @@ impl Method {
     }
 }
 
-/// All of them.
 pub static METHODS: &[Method] = &[
-    method("rpc_get_methods", Act::List).about("Names of all methods.").takes(&[
-        may("current", Kind::Flag, "Only those that can be called now: all of them."),
-        may("include_aliases", Kind::Flag, "There are none."),
+    method("rpc_get_methods", Action::List).about("Names of all methods.").takes(&[
+        optional("current", Kind::Flag, "Only those that can be called now: all of them."),
+        optional("include_aliases", Kind::Flag, "There are none."),
     ]),
     read("spdk_get_version", reads::version).about("Name and version."),
     read("spindle_get_status", |look, _| Ok(look.status())).about("What `spindle status` prints."),
     read("framework_get_reactors", reads::reactors).about("Cores, and how long each was busy."),
-    read("framework_get_subsystems", reads::parts).about("Parts of the process."),
+    read("framework_get_subsystems", reads::framework_subsystems).about("Parts of the process."),
     read("framework_get_config", config::config).about("The calls that make what there is.").takes(&[
-        must("name", Kind::Word(&["bdev", "nvmf"]), "Which part."),
-        may("with_batches", OFF, "One call after the other."),
+        required("name", Kind::Word(&["bdev", "nvmf"]), "Which part."),
+        optional("with_batches", ONLY_FALSE, "One call after the other."),
     ]),
     read("nvmf_get_transports", reads::transports)
         .about("Transports, and what connections over them are limited to.")
-        .takes(&[may("trtype", Kind::Text, "Only this one."), TGT_NAME]),
+        .takes(&[optional("trtype", Kind::Text, "Only this one."), TGT_NAME]),
     change("nvmf_create_transport", edit::create_transport)
         .about("Transports are there; what the file fixes must be equal.")
         .takes(&[
-            must("trtype", FABRIC, "Transport."),
-            may("max_queue_depth", ANY, "limits.queue_entries."),
-            may("max_io_qpairs_per_ctrlr", ANY, "limits.io_queues."),
-            may("in_capsule_data_size", ANY, "tcp.in_capsule."),
-            may("max_io_size", ANY, "limits.transfer."),
-            may("no_srq", OFF, "Receives are shared."),
-            may("c2h_success", Kind::Only("true"), "SUCCESS saves completions."),
-            may("zcopy", Kind::Flag, "Nothing is copied in either case."),
-            may("dif_insert_or_strip", OFF, "There is no protection information."),
-            may("no_wr_batching", OFF, "Work requests are posted together."),
-            may("disable_mappable_bar0", OFF, "Of vfio-user."),
-            may("disable_adaptive_irq", OFF, "Of vfio-user."),
-            may("disable_shadow_doorbells", OFF, "Of vfio-user."),
-            may("disable_command_passthru", OFF, "Of vfio-user."),
+            required("trtype", FABRIC_TRANSPORT, "Transport."),
+            optional("max_queue_depth", ANY_NUMBER, "limits.queue_entries."),
+            optional("max_io_qpairs_per_ctrlr", ANY_NUMBER, "limits.io_queues."),
+            optional("in_capsule_data_size", ANY_NUMBER, "tcp.in_capsule."),
+            optional("max_io_size", ANY_NUMBER, "limits.transfer."),
+            optional("no_srq", ONLY_FALSE, "Receives are shared."),
+            optional("c2h_success", Kind::Only("true"), "SUCCESS saves completions."),
+            optional("zcopy", Kind::Flag, "Nothing is copied in either case."),
+            optional("dif_insert_or_strip", ONLY_FALSE, "There is no protection information."),
+            optional("no_wr_batching", ONLY_FALSE, "Work requests are posted together."),
+            optional("disable_mappable_bar0", ONLY_FALSE, "Of vfio-user."),
+            optional("disable_adaptive_irq", ONLY_FALSE, "Of vfio-user."),
+            optional("disable_shadow_doorbells", ONLY_FALSE, "Of vfio-user."),
+            optional("disable_command_passthru", ONLY_FALSE, "Of vfio-user."),
             TGT_NAME,
         ]),
     read("nvmf_get_subsystems", reads::subsystems)
         .about("Subsystems with their listeners, hosts and namespaces.")
-        .takes(&[may("nqn", Kind::Nqn, "Only this one."), TGT_NAME]),
+        .takes(&[optional("nqn", Kind::Nqn, "Only this one."), TGT_NAME]),
     change("nvmf_create_subsystem", edit::create_subsystem)
         .about("A subsystem, without hosts, listeners and namespaces.")
         .takes(&[
             NQN,
-            may("serial_number", Kind::Text, "Serial number."),
-            may("model_number", Kind::Text, "Model number."),
-            may("allow_any_host", Kind::Flag, "Every host may connect."),
-            may("max_namespaces", Kind::Whole { min: 0, max: NSID_MAX as u64 }, "There is room for 1024."),
-            may("min_cntlid", CNTLID, "Lowest controller identifier."),
-            may("max_cntlid", CNTLID, "Highest controller identifier."),
-            may("ana_reporting", OFF, "There is no ANA."),
-            may("passthrough", OFF, "Commands are checked."),
-            may("enable_nssr", OFF, "There is no NVM Subsystem Reset."),
+            optional("serial_number", Kind::Text, "Serial number."),
+            optional("model_number", Kind::Text, "Model number."),
+            optional("allow_any_host", Kind::Flag, "Every host may connect."),
+            optional(
+                "max_namespaces",
+                Kind::Whole { min: 0, max: NSID_MAX as u64 },
+                "There is room for 1024.",
+            ),
+            optional("min_cntlid", CNTLID, "Lowest controller identifier."),
+            optional("max_cntlid", CNTLID, "Highest controller identifier."),
+            optional("ana_reporting", ONLY_FALSE, "There is no ANA."),
+            optional("passthrough", ONLY_FALSE, "Commands are checked."),
+            optional("enable_nssr", ONLY_FALSE, "There is no NVM Subsystem Reset."),
             TGT_NAME,
         ]),
     change("nvmf_delete_subsystem", edit::delete_subsystem)
@@ -130,38 +133,38 @@ pub static METHODS: &[Method] = &[
         .takes(&[NQN, TGT_NAME]),
     change("nvmf_subsystem_add_ns", edit::add_ns)
         .about("Show a disk to the hosts of a subsystem. Gives the number of the namespace.")
-        .takes(&[NQN, must("namespace", Kind::Object(NAMESPACE), "The namespace."), TGT_NAME]),
+        .takes(&[NQN, required("namespace", Kind::Object(NAMESPACE), "The namespace."), TGT_NAME]),
     change("nvmf_subsystem_remove_ns", edit::remove_ns)
         .about("Remove a namespace; the disk stays.")
-        .takes(&[NQN, must("nsid", NSID, "Its number."), TGT_NAME]),
+        .takes(&[NQN, required("nsid", NSID, "Its number."), TGT_NAME]),
     change("nvmf_subsystem_add_host", edit::add_host).about("Allow a host to connect.").takes(&[
         NQN,
-        must("host", Kind::Nqn, "NQN of the host."),
+        required("host", Kind::Nqn, "NQN of the host."),
         TGT_NAME,
     ]),
     change("nvmf_subsystem_remove_host", edit::remove_host)
         .about("No longer allow a host to connect, and end its connections.")
         .takes(&[
             NQN,
-            must("host", Kind::Nqn, "NQN of the host."),
-            may("timeout_ms", ANY, "Its connections end at once."),
+            required("host", Kind::Nqn, "NQN of the host."),
+            optional("timeout_ms", ANY_NUMBER, "Its connections end at once."),
             TGT_NAME,
         ]),
     change("nvmf_subsystem_allow_any_host", edit::allow_any_host)
         .about("Allow every host to connect, or only those of the list.")
-        .takes(&[NQN, must("allow_any_host", Kind::Flag, "Or only those of the list."), TGT_NAME]),
+        .takes(&[NQN, required("allow_any_host", Kind::Flag, "Or only those of the list."), TGT_NAME]),
     change("nvmf_subsystem_add_listener", edit::add_listener)
         .about("Offer a subsystem at an address, which is listened on if it was not.")
         .takes(&[
             NQN,
-            must("listen_address", Kind::Object(ADDRESS), "Where; port 4420 if none is given."),
-            may("secure_channel", OFF, "There is no TLS."),
-            may("ana_state", Kind::Only("\"optimized\""), "There is no ANA."),
+            required("listen_address", Kind::Object(ADDRESS), "Where; port 4420 if none is given."),
+            optional("secure_channel", ONLY_FALSE, "There is no TLS."),
+            optional("ana_state", Kind::Only("\"optimized\""), "There is no ANA."),
             TGT_NAME,
         ]),
     change("nvmf_subsystem_remove_listener", edit::remove_listener)
         .about("No longer offer it there. An address at which none is offered any more is closed.")
-        .takes(&[NQN, must("listen_address", Kind::Object(ADDRESS), "Where."), TGT_NAME]),
+        .takes(&[NQN, required("listen_address", Kind::Object(ADDRESS), "Where."), TGT_NAME]),
     read("nvmf_subsystem_get_controllers", reads::controllers)
         .about("Who is connected.")
         .takes(&[NQN, TGT_NAME]),
@@ -175,27 +178,31 @@ pub static METHODS: &[Method] = &[
     change("nvmf_discovery_add_referral", edit::add_referral)
         .about("Tell hosts of another discovery service.")
         .takes(&[
-            must("address", Kind::Object(ADDRESS), "Where that service listens; port 8009 if none is given."),
-            may("secure_channel", OFF, "There is no TLS."),
+            required(
+                "address",
+                Kind::Object(ADDRESS),
+                "Where that service listens; port 8009 if none is given.",
+            ),
+            optional("secure_channel", ONLY_FALSE, "There is no TLS."),
             TGT_NAME,
         ]),
     change("nvmf_discovery_remove_referral", edit::remove_referral)
         .about("No longer tell hosts of it.")
-        .takes(&[must("address", Kind::Object(ADDRESS), "Where that service listens."), TGT_NAME]),
+        .takes(&[required("address", Kind::Object(ADDRESS), "Where that service listens."), TGT_NAME]),
     read("nvmf_discovery_get_referrals", reads::referrals)
         .about("Other discovery services.")
         .takes(&[TGT_NAME]),
     change("bdev_malloc_create", |edit, args| create(edit, args, "ram"))
         .about("A disk in memory (kind ram). Gives its name.")
         .takes(&[
-            may("name", Kind::Text, "Its name; Malloc0 and so on without one."),
+            optional("name", Kind::Text, "Its name; Malloc0 and so on without one."),
             BLOCKS,
             BLOCK_SIZE,
             NO_UUID,
             NO_METADATA,
-            may("md_interleave", OFF, "The same."),
+            optional("md_interleave", ONLY_FALSE, "The same."),
             NO_PROTECTION,
-            NO_PLACE,
+            NO_DIF_LOCATION,
         ]),
     change("bdev_malloc_delete", |edit, args| delete(edit, args, "ram"))
         .about("Remove it and the namespace of it.")
@@ -205,7 +212,7 @@ pub static METHODS: &[Method] = &[
         .takes(&[NAME, NEW_SIZE]),
     change("bdev_null_create", |edit, args| create(edit, args, "null"))
         .about("A disk that forgets (kind null). Gives its name.")
-        .takes(&[NEW_NAME, BLOCKS, BLOCK_SIZE, NO_UUID, NO_METADATA, NO_PROTECTION, NO_PLACE]),
+        .takes(&[NEW_NAME, BLOCKS, BLOCK_SIZE, NO_UUID, NO_METADATA, NO_PROTECTION, NO_DIF_LOCATION]),
     change("bdev_null_delete", |edit, args| delete(edit, args, "null"))
         .about("Remove it and the namespace of it.")
         .takes(&[NAME]),
@@ -217,10 +224,10 @@ pub static METHODS: &[Method] = &[
         .takes(&[
             NEW_NAME,
             FILENAME,
-            may("block_size", BLOCK_BYTES, "Bytes of a block."),
-            may("readonly", Kind::Flag, "Refuse writes."),
-            may("fallocate", Kind::Flag, "Deallocate is passed on where the file system can."),
-            may("nowait", OFF, "Submission does not wait in either case."),
+            optional("block_size", BLOCK_BYTES, "Bytes of a block."),
+            optional("readonly", Kind::Flag, "Refuse writes."),
+            optional("fallocate", Kind::Flag, "Deallocate is passed on where the file system can."),
+            optional("nowait", ONLY_FALSE, "Submission does not wait in either case."),
             NO_UUID,
         ]),
     change("bdev_aio_delete", |edit, args| delete(edit, args, "file"))
@@ -229,7 +236,7 @@ pub static METHODS: &[Method] = &[
     change("bdev_uring_create", create_file).about("The same.").takes(&[
         NEW_NAME,
         FILENAME,
-        may("block_size", BLOCK_BYTES, "Bytes of a block."),
+        optional("block_size", BLOCK_BYTES, "Bytes of a block."),
         NO_UUID,
     ]),
     change("bdev_uring_delete", |edit, args| delete(edit, args, "file"))
@@ -242,15 +249,15 @@ pub static METHODS: &[Method] = &[
         )
         .takes(&[
             NAME,
-            must("size", ANY, "Bytes of pages, a multiple of 4096; 0 takes the cache away."),
-            may(
+            required("size", ANY_NUMBER, "Bytes of pages, a multiple of 4096; 0 takes the cache away."),
+            optional(
                 "policy",
                 Kind::Word(&["s3-fifo", "lru"]),
                 "Which page goes; without it as it is, or s3-fifo.",
             ),
-            may("mode", Kind::Word(&["shared", "exclusive"]), "Without it as it is, or shared."),
-            may("read_ahead", ANY, "Bytes, as in the file. Without it as it is, or 256 KiB."),
-            may(
+            optional("mode", Kind::Word(&["shared", "exclusive"]), "Without it as it is, or shared."),
+            optional("read_ahead", ANY_NUMBER, "Bytes, as in the file. Without it as it is, or 256 KiB."),
+            optional(
                 "sole_writer",
                 Kind::Flag,
                 "true as in the file, which a remote disk's first cache needs; false changes nothing.",
@@ -265,38 +272,39 @@ pub static METHODS: &[Method] = &[
              of its disks.",
         )
         .takes(&[
-            must("name", Kind::Text, "Of the controller; its disk is NAMEn1."),
-            must("trtype", Kind::Word(&["pcie", "tcp", "rdma"]), "pcie: a drive bound to vfio-pci."),
-            must("traddr", Kind::Text, "PCI address, or IP address of another target."),
-            may("trsvcid", Kind::Text, "Port; 4420 without one."),
-            may("adrfam", FAMILY, "Family of the address."),
-            may("subnqn", Kind::Nqn, "Subsystem of the other target."),
-            may("hostnqn", Kind::Nqn, "As which host to connect."),
-            may("namespace", Kind::Whole { min: 1, max: 0xffff_fffe }, "Which namespace; 1 without it."),
-            may("hdgst", OFF, "No digests."),
-            may("ddgst", OFF, "No digests."),
-            may("multipath", Kind::Only("\"disable\""), "There is one path."),
-            may("prchk_reftag", OFF, "There is no protection information."),
-            may("prchk_guard", OFF, "The same."),
-            may("allow_unrecognized_csi", OFF, "The NVM command set alone."),
-            may("disable_sq_flow_control", OFF, "As the other target asks."),
+            required("name", Kind::Text, "Of the controller; its disk is NAMEn1."),
+            required("trtype", Kind::Word(&["pcie", "tcp", "rdma"]), "pcie: a drive bound to vfio-pci."),
+            required("traddr", Kind::Text, "PCI address, or IP address of another target."),
+            optional("trsvcid", Kind::Text, "Port; 4420 without one."),
+            optional("adrfam", ADDRESS_FAMILY, "Family of the address."),
+            optional("subnqn", Kind::Nqn, "Subsystem of the other target."),
+            optional("hostnqn", Kind::Nqn, "As which host to connect."),
+            optional("namespace", Kind::Whole { min: 1, max: 0xffff_fffe }, "Which namespace; 1 without it."),
+            optional("hdgst", ONLY_FALSE, "No digests."),
+            optional("ddgst", ONLY_FALSE, "No digests."),
+            optional("multipath", Kind::Only("\"disable\""), "There is one path."),
+            optional("prchk_reftag", ONLY_FALSE, "There is no protection information."),
+            optional("prchk_guard", ONLY_FALSE, "The same."),
+            optional("allow_unrecognized_csi", ONLY_FALSE, "The NVM command set alone."),
+            optional("disable_sq_flow_control", ONLY_FALSE, "As the other target asks."),
         ]),
     change("bdev_nvme_detach_controller", detach)
         .about("Remove its disks and the namespaces of them.")
-        .takes(&[must("name", Kind::Text, "Of the controller.")]),
-    read("bdev_get_bdevs", reads::bdevs)
-        .about("Disks.")
-        .takes(&[may("name", Kind::Text, "Only this one."), may("timeout", ANY, "It is not waited for.")]),
+        .takes(&[required("name", Kind::Text, "Of the controller.")]),
+    read("bdev_get_bdevs", reads::bdevs).about("Disks.").takes(&[
+        optional("name", Kind::Text, "Only this one."),
+        optional("timeout", ANY_NUMBER, "It is not waited for."),
+    ]),
     read("bdev_get_iostat", reads::iostat)
         .about("Traffic of each disk since the process was started, and what its cache has done.")
         .takes(&[
-            may("name", Kind::Text, "Only this one."),
-            may("names", Kind::Texts, "Only these."),
-            may("per_channel", Kind::Flag, "Of each core, as channels."),
-            may("by_host", Kind::Flag, "What a cache has done for each host, as hosts of it."),
-            may("reset_mode", Kind::Only("\"none\""), "Counters are never reset."),
+            optional("name", Kind::Text, "Only this one."),
+            optional("names", Kind::Texts, "Only these."),
+            optional("per_channel", Kind::Flag, "Of each core, as channels."),
+            optional("by_host", Kind::Flag, "What a cache has done for each host, as hosts of it."),
+            optional("reset_mode", Kind::Only("\"none\""), "Counters are never reset."),
         ]),
-    change("log_set_level", edit::set_log_level).about("Log less or more.").takes(&[must(
+    change("log_set_level", edit::set_log_level).about("Log less or more.").takes(&[required(
         "level",
         LEVEL,
         "Least urgent.",

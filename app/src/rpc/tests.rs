@@ -4,25 +4,25 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::methods::{Act, Change, METHODS, checked};
+use super::methods::{Action, Change, METHODS, validated};
 use super::params::{Args, Kind, Param};
 use super::wire::Request;
-use super::{Failure, METHOD, PARAMS};
+use super::{Failure, INVALID_PARAMS, METHOD_NOT_FOUND};
 
 type Given = Map<String, Value>;
 
 /// A call, up to what it does to the text.
 pub fn change(method: &str, params: Value) -> Result<(Change, Args), Failure> {
     let Value::Object(params) = params else { panic!("{params}: an object") };
-    match checked(request(method, params))? {
-        (Act::Change(change), args) => Ok((change, args)),
-        (Act::Read(_) | Act::List, _) => panic!("{method} changes nothing"),
+    match validated(request(method, params))? {
+        (Action::Change(change), args) => Ok((change, args)),
+        (Action::Read(_) | Action::List, _) => panic!("{method} changes nothing"),
     }
 }
 
 /// The methods that change the text.
 pub fn changing() -> Vec<&'static str> {
-    METHODS.iter().filter(|it| matches!(it.act, Act::Change(_))).map(|method| method.name).collect()
+    METHODS.iter().filter(|it| matches!(it.action, Action::Change(_))).map(|method| method.name).collect()
 }
 
 fn request(method: &str, params: Given) -> Request {
@@ -201,17 +201,21 @@ fn each_parameter_of_each_method_is_refused_with_field_value_and_what_is_allowed
     for method in METHODS {
         for with_all in [false, true] {
             let right = right_of(method.params, with_all);
-            assert!(checked(request(method.name, right)).is_ok(), "{}: what is right is taken", method.name);
+            assert!(
+                validated(request(method.name, right)).is_ok(),
+                "{}: what is right is taken",
+                method.name
+            );
         }
         let inner = |param: &Param| if let Kind::Object(inner) = param.kind { inner.len() } else { 0 };
         params += method.params.iter().map(|param| 1 + inner(param)).sum::<usize>();
         for Case { given, field, value, allowed } in cases(method.params, "", &mut kinds) {
             all += 1;
             let what = format!("{} {field}", method.name);
-            let Err(failure) = checked(request(method.name, given)) else {
+            let Err(failure) = validated(request(method.name, given)) else {
                 panic!("{what}: {value} is taken")
             };
-            assert_says(&failure, PARAMS, &field, &value, &allowed, &what);
+            assert_says(&failure, INVALID_PARAMS, &field, &value, &allowed, &what);
         }
     }
     // Those that there were when this was written.
@@ -224,12 +228,12 @@ fn a_method_that_is_not_there_is_named_with_the_nearest() {
     for method in METHODS {
         let last = method.name.chars().last().expect("a name");
         let misspelt = format!("{}{last}", method.name);
-        let failure = checked(request(&misspelt, Given::new())).err().expect("there is none");
+        let failure = validated(request(&misspelt, Given::new())).err().expect("there is none");
         let allowed = format!("there is no such method; did you mean {:?}?", method.name);
-        assert_says(&failure, METHOD, "method", &json!(misspelt), &allowed, method.name);
+        assert_says(&failure, METHOD_NOT_FOUND, "method", &json!(misspelt), &allowed, method.name);
     }
     for far in ["", "x", &long()] {
-        let failure = checked(request(far, Given::new())).err().expect("there is none");
-        assert_says(&failure, METHOD, "method", &json!(far), "it may be \"rpc_get_methods\"", far);
+        let failure = validated(request(far, Given::new())).err().expect("there is none");
+        assert_says(&failure, METHOD_NOT_FOUND, "method", &json!(far), "it may be \"rpc_get_methods\"", far);
     }
 }

@@ -1,102 +1,102 @@
-//! JSON-RPC 2.0 on a byte stream: JSON texts one after the other, without framing between them.
+//! JSON-RPC 2.0 on a byte stream of JSON texts without framing.
 //!
 //! ```text
-//!   bytes ── next ──> Text: Value ── Work::new ──> requests, one by one ── answer ──> Work::finish: bytes
+//!   bytes ── parse_request ──> Value ── RequestBatch::new, next ──> Request ── respond, finish ──> bytes
 //! ```
 
 use serde_json::{Map, Value, json};
 
-use super::{Failure, PARAMS, PARSE, REQUEST, shown};
+use super::{Failure, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, excerpt};
 use crate::text::shortened;
 
-/// Longest text.
+/// Longest request or batch in bytes.
 pub const TEXT_BYTES_MAX: usize = 1 << 20;
 
-/// Most requests of a batch, whose answers are held until the last.
+/// Most requests of a batch. Bounds the memory for its responses, which are sent together.
 const BATCH_MAX: usize = 64;
 
-/// What is at the beginning of the bytes that came.
+/// Result of parsing the first JSON text of a buffer.
 #[derive(Debug, PartialEq)]
-pub enum Text {
-    /// A whole text, and how many bytes it takes.
-    Whole(Value, usize),
-    /// The beginning of one, or nothing.
-    Part,
-    /// It is not JSON: what follows has no meaning either.
-    Broken(Failure),
+pub enum Parsed {
+    /// A JSON value and its length in bytes.
+    Complete(Value, usize),
+    /// More bytes are needed.
+    Incomplete,
+    /// Not JSON. The rest of the stream cannot be parsed.
+    Invalid(Failure),
 }
 
-/// Look for a request.
-pub fn next(bytes: &[u8]) -> Text {
-    text(bytes, TEXT_BYTES_MAX)
+/// Parses the first request or batch in `bytes`, at most [`TEXT_BYTES_MAX`] bytes long.
+pub fn parse_request(bytes: &[u8]) -> Parsed {
+    parse(bytes, TEXT_BYTES_MAX)
 }
 
-/// Look for an answer, which may be as long as it likes.
-pub fn answer(bytes: &[u8]) -> Text {
-    text(bytes, usize::MAX)
+/// Parses a response, whose length is not limited.
+pub fn parse_response(bytes: &[u8]) -> Parsed {
+    parse(bytes, usize::MAX)
 }
 
-fn text(bytes: &[u8], bytes_max: usize) -> Text {
+fn parse(bytes: &[u8], bytes_max: usize) -> Parsed {
     let mut texts = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
     match texts.next() {
-        Some(Ok(value)) => Text::Whole(value, texts.byte_offset()),
-        Some(Err(error)) if error.is_eof() && bytes.len() < bytes_max => Text::Part,
-        Some(Err(error)) if error.is_eof() => Text::Broken(Failure::new(
-            PARSE,
+        Some(Ok(value)) => Parsed::Complete(value, texts.byte_offset()),
+        Some(Err(error)) if error.is_eof() && bytes.len() < bytes_max => Parsed::Incomplete,
+        Some(Err(error)) if error.is_eof() => Parsed::Invalid(Failure::new(
+            PARSE_ERROR,
             format!("a request of {} bytes and more: must have less than {bytes_max}", bytes.len()),
         )),
-        Some(Err(error)) => Text::Broken(Failure::new(PARSE, format!("not JSON: {error}"))),
-        None => Text::Part,
+        Some(Err(error)) => Parsed::Invalid(Failure::new(PARSE_ERROR, format!("not JSON: {error}"))),
+        None => Parsed::Incomplete,
     }
 }
 
 #[derive(Debug, PartialEq)]
 pub struct Request {
-    /// `None`: it is not answered.
+    /// `None`: a notification, which gets no response.
     pub id: Option<Value>,
     pub method: String,
     pub params: Map<String, Value>,
 }
 
 impl Request {
-    /// Take a text apart.
+    /// Checks the members of a request object.
     ///
     /// # Errors
-    /// What is wrong with it, with the identifier to answer.
+    /// The identifier for the error response (null if it is invalid or missing), and the failure.
     fn new(value: Value) -> Result<Request, (Value, Failure)> {
         let Value::Object(mut object) = value else {
             return Err((
                 Value::Null,
-                Failure::new(REQUEST, format!("{}: must be an object", shown(&value))),
+                Failure::new(INVALID_REQUEST, format!("{}: must be an object", excerpt(&value))),
             ));
         };
         let id = object.remove("id");
         let answer_to = id.clone().filter(is_id).unwrap_or(Value::Null);
-        let refuse = |what: String| Err((answer_to.clone(), Failure::new(REQUEST, what)));
+        let refuse = |what: String| Err((answer_to.clone(), Failure::new(INVALID_REQUEST, what)));
         if let Some(id) = id.as_ref().filter(|id| !is_id(id)) {
-            return refuse(format!("id = {}: must be a string, a number or null", shown(id)));
+            return refuse(format!("id = {}: must be a string, a number or null", excerpt(id)));
         }
         match object.remove("jsonrpc") {
             Some(Value::String(version)) if version == "2.0" => {}
-            Some(other) => return refuse(format!("jsonrpc = {}: must be \"2.0\"", shown(&other))),
+            Some(other) => return refuse(format!("jsonrpc = {}: must be \"2.0\"", excerpt(&other))),
             None => return refuse("jsonrpc: must be given, as \"2.0\"".to_owned()),
         }
         let method = match object.remove("method") {
             Some(Value::String(method)) => method,
-            Some(other) => return refuse(format!("method = {}: must be a string", shown(&other))),
+            Some(other) => return refuse(format!("method = {}: must be a string", excerpt(&other))),
             None => return refuse("method: must be given".to_owned()),
         };
         let params = match object.remove("params") {
             Some(Value::Object(params)) => params,
             Some(Value::Null) | None => Map::new(),
             Some(other) => {
-                let other = shown(&other);
+                let other = excerpt(&other);
                 let what = format!("params = {other}: must be an object, with each parameter by its name");
-                return Err((answer_to, Failure::new(PARAMS, what)));
+                return Err((answer_to, Failure::new(INVALID_PARAMS, what)));
             }
         };
         if let Some((name, value)) = object.iter().next() {
-            let (name, value) = (shortened(name), shown(value));
+            let (name, value) = (shortened(name), excerpt(value));
             return refuse(format!("{name} = {value}: must be none but jsonrpc, id, method and params"));
         }
         Ok(Request { id, method, params })
@@ -107,59 +107,63 @@ fn is_id(value: &Value) -> bool {
     matches!(value, Value::String(_) | Value::Number(_) | Value::Null)
 }
 
-/// A text with one request or a batch of them, and the answers so far.
+/// A single request or a batch, and the responses so far.
 #[derive(Debug)]
-pub struct Work {
-    /// What is left, the next at the end.
-    left: Vec<Value>,
-    answers: Vec<Value>,
+pub struct RequestBatch {
+    /// Requests that [`RequestBatch::next`] has not returned yet, the next one last.
+    remaining: Vec<Value>,
+    responses: Vec<Value>,
     is_batch: bool,
 }
 
-impl Work {
-    pub fn new(value: Value) -> Work {
-        let answers = Vec::new();
-        let Value::Array(mut left) = value else {
-            return Work { left: vec![value], answers, is_batch: false };
+impl RequestBatch {
+    pub fn new(value: Value) -> RequestBatch {
+        let responses = Vec::new();
+        let Value::Array(mut remaining) = value else {
+            return RequestBatch { remaining: vec![value], responses, is_batch: false };
         };
-        if left.is_empty() || left.len() > BATCH_MAX {
-            let what = format!("a batch of {} requests: must have 1 to {BATCH_MAX}", left.len());
-            let failure = Failure::new(REQUEST, what);
-            left.clear();
-            return Work { left, answers: vec![failure.answer(Value::Null)], is_batch: false };
+        if remaining.is_empty() || remaining.len() > BATCH_MAX {
+            let what = format!("a batch of {} requests: must have 1 to {BATCH_MAX}", remaining.len());
+            let failure = Failure::new(INVALID_REQUEST, what);
+            remaining.clear();
+            return RequestBatch {
+                remaining,
+                responses: vec![failure.response(Value::Null)],
+                is_batch: false,
+            };
         }
-        left.reverse();
-        Work { left, answers, is_batch: true }
+        remaining.reverse();
+        RequestBatch { remaining, responses, is_batch: true }
     }
 
-    /// The next request; those that are none are answered. `None`: there is no other.
+    /// The next valid request; `None` at the end. Invalid ones get an error response.
     pub fn next(&mut self) -> Option<Request> {
         loop {
-            match Request::new(self.left.pop()?) {
+            match Request::new(self.remaining.pop()?) {
                 Ok(request) => return Some(request),
-                Err((id, failure)) => self.answers.push(failure.answer(id)),
+                Err((id, failure)) => self.responses.push(failure.response(id)),
             }
         }
     }
 
-    /// What came of a request with this identifier.
-    pub fn answer(&mut self, id: Option<Value>, result: Result<Value, Failure>) {
+    /// Records the result of the request with this identifier; `None` is a notification.
+    pub fn respond(&mut self, id: Option<Value>, result: Result<Value, Failure>) {
         let Some(id) = id else { return };
-        self.answers.push(match result {
+        self.responses.push(match result {
             Ok(result) => json!({ "jsonrpc": "2.0", "id": id, "result": result }),
-            Err(failure) => failure.answer(id),
+            Err(failure) => failure.response(id),
         });
     }
 
-    /// All answers as one text; empty where nothing is to be answered.
+    /// All responses as one JSON text; empty if there are only notifications.
     pub fn finish(self) -> Vec<u8> {
-        let mut answers = self.answers;
-        let text = match (self.is_batch, answers.pop()) {
+        let mut responses = self.responses;
+        let text = match (self.is_batch, responses.pop()) {
             (_, None) => return Vec::new(),
-            (false, Some(answer)) => answer.to_string(),
+            (false, Some(response)) => response.to_string(),
             (true, Some(last)) => {
-                answers.push(last);
-                Value::Array(answers).to_string()
+                responses.push(last);
+                Value::Array(responses).to_string()
             }
         };
         (text + "\n").into_bytes()
@@ -173,13 +177,13 @@ mod tests {
     /// All answers to `bytes`, which name the method and the parameters of each request.
     fn run(bytes: &[u8]) -> (Vec<Value>, usize) {
         let (mut answers, mut at) = (Vec::new(), 0);
-        while let Text::Whole(value, bytes_taken) = next(&bytes[at..]) {
+        while let Parsed::Complete(value, bytes_taken) = parse_request(&bytes[at..]) {
             at += bytes_taken;
-            let mut work = Work::new(value);
-            while let Some(Request { id, method, params }) = work.next() {
-                work.answer(id, Ok(json!([method, params])));
+            let mut batch = RequestBatch::new(value);
+            while let Some(Request { id, method, params }) = batch.next() {
+                batch.respond(id, Ok(json!([method, params])));
             }
-            let answer = work.finish();
+            let answer = batch.finish();
             if !answer.is_empty() {
                 answers.push(serde_json::from_slice(&answer).expect("JSON"));
             }
@@ -201,7 +205,7 @@ mod tests {
         assert_eq!(answers[0]["result"], json!(["a", { "x": [1, { "y": "}" }] }]));
         assert_eq!(answers[1], json!({ "jsonrpc": "2.0", "id": "z", "result": ["b", {}] }));
         for end in 0..one.len() {
-            assert_eq!(next(&one[..end]), Text::Part, "{end}");
+            assert_eq!(parse_request(&one[..end]), Parsed::Incomplete, "{end}");
         }
     }
 
@@ -235,10 +239,10 @@ mod tests {
     #[test]
     fn what_is_not_json_and_what_never_ends_is_broken() {
         for text in ["}", "{\"a\" 1}", &"[".repeat(1000)] {
-            assert!(matches!(next(text.as_bytes()), Text::Broken(_)), "{text}");
+            assert!(matches!(parse_request(text.as_bytes()), Parsed::Invalid(_)), "{text}");
         }
         let endless = format!("{{\"a\": \"{}", "x".repeat(TEXT_BYTES_MAX));
-        assert!(matches!(next(endless.as_bytes()), Text::Broken(_)));
-        assert_eq!(next(&endless.as_bytes()[..1000]), Text::Part);
+        assert!(matches!(parse_request(endless.as_bytes()), Parsed::Invalid(_)));
+        assert_eq!(parse_request(&endless.as_bytes()[..1000]), Parsed::Incomplete);
     }
 }

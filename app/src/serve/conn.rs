@@ -1,21 +1,21 @@
-//! [`Conn`]: a connection of any transport, as a core of the appliance has it.
+//! [`Conn`]: a connection of any transport; the type with which the binary instantiates `TargetCore`.
 
 use nvme_spec::sqe::Sqe;
 use spindle_rdma::controller as rdma;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
 use spindle_tcp::controller as tcp;
+use spindle_transport::RequestId;
 use spindle_transport::{CloseReason, Event, Holds, Limits, Reply, Transport};
 
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "the other one is boxed so that this one is not")]
 pub enum Conn {
-    /// Over TCP. In place: most are.
+    /// Not boxed: most connections are TCP.
     Tcp(tcp::Conn),
     Rdma(Box<rdma::Conn>),
 }
 
-/// Methods that each transport has by itself.
+/// Implements methods of [`Transport`] by calling that of the variant.
 macro_rules! forward {
     ($($(#[$at:ident])? fn $name:ident($me:ident: $this:ty $(, $arg:ident: $of:ty)*) $(-> $to:ty)?;)*) => {
         $($(#[$at])? fn $name($me: $this $(, $arg: $of)*) $(-> $to)? {
@@ -30,17 +30,17 @@ macro_rules! forward {
 impl Transport for Conn {
     forward! {
         #[inline] fn next_event(self: &mut Self) -> Option<Event>;
-        #[inline] fn take_left(self: &mut Self) -> u32;
-        #[inline] fn set_slot(self: &mut Self, slot: Slot);
-        #[inline] fn fetch(self: &mut Self, slot: Slot, cid: u16, buf: Buf);
-        fn cancel(self: &mut Self, slot: Slot) -> bool;
+        #[inline] fn take_fast_path_sent(self: &mut Self) -> u32;
+        #[inline] fn set_slot(self: &mut Self, slot: RequestId);
+        #[inline] fn fetch(self: &mut Self, slot: RequestId, cid: u16, buf: Buf);
+        fn cancel(self: &mut Self, slot: RequestId) -> bool;
         fn moves_parts(self: &Self) -> bool;
-        fn fetch_part(self: &mut Self, slot: Slot, cid: u16, offset: u32, buf: Buf);
-        fn send_part(self: &mut Self, slot: Slot, cid: u16, offset: u32, buf: Buf);
+        fn fetch_part(self: &mut Self, slot: RequestId, cid: u16, offset: u32, buf: Buf);
+        fn send_part(self: &mut Self, slot: RequestId, cid: u16, offset: u32, buf: Buf);
         #[inline] fn take_in_capsule(self: &mut Self, buf: &mut Buf) -> bool;
         #[inline] fn peek_command(self: &Self) -> Option<&Sqe>;
-        fn stash_capsule(self: &mut Self, slot: Slot, cid: u16);
-        fn end_without_reply(self: &mut Self, slot: Slot);
+        fn stash_capsule(self: &mut Self, slot: RequestId, cid: u16);
+        fn end_without_reply(self: &mut Self, slot: RequestId);
         fn ignore(self: &mut Self);
         #[inline] fn reply(self: &mut Self, reply: Reply);
         fn unsent_bytes(self: &Self) -> u64;

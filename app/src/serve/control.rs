@@ -1,6 +1,6 @@
-//! The control socket's file: where it is, who may use it, and that it goes with the process.
+//! The control socket's file: its path, its permissions, and its removal at the end of the process.
 //!
-//! What is asked there is for [`crate::rpc`].
+//! [`crate::rpc`] answers the requests.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -15,23 +15,23 @@ use spindle_reactor::net::Waker;
 use super::view::View;
 use crate::rpc;
 
-/// Where it is without `control.socket`: in the first directory that systemd has made for the service, or in
-/// the one that it would make.
-pub fn implied() -> PathBuf {
+/// The path without `control.socket`: in the first directory of systemd's `$RUNTIME_DIRECTORY`, else
+/// [`SOCKET`].
+pub fn default_path() -> PathBuf {
     let directories = std::env::var("RUNTIME_DIRECTORY").unwrap_or_default();
     in_directory(&directories).unwrap_or_else(|| PathBuf::from(SOCKET))
 }
 
-/// The socket at a path that no configuration names: a failure is told, and must not keep disks from being
-/// served.
-pub fn bind_implied(path: &Path) -> Option<Control> {
-    // Only root can; others are told by what follows.
+/// Binds the socket at the default path. A failure is logged, and the disks are served without a control
+/// socket: no configuration asked for one.
+pub fn bind_default(path: &Path) -> Option<Control> {
+    // Only root can create it; for others the bind below fails.
     let _ = path.parent().map(std::fs::create_dir);
-    let tell = |error: &std::io::Error| {
+    let log = |error: &std::io::Error| {
         let path = path.display();
         tracing::info!(%path, %error, "no control socket: spindle ctl does not reach this process");
     };
-    Control::bind(path, None).inspect_err(tell).ok()
+    Control::bind(path, None).inspect_err(log).ok()
 }
 
 fn in_directory(directories: &str) -> Option<PathBuf> {
@@ -39,31 +39,32 @@ fn in_directory(directories: &str) -> Option<PathBuf> {
     Some(Path::new(first).join("spindle.sock"))
 }
 
-/// Where the socket is by default.
+/// Default path without `$RUNTIME_DIRECTORY`; `spindle ctl` uses it as well.
 pub const SOCKET: &str = "/run/spindle/spindle.sock";
 
-/// The socket; its file goes with this.
+/// The bound socket; dropping it removes the file.
 pub struct Control {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and number of the file.
+    /// Device and inode number of the socket's file.
     file: (u64, u64),
 }
 
 impl Control {
-    /// Listen at `path`, for the members of `group` too. A socket that no process listens on, which one that
-    /// was killed has left, is replaced.
+    /// Listens at `path`; its owner and the members of `group` may connect. Replaces a socket on which no
+    /// process listens, as a killed process leaves.
     ///
     /// # Errors
-    /// The system's; also where another process listens, another file is there, or the group is not.
+    /// Those of the system; another process listens; `path` is not a socket; there is no such group.
     pub fn bind(path: &Path, group: Option<&str>) -> std::io::Result<Control> {
         let group = group.map(group_id).transpose()?;
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
         let listener = listen(path);
         rustix::process::umask(before);
         let listener = listener?;
-        let control = Control { listener, path: path.to_owned(), file: file(path)? };
-        // From here on the file goes if something fails. Until here it is its owner's alone.
+        let control = Control { listener, path: path.to_owned(), file: file_id(path)? };
+        // From here on an error drops `control`, which removes the file. So far the umask has limited the
+        // file to its owner.
         if group.is_some() {
             std::os::unix::fs::chown(path, None, group)?;
         }
@@ -71,15 +72,15 @@ impl Control {
         Ok(control)
     }
 
-    /// Answer from now on, by a thread that goes with the process; changes go to `orders`.
+    /// Starts the thread that answers clients, until the process ends. It sends changes to `changes`.
     pub fn answer<O: From<rpc::Change> + Send + 'static>(
         &self,
         view: Arc<View>,
-        orders: Sender<O>,
+        changes: Sender<O>,
     ) -> std::io::Result<()> {
         let (listener, waker) = (self.listener.try_clone()?, Waker::new()?);
         std::thread::Builder::new().name("control".to_owned()).spawn(move || {
-            if let Err(error) = rpc::answer(&listener, waker, view, orders) {
+            if let Err(error) = rpc::serve_clients(&listener, waker, view, changes) {
                 tracing::error!(%error, "the control socket is not answered any more; restart");
             }
         })?;
@@ -89,14 +90,14 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // What somebody else has put there is not removed.
-        if file(&self.path).is_ok_and(|file| file == self.file) {
+        // Another file may have replaced the socket; it is kept.
+        if file_id(&self.path).is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-fn file(path: &Path) -> std::io::Result<(u64, u64)> {
+fn file_id(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
@@ -109,7 +110,7 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
             }
             match UnixStream::connect(path) {
                 Ok(_) => return Err(std::io::Error::other("another process listens there")),
-                // Its process is gone. Any other error says nothing about that.
+                // Refused: no process listens any more. Other errors do not show that.
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
                 Err(error) => return Err(error),
             }
@@ -119,7 +120,7 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
     }
 }
 
-/// The number of a group, by its name or as a number.
+/// The GID of a group, which is given by name or as a number.
 fn group_id(group: &str) -> std::io::Result<u32> {
     let groups = std::fs::read_to_string("/etc/group")?;
     group_in(&groups, group).ok_or_else(|| std::io::Error::other(format!("there is no group {group:?}")))
@@ -141,11 +142,11 @@ mod tests {
     use spindle_target::snapshot::Snapshot;
 
     use super::*;
-    use crate::config::{Config, DrivesHere};
+    use crate::config::{Config, LocalDrives};
     use crate::rpc::client::call;
 
     fn snapshot() -> Arc<Snapshot> {
-        Config::builtin().plan().snapshot(None, &DrivesHere, &[]).expect("opened")
+        Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened")
     }
 
     fn start(path: &Path, snapshot: &Arc<Snapshot>) -> std::io::Result<Control> {
@@ -271,9 +272,9 @@ mod tests {
         let error = start(&path, &snapshot).err().expect("a file").to_string();
         assert!(error.contains("no socket"), "{error}");
         assert_eq!(std::fs::read(&path).expect("still there"), b"data");
-        assert!(bind_implied(&path).is_none(), "of a path that no configuration names that is no error");
+        assert!(bind_default(&path).is_none(), "of a path that no configuration names that is no error");
         std::fs::remove_file(&path).expect("removed");
-        assert!(bind_implied(&path).is_some());
+        assert!(bind_default(&path).is_some());
     }
 
     #[test]

@@ -1,20 +1,21 @@
-//! What runs on one core: the pollers of its [`Reactor`] and what they share.
+//! The pollers that a core's [`Reactor`] runs, in this order in each turn, and the state that they share.
 //!
 //! ```text
-//!   acceptor   TCP listeners ── a place before Connect, the core with the fewest ──> arrivals, here or there
-//!   sockets    TCP: arrivals ──> connections; their bytes
-//!   adapters   RDMA: the same, and requests of its listeners
-//!   requests   controllers, queue pairs and disks; configuration and messages of other cores; the log
+//!   Acceptor      TCP listeners: admits connections, hands each to the core with the fewest
+//!   TcpPoller     takes over TCP connections; receives and sends their bytes
+//!   RdmaPoller    the same for RDMA, and the connection requests of the RDMA listeners
+//!   TargetPoller  disks, time-outs, messages to and from other cores, log lines
 //! ```
 //!
-//! This is their order in a turn. What it does not do: it has neither loop nor epoll, which the reactor has.
+//! The loop itself and epoll are in the reactor. The log and `spindle status` call them `acceptor`,
+//! `sockets`, `adapters` and `requests`.
 
 mod acceptor;
-mod adapters;
 mod arrivals;
-mod requests;
+mod rdma_poller;
 mod shared;
-mod sockets;
+mod target_poller;
+mod tcp_poller;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,114 +34,110 @@ use spindle_target::snapshot::Snapshot;
 use spindle_transport::admission::{Admission, Admitted};
 
 use self::acceptor::Acceptor;
-use self::adapters::Adapters;
-use self::requests::Requests;
+use self::rdma_poller::RdmaPoller;
 use self::shared::Core;
-use self::sockets::Sockets;
+use self::target_poller::TargetPoller;
+use self::tcp_poller::TcpPoller;
 use super::ServeError;
 use crate::config::Plan;
 
-/// Between cores.
+/// A message from another core or thread.
 #[derive(Clone)]
 pub enum CoreMessage {
-    /// For the target core.
     Target(Message),
-    /// A connection to take over.
+    /// An accepted TCP connection, for the receiving core to take over.
     Accept(Arc<Handover<AdmittedTcp>>),
-    /// The same over RDMA.
+    /// An RDMA connection request, for the receiving core to accept.
     AcceptRdma(Arc<Handover<AdmittedRdma>>),
-    /// Addresses to accept on, by one core for all.
+    /// New TCP listeners; sent to core [`ACCEPTOR`].
     Listen(Arc<Handover<NewListeners>>),
-    /// An RDMA device has gone, come, or told something.
+    /// An RDMA device was added, removed or failed, or pools to register with added devices.
     Rdma(rdma::DeviceMessage),
-    /// Memory of the disks of this snapshot, or of the next, is registered with the RDMA devices.
+    /// The memory registrations of the disks of the current snapshot or the next one.
     RdmaMemory(Arc<rdma::RegisteredDisks>),
 }
 
-/// A socket with its listener's index in the snapshot. The core that accepts has it; a reload looks at it.
+/// A listening TCP socket and the index of its listener in the snapshot.
 pub type Listening = (Arc<Listener>, usize);
-/// Those that are new in the snapshot of this generation.
+/// A snapshot's generation and the listeners that are new in it.
 pub type NewListeners = (u64, Vec<Listening>);
-/// A connection with its place among those without Connect, and its listener's index.
+/// A connection, its admission (it has not sent Connect yet), and the index of its listener.
 type AdmittedTcp = (Accepted, Admitted, usize);
-/// The same over RDMA; the request names its listener.
+/// A connection request, which names its listener, and its admission.
 type AdmittedRdma = (rdma::Request, Admitted);
 
-/// A connection, or listeners, on the way to a core; taken once.
+/// A value that cannot be cloned, in a [`CoreMessage`], which is `Clone`. The first `take` gets it.
 pub struct Handover<A> {
-    accepted: std::sync::Mutex<Option<A>>,
+    value: std::sync::Mutex<Option<A>>,
 }
 
 impl<A> Handover<A> {
-    /// To be sent.
-    pub fn new(accepted: A) -> Arc<Self> {
-        Arc::new(Handover { accepted: std::sync::Mutex::new(Some(accepted)) })
+    pub fn new(value: A) -> Arc<Self> {
+        Arc::new(Handover { value: std::sync::Mutex::new(Some(value)) })
     }
 
     fn take(&self) -> Option<A> {
-        self.accepted.lock().ok().and_then(|mut accepted| accepted.take())
+        self.value.lock().ok().and_then(|mut value| value.take())
     }
 }
 
-/// What a core needs for RDMA.
+/// RDMA devices and listeners of a core.
 #[derive(Clone)]
 pub struct RdmaSetup {
-    /// The machine's devices; empty where nothing listens on RDMA.
+    /// The RDMA devices at the start; empty when the configuration has no RDMA listener.
     pub devices: Arc<[Arc<rdma::SharedDevice>]>,
-    /// The same, and those that come; the registrar has it too.
+    /// The devices as they are added and removed later; shared with the registrar.
     pub known: rdma::KnownDevices,
-    /// Most in-capsule data that receives have room for.
+    /// In-capsule data for which each posted receive has space, in bytes.
     pub in_capsule_bytes: u32,
-    /// Addresses to listen on, with their index in the snapshot: on this core.
+    /// Addresses and snapshot indices of the listeners; empty on all cores but [`ACCEPTOR`].
     pub listeners: Vec<(SocketAddr, usize)>,
 }
 
-/// What one core's thread is started with.
+/// Parameters of a core's thread.
 pub struct CoreSetup {
     /// Index, from 0.
     pub core: usize,
-    /// Number of cores.
     pub cores: usize,
-    /// CPU to be pinned to; `None`: not pinned.
+    /// CPU that the thread is pinned to; `None`: not pinned.
     pub cpu: Option<usize>,
-    /// What the configuration says of pools, connections, disks and transports.
     pub plan: Arc<Plan>,
     pub registry: Arc<Registry>,
-    /// Listeners that this core accepts for all.
+    /// TCP listeners; empty on all cores but [`ACCEPTOR`].
     pub listeners: Vec<Listening>,
-    /// Connections of each core, so that the next goes to the one with the fewest.
+    /// Number of connections of each core. A new connection goes to the core with the fewest.
     pub loads: Arc<[AtomicUsize]>,
-    /// Generation of the configuration that hosts of each core are shown.
+    /// Per core, the generation of its advertised snapshot.
     pub advertised: Arc<[AtomicU64]>,
-    /// Connections that have not sent Connect.
+    /// Limits connections that have not sent Connect, per address.
     pub admission: Arc<Admission>,
     pub rdma: RdmaSetup,
-    /// Raised when a core has failed or all are to end at once.
+    /// Set when all cores must stop at once: a core failed, or the shutdown deadline passed.
     pub stop: Arc<AtomicBool>,
 }
 
-/// A core that works, as others see it.
+/// Reported by a core's thread once the core can serve.
 pub struct CoreReady {
     /// Index, from 0.
     pub core: usize,
-    /// The memory of its data.
+    /// Memory of its pool, which is registered with devices.
     pub pool: Area,
-    /// What its turns take.
+    /// Durations of its turns.
     pub turns: Arc<Turns>,
 }
 
-/// The core that accepts connections for all.
+/// Index of the core that accepts the connections of all cores.
 pub const ACCEPTOR: usize = 0;
 
-/// The places of those in the list of pollers that watch descriptors.
-const ACCEPTOR_PLACE: u32 = 0;
-const SOCKETS_PLACE: u32 = 1;
-const ADAPTERS_PLACE: u32 = 2;
+/// Indices in `CoreLoop::pollers` of the pollers that watch descriptors.
+const ACCEPTOR_INDEX: u32 = 0;
+const TCP_INDEX: u32 = 1;
+const RDMA_INDEX: u32 = 2;
 
-/// A core at work.
+/// A core: its reactor, its pollers and their state.
 pub struct CoreLoop {
-    /// First: they are dropped first, and the queue pairs of RDMA go before the buffers that their
-    /// connections hold.
+    /// Fields are dropped in order: RDMA queue pairs are destroyed before the buffers of their connections
+    /// (in `shared`) are freed.
     pollers: Vec<Box<dyn Poller<Core, CoreMessage>>>,
     shared: Core,
     reactor: Reactor<CoreMessage>,
@@ -149,7 +146,7 @@ pub struct CoreLoop {
 }
 
 impl CoreLoop {
-    /// Take memory, open the disks of the configuration, listen. The mailbox is that of the core.
+    /// Pins the calling thread, allocates the pools, opens the snapshot's disks and watches the listeners.
     pub fn new(
         setup: CoreSetup,
         mailbox: Mailbox<CoreMessage>,
@@ -165,11 +162,11 @@ impl CoreLoop {
         let admin_pool = Pool::new(&plan.pool.admin_zones, Pages::Base).map_err(|error| start(&error))?;
         let area = pool.area();
         let reactor = Reactor::new(mailbox, plan.reactor.idle).map_err(|error| start(&error))?;
-        let mut adapters = None;
+        let mut rdma = None;
         if !setup.rdma.devices.is_empty() {
             let areas = [pool.area(), admin_pool.area()];
-            let watcher = reactor.watcher(ADAPTERS_PLACE);
-            adapters = Some(Adapters::new(&setup, snapshot.generation, &areas, watcher)?);
+            let watcher = reactor.watcher(RDMA_INDEX);
+            rdma = Some(RdmaPoller::new(&setup, snapshot.generation, &areas, watcher)?);
         }
         let generation = snapshot.generation;
         let target = TargetCore::new(CoreSettings {
@@ -185,22 +182,21 @@ impl CoreLoop {
             wall_ms: wall_ms(),
         })
         .map_err(|error| start(&error))?;
-        let acceptor = Acceptor::new(setup.listeners, generation, reactor.watcher(ACCEPTOR_PLACE));
-        let sockets = Sockets::new(plan.tcp, connections, reactor.watcher(SOCKETS_PLACE));
+        let acceptor = Acceptor::new(setup.listeners, generation, reactor.watcher(ACCEPTOR_INDEX));
+        let tcp = TcpPoller::new(plan.tcp, connections, reactor.watcher(TCP_INDEX));
         let mut pollers: Vec<Box<dyn Poller<Core, CoreMessage>>> = Vec::new();
         pollers.push(Box::new(acceptor.map_err(|error| start(&error))?));
-        pollers.push(Box::new(sockets));
-        // Without RDMA its place is that of what watches nothing.
-        if let Some(adapters) = adapters {
-            pollers.push(Box::new(adapters));
+        pollers.push(Box::new(tcp));
+        // Without RDMA this index is that of `TargetPoller`, which watches no descriptor.
+        if let Some(rdma) = rdma {
+            pollers.push(Box::new(rdma));
         }
-        // The last: what flushing brings goes to other cores and into the log with it.
-        pollers.push(Box::new(Requests::new(setup.core, plan.log.peer_lines_per_s)));
+        // Last, so that it also sends the messages and logs the notices of the other pollers' flushes.
+        pollers.push(Box::new(TargetPoller::new(setup.core, plan.log.peer_lines_per_s)));
         let shared = Core::new(target, setup.core, (setup.loads, setup.advertised), setup.admission);
         Ok(CoreLoop { pollers, shared, reactor, stop: setup.stop, pool: area })
     }
 
-    /// What others need of it.
     pub fn ready(&self) -> CoreReady {
         CoreReady {
             core: self.shared.core(),
@@ -209,7 +205,7 @@ impl CoreLoop {
         }
     }
 
-    /// Work until shutdown is through or `stop` is raised.
+    /// Returns once all connections have ended after a shutdown, or `stop` is set.
     pub fn run(mut self) {
         self.reactor.run(&mut self.shared, &mut self.pollers, &self.stop);
     }

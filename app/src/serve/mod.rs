@@ -1,14 +1,14 @@
-//! `spindle serve`: starts one thread a core, hands them the configuration, waits for signals.
+//! `spindle serve`: starts one thread per core, sends them the configuration, handles signals.
 //!
 //! ```text
-//!   main thread: plan -> snapshot (disks) -> listeners -> threads ─ ready? ─> start lines ─> signals
-//!     SIGHUP: read the file again, new snapshot to all cores
-//!     now and then: drives and far targets that are there at last, or have another size: the same
-//!     the control socket: a thread of its own answers (`rpc`)
-//!     SIGTERM, SIGINT: Shutdown to all cores; a deadline; the end
+//!   main thread: plan -> snapshot (disks) -> listeners -> core threads -> all ready -> log lines -> loop:
+//!     SIGHUP            read the file again, send the new snapshot to all cores
+//!     timer             look for absent drives and far targets, and for new sizes; then the same
+//!     control socket    a thread of its own answers (`rpc`); the main thread makes the changes
+//!     SIGTERM, SIGINT   Shutdown to all cores, wait for them until the deadline
 //! ```
 //!
-//! What it does not do: no data passes here; `core_loop` has the cores.
+//! The data path is in `core_loop` and below.
 
 pub mod conn;
 pub mod control;
@@ -30,7 +30,7 @@ use self::control::Control;
 use self::reconfigurator::Reconfigurator;
 use self::view::{CoreView, View};
 use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, Handover, Listening, RdmaSetup};
-use registrar::{Next, Registrar};
+use registrar::{NextSnapshot, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, SignalsInfo};
@@ -47,48 +47,46 @@ use crate::cli::ServeArgs;
 use crate::config::{Config, ConfigErrors, Origins, Plan, connect_line};
 use crate::{log, rpc};
 
-/// Why serving could not begin or had to end.
+/// Why serving could not start or ended with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// A resource could not be had.
+    /// A resource is missing: a thread, memory, a device, a disk.
     #[error("{0}")]
     Start(String),
-    /// An address could not be listened on.
     #[error("listener {address}: cannot listen: {source}")]
     Listen { address: SocketAddr, source: std::io::Error },
-    /// Commands were still in flight at the deadline.
+    /// Connections were still open after `shutdown.deadline_ms`.
     #[error("shutdown: connections were still open after {0:?} (shutdown.deadline_ms)")]
     Drain(Duration),
 }
 
 impl ServeError {
-    /// An address could not be listened on over RDMA.
     fn listen_rdma(address: SocketAddr, error: &spindle_rdma_verbs::VerbsError) -> ServeError {
         ServeError::Start(format!("listener {address} (rdma): cannot listen: {error}"))
     }
 }
 
-/// Messages that a mailbox holds.
+/// Capacity of a core's mailbox, in messages.
 const MAILBOX_ENTRIES: usize = 1024;
-/// Connections that may wait to be accepted.
+/// Backlog of `listen(2)`, in connections.
 const BACKLOG: u32 = 1024;
-/// Longest drain once a core has failed.
+/// Longest drain of the other cores once a core has panicked.
 const FAILED_DEADLINE: Duration = Duration::from_secs(1);
-/// How long the cores may take to stop once the deadline of a shutdown is over: they wait for what their
-/// disks have in flight, and one that hangs must not keep the process.
+/// How long the cores may take to stop after the shutdown deadline. They wait for commands that their disks
+/// have in flight; after this time the process exits without them.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// How long a client of the control socket waits until its change is in force, and between two looks.
-const SHOWN_MAX: Duration = Duration::from_secs(10);
-const SHOWN_PERIOD: Duration = Duration::from_micros(200);
+/// How long a change by the control socket waits until all cores advertise it, and how often it checks.
+const ADVERTISED_MAX: Duration = Duration::from_secs(10);
+const ADVERTISED_CHECK_PERIOD: Duration = Duration::from_micros(200);
 
-/// How long drives may take to be shut down after a shutdown that did not go well, and to be opened until
-/// they can be.
-const DRIVES_MAX: Duration = Duration::from_secs(5);
+/// Longest wait at the end of the process for drives in opening, so that they can be shut down; and, after an
+/// error, for the shutdown of drives.
+const DRIVE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// `spindle serve [-c FILE]`: until SIGTERM or SIGINT.
+/// `spindle serve [-c FILE]`: runs until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// [`ServeError`]: the configuration is wrong, something could not be started, or the shutdown passed its
@@ -98,11 +96,11 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         Some(path) => Config::load(path)?,
         None => Config::builtin(),
     };
-    // Before any thread is there: what is not a core's loop keeps off the cores'.
+    // Before any thread starts: threads inherit the affinity, which excludes the polling cores.
     let polled: Vec<usize> = config.plan().reactor.cpus().into_iter().flatten().collect();
     spindle_reactor::affinity::leave_to_pollers(&polled);
     let log = log::start(&config.plan().log).map_err(ServeError::Start)?;
-    // Before any thread is there, so that no signal is lost.
+    // Before the cores start, so that no signal is lost.
     let signals = signal_hook::iterator::Signals::new([SIGHUP, SIGTERM, SIGINT])
         .map_err(|error| ServeError::Start(format!("cannot wait for signals: {error}")))?;
     for note in &config.plan().notes {
@@ -110,57 +108,57 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     }
     allow_descriptors();
     let end = serve(args, config, signals, &log);
-    // Drives are told that power may go, and until then the process stays, also where it could not start.
-    // Not for ever where a core hangs.
+    // Waits until the drives are shut down, also after a failed start. After an error the wait is bounded: a
+    // core that hangs never drops its drives.
     match &end {
         Ok(()) => spindle_nvme_pcie::finish(),
-        Err(_) => drop(spindle_nvme_pcie::finish_within(DRIVES_MAX)),
+        Err(_) => drop(spindle_nvme_pcie::finish_within(DRIVE_WAIT_MAX)),
     }
     end
 }
 
-/// Open the disks, run the cores, and do what signals, drives and far targets ask for until it is time to go.
+/// Opens the disks, starts the cores, and handles signals, changes and absent disks until the shutdown.
 fn serve(
     args: &ServeArgs,
     config: Config,
     signals: SignalsInfo,
     log: &log::LogControl,
 ) -> Result<(), ServeError> {
-    // First of all: what it finds wrong ends nothing that has begun.
+    // Before the disks are opened: a failure here has nothing to undo.
     let control = bind_control(config.plan())?;
-    let mut served = Reconfigurator::open(config, Origins::here(), args.ephemeral)?;
-    let listeners = listen(&served.snapshot().listeners, &[], &[])?;
-    served.listens_on(&listeners);
-    let running = start(served.plan(), served.snapshot(), listeners, &signals.handle())?;
-    let (send, orders) = mpsc::channel();
+    let mut reconfigurator = Reconfigurator::open(config, Origins::here(), args.ephemeral)?;
+    let listeners = listen(&reconfigurator.snapshot().listeners, &[], &[])?;
+    reconfigurator.add_sockets(&listeners);
+    let running = start(reconfigurator.plan(), reconfigurator.snapshot(), listeners, &signals.handle())?;
+    let (send, tasks) = mpsc::channel();
     if let Some(control) = &control
         && let Err(error) = control.answer(Arc::clone(&running.view), send.clone())
     {
         tracing::error!(%error, "the control socket is not answered, as there is no thread for it; restart");
     }
-    announce(served.snapshot(), TransportKind::Tcp);
+    announce(reconfigurator.snapshot(), TransportKind::Tcp);
     let handle = signals.handle();
     let is_ending = Arc::new(AtomicBool::new(false));
-    forward(signals, send, Arc::clone(&is_ending))?;
+    forward_signals(signals, send, Arc::clone(&is_ending))?;
     loop {
-        let next = match orders.recv_timeout(served.pause()) {
-            Ok(MainTask::Signal(SIGHUP)) => served.reload(log),
+        let next = match tasks.recv_timeout(reconfigurator.pause()) {
+            Ok(MainTask::Signal(SIGHUP)) => reconfigurator.reload(log),
             Ok(MainTask::Change(change)) => {
-                act_on(change, &mut served, &running, log, &is_ending);
+                apply_change(change, &mut reconfigurator, &running, log, &is_ending);
                 None
             }
-            Err(RecvTimeoutError::Timeout) => served.poll(Instant::now()),
-            // The end of signals: a core has failed. Without it a part of the hosts would wait for ever.
+            Err(RecvTimeoutError::Timeout) => reconfigurator.poll(Instant::now()),
+            // `End`: a core has panicked. All cores stop, since its hosts would wait for ever.
             Ok(MainTask::Signal(_) | MainTask::End) | Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Some(next) = next {
-            let listeners = served.take_listeners();
-            running.change_to(served.plan(), (next, listeners));
+            let listeners = reconfigurator.take_listeners();
+            running.change_to(reconfigurator.plan(), (next, listeners));
         }
     }
-    let mut deadline = served.plan().drain_deadline;
+    let mut deadline = reconfigurator.plan().drain_deadline;
     if handle.is_closed() {
-        // A core that has failed cannot end its queues: what the others have is not worth a longer outage.
+        // A core has panicked, and its hosts have no target until the process restarts: keep the drain short.
         deadline = deadline.min(FAILED_DEADLINE);
     }
     tracing::info!(
@@ -169,12 +167,12 @@ fn serve(
     );
     let view = Arc::clone(&running.view);
     let end = running.shut_down(deadline);
-    view.end();
-    // A drive that is being opened is shut down as well, unless it does not become ready.
-    let give_up = Instant::now() + DRIVES_MAX;
-    while served.is_opening_drives() && Instant::now() < give_up {
+    view.clear_snapshot();
+    // Drives in opening are also shut down, unless they do not become ready in time.
+    let give_up = Instant::now() + DRIVE_WAIT_MAX;
+    while reconfigurator.is_opening_drives() && Instant::now() < give_up {
         if matches!(
-            orders.recv_timeout(served.pause()),
+            tasks.recv_timeout(reconfigurator.pause()),
             Ok(MainTask::End) | Err(RecvTimeoutError::Disconnected)
         ) {
             break;
@@ -183,12 +181,12 @@ fn serve(
     end
 }
 
-/// Where operators ask, if there is such a place.
+/// `None`: `control.socket` is empty, or the default path cannot be bound.
 fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
     let group = plan.control.group.as_deref();
     let path = match &plan.control.socket {
-        None if group.is_none() => return Ok(control::bind_implied(&control::implied())),
-        None => control::implied(),
+        None if group.is_none() => return Ok(control::bind_default(&control::default_path())),
+        None => control::default_path(),
         Some(path) if path.as_os_str().is_empty() => return Ok(None),
         Some(path) => path.clone(),
     };
@@ -196,11 +194,11 @@ fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
     Control::bind(&path, group).map(Some).map_err(failed)
 }
 
-/// What the main thread is to do.
+/// Work for the main thread.
 enum MainTask {
     Signal(i32),
     Change(rpc::Change),
-    /// A core has failed.
+    /// A core has panicked.
     End,
 }
 
@@ -210,34 +208,34 @@ impl From<rpc::Change> for MainTask {
     }
 }
 
-/// Do what a client of the control socket asks for, and tell it when all cores have it.
-fn act_on(
+/// Makes a change for a client of the control socket, and answers once all cores advertise it.
+fn apply_change(
     change: rpc::Change,
-    served: &mut Reconfigurator,
+    reconfigurator: &mut Reconfigurator,
     running: &Running,
     log: &log::LogControl,
     is_ending: &AtomicBool,
 ) {
     if is_ending.load(Ordering::Acquire) {
-        return change.answer(Err(rpc::Failure::system("the target is ending".to_owned())));
+        return change.respond(Err(rpc::Failure::system("the target is ending".to_owned())));
     }
-    let done = served.change(log, |edit| (change.edit)(edit, &change.args));
+    let done = reconfigurator.change(log, |edit| (change.edit)(edit, &change.args));
     let result = done.and_then(|(result, next)| {
         let Some(next) = next else { return Ok(result) };
-        let (generation, listeners) = (next.generation, served.take_listeners());
-        running.change_to(served.plan(), (next, listeners));
-        if running.wait_until_shown(generation, is_ending) {
+        let (generation, listeners) = (next.generation, reconfigurator.take_listeners());
+        running.change_to(reconfigurator.plan(), (next, listeners));
+        if running.wait_until_advertised(generation, is_ending) {
             return Ok(result);
         }
         let what = "the change is kept, and not in force on all cores yet (memory may be being registered)";
         Err(rpc::Failure::system(what.to_owned()))
     });
-    change.answer(result);
+    change.respond(result);
 }
 
-/// The signals, until a core has failed. From a thread of their own, which goes with the process.
-/// `is_ending` is raised at once, as changes may be waiting before the signal.
-fn forward(
+/// Starts the thread that forwards signals to `send`, until a core panics. It sets `is_ending` itself, so
+/// that changes that are queued before a SIGTERM are refused.
+fn forward_signals(
     mut signals: SignalsInfo,
     send: mpsc::Sender<MainTask>,
     is_ending: Arc<AtomicBool>,
@@ -257,7 +255,7 @@ fn forward(
     Ok(())
 }
 
-/// A connection is a descriptor: allow as many as the system lets us have.
+/// Raises the soft limit of open files to the hard limit: each connection takes a descriptor.
 fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -267,28 +265,28 @@ fn allow_descriptors() {
     }
 }
 
-/// The threads at work.
+/// The running core threads and the state that they share.
 struct Running {
     remote: Remote<CoreMessage>,
-    /// By core.
+    /// Indexed by core.
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     view: Arc<View>,
-    /// Generation of the configuration that hosts of each core are shown.
+    /// Per core, the generation of its advertised snapshot.
     advertised: Arc<[AtomicU64]>,
-    /// What the cores change to goes by it.
+    /// Sends snapshots to the cores once their memory is registered. `None` only in tests.
     registrar: Option<Registrar>,
 }
 
 impl Running {
-    /// All cores change to this snapshot, and one of them listens on what is new in it.
-    fn change_to(&self, plan: &Plan, next: Next) {
+    /// Sends the snapshot to all cores, and its new listeners to core [`ACCEPTOR`].
+    fn change_to(&self, plan: &Plan, next: NextSnapshot) {
         self.view.change_to(plan, &next.0);
         let next = match &self.registrar {
             Some(registrar) => registrar.send(next),
             None => Err(next),
         };
-        // That thread has ended by a panic: what needs no memory of disks can be changed without it.
+        // The registrar's thread has panicked: changes that need no registered memory still work.
         if let Err((next, listeners)) = next {
             let listeners = Handover::new((next.generation, listeners));
             self.send(ACCEPTOR..ACCEPTOR + 1, &CoreMessage::Listen(listeners));
@@ -296,16 +294,16 @@ impl Running {
         }
     }
 
-    /// Until hosts of all cores are shown this configuration. False: not within [`SHOWN_MAX`], as where much
-    /// memory is registered for it, or the target is ending.
-    fn wait_until_shown(&self, generation: u64, is_ending: &AtomicBool) -> bool {
-        let end = Instant::now() + SHOWN_MAX;
-        let is_shown = || self.advertised.iter().all(|seen| seen.load(Ordering::Acquire) >= generation);
-        while !is_shown() {
+    /// Waits until all cores advertise this generation. False: not within [`ADVERTISED_MAX`] (registering
+    /// much memory may take longer), or the target is shutting down.
+    fn wait_until_advertised(&self, generation: u64, is_ending: &AtomicBool) -> bool {
+        let end = Instant::now() + ADVERTISED_MAX;
+        let is_advertised = || self.advertised.iter().all(|seen| seen.load(Ordering::Acquire) >= generation);
+        while !is_advertised() {
             if Instant::now() >= end || is_ending.load(Ordering::Acquire) {
                 return false;
             }
-            std::thread::park_timeout(SHOWN_PERIOD);
+            std::thread::park_timeout(ADVERTISED_CHECK_PERIOD);
         }
         true
     }
@@ -330,7 +328,7 @@ impl Running {
                 self.stop.store(true, Ordering::Relaxed);
             }
             if Instant::now() >= end + STOP_MAX {
-                // The end of the process takes the threads along, and leaves their disks to the kernel.
+                // The threads end with the process; the kernel closes their disks.
                 return Err(ServeError::Drain(deadline));
             }
             std::thread::park_timeout(Duration::from_millis(2));
@@ -344,10 +342,10 @@ impl Running {
     }
 }
 
-/// Ends the wait for signals when its thread panics.
-struct OnPanic(Handle);
+/// Ends `Signals::forever` when its thread panics.
+struct CloseSignalsOnPanic(Handle);
 
-impl Drop for OnPanic {
+impl Drop for CloseSignalsOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.close();
@@ -355,7 +353,7 @@ impl Drop for OnPanic {
     }
 }
 
-/// A thread on each core, and what they share.
+/// Starts the core threads and the registrar, and waits until all cores are ready.
 fn start(
     plan: &Plan,
     snapshot: &Arc<Snapshot>,
@@ -393,7 +391,7 @@ fn start(
             rdma: RdmaSetup { listeners: std::mem::take(&mut rdma.listeners), ..rdma.clone() },
             stop: Arc::clone(&stop),
         };
-        let (ready, on_panic) = (ready.clone(), OnPanic(signals.clone()));
+        let (ready, on_panic) = (ready.clone(), CloseSignalsOnPanic(signals.clone()));
         let first = Arc::clone(snapshot);
         let run = move || {
             let _on_panic = on_panic;
@@ -415,19 +413,19 @@ fn start(
     drop(ready);
     let ready = wait_ready(cores, &is_ready).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
     let (pools, turns): (Vec<_>, Vec<_>) = ready.into_iter().map(|core| (core.pool, core.turns)).unzip();
-    let seen = cpus.into_iter().zip(turns).map(|(cpu, turns)| CoreView { cpu, turns }).collect();
-    let view = Arc::new(View::new(seen, loads, registry, (plan, snapshot)));
+    let core_views = cpus.into_iter().zip(turns).map(|(cpu, turns)| CoreView { cpu, turns }).collect();
+    let view = Arc::new(View::new(core_views, loads, registry, (plan, snapshot)));
     let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
     let registrar = Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?;
     Ok(Running { remote, threads, stop, view, advertised, registrar: Some(registrar) })
 }
 
-/// Until each of so many cores has said that it works; what each said, in their order.
+/// Waits until each core is ready or one has failed. The result is sorted by core.
 fn wait_ready(
     cores: usize,
     is_ready: &mpsc::Receiver<Result<CoreReady, ServeError>>,
 ) -> Result<Vec<CoreReady>, ServeError> {
-    // A core that panics takes its end of the channel along.
+    // A core that panics drops its sender; `recv` fails once all senders are dropped.
     let panicked = || Err(ServeError::Start("a core's thread panicked".to_owned()));
     let ready = (0..cores).map(|_| is_ready.recv().unwrap_or_else(|_| panicked()));
     let mut ready = ready.collect::<Result<Vec<_>, _>>()?;
@@ -435,8 +433,8 @@ fn wait_ready(
     Ok(ready)
 }
 
-/// Sockets of the TCP listeners that are open in `listeners` and were not in `before`. Those of `closing` are
-/// still there, and are not to be.
+/// Binds the TCP listeners that are open in `listeners` and were not in `before`. The sockets in `closing`
+/// will be closed, and may still have an overlapping address.
 fn listen(
     listeners: &[Listener],
     before: &[Listener],
@@ -457,7 +455,7 @@ fn listen(
     listeners.iter().enumerate().filter(is_new).map(bind).collect()
 }
 
-/// The devices and addresses of RDMA listeners; nothing is opened where there is none.
+/// Opens the RDMA devices, only when the configuration has an RDMA listener.
 fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> {
     let is_rdma = |(_, listener): &(usize, &Listener)| listener.transport == TransportKind::Rdma;
     let listeners = snapshot.listeners.iter().enumerate().filter(is_rdma);
@@ -479,7 +477,7 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     Ok(RdmaSetup { devices: devices.into(), known, in_capsule_bytes, listeners })
 }
 
-/// Listeners of a transport, NQNs and the line that a host types.
+/// Logs the listeners of a transport, the namespaces, and the `nvme connect` command for each subsystem.
 fn announce(snapshot: &Snapshot, transport: TransportKind) {
     let is_meant = |listener: &&Listener| listener.transport == transport;
     for listener in snapshot.open_listeners().filter(is_meant) {
@@ -517,13 +515,13 @@ fn announce(snapshot: &Snapshot, transport: TransportKind) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::DrivesHere;
+    use crate::config::LocalDrives;
 
     #[test]
     fn a_core_that_panics_ends_the_wait_for_signals_and_one_that_ends_does_not() {
         let mut signals = signal_hook::iterator::Signals::new([SIGHUP]).expect("a handler");
         let core = |does_panic: bool| {
-            let on_panic = OnPanic(signals.handle());
+            let on_panic = CloseSignalsOnPanic(signals.handle());
             let run = move || {
                 let _on_panic = on_panic;
                 assert!(!does_panic, "as asked");
@@ -541,7 +539,7 @@ mod tests {
         let stop = Arc::new(AtomicBool::new(false));
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || assert!(ended.recv().is_err()));
-        let snapshot = Config::builtin().plan().snapshot(None, &DrivesHere, &[]).expect("opened");
+        let snapshot = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
         let running = Running {
             remote: mailboxes[0].remote(),
             threads: vec![thread],

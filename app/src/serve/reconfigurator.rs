@@ -1,13 +1,13 @@
-//! [`Reconfigurator`]: the configuration that is served, and what makes another of it: SIGHUP, a change by
-//! the control socket, a drive or a far target that was absent and is there now, a namespace of one that has
-//! another size.
+//! [`Reconfigurator`]: the current configuration and snapshot. It makes the next snapshot after a SIGHUP, a
+//! change by the control socket, when an absent drive or far target can be opened, and when a drive's or far
+//! namespace's size changes.
 //!
-//! Drives and far targets are opened in the background ([`attempts`]), at the start as well as later: one
-//! that is broken takes minutes to say so, and the caller has signals to hear meanwhile. What opens is in the
-//! next snapshot. The start waits for drives, however long they take, and for at most [`REMOTES_MAX`] for far
-//! targets: so a normal start shows them at once, and one that is away does not block the start.
+//! Drives and far targets are opened on background threads ([`open_attempts`]), since a broken one takes
+//! minutes to fail and the caller has to handle signals. The next snapshot has the opened disks. The start
+//! waits for drives without a limit, and for far targets at most [`REMOTES_MAX`], so that an absent far
+//! target does not block it.
 //!
-//! What it does not do: it tells no core; the caller gives the snapshots that it returns to them.
+//! The caller sends the returned snapshots to the cores.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -26,7 +26,9 @@ use self::open_attempts::OpenAttempts;
 use super::ServeError;
 use super::core_loop::Listening;
 use super::store::{Staged, difference};
-use crate::config::{Change, Config, Found, Has, Opened, Origin, Origins, Plan, SnapshotError, text_of};
+use crate::config::{
+    Change, Config, Opened, OpenedOrigin, Origin, Origins, Plan, RunningState, SnapshotError, text_of,
+};
 use crate::log::LogControl;
 use crate::rpc::{Edit, Failure};
 
@@ -36,20 +38,20 @@ mod tests;
 
 /// How long the start waits for far targets.
 const REMOTES_MAX: Duration = Duration::from_secs(1);
-/// Between two looks at what the start waits for.
-const START_PERIOD: Duration = Duration::from_millis(5);
-/// How long a listener that an earlier reload has taken away may still have its address: until all cores have
-/// that configuration, which waits for memory to be registered where there is RDMA.
+/// How often the start checks its open attempts.
+const START_CHECK_PERIOD: Duration = Duration::from_millis(5);
+/// How long a reload waits for the address of a listener that an earlier reload removed. Such a listener
+/// closes once all cores have that snapshot; with RDMA this includes the registration of memory.
 const CLOSING_MAX: Duration = Duration::from_secs(3);
-/// Between two looks at it.
-const CLOSING_PERIOD: Duration = Duration::from_millis(10);
+/// How often a reload retries such an address.
+const CLOSING_RETRY_PERIOD: Duration = Duration::from_millis(10);
 
-/// Why a configuration is not served; all is as it was.
+/// Why a new configuration was refused; the current one is unchanged.
 #[derive(Debug)]
 enum Refused {
-    /// All that is wrong with it.
+    /// One line for each error in the configuration.
     Lines(Vec<String>),
-    /// What has failed.
+    /// An operation failed.
     Cause(String),
 }
 
@@ -59,38 +61,38 @@ impl Refused {
     }
 }
 
-/// What is served now.
+/// The current configuration and snapshot, and the open attempts for what is absent.
 pub struct Reconfigurator {
     config: Config,
-    /// Changes are not written to a file.
+    /// Changes by the control socket are not written to the file (`--ephemeral`).
     is_ephemeral: bool,
-    /// Of the plan at the start.
+    /// In-capsule data of RDMA receives in bytes, fixed at the start. `None`: no RDMA listener at the start.
     rdma_capsule: Option<u32>,
-    /// When a listener over RDMA was taken away last.
+    /// When a reload last removed an RDMA listener.
     rdma_closed: Option<Instant>,
     snapshot: Arc<Snapshot>,
     attempts: OpenAttempts,
-    /// Why a new size cannot be served, as it was said: not said again.
-    why: String,
-    /// Sockets of listeners that are new in the snapshot.
+    /// The logged reason why a new size cannot be served, so that it is logged once. Empty: none.
+    size_error: String,
+    /// Sockets of the listeners that are new in `snapshot`, until the caller takes them.
     listeners: Vec<Listening>,
-    /// Sockets of all listeners, until the core that accepts closes them.
-    known: Vec<Known>,
+    /// Sockets of all listeners. The accepting core owns and closes them.
+    sockets: Vec<WeakListening>,
 }
 
-/// A socket with its listener's index in the snapshot.
-type Known = (Weak<Socket>, usize);
+/// As [`Listening`], without ownership of the socket.
+type WeakListening = (Weak<Socket>, usize);
 
-fn known(listeners: &[Listening]) -> impl Iterator<Item = Known> {
+fn downgrade(listeners: &[Listening]) -> impl Iterator<Item = WeakListening> {
     listeners.iter().map(|(socket, index)| (Arc::downgrade(socket), *index))
 }
 
 impl Reconfigurator {
-    /// Open what the file says, to which changes are written unless `is_ephemeral`: the first snapshot, with
-    /// the drives that are there and the far targets that answer soon.
+    /// Opens the disks of `config` and makes the first snapshot. Absent drives, and far targets that do not
+    /// answer within [`REMOTES_MAX`], are opened later.
     ///
     /// # Errors
-    /// [`ServeError::Start`]. A drive that is absent, or a far target that is away, is none.
+    /// [`ServeError::Start`]: a disk that is present cannot be opened.
     pub fn open(config: Config, origins: Origins, is_ephemeral: bool) -> Result<Reconfigurator, ServeError> {
         let failed = |error: SnapshotError| ServeError::Start(error.to_string());
         let begun = Instant::now();
@@ -99,12 +101,12 @@ impl Reconfigurator {
         let mut found = Vec::new();
         loop {
             let now = Instant::now();
-            while let Some((origin, result)) = attempts.take(now) {
+            while let Some((origin, result)) = attempts.take_finished(now) {
                 match result {
                     Ok(opened) => found.push(opened),
-                    // What stands in the way of a drive that is there is to be mended first.
+                    // A drive that is present and cannot be opened needs the operator.
                     Err(SnapshotError::Drive(error)) if !error.is_absent => return Err(failed(error.into())),
-                    Err(error) => attempts.tell(&origin, &error.to_string()),
+                    Err(error) => attempts.log_failure(&origin, &error.to_string()),
                 }
             }
             let is_awaited = |origin: &Origin| match origin {
@@ -114,19 +116,19 @@ impl Reconfigurator {
             if !attempts.opening().any(is_awaited) {
                 break;
             }
-            std::thread::park_timeout(START_PERIOD);
+            std::thread::park_timeout(START_CHECK_PERIOD);
         }
         for origin in attempts.opening() {
             tracing::warn!(
                 "disk {origin}: no answer yet; its namespaces are offline until its target answers"
             );
         }
-        // The drives are held until the snapshot has their disks.
+        // `_drives` keeps the drives open until the snapshot has their disks.
         let (opened, _drives): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         let snapshot = config.plan().snapshot(None, &*attempts.origins().drives, &opened).map_err(failed)?;
-        // What is open is not tried any more, and a drive that is not there is opened once it is.
+        // Only what the snapshot lacks is retried.
         attempts.open(config.plan().absent(Some(&snapshot)), begun);
-        let (why, listeners, known) = (String::new(), Vec::new(), Vec::new());
+        let (size_error, listeners, sockets) = (String::new(), Vec::new(), Vec::new());
         let rdma_capsule = config.plan().rdma_capsule();
         Ok(Reconfigurator {
             config,
@@ -135,33 +137,33 @@ impl Reconfigurator {
             rdma_closed: None,
             snapshot,
             attempts,
-            why,
+            size_error,
             listeners,
-            known,
+            sockets,
         })
     }
 
-    /// What is served now.
+    /// The current snapshot: the last that was returned for the cores.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
     }
 
-    /// The sockets of the first snapshot's listeners.
-    pub fn listens_on(&mut self, listeners: &[Listening]) {
-        self.known.extend(known(listeners));
+    /// Records the sockets of the first snapshot's listeners.
+    pub fn add_sockets(&mut self, listeners: &[Listening]) {
+        self.sockets.extend(downgrade(listeners));
     }
 
-    /// What the file says.
+    /// The plan of the current configuration.
     pub fn plan(&self) -> &Plan {
         self.config.plan()
     }
 
-    /// The sockets of listeners that are new in the snapshot which was returned last.
+    /// The sockets of the listeners that are new in the last returned snapshot.
     pub fn take_listeners(&mut self) -> Vec<Listening> {
         std::mem::take(&mut self.listeners)
     }
 
-    /// Read the file again. `Some`: the snapshot that the cores are to change to.
+    /// Reads the file again. Returns the snapshot for the cores, or logs why there is none.
     pub fn reload(&mut self, log: &LogControl) -> Option<Arc<Snapshot>> {
         let Some(path) = self.config.source().map(Path::to_owned) else {
             tracing::warn!(
@@ -181,11 +183,11 @@ impl Reconfigurator {
         None
     }
 
-    /// Change the text of the configuration as `edit` says, keep it, and serve it. `Some`: the snapshot that
-    /// the cores are to change to; `None`: nothing is changed by it.
+    /// Applies `edit` to the text of the configuration and writes it to the file (unless `--ephemeral`).
+    /// Returns the result of `edit` and the snapshot for the cores; `None` when the text is unchanged.
     ///
     /// # Errors
-    /// [`Failure`]; all is as it was.
+    /// [`Failure`]; the configuration is unchanged.
     pub fn change(
         &mut self,
         log: &LogControl,
@@ -205,7 +207,7 @@ impl Reconfigurator {
         }
         let refused = |lines: Vec<String>| Failure::refused(lines.join("\n"));
         let next = self.config.with_text(text).map_err(|errors| refused(errors.lines().collect()))?;
-        // On stable storage before anything is changed: what can fail is the rename.
+        // On stable storage before anything is changed, so that only the rename can fail later.
         let staged = file.as_deref().map(|file| Staged::new(file, next.text()));
         let mut staged = staged.transpose().map_err(|error| {
             Failure::system(format!("the configuration cannot be written, so nothing is changed: {error}"))
@@ -213,7 +215,7 @@ impl Reconfigurator {
         let old = self.config.text().to_owned();
         let mut is_kept = false;
         let mut keep = || {
-            // A file that was saved since it was compared is not written over.
+            // Not overwritten when it was saved since `file_to_keep` compared it.
             if file.as_deref().is_some_and(|file| text_of(file).is_ok_and(|text| text != old)) {
                 return Err(std::io::Error::other("it was changed meanwhile"));
             }
@@ -224,7 +226,7 @@ impl Reconfigurator {
             Ok(snapshot) => Ok((result, Some(snapshot))),
             Err(refusal) => {
                 if is_kept && let Some(file) = &file {
-                    put_back(file, &old);
+                    restore_file(file, &old);
                 }
                 Err(match refusal {
                     Refused::Lines(lines) => refused(lines),
@@ -234,7 +236,7 @@ impl Reconfigurator {
         }
     }
 
-    /// The file that a change is to be kept in; none where changes are not kept.
+    /// The file to write a change to; `None` with `--ephemeral`. An error when the file was edited.
     fn file_to_keep(&self) -> Result<Option<PathBuf>, Failure> {
         if self.is_ephemeral {
             return Ok(None);
@@ -257,8 +259,8 @@ impl Reconfigurator {
         Ok(Some(path.to_owned()))
     }
 
-    /// Serve another configuration: all of it, or nothing. `keep` is called when nothing else can fail but
-    /// that a disk gets its new size.
+    /// Changes to another configuration as a whole, or not at all. `keep` writes it to the file; only
+    /// resizing a disk can fail after `keep`.
     fn apply(
         &mut self,
         next: Config,
@@ -266,21 +268,21 @@ impl Reconfigurator {
         keep: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, Refused> {
         let is_open = |name: &str| self.snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
-        let has = Has { is_open: &is_open, rdma_capsule: self.rdma_capsule };
-        let changes = next.plan().changes_from(self.config.plan(), &has);
+        let state = RunningState { is_open: &is_open, rdma_capsule: self.rdma_capsule };
+        let changes = next.plan().changes_from(self.config.plan(), &state);
         let refused: Vec<_> = changes.iter().filter(|change| change.is_refused()).collect();
         if !refused.is_empty() {
             return Err(Refused::Lines(refused.iter().map(|change| format!("reload: {change}")).collect()));
         }
-        // Before anything is changed: an address that is in use is a refusal.
+        // First, since an address in use refuses the change.
         let sockets = self.listen(next.plan()).map_err(Refused::cause)?;
         self.check_rdma(&changes).map_err(Refused::cause)?;
-        // What is new and may be away is opened by the looks that follow. Other disks of a drive that is open
-        // are there at once.
+        // New drives and far targets are opened later, by `poll`. Further disks of a drive that is open are
+        // in this snapshot.
         let absent = next.plan().absent(Some(&self.snapshot));
         let opened: Vec<Opened> = absent.iter().filter_map(|origin| self.already_open(origin)).collect();
         let drives = &*self.attempts.origins().drives;
-        let snapshot = next.plan().snapshot_kept(Some(&self.snapshot), drives, &opened, keep);
+        let snapshot = next.plan().snapshot_and_persist(Some(&self.snapshot), drives, &opened, keep);
         let snapshot = snapshot.map_err(Refused::cause)?;
         for change in &changes {
             tracing::info!("reload: {change}");
@@ -294,13 +296,13 @@ impl Reconfigurator {
         let generation = snapshot.generation;
         tracing::info!(generation, changes = changes.len(), "configuration read again");
         self.config = next;
-        self.known.retain(|(socket, _)| socket.strong_count() > 0);
-        self.known.extend(known(&sockets));
+        self.sockets.retain(|(socket, _)| socket.strong_count() > 0);
+        self.sockets.extend(downgrade(&sockets));
         self.listeners = sockets;
         self.snapshot = Arc::clone(&snapshot);
         // The user may have repaired a drive.
         let now = Instant::now();
-        self.attempts.again(now);
+        self.attempts.retry_now(now);
         self.attempts.open(self.absent(), now);
         Ok(snapshot)
     }
@@ -310,21 +312,21 @@ impl Reconfigurator {
         let listeners = next.listeners_after(Some(&self.snapshot)).map_err(start)?;
         let give_up = Instant::now() + CLOSING_MAX;
         loop {
-            match self.listen_beside(&listeners) {
+            match self.listen_despite_closing(&listeners) {
                 Err(ServeError::Listen { address, source })
                     if source.kind() == ErrorKind::AddrInUse
-                        && self.has_closed(address)
+                        && self.is_closing(address)
                         && Instant::now() < give_up =>
                 {
-                    std::thread::park_timeout(CLOSING_PERIOD);
+                    std::thread::park_timeout(CLOSING_RETRY_PERIOD);
                 }
                 result => return result,
             }
         }
     }
 
-    /// New addresses over RDMA can be listened on. The core that listens takes them when it has let go of the
-    /// others, and tries again until it can.
+    /// Checks that each new RDMA address can be bound. The listening core binds it later, after it has closed
+    /// the removed listeners, and retries until that succeeds.
     fn check_rdma(&self, changes: &[Change]) -> Result<(), ServeError> {
         for change in changes {
             let Change::ListenerAdded(TransportKind::Rdma, address) = *change else { continue };
@@ -335,8 +337,8 @@ impl Reconfigurator {
             let is_given_up = changes.iter().any(gives_it_up);
             while let Err(source) = check_address(address) {
                 let why = std::io::Error::from_raw_os_error(source.errno).kind();
-                // The kernel says the second where one of the two is on all addresses, and of an address that
-                // the machine does not have.
+                // EADDRNOTAVAIL means in use when one of the two listeners has the wildcard address; it also
+                // means that the machine does not have the address.
                 let is_taken = why == ErrorKind::AddrInUse
                     || (why == ErrorKind::AddrNotAvailable
                         && check_address(SocketAddr::new(address.ip(), 0)).is_ok());
@@ -346,32 +348,32 @@ impl Reconfigurator {
                 if !(is_taken && self.rdma_closed.is_some_and(|at| at.elapsed() < CLOSING_MAX)) {
                     return Err(ServeError::listen_rdma(address, &source));
                 }
-                std::thread::park_timeout(CLOSING_PERIOD);
+                std::thread::park_timeout(CLOSING_RETRY_PERIOD);
             }
         }
         Ok(())
     }
 
-    /// A listener may change between all addresses and one of them: those that this reload takes away are not
-    /// in its way.
-    fn listen_beside(&self, listeners: &[Listener]) -> Result<Vec<Listening>, ServeError> {
+    /// Binds the new listeners. The listeners that this reload removes do not conflict, so that a listener
+    /// may change between the wildcard address and a single one.
+    fn listen_despite_closing(&self, listeners: &[Listener]) -> Result<Vec<Listening>, ServeError> {
         let is_open = |index: usize| listeners.get(index).is_some_and(|listener| listener.is_open);
-        let closing = self.known.iter().filter(|(_, index)| !is_open(*index));
+        let closing = self.sockets.iter().filter(|(_, index)| !is_open(*index));
         let closing: Vec<Arc<Socket>> = closing.filter_map(|(socket, _)| socket.upgrade()).collect();
         let closing: Vec<&Socket> = closing.iter().map(Arc::as_ref).collect();
         super::listen(listeners, &self.snapshot.listeners, &closing)
     }
 
-    /// A reload has taken away a TCP listener that still has this address.
-    fn has_closed(&self, address: SocketAddr) -> bool {
-        let is_it = |index: usize| {
+    /// Whether a TCP listener on this port was removed by a reload and is still open.
+    fn is_closing(&self, address: SocketAddr) -> bool {
+        let has_port = |index: usize| {
             let listener = self.snapshot.listeners.get(index).filter(|listener| !listener.is_open);
             listener.is_some_and(|listener| listener.address.port() == address.port())
         };
-        self.known.iter().any(|(socket, index)| socket.strong_count() > 0 && is_it(*index))
+        self.sockets.iter().any(|(socket, index)| socket.strong_count() > 0 && has_port(*index))
     }
 
-    /// A drive of which a namespace is served.
+    /// `Some` for a drive that is open because a namespace of it is served.
     fn already_open(&self, origin: &Origin) -> Option<Opened> {
         let Origin::Drive(address) = *origin else { return None };
         self.is_open(address).then_some(Opened::Drive(address))
@@ -383,59 +385,59 @@ impl Reconfigurator {
         of_drive.any(|disk| is_served(&disk.name))
     }
 
-    /// How long there is nothing to look at.
+    /// Time until the next [`Reconfigurator::poll`].
     pub fn pause(&self) -> Duration {
         self.attempts.pause()
     }
 
-    /// Drives are being opened. Far targets need not be told when the process ends.
+    /// Whether drives are being opened; these must be shut down before the process ends.
     pub fn is_opening_drives(&self) -> bool {
         self.attempts.is_opening_drives()
     }
 
-    /// Look at what is absent, and at sizes. `Some`: a drive or a far target is there at last, or a namespace
-    /// has another size: the snapshot that the cores are to change to.
+    /// Collects finished open attempts, starts new ones, and checks the sizes of namespaces. Returns the
+    /// snapshot for the cores when a disk was opened or a size has changed.
     pub fn poll(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
         let before = self.snapshot.generation;
-        // One at a time: what is wrong with one is not the others' harm.
-        while let Some((origin, result)) = self.attempts.take(now) {
-            if let Err(error) = result.and_then(|found| self.take_up(&origin, found)) {
-                self.attempts.tell(&origin, &error.to_string());
+        // One at a time, so that an error of one does not affect the others.
+        while let Some((origin, result)) = self.attempts.take_finished(now) {
+            if let Err(error) = result.and_then(|found| self.add_opened(&origin, found)) {
+                self.attempts.log_failure(&origin, &error.to_string());
             }
         }
-        let renewed = if has_new_size(&self.snapshot) { self.renew(&[]) } else { Ok(()) };
+        let renewed = if has_new_size(&self.snapshot) { self.update_snapshot(&[]) } else { Ok(()) };
         let why = renewed.err().map(|error| error.to_string()).unwrap_or_default();
-        if !why.is_empty() && why != self.why {
+        if !why.is_empty() && why != self.size_error {
             tracing::error!(
                 "the new size of a drive or far namespace cannot be served, it keeps the old one: {why}"
             );
         }
-        self.why = why;
+        self.size_error = why;
         self.attempts.open(self.absent(), now);
         (self.snapshot.generation != before).then(|| Arc::clone(&self.snapshot))
     }
 
-    /// Serve what has been opened, unless it was taken out of the file meanwhile.
-    fn take_up(&mut self, origin: &Origin, (opened, _drive): Found) -> Result<(), SnapshotError> {
-        if self.absent().contains(origin) { self.renew(&[opened]) } else { Ok(()) }
+    /// Adds what was opened to the next snapshot, unless a reload has removed it from the configuration.
+    fn add_opened(&mut self, origin: &Origin, (opened, _drive): OpenedOrigin) -> Result<(), SnapshotError> {
+        if self.absent().contains(origin) { self.update_snapshot(&[opened]) } else { Ok(()) }
     }
 
-    /// The next snapshot, with what is open now.
-    fn renew(&mut self, opened: &[Opened]) -> Result<(), SnapshotError> {
+    /// Makes the next snapshot of the same plan, with `opened` and new sizes.
+    fn update_snapshot(&mut self, opened: &[Opened]) -> Result<(), SnapshotError> {
         let next = self.plan().snapshot(Some(&self.snapshot), &*self.attempts.origins().drives, opened)?;
-        tell(&self.snapshot, &next);
+        log_namespaces(&self.snapshot, &next);
         self.snapshot = next;
         Ok(())
     }
 
-    /// What the snapshot lacks.
+    /// Drives and far targets of the plan that the snapshot lacks.
     fn absent(&self) -> Vec<Origin> {
         self.plan().absent(Some(&self.snapshot))
     }
 }
 
-/// The text that the file had before a change that could not be made.
-fn put_back(file: &Path, text: &str) {
+/// Writes back the text from before a change that failed after it was written.
+fn restore_file(file: &Path, text: &str) {
     if let Err(error) = Staged::new(file, text).and_then(Staged::commit) {
         let file = file.display();
         tracing::error!(
@@ -447,14 +449,14 @@ fn put_back(file: &Path, text: &str) {
     }
 }
 
-/// A disk says another size than its namespaces have.
+/// Whether the geometry of a disk differs from that of its namespace in the snapshot.
 fn has_new_size(snapshot: &Snapshot) -> bool {
     let namespaces = snapshot.subsystems.iter().flat_map(|subsystem| subsystem.active());
     namespaces.into_iter().any(|namespace| namespace.geometry != namespace.source.geometry())
 }
 
-/// A line for each namespace that is new or has another size.
-fn tell(before: &Snapshot, next: &Snapshot) {
+/// Logs each namespace that is new or has another size.
+fn log_namespaces(before: &Snapshot, next: &Snapshot) {
     for subsystem in &next.subsystems {
         let was = before.subsystem(&subsystem.nqn);
         for namespace in subsystem.active() {

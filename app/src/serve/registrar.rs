@@ -1,17 +1,15 @@
-//! [`Registrar`]: gives devices memory, on a thread of its own: the cores' pools to drives that are new, and
-//! the memory of disks to the RDMA devices.
+//! [`Registrar`]: a thread that registers memory with devices before the cores get a snapshot: the cores'
+//! pools with new drives, and the memory of disks with the RDMA devices.
 //!
 //! ```text
 //!   snapshot ──> new disks: prepare with each pool ──> register (seconds for a large RAM disk)
-//!            ──> RdmaMemory to all cores ──> the snapshot
+//!            ──> RdmaMemory to all cores ──> the snapshot to all cores
 //! ```
 //!
-//! Both pin every page. At the start TCP is served meanwhile, and the RDMA listeners follow; at a reload the
-//! cores go on, and get the new snapshot when its memory is ready. Where nothing listens on RDMA nothing is
-//! registered.
+//! Both pin every page. At the start the cores serve TCP in the meantime, and open the RDMA listeners after
+//! `RdmaMemory`. Without RDMA listeners no memory is registered with RDMA devices.
 //!
-//! What it does not do: it keeps neither a device nor its memory: the cores alone do, so that a device that
-//! goes is let go of.
+//! Only the cores own RDMA devices and registrations, so that a removed device is closed when they drop it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -28,28 +26,28 @@ use spindle_target::snapshot::Snapshot;
 use super::ServeError;
 use super::core_loop::{ACCEPTOR, CoreMessage, Handover, Listening};
 
-/// The thread's end of the work; see the module.
-pub struct Registrar(Sender<Next>);
+/// The sender to the thread; see the module.
+pub struct Registrar(Sender<NextSnapshot>);
 
-/// What the cores are to change to, and the sockets of listeners that are new in it.
-pub type Next = (Arc<Snapshot>, Vec<Listening>);
+/// A snapshot for all cores, and the sockets of the listeners that are new in it.
+pub type NextSnapshot = (Arc<Snapshot>, Vec<Listening>);
 
-/// What the thread has.
-struct Work {
-    /// Those that have come since are in it.
+/// State of the thread.
+struct RegistrarThread {
+    /// The current devices, also those that were added since the start.
     devices: KnownDevices,
-    /// Something listens on RDMA: that takes a device.
+    /// There was an RDMA device at the start, so the configuration has an RDMA listener.
     has_rdma: bool,
-    /// Of each core.
+    /// One per core.
     pools: Vec<Area>,
     cores: usize,
     remote: Remote<CoreMessage>,
-    /// The cores end at once.
+    /// Set when the cores stop at once: a message that finds a mailbox full is then dropped.
     stop: Arc<AtomicBool>,
 }
 
 impl Registrar {
-    /// Begin with the memory of `first`, which the cores have.
+    /// Starts the thread, which first registers the memory of `first`; the cores already have this snapshot.
     pub fn start(
         devices: KnownDevices,
         pools: Vec<Area>,
@@ -59,9 +57,9 @@ impl Registrar {
         stop: Arc<AtomicBool>,
     ) -> Result<Registrar, ServeError> {
         let (send, receive) = channel();
-        // Later on the list may be empty for a while.
+        // Read now: the list may be empty later, when all devices are removed.
         let has_rdma = !devices.is_empty();
-        let work = Work { devices, has_rdma, pools, cores, remote, stop };
+        let work = RegistrarThread { devices, has_rdma, pools, cores, remote, stop };
         std::thread::Builder::new()
             .name("memory".to_owned())
             .spawn(move || work.run(first, &receive))
@@ -71,36 +69,35 @@ impl Registrar {
         Ok(Registrar(send))
     }
 
-    /// The cores change to this snapshot when its memory is registered. Gives it back when the thread is
-    /// gone.
-    pub fn send(&self, next: Next) -> Result<(), Next> {
+    /// Sends the snapshot to the cores once its memory is registered. Returns it when the thread has ended.
+    pub fn send(&self, next: NextSnapshot) -> Result<(), NextSnapshot> {
         self.0.send(next).map_err(|back| back.0)
     }
 }
 
-impl Work {
-    fn run(&self, first: Arc<Snapshot>, receive: &Receiver<Next>) {
+impl RegistrarThread {
+    fn run(&self, first: Arc<Snapshot>, receive: &Receiver<NextSnapshot>) {
         self.register(&first);
         let mut known = sources(&first);
-        // What is removed is let go of.
+        // Not kept, so that removed disks are closed.
         drop(first);
         while let Ok((next, listeners)) = receive.recv() {
             self.prepare(&known, &next);
             known = sources(&next);
             self.register(&next);
-            // First: it is accepted from them when all cores have the snapshot.
+            // Before the snapshot: core `ACCEPTOR` opens them once all cores have it.
             if !listeners.is_empty() {
                 self.send(ACCEPTOR, &CoreMessage::Listen(Handover::new((next.generation, listeners))));
             }
-            self.tell(&CoreMessage::Target(Message::Snapshot(next)));
+            self.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
         }
     }
 
-    /// Disks that the cores are to open.
+    /// Registers the pools with disks that are new in `next`, before the cores open them.
     fn prepare(&self, known: &[Weak<dyn DiskSource>], next: &Snapshot) {
         let is_known = |source: &&Arc<dyn DiskSource>| {
-            let place = Arc::as_ptr(source).cast::<()>();
-            known.iter().any(|known| known.as_ptr().cast::<()>() == place)
+            let address = Arc::as_ptr(source).cast::<()>();
+            known.iter().any(|known| known.as_ptr().cast::<()>() == address)
         };
         for source in next.disks.iter().flatten().filter(|source| !is_known(source)) {
             self.pools.iter().for_each(|pool| source.prepare(pool));
@@ -115,10 +112,10 @@ impl Work {
         let disks = RegisteredDisks::register(&self.devices, disk_areas(snapshot));
         let (count, bytes, took_ms) = (disks.disks().len(), disks.bytes(), begin.elapsed().as_millis());
         tracing::info!(disks = count, bytes, took_ms, "memory of disks is registered with the RDMA devices");
-        self.tell(&CoreMessage::RdmaMemory(Arc::new(disks)));
+        self.broadcast(&CoreMessage::RdmaMemory(Arc::new(disks)));
     }
 
-    fn tell(&self, message: &CoreMessage) {
+    fn broadcast(&self, message: &CoreMessage) {
         (0..self.cores).for_each(|core| self.send(core, message));
     }
 
@@ -127,7 +124,7 @@ impl Work {
     }
 }
 
-/// Send a message to a core. A full mailbox is emptied within a turn, unless the core has ended.
+/// Sends a message to a core, and retries while its mailbox is full, until `has_ended`.
 pub fn send(remote: &Remote<CoreMessage>, core: usize, message: &CoreMessage, has_ended: impl Fn() -> bool) {
     let mut message = message.clone();
     while let Err(back) = remote.send(core, message) {
@@ -143,7 +140,7 @@ fn sources(snapshot: &Snapshot) -> Vec<Weak<dyn DiskSource>> {
     snapshot.disks.iter().flatten().map(Arc::downgrade).collect()
 }
 
-/// Memory of the disks that commands move without a buffer of the pool.
+/// Memory of the disks from and to which data is transferred directly, without a pool buffer.
 fn disk_areas(snapshot: &Snapshot) -> Vec<DiskArea> {
     let area = |source: &Arc<dyn DiskSource>| {
         Some(DiskArea { name: source.name().to_owned(), area: source.area()? })
@@ -158,7 +155,7 @@ mod tests {
     use spindle_reactor::mem::Pages;
 
     use super::*;
-    use crate::config::{Config, DrivesHere};
+    use crate::config::{Config, LocalDrives};
 
     /// Notes who prepares it, and with what.
     struct Noted(Arc<dyn DiskSource>, std::sync::Mutex<Vec<(String, usize)>>);
@@ -190,10 +187,10 @@ mod tests {
 
     #[test]
     fn a_new_disk_is_prepared_with_each_pool_before_the_cores_hear_of_it_and_once() {
-        let first = Config::builtin().plan().snapshot(None, &DrivesHere, &[]).expect("opened");
+        let first = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
         let null = NullDisk::new("n", NullSpec { bytes: 1 << 20, block_bytes: 512 }).expect("a disk");
         let noted = Arc::new(Noted(null, std::sync::Mutex::default()));
-        let mut next = Config::builtin().plan().snapshot(None, &DrivesHere, &[]).expect("opened");
+        let mut next = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
         let disks = &mut Arc::get_mut(&mut next).expect("not shared").disks;
         let source: Arc<dyn DiskSource> = noted.clone();
         disks.push(Some(source));

@@ -1,36 +1,37 @@
-//! The file of the configuration, written so that it is the old one or the new one whenever power fails or
-//! the process is killed.
+//! Atomic replacement of the configuration file: after a loss of power or a kill it has the old text or the
+//! new text.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// A text that is on stable storage beside the file that it is to be.
+/// New text in a temporary file next to the file that [`Staged::commit`] replaces. Dropping it removes the
+/// temporary file.
 pub struct Staged {
     file: PathBuf,
-    beside: PathBuf,
-    is_done: bool,
+    temporary: PathBuf,
+    is_committed: bool,
 }
 
 impl Staged {
-    /// Write `text` beside `file`, with its owner and permissions.
+    /// Writes and syncs `text`, with the owner and permissions of `file`.
     ///
     /// # Errors
-    /// The system's; nothing is left then.
+    /// Those of the system; the temporary file is removed.
     pub fn new(file: &Path, text: &str) -> io::Result<Staged> {
-        // What a link leads to is written, not the link.
+        // A symbolic link stays; the file that it points to is replaced.
         let file = std::fs::canonicalize(file)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let beside = file.with_file_name(format!(".{name}.new"));
+        let temporary = file.with_file_name(format!(".{name}.new"));
         let was = std::fs::metadata(&file)?;
-        let staged = Staged { file, beside, is_done: false };
-        // One that a killed process has left is written over.
+        let staged = Staged { file, temporary, is_committed: false };
+        // Truncates a temporary file that a killed process left.
         let options = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).to_owned();
-        let mut written = options.open(&staged.beside)?;
+        let mut written = options.open(&staged.temporary)?;
         let now = written.metadata()?;
         if (now.uid(), now.gid()) != (was.uid(), was.gid()) {
-            // Only root can give it to somebody else; the directory let us write, which is what counts.
+            // Only root may change the owner. Without that the file belongs to this process's user.
             let _ = std::os::unix::fs::fchown(&written, Some(was.uid()), Some(was.gid()));
         }
         written.set_permissions(std::fs::Permissions::from_mode(was.permissions().mode() & 0o7777))?;
@@ -39,14 +40,14 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Put it in the place of the file.
+    /// Renames the temporary file over the file.
     ///
     /// # Errors
-    /// The system's; the file is the old one then. That its folder could not be synced is none: the file is
-    /// the new one, though perhaps not after a loss of power.
+    /// That of the rename; the file has its old text. A failed sync of the folder is only logged: the file
+    /// has the new text, but may have the old one after a loss of power.
     pub fn commit(mut self) -> io::Result<()> {
-        std::fs::rename(&self.beside, &self.file)?;
-        self.is_done = true;
+        std::fs::rename(&self.temporary, &self.file)?;
+        self.is_committed = true;
         let folder = self.file.parent().unwrap_or(Path::new("/"));
         if let Err(error) = File::open(folder).and_then(|folder| folder.sync_all()) {
             tracing::warn!(folder = %folder.display(), %error, "the configuration's folder cannot be synced");
@@ -57,13 +58,13 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if !self.is_done {
-            let _ = std::fs::remove_file(&self.beside);
+        if !self.is_committed {
+            let _ = std::fs::remove_file(&self.temporary);
         }
     }
 }
 
-/// Lines that only one of two texts has, the first of them: what somebody has changed.
+/// The first lines that only one of the texts has, each with `-` (only `before`) or `+` (only `after`).
 pub fn difference(before: &str, after: &str) -> String {
     const LINES_MAX: usize = 10;
     let only = |of: &str, other: &str, mark: char| -> Vec<String> {

@@ -1,5 +1,5 @@
-//! What there is to tell of a running target: atomics of the cores, the registry of controllers, the snapshot
-//! and the plan that are in force. Cores are not asked and do not notice.
+//! [`View`]: the state of a running target for `spindle status` and the control socket. It reads atomics, the
+//! registry of controllers, and the current snapshot and plan; it sends no message to a core.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,85 +13,82 @@ use spindle_transport::TransportKind;
 
 use crate::config::{DiskPlan, Plan};
 
-/// A core as it is seen from outside.
 pub struct CoreView {
-    /// The CPU that it is pinned to.
+    /// `None`: not pinned.
     pub cpu: Option<usize>,
-    /// What its turns took.
+    /// Durations of its turns.
     pub turns: Arc<Turns>,
 }
 
-/// What there is to tell.
 pub struct View {
     started: Instant,
-    /// In their order.
+    /// Indexed by core.
     pub cores: Vec<CoreView>,
+    /// Number of connections of each core.
     pub loads: Arc<[AtomicUsize]>,
-    /// A listener was on RDMA at the start.
+    /// The configuration had an RDMA listener at the start. Without one, none can be added.
     has_rdma: bool,
     pub registry: Arc<Registry>,
-    /// Locked while it is read. The last of its owners is never here: it shuts down the disks.
-    in_force: Mutex<InForce>,
+    /// Locked for as long as a [`Look`] exists, so that a `Look` never drops the last reference to a
+    /// snapshot, which would close the disks on the caller's thread.
+    current: Mutex<Current>,
 }
 
-struct InForce {
+struct Current {
     snapshot: Weak<Snapshot>,
     plan: Arc<Plan>,
 }
 
-/// A look at all of it; what is in force stays meanwhile.
+/// A consistent view: snapshot and plan do not change while it exists.
 pub struct Look<'a> {
-    /// What does not change.
     pub view: &'a View,
-    /// `None`: the target is ending. Dropped before the lock.
+    /// `None`: the target is shutting down. Dropped before the lock (fields drop in order).
     pub snapshot: Option<Arc<Snapshot>>,
-    /// What the configuration says.
     pub plan: Arc<Plan>,
-    _in_force: MutexGuard<'a, InForce>,
+    _current: MutexGuard<'a, Current>,
 }
 
 impl View {
-    /// Of cores that have begun with this snapshot.
     pub fn new(
         cores: Vec<CoreView>,
         loads: Arc<[AtomicUsize]>,
         registry: Arc<Registry>,
         (plan, snapshot): (&Plan, &Arc<Snapshot>),
     ) -> View {
-        let in_force = InForce { snapshot: Arc::downgrade(snapshot), plan: Arc::new(plan.clone()) };
-        let (has_rdma, in_force) = (plan.rdma_capsule().is_some(), Mutex::new(in_force));
-        View { started: Instant::now(), cores, loads, has_rdma, registry, in_force }
+        let current = Current { snapshot: Arc::downgrade(snapshot), plan: Arc::new(plan.clone()) };
+        let (has_rdma, current) = (plan.rdma_capsule().is_some(), Mutex::new(current));
+        View { started: Instant::now(), cores, loads, has_rdma, registry, current }
     }
 
-    /// Those that can be listened on.
+    /// Transports on which listeners can be added.
     pub fn transports(&self) -> impl Iterator<Item = TransportKind> {
         let has_rdma = self.has_rdma;
         TransportKind::ALL.into_iter().filter(move |kind| *kind == TransportKind::Tcp || has_rdma)
     }
 
-    /// The cores change to this.
+    /// Sets the plan and snapshot that the cores change to.
     pub fn change_to(&self, plan: &Plan, next: &Arc<Snapshot>) {
-        *self.lock() = InForce { snapshot: Arc::downgrade(next), plan: Arc::new(plan.clone()) };
+        *self.lock() = Current { snapshot: Arc::downgrade(next), plan: Arc::new(plan.clone()) };
     }
 
-    /// The snapshot goes: requests from now on see none.
-    pub fn end(&self) {
+    /// Later [`Look`]s have no snapshot.
+    pub fn clear_snapshot(&self) {
         self.lock().snapshot = Weak::new();
     }
 
-    /// Look at it.
+    /// Locks the current snapshot and plan.
     pub fn look(&self) -> Look<'_> {
-        let in_force = self.lock();
-        let (snapshot, plan) = (in_force.snapshot.upgrade(), Arc::clone(&in_force.plan));
-        Look { view: self, snapshot, plan, _in_force: in_force }
+        let current = self.lock();
+        let (snapshot, plan) = (current.snapshot.upgrade(), Arc::clone(&current.plan));
+        Look { view: self, snapshot, plan, _current: current }
     }
 
     pub fn uptime_ns(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn lock(&self) -> MutexGuard<'_, InForce> {
-        self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn cores(&self) -> Vec<Value> {
@@ -127,7 +124,7 @@ impl View {
                 "controller": it.cntlid,
                 "core": it.admin_core,
                 "is_ready": it.is_ready(),
-                "io_queues": it.live_queues(),
+                "io_queues": it.connected_queues(),
             })
         };
         controllers.iter().map(tell).collect()
@@ -135,7 +132,7 @@ impl View {
 }
 
 impl Look<'_> {
-    /// What `spindle status` prints.
+    /// The JSON that `spindle status` prints.
     pub fn status(&self) -> Value {
         let snapshot = self.snapshot.as_deref();
         json!({
@@ -151,7 +148,7 @@ impl Look<'_> {
     }
 }
 
-/// A disk of the configuration, open or not.
+/// `disk` may be absent: not open.
 fn disk(disk: &DiskPlan) -> Value {
     json!({ "name": disk.name, "kind": disk.kind.name() })
 }

@@ -1,9 +1,9 @@
-//! [`Claim`]: which far namespaces are disks of this process, or were a moment ago.
+//! [`Claim`]: registry of the far namespaces that are, or recently were, disks of this process.
 //!
-//! A disk that is removed may leave writes behind that the far target can still execute, and its ledger goes
-//! with it. No other disk of the same far namespace is opened before they are over; nor while there is one at
-//! the same address, whose ledger the other would not know. At another address the same identity may be
-//! another disk: two machines with the same configuration name their disks alike.
+//! A removed disk may leave writes that the far target can still execute, but its ledger is dropped. So the
+//! same far namespace is not opened again until they are over; nor while a disk at the same address uses it,
+//! as the two would not share a ledger. At another address the same identity may be another disk: two
+//! machines with the same configuration may use the same identifiers.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,25 +11,25 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use spindle_initiator::Namespace;
 use spindle_reactor::clock::{Clock, Nanos};
 
-/// What is claimed. Few: remote disks of one process.
+/// All claims of the process; a short list.
 static CLAIMED: Mutex<Vec<Claimed>> = Mutex::new(Vec::new());
 
 #[derive(Debug, Clone)]
 struct Claimed {
-    /// The disk.
+    /// Name of the disk.
     name: String,
     address: SocketAddr,
-    /// Its size is not looked at.
+    /// The namespace; its size is ignored.
     namespace: Namespace,
-    /// `None`: by a disk that there is.
+    /// Expiry of a removed disk's claim; `None`: the disk is open.
     until: Option<Nanos>,
 }
 
-/// A disk's claim on its far namespace. It ends when it is dropped.
+/// A disk's claim on its far namespace, released on drop.
 #[derive(Debug)]
 pub(crate) struct Claim {
     claimed: Claimed,
-    /// Not before this.
+    /// If set, the drop keeps the namespace claimed until this time.
     pub(crate) until: Option<Nanos>,
 }
 
@@ -38,10 +38,10 @@ fn lock() -> MutexGuard<'static, Vec<Claimed>> {
 }
 
 impl Claim {
-    /// For the disk `name`, whose far target is at `address`.
+    /// Claims `namespace` for the disk `name`, whose far target is at `address`.
     ///
     /// # Errors
-    /// Why it is not to be had now.
+    /// A message with the conflicting claim.
     pub(crate) fn new(name: &str, address: SocketAddr, namespace: &Namespace) -> Result<Claim, String> {
         let (mut all, now) = (lock(), Clock::now());
         all.retain(|it| it.until.is_none_or(|until| now < until));

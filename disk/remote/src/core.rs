@@ -3,10 +3,10 @@
 //! ```text
 //!   Away ── an association is up ──> Opening ── connected ──> Up ── lost, or another association ──> Away
 //!     ^                                 │ refused                                                     │
-//!     └─────────────────────────────────┴── the manager hears of it ──────────────────────────────────┘
+//!     └─────────────────────────────────┴── the manager is notified ──────────────────────────────────┘
 //! ```
-//! What was lost is sent again in its order. A lost write whose submitter is gone is not sent again: it ends
-//! when the lost association is over.
+//! Lost commands are sent again in order of submission. A lost write that was cancelled is not sent again: it
+//! ends when the lost association is over.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 use crate::far::{Far, FarCompletion, FarQueue};
 use crate::ledger::NEWEST;
-use crate::request::{Lack, Limits, Piece, Request};
+use crate::request::{Limits, Piece, PieceError, Request};
 use crate::shared::View;
 use crate::{RemoteDisk, Users};
 
-/// Buffers of pieces, and their size: an MDTS that is common.
+/// Bounce buffers for pieces of long commands; their size is a common MDTS.
 const BOUNCE: ZoneSpec = ZoneSpec { buffer_bytes: 128 << 10, count: 4 };
 /// Buffers for Connect and for the ranges of Dataset Management.
 const SMALL: ZoneSpec = ZoneSpec { buffer_bytes: 4096, count: 16 };
-/// How often an idle queue is polled, and commands that wait are looked at.
-const LOOK_PERIOD: Nanos = Nanos::from_ms(1);
-/// How often the time of outstanding commands is looked at.
+/// Period of polling an idle queue and of checking waiting commands.
+const CHECK_PERIOD: Nanos = Nanos::from_ms(1);
+/// Period of checking the deadlines of outstanding commands.
 const SCAN_PERIOD: Nanos = Nanos::from_ms(100);
 
 impl RemoteDisk {
-    /// Bytes that each core's handle has for long commands, for Connect and for what it receives.
+    /// Bytes of memory of each core's handle: bounce buffers, small buffers and the receive batch.
     #[must_use]
     pub fn core_bytes() -> usize {
         let zone = |zone: ZoneSpec| zone.buffer_bytes as usize * zone.count as usize;
@@ -50,7 +50,7 @@ enum Link<F: Far> {
     Up(Box<F::Queue>, u64),
 }
 
-/// See the module.
+/// One core's handle on a remote disk. See the module.
 pub(crate) struct RemoteCore<F: Far> {
     handle: usize,
     qid: u16,
@@ -58,34 +58,34 @@ pub(crate) struct RemoteCore<F: Far> {
     pool: Pool,
     link: Link<F>,
     limits: Limits,
-    /// What is known of the disk, as of `news`.
+    /// Copy of the shared state as of `version`.
     view: View,
-    news: u64,
-    /// To be sent, in their order.
+    version: u64,
+    /// Commands to send, in order of submission.
     waiting: VecDeque<Request>,
-    /// To be sent when the ledger lets them.
+    /// Commands that wait for an entry of the ledger.
     blocked: Vec<Request>,
-    /// With the far target, by the index of the queue.
+    /// Outstanding commands, by index in the queue.
     sent: Vec<Option<Request>>,
     sent_count: usize,
-    /// Of these, how many are answered to their submitters.
+    /// Commands in `sent` whose [`Done`] was returned before the far target's answer.
     answered_count: usize,
-    /// Lost writes whose submitter is gone: the far target may execute them still.
+    /// Lost writes that were cancelled: the far target may still execute them.
     orphans: Vec<Request>,
     ready: VecDeque<Done>,
     numbers: u64,
-    /// Of the last poll.
+    /// Time of the last poll.
     now: Nanos,
     next_look: Nanos,
     next_check: Nanos,
     next_scan: Nanos,
-    /// A command is not answered in a long time: the queue is to be left.
+    /// A command was not answered for twice the timeout: the queue must be abandoned.
     is_stuck: bool,
-    /// The association for which a command that could not be sent was told.
-    told: u64,
-    /// That the I/O queue cannot be connected was told.
-    is_refusal_told: bool,
-    /// The last: the association ends when the queue has.
+    /// Association for which a send error was logged.
+    logged_association: u64,
+    /// A failed connect of the I/O queue was logged.
+    is_refusal_logged: bool,
+    /// Last field, so dropped after the queue: the association ends after it.
     shared: Arc<Users<F>>,
 }
 
@@ -114,7 +114,7 @@ impl<F: Far> RemoteCore<F> {
             link: Link::Away,
             limits,
             view,
-            news: 0,
+            version: 0,
             waiting: VecDeque::with_capacity(2 * context.depth as usize),
             blocked: Vec::new(),
             sent: (0..depth).map(|_| None).collect(),
@@ -128,23 +128,23 @@ impl<F: Far> RemoteCore<F> {
             next_check: Nanos::ZERO,
             next_scan: Nanos::ZERO,
             is_stuck: false,
-            told: 0,
-            is_refusal_told: false,
+            logged_association: 0,
+            is_refusal_logged: false,
             shared,
         })
     }
 
-    /// Something has changed at the disk.
+    /// Copies the shared state after a change.
     #[cold]
     fn refresh(&mut self) {
-        // First: a change that comes between the two is looked at once more.
-        self.news = self.shared.news();
+        // Loaded first: a change between the two loads causes one more refresh.
+        self.version = self.shared.version();
         self.view = self.shared.view();
         self.limits.must_fua = self.view.shape.must_fua;
         self.next_check = Nanos::ZERO;
     }
 
-    /// Towards a queue. True when there was anything to do.
+    /// Advances the connection of the I/O queue. True when there was any work.
     fn step_link(&mut self, now: Nanos) -> bool {
         match &mut self.link {
             Link::Up(queue, number) => {
@@ -155,7 +155,7 @@ impl<F: Far> RemoteCore<F> {
             }
             Link::Away if self.view.number == 0 => false,
             Link::Away => {
-                // None when a core has lost it: it is about to be ended.
+                // `None` when a core has lost its queue: the manager is ending the association.
                 let Some((number, association)) = self.shared.association() else { return false };
                 self.begin(number, &association, now);
                 true
@@ -183,8 +183,8 @@ impl<F: Far> RemoteCore<F> {
 
     #[cold]
     fn on_refused(&mut self, number: u64, error: &spindle_initiator::Error) {
-        // Once: attempts go on for as long as it takes.
-        if !std::mem::replace(&mut self.is_refusal_told, true) {
+        // Logged once: attempts continue without limit.
+        if !std::mem::replace(&mut self.is_refusal_logged, true) {
             let disk = &self.shared.name;
             tracing::warn!(disk, qid = self.qid, "cannot connect an I/O queue: {error}");
         }
@@ -198,12 +198,12 @@ impl<F: Far> RemoteCore<F> {
         self.limits.data_blocks_max = blocks.clamp(1, 1 << 16);
         self.link = Link::Up(Box::new(queue), number);
         self.shared.on_up(self.handle, number);
-        if std::mem::take(&mut self.is_refusal_told) {
+        if std::mem::take(&mut self.is_refusal_logged) {
             tracing::info!(disk = self.shared.name, qid = self.qid, "the I/O queue is connected");
         }
     }
 
-    /// Give the queue as much as it takes.
+    /// Submits waiting commands to the queue, up to its depth. True when there was any work.
     fn send(&mut self) -> bool {
         let mut has_worked = false;
         while let Link::Up(queue, number) = &mut self.link
@@ -219,11 +219,11 @@ impl<F: Far> RemoteCore<F> {
             }
             let Piece { sqe, data } = match request.next(self.limits, &self.pool) {
                 Ok(piece) => piece,
-                Err(Lack::Buffer) => {
+                Err(PieceError::Buffer) => {
                     self.waiting.push_front(request);
-                    break; // a piece that ends gives its buffer back
+                    break; // retried when a piece has ended and freed its buffer
                 }
-                Err(Lack::Data) => {
+                Err(PieceError::Data) => {
                     let (disk, op) = (&self.shared.name, request.op);
                     tracing::error!(disk, "a command without its data: {op:?}");
                     self.end(request, Err(DiskError::Internal));
@@ -247,7 +247,7 @@ impl<F: Far> RemoteCore<F> {
         has_worked
     }
 
-    /// The queue does not take a command. True when the next one may fare better.
+    /// Handles a command that the queue refuses. True when the next command may be accepted.
     #[cold]
     fn on_not_taken(&mut self, mut request: Request, refused: Refused) -> bool {
         let is_own = !request.is_bounced;
@@ -266,8 +266,8 @@ impl<F: Far> RemoteCore<F> {
             | Refusal::TooLong { .. }
             | Refusal::Register { .. }
             | Refusal::Ranges { .. }) => {
-                // Once for each association: the next command will not fare better.
-                if std::mem::replace(&mut self.told, self.view.number) != self.view.number {
+                // Logged once per association: further commands will probably fail alike.
+                if std::mem::replace(&mut self.logged_association, self.view.number) != self.view.number {
                     tracing::warn!(disk = self.shared.name, "cannot send a command: {why}");
                 }
                 self.end(request, Err(DiskError::Internal));
@@ -276,13 +276,13 @@ impl<F: Far> RemoteCore<F> {
         true
     }
 
-    /// Take what the far target has answered. True when there was any.
+    /// Handles completions of the far target. True when there was any work.
     fn receive(&mut self, now: Nanos) -> bool {
         let Link::Up(queue, _) = &mut self.link else { return false };
         if self.sent_count == 0 && queue.is_up() && now < self.next_look {
             return false;
         }
-        self.next_look = now + LOOK_PERIOD;
+        self.next_look = now + CHECK_PERIOD;
         let mut has_come = queue.poll(now);
         while let Link::Up(queue, _) = &mut self.link
             && let Some(completion) = queue.next_completion()
@@ -297,7 +297,7 @@ impl<F: Far> RemoteCore<F> {
             let disk = &self.shared.name;
             tracing::debug!(disk, qid = self.qid, "the I/O queue is lost: {loss}");
             self.link = Link::Away;
-            self.on_away(number, now);
+            self.on_queue_lost(number, now);
             has_come = true;
         }
         has_come
@@ -313,7 +313,7 @@ impl<F: Far> RemoteCore<F> {
             Ok(()) => self.on_piece(request, buf),
             Err(Failure::Lost) => {
                 request.take_back(buf);
-                // It is put in its place when all have come back.
+                // `on_queue_lost` restores the order when all have been returned.
                 self.waiting.push_back(request);
             }
             Err(Failure::Status(status)) => {
@@ -325,10 +325,10 @@ impl<F: Far> RemoteCore<F> {
 
     fn on_piece(&mut self, mut request: Request, buf: Option<Buf>) {
         if request.is_answered {
-            self.settle(&request);
+            self.resolve(&request);
         } else if request.on_piece(buf, self.limits) {
             self.end(request, Ok(()));
-        } else if request.is_forgotten {
+        } else if request.is_cancelled {
             self.end(request, Err(DiskError::Cancelled));
         } else {
             self.waiting.push_front(request);
@@ -338,13 +338,13 @@ impl<F: Far> RemoteCore<F> {
     #[cold]
     fn on_status(&mut self, mut request: Request, status: Status) {
         if request.is_answered {
-            self.settle(&request);
+            self.resolve(&request);
             return;
         }
         if matches!(request.op, Op::WriteZeroes { .. })
             && !request.sends_zeroes
             && is_unsupported(status)
-            && !request.is_forgotten
+            && !request.is_cancelled
         {
             request.sends_zeroes = true;
             self.waiting.push_front(request);
@@ -353,29 +353,29 @@ impl<F: Far> RemoteCore<F> {
         self.end(request, Err(DiskError::of_status(status)));
     }
 
-    /// The command of the request is over, as far as this association goes.
+    /// Marks the request's ledger entry as ended on this association.
     #[inline]
-    fn settle(&self, request: &Request) {
+    fn resolve(&self, request: &Request) {
         if let Some(entry) = request.entry {
-            self.shared.settle(entry);
+            self.shared.resolve(entry);
         }
     }
 
     #[inline]
     fn end(&mut self, request: Request, result: Result<(), DiskError>) {
-        self.settle(&request);
-        if request.is_forgotten && request.entry.is_some() {
-            // What is left of an earlier try may land still.
+        self.resolve(&request);
+        if request.is_cancelled && request.entry.is_some() {
+            // An earlier attempt may still be executed.
             self.orphans.push(request);
             return;
         }
         self.ready.push_back(request.end(result));
     }
 
-    /// The queue is gone, and everything has come back from it: what was outstanding is at the end of
-    /// `waiting`.
+    /// After the loss of the queue, when all its commands have been returned: those that were outstanding are
+    /// at the end of `waiting`.
     #[cold]
-    fn on_away(&mut self, number: u64, now: Nanos) {
+    fn on_queue_lost(&mut self, number: u64, now: Nanos) {
         self.unblock();
         let is_lost = |request: &&mut Request| request.is_outstanding && request.op.is_write();
         self.shared.on_down(self.handle, number, now, self.waiting.iter_mut().filter(is_lost));
@@ -384,7 +384,7 @@ impl<F: Far> RemoteCore<F> {
             if request.is_answered {
                 continue;
             }
-            if !request.is_forgotten {
+            if !request.is_cancelled {
                 self.waiting.push_back(request);
             } else if was_outstanding && request.op.is_write() {
                 self.orphans.push(request);
@@ -394,20 +394,20 @@ impl<F: Far> RemoteCore<F> {
         }
     }
 
-    /// What the ledger has let wait is looked at again, in its place.
+    /// Moves the blocked commands back to `waiting`, in order of submission.
     fn unblock(&mut self) {
         self.waiting.extend(self.blocked.drain(..));
         self.waiting.make_contiguous().sort_unstable_by_key(|request| request.number);
     }
 
-    /// Look at the time, and at what the ledger may let go.
+    /// Checks deadlines, and commands that wait for the ledger.
     fn check(&mut self, now: Nanos) {
         if self.sent_count > 0 && now >= self.next_scan {
             self.scan(now);
         }
         let has_some = !(self.waiting.is_empty() && self.blocked.is_empty() && self.orphans.is_empty());
         if has_some && now >= self.next_check {
-            self.next_check = now + LOOK_PERIOD;
+            self.next_check = now + CHECK_PERIOD;
             self.check_waiting(now);
         }
     }
@@ -415,7 +415,7 @@ impl<F: Far> RemoteCore<F> {
     #[cold]
     fn check_waiting(&mut self, now: Nanos) {
         self.unblock();
-        // Older ones have earlier deadlines.
+        // Deadlines ascend in order of submission.
         while self.waiting.front().is_some_and(|request| now >= request.deadline)
             && let Some(request) = self.waiting.pop_front()
         {
@@ -433,7 +433,7 @@ impl<F: Far> RemoteCore<F> {
         self.ready.extend(over.into_iter().map(|request| request.end(Err(DiskError::Cancelled))));
     }
 
-    /// Outstanding commands whose time is over fail; the far target has them still.
+    /// Fails outstanding commands past their deadline, although the far target may still execute them.
     #[cold]
     fn scan(&mut self, now: Nanos) {
         self.next_scan = now + SCAN_PERIOD;
@@ -444,20 +444,20 @@ impl<F: Far> RemoteCore<F> {
                 continue;
             }
             if request.op.is_write() {
-                self.shared.note(request);
+                self.shared.record_overdue(request);
             }
-            let error = if request.is_forgotten { DiskError::Cancelled } else { DiskError::Internal };
+            let error = if request.is_cancelled { DiskError::Cancelled } else { DiskError::Internal };
             self.ready.push_back(request.answer(Err(error)));
             self.answered_count += 1;
         }
         if self.is_stuck {
-            // The next turn leaves the queue before it receives, so that all cores hear of the loss at once.
+            // The next turn abandons the queue before it receives, so that all cores see the loss at once.
             let (disk, time) = (&self.shared.name, command_timeout.as_duration());
             tracing::warn!(disk, qid = self.qid, "a command is not answered in twice {time:?}");
         }
     }
 
-    /// Why a command ends before it begins.
+    /// Error with which a command is refused before it begins.
     fn refusal(&self, op: Op, has_data: bool) -> Option<DiskError> {
         let has = self.shared.abilities;
         let is_supported = match op {
@@ -477,16 +477,16 @@ impl<F: Far> RemoteCore<F> {
     }
 }
 
-/// The command is one that the far target does not do, or not as long.
+/// True for a status by which the far target refuses a command or its length.
 pub(crate) fn is_unsupported(status: Status) -> bool {
     let unsupported = [Status::INVALID_OPCODE, Status::INVALID_FIELD, Status::COMMAND_SIZE_LIMIT_EXCEEDED];
     unsupported.contains(&status.code())
 }
 
-/// The ledger lets it wait.
+/// True when an entry of the ledger blocks the request.
 #[cold]
 fn is_blocked<F: Far>(shared: &Users<F>, request: &Request, now: Nanos) -> bool {
-    // A Flush has no blocks of its own.
+    // A Flush has no block range.
     if request.op == Op::Flush {
         return false;
     }
@@ -520,7 +520,7 @@ impl<F: Far> Disk for RemoteCore<F> {
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
         self.now = now;
-        if self.news != self.shared.news() {
+        if self.version != self.shared.version() {
             self.refresh();
         }
         let mut has_worked = self.step_link(now);
@@ -536,8 +536,8 @@ impl<F: Far> Disk for RemoteCore<F> {
     }
 
     fn may_still_write(&self, range: BlockRange) -> bool {
-        // The view may be older than an entry that another core has made.
-        (self.view.has_entries || self.news != self.shared.news())
+        // The view may predate an entry of another core.
+        (self.view.has_entries || self.version != self.shared.version())
             && self.shared.with_ledger(self.now, |ledger| ledger.is_blocked(NEWEST, range, true))
     }
 
@@ -548,7 +548,7 @@ impl<F: Far> Disk for RemoteCore<F> {
             if own(self.waiting[at].token)
                 && let Some(request) = self.waiting.remove(at)
             {
-                self.settle(&request);
+                self.resolve(&request);
                 if request.entry.is_some() {
                     self.orphans.push(request);
                 } else {
@@ -560,13 +560,13 @@ impl<F: Far> Disk for RemoteCore<F> {
         count += self.orphans.iter().filter(|request| own(request.token)).count();
         let sent = self.sent.iter_mut().flatten().filter(|request| !request.is_answered);
         for request in sent.filter(|request| own(request.token)) {
-            request.is_forgotten = true;
+            request.is_cancelled = true;
             count += 1;
         }
         count
     }
 
-    /// Without those that are answered and the far target has still: they have given back what was theirs.
+    /// Excludes commands that were answered before the far target's answer: their buffers are returned.
     fn in_flight(&self) -> usize {
         let own = self.waiting.len() + self.blocked.len() + self.orphans.len() + self.ready.len();
         own + self.sent_count - self.answered_count

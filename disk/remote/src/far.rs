@@ -1,5 +1,5 @@
-//! [`Far`]: what a core needs of an association with the far target. The initiator has one; the simulator has
-//! another.
+//! [`Far`]: the interface of an association as a core uses it; implemented by the initiator and by the
+//! simulator.
 
 use std::sync::Arc;
 
@@ -8,54 +8,55 @@ use spindle_initiator::{Association, Error, Failure, HostData, IoQueue, Loss, Op
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 
-/// An association, as cores share it.
+/// An association, shared by the cores.
 pub trait Far: Send + Sync + Sized + 'static {
-    /// An I/O queue that is being connected.
+    /// State of an I/O queue while it is being connected.
     type Opening;
-    /// An I/O queue.
+    /// A connected I/O queue.
     type Queue: FarQueue;
 
-    /// Most commands that one I/O queue may have outstanding.
+    /// Most outstanding commands of one I/O queue.
     fn depth_max(&self) -> u16;
 
-    /// Begin to connect I/O queue `qid` for `depth` commands, with a buffer of `pool`.
+    /// Begins to connect I/O queue `qid` for `depth` commands. Connect data is sent from a buffer of `pool`.
     fn begin(self: &Arc<Self>, pool: &Pool, qid: u16, depth: u16, now: Nanos)
     -> Result<Self::Opening, Error>;
 
-    /// On with it, as far as it goes at once: see [`Opening::step`].
+    /// Advances the connection without blocking: see [`Opening::step`].
     fn step(opening: &mut Self::Opening, now: Nanos) -> Result<Option<Self::Queue>, Error>;
 }
 
-/// How a command ended.
+/// Completion of a command.
 #[derive(Debug)]
 pub struct FarCompletion {
-    /// What [`FarQueue::submit`] has returned.
+    /// Index returned by [`FarQueue::submit`].
     pub index: usize,
-    /// Whether it succeeded.
+    /// The error is the far target's status or the loss of the connection.
     pub result: Result<(), Failure>,
-    /// Its data.
+    /// The buffer submitted with the command.
     pub buf: Option<Buf>,
 }
 
-/// An I/O queue. The methods are those of [`IoQueue`].
+/// An I/O queue, with the methods of [`IoQueue`].
 pub trait FarQueue {
-    /// Most bytes of one command.
+    /// Most data bytes of one command.
     fn transfer_bytes_max(&self) -> u32;
-    /// How many more commands can be queued now.
+    /// Number of commands that can be submitted now.
     fn room(&self) -> usize;
     /// True while commands can be submitted.
     fn is_up(&self) -> bool;
-    /// Queue a command; its index is below the queue's depth, and its own until it is completed.
+    /// Queues a command. Returns its index: below the queue's depth, and unique until the command's
+    /// completion is taken.
     fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<usize, Refused>;
-    /// Send what is queued.
+    /// Sends the queued commands.
     fn send(&mut self);
-    /// Send, receive once, note completions. True when anything came.
+    /// Sends, receives once and collects completions. True when bytes arrived.
     fn poll(&mut self, now: Nanos) -> bool;
-    /// The next completion.
+    /// The next collected completion.
     fn next_completion(&mut self) -> Option<FarCompletion>;
-    /// Why the connection ended, once every command has come back.
+    /// Reason of the end of the connection, once every command has completed.
     fn loss(&self) -> Option<Loss>;
-    /// End the connection at once; commands come back as lost.
+    /// Ends the connection at once; outstanding commands complete with [`Failure::Lost`].
     fn abandon(&mut self);
 }
 

@@ -1,4 +1,4 @@
-//! A disk that is a namespace of another target: the initiator as a [`Disk`], over TCP or RDMA.
+//! A disk on a namespace of another NVMe-oF target, by the initiator, over TCP or RDMA.
 //!
 //! ```text
 //!   manager thread   Controller: connect, Identify, keep alive ── Association ──┐ (and again after a loss)
@@ -8,28 +8,26 @@
 //!                                  └─────────────┘ sent again over the next one; the ledger has its blocks
 //! ```
 //!
-//! A core never waits: what takes time (connecting the controller, asking what the namespace is) is the
-//! manager's, and a core connects its own queue in steps. A loss of any connection ends the association, as
-//! the kernel's host does.
+//! A core never blocks: the manager connects the controller and identifies the namespace, and a core connects
+//! its own queue in steps. The loss of any connection ends the association, as in the kernel's host.
 //!
-//! Acknowledged here is acknowledged there; Flush and FUA are passed on. What happens to writes without an
-//! answer is promised in `docs/guarantees.md`, and kept by three rules:
+//! A command is acknowledged after the far target has acknowledged it; Flush and FUA are passed on.
+//! `docs/guarantees.md` has the guarantees for writes without an answer. Three rules implement them:
 //!
-//! - Nothing is sent over an association before every core has left the one before (`ledger.rs`).
-//! - A lost write is sent again. No newer command of its blocks is sent before it is answered, and no newer
-//!   write before the lost association is over: the far target says so (a Spindle, asked by End Former
-//!   Associations), or some time has passed.
-//! - A command that is not answered within `command_timeout` fails in a way that hosts may repeat. If it is a
-//!   write that the far target has still, its blocks take no other write meanwhile.
+//! - No command is sent over an association until every core has left the previous one (`ledger.rs`).
+//! - A lost write is sent again. Newer commands to its blocks wait for its answer; newer writes also wait
+//!   until the lost association is over: the far target confirms it (a Spindle, by End Former Associations),
+//!   or the fence timeout has passed.
+//! - A command that is not answered within `command_timeout` fails with an error that hosts may retry. If it
+//!   is a write, other writes to its blocks wait until the far target has answered it.
 //!
-//! A namespace that is another disk is not used: this is checked when an association begins, and whenever the
-//! far target tells of changed namespaces, before the next command.
+//! The identity of the namespace is checked when an association begins, and after each Namespace Attribute
+//! Changed event before the next command. A namespace that is another disk is not used.
 //!
-//! What it does not do: no multipath, no authentication. Compare-and-write is not passed on, so
-//! hosts of this disk are not offered it.
+//! Not supported: multipath, authentication, compare-and-write (it is not offered to hosts of this disk).
 //!
-//! Limits: one association for each disk, one I/O queue a core; a command longer than the far target's MDTS
-//! goes in pieces, each copied once, four in flight on a core.
+//! Limits: one association per disk, one I/O queue per core; a command longer than the far target's MDTS is
+//! split into pieces, each copied once, four in flight per core.
 
 #![forbid(unsafe_code)]
 
@@ -60,50 +58,50 @@ use crate::shared::Shared;
 pub use far::{Far, FarCompletion, FarQueue};
 pub use shared::{Control, Shape};
 
-/// Which namespace, and by whom.
+/// Settings of a remote disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteSpec {
-    /// The subsystem, and as which host.
+    /// Transport, address, subsystem and host identity.
     pub target: Target,
-    /// NSID.
+    /// NSID of the namespace at the far target.
     pub nsid: u32,
-    /// Cores that will open it: as many I/O queues are asked for.
+    /// Number of cores that open the disk, and so of I/O queues requested.
     pub cores: u16,
-    /// Most commands of a core with the far target at once.
+    /// Most outstanding commands of a core at the far target.
     pub depth: u16,
-    /// A command that is not answered in this time, counted from its submission across reconnects, fails.
+    /// Time limit of a command, from its submission and across reconnects.
     pub command_timeout: Duration,
-    /// After twice the keep-alive time-out and this, a far target that is no Spindle has ended what it had of
-    /// a lost association.
+    /// Added to twice the keep-alive timeout: the time after which a far target that is no Spindle executes
+    /// nothing of a lost association.
     pub quiesce: Duration,
 }
 
-/// What the far target said of the namespace when it was opened.
+/// Properties of the far namespace and its controller at the first connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteFacts {
-    /// MN.
+    /// Model number (MN) of the far controller.
     pub model: String,
-    /// SN.
+    /// Serial number (SN) of the far controller.
     pub serial: String,
-    /// Most bytes of one command; `u32::MAX` where it names no limit.
+    /// MDTS in bytes; `u32::MAX` where the controller reports no limit.
     pub transfer_bytes_max: u32,
-    /// By what the namespace is known, the best first.
+    /// Identifiers of the namespace, the most reliable first: see [`spindle_disk::medium_id`].
     pub medium_ids: Vec<String>,
-    /// By what it is known after a reconnect.
+    /// Identifiers that must be unchanged after a reconnect.
     pub identity: Identity,
 }
 
-/// A namespace of another target, shared by all cores. See the module.
+/// A disk on a far namespace, shared by all cores. See the module.
 pub struct RemoteDisk<F: Far = Association> {
     shared: Arc<Users<F>>,
     facts: RemoteFacts,
 }
 
-/// The disk and its cores: when the last of them goes, the manager ends. Commands of a disk that was removed
-/// end by themselves, and need the association until then.
+/// Shared by the disk and its cores; dropped with the last of them, which stops the manager. Commands in
+/// flight of a removed disk need the association until they end.
 struct Users<F: Far> {
     shared: Arc<Shared<F>>,
-    /// `None`: the associations are the caller's, who knows what they lead to.
+    /// `None`: the caller provides the associations ([`RemoteDisk::with_far`]).
     claim: Option<Claim>,
 }
 
@@ -126,11 +124,11 @@ impl<F: Far> Drop for Users<F> {
 }
 
 impl RemoteDisk {
-    /// Connect, and see what the namespace is. Waits; not on a core.
+    /// Connects and identifies the namespace. Blocks; not on a reactor core.
     ///
     /// # Errors
-    /// [`OpenError::System`] where the target cannot be reached or refuses, [`OpenError::Setting`] where its
-    /// namespace cannot be a disk.
+    /// [`OpenError::System`] where the target cannot be reached or refuses the connection,
+    /// [`OpenError::Setting`] where its namespace is not usable as a disk.
     pub fn new(name: &str, spec: &RemoteSpec) -> Result<Arc<RemoteDisk>, OpenError> {
         let (shared, claim, facts) = manager::open(name, spec)?;
         Ok(Arc::new(RemoteDisk { shared: Arc::new(Users { shared, claim: Some(claim) }), facts }))
@@ -138,7 +136,8 @@ impl RemoteDisk {
 }
 
 impl<F: Far> RemoteDisk<F> {
-    /// With associations of another kind, which the caller makes and tells [`Control`] of. `abilities`: ONCS.
+    /// A disk on associations of another kind, which the caller makes and reports by [`Control`].
+    /// `abilities`: ONCS.
     #[must_use]
     pub fn with_far(
         name: &str,
@@ -152,7 +151,7 @@ impl<F: Far> RemoteDisk<F> {
         (Arc::new(disk), Control(shared))
     }
 
-    /// What it turned out to be.
+    /// Properties of the namespace at the first connect.
     #[must_use]
     pub fn facts(&self) -> &RemoteFacts {
         &self.facts
@@ -180,7 +179,7 @@ impl<F: Far> DiskSource for RemoteDisk<F> {
         Ok(Box::new(RemoteCore::new(Arc::clone(&self.shared), context)?))
     }
 
-    /// The size is the far target's to change.
+    /// Only the far target can change the size.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         ResizeError::unless_same(self, bytes, "the far target's namespace")
     }
@@ -189,7 +188,7 @@ impl<F: Far> DiskSource for RemoteDisk<F> {
         self.prepare_resize(bytes)
     }
 
-    /// It is asked by Dataset Management, which is a hint.
+    /// Deallocate is sent as Dataset Management, which is a hint.
     fn deallocated_is_zero(&self) -> bool {
         false
     }
@@ -203,9 +202,9 @@ impl<F: Far> DiskSource for RemoteDisk<F> {
     }
 }
 
-/// What tells a far namespace from every other one, as text: the identity that hosts of a remote disk see is
-/// derived from it, so it may never change for one and the same namespace. The NSID counts where nothing but
-/// the serial number tells the namespaces of a subsystem from each other.
+/// Text that is unique to the far namespace. The identity that hosts of the remote disk see is derived from
+/// it, so it must never change for a namespace. Includes the NSID where only the serial number identifies the
+/// namespace.
 fn seed(identity: &Identity, nsid: u32) -> String {
     let Identity { nguid, eui64, uuid, serial } = identity;
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The thread of a remote disk: its association, from connect to loss, and the next one.
+//! The manager thread of a remote disk: connects associations, supervises them and reconnects after a loss.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, mpsc};
@@ -19,30 +19,31 @@ use crate::claim::Claim;
 use crate::shared::{Control, Shape, Shared};
 use crate::{RemoteFacts, RemoteSpec};
 
-/// How often the controller is looked at: often enough for its keep alive.
-const PERIOD: Duration = Duration::from_millis(50);
-/// Keep-alive time-out. A far target that stops answering is given up after one to one and a half of it.
+/// Poll period of the controller; short compared to its keep-alive timeout.
+const POLL_PERIOD: Duration = Duration::from_millis(50);
+/// Keep-alive timeout. A far target that stops answering is given up after 1 to 1.5 times this.
 const KEEP_ALIVE_MS: u32 = 5000;
-/// Time for each step of connecting but the answer to Connect.
+/// Timeout of each step of connecting except the answer to Connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A Spindle answers Connect when nothing of the host's ended queue pairs is at a disk, or after 40 s.
-const LEFTOVER_MAX: Duration = Duration::from_secs(40);
-/// Time for the answer to Connect.
+/// Longest delay of the answer to Connect by a Spindle: it waits up to 40 s for commands of the host's former
+/// queue pairs that are at a disk.
+const CONNECT_DELAY_MAX: Duration = Duration::from_secs(40);
+/// Timeout of the answer to Connect; above [`CONNECT_DELAY_MAX`].
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
-/// An association that was up for so long has lasted.
-const LASTED: Nanos = Nanos::from_secs(10);
-/// Waits between attempts: the first, for a target that was restarted, and the longest.
-const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Most bytes of a disk: offsets are signed where files are concerned.
+/// Time after which an association counts as stable.
+const STABLE_TIME: Nanos = Nanos::from_secs(10);
+/// First and longest wait between connection attempts; the first suits a restarted target.
+const BACKOFF_WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Largest disk in bytes: file offsets are signed.
 const BYTES_MAX: u64 = i64::MAX as u64;
 /// Bytes of the Changed Namespace List.
 const CHANGED_BYTES: u32 = 4096;
-/// So often is a namespace looked at while events say that it has changed again.
+/// Identify attempts while further change events arrive.
 const CHECKS_MAX: u32 = 16;
-/// So many different reasons are told while associations do not last.
+/// Most distinct reasons that are logged before an association is stable.
 const REASONS_MAX: usize = 16;
 
-/// A controller, and the namespace that is meant.
+/// A connected controller and the namespace of the disk.
 struct Connected {
     controller: Controller,
     namespace: Namespace,
@@ -51,34 +52,38 @@ struct Connected {
 
 type Opened = Result<(Arc<Shared<Association>>, Claim, RemoteFacts), OpenError>;
 
-/// See [`RemoteDisk::new`](crate::RemoteDisk::new). A controller stays on the thread that connected it.
+/// Starts the manager thread and waits for its first attempt. A controller must stay on the thread that
+/// connected it.
 pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (disk, spec) = (name.to_owned(), spec.clone());
     std::thread::Builder::new()
         .name(format!("remote {name}"))
-        .spawn(move || manage(&disk, &spec, &tell))
+        .spawn(move || manage(&disk, &spec, &sender))
         .map_err(|source| OpenError::system(name, "start a thread", source))?;
     let ended = |_| Err(OpenError::system(name, "connect", std::io::Error::other("its thread has ended")));
-    told.recv().unwrap_or_else(ended)
+    receiver.recv().unwrap_or_else(ended)
 }
 
-/// The thread, until the disk is dropped.
-fn manage(name: &str, spec: &RemoteSpec, tell: &mpsc::Sender<Opened>) {
-    match first(name, spec) {
+/// Main function of the thread; returns when the disk is dropped.
+fn manage(name: &str, spec: &RemoteSpec, sender: &mpsc::Sender<Opened>) {
+    match connect_first(name, spec) {
         Ok((manager, claim, facts, controller)) => {
-            // Who asked is waiting.
-            let _ = tell.send(Ok((Arc::clone(&manager.control.0), claim, facts)));
-            manager.stay(controller);
+            // The receiver waits in `open`.
+            let _ = sender.send(Ok((Arc::clone(&manager.control.0), claim, facts)));
+            manager.run(controller);
         }
-        Err(error) => drop(tell.send(Err(error))),
+        Err(error) => drop(sender.send(Err(error))),
     }
 }
 
-/// The first attempt: what it finds is what the disk is from then on.
-fn first(name: &str, spec: &RemoteSpec) -> Result<(Manager, Claim, RemoteFacts, Controller), OpenError> {
+/// First connect. The namespace found here defines the disk.
+fn connect_first(
+    name: &str,
+    spec: &RemoteSpec,
+) -> Result<(Manager, Claim, RemoteFacts, Controller), OpenError> {
     let failed = |why: String| {
-        let verb = format!("use {}", place(&spec.target, spec.nsid));
+        let verb = format!("use {}", namespace_label(&spec.target, spec.nsid));
         OpenError::system(name, verb, std::io::Error::other(why))
     };
     let (token, waker) = (token(), Waker::new().map_err(|error| failed(error.to_string()))?);
@@ -89,7 +94,7 @@ fn first(name: &str, spec: &RemoteSpec) -> Result<(Manager, Claim, RemoteFacts, 
     let shape = Shape { geometry, must_fua: false };
     let claim = Claim::new(name, spec.target.address, &namespace).map_err(failed)?;
     if !controller.tells_of_namespaces() {
-        let place = place(&spec.target, spec.nsid);
+        let place = namespace_label(&spec.target, spec.nsid);
         let what = "does not tell when its namespaces change: another disk in its place is found with the \
                     next connect";
         tracing::warn!(disk = name, "{place}: the far target {what}");
@@ -99,18 +104,18 @@ fn first(name: &str, spec: &RemoteSpec) -> Result<(Manager, Claim, RemoteFacts, 
     let control = Control(Arc::new(shared));
     control.set_fence_timeout(fence_timeout(spec, &controller));
     control.up(1, controller.association(), shape);
-    let manager = Manager { control, namespace, token, told: Told::default(), waker };
+    let manager = Manager { control, namespace, token, log_filter: LogFilter::default(), waker };
     Ok((manager, claim, facts, controller))
 }
 
-/// Any number that no other disk has.
+/// A random token, unique among the disks of this process.
 fn token() -> u64 {
     RandomState::new().hash_one(std::process::id()) | 1
 }
 
-/// One attempt. When it has succeeded, the far target knows the new association's token: it takes End Former
-/// Associations before the commands that follow, and those are answered. So it finds each association that
-/// was in use when it is asked by the next one.
+/// One connection attempt. The commands after End Former Associations are answered after the far target has
+/// taken it, so on success the far target knows the new association's token. The next association's End
+/// Former Associations therefore finds this one.
 fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
     let options = Options {
         io_queues: spec.cores,
@@ -118,7 +123,7 @@ fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
         keep_alive_ms: KEEP_ALIVE_MS,
         connect_timeout: CONNECT_TIMEOUT,
         connect_answer_timeout: ANSWER_TIMEOUT,
-        // Cores look at the time of each command.
+        // Cores check the deadline of each command themselves.
         command_timeout: None,
         ..Options::default()
     };
@@ -134,20 +139,20 @@ fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
     Ok(Connected { controller, namespace, identify })
 }
 
-/// How long a far target may execute commands of a lost association, if it does not say that it is over. It
-/// ends an association whose keep alive it misses within two time-outs. A Spindle may need longer for what it
-/// has at a disk, and then says so.
+/// Time for which a far target may execute commands of a lost association, unless it confirms their end. It
+/// ends an association without keep alive within two timeouts. A Spindle may need longer for commands at its
+/// disks, and reports that.
 fn fence_timeout(spec: &RemoteSpec, controller: &Controller) -> Nanos {
     let quiet = Nanos::from_ms(2 * u64::from(KEEP_ALIVE_MS)) + spec.quiesce.into();
-    if controller.ends_former_associations() { quiet + LEFTOVER_MAX.into() } else { quiet }
+    if controller.ends_former_associations() { quiet + CONNECT_DELAY_MAX.into() } else { quiet }
 }
 
-/// As operators write it.
-fn place(target: &Target, nsid: u32) -> String {
+/// Name of the namespace for messages.
+fn namespace_label(target: &Target, nsid: u32) -> String {
     format!("namespace {nsid} of {} at {}:{}", target.nqn, target.transport, target.address)
 }
 
-/// What is wrong with a namespace that cannot be a disk: the field, its value, and what is allowed.
+/// Field, value and allowed values of the first property that makes a namespace unusable as a disk.
 fn unusable(
     namespace: &Namespace,
     identify: &IdentifyNamespace,
@@ -210,17 +215,17 @@ fn facts(
     }
 }
 
-/// What was told of losses: each reason once, until an association has lasted for [`LASTED`]. A far target
-/// that comes and goes for years does not fill the log.
+/// Log filter: each reason is logged once until an association has lasted for [`STABLE_TIME`], so that a
+/// flapping far target does not flood the log.
 #[derive(Default)]
-struct Told {
+struct LogFilter {
     reasons: Vec<String>,
-    /// A loss was not told, nor that the far target was found again.
+    /// A loss was suppressed, and so is the message about the reconnect.
     is_quiet: bool,
 }
 
-impl Told {
-    /// True where the loss is to be told.
+impl LogFilter {
+    /// True where the loss is to be logged.
     fn on_loss(&mut self, reason: &str) -> bool {
         let is_new = self.is_new(reason);
         self.is_quiet |= !is_new;
@@ -228,35 +233,35 @@ impl Told {
     }
 
     fn is_new(&mut self, reason: &str) -> bool {
-        if self.reasons.len() >= REASONS_MAX || self.reasons.iter().any(|told| told == reason) {
+        if self.reasons.len() >= REASONS_MAX || self.reasons.iter().any(|known| known == reason) {
             return false;
         }
         self.reasons.push(reason.to_owned());
         true
     }
 
-    /// An association has lasted. True where it is to be told that all is well.
+    /// Resets the filter once an association is stable. True where messages were suppressed.
     fn on_lasted(&mut self) -> bool {
         std::mem::take(self).is_quiet
     }
 }
 
-/// The thread's own.
+/// State of the manager thread.
 struct Manager {
     control: Control<Association>,
-    /// As it was found first.
+    /// The namespace at the first connect.
     namespace: Namespace,
-    /// Names our associations to the far target.
+    /// Identifies this disk's associations in End Former Associations.
     token: u64,
-    told: Told,
-    /// Raised by a core that has lost its queue, and when the disk is gone.
+    log_filter: LogFilter,
+    /// Raised by a core that has lost its queue, and when the disk is dropped.
     waker: Waker,
 }
 
 impl Manager {
-    /// One association after the other.
-    fn stay(mut self, controller: Controller) {
-        let (first, longest) = WAITS;
+    /// Supervises associations and reconnects until the disk is dropped.
+    fn run(mut self, controller: Controller) {
+        let (first, longest) = BACKOFF_WAITS;
         let mut backoff = Backoff::new(first, longest, u64::from(std::process::id()));
         let mut controller = Some(controller);
         let mut number = 1;
@@ -265,16 +270,16 @@ impl Manager {
             let why = self.supervise(&mut up, number);
             self.control.down();
             let Some(why) = why else {
-                // Its queues go with the cores' handles. Who does not answer learns of it by keep alive.
+                // The cores' handles close their queues. A far target that does not answer detects the end by
+                // keep alive.
                 let _ = up.shutdown();
                 return;
             };
             up.abandon();
-            // Closed before the next Connect, so that a far target that is there ends the old association
-            // first.
+            // Closed before the next Connect, so that a reachable far target ends the old association first.
             drop(up);
-            if self.told.on_loss(&why) {
-                tracing::warn!(disk = self.control.0.name, "lost {}: {why}", self.place());
+            if self.log_filter.on_loss(&why) {
+                tracing::warn!(disk = self.control.0.name, "lost {}: {why}", self.namespace_label());
             }
             backoff.lasted((Clock::now() - since).as_duration());
             number += 1;
@@ -286,16 +291,16 @@ impl Manager {
         &self.control.0.spec
     }
 
-    fn place(&self) -> String {
-        place(&self.spec().target, self.spec().nsid)
+    fn namespace_label(&self) -> String {
+        namespace_label(&self.spec().target, self.spec().nsid)
     }
 
-    /// While an association is up. Why it ended; `None`: the disk is gone.
+    /// Supervises an association until it ends. Returns the reason; `None`: the disk was dropped.
     fn supervise(&mut self, controller: &mut Controller, number: u64) -> Option<String> {
-        let lasted = Clock::now() + LASTED;
+        let lasted = Clock::now() + STABLE_TIME;
         loop {
-            if Clock::now() >= lasted && self.told.on_lasted() {
-                tracing::info!(disk = self.control.0.name, "{} stays", self.place());
+            if Clock::now() >= lasted && self.log_filter.on_lasted() {
+                tracing::info!(disk = self.control.0.name, "{} stays", self.namespace_label());
             }
             if self.control.is_stopped() {
                 return None;
@@ -308,8 +313,8 @@ impl Manager {
                     }
                 }
                 Some(ControllerEvent::Former(former)) => self.on_former(former, number),
-                // An event ends the wait at once: until it is taken cores write to what may be another disk.
-                None => controller.wait(PERIOD, &self.waker),
+                // An event ends the wait at once: until it is handled, cores may write to another disk.
+                None => controller.wait(POLL_PERIOD, &self.waker),
             }
             if self.control.lost() >= number {
                 return Some("an I/O queue was lost".to_owned());
@@ -321,7 +326,7 @@ impl Manager {
         match former {
             Former::Over { .. } => self.control.over(number - 1),
             Former::MayLand => {
-                let place = self.place();
+                let place = self.namespace_label();
                 let what = "commands of an earlier association may still be at its disk";
                 tracing::error!(disk = self.control.0.name, "{place}: {what}");
             }
@@ -329,23 +334,23 @@ impl Manager {
         }
     }
 
-    /// Handles an event. If namespaces have changed, cores send nothing until Identify has said that this one
-    /// is the same disk. Waits.
+    /// Handles an event. After a namespace change the cores send no commands until Identify has confirmed the
+    /// identity of the namespace. Blocks.
     fn verify(&self, up: &mut Controller, event: AsyncEvent) -> Result<(), Error> {
         if event.as_notice() != Some(AsyncNotice::NAMESPACE_CHANGED) {
             return Ok(());
         }
         self.control.hold();
         for _ in 0..CHECKS_MAX {
-            // Read before Identify: from then on the next change is told. What the list says is of no use: a
-            // check of a namespace that has not changed costs four round trips.
+            // Read before Identify, as it re-enables the event for the next change. The list itself is not
+            // used: a check of an unchanged namespace costs only four round trips.
             up.log_page(LogId::CHANGED_NAMESPACES, NSID_ALL, 0, CHANGED_BYTES, false)?;
-            // The serial number and the volatile write cache are the controller's.
+            // For the serial number and the volatile write cache.
             up.refresh_identify()?;
             let identify = up.identify_namespace(self.spec().nsid)?;
             let namespace = up.namespace_of(self.spec().nsid, &identify)?;
             let shape = self.shape(up, &namespace, &identify)?;
-            // What has changed since is told, or is on its way.
+            // A later change has sent an event, or will.
             let mut has_changed = false;
             while let Some(event) = up.next_event(Clock::now()) {
                 has_changed |= event.as_notice() == Some(AsyncNotice::NAMESPACE_CHANGED);
@@ -358,7 +363,7 @@ impl Manager {
         Err(Error::Answer { step: "Changed Namespace List", what: "the namespaces change without end" })
     }
 
-    /// What the namespace is now, if it is the same disk.
+    /// Current shape of the namespace; an error if it is another disk or unusable.
     fn shape(
         &self,
         controller: &Controller,
@@ -381,7 +386,7 @@ impl Manager {
         Ok(shape)
     }
 
-    /// The next association, as long as it takes. `None`: the disk is gone.
+    /// Retries until the next association is up. `None`: the disk was dropped.
     fn reconnect(&mut self, backoff: &mut Backoff, number: u64) -> Option<Controller> {
         loop {
             let due = Clock::now() + backoff.next_wait().into();
@@ -404,15 +409,19 @@ impl Manager {
                 Ok((controller, shape)) => {
                     self.control.set_fence_timeout(fence_timeout(self.spec(), &controller));
                     self.control.up(number, controller.association(), shape);
-                    if !self.told.is_quiet {
-                        tracing::info!(disk = self.control.0.name, "found {} again", self.place());
+                    if !self.log_filter.is_quiet {
+                        tracing::info!(disk = self.control.0.name, "found {} again", self.namespace_label());
                     }
                     return Some(controller);
                 }
                 Err(error) => {
                     let error = error.to_string();
-                    if self.told.is_new(&error) {
-                        tracing::warn!(disk = self.control.0.name, "cannot use {}: {error}", self.place());
+                    if self.log_filter.is_new(&error) {
+                        tracing::warn!(
+                            disk = self.control.0.name,
+                            "cannot use {}: {error}",
+                            self.namespace_label()
+                        );
                     }
                 }
             }
@@ -420,8 +429,8 @@ impl Manager {
     }
 }
 
-/// The shape that follows `before`. Hosts read once whether there is a volatile write cache: one that appears
-/// later is not told to them, and every write goes through it (FUA).
+/// The new shape after `before`. Hosts read VWC once: if a volatile write cache appears later, all writes use
+/// FUA instead.
 fn reshape(before: Shape, vwc: Vwc, namespace: &Namespace, identify: &IdentifyNamespace) -> Shape {
     let geometry = Geometry {
         block_count: namespace.blocks,
@@ -460,19 +469,19 @@ mod tests {
 
     #[test]
     fn each_reason_is_told_once_until_an_association_has_lasted() {
-        let mut told = Told::default();
-        assert!(told.on_loss("an I/O queue was lost") && told.is_new("refused"));
-        assert!(!told.is_new("refused"), "the same attempt again");
-        assert!(!told.on_lasted(), "the loss was told");
-        assert!(told.on_loss("an I/O queue was lost") && !told.on_loss("an I/O queue was lost"));
-        assert!(told.on_lasted(), "the second was not");
-        assert!(told.is_new("refused"));
+        let mut log_filter = LogFilter::default();
+        assert!(log_filter.on_loss("an I/O queue was lost") && log_filter.is_new("refused"));
+        assert!(!log_filter.is_new("refused"), "the same attempt again");
+        assert!(!log_filter.on_lasted(), "the loss was told");
+        assert!(log_filter.on_loss("an I/O queue was lost") && !log_filter.on_loss("an I/O queue was lost"));
+        assert!(log_filter.on_lasted(), "the second was not");
+        assert!(log_filter.is_new("refused"));
     }
 
     #[test]
     fn a_far_target_that_finds_ever_new_reasons_does_not_fill_the_log() {
-        let mut told = Told::default();
-        let said = (0..1000).filter(|at| told.is_new(&at.to_string())).count();
+        let mut log_filter = LogFilter::default();
+        let said = (0..1000).filter(|at| log_filter.is_new(&at.to_string())).count();
         assert_eq!(said, REASONS_MAX);
     }
 }

@@ -1,4 +1,5 @@
-//! A command of a core, from [`Disk::submit`](spindle_disk::Disk::submit) to its [`Done`], and its pieces.
+//! A command of a core, from [`Disk::submit`](spindle_disk::Disk::submit) to its [`Done`], and its split into
+//! pieces.
 
 use nvme_spec::Sqe;
 use nvme_spec::io::{DsmRange, ReadWriteCdw12};
@@ -10,68 +11,67 @@ use spindle_reactor::mem::{Buf, Pool};
 
 use crate::ledger::EntryId;
 
-/// Most blocks of one command: NLB counts them less one, in 16 bits.
+/// Most blocks of one command: NLB has 16 bits and is zero-based.
 const COMMAND_BLOCKS_MAX: u32 = 1 << 16;
-/// Bytes of the one range of a Dataset Management.
+/// Bytes of a Dataset Management range.
 const RANGE_BYTES: u32 = 16;
 
-/// A command.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) token: Token,
     pub(crate) op: Op,
-    /// Of a Write Zeroes: it goes as data, where the far target has no better way.
+    /// Write Zeroes is sent as writes of zeroes, because the far target does not support it.
     pub(crate) sends_zeroes: bool,
     pub(crate) range: BlockRange,
-    /// What its host says of the data of a Read or a Write: passed on.
+    /// Dataset Management hints of a Read or Write, passed on in CDW13.
     pub(crate) hints: u8,
-    /// Its data; `None` while the command that is with the far target has it.
+    /// Its data; `None` while a command at the far target uses the buffer.
     buf: Option<Buf>,
-    /// Its place among all of the core.
+    /// Submission number on this core.
     pub(crate) number: u64,
-    /// When it fails, if it is not answered before.
+    /// Time at which it fails unless it was answered.
     pub(crate) deadline: Nanos,
-    /// Blocks that are done.
+    /// Blocks transferred so far.
     done: u32,
-    /// Blocks of the piece that is with the far target.
+    /// Blocks of the piece at the far target.
     piece: u32,
-    /// The piece has a buffer of its own.
+    /// The current piece uses a bounce buffer.
     pub(crate) is_bounced: bool,
-    /// All pieces have, each copied, as the far target does not take its own buffer.
+    /// All pieces use bounce buffers: the queue has refused the request's own buffer.
     pub(crate) must_bounce: bool,
-    /// The far target has it, or its association was lost with it.
+    /// At the far target, or lost with its association.
     pub(crate) is_outstanding: bool,
-    /// Its submitter is gone ([`Disk::cancel_owner`](spindle_disk::Disk::cancel_owner)).
-    pub(crate) is_forgotten: bool,
-    /// Its submitter was told that it failed, and the far target has it still.
+    /// Cancelled by its submitter ([`Disk::cancel_owner`](spindle_disk::Disk::cancel_owner)).
+    pub(crate) is_cancelled: bool,
+    /// Its [`Done`] was returned with an error while it is still at the far target.
     pub(crate) is_answered: bool,
-    /// Its entry in the ledger: it was lost, or not answered in time.
+    /// Ledger entry of a write that was lost or not answered in time.
     pub(crate) entry: Option<EntryId>,
 }
 
-/// What one piece is sent as.
+/// A command for one piece of a request.
 pub(crate) struct Piece {
     pub(crate) sqe: Sqe,
     pub(crate) data: HostData,
 }
 
-/// Why there is no piece to send.
+/// Why the next piece cannot be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lack {
-    /// No buffer for pieces is free now: the next command that ends gives one back.
+pub(crate) enum PieceError {
+    /// No bounce buffer is free; a completion frees one.
     Buffer,
-    /// The command has no data of its own: it cannot be done.
+    /// The request has no data buffer: it must fail.
     Data,
 }
 
-/// What the pieces of a core are limited by.
+/// Limits of the pieces of a core.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) nsid: u32,
     pub(crate) block_bytes: u32,
-    /// Blocks that one command moves.
+    /// Most blocks of one command with data.
     pub(crate) data_blocks_max: u32,
-    /// Blocks that a buffer of a piece holds.
+    /// Blocks per bounce buffer.
     pub(crate) bounce_blocks: u32,
     /// Every write has FUA.
     pub(crate) must_fua: bool,
@@ -100,14 +100,14 @@ impl Request {
             is_bounced: false,
             must_bounce: false,
             is_outstanding: false,
-            is_forgotten: false,
+            is_cancelled: false,
             is_answered: false,
             entry: None,
         }
     }
 
-    /// The next piece.
-    pub(crate) fn next(&mut self, limits: Limits, pool: &Pool) -> Result<Piece, Lack> {
+    /// Builds the command for the next piece.
+    pub(crate) fn next(&mut self, limits: Limits, pool: &Pool) -> Result<Piece, PieceError> {
         let left = self.range.blocks - self.done;
         let lba = self.range.lba + u64::from(self.done);
         let (nsid, whole) = (limits.nsid, self.done == 0);
@@ -130,7 +130,8 @@ impl Request {
             }
             Op::WriteZeroes { fua, .. } if self.sends_zeroes => {
                 self.piece = left.min(limits.data_blocks_max).min(limits.bounce_blocks);
-                let mut data = pool.take_contiguous(self.piece * limits.block_bytes).ok_or(Lack::Buffer)?;
+                let mut data =
+                    pool.take_contiguous(self.piece * limits.block_bytes).ok_or(PieceError::Buffer)?;
                 data.clear();
                 self.is_bounced = true;
                 (Sqe::write(0, nsid, lba, self.piece, fua || limits.must_fua), HostData::ToController(data))
@@ -147,7 +148,7 @@ impl Request {
                 (Sqe::verify(0, nsid, lba, self.piece), HostData::None)
             }
             Op::Deallocate => {
-                let mut data = pool.take(RANGE_BYTES).ok_or(Lack::Buffer)?;
+                let mut data = pool.take(RANGE_BYTES).ok_or(PieceError::Buffer)?;
                 data.copy_in(0, DsmRange::new(lba, left).as_bytes());
                 (self.piece, self.is_bounced) = (left, true);
                 (Sqe::dsm(0, nsid, 1), HostData::ToController(data))
@@ -159,18 +160,18 @@ impl Request {
         Ok(Piece { sqe, data })
     }
 
-    /// Memory of the next piece: its own where the far target takes all at once, else a buffer with that part
-    /// of it.
-    fn data(&mut self, left: u32, whole: bool, limits: Limits, pool: &Pool) -> Result<Buf, Lack> {
+    /// Buffer of the next piece: the request's own if one command can transfer all, otherwise a bounce buffer
+    /// with the data of the piece.
+    fn data(&mut self, left: u32, whole: bool, limits: Limits, pool: &Pool) -> Result<Buf, PieceError> {
         if whole && left <= limits.data_blocks_max && !self.must_bounce {
             (self.piece, self.is_bounced) = (left, false);
-            return self.buf.take().ok_or(Lack::Data);
+            return self.buf.take().ok_or(PieceError::Data);
         }
         self.piece = left.min(limits.data_blocks_max).min(limits.bounce_blocks);
         let bytes = self.piece * limits.block_bytes;
-        let mut piece = pool.take_contiguous(bytes).ok_or(Lack::Buffer)?;
+        let mut piece = pool.take_contiguous(bytes).ok_or(PieceError::Buffer)?;
         self.is_bounced = true;
-        let own = self.buf.as_ref().ok_or(Lack::Data)?;
+        let own = self.buf.as_ref().ok_or(PieceError::Data)?;
         if self.op != Op::Read {
             let mut at = 0;
             own.visit(self.offset(limits), bytes as usize, |part| {
@@ -185,14 +186,14 @@ impl Request {
         self.done as usize * limits.block_bytes as usize
     }
 
-    /// The piece was not taken, or comes back undone.
+    /// Takes back the buffer of a piece that was refused or has failed.
     pub(crate) fn take_back(&mut self, data: Option<Buf>) {
         if !self.is_bounced {
             self.buf = data;
         }
     }
 
-    /// The piece is done. True when it was the last.
+    /// Handles a successful piece. True when it was the last.
     pub(crate) fn on_piece(&mut self, data: Option<Buf>, limits: Limits) -> bool {
         if !self.is_bounced {
             self.buf = data;
@@ -209,8 +210,8 @@ impl Request {
         self.done >= self.range.blocks
     }
 
-    /// It failed for its submitter; the far target has it still. Its own buffer goes back, unless the far
-    /// target has that.
+    /// Fails the request for its submitter while it is at the far target. Returns its own buffer unless the
+    /// far target uses it.
     pub(crate) fn answer(&mut self, result: Result<(), DiskError>) -> Done {
         self.is_answered = true;
         Done { token: self.token, result, buf: self.buf.take() }
@@ -378,7 +379,7 @@ mod tests {
         let (pool, limits) = (pool(), Limits { bounce_blocks: 16, ..LIMITS });
         let held: Vec<Buf> = std::iter::from_fn(|| pool.take_contiguous(8192)).collect();
         let mut request = request(Op::Write { fua: false }, 20, Some(filled(&small_pool(), 20)));
-        assert_eq!(request.next(limits, &pool).err(), Some(Lack::Buffer), "not in two small ones");
+        assert_eq!(request.next(limits, &pool).err(), Some(PieceError::Buffer), "not in two small ones");
         drop(held);
         let data = request.next(limits, &pool).expect("free again").data.into_buffer().expect("data");
         assert_eq!(data.segments().count(), 1);
@@ -390,7 +391,7 @@ mod tests {
         let held: Vec<Buf> = std::iter::from_fn(|| pool.take(4096)).collect();
         let mut request = request(Op::WriteZeroes { deallocate: false, fua: false }, 3, None);
         request.sends_zeroes = true;
-        assert_eq!(request.next(LIMITS, &pool).err(), Some(Lack::Buffer));
+        assert_eq!(request.next(LIMITS, &pool).err(), Some(PieceError::Buffer));
         drop(held);
         let data = request.next(LIMITS, &pool).expect("free again").data.into_buffer().expect("data");
         assert!(data.len() == 3 * 512 && data.equals_at(0, &[0; 3 * 512]));
@@ -401,7 +402,7 @@ mod tests {
         let pool = pool();
         for (op, blocks) in [(Op::Read, 1), (Op::Write { fua: false }, 1), (Op::Compare, 20)] {
             let mut request = request(op, blocks, None);
-            assert_eq!(request.next(LIMITS, &pool).err(), Some(Lack::Data), "{op:?} of {blocks}");
+            assert_eq!(request.next(LIMITS, &pool).err(), Some(PieceError::Data), "{op:?} of {blocks}");
         }
     }
 

@@ -1,8 +1,8 @@
-//! [`Shared`]: what the manager and the cores of a remote disk have in common, and [`Control`], the manager's
-//! handle on it.
+//! [`Shared`]: state of a remote disk shared by its manager and cores, and [`Control`], the manager's handle
+//! on it.
 //!
-//! Everything is behind one lock that no core takes while nothing changes: each change counts
-//! [`Shared::news`], a core looks at that once a turn, and then takes a [`View`].
+//! All state is under one lock, which cores take only after a change: each change increments
+//! [`Shared::version`], which a core loads once per turn; if it has changed, the core copies a [`View`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,22 +16,23 @@ use crate::RemoteSpec;
 use crate::ledger::{EntryId, Ledger};
 use crate::request::Request;
 
-/// What the far target says of the namespace, and may say otherwise later.
+/// Properties of the far namespace that may change while it is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// As hosts are told. Size and write protection follow the far target.
+    /// Geometry reported to hosts. Size and write protection follow the far target.
     pub geometry: Geometry,
-    /// The far target has a volatile write cache that hosts were not told of: every write is sent with FUA.
+    /// The far target has a volatile write cache that was not reported to hosts: every write is sent with
+    /// FUA.
     pub must_fua: bool,
 }
 
-/// A copy of what a core needs to know.
+/// A core's copy of the shared state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct View {
-    /// The association that is up; 0: none is.
+    /// Number of the current association; 0: none.
     pub(crate) number: u64,
-    /// Commands may be sent over it: it is known that it leads to the same disk, and no core has a queue of
-    /// an older one.
+    /// Commands may be sent over the association: the identity of the namespace was verified, and no core has
+    /// a queue of an older association.
     pub(crate) may_send: bool,
     /// The ledger has entries.
     pub(crate) has_entries: bool,
@@ -41,7 +42,7 @@ pub(crate) struct View {
 struct State<F> {
     number: u64,
     association: Option<Arc<F>>,
-    /// It is known that the association leads to the same disk.
+    /// The identity of the namespace was verified on this association.
     is_checked: bool,
     shape: Shape,
     ledger: Ledger,
@@ -58,23 +59,23 @@ impl<F> State<F> {
     }
 }
 
-/// See the module.
+/// Shared state of a remote disk. See the module.
 pub(crate) struct Shared<F> {
     pub(crate) name: String,
     pub(crate) spec: RemoteSpec,
-    /// That of the spec.
+    /// From the spec, in the clock's unit.
     pub(crate) command_timeout: Nanos,
-    /// What the namespace can do of what is optional.
+    /// Optional NVM commands of the far controller.
     pub(crate) abilities: Oncs,
-    news: AtomicU64,
+    version: AtomicU64,
     state: Mutex<State<F>>,
-    /// The newest association of which a core has lost its queue, or could not make it.
+    /// Newest association on which a core has lost its queue or failed to connect it.
     lost: AtomicU64,
     pub(crate) is_stopped: AtomicBool,
-    /// Wakes the manager's thread, where there is one.
+    /// Wakes the manager thread; `None` where the caller makes the associations.
     waker: Option<Waker>,
-    /// Told before anything is sent over another association, or after the namespace was looked at again.
-    foreign: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
+    /// Called before a command is sent over a new association or after a new check of the namespace.
+    foreign_change_callbacks: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
 
 impl<F> Shared<F> {
@@ -92,46 +93,50 @@ impl<F> Shared<F> {
             spec: spec.clone(),
             command_timeout: spec.command_timeout.into(),
             abilities,
-            news: AtomicU64::new(1),
+            version: AtomicU64::new(1),
             state: Mutex::new(state),
             lost: AtomicU64::new(0),
             is_stopped: AtomicBool::new(false),
             waker,
-            foreign: Mutex::new(Vec::new()),
+            foreign_change_callbacks: Mutex::new(Vec::new()),
         }
     }
 
     pub(crate) fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
-        self.foreign.lock().unwrap_or_else(PoisonError::into_inner).push(act);
+        self.foreign_change_callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(act);
     }
 
-    fn tell_of_foreign_change(&self) {
-        self.foreign.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|act| act());
+    fn report_foreign_change(&self) {
+        self.foreign_change_callbacks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .for_each(|act| act());
     }
 
     fn lock(&self) -> MutexGuard<'_, State<F>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A change: all cores look.
+    /// Changes the state and notifies the cores by `version`.
     fn change<T>(&self, change: impl FnOnce(&mut State<F>) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state);
-        self.news.fetch_add(1, Ordering::Release);
+        self.version.fetch_add(1, Ordering::Release);
         result
     }
 
-    /// Another number after each change.
+    /// Changes with each change of the state.
     #[inline]
-    pub(crate) fn news(&self) -> u64 {
-        self.news.load(Ordering::Acquire)
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
 
     pub(crate) fn view(&self) -> View {
         self.lock().view()
     }
 
-    /// The association that is up, with its number; none that a core has lost.
+    /// The current association and its number; `None` once a core has lost its queue.
     pub(crate) fn association(&self) -> Option<(u64, Arc<F>)> {
         let state = self.lock();
         let is_lost = self.lost.load(Ordering::Acquire) >= state.number;
@@ -142,8 +147,8 @@ impl<F> Shared<F> {
         self.change(|state| state.ledger.open())
     }
 
-    /// A core's handle is gone, with what `sent` has outstanding over association `number` and with the
-    /// entries `live`.
+    /// A core's handle was dropped. `sent`: writes outstanding over association `number`; `live`: entries of
+    /// its other commands.
     pub(crate) fn close(
         &self,
         handle: usize,
@@ -154,20 +159,20 @@ impl<F> Shared<F> {
     ) {
         self.change(|state| {
             for (entry, range) in sent {
-                let entry = state.ledger.lose(entry, range, number, now);
-                state.ledger.settle(entry);
+                let entry = state.ledger.record_lost(entry, range, number, now);
+                state.ledger.resolve(entry);
             }
-            live.for_each(|entry| state.ledger.settle(entry));
+            live.for_each(|entry| state.ledger.resolve(entry));
             state.ledger.close(handle);
         });
     }
 
-    /// A core has a queue of association `number`.
+    /// A core has connected its queue of association `number`.
     pub(crate) fn on_up(&self, handle: usize, number: u64) {
         self.change(|state| state.ledger.set_queue(handle, number));
     }
 
-    /// A core has lost its queue of association `number`, and with it writes of `requests`.
+    /// A core has lost its queue of association `number`, and with it the writes `requests`.
     pub(crate) fn on_down<'a>(
         &self,
         handle: usize,
@@ -177,10 +182,10 @@ impl<F> Shared<F> {
     ) {
         self.change(|state| {
             for request in requests {
-                let entry = state.ledger.lose(request.entry, request.range, number, now);
+                let entry = state.ledger.record_lost(request.entry, request.range, number, now);
                 request.entry = Some(entry);
-                if request.is_forgotten || request.is_answered {
-                    state.ledger.settle(entry);
+                if request.is_cancelled || request.is_answered {
+                    state.ledger.resolve(entry);
                 }
             }
             state.ledger.set_queue(handle, 0);
@@ -188,34 +193,36 @@ impl<F> Shared<F> {
         self.on_lost(number);
     }
 
-    /// A write was not answered in time; it is outstanding still.
-    pub(crate) fn note(&self, request: &mut Request) {
-        let entry = self.change(|state| state.ledger.note(request.entry, request.range));
+    /// Enters a write that was not answered in time and is still outstanding.
+    pub(crate) fn record_overdue(&self, request: &mut Request) {
+        let entry = self.change(|state| state.ledger.add_entry(request.entry, request.range));
         request.entry = Some(entry);
     }
 
-    /// The command of an entry is answered, or not sent again.
-    pub(crate) fn settle(&self, entry: EntryId) {
-        self.change(|state| state.ledger.settle(entry));
+    /// The command of an entry was answered, or will not be sent again.
+    pub(crate) fn resolve(&self, entry: EntryId) {
+        self.change(|state| state.ledger.resolve(entry));
     }
 
-    /// Look at the ledger, which knows the time then.
+    /// Reads the ledger after expiring its entries by `now`.
     pub(crate) fn with_ledger<T>(&self, now: Nanos, look: impl FnOnce(&Ledger) -> T) -> T {
         let mut state = self.lock();
         if state.ledger.expire(now) {
-            self.news.fetch_add(1, Ordering::Release);
+            self.version.fetch_add(1, Ordering::Release);
         }
         look(&state.ledger)
     }
 
-    /// When all that is in the ledger is over, of a disk that no core has open any more. `None`: all is.
+    /// Time at which all entries of the ledger are over, for a disk that no core has open. `None`: it is
+    /// empty.
     pub(crate) fn over_at(&self, now: Nanos) -> Option<Nanos> {
-        // From now on: a core that was not polled for long has noted an earlier time than that of the loss.
+        // Counted from now, not from the loss: a core that was not polled recently has recorded an earlier
+        // time.
         let ledger = &self.lock().ledger;
         (!ledger.is_empty()).then(|| now + ledger.fence_timeout)
     }
 
-    /// A core's queue of this association is gone, or could not be made.
+    /// A core has lost its queue of association `number` or failed to connect it.
     pub(crate) fn on_lost(&self, number: u64) {
         if self.lost.fetch_max(number, Ordering::AcqRel) < number {
             self.wake_manager();
@@ -229,13 +236,14 @@ impl<F> Shared<F> {
     }
 }
 
-/// The manager's handle: it tells the cores of associations.
+/// The manager's handle, by which it reports associations to the cores.
 pub struct Control<F>(pub(crate) Arc<Shared<F>>);
 
 impl<F> Control<F> {
-    /// Association `number` (from 1, ascending) is up and leads to the disk, which is as `shape` says.
+    /// Association `number` (from 1, ascending) is up and its namespace was verified; `shape` is its current
+    /// shape.
     pub fn up(&self, number: u64, association: Arc<F>, shape: Shape) {
-        self.0.tell_of_foreign_change();
+        self.0.report_foreign_change();
         self.0.change(|state| {
             (state.number, state.association) = (number, Some(association));
             (state.is_checked, state.shape) = (true, shape);
@@ -247,40 +255,40 @@ impl<F> Control<F> {
         self.0.change(|state| (state.number, state.association, state.is_checked) = (0, None, false));
     }
 
-    /// It is no longer known that the association leads to the same disk: nothing is sent.
+    /// Stops commands until [`Control::checked`]: the namespace must be verified again.
     pub fn hold(&self) {
         self.0.change(|state| state.is_checked = false);
     }
 
-    /// It does, and the disk is as `shape` says.
+    /// The namespace was verified again; `shape` is its current shape.
     pub fn checked(&self, shape: Shape) {
-        self.0.tell_of_foreign_change();
+        self.0.report_foreign_change();
         self.0.change(|state| (state.is_checked, state.shape) = (true, shape));
     }
 
-    /// The far target executes nothing any more of the associations up to `number`.
+    /// The far target executes no further command of the associations up to `number`.
     pub fn over(&self, number: u64) {
         self.0.change(|state| state.ledger.end(number));
     }
 
-    /// A lost association is over after so long, if nothing is said of it before.
+    /// Sets the time after which a lost association is over without a confirmation.
     pub fn set_fence_timeout(&self, fence_timeout: Nanos) {
         self.0.change(|state| state.ledger.fence_timeout = fence_timeout);
     }
 
-    /// What was told of the disk last.
+    /// The last reported shape.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.0.view().shape
     }
 
-    /// The newest association of which a core has lost its queue; 0: none.
+    /// Number of the newest association on which a core has lost its queue; 0: none.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.0.lost.load(Ordering::Acquire)
     }
 
-    /// The disk and all handles of it are gone.
+    /// True when the disk and all its handles were dropped.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.0.is_stopped.load(Ordering::Acquire)

@@ -1,4 +1,4 @@
-//! [`CompareAndWriteQueue`]: a core's compare-and-writes and its place at the guard.
+//! [`CompareAndWriteQueue`]: a core's compare-and-writes and its guard participation.
 //!
 //! ```text
 //!   queued ── the guard is free: hold ──> Clearing ── no other write to the block in flight ──> Reading
@@ -6,8 +6,8 @@
 //!      └─ equal ──> Writing ──> finish
 //! ```
 //!
-//! What is expected is copied out, one block, and the block is read into its buffer: a pair takes no third
-//! buffer. Were it to wait for one, pairs could take the whole pool and wait for each other without end.
+//! The expected block is copied out and its buffer reused for the read, so that a pair needs no third buffer.
+//! If pairs waited for a third one, they could exhaust the pool and deadlock.
 //!
 //! The guard is held from Clearing to the end.
 
@@ -22,7 +22,7 @@ use crate::{BlockRange, Owner, Token};
 /// The largest block, in bytes.
 pub const BLOCK_BYTES_MAX: usize = 4096;
 
-/// Where the one that holds the guard is.
+/// Progress of the compare-and-write that holds the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Writes to the block that began before are still in flight.
@@ -38,18 +38,18 @@ pub enum Phase {
 pub struct CompareAndWrite {
     /// Given to `submit`.
     pub token: Token,
-    /// One block.
+    /// A range of one block.
     pub range: BlockRange,
-    /// What is expected. `None` from Reading on: its buffer is the one to read into.
+    /// Expected contents of the block. `None` from Reading on, when its buffer receives the block.
     expected: Option<Buf>,
-    /// `None` while the disk has it.
+    /// New contents of the block; `None` while the disk has the buffer.
     pub data: Option<Buf>,
-    /// The caller's time of its submission.
+    /// Time of submission, in the caller's unit; not used here.
     pub since: u32,
 }
 
 impl CompareAndWrite {
-    /// `expected` and `data` are one block long.
+    /// `expected` and `data` must be one block long.
     #[must_use]
     pub fn new(token: Token, range: BlockRange, expected: Buf, data: Buf, since: u32) -> CompareAndWrite {
         CompareAndWrite { token, range, expected: Some(expected), data: Some(data), since }
@@ -59,23 +59,23 @@ impl CompareAndWrite {
 struct Active {
     pair: CompareAndWrite,
     phase: Phase,
-    /// Its submitter is gone: the block is not written.
+    /// Cancelled by its submitter: the block is not written.
     is_cancelled: bool,
     hold: Hold,
 }
 
-/// See the module. Dropped when nothing of it is in flight.
+/// Compare-and-writes of one core. Must not be dropped while one of them is in flight at the disk.
 pub struct CompareAndWriteQueue {
     participant: Arc<GuardParticipant>,
-    /// The one that holds the guard.
+    /// The compare-and-write that holds the guard.
     active: Option<Active>,
     queue: VecDeque<CompareAndWrite>,
-    /// What the active one expects, of as many bytes as a block has.
+    /// Expected contents of the active compare-and-write; only the first block length is valid.
     expected: Box<[u8; BLOCK_BYTES_MAX]>,
 }
 
 impl CompareAndWriteQueue {
-    /// An empty one.
+    /// An empty queue.
     #[must_use]
     pub fn new(participant: GuardParticipant) -> CompareAndWriteQueue {
         CompareAndWriteQueue {
@@ -86,39 +86,39 @@ impl CompareAndWriteQueue {
         }
     }
 
-    /// The core's place at the guard.
+    /// The core's guard participation.
     #[inline]
     #[must_use]
     pub fn participant(&self) -> &Arc<GuardParticipant> {
         &self.participant
     }
 
-    /// Queue one.
+    /// Appends a compare-and-write.
     pub fn push(&mut self, pair: CompareAndWrite) {
         self.queue.push_back(pair);
     }
 
-    /// Compare-and-writes that have not ended.
+    /// Compare-and-writes that have not ended, the active one included.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.queue.len() + usize::from(self.active.is_some())
     }
 
-    /// True when there is none.
+    /// True when all compare-and-writes have ended.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the active one is.
+    /// Phase of the active compare-and-write.
     #[must_use]
     pub fn phase(&self) -> Option<Phase> {
         self.active.as_ref().map(|active| active.phase)
     }
 
-    /// Have the next one hold the guard, if no other holds it.
+    /// Takes the guard for the next compare-and-write, unless another core holds it.
     pub fn hold_next(&mut self) {
         if self.active.is_some() {
             return;
@@ -131,7 +131,7 @@ impl CompareAndWriteQueue {
         }
     }
 
-    /// Give up the guard of one that is still Clearing: it is the next in the queue again.
+    /// Releases the guard of a compare-and-write in Clearing and puts it back at the head of the queue.
     pub fn stand_back(&mut self) {
         if self.phase() == Some(Phase::Clearing)
             && let Some(Active { pair, hold, .. }) = self.active.take()
@@ -141,7 +141,8 @@ impl CompareAndWriteQueue {
         }
     }
 
-    /// What to read into which buffer, once no other write to the block is in flight on any core.
+    /// Token, range and buffer for the read of the block, once no write to the block is in flight on any
+    /// core.
     pub fn begin_read(&mut self) -> Option<(Token, BlockRange, Buf)> {
         let active = self.active.as_mut().filter(|active| active.phase == Phase::Clearing)?;
         if !self.participant.is_clear(&mut active.hold) {
@@ -154,7 +155,7 @@ impl CompareAndWriteQueue {
         Some((active.pair.token, active.pair.range, expected))
     }
 
-    /// The block was read. The data that is to be written when it is as expected; `None`: it is not.
+    /// Compares the block that was read; if it is as expected, returns token, range and data of the write.
     pub fn begin_write(&mut self, read: &Buf) -> Option<(Token, BlockRange, Buf)> {
         let active = self.active.as_mut().filter(|active| active.phase == Phase::Reading)?;
         let expected = self.expected.get(..read.len())?;
@@ -166,7 +167,8 @@ impl CompareAndWriteQueue {
         Some((active.pair.token, active.pair.range, data))
     }
 
-    /// The active one has ended: the guard goes. `data`: what was to be written, where the disk had it.
+    /// Ends the active compare-and-write and releases the guard. `data`: the buffer of the write, if the disk
+    /// had it.
     pub fn finish(&mut self, data: Option<Buf>) -> Option<CompareAndWrite> {
         let Active { mut pair, hold, .. } = self.active.take()?;
         self.participant.release(hold);
@@ -174,7 +176,7 @@ impl CompareAndWriteQueue {
         Some(pair)
     }
 
-    /// Take out the first for which `is_over` says so, of those of which the disk has nothing.
+    /// Removes the first compare-and-write that the disk does not have and that satisfies `is_over`.
     pub fn take_where(&mut self, is_over: impl Fn(&CompareAndWrite) -> bool) -> Option<CompareAndWrite> {
         let is_clearing = |active: &Active| active.phase == Phase::Clearing && is_over(&active.pair);
         if self.active.as_ref().is_some_and(is_clearing) {
@@ -184,7 +186,8 @@ impl CompareAndWriteQueue {
         self.queue.remove(at)
     }
 
-    /// The submitter `owner` is gone. True when the active one is its: it ends without a write.
+    /// Cancels the active compare-and-write if it belongs to `owner`; true in that case. It ends without a
+    /// write.
     pub fn cancel_active(&mut self, owner: Owner) -> bool {
         let Some(active) = self.active.as_mut().filter(|it| it.pair.token.owner() == owner) else {
             return false;
@@ -193,13 +196,14 @@ impl CompareAndWriteQueue {
         true
     }
 
-    /// The active one's submitter is gone.
+    /// True when the active compare-and-write is cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.active.as_ref().is_some_and(|active| active.is_cancelled)
     }
 
-    /// The hold of the active one, which does not end here: see [`GuardParticipant::release`].
+    /// Removes the active compare-and-write and returns its hold, which the caller releases
+    /// ([`GuardParticipant::release`]).
     pub fn take_hold(&mut self) -> Option<Hold> {
         self.active.take().map(|active| active.hold)
     }

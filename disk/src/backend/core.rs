@@ -1,4 +1,4 @@
-//! [`BackendCore`]: its requests, its turn.
+//! [`BackendCore`]: requests of one core and their progress in each poll.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,45 +16,45 @@ use crate::{
     BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner, Token,
 };
 
-/// Most requests of a core in its medium: as many as a queue of an NVMe drive usually takes.
+/// Most requests of a core at its backend: the usual depth of an NVMe drive's queue.
 pub(crate) const REQUESTS_MAX: u32 = 1024;
 
-/// The medium's name for the compare-and-write; requests have their slots, which are 32 bits.
+/// Token of the compare-and-write at the backend. Requests use their slots, which have 32 bits.
 const COMPARE_AND_WRITE_TOKEN: u64 = u64::MAX;
 
-/// One core's handle. The medium comes first: its drop waits for what is in flight, and that of the
-/// compare-and-writes must come after that.
+/// One core's handle. `backend` is dropped first: its drop waits for its operations, which must end before
+/// `compare_and_writes` is dropped.
 pub(crate) struct BackendCore<M: AsyncBackend> {
-    medium: M,
+    backend: M,
     compare_and_writes: CompareAndWriteQueue,
     shift: u32,
-    /// Begun: each is one thing that the medium does.
+    /// Requests with an operation at the backend.
     requests: Slab<Request>,
-    /// No room for them yet, in order.
+    /// Requests that wait for capacity, in order of submission.
     queue: VecDeque<Request>,
-    /// Writes that wait for the guard, in order.
+    /// Writes that wait for the guard, in order of submission.
     waiting: VecDeque<Request>,
-    /// What the medium gave back; empty between polls.
+    /// Completed operations; empty between polls.
     endings: Vec<Ended<M::Error>>,
-    /// Ended, not yet told.
+    /// Completions for the next `poll` to return.
     ready: VecDeque<Done>,
-    /// The medium does not work any more.
+    /// [`AsyncBackend::send`] has failed.
     is_broken: bool,
 }
 
-/// How many requests a core of this context has in its medium; the medium needs room for one more.
+/// Most requests of a core at its backend; the backend needs capacity for one more.
 pub(crate) fn requests_of(context: &CoreContext) -> u32 {
     context.depth.clamp(1, REQUESTS_MAX)
 }
 
 impl<M: AsyncBackend> BackendCore<M> {
-    /// The handle of one core of `disk`, with a medium that was made for [`requests_of`] it and one more.
+    /// The handle of one core of `disk`. `backend` has capacity for [`requests_of`] the context plus one.
     ///
     /// # Errors
     /// [`OpenError::Setting`] when too many cores have the disk open.
     pub(crate) fn new(
         disk: &str,
-        medium: M,
+        backend: M,
         guard: &Arc<Guard>,
         context: &CoreContext,
     ) -> Result<BackendCore<M>, OpenError> {
@@ -64,8 +64,8 @@ impl<M: AsyncBackend> BackendCore<M> {
         };
         let (entries, depth) = (requests_of(context) as usize, context.depth as usize);
         Ok(BackendCore {
-            shift: block_shift(medium.geometry().block_bytes),
-            medium,
+            shift: block_shift(backend.geometry().block_bytes),
+            backend,
             compare_and_writes: CompareAndWriteQueue::new(participant),
             requests: Slab::with_capacity(entries),
             queue: VecDeque::with_capacity(depth),
@@ -76,19 +76,19 @@ impl<M: AsyncBackend> BackendCore<M> {
         })
     }
 
-    /// Why a command ends before it begins.
+    /// Error with which a command is refused before it begins.
     #[inline]
     fn refusal(&self, request: &Request) -> Option<DiskError> {
         if self.is_broken {
             return Some(DiskError::Gone);
         }
-        if request.op.is_write() && self.medium.geometry().is_read_only {
+        if request.op.is_write() && self.backend.geometry().is_read_only {
             return Some(DiskError::WriteProtected);
         }
-        self.medium.refusal(request)
+        self.backend.refusal(request)
     }
 
-    /// Begin a request for which the slab has room.
+    /// Begins a request. The caller has checked that the slab has room.
     #[inline]
     fn begin(&mut self, request: Request) {
         if request.op.is_write() && !self.compare_and_writes.participant().enter(request.range) {
@@ -99,7 +99,7 @@ impl<M: AsyncBackend> BackendCore<M> {
         self.step_new(slot);
     }
 
-    /// The first thing to do for a request.
+    /// Starts the first operation of a request.
     fn step_new(&mut self, slot: Slot) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let (range, offset) = (request.range, request.range.offset(self.shift));
@@ -112,9 +112,9 @@ impl<M: AsyncBackend> BackendCore<M> {
                 assert_eq!(buf.len() as u64, range.bytes(self.shift), "a buffer is as long as its range");
                 let token = u64::from(slot.to_wire());
                 if let Op::Write { fua } = request.op {
-                    self.medium.write(token, offset, buf, fua);
+                    self.backend.write(token, offset, buf, fua);
                 } else {
-                    self.medium.read(token, offset, buf);
+                    self.backend.read(token, offset, buf);
                 }
             }
             Op::Flush => self.step_sync(slot),
@@ -130,28 +130,28 @@ impl<M: AsyncBackend> BackendCore<M> {
     fn step_sync(&mut self, slot: Slot) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Sync;
-        self.medium.sync(u64::from(slot.to_wire()));
+        self.backend.sync(u64::from(slot.to_wire()));
     }
 
     fn step_zeroing(&mut self, slot: Slot, at: u64, gives_back: bool) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let zeroing = Zeroing {
-            method: self.medium.zero_methods().best(gives_back),
+            method: self.backend.zero_methods().best(gives_back),
             at,
             end: at + request.range.bytes(self.shift),
         };
         self.step_piece(slot, zeroing);
     }
 
-    /// The next piece of a zeroing, or what comes after the last.
+    /// Starts the next piece of a zeroing; after the last piece the sync, or the end.
     fn step_piece(&mut self, slot: Slot, zeroing: Zeroing) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Zeroing(zeroing);
-        let bytes = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.method));
+        let bytes = zeroing.piece_bytes(self.backend.zero_bytes_max(zeroing.method));
         if bytes == 0 {
             return if request.syncs_last() { self.step_sync(slot) } else { self.end(slot, Ok(()), None) };
         }
-        self.medium.zero(u64::from(slot.to_wire()), zeroing.method, zeroing.at, bytes);
+        self.backend.zero(u64::from(slot.to_wire()), zeroing.method, zeroing.at, bytes);
     }
 
     fn on_ended(&mut self, ended: Ended<M::Error>) {
@@ -162,16 +162,16 @@ impl<M: AsyncBackend> BackendCore<M> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let error = ended.result.as_ref().err();
         match request.state {
-            State::Zeroing(_) if request.is_forgotten => self.end(slot, Err(DiskError::Cancelled), None),
+            State::Zeroing(_) if request.is_cancelled => self.end(slot, Err(DiskError::Cancelled), None),
             State::Zeroing(zeroing) => match error {
                 None => {
-                    let done = zeroing.piece_bytes(self.medium.zero_bytes_max(zeroing.method));
+                    let done = zeroing.piece_bytes(self.backend.zero_bytes_max(zeroing.method));
                     self.step_piece(slot, Zeroing { at: zeroing.at + done, ..zeroing });
                 }
-                Some(error) => match self.medium.next_method(zeroing.method, error) {
+                Some(error) => match self.backend.next_method(zeroing.method, error) {
                     Some(method) => self.step_piece(slot, Zeroing { method, ..zeroing }),
                     None => {
-                        let error = self.medium.disk_error(error, true);
+                        let error = self.backend.disk_error(error, true);
                         self.end(slot, Err(error), None);
                     }
                 },
@@ -180,9 +180,9 @@ impl<M: AsyncBackend> BackendCore<M> {
                 let is_sync = matches!(request.state, State::Sync);
                 let is_write = !matches!(request.op, Op::Read);
                 if let Some(error) = error.filter(|_| is_sync || request.is_durable()) {
-                    self.medium.on_durable_error(is_sync, error);
+                    self.backend.on_durable_error(is_sync, error);
                 }
-                let result = ended.result.map_err(|error| self.medium.disk_error(&error, is_write));
+                let result = ended.result.map_err(|error| self.backend.disk_error(&error, is_write));
                 self.end(slot, result, ended.buf);
             }
         }
@@ -193,28 +193,28 @@ impl<M: AsyncBackend> BackendCore<M> {
         if request.op.is_write() {
             self.compare_and_writes.participant().leave();
         }
-        // The medium may have left out some of it.
-        let result = if request.is_forgotten { Err(DiskError::Cancelled) } else { result };
+        // A cancelled operation may be incomplete.
+        let result = if request.is_cancelled { Err(DiskError::Cancelled) } else { result };
         self.ready.push_back(Done { token: request.token, result, buf });
     }
 
-    /// The block of the compare-and-write was read or written.
+    /// Handles the end of the compare-and-write's read or write.
     fn on_compare_and_write(&mut self, ended: Ended<M::Error>) {
         let pairs = &mut self.compare_and_writes;
         let is_write = pairs.phase() == Some(Phase::Writing);
         let result = match (ended.result, &ended.buf) {
             (Err(error), _) => {
                 if is_write {
-                    self.medium.on_durable_error(false, &error);
+                    self.backend.on_durable_error(false, &error);
                 }
-                Err(self.medium.disk_error(&error, is_write))
+                Err(self.backend.disk_error(&error, is_write))
             }
             (Ok(()), _) if is_write => Ok(()),
             (Ok(()), _) if pairs.is_cancelled() => Err(DiskError::Cancelled),
             (Ok(()), read) => match read.as_ref().and_then(|read| pairs.begin_write(read)) {
                 Some((_, range, data)) => {
                     let offset = range.offset(self.shift);
-                    return self.medium.write(COMPARE_AND_WRITE_TOKEN, offset, data, true);
+                    return self.backend.write(COMPARE_AND_WRITE_TOKEN, offset, data, true);
                 }
                 None => Err(DiskError::CompareDiffers),
             },
@@ -224,9 +224,9 @@ impl<M: AsyncBackend> BackendCore<M> {
         }
     }
 
-    /// What the guard has for this core to do.
+    /// Answers a guard of another core, and advances this core's compare-and-writes.
     #[inline]
-    pub(crate) fn step_gate(&mut self) {
+    pub(crate) fn step_guard(&mut self) {
         if let Some(guarded) = self.compare_and_writes.participant().unanswered() {
             let has_block = |request: &Request| request.op.is_write() && guarded.is_in(request.range);
             if !self.requests.iter().any(|(_, request)| has_block(request)) {
@@ -238,11 +238,12 @@ impl<M: AsyncBackend> BackendCore<M> {
         }
         self.compare_and_writes.hold_next();
         if let Some((_, range, scratch)) = self.compare_and_writes.begin_read() {
-            self.medium.read(COMPARE_AND_WRITE_TOKEN, range.offset(self.shift), scratch);
+            self.backend.read(COMPARE_AND_WRITE_TOKEN, range.offset(self.shift), scratch);
         }
     }
 
-    /// Begin what waits, as far as there is room: those that the guard held up first, they are older.
+    /// Begins waiting requests while the slab has room. Writes held up by the guard come first: they are
+    /// older.
     #[inline]
     fn step_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
@@ -258,23 +259,23 @@ impl<M: AsyncBackend> BackendCore<M> {
         }
     }
 
-    /// Send what was begun to the device.
+    /// Submits to the device; ends all requests if that fails.
     #[inline]
     fn send(&mut self) {
-        if self.medium.send().is_err() {
+        if self.backend.send().is_err() {
             self.is_broken = true;
             self.fail_all();
         }
     }
 
-    /// The medium is broken. Of what is in flight nothing is known, and nothing will come back; the medium
-    /// keeps the buffers. Writes may still be done: no core's cache enters their blocks any more.
+    /// Ends everything after the backend has failed. The outcome of operations in flight is unknown and their
+    /// buffers stay with the backend. Their writes may still be executed, so no cache may enter their blocks.
     #[cold]
     fn fail_all(&mut self) {
         for index in 0..self.requests.capacity() {
             let Some(slot) = self.requests.slot_at(index) else { continue };
             if let Some(request) = self.requests.get(slot).filter(|request| request.op.is_write()) {
-                self.compare_and_writes.participant().leave_behind(request.range);
+                self.compare_and_writes.participant().record_unfinished(request.range);
             }
             self.end(slot, Err(DiskError::Gone), None);
         }
@@ -282,17 +283,17 @@ impl<M: AsyncBackend> BackendCore<M> {
         let gone = |token, buf| Done { token, result: Err(DiskError::Gone), buf };
         let queued = self.waiting.drain(..).chain(self.queue.drain(..));
         self.ready.extend(queued.map(|request| gone(request.token, request.buf)));
-        // The medium has nothing any more, also of the one that holds the guard.
+        // The compare-and-write that holds the guard has failed as well.
         let (held, pairs) = (self.compare_and_writes.finish(None), &mut self.compare_and_writes);
         if let Some(pair) = held.as_ref().filter(|_| is_written) {
-            pairs.participant().leave_behind(pair.range);
+            pairs.participant().record_unfinished(pair.range);
         }
         let queued = std::iter::from_fn(|| pairs.take_where(|_| true));
         self.ready.extend(held.into_iter().chain(queued).map(|pair| gone(pair.token, pair.data)));
     }
 
-    /// What `owner` has queued ends here.
-    fn forget_queued(&mut self, owner: Owner) {
+    /// Cancels the requests of `owner` that the backend does not have yet.
+    fn cancel_queued(&mut self, owner: Owner) {
         for queue in [&mut self.waiting, &mut self.queue] {
             for _ in 0..queue.len() {
                 let Some(request) = queue.pop_front() else { break };
@@ -311,7 +312,7 @@ impl<M: AsyncBackend> BackendCore<M> {
 
     fn collect(&mut self) -> bool {
         let mut endings = std::mem::take(&mut self.endings);
-        self.medium.collect(&mut |ended| endings.push(ended));
+        self.backend.collect(&mut |ended| endings.push(ended));
         let has_any = !endings.is_empty();
         endings.drain(..).for_each(|ended| self.on_ended(ended));
         self.endings = endings;
@@ -322,7 +323,7 @@ impl<M: AsyncBackend> BackendCore<M> {
 impl<M: AsyncBackend> Disk for BackendCore<M> {
     #[inline]
     fn geometry(&self) -> Geometry {
-        self.medium.geometry()
+        self.backend.geometry()
     }
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
@@ -359,9 +360,9 @@ impl<M: AsyncBackend> Disk for BackendCore<M> {
     fn poll(&mut self, _now: Nanos, done: &mut Vec<Done>) -> bool {
         self.send();
         let mut is_busy = self.collect();
-        self.step_gate();
+        self.step_guard();
         self.step_waiting();
-        // The next steps of what came back leave in this turn.
+        // Submits the operations that follow those collected above.
         self.send();
         is_busy |= !self.ready.is_empty() || !self.waiting.is_empty() || !self.compare_and_writes.is_empty();
         Done::give(&mut self.ready, done);
@@ -373,17 +374,17 @@ impl<M: AsyncBackend> Disk for BackendCore<M> {
     }
 
     fn cancel_owner(&mut self, owner: Owner) -> usize {
-        self.forget_queued(owner);
+        self.cancel_queued(owner);
         let mut count = Done::count_of(owner, &self.ready);
         for (slot, request) in self.requests.iter_mut() {
             if request.token.owner() == owner {
-                request.is_forgotten = true;
-                self.medium.cancel(u64::from(slot.to_wire()));
+                request.is_cancelled = true;
+                self.backend.cancel(u64::from(slot.to_wire()));
                 count += 1;
             }
         }
         if self.compare_and_writes.cancel_active(owner) {
-            self.medium.cancel(COMPARE_AND_WRITE_TOKEN);
+            self.backend.cancel(COMPARE_AND_WRITE_TOKEN);
             count += 1;
         }
         count

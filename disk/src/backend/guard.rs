@@ -1,29 +1,30 @@
-//! The guard of a compare-and-write: keeps every core's other writes off one block while it is read,
-//! compared, written.
+//! The guard of a compare-and-write: excludes the writes of all cores from one block while the block is read,
+//! compared and written.
 //!
-//! A medium knows no such step, so the cores agree on one. One compare-and-write at a time holds the guard of
-//! the disk; it goes on when no write to its block can be in flight any more, and until it lets go none
-//! begins.
+//! The medium has no atomic compare-and-write, so the cores synchronize. One compare-and-write at a time
+//! holds the guard of the disk. It proceeds once no write to its block is in flight on any core; until it
+//! releases the guard, no write to the block begins.
 //!
 //! ```text
-//!   a write       enter: in_flight + 1, then look at the guard ── on my range -> in_flight - 1, wait
+//!   a write       enter: in_flight + 1, then load the guard ── in its range -> in_flight - 1, wait
 //!                                                              └─ else write ... leave: in_flight - 1
-//!   the holder    try_hold: publish the guard, then look at every core's line:
-//!                   nothing in flight, or the core said that it saw this guard -> this core is clear
-//!   every core    in poll: a guard not answered yet, and no write in flight here has its block -> say so
+//!   the holder    try_hold: publish the guard; is_clear: load every core's counters:
+//!                   nothing in flight, or the core has answered this guard -> this core is clear
+//!   every core    in poll: a guard not answered yet, and no write in flight here has its block -> answer
 //! ```
 //!
-//! Why no write slips through: `enter` counts before it looks, and `try_hold` publishes before it looks, all
-//! of it sequentially consistent; so a write that did not see the guard was counted in what the holder sees.
-//! A core that answered has seen the guard, and so does each of its later writes. Once clear, a core stays
-//! clear. Why it ends: only writes that overlap are waited for, and a core with writes in flight polls.
+//! Safety: `enter` increments before it loads the guard, and the holder publishes before it loads the
+//! counters, all sequentially consistent; so the holder sees the count of every write that did not see the
+//! guard. A core that answered has seen the guard, and so does each of its later writes. Once clear, a core
+//! stays clear. Liveness: the holder waits only for overlapping writes, and a core with writes in flight
+//! polls.
 //!
-//! Cost to a write while no core compares: an addition to a line of the core's own, and one load of a word
-//! that no core changes.
+//! Cost of a write while no guard is published: an atomic addition on the core's own cache line, and a load
+//! of a word that does not change.
 //!
-//! A core that looks at the guard once a turn enters with all its writes at once, while it has any
-//! ([`GuardParticipant::enter_all`]), and so pays nothing for each: until it has answered, the holder waits
-//! for it.
+//! A core that checks the guard once per turn may enter once for all its writes
+//! ([`GuardParticipant::enter_all`]), which costs nothing per write: the holder waits for it until it has
+//! answered.
 //!
 //! Limits: [`CORES_MAX`] handles on one disk.
 
@@ -32,37 +33,38 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::BlockRange;
 
-/// Most handles on one disk at a time: more than a machine has reactor cores.
+/// Most handles on one disk at a time; above the number of reactor cores of any machine.
 pub const CORES_MAX: usize = 256;
 
-/// What one core tells the others. On cache lines of its own (two: processors fetch them in pairs).
+/// State of one core, read by the holder of the guard. Aligned to 128 bytes: processors fetch 64-byte lines
+/// in pairs.
 #[repr(align(128))]
 #[derive(Debug, Default)]
-struct Line {
+struct CoreSlot {
     is_taken: AtomicBool,
     /// Writes that have begun and not ended.
     in_flight: AtomicU32,
-    /// The last guard that this core answered.
+    /// Generation of the last guard that this core answered.
     answered: AtomicU64,
 }
 
-/// Shared by all cores.
+/// Guard of one disk, shared by all cores.
 #[derive(Debug)]
 pub struct Guard {
-    /// Odd: published. Goes up by one at each change, and never comes back to an old value.
+    /// Odd while a guard is published. Increases by one at each publication and release.
     generation: AtomicU64,
-    /// The block, while the generation is odd.
+    /// The guarded block; valid while the generation is odd.
     lba: AtomicU64,
     is_held: AtomicBool,
-    lines: Box<[Line]>,
-    /// Lines beyond were never taken.
-    lines_used: AtomicUsize,
-    /// Blocks of writes that have ended although the medium may still do them, and whether there are any.
-    left_behind: Mutex<Vec<BlockRange>>,
-    has_left_behind: AtomicBool,
+    slots: Box<[CoreSlot]>,
+    /// Index after the highest core slot ever used.
+    slots_used: AtomicUsize,
+    /// Blocks of writes that have ended although the medium may still execute them.
+    unfinished: Mutex<Vec<BlockRange>>,
+    has_unfinished: AtomicBool,
 }
 
-/// A guard as a core sees it.
+/// A published guard, as read by a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guarded {
     generation: u64,
@@ -70,61 +72,62 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// True when the block is one of the range.
+    /// True when the guarded block lies in the range.
     pub fn is_in(self, range: BlockRange) -> bool {
         (range.lba..range.lba + u64::from(range.blocks)).contains(&self.lba)
     }
 }
 
-/// The right to compare and write one block; goes back by [`GuardParticipant::release`].
+/// The guard, held for one block; ended by [`GuardParticipant::release`].
 #[derive(Debug)]
 pub struct Hold {
     generation: u64,
-    /// Lines before it are clear.
-    line_next: usize,
+    /// Cores before this index are clear.
+    slot_next: usize,
 }
 
 impl Guard {
-    /// A guard for at most `lines` cores, usually [`CORES_MAX`].
-    pub fn new(lines: usize) -> Arc<Guard> {
+    /// A guard for at most `slots` cores, usually [`CORES_MAX`].
+    pub fn new(slots: usize) -> Arc<Guard> {
         Arc::new(Guard {
             generation: AtomicU64::new(0),
             lba: AtomicU64::new(0),
             is_held: AtomicBool::new(false),
-            lines: (0..lines).map(|_| Line::default()).collect(),
-            lines_used: AtomicUsize::new(0),
-            left_behind: Mutex::default(),
-            has_left_behind: AtomicBool::new(false),
+            slots: (0..slots).map(|_| CoreSlot::default()).collect(),
+            slots_used: AtomicUsize::new(0),
+            unfinished: Mutex::default(),
+            has_unfinished: AtomicBool::new(false),
         })
     }
 
-    /// A core's place among the others; `None` when every line is taken.
+    /// Adds a core; `None` when the maximum number of cores participate already.
     pub fn join(self: &Arc<Self>) -> Option<GuardParticipant> {
-        let take = |line: &Line| !line.is_taken.swap(true, Ordering::AcqRel);
-        let line = self.lines.iter().position(take)?;
-        // Before this core's first write, so that a holder which does not see the line is seen by that write.
-        self.lines_used.fetch_max(line + 1, Ordering::SeqCst);
-        Some(GuardParticipant { guard: Arc::clone(self), line })
+        let take = |slot: &CoreSlot| !slot.is_taken.swap(true, Ordering::AcqRel);
+        let slot = self.slots.iter().position(take)?;
+        // Before this core's first write: a holder that does not see the slot published its guard earlier, so
+        // that write sees the guard.
+        self.slots_used.fetch_max(slot + 1, Ordering::SeqCst);
+        Some(GuardParticipant { guard: Arc::clone(self), slot })
     }
 }
 
-/// One core's place at the guard. Nothing may be in flight when it is dropped.
+/// One core's participation in a guard. No write may be in flight when it is dropped.
 #[derive(Debug)]
 pub struct GuardParticipant {
     guard: Arc<Guard>,
-    line: usize,
+    slot: usize,
 }
 
 impl GuardParticipant {
     #[inline]
-    fn line(&self) -> &Line {
-        &self.guard.lines[self.line]
+    fn slot(&self) -> &CoreSlot {
+        &self.guard.slots[self.slot]
     }
 
-    /// A write to `range` begins, unless this says false: then it waits and asks again.
+    /// Counts a write to `range` that begins now. False: the block is guarded; the caller retries later.
     #[inline]
     pub fn enter(&self, range: BlockRange) -> bool {
-        self.line().in_flight.fetch_add(1, Ordering::SeqCst);
+        self.slot().in_flight.fetch_add(1, Ordering::SeqCst);
         if self.guarded().is_some_and(|guarded| guarded.is_in(range)) {
             self.leave();
             return false;
@@ -132,45 +135,45 @@ impl GuardParticipant {
         true
     }
 
-    /// Writes may begin from now on, and end later with one [`GuardParticipant::leave`] for all. Until it has
-    /// answered, the core looks at [`GuardParticipant::guarded`] before it begins what it has not begun yet:
-    /// now, and whenever [`GuardParticipant::generation`] is another than before.
+    /// Counts all writes of this core as one, ended by one [`GuardParticipant::leave`]. Until it has answered
+    /// the current guard, the caller checks [`GuardParticipant::guarded`] before it begins a write: after
+    /// this call, and whenever [`GuardParticipant::generation`] has changed.
     pub fn enter_all(&self) {
-        self.line().in_flight.fetch_add(1, Ordering::SeqCst);
+        self.slot().in_flight.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Another number than the last time: another guard is published, or none any more.
+    /// Changes with each publication and release of a guard.
     #[inline]
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.guard.generation.load(Ordering::SeqCst)
     }
 
-    /// A write that entered has ended.
+    /// Ends a write counted by `enter` or `enter_all`.
     #[inline]
     pub fn leave(&self) {
-        let before = self.line().in_flight.fetch_sub(1, Ordering::Release);
+        let before = self.slot().in_flight.fetch_sub(1, Ordering::Release);
         debug_assert!(before > 0, "a write left twice");
     }
 
-    /// A write that entered is about to end, and the medium may do it still, for as long as the disk is
-    /// there.
-    pub fn leave_behind(&self, range: BlockRange) {
-        self.guard.left_behind.lock().unwrap_or_else(PoisonError::into_inner).push(range);
-        self.guard.has_left_behind.store(true, Ordering::Release);
+    /// Records the blocks of a write that ends although the medium may still execute it. Permanent, until the
+    /// disk is closed.
+    pub fn record_unfinished(&self, range: BlockRange) {
+        self.guard.unfinished.lock().unwrap_or_else(PoisonError::into_inner).push(range);
+        self.guard.has_unfinished.store(true, Ordering::Release);
     }
 
-    /// True when some of these blocks are of a write of any core that was left behind.
+    /// True when the range overlaps a write recorded by [`GuardParticipant::record_unfinished`] on any core.
     #[inline]
     pub fn may_still_write(&self, range: BlockRange) -> bool {
-        self.guard.has_left_behind.load(Ordering::Acquire)
-            && self.guard.left_behind.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|left| {
+        self.guard.has_unfinished.load(Ordering::Acquire)
+            && self.guard.unfinished.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|left| {
                 left.lba < range.lba + u64::from(range.blocks)
                     && range.lba < left.lba + u64::from(left.blocks)
             })
     }
 
-    /// The guard that is published now.
+    /// The published guard, if any.
     #[inline]
     pub fn guarded(&self) -> Option<Guarded> {
         loop {
@@ -179,32 +182,33 @@ impl GuardParticipant {
                 return None;
             }
             let lba = self.guard.lba.load(Ordering::Acquire);
-            // The block of a later guard would come with that guard's generation.
+            // An unchanged generation proves that `lba` belongs to this guard.
             if self.guard.generation.load(Ordering::SeqCst) == generation {
                 return Some(Guarded { generation, lba });
             }
         }
     }
 
-    /// The guard that is published now, when this core has not answered it.
+    /// The published guard, if this core has not answered it.
     #[inline]
     pub fn unanswered(&self) -> Option<Guarded> {
         self.guarded().filter(|guarded| !self.has_answered(*guarded))
     }
 
-    /// This core has answered this guard. One that had its line before may have: it has seen it as well.
+    /// True when this core has answered this guard. A former owner of the slot may have done so; it had seen
+    /// the guard as well.
     #[inline]
     #[must_use]
     pub fn has_answered(&self, guarded: Guarded) -> bool {
-        self.line().answered.load(Ordering::Relaxed) == guarded.generation
+        self.slot().answered.load(Ordering::Relaxed) == guarded.generation
     }
 
-    /// None of this core's writes in flight has the guarded block.
+    /// Answers a guard: none of this core's writes in flight has the guarded block.
     pub fn answer(&self, guarded: Guarded) {
-        self.line().answered.store(guarded.generation, Ordering::Release);
+        self.slot().answered.store(guarded.generation, Ordering::Release);
     }
 
-    /// Publish a guard on the block, unless there is another: then ask again later.
+    /// Publishes a guard on the block. `None`: another guard is held; try again later.
     pub fn try_hold(&self, lba: u64) -> Option<Hold> {
         if self.guard.is_held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return None;
@@ -212,25 +216,25 @@ impl GuardParticipant {
         self.guard.lba.store(lba, Ordering::Release);
         let before = self.guard.generation.fetch_add(1, Ordering::SeqCst);
         debug_assert!(before.is_multiple_of(2), "a guard was published over another");
-        Some(Hold { generation: before + 1, line_next: 0 })
+        Some(Hold { generation: before + 1, slot_next: 0 })
     }
 
-    /// True when no other write to the block is in flight on any core, and none will begin.
+    /// True when no write to the block is in flight on any core; none begins until the release.
     pub fn is_clear(&self, hold: &mut Hold) -> bool {
-        let lines_used = self.guard.lines_used.load(Ordering::SeqCst);
-        while hold.line_next < lines_used {
-            let line = &self.guard.lines[hold.line_next];
-            let is_clear = line.in_flight.load(Ordering::SeqCst) == 0
-                || line.answered.load(Ordering::Acquire) == hold.generation;
+        let slots_used = self.guard.slots_used.load(Ordering::SeqCst);
+        while hold.slot_next < slots_used {
+            let slot = &self.guard.slots[hold.slot_next];
+            let is_clear = slot.in_flight.load(Ordering::SeqCst) == 0
+                || slot.answered.load(Ordering::Acquire) == hold.generation;
             if !is_clear {
                 return false;
             }
-            hold.line_next += 1;
+            hold.slot_next += 1;
         }
         true
     }
 
-    /// Compared and written, or given up.
+    /// Ends the guard, after the write or without one.
     pub fn release(&self, hold: Hold) {
         let before = self.guard.generation.fetch_add(1, Ordering::SeqCst);
         debug_assert_eq!(before, hold.generation, "another guard was released");
@@ -240,8 +244,8 @@ impl GuardParticipant {
 
 impl Drop for GuardParticipant {
     fn drop(&mut self) {
-        self.line().in_flight.store(0, Ordering::SeqCst);
-        self.line().is_taken.store(false, Ordering::Release);
+        self.slot().in_flight.store(0, Ordering::SeqCst);
+        self.slot().is_taken.store(false, Ordering::Release);
     }
 }
 
@@ -334,8 +338,8 @@ mod tests {
     }
 
     /// Every order in which two writers and two holders can take their steps, each step a call of the guard:
-    /// while a holder is past `is_clear`, no overlapping write is between `enter` and `leave`; and somebody
-    /// can always go on.
+    /// while a holder is past `is_clear`, no overlapping write is between `enter` and `leave`; and some
+    /// player can always proceed.
     #[test]
     fn no_order_of_steps_lets_a_write_into_a_compare_and_write() {
         let mut orders = 0;

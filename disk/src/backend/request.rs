@@ -1,4 +1,4 @@
-//! [`Request`]: one command on its way through a medium, in one step or several.
+//! [`Request`]: a command and the operations of the backend that execute it.
 //!
 //! ```text
 //!   Read, Write ── Transfer ────────────────────────────────────────────────────> Done
@@ -12,10 +12,11 @@ use spindle_reactor::mem::Buf;
 use super::ZeroMethod;
 use crate::{BlockRange, Op, Token};
 
-/// Bytes of zeroes in one write: long enough to be fast, and one piece of a [`Buf`].
+/// Bytes of zeroes in one write: large enough for full bandwidth, and a [`Buf`] of zeroes of this length has
+/// one segment.
 pub(crate) const ZERO_WRITE_BYTES: u64 = 1 << 20;
 
-/// Bytes `at .. end` that are still to be zeroed.
+/// Progress of a zeroing: bytes `at .. end` remain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Zeroing {
     pub(super) method: ZeroMethod,
@@ -24,46 +25,44 @@ pub(crate) struct Zeroing {
 }
 
 impl Zeroing {
-    /// Bytes of the next piece, of which the medium takes `most`.
+    /// Bytes of the next piece, at most `most`.
     pub(super) fn piece_bytes(&self, most: u64) -> u64 {
         most.min(self.end - self.at)
     }
 }
 
-/// What the medium does for a request now.
+/// Operation of the backend that a request waits for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum State {
-    /// Not begun.
     New,
     Transfer,
     Zeroing(Zeroing),
     Sync,
 }
 
-/// One command.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(super) token: Token,
     pub(super) op: Op,
     pub(super) range: BlockRange,
-    /// Its data, while the medium does not have them.
+    /// Its data; `None` while the backend has the buffer.
     pub(super) buf: Option<Buf>,
     pub(super) state: State,
-    /// Its submitter is gone: nothing more is begun for it.
-    pub(super) is_forgotten: bool,
+    /// Cancelled by its submitter: no further operation is begun.
+    pub(super) is_cancelled: bool,
 }
 
 impl Request {
     pub(super) fn new(token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Request {
-        Request { token, op, range, buf, state: State::New, is_forgotten: false }
+        Request { token, op, range, buf, state: State::New, is_cancelled: false }
     }
 
-    /// True when it ends with a sync.
+    /// True for a zeroing whose last operation is a sync.
     pub(super) fn syncs_last(&self) -> bool {
         matches!(self.op, Op::WriteZeroes { fua: true, .. })
     }
 
-    /// True when the medium has to have the bytes at the end of it.
+    /// True when its data must be durable when it ends.
     pub(crate) fn is_durable(&self) -> bool {
         matches!(self.op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. } | Op::Flush)
     }

@@ -1,67 +1,66 @@
-//! [`Streams`]: which reads of a host follow each other, and what is to be read from the disk before it is
-//! asked for. Pure: it knows page numbers and nothing else.
+//! [`Streams`]: detects sequential and strided reads of a host and decides which pages to read ahead. Pure:
+//! it handles page numbers only.
 //!
-//! - *Sequential*: a read that begins within `NEAR` pages of where another one of the same host ended,
-//!   as queues reorder. From the third of them on a window of pages is fetched; whenever half of it is used,
-//!   the next one, twice as large, up to the largest.
-//! - *Strided*: three reads at the same distance. The next places are fetched, 1, 2, 4, up to
-//!   `STRIDES_MAX`.
+//! - *Sequential*: a read that begins within `NEAR` pages of the end of an earlier read of the same host
+//!   (queues reorder). The third such read fetches a window of pages; whenever half of a window is used, the
+//!   next one is fetched, twice as large up to the maximum.
+//! - *Strided*: three reads at equal distances. The next 1, 2, 4, up to `STRIDES_MAX` reads of that distance
+//!   are fetched.
 //!
-//! Pages that were evicted before anybody has asked for them say that the window is too large: it is halved
-//! at each fetch that finds some, and a stream whose window is the smallest already begins anew.
+//! Pages evicted unread show that the window is too large. Each fetch that finds some halves the window; a
+//! stream at the smallest window is reset.
 //!
-//! A host that reads ahead itself (Access Frequency 7) knows where its readers are: the window is then as
-//! long as its own request.
+//! For a host that reads ahead itself (Access Frequency 7) the window is as long as its own request.
 
-/// Pages by which a read may miss the end of the one before, either way.
+/// Tolerance, in pages, between the begin of a read and the end of the previous one, in either direction.
 const NEAR: u64 = 8;
 /// Pages of the first window, 64 KiB.
 const FIRST_WINDOW: u32 = 16;
-/// Places of a strided stream that are fetched ahead at most.
+/// Most reads of a strided stream that are fetched ahead.
 const STRIDES_MAX: u32 = 8;
-/// Streams of a host that are told apart.
+/// Streams tracked per host.
 const STREAMS: usize = 16;
-/// Hosts that are told apart on a core.
+/// Hosts tracked per core.
 const CLIENTS: usize = 64;
 
-/// What to fetch: `count` pieces of `pages` pages, `step` pages from the begin of one to that of the next.
+/// A read-ahead: `count` pieces of `pages` pages, their first pages `step` apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fetch {
-    /// The first page.
+    /// First page of the first piece.
     pub first: u64,
     /// Pages of a piece.
     pub pages: u32,
-    /// How many pieces.
+    /// Number of pieces.
     pub count: u32,
-    /// From one to the next; it may be negative.
+    /// Pages from the begin of a piece to the begin of the next; may be negative.
     pub step: i64,
 }
 
-/// A read, as the streams see it.
+/// A read of a host, as input of [`Streams::on_read`].
 #[derive(Debug, Clone, Copy)]
-pub struct Seen {
-    /// Whose it is.
+pub struct ReadInfo {
+    /// Number of the host ([`IoRequest::client`](crate::IoRequest::client)).
     pub client: u16,
-    /// The first page.
+    /// First page of the read.
     pub first: u64,
-    /// How many.
+    /// Length in pages.
     pub pages: u32,
-    /// The host reads it for its own page cache.
+    /// The host itself reads ahead (Access Frequency 7).
     pub is_speculative: bool,
-    /// Pages that were fetched ahead and evicted unread, so far.
+    /// Total of pages read ahead and evicted unread.
     pub wasted: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Stream {
-    /// Where the next read begins.
+    /// Page at which the next read of the stream is expected.
     next: u64,
-    /// Fetched up to here.
+    /// Pages before this one are fetched.
     edge: u64,
     window: u32,
-    /// Reads that have gone on from one before.
+    /// Reads that continued this stream.
     follows: u32,
-    /// [`Seen::wasted`] at the last fetch.
+    /// [`ReadInfo::wasted`] at the last fetch.
     wasted: u64,
     used: u64,
 }
@@ -70,9 +69,9 @@ struct Stream {
 struct Strides {
     last: u64,
     step: i64,
-    /// Distances in a row that were the same.
+    /// Number of consecutive equal distances.
     same: u32,
-    /// Places beyond the last that are fetched.
+    /// Reads beyond the last one that are fetched.
     ahead: u32,
 }
 
@@ -83,37 +82,36 @@ struct Client {
     strides: Strides,
 }
 
-/// The streams of one core. See the module.
+/// The streams of one core, by host. See the module.
 pub struct Streams {
     clients: Vec<Client>,
-    /// Pages.
+    /// Largest window, in pages.
     window_max: u32,
     clock: u64,
 }
 
 impl Streams {
-    /// With windows of at most so many pages.
     pub fn new(window_max: u32) -> Streams {
         Streams { clients: Vec::with_capacity(CLIENTS), window_max, clock: 0 }
     }
 
-    /// A read comes. What is to be fetched then.
-    pub fn on_read(&mut self, seen: &Seen) -> Option<Fetch> {
+    /// Records a read; returns what to read ahead.
+    pub fn on_read(&mut self, read: &ReadInfo) -> Option<Fetch> {
         self.clock += 1;
         let (clock, window_max) = (self.clock, self.window_max);
-        let client = self.client(seen.client);
+        let client = self.client(read.client);
         client.used = clock;
-        let end = seen.first + u64::from(seen.pages);
-        let goes_on = |stream: &&mut Stream| stream.used > 0 && stream.next.abs_diff(seen.first) <= NEAR;
+        let end = read.first + u64::from(read.pages);
+        let goes_on = |stream: &&mut Stream| stream.used > 0 && stream.next.abs_diff(read.first) <= NEAR;
         if let Some(stream) = client.streams.iter_mut().find(goes_on) {
             stream.used = clock;
             stream.next = stream.next.max(end);
             stream.follows += 1;
-            return stream.fetch(seen, window_max);
+            return stream.fetch(read, window_max);
         }
         let oldest = client.streams.iter_mut().min_by_key(|stream| stream.used)?;
-        *oldest = Stream { next: end, edge: end, used: clock, wasted: seen.wasted, ..Stream::default() };
-        client.strides.on_read(seen, window_max)
+        *oldest = Stream { next: end, edge: end, used: clock, wasted: read.wasted, ..Stream::default() };
+        client.strides.on_read(read, window_max)
     }
 
     fn client(&mut self, number: u16) -> &mut Client {
@@ -142,17 +140,17 @@ impl Streams {
 }
 
 impl Stream {
-    fn fetch(&mut self, seen: &Seen, window_max: u32) -> Option<Fetch> {
+    fn fetch(&mut self, read: &ReadInfo, window_max: u32) -> Option<Fetch> {
         if self.follows < 2 || window_max == 0 {
             return None;
         }
-        let is_wasted = std::mem::replace(&mut self.wasted, seen.wasted) < seen.wasted;
+        let is_wasted = std::mem::replace(&mut self.wasted, read.wasted) < read.wasted;
         if is_wasted && self.window <= FIRST_WINDOW {
             (self.follows, self.window, self.edge) = (0, 0, self.next);
             return None;
         }
         if is_wasted {
-            // Not doubled again when the next fetch is due.
+            // A quarter, since the window doubles again before the next fetch: half in effect.
             self.window /= 4;
         }
         self.edge = self.edge.max(self.next);
@@ -160,11 +158,11 @@ impl Stream {
             return None;
         }
         self.window = match self.window {
-            0 => FIRST_WINDOW.max(seen.pages),
+            0 => FIRST_WINDOW.max(read.pages),
             window => (window * 2).max(FIRST_WINDOW),
         };
-        if seen.is_speculative {
-            self.window = self.window.min(seen.pages);
+        if read.is_speculative {
+            self.window = self.window.min(read.pages);
         }
         self.window = self.window.min(window_max);
         let fetch = Fetch { first: self.edge, pages: self.window, count: 1, step: 0 };
@@ -174,25 +172,25 @@ impl Stream {
 }
 
 impl Strides {
-    fn on_read(&mut self, seen: &Seen, window_max: u32) -> Option<Fetch> {
+    fn on_read(&mut self, read: &ReadInfo, window_max: u32) -> Option<Fetch> {
         // Pages are below 2^52.
-        let step = seen.first.cast_signed() - self.last.cast_signed();
-        self.last = seen.first;
+        let step = read.first.cast_signed() - self.last.cast_signed();
+        self.last = read.first;
         if step != self.step || step == 0 {
             (self.step, self.same, self.ahead) = (step, 0, 0);
             return None;
         }
         self.same += 1;
         self.ahead = self.ahead.saturating_sub(1);
-        let most = STRIDES_MAX.min(window_max / seen.pages.max(1));
+        let most = STRIDES_MAX.min(window_max / read.pages.max(1));
         let want = most.min(1 << (self.same - 1).min(16));
-        if seen.is_speculative || self.ahead > want / 2 || want == 0 {
+        if read.is_speculative || self.ahead > want / 2 || want == 0 {
             return None;
         }
-        let first = seen.first.checked_add_signed(step.checked_mul(i64::from(self.ahead) + 1)?)?;
+        let first = read.first.checked_add_signed(step.checked_mul(i64::from(self.ahead) + 1)?)?;
         let count = want - self.ahead;
         self.ahead = want;
-        (count > 0).then_some(Fetch { first, pages: seen.pages, count, step })
+        (count > 0).then_some(Fetch { first, pages: read.pages, count, step })
     }
 }
 
@@ -200,8 +198,8 @@ impl Strides {
 mod tests {
     use super::*;
 
-    fn read(first: u64, pages: u32) -> Seen {
-        Seen { client: 1, first, pages, is_speculative: false, wasted: 0 }
+    fn read(first: u64, pages: u32) -> ReadInfo {
+        ReadInfo { client: 1, first, pages, is_speculative: false, wasted: 0 }
     }
 
     /// What is fetched by these reads of 4 pages.
@@ -231,7 +229,7 @@ mod tests {
         // Hosts are told apart, too.
         let mut streams = Streams::new(64);
         assert_eq!(fetched(&mut streams, (0..3).map(|at| at * 4)), [(12, 16)]);
-        assert_eq!(streams.on_read(&Seen { client: 2, ..read(20, 4) }), None);
+        assert_eq!(streams.on_read(&ReadInfo { client: 2, ..read(20, 4) }), None);
         assert!(streams.on_read(&read(20, 4)).is_some());
         let mut random = crate::testing::Random(3);
         let mut streams = Streams::new(64);
@@ -271,7 +269,7 @@ mod tests {
         let mut streams = Streams::new(1024);
         let (mut windows, mut wasted) = (Vec::new(), 0);
         for at in 0..4000 {
-            if let Some(fetch) = streams.on_read(&Seen { wasted, ..read(at * 4, 4) }) {
+            if let Some(fetch) = streams.on_read(&ReadInfo { wasted, ..read(at * 4, 4) }) {
                 // More than this is evicted before it is read.
                 wasted += u64::from(fetch.pages.saturating_sub(128));
                 windows.push(fetch.pages);
@@ -282,14 +280,14 @@ mod tests {
         assert!(large * 3 <= windows.len() * 2, "{windows:?}");
         let mut streams = Streams::new(1024);
         let count =
-            (0..400).filter_map(|at| streams.on_read(&Seen { wasted: at, ..read(at * 4, 4) })).count();
+            (0..400).filter_map(|at| streams.on_read(&ReadInfo { wasted: at, ..read(at * 4, 4) })).count();
         assert_eq!(count, 0, "what is evicted at once is not fetched");
     }
 
     #[test]
     fn a_host_that_reads_ahead_itself_is_one_request_ahead() {
         let mut streams = Streams::new(1024);
-        let ahead = |at: u64| Seen { is_speculative: true, ..read(at * 32, 32) };
+        let ahead = |at: u64| ReadInfo { is_speculative: true, ..read(at * 32, 32) };
         let fetches: Vec<_> = (0..20).filter_map(|at| streams.on_read(&ahead(at))).collect();
         assert!(fetches.len() > 10 && fetches.iter().all(|fetch| fetch.pages <= 32), "{fetches:?}");
     }

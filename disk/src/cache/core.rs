@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   read   prepare: all pages found            -> Ready
-//!                   some missing               -> Later: frames are entered, the rest is waited for
+//!                   some missing               -> Later: missing pages are entered
 //!          submit:  pieces to the inner disk   -> each Done publishes its frames -> all pages here -> Done
-//!                   a page that another fills  -> looked for again in each poll
-//!                   no frame, a piece failed   -> the read itself to the inner disk, into a buffer of the
-//!                   pool
-//!   write  announce each page, drop what there is of it -> inner disk
+//!                   pages that others fill     -> looked up again in each poll
+//!                   no frame, a piece failed   -> pass around: the read goes to the inner disk with a
+//!                                                 buffer of the pool
+//!   write  announce each page and drop it from the cache -> inner disk
 //!            -> whole pages that were in the cache are entered again -> end of the write -> Done
 //!          many pages: drop them, some in each poll -> inner disk -> end of the sweep -> Done
-//!   others go to the inner disk as they are
+//!   other commands go to the inner disk unchanged
 //! ```
 
 mod fetch;
@@ -23,10 +23,10 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Pool};
 
 use super::ahead::{Fetch, Streams};
-use super::counts::{CoreCounts, NOBODY};
+use super::counts::{CoreCounts, NO_HOST};
 use super::index::{Found, NO_FRAME, PageBuckets};
-use super::plan::{Means, Plan, Run};
-use super::policy::Came;
+use super::plan::{Plan, PlanContext, Run};
+use super::policy::InsertReason;
 use super::shared::{Admission, Shared, Stay};
 use super::sweeps::Sweep;
 use crate::layer::{Call, Commands, inner_token, number_of};
@@ -36,53 +36,53 @@ use crate::{
 };
 
 const FRAME: u64 = FRAME_BYTES as u64;
-/// Pages of the longest read that is put into the cache, 512 KiB. A longer one would evict as much for one
-/// reader that does not wait for single pages.
+/// Pages of the longest read that fills the cache, 512 KiB. A longer read would evict as many pages for data
+/// that is rarely read again.
 const FILL_PAGES_MAX: u64 = 128;
 /// Pages of the longest read that is answered from the cache.
 const HIT_PAGES_MAX: u64 = 512;
-/// Pages of one write that stay in the cache, 128 KiB: each is copied.
+/// Most pages of one write that stay in the cache, 128 KiB: the core copies each of them.
 const STAYS_MAX: usize = 32;
 /// Pages of the longest write that announces each of them; a longer one sweeps the frames.
 const ANNOUNCED_PAGES_MAX: u64 = 1024;
-/// Reads of several pages for which a core is ready before the first. Beyond, memory is taken as they come.
+/// Reads of several pages whose memory a core allocates at open; memory for more is allocated on demand.
 const READY_MAX: usize = 64;
-/// Its pieces, and its data.
+/// Buffers that one read uses: its pieces and its data.
 const BUFFERS_A_READ: usize = 8;
-/// Hits that are kept for the policy between two misses.
+/// Hits that a core collects before it reports them to the policy.
 const TOUCHES_MAX: usize = 256;
-/// Pages of the sample that are reckoned with at once, some microseconds.
+/// Sampled pages that are processed at once, some microseconds.
 const SAMPLES_MAX: usize = 8;
-/// Places that wait to be read ahead; more are left out.
+/// Most queued read-ahead fetches; further ones are dropped.
 const FETCHES_MAX: usize = 16;
-/// Owner of the pieces that fill frames: no queue pair has this name, as no slab has this entry.
+/// Owner of the pieces that fill frames. No queue pair has this number: no slab has this entry.
 const FILLS: Owner = Owner(0xffff);
 
-/// A read that has not ended.
+/// A read in flight.
 struct Read {
-    /// `None`: its submitter is gone.
+    /// `None`: a read-ahead, or cancelled; no [`Done`] is returned.
     token: Option<Token>,
     request: IoRequest,
     plan: Plan,
     /// Pieces at the inner disk.
     at_disk: u32,
-    /// It goes around the cache once its pieces are back.
-    passes: bool,
+    /// Passed to the inner disk once its pieces have completed.
+    passes_around: bool,
 }
 
-/// A command that has not ended.
+/// A command in flight.
 enum Entry {
-    /// The inner disk has it; nothing is to be done at its end.
+    /// At the inner disk; its end does not change the cache.
     Passed(Token),
-    /// A write that the inner disk has, its pages, and which of them may stay in the cache.
+    /// A write at the inner disk, its pages, and those that may stay in the cache.
     Write {
         token: Token,
         pages: std::ops::Range<u64>,
         stays: Vec<Stay>,
     },
-    /// A write that the inner disk has, after a sweep.
+    /// A write at the inner disk whose pages a sweep has dropped.
     Swept(Token, Sweep),
-    /// A write whose pages are being dropped. `None`: not begun.
+    /// A write whose sweep is in progress; not yet at the inner disk. `sweep` is `None` until it has begun.
     Sweeping {
         token: Token,
         pages: std::ops::Range<u64>,
@@ -92,59 +92,60 @@ enum Entry {
     Read(Read),
 }
 
-/// What a core has of the cache.
-struct Side {
+/// The cache as one core uses it: shared state, frames, counters and commands in flight.
+struct CoreCache {
     shared: Arc<Shared>,
     frames: Rc<CacheCore>,
     counts: CoreCounts,
     commands: Commands<Entry>,
-    /// What [`Disk::prepare`] has answered `Later` to, until it is submitted.
+    /// The read that [`Disk::prepare`] has last answered with `Later`, until it is submitted.
     prepared: Option<(IoRequest, Plan)>,
-    /// Used again and again.
+    /// Empty plans and lists for reuse.
     plans: Vec<Plan>,
     stays: Vec<Vec<Stay>>,
 }
 
-/// One core's handle. See the module.
+/// One core's handle on a cached disk.
 pub(super) struct CachedCore {
-    /// Before the rest: its drop waits for what is in flight, and only then the writes in flight have ended.
+    /// Declared first, so dropped first: its drop waits for its commands in flight, after which the writes of
+    /// `cache` have ended.
     inner: Box<dyn Disk>,
-    side: Side,
+    cache: CoreCache,
     pool: Pool,
     shift: u32,
-    /// Pieces that fill frames at the inner disk, at most `depth`.
+    /// Pieces at the inner disk that fill frames, at most `depth`.
     pieces: u32,
     depth: u32,
-    /// The page that the next read probably wants, and the frame that it is probably in.
-    expected: (u64, u32),
-    /// Where the second next read probably looks.
-    coming: PageBuckets,
-    /// Reads that wait for others' pages or for a buffer of the pool.
+    /// Prediction for the next read: its page and the frame that probably holds it.
+    predicted: (u64, u32),
+    /// Prediction for the read after the next: the buckets of its page.
+    predicted_buckets: PageBuckets,
+    /// Slots of reads that wait for pages that other reads fill, or for a buffer of the pool.
     waiting: VecDeque<u32>,
     sweeping: VecDeque<u32>,
     ready: VecDeque<Done>,
-    /// What the inner disk gave back; empty between polls.
+    /// Completions of the inner disk; empty between polls.
     inner_done: Vec<Done>,
-    /// Frames that were hit, for the policy.
+    /// Frames that were hit and not yet reported to the policy.
     touches: Vec<u32>,
-    /// Pages of the sample that were read.
+    /// Sampled pages that were read and not yet reported to `sizes`.
     samples: Vec<u64>,
-    /// Which reads follow each other; `None`: nothing is read ahead.
+    /// Detector of sequential and strided reads; `None`: read-ahead is off.
     streams: Option<Box<Streams>>,
-    /// What is to be read ahead, and for which host.
+    /// Queued read-ahead fetches, each with the number of its host.
     fetches: VecDeque<(u16, Fetch)>,
 }
 
-impl Side {
-    fn means(&self, host: u16) -> Means<'_> {
-        Means { shared: &self.shared, frames: &self.frames, counts: self.counts.whose(host) }
+impl CoreCache {
+    fn context(&self, host: u16) -> PlanContext<'_> {
+        PlanContext { shared: &self.shared, frames: &self.frames, counts: self.counts.host_counts(host) }
     }
 
-    /// A read, and what its plan is worked on with.
-    fn read(&mut self, slot: u32) -> Option<(&mut Read, Means<'_>)> {
+    /// The read at `slot` and the context for its plan.
+    fn read(&mut self, slot: u32) -> Option<(&mut Read, PlanContext<'_>)> {
         let Entry::Read(read) = self.commands.get_mut(slot)? else { return None };
-        let counts = self.counts.whose(read.request.client);
-        Some((read, Means { shared: &self.shared, frames: &self.frames, counts }))
+        let counts = self.counts.host_counts(read.request.client);
+        Some((read, PlanContext { shared: &self.shared, frames: &self.frames, counts }))
     }
 
     fn end_read(&mut self, slot: u32) {
@@ -154,11 +155,11 @@ impl Side {
     }
 
     fn put_plan(&mut self, mut plan: Plan) {
-        plan.clear(&self.means(NOBODY));
+        plan.clear(&self.context(NO_HOST));
         self.plans.push(plan);
     }
 
-    /// What is prepared will not be submitted.
+    /// Frees the plan of a prepared read that was not submitted.
     fn drop_prepared(&mut self) {
         if let Some((_, plan)) = self.prepared.take() {
             self.put_plan(plan);
@@ -174,16 +175,17 @@ impl Side {
         }
     }
 
-    /// A write of whole pages has ended well: those that were in the cache are in it again.
+    /// After a successful write of whole pages: puts the new data of the pages in `stays` back into the
+    /// cache.
     fn keep_written(&self, pages: &std::ops::Range<u64>, stays: &[Stay], data: &Buf) {
-        let means = self.means(NOBODY);
+        let context = self.context(NO_HOST);
         for stay in stays {
             let buckets = self.shared.index.buckets(stay.page);
-            let admission = self.shared.admit(buckets, Some(stay), Came::Written, means.counts);
+            let admission = self.shared.admit(buckets, Some(stay), InsertReason::Written, context.counts);
             let Admission::Fill(filling) = admission else { continue };
             let mut frame = self.frames.filling(std::iter::once(filling));
             let mut at = 0;
-            // The write begins with a page: see `write`.
+            // `write` keeps stays only for writes that begin at a page boundary.
             let offset = usize::try_from((stay.page - pages.start) * FRAME).unwrap_or(usize::MAX);
             data.visit(offset, FRAME_BYTES as usize, |piece| {
                 frame.copy_in(at, piece);
@@ -192,30 +194,30 @@ impl Side {
             let taken = self.frames.take_back(frame, |filling| match filling.publish() {
                 Ok(pin) => {
                     self.shared.words().set_heat(pin.frame(), stay.heat);
-                    means.counts.nobody.written.add(1);
+                    context.counts.no_host.written.add(1);
                 }
-                Err(filling) => drop(means.unpublished(filling)),
+                Err(filling) => drop(context.unpublished(filling)),
             });
             debug_assert!(taken.is_ok(), "it is a frame");
         }
     }
 
-    /// True when all of them are found just now.
+    /// True when all pages are in the cache now.
     fn has_all(&self, mut pages: std::ops::Range<u64>) -> bool {
         let index = &self.shared.index;
         pages.all(|page| matches!(index.find(self.shared.words(), index.buckets(page)), Found::Present(_)))
     }
 }
 
-impl Drop for Side {
-    /// The inner disk is gone. Frames whose buffers it still had are lost.
+impl Drop for CoreCache {
+    /// Runs after the inner disk was dropped. Frames of buffers that it did not return are lost.
     fn drop(&mut self) {
         self.drop_prepared();
         for slot in self.commands.numbers() {
             match self.commands.remove(slot) {
                 Some(Entry::Read(mut read)) => {
-                    read.plan.on_lost(&self.means(NOBODY));
-                    read.plan.clear(&self.means(NOBODY));
+                    read.plan.on_lost(&self.context(NO_HOST));
+                    read.plan.clear(&self.context(NO_HOST));
                 }
                 Some(Entry::Write { pages, stays, .. }) => self.end_write(pages, stays),
                 Some(Entry::Swept(_, sweep) | Entry::Sweeping { sweep: Some(sweep), .. }) => {
@@ -230,9 +232,9 @@ impl Drop for Side {
 impl CachedCore {
     pub(super) fn new(inner: Box<dyn Disk>, shared: Arc<Shared>, context: &CoreContext) -> CachedCore {
         let depth = context.depth as usize;
-        let coming = shared.index.buckets(0);
+        let predicted_buckets = shared.index.buckets(0);
         let window_max = fetch::window_max(shared.spec.read_ahead, shared.words().len());
-        let side = Side {
+        let cache = CoreCache {
             frames: shared.frames.core(depth.min(READY_MAX) * BUFFERS_A_READ),
             counts: CoreCounts::new(&shared.counts),
             shared,
@@ -244,12 +246,12 @@ impl CachedCore {
         CachedCore {
             shift: block_shift(inner.geometry().block_bytes),
             inner,
-            side,
+            cache,
             pool: context.pool.clone(),
             pieces: 0,
             depth: context.depth,
-            expected: (u64::MAX, NO_FRAME),
-            coming,
+            predicted: (u64::MAX, NO_FRAME),
+            predicted_buckets,
             waiting: VecDeque::with_capacity(depth),
             sweeping: VecDeque::new(),
             ready: VecDeque::with_capacity(depth),
@@ -261,13 +263,13 @@ impl CachedCore {
         }
     }
 
-    /// The inner disk. Nothing is in flight.
+    /// Removes the cache. The caller has drained all commands.
     pub(super) fn into_inner(self) -> Box<dyn Disk> {
         debug_assert_eq!(self.in_flight(), 0, "a cache goes while commands are in flight");
         self.inner
     }
 
-    /// Give the inner disk a command that has its entry.
+    /// Submits to the inner disk a command that has an entry in `commands`.
     fn call(&mut self, token: Token, slot: u32, call: Call) -> Option<Done> {
         let done = call.submit(&mut *self.inner, inner_token(token.owner(), slot));
         done.and_then(|done| self.on_inner_done(done))
@@ -278,11 +280,11 @@ impl CachedCore {
         offset / FRAME..(offset + range.bytes(self.shift)).div_ceil(FRAME)
     }
 
-    /// A command that changes blocks.
+    /// Begins a command that changes blocks.
     fn write(&mut self, token: Token, range: BlockRange, call: Call) -> Option<Done> {
         let pages = self.pages(range);
         if pages.end - pages.start > ANNOUNCED_PAGES_MAX {
-            let slot = self.side.commands.insert(Entry::Sweeping { token, pages, sweep: None, call });
+            let slot = self.cache.commands.insert(Entry::Sweeping { token, pages, sweep: None, call });
             self.sweeping.push_back(slot);
             return None;
         }
@@ -291,23 +293,23 @@ impl CachedCore {
         let has_data = matches!(call, Call::Op(IoRequest { op: Op::Write { .. }, .. }, Some(_)));
         let mut stays = Vec::new();
         for page in pages.clone() {
-            let stay = self.side.shared.begin_write(page);
+            let stay = self.cache.shared.begin_write(page);
             if let Some(stay) = stay.filter(|_| is_whole && has_data && stays.len() < STAYS_MAX) {
                 if stays.capacity() == 0 {
-                    stays = self.side.stays.pop().unwrap_or_else(|| Vec::with_capacity(STAYS_MAX));
+                    stays = self.cache.stays.pop().unwrap_or_else(|| Vec::with_capacity(STAYS_MAX));
                 }
                 stays.push(stay);
             }
         }
-        let slot = self.side.commands.insert(Entry::Write { token, pages, stays });
+        let slot = self.cache.commands.insert(Entry::Write { token, pages, stays });
         self.call(token, slot, call)
     }
 
     fn step_sweeps(&mut self) {
         let Some(slot) = self.sweeping.pop_front() else { return };
-        let Some(entry) = self.side.commands.get_mut(slot) else { return };
+        let Some(entry) = self.cache.commands.get_mut(slot) else { return };
         let Entry::Sweeping { token, pages, sweep, .. } = entry else { return };
-        let Shared { sweeps, index, frames, .. } = &*self.side.shared;
+        let Shared { sweeps, index, frames, .. } = &*self.cache.shared;
         if sweep.is_none() {
             *sweep = sweeps.begin(pages.clone());
         }
@@ -322,7 +324,7 @@ impl CachedCore {
         }
     }
 
-    /// The inner disk has ended something. What its submitter is to be told.
+    /// Handles a completion of the inner disk. Returns the completion for the submitter, if any.
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
         let slot = number_of(done.token);
         if done.token.owner() == FILLS {
@@ -330,20 +332,20 @@ impl CachedCore {
             self.step_read(slot);
             return None;
         }
-        let Some(entry) = self.side.commands.remove(slot) else {
+        let Some(entry) = self.cache.commands.remove(slot) else {
             panic!("the inner disk ended {:?} twice", done.token)
         };
         let token = match entry {
             Entry::Passed(token) => token,
             Entry::Write { token, pages, stays } => {
                 if let (Ok(()), Some(buf)) = (done.result, &done.buf) {
-                    self.side.keep_written(&pages, &stays, buf);
+                    self.cache.keep_written(&pages, &stays, buf);
                 }
-                self.side.end_write(pages, stays);
+                self.cache.end_write(pages, stays);
                 token
             }
             Entry::Swept(token, sweep) => {
-                self.side.shared.sweeps.end(&sweep);
+                self.cache.shared.sweeps.end(&sweep);
                 token
             }
             Entry::Sweeping { .. } | Entry::Read(_) => {
@@ -354,18 +356,18 @@ impl CachedCore {
     }
 }
 
-/// Access Frequency of the hints (NVM Command Set, Read): the blocks are read once.
+/// Access Frequency in the hints (NVM Command Set, Read), and its value "one time read".
 const FREQUENCY: u8 = 0xf;
 const ONE_TIME_READ: u8 = 6;
 
-/// The host says that it does not read this again: it is answered from the cache where it is there, and
-/// otherwise it passes by, as it would evict what is read again.
+/// True where the host announces a one-time read. Its pages are served from the cache where present and
+/// otherwise not entered, as they would evict pages that are read again.
 #[inline]
 fn is_once(request: &IoRequest) -> bool {
     request.hints & FREQUENCY == ONE_TIME_READ
 }
 
-/// Keep for the policy that a frame was hit.
+/// Records a hit for the policy.
 #[inline(never)]
 fn touch(shared: &Shared, touches: &mut Vec<u32>, frame: u32) {
     touches.push(frame);
@@ -374,13 +376,13 @@ fn touch(shared: &Shared, touches: &mut Vec<u32>, frame: u32) {
     }
 }
 
-/// Keep for [`super::sizes`] that a page was read.
+/// Records a read of a sampled page for [`super::sizes`].
 #[cold]
 #[inline(never)]
-fn sample(side: &Side, samples: &mut Vec<u64>, page: u64) {
+fn sample(cache: &CoreCache, samples: &mut Vec<u64>, page: u64) {
     samples.push(page);
     if samples.len() >= SAMPLES_MAX {
-        side.shared.sizes.read(samples, side.counts.of(NOBODY));
+        cache.shared.sizes.read(samples, cache.counts.of(NO_HOST));
     }
 }
 
@@ -395,19 +397,19 @@ impl CachedCore {
     fn prepare_read(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let (offset, bytes) = self.offset_and_bytes(request);
         let page = offset / FRAME;
-        let Shared { index, frames, .. } = &*self.side.shared;
-        let guess = match self.expected {
+        let Shared { index, frames, .. } = &*self.cache.shared;
+        let guess = match self.predicted {
             (expected, frame) if expected == page => frame,
             _ => index.guess(index.buckets(page)),
         };
-        // While this command is worked on, the processor fetches the frame's word of the next one, whose
-        // bucket it has fetched during the one before, and the bucket of the second next.
-        let frame = index.guess(self.coming);
-        frames.words().expect(frame);
-        self.expected = (self.coming.page(), frame);
+        // Prefetch, in parallel to this command: the frame word of the next read, whose bucket was prefetched
+        // one command earlier, and the bucket of the read after it.
+        let frame = index.guess(self.predicted_buckets);
+        frames.words().prefetch_word(frame);
+        self.predicted = (self.predicted_buckets.page(), frame);
         if let Some(next) = next {
-            self.coming = index.buckets((next << self.shift) / FRAME);
-            index.expect(self.coming);
+            self.predicted_buckets = index.buckets((next << self.shift) / FRAME);
+            index.prefetch(self.predicted_buckets);
         }
         match self.find_one(request, guess, offset, bytes) {
             Some(data) => Prepared::Ready(data),
@@ -415,11 +417,11 @@ impl CachedCore {
         }
     }
 
-    /// The commonest: bytes of one page that is here.
+    /// The most common case: the bytes of one page that is in the cache.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the data through memory")]
     fn find_one(&mut self, request: &IoRequest, guess: u32, offset: u64, bytes: u32) -> Option<Buf> {
-        let Side { shared, frames, counts, .. } = &self.side;
+        let CoreCache { shared, frames, counts, .. } = &self.cache;
         let skip = u32::try_from(offset % FRAME).unwrap_or(0);
         if bytes == 0 || bytes > FRAME_BYTES - skip {
             return None;
@@ -427,16 +429,16 @@ impl CachedCore {
         let pin = shared.index.hit(shared.words(), offset / FRAME, guess)?;
         counts.of(request.client).hits.add(1);
         if is_once(request) {
-            return Some(frames.one(pin, skip, bytes));
+            return Some(frames.page_buf(pin, skip, bytes));
         }
-        let is_first = pin.warm();
+        let is_first = pin.count_hit();
         if shared.wants_touches {
             touch(shared, &mut self.touches, pin.frame());
         }
-        if shared.sizes.has(offset / FRAME) {
-            sample(&self.side, &mut self.samples, offset / FRAME);
+        if shared.sizes.is_sampled(offset / FRAME) {
+            sample(&self.cache, &mut self.samples, offset / FRAME);
         }
-        let data = frames.one(pin, skip, bytes);
+        let data = frames.page_buf(pin, skip, bytes);
         if is_first {
             self.on_first_read(request, offset / FRAME);
         }
@@ -445,79 +447,80 @@ impl CachedCore {
 
     #[inline(never)]
     fn prepare_pages(&mut self, request: &IoRequest, offset: u64, bytes: u32) -> Prepared {
-        self.side.drop_prepared();
+        self.cache.drop_prepared();
         if !self.touches.is_empty() {
-            self.side.shared.touch(&mut self.touches);
+            self.cache.shared.touch(&mut self.touches);
         }
         let end = offset + u64::from(bytes);
         let pages = offset / FRAME..end.div_ceil(FRAME);
         let count = pages.end - pages.start;
         let is_last_part = end.next_multiple_of(FRAME) > self.inner.geometry().bytes();
         let is_not_filled = count > FILL_PAGES_MAX || is_once(request);
-        let is_too_long = count > HIT_PAGES_MAX || is_not_filled && !self.side.has_all(pages.clone());
-        let mut plan = self.side.plans.pop().unwrap_or_else(Plan::new);
-        let means = self.side.means(request.client);
-        let counts = means.counts.host;
+        let is_too_long = count > HIT_PAGES_MAX || is_not_filled && !self.cache.has_all(pages.clone());
+        let mut plan = self.cache.plans.pop().unwrap_or_else(Plan::new);
+        let context = self.cache.context(request.client);
+        let counts = context.counts.host;
         if bytes == 0
             || is_last_part
             || is_too_long
-            || plan.make(&means, offset, bytes, is_once(request)).is_err()
+            || plan.make(&context, offset, bytes, is_once(request)).is_err()
         {
             counts.passed.add(count);
-            self.side.plans.push(plan);
+            self.cache.plans.push(plan);
             return Prepared::Pool;
         }
         let hits = plan.kept().count() as u64;
         counts.hits.add(hits);
         counts.misses.add(count - hits);
-        for page in pages.filter(|page| !is_once(request) && self.side.shared.sizes.has(*page)) {
-            sample(&self.side, &mut self.samples, page);
+        for page in pages.filter(|page| !is_once(request) && self.cache.shared.sizes.is_sampled(*page)) {
+            sample(&self.cache, &mut self.samples, page);
         }
         if !is_once(request) {
             self.on_read(request, offset / FRAME, count);
         }
-        if self.side.shared.wants_touches && !is_once(request) {
-            plan.kept().for_each(|frame| touch(&self.side.shared, &mut self.touches, frame));
+        if self.cache.shared.wants_touches && !is_once(request) {
+            plan.kept().for_each(|frame| touch(&self.cache.shared, &mut self.touches, frame));
         }
         if hits == count {
-            let data = plan.data(&self.side.means(NOBODY));
-            self.side.plans.push(plan);
+            let data = plan.data(&self.cache.context(NO_HOST));
+            self.cache.plans.push(plan);
             return Prepared::Ready(data);
         }
-        self.side.prepared = Some((*request, plan));
+        self.cache.prepared = Some((*request, plan));
         Prepared::Later
     }
 
-    /// A read whose pages are to come.
+    /// Begins a read of which some pages are missing.
     fn begin_read(&mut self, token: Token, request: &IoRequest) {
-        let prepared = self.side.prepared.take_if(|(prepared, _)| prepared == request);
-        let (plan, passes) = match prepared {
+        let prepared = self.cache.prepared.take_if(|(prepared, _)| prepared == request);
+        let (plan, passes_around) = match prepared {
             Some((_, plan)) => (plan, false),
-            // Not asked for, or not at once: it goes around the cache.
+            // Submitted without `prepare`, or another `prepare` came between: pass around.
             None => {
-                let mut plan = self.side.plans.pop().unwrap_or_else(Plan::new);
+                let mut plan = self.cache.plans.pop().unwrap_or_else(Plan::new);
                 (plan.offset, plan.bytes) = self.offset_and_bytes(request);
                 let pages = u64::from(plan.bytes).div_ceil(FRAME);
-                self.side.counts.of(request.client).passed.add(pages);
+                self.cache.counts.of(request.client).passed.add(pages);
                 (plan, true)
             }
         };
-        let read = Read { token: Some(token), request: *request, plan, at_disk: 0, passes };
-        let slot = self.side.commands.insert(Entry::Read(read));
+        let read = Read { token: Some(token), request: *request, plan, at_disk: 0, passes_around };
+        let slot = self.cache.commands.insert(Entry::Read(read));
         self.step_read(slot);
     }
 
-    /// Give the inner disk the pieces that are to be read, as far as it has room.
+    /// Submits the read's pieces to the inner disk, up to `depth` pieces of this core.
     fn submit_runs(&mut self, slot: u32) {
-        while let Some((read, means)) = self.side.read(slot).filter(|_| self.pieces < self.depth) {
+        while let Some((read, context)) = self.cache.read(slot).filter(|_| self.pieces < self.depth) {
             let Some(Run { page, buf }) = read.plan.runs.pop() else { return };
             read.at_disk += 1;
             self.pieces += 1;
             let blocks = u32::try_from(buf.len() >> self.shift).unwrap_or(0);
             let range = BlockRange { lba: (page * FRAME) >> self.shift, blocks };
-            // The pages are entered already: a write that ends later has doomed them, and is not asked about.
+            // The pages are entered already, so a write in flight dooms them; only writes that have ended
+            // with an error need this check.
             if self.inner.may_still_write(range) {
-                read.plan.doom(&means, page..page + buf.len() as u64 / FRAME);
+                read.plan.doom(&context, page..page + buf.len() as u64 / FRAME);
             }
             let request = IoRequest { range, ..read.request };
             if let Some(done) = self.inner.submit(inner_token(FILLS, slot), &request, Some(buf)) {
@@ -526,68 +529,69 @@ impl CachedCore {
         }
     }
 
-    /// The inner disk has ended a piece.
+    /// Handles the completion of a piece.
     fn on_piece(&mut self, slot: u32, done: Done) {
-        let Some((read, means)) = self.side.read(slot) else {
+        let Some((read, context)) = self.cache.read(slot) else {
             panic!("the inner disk ended a piece of a read that there is not")
         };
         self.pieces -= 1;
         read.at_disk -= 1;
-        read.passes |= done.result.is_err() || done.buf.is_none();
+        read.passes_around |= done.result.is_err() || done.buf.is_none();
         match done.buf {
-            Some(buf) => read.plan.on_read(&means, buf, done.result.is_ok()),
-            // The disk has it still. Dropped later, it frees doomed frames only; the other pieces pass, too.
-            None => read.plan.doom(&means, 0..u64::MAX),
+            Some(buf) => read.plan.on_read(&context, buf, done.result.is_ok()),
+            // The inner disk keeps the buffer. All frames of the read are doomed, so that its later drop
+            // frees only doomed frames.
+            None => read.plan.doom(&context, 0..u64::MAX),
         }
     }
 
-    /// What a read does next.
+    /// Advances a read: submits pieces, waits, passes around, or completes.
     fn step_read(&mut self, slot: u32) {
         self.submit_runs(slot);
-        let Some((read, means)) = self.side.read(slot) else { return };
+        let Some((read, context)) = self.cache.read(slot) else { return };
         if read.at_disk > 0 {
-            return; // each piece comes by here
+            return; // `on_piece` is followed by another call
         }
         if !read.plan.runs.is_empty() {
             return self.waiting.push_back(slot);
         }
-        read.plan.on_lost(&means);
-        let Some(token) = read.token else { return self.side.end_read(slot) };
-        if read.passes {
-            return self.pass(slot, token);
+        read.plan.on_lost(&context);
+        let Some(token) = read.token else { return self.cache.end_read(slot) };
+        if read.passes_around {
+            return self.pass_around(slot, token);
         }
         if !read.plan.is_whole() {
             return self.waiting.push_back(slot);
         }
-        let data = read.plan.data(&means);
-        self.side.end_read(slot);
+        let data = read.plan.data(&context);
+        self.cache.end_read(slot);
         self.ready.push_back(Done { token, result: Ok(()), buf: Some(data) });
     }
 
-    /// The read itself goes to the inner disk.
-    fn pass(&mut self, slot: u32, token: Token) {
-        let Some((read, means)) = self.side.read(slot) else { return };
-        read.plan.clear(&means);
+    /// Passes a read around the cache, with a buffer of the pool.
+    fn pass_around(&mut self, slot: u32, token: Token) {
+        let Some((read, context)) = self.cache.read(slot) else { return };
+        read.plan.clear(&context);
         let (request, bytes) = (read.request, read.plan.bytes);
         let Some(buf) = self.pool.take(bytes) else { return self.waiting.push_back(slot) };
-        self.side.end_read(slot);
-        if let Some(done) = self.pass_on(token, Call::Op(request, Some(buf))) {
+        self.cache.end_read(slot);
+        if let Some(done) = self.forward(token, Call::Op(request, Some(buf))) {
             self.ready.push_back(done);
         }
     }
 
-    fn pass_on(&mut self, token: Token, call: Call) -> Option<Done> {
-        let slot = self.side.commands.insert(Entry::Passed(token));
+    fn forward(&mut self, token: Token, call: Call) -> Option<Done> {
+        let slot = self.cache.commands.insert(Entry::Passed(token));
         self.call(token, slot, call)
     }
 
-    /// Once for each read that waits.
+    /// Retries each waiting read once.
     fn step_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.pop_front() else { return };
-            let Some((read, means)) = self.side.read(slot) else { continue };
-            if !read.passes && read.token.is_some() {
-                read.passes = read.plan.look_again(&means).is_err();
+            let Some((read, context)) = self.cache.read(slot) else { continue };
+            if !read.passes_around && read.token.is_some() {
+                read.passes_around = read.plan.retry_waiting(&context).is_err();
             }
             self.step_read(slot);
         }
@@ -595,9 +599,9 @@ impl CachedCore {
 }
 
 impl CachedCore {
-    /// Cut a command short that the inner disk does not have, if it is of `owner`.
+    /// Cancels a command of `owner` that is not at the inner disk.
     fn cancel(&mut self, slot: u32, owner: Owner) -> Option<Done> {
-        match self.side.commands.get_mut(slot)? {
+        match self.cache.commands.get_mut(slot)? {
             Entry::Read(read) => {
                 let token = read.token.take_if(|token| token.owner() == owner)?;
                 Some(Done::cancelled(token, None))
@@ -605,11 +609,11 @@ impl CachedCore {
             Entry::Sweeping { token, .. } if token.owner() == owner => {
                 let token = *token;
                 self.sweeping.retain(|other| *other != slot);
-                let Some(Entry::Sweeping { call, sweep, .. }) = self.side.commands.remove(slot) else {
+                let Some(Entry::Sweeping { call, sweep, .. }) = self.cache.commands.remove(slot) else {
                     return None;
                 };
                 if let Some(sweep) = sweep {
-                    self.side.shared.sweeps.end(&sweep);
+                    self.cache.shared.sweeps.end(&sweep);
                 }
                 Some(Done::cancelled(token, call.into_buf()))
             }
@@ -645,7 +649,7 @@ impl Disk for CachedCore {
             Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate => {
                 self.write(token, request.range, Call::Op(*request, buf))
             }
-            Op::Read | Op::Flush | Op::Compare | Op::Verify => self.pass_on(token, Call::Op(*request, buf)),
+            Op::Read | Op::Flush | Op::Compare | Op::Verify => self.forward(token, Call::Op(*request, buf)),
         }
     }
 
@@ -668,7 +672,7 @@ impl Disk for CachedCore {
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
-        self.side.drop_prepared();
+        self.cache.drop_prepared();
         let mut ended = std::mem::take(&mut self.inner_done);
         let mut is_busy = self.inner.poll(now, &mut ended);
         for inner in ended.drain(..) {
@@ -685,11 +689,11 @@ impl Disk for CachedCore {
         is_busy
     }
 
-    /// Pieces that fill frames go on: others may wait for the pages.
+    /// Pieces that fill frames continue: other reads may wait for their pages.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         let mut count = self.inner.cancel_owner(owner);
         count += Done::count_of(owner, &self.ready);
-        for slot in self.side.commands.numbers() {
+        for slot in self.cache.commands.numbers() {
             if let Some(done) = self.cancel(slot, owner) {
                 self.ready.push_back(done);
                 count += 1;
@@ -699,6 +703,6 @@ impl Disk for CachedCore {
     }
 
     fn in_flight(&self) -> usize {
-        self.side.commands.len() + self.ready.len()
+        self.cache.commands.len() + self.ready.len()
     }
 }

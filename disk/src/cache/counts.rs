@@ -1,23 +1,22 @@
-//! [`CoreCounts`]: one core's counters of a cache, a set of them for each host.
+//! [`CoreCounts`]: one core's counters of a cache, one set per host.
 
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Hosts that are counted apart: those with a smaller number. The rest is counted as host 0, together with
-/// what no host has asked for.
+/// Hosts with a smaller number have their own counters. All others count as host 0, with events of no host.
 const HOSTS: u16 = 256;
-/// No host.
-pub(super) const NOBODY: u16 = 0;
+/// Host number of events without a host.
+pub(super) const NO_HOST: u16 = 0;
 
-/// A counter that one core adds to and anybody reads.
+/// A counter that one core increments and any thread reads.
 #[derive(Default)]
 pub(super) struct Count(AtomicU64);
 
 impl Count {
     #[inline]
     pub(super) fn add(&self, count: u64) {
-        // One writer: no read-modify-write is needed.
+        // Only one writer, so no atomic read-modify-write is needed.
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
 
@@ -28,11 +27,10 @@ impl Count {
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// One core's counters of one host.
         #[derive(Default)]
         pub(super) struct Counts { $(pub(super) $name: Count,)* }
 
-        /// What a cache has done since it was made, for one host or for all. Pages are of 4 KiB.
+        /// Counters of a cache since its creation, for one host or all. In pages of 4 KiB.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct CacheCounts { $($(#[$doc])* pub $name: u64,)* }
 
@@ -45,51 +43,51 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Pages of reads that were found.
+    /// Pages of reads found in the cache.
     hits,
-    /// Pages of reads that were not found.
+    /// Pages of reads not found in the cache.
     misses,
-    /// Of the misses, pages that were evicted not long ago: a cache of twice the size had most of them.
+    /// Misses of recently evicted pages: a cache of twice the size would have had most of them.
     ghost_hits,
-    /// Of the misses, pages that another read was just filling.
+    /// Misses of pages that another read was filling.
     joined,
-    /// Pages that were read around the cache: too long a read, or no frame free.
+    /// Pages of reads that passed around the cache: too long, or no frame free.
     passed,
-    /// Pages that made place for others.
+    /// Pages evicted for others.
     evictions,
-    /// Pages that were read ahead.
+    /// Pages read ahead.
     ahead,
-    /// Of those, pages that were asked for while they were in the cache.
+    /// Pages read ahead that a host read after they had arrived.
     useful,
-    /// Of those, pages that were asked for while they were being read.
+    /// Pages read ahead that a host read while the disk was still reading them.
     late,
-    /// Of those, pages that were evicted before a host asked for them.
+    /// Pages read ahead that were evicted before a host read them.
     wasted,
-    /// Pages that were in the cache and are in it with what was written to them.
+    /// Cached pages that were written and entered again with the new data.
     written,
-    /// Pages that were read into a frame and not kept, because a write came.
+    /// Pages read into a frame and not published because of a concurrent write.
     doomed,
-    /// Of the pages of reads, those of pages of the sample (`sizes.rs`). Of no host.
+    /// Reads of sampled pages (`sizes.rs`); counted for no host, as the next three.
     sampled,
-    /// Of those, what a cache of half the size would have had.
+    /// Sampled reads that would hit in a cache of half the size.
     half,
-    /// What one of this size has, by the same reckoning.
+    /// Sampled reads that hit in the simulated cache of the current size.
     same,
-    /// What one of twice the size would have had.
+    /// Sampled reads that would hit in a cache of twice the size.
     twice,
 }
 
-/// The counters of all cores.
+/// Counter sets of all cores, with their host numbers.
 #[derive(Default)]
 pub(super) struct AllCounts(Mutex<Vec<(u16, Arc<Counts>)>>);
 
 impl AllCounts {
-    /// Those of a core for a host. Those that a core has left behind are gone on with.
-    fn enter(&self, host: u16) -> Arc<Counts> {
+    /// Adds a core's counters for a host. Counters of a core that closed the disk are reused.
+    fn register(&self, host: u16) -> Arc<Counts> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let left = all.iter().find(|(other, counts)| *other == host && Arc::strong_count(counts) == 1);
         if let Some((_, counts)) = left {
-            // What the other core has counted is seen by this one.
+            // Makes the former core's counts visible to this one.
             fence(Ordering::Acquire);
             return Arc::clone(counts);
         }
@@ -103,7 +101,7 @@ impl AllCounts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// All together.
+    /// Sum over all hosts and cores.
     pub(super) fn totals(&self) -> CacheCounts {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut total = CacheCounts::default();
@@ -111,7 +109,7 @@ impl AllCounts {
         total
     }
 
-    /// Of each host that has used the cache, in the order of their numbers.
+    /// Sum over all cores for each host with a nonzero counter, ordered by host number.
     pub(super) fn by_host(&self) -> Vec<(u16, CacheCounts)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut hosts = std::collections::BTreeMap::<u16, CacheCounts>::new();
@@ -120,16 +118,16 @@ impl AllCounts {
     }
 }
 
-/// Where something is counted.
+/// Counters for the events of a command.
 #[derive(Clone, Copy)]
-pub(super) struct Whose<'a> {
-    /// The host that it is done for.
+pub(super) struct HostCounts<'a> {
+    /// Counters of the command's host.
     pub(super) host: &'a Counts,
-    /// What is known of no host.
-    pub(super) nobody: &'a Counts,
+    /// Counters of events without a host.
+    pub(super) no_host: &'a Counts,
 }
 
-/// One core's counters. See the module.
+/// One core's counters, by host.
 pub(super) struct CoreCounts {
     all: Arc<AllCounts>,
     hosts: Box<[OnceCell<Arc<Counts>>; HOSTS as usize]>,
@@ -140,19 +138,19 @@ impl CoreCounts {
         CoreCounts { all: Arc::clone(all), hosts: Box::new([const { OnceCell::new() }; HOSTS as usize]) }
     }
 
-    /// Those of a host. Memory is taken when it is met first.
+    /// Counters of a host; allocated at its first use.
     #[inline]
     pub(super) fn of(&self, host: u16) -> &Counts {
-        let host = if host < HOSTS { host } else { NOBODY };
-        self.hosts[usize::from(host)].get_or_init(|| self.enter(host))
+        let host = if host < HOSTS { host } else { NO_HOST };
+        self.hosts[usize::from(host)].get_or_init(|| self.register(host))
     }
 
-    pub(super) fn whose(&self, host: u16) -> Whose<'_> {
-        Whose { host: self.of(host), nobody: self.of(NOBODY) }
+    pub(super) fn host_counts(&self, host: u16) -> HostCounts<'_> {
+        HostCounts { host: self.of(host), no_host: self.of(NO_HOST) }
     }
 
     #[cold]
-    fn enter(&self, host: u16) -> Arc<Counts> {
-        self.all.enter(host)
+    fn register(&self, host: u16) -> Arc<Counts> {
+        self.all.register(host)
     }
 }

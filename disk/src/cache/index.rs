@@ -1,52 +1,52 @@
-//! [`Index`]: in which frame a page is. Its memory follows the cache's size, not the disk's.
+//! [`Index`]: hash table from page to frame. Its size depends on the cache's size, not the disk's.
 //!
 //! ```text
 //!   bucket, 64 bytes:  control | 7 entries of tag (32), frame + 1 (32)
 //!   control:           write sequence (40) | writes in flight (24), of pages whose first bucket this is
 //! ```
 //!
-//! A page is in one of two buckets. An entry is believed only after its frame is pinned and has the page.
+//! A page has two candidate buckets. An entry is valid only if its frame, once pinned, has the page.
 //!
-//! Why no stale page is found, in terms of one page's control word, whose changes have one order:
+//! Why no stale page is found. All changes of a page's control word are totally ordered:
 //!
 //! - A writer adds itself to the control word, *then* scans the buckets and invalidates what it finds, and
 //!   only then changes the disk. A filler stores its entry, *then* adds 0 to the control word, and reads
 //!   the disk only after that. Either the filler's addition comes later, so that it sees the writer and
 //!   dooms its own frame; or the writer's comes later, so that it sees the entry and dooms the frame. A
 //!   writer that has ended before the filler's addition had changed the disk before the filler reads it.
-//! - The addition of 0 is what makes acquire and release enough: two additions to one word are ordered, a
-//!   store and a load of another word are not.
-//! - A writer that publishes its own page does the same, and dooms it unless it was the only writer all
-//!   the time: one write in flight, and the sequence its own.
-//! - An entry is removed before its frame can be free, by who invalidated the frame and still has it
-//!   pinned, or by its filler. So at most one entry names a frame.
+//! - The addition of 0 makes acquire and release sufficient: two additions to one word are ordered, a store
+//!   and a load of another word are not.
+//! - A writer that publishes its own page does the same, and dooms it unless it was the only writer
+//!   throughout: one write in flight, and the sequence is its own.
+//! - An entry is removed before its frame is freed, by the core that invalidated the frame and still pins it,
+//!   or by its filler. So at most one entry names a frame.
 //!
 //! Insertions of one page exclude each other by the lock of its shard (`shared.rs`). Finding and
 //! invalidating take no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use spindle_reactor::mem::{AtomicWord, Filling, FrameWords, Invalidated, Look, Pin, prefetch};
+use spindle_reactor::mem::{AtomicWord, Filling, FrameWords, Invalidated, Lookup, Pin, prefetch};
 
 /// Entries of a bucket.
 const ENTRIES: usize = 7;
-/// One write in flight.
+/// Unit of the "writes in flight" field of a control word.
 const WRITE: u64 = 1;
 const WRITES: u64 = (1 << 24) - 1;
-/// The next write.
+/// Unit of the "write sequence" field of a control word.
 const SEQUENCE: u64 = 1 << 24;
 
-/// No frame has this number.
+/// Stands for "no frame".
 pub const NO_FRAME: u32 = u32::MAX;
 
-/// One line of the processor's cache.
+/// Hash bucket; one 64-byte cache line.
 #[repr(C, align(64))]
 struct Bucket<W> {
     control: W,
     entries: [W; ENTRIES],
 }
 
-/// Where a page is looked for.
+/// A page and the indices of its two candidate buckets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageBuckets {
     page: u64,
@@ -55,12 +55,12 @@ pub struct PageBuckets {
 }
 
 impl PageBuckets {
-    /// Which page.
+    /// Page number on the disk.
     pub fn page(&self) -> u64 {
         self.page
     }
 
-    /// A number below `count`, the same for all that have the same first bucket.
+    /// Shard of the page, below `count`. All pages with the same first bucket have the same shard.
     pub fn part(&self, count: u32) -> u32 {
         self.first % count
     }
@@ -70,11 +70,11 @@ impl PageBuckets {
     }
 }
 
-/// What a page is now.
+/// Result of [`Index::find`].
 pub enum Found<'a, W: AtomicWord> {
-    /// In a frame, pinned.
+    /// In the cache; its frame is pinned.
     Present(Pin<'a, W>),
-    /// Being filled by somebody.
+    /// In a frame that another read fills.
     Filling,
     /// Not in the cache.
     Missing,
@@ -83,17 +83,17 @@ pub enum Found<'a, W: AtomicWord> {
 /// A write of a page that is in flight; see [`Index::begin_write`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Write {
-    /// No other was in flight when it began.
+    /// No other write of the pages with this first bucket was in flight when it began.
     pub is_alone: bool,
-    /// The hits of the page, when it was in the cache: see [`FrameWords::heat`].
+    /// [`FrameWords::heat`] of the page if it was in the cache.
     pub heat: Option<u8>,
     sequence: u64,
 }
 
-/// What came of [`Index::insert`].
+/// Result of [`Index::insert`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Inserted {
-    /// It will be published unless it is doomed from now on.
+    /// Entered; the frame can be published unless a later write dooms it.
     Clean,
     /// A write is in flight: the frame is doomed and its entry removed.
     Doomed,
@@ -101,7 +101,7 @@ pub enum Inserted {
     Full,
 }
 
-/// Which page is in which frame. See the module.
+/// Hash table from page to frame. See the module.
 pub struct Index<W = AtomicU64> {
     buckets: Box<[Bucket<W>]>,
 }
@@ -114,24 +114,24 @@ pub(super) fn mix(page: u64) -> u64 {
 }
 
 impl<W: AtomicWord> Index<W> {
-    /// For as many frames.
+    /// An empty index for a cache of `frames` frames.
     pub fn new(frames: u32) -> Index<W> {
         let bucket = |_| Bucket { control: W::new(0), entries: std::array::from_fn(|_| W::new(0)) };
         Index { buckets: (0..Self::buckets_for(frames)).map(bucket).collect() }
     }
 
-    /// 3 of 7 entries in use: then both buckets of a page are full 6 times in ten thousand (with 4 of 7, 70),
-    /// and 98 of a hundred pages are in their first.
+    /// Load of 3 of 7 entries: both buckets of a page are full with probability 6e-4 (70e-4 at 4 of 7), and
+    /// 98 % of the pages are in their first bucket.
     fn buckets_for(frames: u32) -> u32 {
         frames / 3 + 1
     }
 
-    /// Bytes that an index for so many frames takes.
+    /// Bytes of memory of an index for `frames` frames.
     pub fn bytes_for(frames: u32) -> u64 {
         u64::from(Self::buckets_for(frames)) * 64
     }
 
-    /// Where to look for a page.
+    /// The two buckets of a page.
     #[inline]
     pub fn buckets(&self, page: u64) -> PageBuckets {
         let hash = mix(page);
@@ -141,38 +141,38 @@ impl<W: AtomicWord> Index<W> {
         PageBuckets { page, first: scale(hash >> 32), second: scale(hash) }
     }
 
-    /// Have the page's first bucket in the processor's cache soon.
+    /// Prefetches the page's first bucket into the processor's cache.
     #[inline]
-    pub fn expect(&self, buckets: PageBuckets) {
+    pub fn prefetch(&self, buckets: PageBuckets) {
         if let Some(bucket) = self.buckets.get(buckets.first as usize) {
             prefetch(bucket);
         }
     }
 
-    fn both(&self, buckets: PageBuckets) -> impl Iterator<Item = &Bucket<W>> {
-        // Of a page whose two buckets are one, that one twice: it does no harm.
+    fn both_buckets(&self, buckets: PageBuckets) -> impl Iterator<Item = &Bucket<W>> {
+        // If both hashes select the same bucket, it is visited twice, which is harmless.
         [buckets.first, buckets.second].into_iter().filter_map(|at| self.buckets.get(at as usize))
     }
 
-    /// The frame that a page is probably in, from its first bucket. To be believed only once it is pinned and
-    /// has the page. [`NO_FRAME`]: it is looked for everywhere.
+    /// The frame that probably has the page, from its first bucket only. Valid only if the frame, once
+    /// pinned, has the page. [`NO_FRAME`]: the caller must search both buckets.
     #[inline]
     pub fn guess(&self, buckets: PageBuckets) -> u32 {
         let Some(bucket) = self.buckets.get(buckets.first as usize) else { return NO_FRAME };
         let tag = buckets.page << 32;
-        // An entry of this tag is less than any other without the tag. All of them are looked at: a branch
-        // that is often predicted wrongly takes longer.
+        // With the tag XORed out, an entry of this tag is smaller than every other. The loop visits all
+        // entries: a hard-to-predict branch costs more.
         let entries = bucket.entries.iter().map(|slot| slot.load(Ordering::Acquire) ^ tag);
-        // Without one it is some other page's frame, which is then not believed.
+        // Without a match this is another page's frame, which `look` then rejects.
         frame_of(entries.fold(u64::MAX, u64::min))
     }
 
-    /// The frame of a page that is in the cache, pinned. `guess`: where it is looked for first; a frame that
-    /// has the page is the right one, from wherever its number comes.
+    /// Pins the frame of a page, if the page is in the cache. `guess` is tried first; any frame that has the
+    /// page is correct, whatever the source of the guess.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the pin through memory")]
     pub fn hit<'a>(&self, words: &'a FrameWords<W>, page: u64, guess: u32) -> Option<Pin<'a, W>> {
-        if let Look::Present(pin) = words.look(guess, page) {
+        if let Lookup::Present(pin) = words.lookup(guess, page) {
             return Some(pin);
         }
         match self.find(words, self.buckets(page)) {
@@ -181,29 +181,30 @@ impl<W: AtomicWord> Index<W> {
         }
     }
 
-    /// Look for a page everywhere it can be, and pin its frame.
+    /// Searches both buckets for a page and pins its frame.
     pub fn find<'a>(&self, words: &'a FrameWords<W>, buckets: PageBuckets) -> Found<'a, W> {
         let tag = buckets.page & 0xffff_ffff;
         let mut found = Found::Missing;
-        for bucket in self.both(buckets) {
+        for bucket in self.both_buckets(buckets) {
             for slot in &bucket.entries {
                 let entry = slot.load(Ordering::Acquire);
                 if entry >> 32 != tag || entry & 0xffff_ffff == 0 {
                     continue;
                 }
-                match words.look(frame_of(entry), buckets.page) {
-                    Look::Present(pin) => return Found::Present(pin),
-                    // A doomed frame that is looked at before its state changes; a Present one may follow.
-                    Look::Filling(_pin) => found = Found::Filling,
-                    Look::Other => {}
+                match words.lookup(frame_of(entry), buckets.page) {
+                    Lookup::Present(pin) => return Found::Present(pin),
+                    // Maybe a doomed frame whose state changes soon; a Present frame may follow.
+                    Lookup::Filling(_pin) => found = Found::Filling,
+                    Lookup::Other => {}
                 }
             }
         }
         found
     }
 
-    /// Enter a frame that is to be filled. The caller has the lock of the page's shard, and has not found the
-    /// page since it took that. `write`: it is the writer's own page, which no other write may have changed.
+    /// Enters a frame that is being filled. The caller holds the lock of the page's shard and has not found
+    /// the page under that lock. `write`: the caller is the writer of the page; the entry is doomed if any
+    /// other write has changed it.
     pub fn insert(
         &self,
         words: &FrameWords<W>,
@@ -230,20 +231,20 @@ impl<W: AtomicWord> Index<W> {
         Inserted::Doomed
     }
 
-    /// Where an entry for this page can be made, the better first: in the page's first bucket.
+    /// Entries of both buckets, those of the first bucket first.
     fn slots(&self, buckets: PageBuckets) -> impl Iterator<Item = &W> {
-        self.both(buckets).flat_map(|bucket| &bucket.entries)
+        self.both_buckets(buckets).flat_map(|bucket| &bucket.entries)
     }
 
     fn control(&self, buckets: PageBuckets) -> &W {
         &self.buckets[buckets.first as usize].control
     }
 
-    /// Take out the entry of a frame. The caller has the frame pinned or fills it.
+    /// Removes the entry of a frame that the caller pins or fills.
     pub fn remove(&self, words: &FrameWords<W>, buckets: PageBuckets, frame: u32) {
         debug_assert!(frame < words.len());
         let entry = buckets.entry(frame);
-        for bucket in self.both(buckets) {
+        for bucket in self.both_buckets(buckets) {
             for slot in &bucket.entries {
                 if slot.load(Ordering::Relaxed) == entry && slot.exchange(entry, 0).is_ok() {
                     return;
@@ -252,9 +253,9 @@ impl<W: AtomicWord> Index<W> {
         }
     }
 
-    /// A write of the page begins: from now on nothing of before is found, and nothing that is being
-    /// filled will be. To be called before the disk is given the write; [`Index::end_write`] after it has
-    /// ended, before it is acknowledged.
+    /// Announces a write of the page: from now on no older data is found, and fills in progress are doomed.
+    /// Called before the disk gets the write; [`Index::end_write`] follows after it has ended and before it
+    /// is acknowledged.
     pub fn begin_write(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Write {
         let before = self.control(buckets).fetch_add(WRITE + SEQUENCE, Ordering::AcqRel);
         let heat = self.invalidate(words, buckets);
@@ -262,31 +263,31 @@ impl<W: AtomicWord> Index<W> {
         Write { is_alone: before & WRITES == 0, heat, sequence }
     }
 
-    /// The end of a write.
+    /// Ends a write announced by [`Index::begin_write`].
     pub fn end_write(&self, buckets: PageBuckets) {
         let before = self.control(buckets).fetch_add(WRITE.wrapping_neg(), Ordering::AcqRel);
         debug_assert!(before & WRITES != 0, "a write ends that has not begun");
     }
 
-    /// A write that has been made known otherwise is to change the page: nothing of before is found from now
-    /// on, and who enters the page after this sees what the caller did before it.
+    /// Drops the page for a write that [`super::sweeps`] announces. The addition orders it against fills: a
+    /// fill entered later sees what the caller did before this call.
     pub fn sweep_page(&self, words: &FrameWords<W>, buckets: PageBuckets) {
         self.control(buckets).fetch_add(SEQUENCE, Ordering::AcqRel);
         self.invalidate(words, buckets);
     }
 
-    /// Drop what there is of the page. Its hits, when it could be found until now.
+    /// Invalidates the page's frames. Returns the heat if the page was present.
     pub fn invalidate(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Option<u8> {
         let mut found = None;
         let tag = buckets.page & 0xffff_ffff;
-        for bucket in self.both(buckets) {
+        for bucket in self.both_buckets(buckets) {
             for slot in &bucket.entries {
                 let entry = slot.load(Ordering::Acquire);
                 if entry >> 32 != tag || entry & 0xffff_ffff == 0 {
                     continue;
                 }
                 let frame = frame_of(entry);
-                let (Look::Present(pin) | Look::Filling(pin)) = words.look(frame, buckets.page) else {
+                let (Lookup::Present(pin) | Lookup::Filling(pin)) = words.lookup(frame, buckets.page) else {
                     continue;
                 };
                 let heat = words.heat(frame);
@@ -296,14 +297,14 @@ impl<W: AtomicWord> Index<W> {
                         self.remove(words, buckets, frame);
                     }
                     Invalidated::Doomed => self.remove(words, buckets, frame),
-                    Invalidated::Before => {}
+                    Invalidated::AlreadyInvalid => {}
                 }
             }
         }
         found
     }
 
-    /// Entries in use.
+    /// Number of entries in use.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         let slots = self.buckets.iter().flat_map(|bucket| &bucket.entries);
@@ -311,7 +312,7 @@ impl<W: AtomicWord> Index<W> {
     }
 }
 
-/// The frame of an entry; [`NO_FRAME`] of an empty one.
+/// Frame number of an entry; [`NO_FRAME`] for an empty entry.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the lower 32 bits are wanted")]
 fn frame_of(entry: u64) -> u32 {

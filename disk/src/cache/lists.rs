@@ -1,6 +1,6 @@
-//! [`Lists`]: queues of frames, each frame in one of them at most.
+//! [`Lists`]: doubly linked queues of frames; each frame is in at most one of them.
 
-/// No frame.
+/// Link to no frame.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ pub(super) struct Lists<const N: usize> {
     ends: [Ends; N],
 }
 
-/// Bytes for each frame.
+/// Bytes of memory per frame.
 pub(super) const LIST_BYTES: u64 = size_of::<Link>() as u64 + 1;
 
 impl<const N: usize> Lists<N> {
@@ -44,7 +44,7 @@ impl<const N: usize> Lists<N> {
         self.queue[frame as usize] != 0
     }
 
-    /// Put a frame that is in no queue into this one, as its newest.
+    /// Adds a frame that is in no queue as the newest of this one.
     pub(super) fn push_front(&mut self, queue: u8, frame: u32) {
         debug_assert_eq!(self.queue[frame as usize], 0, "a frame is in one queue at most");
         let ends = &mut self.ends[usize::from(queue) - 1];
@@ -59,7 +59,7 @@ impl<const N: usize> Lists<N> {
         self.queue[frame as usize] = queue;
     }
 
-    /// Take the oldest one out.
+    /// Removes and returns the oldest frame.
     pub(super) fn pop_back(&mut self, queue: u8) -> Option<u32> {
         let frame = self.ends[usize::from(queue) - 1].oldest;
         if frame == NONE {
@@ -69,7 +69,7 @@ impl<const N: usize> Lists<N> {
         Some(frame)
     }
 
-    /// Take a frame out of the queue that it is in, if any.
+    /// Removes a frame from its queue, if it is in one.
     pub(super) fn unlink(&mut self, frame: u32) {
         let queue = std::mem::take(&mut self.queue[frame as usize]);
         let Some(at) = usize::from(queue).checked_sub(1) else { return };

@@ -1,88 +1,86 @@
-//! [`Policy`]: which frame of a shard is to go when a page comes. Pure: it knows frames by number and asks
-//! for their state, so that the same code runs over a trace without a disk.
+//! [`Policy`]: chooses the victim of a shard. Pure: it handles frame numbers and queries their state by
+//! [`Frames`], so that the same code runs over a trace without a disk.
 //!
-//! - [`S3Fifo`] (Yang et al., SOSP 2023): a small queue takes a tenth of the frames, so that what is read
-//!   once is soon gone; what is read again, or comes back soon after (the [`Ghost`] remembers), goes to
-//!   the main queue.
-//! - [`Lru`]: the page that was not read for the longest time.
-//! - [`Exclusive`], over either: a page that a client was given goes before all that no client was given. The
-//!   client keeps it itself; here it stays only for as long as nothing better needs the frame.
+//! - [`S3Fifo`] (Yang et al., SOSP 2023): new pages enter a small queue of a tenth of the frames; pages that
+//!   are hit there, or were evicted from it recently ([`Ghost`]), move to the main queue.
+//! - [`Lru`]: evicts the least recently used page.
+//! - [`Exclusive`], over either: evicts pages that a host has read before all others, as the host caches them
+//!   itself.
 
 use super::lists::Lists;
 
-/// What a policy is told of a frame that it asks for.
+/// State of a frame as a policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It has no page any more: somebody has invalidated it.
+    /// Its page was invalidated.
     Gone,
-    /// It is in use now.
+    /// Pinned or being filled: cannot be evicted now.
     Busy,
-    /// It can go. Hits since the heat was last set, at most [`spindle_reactor::mem::HEAT_MAX`].
+    /// Evictable. Hits since the heat was last set, at most [`spindle_reactor::mem::HEAT_MAX`].
     Heat(u8),
 }
 
 /// The frames of a shard as a policy sees them.
 pub trait Frames {
-    /// How one is.
+    /// Current state of a frame.
     fn state(&self, frame: u32) -> State;
-    /// From now on it has so many hits.
+    /// Sets the heat of a frame.
     fn set_heat(&self, frame: u32, heat: u8);
-    /// The hash of its page.
+    /// Hash of the page in a frame.
     fn hash(&self, frame: u32) -> u64;
 }
 
-/// Why a page comes into the cache.
+/// Why a page is inserted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Came {
-    /// A client has asked for it.
+pub enum InsertReason {
+    /// A host has read it.
     Read,
-    /// It was there, and was written.
+    /// It was cached and has been written.
     Written,
-    /// No host has asked for it yet.
+    /// Read ahead: no host has read it yet.
     Ahead,
 }
 
-/// Frames that a [`Policy::victim`] looks at before it says that there is none: a turn of a core is bounded.
-const LOOKS_MAX: u32 = 256;
+/// Frames that [`Policy::victim`] examines before it returns `None`; bounds the time of a turn.
+const EXAMINED_MAX: u32 = 256;
 
 /// Chooses victims among the frames of one shard, which are numbered from 0.
 pub trait Policy: Send {
-    /// A frame gets a page, of this hash. True: the page was evicted not long ago.
-    fn inserted(&mut self, frame: u32, hash: u64, came: Came) -> bool;
+    /// A page with this hash was inserted into `frame`. True: the page was evicted recently.
+    fn inserted(&mut self, frame: u32, hash: u64, reason: InsertReason) -> bool;
 
-    /// Forget a frame.
+    /// Removes a frame from the policy's queues.
     fn removed(&mut self, frame: u32);
 
-    /// A page was hit. Told late, and not of every hit; policies that live by the heat ignore it.
+    /// A page was hit. Reported late and not for every hit; policies that use only the heat ignore it.
     fn touched(&mut self, frame: u32);
 
-    /// True when it wants to be told of hits.
+    /// True where [`Policy::touched`] is used.
     fn wants_touches(&self) -> bool;
 
-    /// The frame that is to go; the policy has forgotten it. `None`: there is none that can.
+    /// The frame to evict, removed from the policy's queues. `None`: no frame is evictable.
     fn victim(&mut self, frames: &dyn Frames) -> Option<u32>;
 
-    /// What was named as victim could not go: somebody has just taken it into use.
+    /// The victim is in use again and was not evicted: puts it back into the queues.
     fn kept(&mut self, frame: u32);
 }
 
 const SMALL: u8 = 1;
 const MAIN: u8 = 2;
-/// Hits in the small queue that bring a page to the main one.
+/// Heat at which a page of the small queue moves to the main queue.
 const PROMOTED_HEAT: u8 = 2;
 
-/// See the module.
+/// S3-FIFO. See the module.
 pub struct S3Fifo {
     lists: Lists<2>,
     ghost: Ghost,
     small_max: u32,
     main_max: u32,
-    /// Until the first eviction, pages beyond the small queue's part go to the main one.
+    /// Until the first eviction, pages beyond the small queue's share go to the main queue.
     has_evicted: bool,
 }
 
 impl S3Fifo {
-    /// For so many frames.
     pub fn new(frames: u32) -> S3Fifo {
         let small_max = (frames / 10).max(1);
         let main_max = frames.saturating_sub(small_max);
@@ -97,9 +95,9 @@ impl S3Fifo {
 }
 
 impl Policy for S3Fifo {
-    fn inserted(&mut self, frame: u32, hash: u64, came: Came) -> bool {
+    fn inserted(&mut self, frame: u32, hash: u64, reason: InsertReason) -> bool {
         self.lists.unlink(frame);
-        let is_ghost = came != Came::Ahead && self.ghost.take(hash);
+        let is_ghost = reason != InsertReason::Ahead && self.ghost.take(hash);
         let is_filling_up = !self.has_evicted && self.lists.len(SMALL) >= self.small_max;
         let queue = if is_ghost || is_filling_up { MAIN } else { SMALL };
         self.lists.push_front(queue, frame);
@@ -117,7 +115,7 @@ impl Policy for S3Fifo {
     }
 
     fn victim(&mut self, frames: &dyn Frames) -> Option<u32> {
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..EXAMINED_MAX {
             let is_main = self.lists.len(MAIN) > self.main_max || self.lists.len(SMALL) == 0;
             let queue = if is_main { MAIN } else { SMALL };
             let frame = self.lists.pop_back(queue)?;
@@ -150,21 +148,20 @@ impl Policy for S3Fifo {
     }
 }
 
-/// See the module.
+/// Least recently used, with a ghost for the hit ratio estimate.
 pub struct Lru {
     lists: Lists<2>,
     ghost: Ghost,
 }
 
 impl Lru {
-    /// For so many frames.
     pub fn new(frames: u32) -> Lru {
         Lru { lists: Lists::new(frames), ghost: Ghost::new(frames) }
     }
 }
 
 impl Policy for Lru {
-    fn inserted(&mut self, frame: u32, hash: u64, _came: Came) -> bool {
+    fn inserted(&mut self, frame: u32, hash: u64, _came: InsertReason) -> bool {
         self.lists.unlink(frame);
         self.lists.push_front(MAIN, frame);
         self.ghost.take(hash)
@@ -186,7 +183,7 @@ impl Policy for Lru {
     }
 
     fn victim(&mut self, frames: &dyn Frames) -> Option<u32> {
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..EXAMINED_MAX {
             let frame = self.lists.pop_back(MAIN)?;
             match frames.state(frame) {
                 State::Gone => {}
@@ -206,41 +203,41 @@ impl Policy for Lru {
     }
 }
 
-const GIVEN: u8 = 1;
+const READ_BY_HOST: u8 = 1;
 
-/// See the module.
+/// Evicts pages that hosts have read first. See the module.
 pub struct Exclusive {
-    /// Pages that clients were given and have not asked for again since.
-    given: Lists<1>,
+    /// Pages that hosts have read, oldest first.
+    read_by_host: Lists<1>,
     /// All others.
     kept: Box<dyn Policy>,
 }
 
 impl Exclusive {
-    /// For so many frames; `kept` chooses among those that no client was given.
+    /// `kept` is the policy for the pages that no host has read.
     pub fn new(frames: u32, kept: Box<dyn Policy>) -> Exclusive {
-        Exclusive { given: Lists::new(frames), kept }
+        Exclusive { read_by_host: Lists::new(frames), kept }
     }
 }
 
 impl Policy for Exclusive {
-    fn inserted(&mut self, frame: u32, hash: u64, came: Came) -> bool {
-        self.given.unlink(frame);
-        let is_ghost = self.kept.inserted(frame, hash, came);
-        if came == Came::Read {
+    fn inserted(&mut self, frame: u32, hash: u64, reason: InsertReason) -> bool {
+        self.read_by_host.unlink(frame);
+        let is_ghost = self.kept.inserted(frame, hash, reason);
+        if reason == InsertReason::Read {
             self.touched(frame);
         }
         is_ghost
     }
 
     fn removed(&mut self, frame: u32) {
-        self.given.unlink(frame);
+        self.read_by_host.unlink(frame);
         self.kept.removed(frame);
     }
 
     fn touched(&mut self, frame: u32) {
         self.removed(frame);
-        self.given.push_front(GIVEN, frame);
+        self.read_by_host.push_front(READ_BY_HOST, frame);
     }
 
     fn wants_touches(&self) -> bool {
@@ -248,15 +245,17 @@ impl Policy for Exclusive {
     }
 
     fn victim(&mut self, frames: &dyn Frames) -> Option<u32> {
-        for _ in 0..LOOKS_MAX {
-            let Some(frame) = self.given.pop_back(GIVEN) else { return self.kept.victim(frames) };
+        for _ in 0..EXAMINED_MAX {
+            let Some(frame) = self.read_by_host.pop_back(READ_BY_HOST) else {
+                return self.kept.victim(frames);
+            };
             match frames.state(frame) {
                 State::Gone => {}
-                State::Busy => self.given.push_front(GIVEN, frame),
+                State::Busy => self.read_by_host.push_front(READ_BY_HOST, frame),
                 State::Heat(_) => return Some(frame),
             }
         }
-        // Those in use are with clients; of the others one may be free to go.
+        // All examined frames are in use; try the pages that no host has read.
         self.kept.victim(frames)
     }
 
@@ -265,33 +264,31 @@ impl Policy for Exclusive {
     }
 }
 
-/// Entries that a hash can be in: one line of the processor's cache.
+/// Entries of a set: one 64-byte cache line.
 const WAYS: usize = 8;
 
-/// Which pages were evicted last, by hash: a table of fingerprints, each with the number of its eviction. An
-/// entry is forgotten when as many pages as the ghost is long were evicted after it, without being taken out:
-/// it is too old to count.
+/// Hashes of the pages evicted last: a set-associative table of fingerprints, each with the number of its
+/// eviction. An entry expires without removal when `most` further pages were evicted after it.
 pub struct Ghost {
-    /// fingerprint (32) | number of the eviction (32); 0: empty.
+    /// Upper 32 bits: fingerprint; lower 32: number of the eviction. 0: empty.
     entries: Box<[[u64; WAYS]]>,
-    /// Evictions that it remembers.
+    /// Number of evictions after which an entry expires.
     most: u32,
-    /// Evictions so far, from 1.
+    /// Number of the next eviction, from 1.
     now: u32,
 }
 
 impl Ghost {
-    /// One that remembers `most` evictions.
     pub fn new(most: u32) -> Ghost {
         Ghost { entries: vec![[0; WAYS]; Self::sets_for(most)].into(), most, now: 1 }
     }
 
-    /// Twice the entries that are remembered: then few are displaced before their time.
+    /// Twice as many entries as evictions remembered, so that few entries are displaced before they expire.
     fn sets_for(most: u32) -> usize {
         (most as usize / 4).max(1)
     }
 
-    /// Bytes that one takes.
+    /// Bytes of memory of a ghost for `most` evictions.
     pub fn bytes_for(most: u32) -> u64 {
         (Self::sets_for(most) * WAYS * 8) as u64
     }
@@ -303,11 +300,11 @@ impl Ghost {
     }
 
     fn age(entry: u64, now: u32) -> u32 {
-        // The lower half.
+        // The eviction number is the lower half.
         now.wrapping_sub(u32::try_from(entry & 0xffff_ffff).unwrap_or(0))
     }
 
-    /// A page is evicted.
+    /// Records the eviction of a page with this hash.
     pub fn insert(&mut self, hash: u64) {
         let now = self.now;
         let (set, fingerprint) = self.set(hash);
@@ -318,7 +315,7 @@ impl Ghost {
         self.now = now.wrapping_add(1).max(1);
     }
 
-    /// True when the page was evicted not long ago; it is forgotten.
+    /// True when the page was evicted within the last `most` evictions. Removes its entry.
     pub fn take(&mut self, hash: u64) -> bool {
         let (now, most) = (self.now, self.most);
         let (set, fingerprint) = self.set(hash);

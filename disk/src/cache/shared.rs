@@ -1,7 +1,7 @@
-//! [`Shared`]: what the cores have in common of one cache: frames, index, policy.
+//! [`Shared`]: state of one cache, shared by the cores: frames, index, policy.
 //!
-//! The frames are divided into shards by the page's first bucket. A shard has its own policy and its own free
-//! frames, under a lock that only misses take, and never wait for: who finds it taken asks again in its
+//! The frames are divided into shards by the page's first bucket. A shard has its own policy and free frames,
+//! under a lock that only misses take. No core blocks on it: if the lock is taken, the read retries in its
 //! next turn.
 
 use std::any::Any;
@@ -9,29 +9,29 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use spindle_reactor::mem::{CacheFrames, FRAME_BYTES, Filling, FrameWords, Pin, RegionError, Shard};
 
-use super::counts::{AllCounts, Whose};
+use super::counts::{AllCounts, HostCounts};
 use super::index::{Found, Index, Inserted, PageBuckets, Write, mix};
 use super::lists::LIST_BYTES;
-use super::policy::{Came, Exclusive, Frames, Ghost, Lru, Policy, S3Fifo, State};
+use super::policy::{Exclusive, Frames, Ghost, InsertReason, Lru, Policy, S3Fifo, State};
 use super::sizes::Sizes;
 use super::sweeps::{RANGES, Sweeps};
 use super::{CacheMode, CacheSpec, PolicyKind};
 
-/// Fewest frames of a shard: with fewer, pages that fall into one shard by chance cost hits.
+/// Fewest frames of a shard: with fewer, uneven distribution of pages over shards costs hits.
 const SHARD_FRAMES_MIN: u32 = 4096;
 const SHARDS_MAX: u32 = 64;
-/// Victims that a miss tries before it goes without the cache.
+/// Victims that a miss tries before it passes around the cache.
 const VICTIMS_MAX: u32 = 8;
-/// How often the lock of a shard is tried. It is held for less than a microsecond.
+/// Attempts to take the lock of a shard, which is held for less than a microsecond.
 const LOCK_TRIES: u32 = 64;
 
-/// A shard's part that only its lock's holder may use.
+/// State of a shard, under its lock.
 struct ShardState {
     right: Shard,
     policy: Box<dyn Policy>,
 }
 
-/// What the cores have in common. See the module.
+/// State of one cache, shared by the cores. See the module.
 pub(super) struct Shared {
     pub(super) spec: CacheSpec,
     pub(super) frames: Arc<CacheFrames>,
@@ -41,11 +41,11 @@ pub(super) struct Shared {
     pub(super) counts: Arc<AllCounts>,
     pub(super) sizes: Sizes,
     pub(super) wants_touches: bool,
-    /// The inner disk's device reaches the frames for as long as this is here.
+    /// Keeps the frames mapped for the inner disk's device.
     pub(super) mapped: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// A write of a page that was in the cache: the page may stay, if no other write comes.
+/// A write in flight of a page that was in the cache. The page may stay if no other write overlaps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stay {
     pub(super) page: u64,
@@ -54,28 +54,28 @@ pub(super) struct Stay {
     sweeps: u64,
 }
 
-/// What a miss may do.
+/// Result of [`Shared::admit`].
 pub(super) enum Admission<'a> {
-    /// It is there by now.
+    /// The page is in the cache by now.
     Present(Pin<'a>),
-    /// Somebody fills it.
+    /// Another read fills the page.
     Filling,
-    /// This one is to fill it.
+    /// The page was entered; the caller fills the frame.
     Fill(Filling<'a>),
-    /// The lock was taken: ask again.
+    /// The lock of the shard is taken; retry.
     Busy,
-    /// There is no frame for it.
+    /// No frame is free or evictable.
     Full,
 }
 
-/// Shards, and frames of each, of a cache of so many bytes.
+/// Number of shards and frames per shard for a cache of `bytes`.
 fn shape(bytes: u64) -> (u32, u32) {
     let frames = u32::try_from(bytes / u64::from(FRAME_BYTES)).unwrap_or(u32::MAX - SHARDS_MAX).max(1);
     let shards = (frames / SHARD_FRAMES_MIN).clamp(1, SHARDS_MAX);
     (shards, frames / shards)
 }
 
-/// Memory that a cache of so many bytes takes with its tables.
+/// Bytes of memory of a full cache, including its tables.
 pub(super) fn memory_bytes(spec: &CacheSpec) -> u64 {
     let (shards, shard_frames) = shape(spec.bytes);
     let lists = if spec.mode == CacheMode::Exclusive { 2 } else { 1 };
@@ -87,7 +87,7 @@ pub(super) fn memory_bytes(spec: &CacheSpec) -> u64 {
     u64::from(frames) * each + ghosts + sizes + Index::<std::sync::atomic::AtomicU64>::bytes_for(frames)
 }
 
-/// The policy that a cache is to have, for so many frames.
+/// A new policy as configured, for `frames` frames.
 pub(super) fn policy_for(spec: &CacheSpec, frames: u32) -> Box<dyn Policy> {
     let policy: Box<dyn Policy> = match spec.policy {
         PolicyKind::S3Fifo => Box::new(S3Fifo::new(frames)),
@@ -127,7 +127,7 @@ impl Shared {
         for _ in 0..LOCK_TRIES {
             match shard.try_lock() {
                 Ok(state) => return Some(state),
-                // A policy that panicked is still one; at worst it names a poor victim.
+                // After a panic the policy's state is still usable; at worst it chooses poor victims.
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
             }
@@ -135,15 +135,15 @@ impl Shared {
         None
     }
 
-    /// A page is not in the cache: what now? `Fill` with the entry made: the caller is to read the page
-    /// from the disk into the frame, and no other request does meanwhile. `stay`: it is the writer of the
-    /// page, whose write has ended and is still announced.
+    /// Handles a miss. On `Fill` the page is entered: the caller reads it from the disk into the frame, and
+    /// no other request does so meanwhile. `stay`: the caller is the writer of the page; its write has ended
+    /// and is still announced.
     pub(super) fn admit(
         &self,
         buckets: PageBuckets,
         stay: Option<&Stay>,
-        came: Came,
-        counts: Whose<'_>,
+        reason: InsertReason,
+        counts: HostCounts<'_>,
     ) -> Admission<'_> {
         let words = self.words();
         let at = buckets.part(u32::try_from(self.shards.len()).unwrap_or(1));
@@ -160,33 +160,33 @@ impl Shared {
                 drop(filling.detach());
                 return Admission::Full;
             }
-            // A doomed frame is filled for the one read that it was taken for.
+            // A doomed frame serves only the read that fills it.
             Inserted::Clean | Inserted::Doomed => {}
         }
-        // It is Filling, and entered, since before this; a sweep that began later finds it so.
+        // The frame is in state Filling and entered before this check, so a later sweep finds it.
         let is_swept = match stay {
             None => self.sweeps.covers(buckets.page()),
-            // One that began and ended meanwhile has dropped the page before the frame was entered.
-            Some(stay) => self.sweeps.seen() != Some(stay.sweeps),
+            // A sweep that began and ended meanwhile may have run before the frame was entered.
+            Some(stay) => self.sweeps.idle_count() != Some(stay.sweeps),
         };
         if is_swept {
             filling.doom();
             self.index.remove(words, buckets, filling.frame());
         }
         let local = filling.frame() - at * words.shard_frames();
-        if state.policy.inserted(local, mix(buckets.page()), came) && came == Came::Read {
+        if state.policy.inserted(local, mix(buckets.page()), reason) && reason == InsertReason::Read {
             counts.host.ghost_hits.add(1);
         }
         Admission::Fill(filling)
     }
 
-    /// A free frame of the shard, or that of a victim.
+    /// A free frame of the shard, or the frame of a victim.
     fn frame_for(
         &self,
         buckets: PageBuckets,
         state: &mut ShardState,
         at: u32,
-        counts: Whose<'_>,
+        counts: HostCounts<'_>,
     ) -> Option<Filling<'_>> {
         let words = self.words();
         for _ in 0..VICTIMS_MAX {
@@ -198,7 +198,7 @@ impl Shared {
             let pin = words.pin(view.first + victim)?;
             if let Some(is_unread) = pin.evict() {
                 counts.host.evictions.add(1);
-                counts.nobody.wasted.add(u64::from(is_unread));
+                counts.no_host.wasted.add(u64::from(is_unread));
                 self.index.remove(words, self.index.buckets(pin.page()), pin.frame());
             } else {
                 state.policy.kept(victim);
@@ -207,7 +207,7 @@ impl Shared {
         words.allocate(&mut state.right, buckets.page())
     }
 
-    /// Frames that were hit, for a policy that wants to know. Those whose shard is busy are left out.
+    /// Reports hits to the policies. Hits in shards whose lock is taken are dropped.
     pub(super) fn touch(&self, frames: &mut Vec<u32>) {
         let shard_frames = self.words().shard_frames();
         let mut held: Option<(u32, MutexGuard<'_, ShardState>)> = None;
@@ -223,21 +223,21 @@ impl Shared {
         }
     }
 
-    /// A write of the page begins: see [`Index::begin_write`]. `Some`: the page may stay in the cache.
+    /// Announces a write of the page: see [`Index::begin_write`]. `Some`: the page may stay in the cache.
     pub(super) fn begin_write(&self, page: u64) -> Option<Stay> {
         let write = self.index.begin_write(self.words(), self.index.buckets(page));
-        let sweeps = self.sweeps.seen()?;
+        let sweeps = self.sweeps.idle_count()?;
         let heat = write.heat.filter(|_| write.is_alone)?;
         Some(Stay { page, heat, write, sweeps })
     }
 
-    /// Drop all: others may have written to the disk before this.
+    /// Drops all pages, after a possible change of the medium by others.
     pub(super) fn drop_all(&self) {
-        self.sweeps.everything(&self.index, self.words());
+        self.sweeps.drop_all(&self.index, self.words());
     }
 }
 
-/// A shard's frames as its policy sees them.
+/// Frames of a shard, as its policy sees them.
 struct View<'a> {
     words: &'a FrameWords,
     first: u32,

@@ -1,12 +1,12 @@
-//! [`Sizes`]: what the cache would give with half and with twice its size.
+//! [`Sizes`]: estimates the hit ratio of the cache at half and at twice its size.
 //!
-//! Reads of a sample of the pages, one in 32 to one in 256, are played through three caches without bytes,
-//! which have the same policy and half, once and twice the cache's frames, divided by the same. A sample of
-//! pages, not of reads: a page of it is seen each time it is read, so that a small cache keeps of it what the
-//! large one keeps of all (Waldspurger et al., FAST 2015). The one of the same size is for comparison: what
-//! the sample has too much or too little of is in all three.
+//! Reads of a sample of the pages, one in 32 to one in 256, go to three simulated caches without data. They
+//! have the same policy and half, one and two times the cache's frames, scaled by the sampling rate. The
+//! sample is one of pages, not of reads: all reads of a sampled page count, so that a scaled-down cache
+//! behaves like the full one (Waldspurger et al., FAST 2015). The simulation of the current size is the
+//! reference: a bias of the sample affects all three equally.
 //!
-//! What it does not see: writes, and what is read ahead.
+//! Writes and read-ahead are ignored.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -15,25 +15,26 @@ use std::sync::{Mutex, TryLockError};
 use super::CacheSpec;
 use super::counts::Counts;
 use super::index::mix;
-use super::policy::{Came, Frames, Policy, State};
+use super::policy::{Frames, InsertReason, Policy, State};
 use super::shared::policy_for;
 
-/// One page in so many, as a power of two: the reckoning costs up to 300 ns a page.
+/// log2 of the sampling rates: processing a sampled page costs up to 300 ns.
 const RATES: std::ops::RangeInclusive<u32> = 5..=8;
-/// Frames that a sample is to have at least, where it can: with fewer, chance decides.
+/// Fewest frames of the simulated cache of the current size, where a rate allows: a smaller sample is too
+/// noisy.
 const SAMPLE_FRAMES: u32 = 1024;
-/// Memory of a frame without bytes: its policy, its page and an entry of the table, nearly.
+/// Approximate bytes of memory per simulated frame: policy, page and table entry.
 const FRAME_BYTES: u64 = 128;
 const NO_PAGE: u64 = u64::MAX;
 
-/// See the module.
+/// Simulated caches of three sizes. See the module.
 pub(super) struct Sizes {
-    /// Pages of the sample have a hash below this.
+    /// Pages with a hash below this are sampled.
     below: u64,
-    caches: Mutex<[Paper; 3]>,
+    caches: Mutex<[SimulatedCache; 3]>,
 }
 
-/// Frames of the three, and the rate, for a cache of so many frames.
+/// Frames of the three simulated caches, and log2 of the sampling rate.
 fn shape(frames: u32) -> ([u32; 3], u32) {
     let rate = RATES.rev().find(|rate| frames >> rate >= SAMPLE_FRAMES).unwrap_or(*RATES.start());
     let share = |frames: u64| u32::try_from(frames >> rate).unwrap_or(u32::MAX).max(1);
@@ -44,23 +45,23 @@ fn shape(frames: u32) -> ([u32; 3], u32) {
 impl Sizes {
     pub(super) fn new(spec: &CacheSpec, frames: u32) -> Sizes {
         let (frames, rate) = shape(frames);
-        let caches = frames.map(|frames| Paper::new(policy_for(spec, frames), frames));
+        let caches = frames.map(|frames| SimulatedCache::new(policy_for(spec, frames), frames));
         Sizes { below: 1 << (64 - rate), caches: Mutex::new(caches) }
     }
 
-    /// Memory of it, nearly.
+    /// Approximate bytes of memory for a cache of `frames` frames.
     pub(super) fn bytes_for(frames: u32) -> u64 {
         shape(frames).0.iter().map(|frames| u64::from(*frames) * FRAME_BYTES).sum()
     }
 
-    /// True of the pages of the sample. The golden ratio spreads also pages that follow each other. Page 0,
-    /// which is read more than others, is not in it: it would count for many.
+    /// True for sampled pages. Multiplication by the golden ratio also spreads consecutive pages. Page 0 is
+    /// not sampled: it is read so often that it would distort the sample.
     #[inline]
-    pub(super) fn has(&self, page: u64) -> bool {
+    pub(super) fn is_sampled(&self, page: u64) -> bool {
         page.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) < self.below
     }
 
-    /// These pages of the sample were read. While another core is at it, they are left out.
+    /// Processes reads of sampled pages; drops them while another core holds the lock.
     pub(super) fn read(&self, pages: &mut Vec<u64>, counts: &Counts) {
         let caches = match self.caches.try_lock() {
             Ok(caches) => Some(caches),
@@ -80,41 +81,41 @@ impl Sizes {
     }
 }
 
-/// A cache of pages without bytes.
-pub(super) struct Paper {
+/// A simulated cache without data.
+pub(super) struct SimulatedCache {
     pub(super) policy: Box<dyn Policy>,
-    pub(super) frames: PaperFrames,
-    /// The frame of each page.
+    pub(super) frames: SimulatedFrames,
+    /// Frame by page.
     pub(super) at: HashMap<u64, u32>,
     free: Vec<u32>,
 }
 
-/// What the policy is told of.
-pub(super) struct PaperFrames {
+/// Frames of a simulated cache, as its policy sees them.
+pub(super) struct SimulatedFrames {
     heat: Vec<Cell<u8>>,
     pub(super) page: Vec<u64>,
     #[cfg(test)]
     pub(super) pinned: Vec<bool>,
 }
 
-impl Paper {
-    pub(super) fn new(policy: Box<dyn Policy>, frames: u32) -> Paper {
+impl SimulatedCache {
+    pub(super) fn new(policy: Box<dyn Policy>, frames: u32) -> SimulatedCache {
         let count = frames as usize;
-        Paper {
+        SimulatedCache {
             policy,
-            frames: PaperFrames {
+            frames: SimulatedFrames {
                 heat: vec![Cell::new(0); count],
                 page: vec![NO_PAGE; count],
                 #[cfg(test)]
                 pinned: vec![false; count],
             },
-            // Twice the entries that it gets: then removals never make it grow.
+            // Twice the capacity needed, so that removals never cause it to grow.
             at: HashMap::with_capacity(2 * count),
             free: (0..frames).rev().collect(),
         }
     }
 
-    /// True when it was there. It is from now on.
+    /// Reads a page, entering it on a miss. True on a hit.
     pub(super) fn read(&mut self, page: u64) -> bool {
         if let Some(&frame) = self.at.get(&page) {
             let heat = &self.frames.heat[frame as usize];
@@ -133,7 +134,7 @@ impl Paper {
         self.frames.page[frame as usize] = page;
         self.frames.heat[frame as usize].set(0);
         self.at.insert(page, frame);
-        self.policy.inserted(frame, mix(page), Came::Read);
+        self.policy.inserted(frame, mix(page), InsertReason::Read);
         false
     }
 
@@ -146,7 +147,7 @@ impl Paper {
     }
 }
 
-impl Frames for PaperFrames {
+impl Frames for SimulatedFrames {
     fn state(&self, frame: u32) -> State {
         let at = frame as usize;
         #[cfg(test)]

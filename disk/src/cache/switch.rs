@@ -1,21 +1,20 @@
-//! [`Switch`]: a cache is put in front of a disk that is in use, or taken away.
+//! [`Switch`]: adds a cache to a disk in use, or removes it.
 //!
 //! ```text
-//!   Plain ──> Announcing ──> Cached        each arrow when every core has confirmed the stage before
+//!   Plain ──> Announcing ──> Cached        next stage once every core has confirmed the current one
 //!   Plain <── Announcing <── Cached
 //! ```
 //!
-//! Cores change one after the other. A write that is not announced makes a page wrong that another core may
-//! find. So no core finds or fills a page before all cores announce their writes, and none stops to announce
-//! before all have stopped to find pages. In between is a stage of its own, Announcing: writes are announced,
+//! Cores switch one after the other. A write that is not announced would leave a stale page in the cache. So
+//! no core uses the cache for reads before all cores announce their writes, and no core stops announcing
+//! before all have stopped reading from the cache. The stage Announcing lies between: writes are announced,
 //! reads go to the disk.
 //!
-//! A core changes when none of its commands is in flight: it holds those that come for as long as the slowest
-//! of those that it has. It confirms when it has changed. From Announcing to Cached nothing has to be waited
-//! for.
+//! A core switches when none of its commands is in flight: it holds new commands until its slowest command
+//! has ended. Then it confirms the stage. The step from Announcing to Cached does not wait.
 //!
-//! A core changes only after it was told of the request ([`Disk::reconfigure`]): what comes with it, such as
-//! the registration of the cache's memory, has reached that core before.
+//! A core switches only after [`Disk::reconfigure`], when the rest of the new configuration, such as the
+//! registration of the cache's memory, has reached it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +30,7 @@ use crate::{
     Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
 };
 
-/// What all cores are to do, one after the other.
+/// Stage of the switch. The cores reach it one after the other.
 #[derive(Clone)]
 enum Stage {
     Plain,
@@ -48,47 +47,47 @@ impl Stage {
     }
 }
 
-struct Now {
+struct SwitchState {
     stage: Stage,
-    /// What is to be in the end.
+    /// The requested final state.
     wanted: Option<Arc<Shared>>,
-    /// Counts what was wanted.
+    /// Number of requests.
     request: u64,
-    /// The generation that each core has confirmed.
+    /// Generation that each core has confirmed.
     cores: Vec<Arc<AtomicU64>>,
 }
 
-/// What the cores of one disk have in common. See the module.
+/// Switch state of one disk, shared by its cores. See the module.
 pub(super) struct Switch {
-    now: Mutex<Now>,
-    /// Counts the stages.
+    state: Mutex<SwitchState>,
+    /// Number of stage changes.
     generation: AtomicU64,
 }
 
 impl Switch {
     pub(super) fn new(shared: Option<Arc<Shared>>) -> Switch {
         let stage = shared.clone().map_or(Stage::Plain, Stage::Cached);
-        let now = Now { stage, wanted: shared, request: 0, cores: Vec::new() };
-        Switch { now: Mutex::new(now), generation: AtomicU64::new(0) }
+        let now = SwitchState { stage, wanted: shared, request: 0, cores: Vec::new() };
+        Switch { state: Mutex::new(now), generation: AtomicU64::new(0) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Now> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, SwitchState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on this cache is wanted, or none. The cores begin when they are told.
-    pub(super) fn want(&self, shared: Option<Arc<Shared>>) {
+    /// Requests this cache, or none. The cores start at [`Disk::reconfigure`].
+    pub(super) fn set_wanted(&self, shared: Option<Arc<Shared>>) {
         let mut now = self.lock();
         now.wanted = shared;
         now.request += 1;
     }
 
-    /// The cache that is wanted.
+    /// The requested cache.
     pub(super) fn wanted(&self) -> Option<Arc<Shared>> {
         self.lock().wanted.clone()
     }
 
-    /// Drop all pages. Not under the lock: it takes milliseconds for a large cache.
+    /// Drops all pages. Without the lock: it takes milliseconds for a large cache.
     pub(super) fn drop_all(&self) {
         let mut done: Option<Arc<Shared>> = None;
         loop {
@@ -98,13 +97,13 @@ impl Switch {
                 return;
             };
             cache.drop_all();
-            // Another one that came meanwhile may have pages of before.
+            // A cache installed meanwhile may hold old pages too.
             done = Some(cache);
         }
     }
 
-    /// Go to the next stage, if there is one and all cores have confirmed this one.
-    fn advance(&self, now: &mut Now) {
+    /// Advances to the next stage, if there is one and all cores have confirmed the current one.
+    fn advance(&self, now: &mut SwitchState) {
         now.cores.retain(|core| Arc::strong_count(core) > 1);
         let generation = self.generation.load(Ordering::Acquire);
         if now.cores.iter().any(|core| core.load(Ordering::Acquire) != generation) {
@@ -125,34 +124,33 @@ impl Switch {
     }
 }
 
-/// What a core does with its commands.
+/// How a core handles its commands, by stage.
 enum Path {
     Plain(Box<dyn Disk>),
     Announcing(Box<CachedCore>),
     Cached(Box<CachedCore>),
-    /// Within [`SwitchedCore::take`] only.
+    /// Placeholder within one call of [`SwitchedCore`].
     Moving,
 }
 
-/// One core's handle on a disk that can have a cache. See the module.
+/// One core's handle on a disk with an optional cache. See the module.
 pub(super) struct SwitchedCore {
     path: Path,
     switch: Arc<Switch>,
-    /// The stage that `path` is of.
+    /// Generation of the stage of `path`.
     generation: u64,
     confirmed: Arc<AtomicU64>,
-    /// The request that this core was told of.
-    told: u64,
-    /// Commands are held until none is in flight.
+    /// Number of the request at the last `reconfigure`.
+    known_request: u64,
+    /// New commands are held until none is in flight.
     is_holding: bool,
     held: VecDeque<(Token, Call)>,
-    /// Of commands that end while they are taken from `held`.
+    /// Completions of held commands that were cancelled or that ended in `submit`.
     ready: VecDeque<Done>,
     core: usize,
     pool: Pool,
     depth: u32,
-    /// A write of several blocks is not told to be one step, because a cache may come: see
-    /// [`CachedDisk`](super::CachedDisk).
+    /// Atomic writes of several blocks are not offered: see [`CachedDisk`](super::CachedDisk).
     has_single_blocks: bool,
 }
 
@@ -167,14 +165,14 @@ impl SwitchedCore {
         let generation = switch.generation.load(Ordering::Acquire);
         let confirmed = Arc::new(AtomicU64::new(generation));
         now.cores.push(Arc::clone(&confirmed));
-        let (stage, told) = (now.stage.clone(), now.request);
+        let (stage, known_request) = (now.stage.clone(), now.request);
         drop(now);
         let mut handle = SwitchedCore {
             path: Path::Plain(inner),
             switch: Arc::clone(switch),
             generation,
             confirmed,
-            told,
+            known_request,
             is_holding: false,
             held: VecDeque::new(),
             ready: VecDeque::new(),
@@ -183,7 +181,7 @@ impl SwitchedCore {
             depth: context.depth,
             has_single_blocks,
         };
-        handle.take(&stage);
+        handle.enter_stage(&stage);
         handle
     }
 
@@ -203,9 +201,8 @@ impl SwitchedCore {
         }
     }
 
-    /// Take the path of a stage. Nothing is in flight, or the stage is Cached and that before was Announcing
-    /// the same.
-    fn take(&mut self, stage: &Stage) {
+    /// Switches to the path of a stage. No command is in flight, except from Announcing to Cached.
+    fn enter_stage(&mut self, stage: &Stage) {
         let path = std::mem::replace(&mut self.path, Path::Moving);
         let context = CoreContext { core: self.core, pool: self.pool.clone(), depth: self.depth };
         let inner = |path| match path {
@@ -226,13 +223,13 @@ impl SwitchedCore {
         };
     }
 
-    /// Do what is this core's part of a change. True while it is not done.
+    /// Performs this core's part of a stage change. True while it is incomplete.
     #[cold]
     fn step(&mut self) -> bool {
         let switch = Arc::clone(&self.switch);
         let mut now = switch.lock();
-        if self.told != now.request {
-            return true; // it will be, soon
+        if self.known_request != now.request {
+            return true; // until `reconfigure` of this core
         }
         switch.advance(&mut now);
         let generation = switch.generation.load(Ordering::Acquire);
@@ -240,7 +237,7 @@ impl SwitchedCore {
             let needs_rest = !matches!((&now.stage, &self.path), (Stage::Cached(_), Path::Announcing(_)));
             if needs_rest && self.as_disk().in_flight() > 0 {
                 self.is_holding = true;
-                // No page is found any more, and writes are announced still.
+                // Reads stop using the cache; writes are still announced.
                 self.path = match std::mem::replace(&mut self.path, Path::Moving) {
                     Path::Cached(core) | Path::Announcing(core) => Path::Announcing(core),
                     path @ (Path::Plain(_) | Path::Moving) => path,
@@ -248,7 +245,7 @@ impl SwitchedCore {
                 return true;
             }
             let stage = now.stage.clone();
-            self.take(&stage);
+            self.enter_stage(&stage);
             self.generation = generation;
             self.confirmed.store(generation, Ordering::Release);
             switch.advance(&mut now);
@@ -268,7 +265,7 @@ impl SwitchedCore {
     }
 
     #[inline]
-    fn give(&mut self, token: Token, call: Call) -> Option<Done> {
+    fn submit_or_hold(&mut self, token: Token, call: Call) -> Option<Done> {
         if self.is_holding {
             self.held.push_back((token, call));
             return None;
@@ -307,7 +304,7 @@ impl Disk for SwitchedCore {
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
         if self.is_holding {
-            return self.give(token, Call::Op(*request, buf));
+            return self.submit_or_hold(token, Call::Op(*request, buf));
         }
         self.disk().submit(token, request, buf)
     }
@@ -319,7 +316,7 @@ impl Disk for SwitchedCore {
         expected: Buf,
         data: Buf,
     ) -> Option<Done> {
-        self.give(token, Call::CompareAndWrite { range, expected, data })
+        self.submit_or_hold(token, Call::CompareAndWrite { range, expected, data })
     }
 
     fn abilities(&self) -> Abilities {
@@ -327,7 +324,7 @@ impl Disk for SwitchedCore {
     }
 
     fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
-        self.give(token, Call::Copy { from, to, fua })
+        self.submit_or_hold(token, Call::Copy { from, to, fua })
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
@@ -341,7 +338,7 @@ impl Disk for SwitchedCore {
     }
 
     fn reconfigure(&mut self) {
-        self.told = self.switch.lock().request;
+        self.known_request = self.switch.lock().request;
         self.step();
         let disk = self.disk();
         disk.reconfigure();

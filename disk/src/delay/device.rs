@@ -1,4 +1,4 @@
-//! The device whose time a delay layer reserves: shared by all cores, without a lock.
+//! The modelled device of a delay layer, whose time commands reserve: shared by all cores, without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,28 +7,28 @@ use spindle_reactor::clock::Nanos;
 use super::DelaySpec;
 use crate::BlockRange;
 
-/// What a command asks of the device.
+/// Device work of a command.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Work {
-    /// Bytes that it moves.
+    /// Bytes transferred.
     bytes: u64,
-    /// Where it goes, one after the other: first byte, and the one after the last.
+    /// Ranges visited in order: first byte, and the byte after the last.
     stops: [Option<(u64, u64)>; 2],
 }
 
 impl Work {
-    /// The bytes of one range.
+    /// A transfer of one range.
     pub(super) fn at(range: BlockRange, shift: u32) -> Work {
         let (begin, bytes) = (range.offset(shift), range.bytes(shift));
         Work { bytes, stops: [Some((begin, begin.saturating_add(bytes))), None] }
     }
 
-    /// The same bytes again at the same place.
+    /// Transfers the same bytes a second time, without a further seek.
     pub(super) fn twice(self) -> Work {
         Work { bytes: self.bytes.saturating_mul(2), ..self }
     }
 
-    /// And then another range.
+    /// Adds a transfer of another range.
     pub(super) fn and_then(self, range: BlockRange, shift: u32) -> Work {
         let next = Work::at(range, shift);
         Work {
@@ -38,21 +38,21 @@ impl Work {
     }
 }
 
-/// A command's time of the device.
+/// Device time reserved for a command.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Turn {
-    /// The device is through with it.
+pub(super) struct Reservation {
+    /// Time at which the device finishes the command.
     end: Nanos,
-    /// And has worked on it for so long.
+    /// Duration of the work before `end`.
     time: Nanos,
 }
 
-/// The one device. Its words guard no other memory, so no order between them and other accesses is needed.
+/// The device. Relaxed ordering suffices: its atomics guard no other memory.
 pub(super) struct Device {
     spec: DelaySpec,
-    /// Everything that was reserved is over, in nanoseconds of the cores' clock.
+    /// End of the last reservation, in nanoseconds of the cores' clock.
     busy_until: AtomicU64,
-    /// The byte after the last one that it was given to work on.
+    /// Position of the head: the byte after the last range.
     head: AtomicU64,
 }
 
@@ -61,10 +61,10 @@ impl Device {
         Device { spec, busy_until: AtomicU64::new(0), head: AtomicU64::new(0) }
     }
 
-    /// Reserve the device for a command that comes now. `capacity` is that of the disk, in bytes.
-    pub(super) fn turn(&self, now: Nanos, work: &Work, capacity: u64) -> Turn {
+    /// Reserves the device for a command submitted at `now`. `capacity` is that of the disk, in bytes.
+    pub(super) fn reserve(&self, now: Nanos, work: &Work, capacity: u64) -> Reservation {
         if self.spec.bandwidth.is_none() && self.spec.seek == Nanos::ZERO {
-            return Turn { end: now, time: Nanos::ZERO };
+            return Reservation { end: now, time: Nanos::ZERO };
         }
         let time = self.travel(work, capacity) + self.transfer(work.bytes);
         let after = |busy: u64| Nanos(busy.max(now.0)) + time;
@@ -74,23 +74,23 @@ impl Device {
             let swapped =
                 self.busy_until.compare_exchange_weak(busy, end.0, Ordering::Relaxed, Ordering::Relaxed);
             match swapped {
-                Ok(_) => return Turn { end, time },
+                Ok(_) => return Reservation { end, time },
                 Err(other) => busy = other,
             }
         }
     }
 
-    /// A command will not be worked on: what is left of its time is for those that come later.
-    pub(super) fn give_back(&self, turn: Turn, now: Nanos) {
-        let left = (turn.end - now).min(turn.time);
+    /// Frees the remaining device time of a cancelled command for later commands.
+    pub(super) fn give_back(&self, reservation: Reservation, now: Nanos) {
+        let left = (reservation.end - now).min(reservation.time);
         let less = |busy: u64| Some(busy.saturating_sub(left.0));
-        // Never refused.
+        // `less` always returns `Some`.
         let _ = self.busy_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// When the command may end.
-    pub(super) fn due(&self, turn: Turn) -> Nanos {
-        turn.end + self.spec.latency
+    pub(super) fn due(&self, reservation: Reservation) -> Nanos {
+        reservation.end + self.spec.latency
     }
 
     fn transfer(&self, bytes: u64) -> Nanos {
@@ -99,7 +99,7 @@ impl Device {
         Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// To each stop, and the head stays behind the last.
+    /// Seek time to each range; leaves the head after the last one.
     fn travel(&self, work: &Work, capacity: u64) -> Nanos {
         if self.spec.seek == Nanos::ZERO {
             return Nanos::ZERO;
@@ -112,7 +112,7 @@ impl Device {
     }
 }
 
-/// `whole * sqrt(distance / capacity)`, rounded down; a place beyond the end counts as the end.
+/// `whole * sqrt(distance / capacity)`, rounded down; the distance is capped at the capacity.
 fn seek_time(whole: Nanos, distance: u64, capacity: u64) -> Nanos {
     const ROOT_BITS: u32 = 31;
     let distance = u128::from(distance.min(capacity));
@@ -146,8 +146,8 @@ mod tests {
         let device = Device::new(slowest);
         let range = BlockRange { lba: 1 << 50, blocks: u32::MAX };
         let work = Work::at(range, 12).twice().and_then(range, 12);
-        let turns: Vec<Turn> = (0..3).map(|_| device.turn(Nanos(7), &work, 1 << 62)).collect();
-        assert_eq!(turns.last().map(|turn| device.due(*turn)), Some(Nanos::MAX));
-        turns.into_iter().for_each(|turn| device.give_back(turn, Nanos::MAX));
+        let turns: Vec<Reservation> = (0..3).map(|_| device.reserve(Nanos(7), &work, 1 << 62)).collect();
+        assert_eq!(turns.last().map(|reservation| device.due(*reservation)), Some(Nanos::MAX));
+        turns.into_iter().for_each(|reservation| device.give_back(reservation, Nanos::MAX));
     }
 }

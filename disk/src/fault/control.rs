@@ -1,4 +1,4 @@
-//! [`FaultControl`]: what the fault layer does, changed at run time from any thread.
+//! [`FaultControl`]: settings of the fault layer, changed at run time from any thread.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,16 +6,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{BlockRange, DiskError, Op};
 
-/// What may happen to a command.
+/// Kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It ends with an error.
+    /// The command ends with an error.
     Error,
-    /// It is held for some polls.
+    /// The command is held for some polls.
     Delay,
-    /// It is held until [`FaultControl::release_dropped`].
+    /// The command is held until [`FaultControl::release_dropped`].
     Drop,
-    /// It ends in the next poll, in random order with the others.
+    /// The command is held until the next poll, which releases commands in random order.
     Reorder,
 }
 
@@ -24,28 +24,28 @@ const FAULTS: usize = 4;
 /// Kinds of commands, each with its own rates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpKind {
-    /// [`Op::Read`].
+    /// Reads; also the source of a copy for [`Broken`].
     Read,
-    /// [`Op::Write`].
+    /// Writes, with and without FUA.
     Write,
-    /// [`Op::Flush`].
+    /// Flushes; broken blocks do not affect them.
     Flush,
-    /// [`Op::WriteZeroes`].
+    /// Write Zeroes, with and without deallocation.
     WriteZeroes,
-    /// [`Op::Deallocate`].
+    /// Dataset Management, Deallocate.
     Deallocate,
-    /// [`crate::Disk::compare_and_write`].
+    /// [`crate::Disk::compare_and_write`], a read and a write for [`Broken`].
     CompareAndWrite,
-    /// [`Op::Compare`].
+    /// Compares; reads for [`Broken`].
     Compare,
-    /// [`Op::Verify`].
+    /// Verifies; reads for [`Broken`].
     Verify,
-    /// [`crate::Disk::copy`].
+    /// [`crate::Disk::copy`]; a write of the destination for [`Broken`].
     Copy,
 }
 
 impl OpKind {
-    /// All of them.
+    /// All kinds, in the order of their discriminants.
     pub const ALL: [OpKind; 9] = [
         OpKind::Read,
         OpKind::Write,
@@ -58,7 +58,7 @@ impl OpKind {
         OpKind::Copy,
     ];
 
-    /// The kind of an op.
+    /// Kind of an operation submitted by [`crate::Disk::submit`].
     #[must_use]
     pub fn of(op: Op) -> OpKind {
         match op {
@@ -72,7 +72,7 @@ impl OpKind {
         }
     }
 
-    /// The error that this kind ends with unless told otherwise.
+    /// Error of this kind unless [`FaultControl::set_error`] was called.
     fn error_default(self) -> DiskError {
         match self {
             OpKind::Read | OpKind::Compare | OpKind::Verify => DiskError::MediaRead,
@@ -84,14 +84,14 @@ impl OpKind {
     }
 }
 
-/// Blocks that fail for good.
+/// Blocks whose commands fail until [`FaultControl::heal`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// Which.
+    /// Broken blocks, end exclusive.
     pub lba: Range<u64>,
-    /// Reads of them fail: compares, verifies, compare-and-writes and copies from them too.
+    /// Reads, compares, verifies, compare-and-writes and copies from the blocks fail.
     pub reads: bool,
-    /// Writes, zeroing and deallocation of them fail, and compare-and-writes and copies to them.
+    /// Writes, zeroing, deallocation, compare-and-writes and copies to the blocks fail.
     pub writes: bool,
 }
 
@@ -102,7 +102,7 @@ impl Broken {
         }
         let (reads, writes) = match kind {
             OpKind::Read | OpKind::Compare | OpKind::Verify => (true, false),
-            // Where it copies to; where from is looked at as a read.
+            // The destination of a copy; the caller checks the source as a read.
             OpKind::Write | OpKind::WriteZeroes | OpKind::Deallocate | OpKind::Copy => (false, true),
             OpKind::CompareAndWrite => (true, true),
             OpKind::Flush => (false, false),
@@ -112,16 +112,16 @@ impl Broken {
     }
 }
 
-/// What happens to commands. Each core has a copy.
+/// Settings of the layer. Each core works on a copy.
 #[derive(Clone)]
 pub(super) struct Settings {
     per_million: [[u32; FAULTS]; OpKind::ALL.len()],
-    /// `None`: the kind's own.
+    /// `None`: [`OpKind::error_default`].
     errors: [Option<DiskError>; OpKind::ALL.len()],
     pub(super) error_effect: u32,
     pub(super) delay_polls_max: u32,
     pub(super) is_gone: bool,
-    /// How often what was dropped was let go.
+    /// Number of calls of [`FaultControl::release_dropped`].
     pub(super) released: u64,
     pub(super) broken: Vec<Broken>,
 }
@@ -136,11 +136,11 @@ impl Settings {
     }
 }
 
-/// Rates and states of a fault layer. See the module.
+/// Settings and counters of a fault layer. See the module.
 pub struct FaultControl {
     pub(super) seed: u64,
     settings: Mutex<Settings>,
-    /// Counts the changes of the settings.
+    /// Number of changes of the settings.
     generation: AtomicU64,
     counts: [AtomicU64; FAULTS],
     in_place: AtomicU64,
@@ -176,7 +176,7 @@ impl FaultControl {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Another number after each change.
+    /// Changes with each change of the settings.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -185,7 +185,7 @@ impl FaultControl {
         self.lock().clone()
     }
 
-    /// How often, of a million commands of this kind, the fault happens.
+    /// Sets the rate of a fault, per million commands of a kind.
     pub fn set(&self, fault: Fault, kind: OpKind, per_million: u32) {
         self.change(|settings| settings.per_million[kind as usize][fault as usize] = per_million);
     }
@@ -195,19 +195,18 @@ impl FaultControl {
         OpKind::ALL.iter().for_each(|kind| self.set(fault, *kind, per_million));
     }
 
-    /// Which error commands of this kind end with. Until set: media errors for those that move data or
-    /// zeroes, internal for the others.
+    /// Sets the error of failed commands of a kind. Default: media errors for commands that move data or
+    /// zeroes, [`DiskError::Internal`] for the others.
     pub fn set_error(&self, kind: OpKind, error: DiskError) {
         self.change(|settings| settings.errors[kind as usize] = Some(error));
     }
 
-    /// How often, of a million commands that end with an error, the disk below does it all the same. 0 until
-    /// set.
+    /// Sets how many of a million failed commands the inner disk executes nevertheless. Default 0.
     pub fn set_error_effect(&self, per_million: u32) {
         self.change(|settings| settings.error_effect = per_million);
     }
 
-    /// Most polls that a delay takes, at least 1. 16 until set.
+    /// Sets the longest delay in polls, at least 1. Default 16.
     pub fn set_delay_polls_max(&self, polls: u32) {
         self.change(|settings| settings.delay_polls_max = polls.max(1));
     }
@@ -217,28 +216,28 @@ impl FaultControl {
         self.change(|settings| settings.is_gone = is_gone);
     }
 
-    /// Break blocks, until [`FaultControl::heal`].
+    /// Makes blocks fail until [`FaultControl::heal`].
     pub fn fail_range(&self, broken: Broken) {
         self.change(|settings| settings.broken.push(broken));
     }
 
-    /// No block is broken any more.
+    /// Removes all broken blocks.
     pub fn heal(&self) {
         self.change(|settings| settings.broken.clear());
     }
 
-    /// Everything that was dropped until now goes on, at each core's next poll.
+    /// Releases all commands dropped so far, at each core's next poll.
     pub fn release_dropped(&self) {
         self.change(|settings| settings.released += 1);
     }
 
-    /// How many commands had the fault so far, over all cores.
+    /// Number of commands with this fault so far, on all cores.
     #[must_use]
     pub fn injected(&self, fault: Fault) -> u64 {
         self.counts[fault as usize].load(Ordering::Relaxed)
     }
 
-    /// Reads that no fault met and that the disk below had in place.
+    /// Number of reads without a fault that the inner disk ended in `prepare`.
     #[must_use]
     pub fn reads_in_place(&self) -> u64 {
         self.in_place.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! Opening the file or block device behind a disk: how it may be used, and that it has no other user.
+//! Opening the file or block device of a disk: capabilities, direct I/O and exclusive use.
 
 use std::fs::File;
 use std::io;
@@ -13,29 +13,30 @@ use crate::OpenError;
 use crate::lock::{check_exports, lock, retry_busy};
 use crate::shape::{checked_blocks, size_refusal};
 
-/// Pool buffers begin at multiples of it, so no file may ask for a larger alignment in memory.
+/// Alignment of pool buffers in bytes; a file that needs a larger one cannot use direct I/O.
 const MEMORY_ALIGN_BYTES: u32 = 4096;
 
-/// What a file disk is to be.
+/// Settings of a file disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileSpec {
     /// A regular file or a block device.
     pub path: PathBuf,
-    /// Bytes of a logical block: 512 or 4096, at least what direct I/O on the file asks for.
+    /// Bytes of a logical block: 512 or 4096, and at least the alignment of direct I/O on the file.
     pub block_bytes: u32,
-    /// Make a sparse file of this size when there is none. A file that has bytes keeps its size.
+    /// Size in bytes of the sparse file to create where there is none or an empty one. A file with contents
+    /// keeps its size.
     pub create_bytes: Option<u64>,
-    /// Refuse writes. Several read-only disks may share a file.
+    /// Read-only disk. Several read-only disks may share a file.
     pub is_read_only: bool,
-    /// Go past the page cache (`O_DIRECT`) where the file system can.
+    /// Bypass the page cache (`O_DIRECT`) where the file system supports it.
     pub is_direct: bool,
-    /// Ask the device for the completions of reads and writes, in place of interrupts; only of a block device
-    /// that can be asked, past the page cache.
+    /// Poll the device for completions of reads and writes instead of using interrupts. Needs a block device
+    /// with poll queues, and direct I/O.
     pub is_polled: bool,
 }
 
 impl FileSpec {
-    /// A writable disk with direct I/O on what is at `path` now.
+    /// Settings of a writable disk with direct I/O on the existing file at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, block_bytes: u32) -> FileSpec {
         FileSpec {
@@ -49,20 +50,20 @@ impl FileSpec {
     }
 }
 
-/// What a file disk turned out to be, for the log.
+/// Properties of an open file disk, for the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileFacts {
-    /// A block device, not a regular file.
+    /// True for a block device, false for a regular file.
     pub is_block_device: bool,
-    /// I/O goes past the page cache.
+    /// I/O bypasses the page cache.
     pub is_direct: bool,
-    /// The file was made, or was empty and got its size.
+    /// The file was created, or was empty and got its size.
     pub is_new: bool,
-    /// What differs from what was asked for, and why; a sentence each.
+    /// Differences from the requested settings with their reasons; a sentence each.
     pub notes: Vec<String>,
 }
 
-/// A file that is open and locked.
+/// An open and locked file.
 pub(super) struct Opened {
     pub(super) file: File,
     pub(super) facts: FileFacts,
@@ -70,7 +71,7 @@ pub(super) struct Opened {
     pub(super) can_punch: bool,
 }
 
-/// One opening: the names for its errors.
+/// Context of one opening, for its error messages.
 struct Opening<'a> {
     disk: &'a str,
     spec: &'a FileSpec,
@@ -78,14 +79,14 @@ struct Opening<'a> {
     facts: FileFacts,
 }
 
-/// Open what `spec` names.
+/// Opens the file of `spec`.
 ///
-/// The process that served the file before may be dead, with the kernel still ending what its rings had in
-/// flight: that must not come after what we write. It keeps the lock meanwhile, so we ask for it again until
-/// `lock_wait` is over.
+/// A former process may be dead while the kernel still ends the I/O in flight of its rings, which must not be
+/// executed after new writes. The kernel keeps that process's lock meanwhile, so the lock is retried for
+/// `lock_wait`.
 pub(super) fn open(disk: &str, spec: &FileSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
-    // The block size is checked before anything is made; the size here is only a stand-in for one that is
-    // allowed.
+    // Checks the block size before a file is created. Without a size to create, 4096 stands in for a valid
+    // one.
     checked_blocks(disk, spec.create_bytes.unwrap_or(4096), spec.block_bytes)?;
     Opening { disk, spec, lock_until: Instant::now() + lock_wait, facts: FileFacts::default() }.run()
 }
@@ -93,7 +94,7 @@ pub(super) fn open(disk: &str, spec: &FileSpec, lock_wait: Duration) -> Result<O
 impl Opening<'_> {
     fn run(mut self) -> Result<Opened, OpenError> {
         let path = &self.spec.path;
-        let is_there = match std::fs::metadata(path) {
+        let exists = match std::fs::metadata(path) {
             Ok(metadata) => {
                 let kind = metadata.file_type();
                 self.facts.is_block_device = kind.is_block_device();
@@ -107,29 +108,29 @@ impl Opening<'_> {
             }
             Err(error) => return Err(self.system("look at", error)),
         };
-        if !is_there {
-            self.make()?;
+        if !exists {
+            self.create()?;
         } else if !self.spec.is_read_only {
             check_exports(self.disk, "path", path, path)?;
         }
         let path = &self.spec.path;
-        let opened = self.open_there();
-        if !is_there && opened.is_err() {
-            // Ours, and of no use.
+        let opened = self.open_existing();
+        if !exists && opened.is_err() {
+            // Created above, and unusable.
             let _ = std::fs::remove_file(path);
         }
         opened
     }
 
-    /// A new, empty file. Without `O_DIRECT`: a file system that refuses the flag may make the file before it
-    /// says so.
-    fn make(&self) -> Result<(), OpenError> {
+    /// Creates an empty file. Without `O_DIRECT`: a file system that refuses the flag may create the file
+    /// before it fails.
+    fn create(&self) -> Result<(), OpenError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
         let made = rustix::fs::open(&self.spec.path, flags, Mode::RUSR | Mode::WUSR);
         made.map(drop).map_err(|error| self.system("make", error))
     }
 
-    fn open_there(mut self) -> Result<Opened, OpenError> {
+    fn open_existing(mut self) -> Result<Opened, OpenError> {
         let file = self.open_file()?;
         lock(&file, self.spec.is_read_only, self.lock_until).map_err(|error| self.system("lock", error))?;
         let bytes = self.size(&file)?;
@@ -137,8 +138,8 @@ impl Opening<'_> {
         if self.facts.is_direct {
             self.check_alignment(&file)?;
         }
-        // A block device may end with a part of a block, which no host sees; a file that does is not one of
-        // ours.
+        // A block device may end with a partial block, which hosts do not see. A file with one was not
+        // created for this disk.
         let bytes = if self.facts.is_block_device { bytes - bytes % u64::from(block_bytes) } else { bytes };
         if let Some(allowed) = size_refusal(bytes, block_bytes) {
             return self.refuse("size of the file", bytes, &allowed);
@@ -158,7 +159,7 @@ impl Opening<'_> {
         OpenError::system(self.disk, format!("{verb} {}", self.spec.path.display()), source)
     }
 
-    /// Opens the file; without `O_DIRECT` when the file system refuses that.
+    /// Opens the file, with `O_DIRECT` unless the file system refuses it.
     fn open_file(&mut self) -> Result<File, OpenError> {
         let (access, verb) = match self.spec.is_read_only {
             true => (OFlags::RDONLY, "open for reading"),
@@ -166,7 +167,7 @@ impl Opening<'_> {
         };
         let mut flags = access | OFlags::CLOEXEC;
         if self.facts.is_block_device {
-            // Refused while it is mounted or somebody else serves it.
+            // EBUSY while it is mounted or another process has it open exclusively.
             flags |= OFlags::EXCL;
         }
         let path = &self.spec.path;
@@ -178,7 +179,7 @@ impl Opening<'_> {
                     self.facts.is_direct = true;
                     return Ok(File::from(file));
                 }
-                Err(Errno::INVAL) => self.go_buffered("its file system refuses O_DIRECT"),
+                Err(Errno::INVAL) => self.use_page_cache("its file system refuses O_DIRECT"),
                 Err(error) => return Err(self.system(verb, error)),
             }
         }
@@ -186,13 +187,13 @@ impl Opening<'_> {
         opened.map(File::from).map_err(|error| self.system(verb, error))
     }
 
-    fn go_buffered(&mut self, reason: &str) {
+    fn use_page_cache(&mut self, reason: &str) {
         self.facts.is_direct = false;
         let path = self.spec.path.display();
         self.facts.notes.push(format!("{path} goes through the page cache, because {reason}"));
     }
 
-    /// Its size in bytes; an empty file gets the one it was to be made with.
+    /// Size in bytes; an empty file is extended to `create_bytes`.
     fn size(&mut self, file: &File) -> Result<u64, OpenError> {
         let bytes = size_now(file, self.facts.is_block_device)
             .map_err(|error| self.system("ask the size of", error))?;
@@ -213,10 +214,10 @@ impl Opening<'_> {
         Ok(wanted)
     }
 
-    /// A new file and its size survive a power loss.
+    /// Extends a new file and makes its size and directory entry durable.
     fn give_size(&self, file: &File, bytes: u64) -> io::Result<()> {
         if self.spec.is_read_only {
-            // Opened for reading only: by another descriptor.
+            // `file` is open for reading only.
             File::options().write(true).open(&self.spec.path)?.set_len(bytes)?;
         } else {
             file.set_len(bytes)?;
@@ -227,23 +228,24 @@ impl Opening<'_> {
             _ => Path::new("."),
         };
         match File::open(folder)?.sync_all() {
-            // A file system whose folders need none.
+            // The file system does not support fsync of directories.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
             other => other,
         }
     }
 
-    /// Direct I/O asks that blocks be no smaller than the device's own.
+    /// Checks that blocks are not smaller than the alignment of direct I/O; falls back to the page cache
+    /// where direct I/O does not work.
     fn check_alignment(&mut self, file: &File) -> Result<(), OpenError> {
         let block_bytes = self.spec.block_bytes;
         if let Some((memory, offset)) = direct_alignment(file) {
             if offset == 0 {
-                self.go_buffered("its file system has no direct I/O for it");
-                return self.open_again(file);
+                self.use_page_cache("its file system has no direct I/O for it");
+                return self.clear_o_direct(file);
             }
             if memory > MEMORY_ALIGN_BYTES {
-                self.go_buffered("direct I/O would ask for buffers aligned to more than 4096 bytes");
-                return self.open_again(file);
+                self.use_page_cache("direct I/O would ask for buffers aligned to more than 4096 bytes");
+                return self.clear_o_direct(file);
             }
             if offset > block_bytes {
                 return self.refuse_block_bytes(offset);
@@ -255,12 +257,12 @@ impl Opening<'_> {
                 return self.refuse_block_bytes(offset);
             }
         }
-        // What it says is not always what it does, so try.
+        // The reported alignment is not always correct, so test it by reading.
         match (read_aligned(file, block_bytes), read_aligned(file, MEMORY_ALIGN_BYTES)) {
             (Err(Errno::INVAL), Ok(_)) => self.refuse_block_bytes(MEMORY_ALIGN_BYTES),
             (Err(Errno::INVAL), Err(_)) => {
-                self.go_buffered("its file system refuses direct reads");
-                self.open_again(file)
+                self.use_page_cache("its file system refuses direct reads");
+                self.clear_o_direct(file)
             }
             _ => Ok(()),
         }
@@ -272,15 +274,15 @@ impl Opening<'_> {
         self.refuse("block_bytes", self.spec.block_bytes, &allowed)
     }
 
-    /// Take the flag back; the description, and so the lock, stays the same.
-    fn open_again(&self, file: &File) -> Result<(), OpenError> {
+    /// Clears `O_DIRECT` on the open file description, which keeps the lock.
+    fn clear_o_direct(&self, file: &File) -> Result<(), OpenError> {
         let without = |flags: OFlags| rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT);
         rustix::fs::fcntl_getfl(file)
             .and_then(without)
             .map_err(|error| self.system("take O_DIRECT back from", error))
     }
 
-    /// Asking works past the page cache, and where the driver made queues for it.
+    /// Polling needs a block device with poll queues, and direct I/O.
     fn check_polled(&self, file: &File) -> Result<(), OpenError> {
         let path = self.spec.path.display();
         if !self.facts.is_block_device {
@@ -299,7 +301,7 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Whether holes can be punched: asked where it changes nothing.
+    /// Whether holes can be punched: tested beyond the end of the file, where it has no effect.
     fn can_punch(&self, file: &File, bytes: u64) -> bool {
         if self.facts.is_block_device {
             return queue_limit(file, "discard_max_bytes") > 0
@@ -319,7 +321,7 @@ pub(super) fn size_now(file: &File, is_block_device: bool) -> io::Result<u64> {
     Ok(file.metadata()?.len())
 }
 
-/// Whether `path` still leads to this file, or this device.
+/// Whether `path` still names the open file or device.
 pub(super) fn is_still_at(file: &File, path: &Path, is_block_device: bool) -> io::Result<bool> {
     let (open, there) = (file.metadata()?, std::fs::metadata(path)?);
     Ok(if is_block_device {
@@ -329,14 +331,15 @@ pub(super) fn is_still_at(file: &File, path: &Path, is_block_device: bool) -> io
     })
 }
 
-/// Alignment of memory and of offsets for direct I/O, where the kernel (6.1 on) and the file system tell.
+/// Memory and offset alignment of direct I/O in bytes, where the kernel (6.1 or later) and the file system
+/// report them.
 fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     let statx = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
-    let is_told = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
-    is_told.then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align))
+    let is_reported = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
+    is_reported.then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align))
 }
 
-/// Reads the first bytes into memory that is aligned for any direct read.
+/// Reads the first bytes of the file into memory aligned to [`MEMORY_ALIGN_BYTES`].
 fn read_aligned(file: &File, bytes: u32) -> Result<usize, Errno> {
     let (align, bytes) = (MEMORY_ALIGN_BYTES as usize, bytes as usize);
     let mut memory = vec![0u8; align + bytes];
@@ -344,7 +347,7 @@ fn read_aligned(file: &File, bytes: u32) -> Result<usize, Errno> {
     rustix::io::pread(file, &mut memory[start..start + bytes], 0)
 }
 
-/// A limit of a block device's queue; a partition's lies with its disk. 0 when unknown.
+/// A limit of a block device's queue in sysfs; for a partition that of its disk. 0 when unknown.
 fn queue_limit(file: &File, name: &str) -> u64 {
     let Ok(metadata) = file.metadata() else { return 0 };
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));

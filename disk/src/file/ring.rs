@@ -1,4 +1,4 @@
-//! [`FileBackend`]: the file of one core: its ring, and how a range becomes zeroes there.
+//! [`FileBackend`]: one core's io_uring on the file, and zeroing by fallocate.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -17,11 +17,11 @@ use crate::backend::request::ZERO_WRITE_BYTES;
 use crate::backend::{AsyncBackend, BackendCore, Ended, Request, ZeroMethod, ZeroMethods, requests_of};
 use crate::{CoreContext, DiskError, Geometry, OpenError};
 
-/// Bytes punched or zeroed in one call: a file system locks the file meanwhile, and others want to have their
-/// turn.
+/// Bytes punched or zeroed per call: the file system holds the inode lock meanwhile, which blocks other
+/// writes.
 pub(super) const PIECE_BYTES: u64 = 1 << 30;
 
-/// True for an error that the page cache keeps for the next sync.
+/// True for a writeback error, which the kernel also reports to the next sync.
 fn is_medium_error(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::IO)
 }
@@ -30,10 +30,10 @@ fn is_medium_error(error: &io::Error) -> bool {
 pub(super) struct FileBackend {
     ring: FileRing,
     file: FileIndex,
-    /// Through the page cache: the same file, opened once more by this core for its syncs alone, and the
-    /// syncs. So no write with FUA and no other core takes the error that a flush is to be told.
+    /// Only through the page cache: a second open file description, used by this core for syncs only, and the
+    /// queue of syncs. So no write with FUA and no other core consumes an error that belongs to a flush.
     cached: Option<(FileIndex, Syncs)>,
-    /// For reads and writes, where the device is asked for completions.
+    /// Second ring for polled reads and writes, and the file's index in it.
     polled: Option<(FileRing, FileIndex)>,
     shared: Arc<Shared>,
 }
@@ -41,14 +41,13 @@ pub(super) struct FileBackend {
 /// One core's handle on a file disk.
 pub(super) type FileCore = BackendCore<FileBackend>;
 
-/// Open the handle of one core.
 pub(super) fn open(shared: Arc<Shared>, context: &CoreContext) -> Result<FileCore, OpenError> {
     let (name, guard) = (shared.name.clone(), Arc::clone(&shared.guard));
-    BackendCore::new(&name, medium(shared, context)?, &guard, context)
+    BackendCore::new(&name, open_backend(shared, context)?, &guard, context)
 }
 
-/// The file with a ring of its own.
-pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileBackend, OpenError> {
+/// Sets up the ring of one core.
+pub(super) fn open_backend(shared: Arc<Shared>, context: &CoreContext) -> Result<FileBackend, OpenError> {
     let system = |verb: &str| {
         let verb = format!("{verb} {}", shared.path.display());
         |source: io::Error| OpenError::system(&shared.name, verb, source)
@@ -61,7 +60,7 @@ pub(super) fn medium(shared: Arc<Shared>, context: &CoreContext) -> Result<FileB
     let cached = if shared.is_direct {
         None
     } else {
-        // The file, not what is at its path by now.
+        // Reopens the inode itself; its path may name another file by now.
         let again = File::open(format!("/proc/self/fd/{}", shared.file.as_raw_fd()));
         let again = again.map_err(system("open once more, for syncs,"))?;
         Some((ring.register_file(again.into()), Syncs::new(requests_of(context) as usize + 1)))
@@ -145,15 +144,16 @@ impl AsyncBackend for FileBackend {
     fn next_method(&self, method: ZeroMethod, error: &io::Error) -> Option<ZeroMethod> {
         match Errno::from_io_error(error) {
             Some(Errno::OPNOTSUPP) => self.shared.zero_methods.refuse(method),
-            // This range cannot be done so, as one that does not end at the device's own blocks, which may be
-            // larger than the disk's where I/O goes through the page cache. Others can.
+            // This range is not aligned to the device's blocks, which may be larger than the disk's where I/O
+            // goes through the page cache. The method works for other ranges.
             Some(Errno::INVAL) => method.next(),
             Some(_) | None => None,
         }
     }
 
-    /// It may be about bytes that were acknowledged before: any error of a sync, and of a write with FUA
-    /// those of the medium. If others are, the next sync is told as well: it has an open file of its own.
+    /// Any failed sync, and a media error of a write with FUA, may concern data that was acknowledged before.
+    /// After other errors of a write with FUA the next sync still reports a loss: it uses a file description
+    /// of its own.
     fn on_durable_error(&self, is_sync: bool, error: &io::Error) {
         if is_sync || is_medium_error(error) {
             self.shared.on_sync_error();
@@ -164,7 +164,7 @@ impl AsyncBackend for FileBackend {
         disk_error(error, is_write)
     }
 
-    /// Each is one thing that the kernel does.
+    /// Each operation is a single one in the kernel and cannot be shortened.
     fn cancel(&mut self, _token: u64) {}
 
     #[inline]

@@ -1,25 +1,24 @@
-//! [`Syncs`]: the syncs of one core through the page cache, one after the other.
+//! [`Syncs`]: serializes the syncs of one core through the page cache.
 //!
-//! The kernel tells each open file of an error of writing back once: to the sync that ends first. Of two at
-//! the same time the other ends well, although what its host had written may be lost. So one runs at a time,
-//! and those that were asked for meanwhile share the next one; an error is that of all of them.
+//! The kernel reports a writeback error once per open file description, to the sync that ends first. A
+//! concurrent second sync would succeed although data of its host may be lost. So one sync runs at a time,
+//! requests that arrive meanwhile share the next one, and an error fails the requests of both.
 
-/// See the module. Its requests are known by their tokens.
+/// Running and waiting sync requests, by token.
 #[derive(Debug)]
 pub(super) struct Syncs {
-    /// What the sync that runs is for; the kernel knows it by the first.
+    /// Requests of the running sync; the first token identifies it in the ring.
     running: Vec<u64>,
-    /// Asked for since it was begun.
+    /// Requests that arrived after it began.
     waiting: Vec<u64>,
 }
 
 impl Syncs {
-    /// Of at most so many requests.
     pub(super) fn new(requests: usize) -> Syncs {
         Syncs { running: Vec::with_capacity(requests), waiting: Vec::with_capacity(requests) }
     }
 
-    /// A request wants one. `Some`: it is to be begun, by this token.
+    /// Adds a request. `Some`: the caller starts a sync with this token.
     pub(super) fn ask(&mut self, token: u64) -> Option<u64> {
         if self.running.is_empty() {
             self.running.push(token);
@@ -29,13 +28,13 @@ impl Syncs {
         None
     }
 
-    /// The sync that runs has this token.
+    /// True when `token` identifies the running sync.
     pub(super) fn is_running(&self, token: u64) -> bool {
         self.running.first() == Some(&token)
     }
 
-    /// The one that runs has ended: each of its requests is told, and with an error those that wait as well.
-    /// `Some`: the next one is to be begun, by this token.
+    /// Ends the running sync: calls `each` for its requests, and after an error for the waiting ones too.
+    /// `Some`: the caller starts the next sync with this token.
     pub(super) fn end(&mut self, is_ok: bool, mut each: impl FnMut(u64)) -> Option<u64> {
         self.running.drain(..).for_each(&mut each);
         if !is_ok {

@@ -375,7 +375,7 @@ fn syncs_through_the_page_cache_that_are_asked_for_at_once_all_end() {
         let at = TempPath::new();
         let source = FileDisk::new("f", &FileSpec { is_direct, ..spec(&at, MIB) }).expect("file disk");
         let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
-        let mut medium = ring::medium(Arc::clone(&source.shared), &context).expect("opens");
+        let mut medium = ring::open_backend(Arc::clone(&source.shared), &context).expect("opens");
         for round in 0..3 {
             let tokens = [1, 2, 3, 4].map(|token| token + 10 * round);
             tokens.into_iter().for_each(|token| medium.sync(token));
@@ -396,7 +396,7 @@ fn only_errors_of_the_medium_are_kept_from_a_write_with_fua() {
     let spec = FileSpec { is_direct: false, ..spec(&at, MIB) };
     let source = FileDisk::new("f", &spec).expect("file disk");
     let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
-    let medium = ring::medium(Arc::clone(&source.shared), &context).expect("opens");
+    let medium = ring::open_backend(Arc::clone(&source.shared), &context).expect("opens");
     let has_lost_data = || source.shared.has_lost_data.load(Ordering::Relaxed);
     medium.on_durable_error(false, &io::Error::from(Errno::NOSPC));
     assert!(!has_lost_data(), "it is about this write");
@@ -419,7 +419,7 @@ fn a_core_does_not_clear_a_guard_over_its_own_write_in_flight() {
     );
     let holder = source.shared.guard.join().expect("a line");
     let mut hold = holder.try_hold(5).expect("free");
-    writer.step_gate(); // a turn in which the write does not end
+    writer.step_guard(); // a turn in which the write does not end
     assert!(!holder.is_clear(&mut hold));
     let mut done = Vec::with_capacity(1);
     for _ in 0..1_000_000_000u64 {
@@ -438,7 +438,7 @@ fn a_core_does_not_clear_a_guard_over_its_own_write_in_flight() {
     );
     let mut hold = holder.try_hold(5).expect("free");
     assert!(!holder.is_clear(&mut hold), "it has not looked yet");
-    writer.step_gate();
+    writer.step_guard();
     assert!(holder.is_clear(&mut hold));
     holder.release(hold);
 }

@@ -1,4 +1,4 @@
-//! [`NgBackend`]: what a core does with a namespace, in pieces that the drive takes.
+//! [`NgBackend`]: one core's operations on a namespace, split into commands that the drive accepts.
 
 use std::io;
 use std::ops::Range;
@@ -18,25 +18,25 @@ use crate::backend::{AsyncBackend, Ended, Request, ZeroMethod, ZeroMethods};
 use crate::shape::block_shift;
 use crate::{DiskError, Geometry};
 
-/// How often one piece is given to the drive again that says it may go well then. The kernel, too, tries five
-/// times, but not with what is passed through.
+/// Retries of a command whose status permits it. The kernel also retries five times, but not passthrough
+/// commands.
 const RETRIES_MAX: u8 = 5;
 
-/// A drive that takes commands: the ring, or one that tests make.
+/// Executes NVMe commands: [`PassRing`], or a mock in tests.
 pub(super) trait Drive {
-    /// A command without data.
+    /// Begins a command without data.
     fn command(&mut self, token: u64, command: PassCommand);
 
-    /// Read the blocks from `lba` on into a piece of a buffer.
+    /// Begins a read of the blocks from `lba` on into the bytes `piece` of `buf`.
     fn read(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>);
 
-    /// Write a piece of a buffer to the blocks from `lba` on.
+    /// Begins a write of the bytes `piece` of `buf` to the blocks from `lba` on.
     fn write(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>, fua: bool);
 
-    /// Send what was begun.
+    /// Submits the commands begun since the last call.
     fn submit(&mut self) -> io::Result<()>;
 
-    /// Give each that has ended to `each`.
+    /// Passes each completed command to `each`.
     fn poll(&mut self, each: &mut dyn FnMut(PassDone));
 }
 
@@ -62,7 +62,7 @@ impl Drive for PassRing {
     }
 }
 
-/// What is done for one token.
+/// Operation of one token.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Read,
@@ -70,33 +70,32 @@ enum Kind {
     Command(PassCommand),
 }
 
-/// Something that the medium was asked for. The drive has its buffer.
+/// An operation in progress. Its buffer is at the drive.
 #[derive(Debug)]
 struct Transfer {
     token: u64,
     kind: Kind,
     lba: u64,
-    /// Bytes of the piece that the drive has now.
+    /// Byte range of the buffer that is at the drive now.
     piece: Range<usize>,
-    /// Bytes of all.
+    /// Total bytes of the operation.
     bytes: usize,
     retries: u8,
-    /// The piece that the drive has is the last.
-    is_forgotten: bool,
+    /// Cancelled: ends with the piece at the drive.
+    is_cancelled: bool,
 }
 
-/// A namespace and the ring of one core.
 pub(super) struct NgBackend<D> {
     drive: D,
     transfers: Slab<Transfer>,
     shared: Arc<Shared>,
     shift: u32,
-    /// What came back; empty between turns.
+    /// Completed commands; empty between turns.
     done: Vec<PassDone>,
 }
 
 impl<D: Drive> NgBackend<D> {
-    /// With a drive that has room for `entries`.
+    /// `drive` must have capacity for `entries` commands.
     pub(super) fn new(drive: D, shared: Arc<Shared>, entries: u32) -> NgBackend<D> {
         let shift = block_shift(shared.limits.block_bytes);
         let entries = entries as usize;
@@ -107,12 +106,12 @@ impl<D: Drive> NgBackend<D> {
     fn begin(&mut self, token: u64, kind: Kind, offset: u64, buf: Option<Buf>) {
         let bytes = buf.as_ref().map_or(0, Buf::len);
         let lba = offset >> self.shift;
-        let transfer = Transfer { token, kind, lba, piece: 0..0, bytes, retries: 0, is_forgotten: false };
+        let transfer = Transfer { token, kind, lba, piece: 0..0, bytes, retries: 0, is_cancelled: false };
         let Ok(slot) = self.transfers.insert(transfer) else { panic!("begun without room") };
         self.next(slot, buf);
     }
 
-    /// The piece behind the one before.
+    /// Starts the next piece of an operation.
     fn next(&mut self, slot: Slot, buf: Option<Buf>) {
         let Some(transfer) = self.transfers.get_mut(slot) else { return };
         let begin = transfer.piece.end;
@@ -122,7 +121,7 @@ impl<D: Drive> NgBackend<D> {
         self.give(slot, buf);
     }
 
-    /// Give the piece to the drive.
+    /// Sends the current piece to the drive.
     fn give(&mut self, slot: Slot, buf: Option<Buf>) {
         let Some(transfer) = self.transfers.get(slot) else { return };
         let (token, piece) = (u64::from(slot.to_wire()), transfer.piece.clone());
@@ -135,17 +134,17 @@ impl<D: Drive> NgBackend<D> {
         }
     }
 
-    /// The end of a piece; of all, when there is nothing more to do.
+    /// Handles the end of a piece. Returns the end of the operation after the last piece.
     fn on_done(&mut self, done: PassDone) -> Option<Ended<PassError>> {
         let slot = Slot::from_wire(u32::try_from(done.token).unwrap_or(0));
         let transfer = self.transfers.get_mut(slot)?;
         match &done.result {
-            _ if transfer.is_forgotten => {}
+            _ if transfer.is_cancelled => {}
             Ok(()) if transfer.piece.end < transfer.bytes => {
                 self.next(slot, done.buf);
                 return None;
             }
-            Err(PassError::Status(status)) if is_passing(*status) && transfer.retries < RETRIES_MAX => {
+            Err(PassError::Status(status)) if is_transient(*status) && transfer.retries < RETRIES_MAX => {
                 transfer.retries += 1;
                 self.give(slot, done.buf);
                 return None;
@@ -199,7 +198,7 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
             return self.write(token, offset, Buf::zeroes(u32::try_from(bytes).unwrap_or(0)), false);
         }
         let (lba, blocks) = (offset >> self.shift, bytes >> self.shift);
-        // At most what `zero_bytes_max` says: 65536 blocks.
+        // `zero_bytes_max` limits this to 65,536 blocks.
         let nlb_z = u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX);
         let cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).with_deac(method == ZeroMethod::Release);
         let [a, b, c, d, e, f, g, h] = lba.to_le_bytes();
@@ -218,7 +217,7 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
         self.shared.zero_methods.refuse(method)
     }
 
-    /// The drive tells each host of what it lost.
+    /// The drive reports each failure in the status of the command concerned.
     fn on_durable_error(&self, _: bool, _: &PassError) {}
 
     fn disk_error(&self, error: &PassError, is_write: bool) -> DiskError {
@@ -234,7 +233,7 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
 
     fn cancel(&mut self, token: u64) {
         let own = self.transfers.iter_mut().filter(|(_, transfer)| transfer.token == token);
-        own.for_each(|(_, transfer)| transfer.is_forgotten = true);
+        own.for_each(|(_, transfer)| transfer.is_cancelled = true);
     }
 
     #[inline]
@@ -250,9 +249,9 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
     }
 }
 
-/// True for a failure that is not the command's own, where DNR is clear: the controller was reset, its
-/// namespace was not ready.
-fn is_passing(bits: u16) -> bool {
+/// True for a transient status with DNR clear, such as after a controller reset or while the namespace is not
+/// ready.
+fn is_transient(bits: u16) -> bool {
     let status = Status::from_bits(bits);
     let passing = [
         Status::ABORTED_BY_REQUEST,
@@ -266,7 +265,7 @@ fn is_passing(bits: u16) -> bool {
     !status.is_dnr() && (passing.contains(&status.code()) || status.sct() == StatusType::PATH)
 }
 
-/// What the drive's status means for the host.
+/// The [`DiskError`] for a status of the drive.
 fn of_status(status: Status, is_write: bool) -> DiskError {
     match status.code() {
         // The namespace was detached or deleted.

@@ -1,4 +1,4 @@
-//! Opening a namespace: what it is, and that it has no other user.
+//! Opening a namespace: Identify data, limits and exclusive use.
 
 use std::fs::File;
 use std::io;
@@ -12,68 +12,68 @@ use rustix::io::Errno;
 use spindle_reactor::uring::PassError;
 use spindle_reactor::uring::admin::{self, Namespace};
 
-use super::place::{NgPlace, look_at};
+use super::place::{NgBlockDevice, look_at};
 use crate::OpenError;
 use crate::lock::{check_exports, lock, retry_busy};
 use crate::medium_id;
 use crate::shape::{BLOCK_BYTES_ALLOWED, checked_blocks};
 
-/// Page of a drive: what its lists of memory are made of.
+/// Bytes of a memory page in a drive's PRP lists.
 const PAGE_BYTES: u64 = 4096;
 /// Most blocks of one command: NLB has 16 bits and is zero-based (NVM Command Set 1.0 section 3.2).
 const COMMAND_BLOCKS_MAX: u64 = 1 << 16;
 
-/// What a disk is to be.
+/// Settings of an `ng` disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NgSpec {
-    /// The generic device, `/dev/ng0n1`.
+    /// Path of the generic device, such as `/dev/ng0n1`.
     pub path: PathBuf,
-    /// Refuse writes. Several read-only disks may share a namespace.
+    /// Read-only disk. Several read-only disks may share a namespace.
     pub is_read_only: bool,
 }
 
 impl NgSpec {
-    /// A writable disk on the namespace at `path`.
+    /// Settings of a writable disk on the namespace at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> NgSpec {
         NgSpec { path: path.into(), is_read_only: false }
     }
 }
 
-/// What a namespace turned out to be, for the log.
+/// Properties of a namespace and its drive, for the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NgFacts {
-    /// The drive's model and serial number.
+    /// Model number (MN) of the drive.
     pub model: String,
-    /// Its serial number.
+    /// Serial number (SN) of the drive.
     pub serial: String,
-    /// Completions are asked of the drive.
+    /// Completions are polled.
     pub is_polled: bool,
     /// Most bytes of one command; larger transfers go in pieces.
     pub transfer_bytes_max: u64,
-    /// Names of the namespace.
+    /// Identifiers of the namespace, the most reliable first: see [`medium_id`].
     pub medium_ids: Vec<String>,
-    /// What could be better, and how; a sentence each.
+    /// Hints for better performance; a sentence each.
     pub notes: Vec<String>,
 }
 
-/// What can be asked of a namespace.
+/// Size, properties and transfer limits of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
     pub(super) block_bytes: u32,
     pub(super) block_count: u64,
     pub(super) is_read_only: bool,
     pub(super) has_volatile_cache: bool,
-    /// Write Zeroes with DEAC gives space back.
+    /// Write Zeroes with DEAC frees space.
     pub(super) can_deallocate: bool,
-    /// Bytes of a piece of a read or write, whole blocks.
+    /// Most bytes of one Read or Write command, a multiple of the block size.
     pub(super) transfer_bytes_max: u64,
-    /// Bytes of a piece of a Write Zeroes, whole blocks; 0: there is none.
+    /// Most bytes of one Write Zeroes command, a multiple of the block size; 0: not supported.
     pub(super) zero_bytes_max: u64,
     pub(super) is_polled: bool,
 }
 
-/// A namespace that is open and held.
+/// An open and locked namespace.
 pub(super) struct Opened {
     pub(super) device: File,
     pub(super) block_device: Option<File>,
@@ -82,8 +82,8 @@ pub(super) struct Opened {
     pub(super) facts: NgFacts,
 }
 
-/// Open what `spec` names. Its last process may be dead, with the kernel still ending what its rings had in
-/// flight; it holds the device meanwhile, so we ask again until `lock_wait` is over.
+/// Opens the namespace of `spec`. A former process may be dead while the kernel still ends the I/O in flight
+/// of its rings and keeps its lock, so the lock is retried for `lock_wait`.
 pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
     let path = spec.path.display();
     let system = |verb: String| move |source: io::Error| OpenError::system(disk, verb, source);
@@ -98,18 +98,19 @@ pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Ope
         check_exports(disk, "ng", &spec.path, &place.block_path)?;
     }
     let until = Instant::now() + lock_wait;
-    // The kernel passes commands that write only where the device is open for writing.
+    // The kernel rejects write commands unless the device is open for writing.
     let access = if spec.is_read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let device = rustix::fs::open(&spec.path, access | OFlags::CLOEXEC, Mode::empty());
     let device = device.map(File::from).map_err(|error| system(format!("open {path}"))(error.into()))?;
     lock(&device, spec.is_read_only, until).map_err(system(format!("lock {path}")))?;
-    let block_device = hold(&place, spec.is_read_only, until).map_err(|error| {
+    let block_device = open_exclusive(&place, spec.is_read_only, until).map_err(|error| {
         system(format!("hold {}, the same namespace,", place.block_path.display()))(error.into())
     })?;
     let ask = |verb: &str| system(format!("{verb} {path}"));
-    let namespace = Namespace::of(&device).map_err(|error| ask("identify the namespace of")(told(error)))?;
-    let controller =
-        admin::identify_controller(&device).map_err(|error| ask("identify the drive of")(told(error)))?;
+    let namespace =
+        Namespace::of(&device).map_err(|error| ask("identify the namespace of")(to_io_error(error)))?;
+    let controller = admin::identify_controller(&device)
+        .map_err(|error| ask("identify the drive of")(to_io_error(error)))?;
     let (Ok(id), Ok(controller)) = (
         IdentifyNamespace::read_from_bytes(namespace.identify()),
         IdentifyController::read_from_bytes(controller.as_slice()),
@@ -118,7 +119,7 @@ pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Ope
     };
     let limits = Limits::of(disk, spec, &place, &id, &controller)?;
     let mut facts = facts(&place, &limits, &controller, &spec.path.display().to_string());
-    // Those of the kernel first, as `medium_id::at` has them. A kernel may lack some.
+    // The kernel's identifiers first, as in `medium_id::at`; older kernels lack some.
     facts.medium_ids = medium_id::of_block(place.block_number);
     for name in medium_id::of_nvme(&facts.serial, namespace.id(), id.nguid, id.eui64) {
         if !facts.medium_ids.contains(&name) {
@@ -128,17 +129,17 @@ pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Ope
     Ok(Opened { device, block_device, namespace, limits, facts })
 }
 
-fn told(error: PassError) -> io::Error {
+fn to_io_error(error: PassError) -> io::Error {
     match error {
         PassError::Status(_) => io::Error::other(error.to_string()),
         PassError::System(error) => error,
     }
 }
 
-/// The block device of the same namespace, exclusively: refused while it is mounted, and not mountable from
-/// then on. Readers share it, so they do not hold it. For reading only, or udev would look at the disk again
-/// when we let go.
-fn hold(place: &NgPlace, is_read_only: bool, until: Instant) -> Result<Option<File>, Errno> {
+/// Opens the block device of the same namespace exclusively: fails while it is mounted, and prevents a mount.
+/// Not for read-only disks, which share it. Opened for reading only: after the close of a writable descriptor
+/// udev would probe the disk again.
+fn open_exclusive(place: &NgBlockDevice, is_read_only: bool, until: Instant) -> Result<Option<File>, Errno> {
     if is_read_only {
         return Ok(None);
     }
@@ -148,11 +149,11 @@ fn hold(place: &NgPlace, is_read_only: bool, until: Instant) -> Result<Option<Fi
 }
 
 impl Limits {
-    /// What the drive says of itself, within what the kernel's driver takes.
+    /// Limits from Identify data, within those of the kernel's driver.
     pub(super) fn of(
         disk: &str,
         spec: &NgSpec,
-        place: &NgPlace,
+        place: &NgBlockDevice,
         id: &IdentifyNamespace,
         controller: &IdentifyController,
     ) -> Result<Limits, OpenError> {
@@ -170,8 +171,7 @@ impl Limits {
         let can_zero = Oncs::from_bits(controller.oncs.get()).write_zeroes();
         let block = u64::from(block_bytes);
         let whole = |bytes: u64| bytes.min(COMMAND_BLOCKS_MAX * block) / block * block;
-        // Memory that is scattered page by page has one piece a page, and one more when it begins inside of
-        // one.
+        // Memory scattered by page has one segment per page, plus one if it begins inside a page.
         let scattered = place.segments_max.saturating_sub(1).max(1).saturating_mul(PAGE_BYTES);
         let transfer = place.transfer_bytes_max.min(scattered) / PAGE_BYTES * PAGE_BYTES;
         let zero_bytes_max = if can_zero { whole(place.zero_bytes_max) } else { 0 };
@@ -188,7 +188,7 @@ impl Limits {
     }
 }
 
-fn facts(place: &NgPlace, limits: &Limits, controller: &IdentifyController, path: &str) -> NgFacts {
+fn facts(place: &NgBlockDevice, limits: &Limits, controller: &IdentifyController, path: &str) -> NgFacts {
     let mut notes = Vec::new();
     if !place.can_poll {
         notes.push(format!(

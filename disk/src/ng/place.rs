@@ -1,41 +1,41 @@
-//! What sysfs says of a generic device: the block device of the same namespace, and that one's limits.
+//! The block device of a generic device's namespace, and its limits, from sysfs.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a sector in sysfs, whatever the device's blocks.
+/// Bytes of a sector in sysfs, independent of the device's block size.
 const SECTOR_BYTES: u64 = 512;
 
-/// The block device beside a generic device.
+/// The block device of the same namespace as a generic device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NgPlace {
-    /// Its path, `/dev/nvme0n1`.
+pub struct NgBlockDevice {
+    /// Path of the block device, such as `/dev/nvme0n1`.
     pub block_path: PathBuf,
-    /// Its device number.
+    /// Device number (`dev_t`) of the block device.
     pub block_number: u64,
     /// Bytes of the namespace.
     pub bytes: u64,
-    /// Bytes of a block.
+    /// Bytes of a logical block.
     pub block_bytes: u32,
-    /// The drive has queues whose completions are asked for, and the kernel does so for passthrough.
+    /// The driver has poll queues, and the kernel polls passthrough commands.
     pub can_poll: bool,
-    /// Most bytes that the driver takes in one command.
+    /// Most bytes of one command in the kernel's driver (`max_hw_sectors_kb`).
     pub(super) transfer_bytes_max: u64,
-    /// Most pieces of memory in one command.
+    /// Most memory segments of one command (`max_segments`).
     pub(super) segments_max: u64,
-    /// Most bytes that one Write Zeroes may have; 0: the drive does not know it, or does it wrong.
+    /// Most bytes of one Write Zeroes; 0: the drive does not support it, or the kernel has disabled it for
+    /// the model.
     pub(super) zero_bytes_max: u64,
-    /// It is a zoned namespace.
     pub(super) is_zoned: bool,
 }
 
-/// What is at `path`, without opening it.
+/// Describes the generic device at `path` without opening it.
 ///
 /// # Errors
-/// `InvalidInput` for what is no generic device of an NVMe namespace; the system's.
-pub fn look_at(path: &Path) -> io::Result<NgPlace> {
+/// `InvalidInput` where `path` is no generic device of an NVMe namespace; otherwise the error of `stat`.
+pub fn look_at(path: &Path) -> io::Result<NgBlockDevice> {
     let metadata = fs::metadata(path)?;
     let wrong =
         || io::Error::new(io::ErrorKind::InvalidInput, "it is no generic device of an NVMe namespace");
@@ -43,13 +43,13 @@ pub fn look_at(path: &Path) -> io::Result<NgPlace> {
         return Err(wrong());
     }
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-    NgPlace::of(Path::new("/sys"), major, minor).ok_or_else(wrong)
+    NgBlockDevice::of(Path::new("/sys"), major, minor).ok_or_else(wrong)
 }
 
-impl NgPlace {
-    /// What `sys` says of the character device with this number. `None` where that is none of a namespace, or
-    /// the kernel has no block device for the namespace.
-    pub(super) fn of(sys: &Path, major: u32, minor: u32) -> Option<NgPlace> {
+impl NgBlockDevice {
+    /// Reads the sysfs tree `sys` for the character device with this number. `None`: it is no generic device
+    /// of a namespace, or the namespace has no block device.
+    pub(super) fn of(sys: &Path, major: u32, minor: u32) -> Option<NgBlockDevice> {
         let folder = fs::canonicalize(sys.join(format!("dev/char/{major}:{minor}"))).ok()?;
         let name = folder.file_name()?.to_str()?;
         let block = folder.with_file_name(format!("nvme{}", name.strip_prefix("ng")?));
@@ -58,7 +58,7 @@ impl NgPlace {
         let (block_major, block_minor) = value("dev")?
             .split_once(':')
             .map(|(major, minor)| (major.parse::<u32>(), minor.parse::<u32>()))?;
-        Some(NgPlace {
+        Some(NgBlockDevice {
             block_path: Path::new("/dev").join(block.file_name()?),
             block_number: rustix::fs::makedev(block_major.ok()?, block_minor.ok()?),
             bytes: number("size")?.checked_mul(SECTOR_BYTES)?,
@@ -73,7 +73,7 @@ impl NgPlace {
     }
 }
 
-/// Linux 6.1 is the first that polls passthrough commands; those before refuse each of them.
+/// True for Linux 6.1 and later; earlier kernels reject polled passthrough commands.
 pub(super) fn polls_passthrough(release: &str) -> bool {
     let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
     matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6, 1))

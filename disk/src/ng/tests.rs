@@ -18,7 +18,7 @@ use spindle_reactor::uring::{PassCommand, PassDone, PassError};
 
 use super::backend::{Drive, NgBackend};
 use super::open::Limits;
-use super::place::{NgPlace, polls_passthrough};
+use super::place::{NgBlockDevice, polls_passthrough};
 use super::{NgSpec, Shared};
 use crate::backend::{BackendCore, requests_of};
 use crate::testing::model::check;
@@ -434,8 +434,8 @@ fn identify() -> IdentifyNamespace {
     id
 }
 
-fn place() -> NgPlace {
-    NgPlace {
+fn place() -> NgBlockDevice {
+    NgBlockDevice {
         block_path: "/dev/nvme0n1".into(),
         block_number: 0,
         bytes: 512_000,
@@ -449,7 +449,7 @@ fn place() -> NgPlace {
 }
 
 fn limits_of(
-    place: &NgPlace,
+    place: &NgBlockDevice,
     id: &IdentifyNamespace,
     controller: &IdentifyController,
 ) -> Result<Limits, String> {
@@ -484,11 +484,15 @@ fn the_limits_are_those_of_the_drive_within_those_of_its_driver() {
     assert!(limits.has_volatile_cache && limits.can_deallocate);
     assert_eq!(limits.zero_bytes_max, 1 << 20);
     // NLB has 16 bits.
-    let huge =
-        NgPlace { zero_bytes_max: u64::MAX, segments_max: u64::MAX, transfer_bytes_max: 1 << 40, ..place() };
+    let huge = NgBlockDevice {
+        zero_bytes_max: u64::MAX,
+        segments_max: u64::MAX,
+        transfer_bytes_max: 1 << 40,
+        ..place()
+    };
     let limits = limits_of(&huge, &id, &controller).expect("a disk");
     assert_eq!((limits.zero_bytes_max, limits.transfer_bytes_max), (32 << 20, 32 << 20));
-    let least = NgPlace { zero_bytes_max: 511, segments_max: 0, transfer_bytes_max: 0, ..place() };
+    let least = NgBlockDevice { zero_bytes_max: 511, segments_max: 0, transfer_bytes_max: 0, ..place() };
     let limits = limits_of(&least, &id, &controller).expect("a disk");
     assert_eq!((limits.zero_bytes_max, limits.transfer_bytes_max), (0, 4096));
     id.nsattr = 1;
@@ -508,7 +512,7 @@ fn a_namespace_that_cannot_be_a_disk_is_refused_by_name() {
     assert!(error.contains("size = 0: must be"), "{error}");
     id.nsze.set(u64::MAX);
     assert!(limits_of(&place(), &id, &controller).is_err(), "more bytes than there are");
-    let zoned = NgPlace { is_zoned: true, ..place() };
+    let zoned = NgBlockDevice { is_zoned: true, ..place() };
     let error = limits_of(&zoned, &identify(), &controller).expect_err("zoned");
     assert!(error.contains("namespace = zoned: must be"), "{error}");
 }
@@ -549,8 +553,8 @@ const FILES: [(&str, &str); 7] = [
 fn sysfs_says_which_block_device_it_is_and_what_that_takes() {
     let at = TempPath::new();
     sysfs(at.path(), &FILES);
-    let place = NgPlace::of(at.path(), 240, 7).expect("a place");
-    let expected = NgPlace {
+    let place = NgBlockDevice::of(at.path(), 240, 7).expect("a place");
+    let expected = NgBlockDevice {
         block_path: "/dev/nvme0n1".into(),
         block_number: rustix::fs::makedev(259, 3),
         bytes: 1 << 20,
@@ -562,7 +566,7 @@ fn sysfs_says_which_block_device_it_is_and_what_that_takes() {
         is_zoned: false,
     };
     assert_eq!(place, expected);
-    assert_eq!(NgPlace::of(at.path(), 240, 8), None);
+    assert_eq!(NgBlockDevice::of(at.path(), 240, 8), None);
     fs::remove_dir_all(at.path()).expect("removed");
 }
 
@@ -573,7 +577,7 @@ fn a_sysfs_that_says_nonsense_is_no_place() {
             let at = TempPath::new();
             let files = FILES.map(|(name, value)| (name, if name == *file { text } else { value }));
             sysfs(at.path(), &files);
-            assert_eq!(NgPlace::of(at.path(), 240, 7), None, "{file} {text:?}");
+            assert_eq!(NgBlockDevice::of(at.path(), 240, 7), None, "{file} {text:?}");
             fs::remove_dir_all(at.path()).expect("removed");
         }
     }

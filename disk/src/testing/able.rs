@@ -1,4 +1,4 @@
-//! [`Able`]: a layer over a disk that answers at once, which does Compare, Verify and Copy itself.
+//! [`Able`]: a layer that implements Compare, Verify and Copy over a disk that ends commands in `submit`.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     OpenError, Owner, Prepared, ResizeError, Token,
 };
 
-/// The layer. The disk below provides the memory of reads and writes, as a RAM disk does.
+/// The layer. The inner disk must provide the memory of reads and writes, as a RAM disk does.
 pub(crate) struct Able(pub(crate) Arc<dyn DiskSource>);
 
 impl DiskSource for Able {

@@ -1,4 +1,4 @@
-//! Every kind against a plain vector of bytes: random commands, several in flight, and each read says what
+//! Tests all kinds against a vector of bytes: random commands, several in flight; each read must return what
 //! was written.
 
 use std::path::Path;
@@ -14,12 +14,12 @@ use crate::{
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 
-/// Bytes of the disks under test: several pages of zeroes and pieces of both.
+/// Bytes of the disks under test.
 const BYTES: u64 = 1 << 20;
 const BYTES_USIZE: usize = 1 << 20;
-/// Commands in flight at a time.
+/// Most commands in flight.
 const BATCH: usize = 8;
-/// Blocks of a command that moves data, at most: 64 KiB.
+/// Most bytes of a command that moves data.
 const DATA_BYTES_MAX: u64 = 64 << 10;
 
 struct Model {
@@ -34,7 +34,7 @@ impl Model {
     }
 }
 
-/// A command and what must come of it.
+/// A command in flight with the data that it writes.
 struct Expectation {
     token: Token,
     op: Op,
@@ -43,7 +43,7 @@ struct Expectation {
 }
 
 fn random_op(random: &mut Random) -> Op {
-    // What reaches the medium costs milliseconds, so it is rare.
+    // FUA and Flush take milliseconds each on a file, so they are rare.
     let fua = random.below(64) == 0;
     match random.below(16) {
         0 if random.below(16) == 0 => Op::Flush,
@@ -78,7 +78,7 @@ fn begin(driver: &mut Driver, random: &mut Random) -> Vec<Expectation> {
         }
         let fill = random.byte();
         let bytes = if matches!(op, Op::Write { .. }) { driver.bytes(range) } else { 0 };
-        // Every block differs from its neighbours.
+        // Adjacent blocks differ.
         let data: Vec<u8> =
             (0..bytes).map(|at| fill.wrapping_add((at / driver.block_bytes).to_le_bytes()[0])).collect();
         let token = driver.submit(op, range, &data);
@@ -87,7 +87,8 @@ fn begin(driver: &mut Driver, random: &mut Random) -> Vec<Expectation> {
     batch
 }
 
-/// `may_fail` says which errors are part of the game; a command that failed changed nothing.
+/// Runs `rounds` batches of random commands. With `may_fail` commands may end with errors; a failed command
+/// must change nothing.
 pub(crate) fn check(source: &dyn DiskSource, seed: u64, rounds: u32, may_fail: bool) {
     let mut driver = Driver::new(source);
     let mut model = Model { bytes: vec![0; BYTES_USIZE], block_bytes: driver.block_bytes as usize };
@@ -144,7 +145,7 @@ fn check_swap(driver: &mut Driver, model: &mut Model, random: &mut Random, may_f
     }
 }
 
-/// What the disk does itself it does as reads and writes would have; the rest it refuses.
+/// Optional operations must have the result of the equivalent reads and writes, or be refused.
 fn check_abilities(driver: &mut Driver, model: &mut Model, random: &mut Random, may_fail: bool) {
     let abilities = driver.disk.abilities();
     let range = random_range(random, driver.block_bytes, Op::Read);
@@ -238,7 +239,7 @@ fn what_a_faulty_disk_acknowledges_is_as_it_says() {
     }
 }
 
-/// Slow in all three ways, in the microseconds that a driver's turns take.
+/// A delay layer with all three settings, scaled to the driver's clock.
 fn slow(below: Arc<dyn DiskSource>) -> Arc<dyn DiskSource> {
     let (latency, seek) = (Nanos::from_us(7), Nanos::from_us(20));
     DelayDisk::new(below, &DelaySpec { latency, seek, bandwidth: Some(1 << 30) }).expect("slow")
@@ -261,7 +262,7 @@ fn a_slow_disk_reads_what_was_written() {
     check(&*CachedDisk::new(slow(file(&at, 512, true)), Some(&cache)).expect("a cache"), 6, 60, false);
 }
 
-/// One core of the counting game.
+/// One core of [`count_up`].
 struct Counter {
     driver: Driver,
     swap: Option<Token>,
@@ -269,8 +270,8 @@ struct Counter {
 }
 
 impl Counter {
-    /// One turn. Begins a compare-and-write of block 3 from `guess` to one more, and a write beside it,
-    /// unless they are in flight; the result of the one that ended.
+    /// Polls once, and begins a compare-and-write of block 3 from `guess` to `guess + 1` and a write beside
+    /// it, unless they are in flight. Returns the result of a compare-and-write that ended.
     fn turn(&mut self, guess: Option<u64>, random: &mut Random) -> Option<Result<(), DiskError>> {
         let driver = &mut self.driver;
         let block_bytes = driver.block_bytes as usize;
@@ -293,7 +294,7 @@ impl Counter {
     }
 }
 
-/// Two cores in one thread, their turns drawn: compare-and-writes that count up one block, among writes
+/// Two cores on one thread, polled in random order: their compare-and-writes count up one block, among writes
 /// beside it.
 fn count_up(source: &dyn DiskSource, count: u64) {
     let counter = |core| Counter { driver: Driver::with_depth(source, core, 4), swap: None, beside: None };
@@ -303,7 +304,7 @@ fn count_up(source: &dyn DiskSource, count: u64) {
     let start = Instant::now();
     while swapped < count || cores.iter().any(|core| core.swap.is_some()) {
         assert!(start.elapsed() < TEST_TIME_MAX, "{swapped} swapped, {refused} refused");
-        // From the last count known, or an older one; the other core may have been faster.
+        // The current count, or sometimes the one before, so that some compares fail.
         let guess = (swapped < count).then(|| swapped.saturating_sub(random.below(2)));
         let core = &mut cores[usize::from(random.below(2) == 0)];
         match core.turn(guess, &mut random) {

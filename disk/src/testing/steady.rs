@@ -13,10 +13,10 @@ use crate::{
 };
 
 const DEPTH: u64 = 16;
-/// What takes longer hangs.
+/// Timeout of a round.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
-/// 16 commands in flight, of all kinds, and all of them back.
+/// Submits 16 commands of several kinds and waits for all completions.
 fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, blocks: u32) {
     let mut left = DEPTH;
     for token in 0..DEPTH {
@@ -32,7 +32,8 @@ fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, block
         let buf: Option<Buf> = match has_data.then(|| disk.prepare(&request, None)) {
             Some(Prepared::Pool) => context.pool.take(blocks * 512),
             Some(Prepared::Ready(buf)) => {
-                // A disk that reads in place takes it back; one with a cache has ended the read with it.
+                // A disk that reads in place gets the buffer with `submit`; on a cache hit the read has
+                // ended.
                 if !disk.abilities().reads_in_place {
                     left -= 1;
                     continue;
@@ -44,7 +45,7 @@ fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, block
         };
         left -= u64::from(disk.submit(Token(token), &request, buf).is_some());
     }
-    // A flush of a file takes as long as the file system and its disk take.
+    // A flush of a file may be slow.
     let begun = Instant::now();
     while left > 0 && begun.elapsed() < TIME_MAX {
         disk.poll(Clock::now(), done);

@@ -1,9 +1,8 @@
-//! Admin commands to their end, and what is built of them; and the end of former associations: what this host
-//! has left behind at a target that is a Spindle.
+//! Synchronous admin commands, and the end of this host's former associations at a Spindle target.
 //!
-//! A target may hold an association for alive that its host lost long ago, and still execute what had arrived
-//! of it. A host that writes the same blocks anew on another association ends the former ones first, by a
-//! command of Spindle's (`docs/extensions.md`).
+//! A target may still have an association that its host has lost, and execute commands of it that had
+//! arrived. A host that writes the same blocks over another association ends the former ones first, by
+//! Spindle's vendor command End Former Associations (`docs/extensions.md`).
 
 use nvme_spec::feature::FeatureId;
 use nvme_spec::identify::{Cns, IdentifyNamespace, NamespaceList};
@@ -20,22 +19,22 @@ use crate::error::{Error, Loss};
 use crate::namespace::{Identity, Namespace};
 use crate::qpair::{Completion, Failure, Qpair, Refusal, WaitError};
 
-/// What has become of the former associations.
+/// Result of End Former Associations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Former {
-    /// They have ended, and nothing of them reaches a medium any more.
+    /// The former associations have ended, and none of their commands is at a disk.
     Over {
-        /// How many the target held for alive; `u16::MAX`: or more.
+        /// Number of associations ended; `u16::MAX` means that many or more.
         ended: u16,
     },
-    /// They have ended, but the target's disks still have commands of them, for longer than it waits; or the
-    /// target did not say.
+    /// The former associations have ended, but commands of them are still at the target's disks after the
+    /// longest wait; or the target returned another error.
     MayLand,
-    /// The target does not know the command.
+    /// The target does not support the command.
     Unsupported,
 }
 
-/// Submit one command and wait for its end.
+/// Submits a command and waits for its completion.
 fn execute(
     qpair: &mut Qpair,
     step: &'static str,
@@ -57,7 +56,7 @@ fn execute(
     }
 }
 
-/// The completion entry of a success.
+/// The completion queue entry; an error unless the command succeeded.
 pub(super) fn succeeded(step: &'static str, completion: &Completion) -> Result<Cqe, Error> {
     match completion.result {
         Ok(()) => Ok(completion.cqe),
@@ -70,7 +69,7 @@ pub(super) fn succeeded(step: &'static str, completion: &Completion) -> Result<C
     }
 }
 
-/// What the bytes of an answer say.
+/// Parses the data of an answer.
 pub(crate) fn parsed<T: FromBytes>(step: &'static str, data: &[u8]) -> Result<T, Error> {
     T::read_from_bytes(data).map_err(|_| Error::Answer { step, what: "it is too short" })
 }
@@ -81,10 +80,10 @@ impl Controller {
         execute(&mut self.admin, step, sqe, data, timeout)
     }
 
-    /// A command that reads so many bytes, to its end.
+    /// Executes a command that returns `bytes` bytes of data.
     fn read(&mut self, step: &'static str, sqe: Sqe, bytes: u32) -> Result<Vec<u8>, Error> {
         Error::in_range("bytes of an admin command", bytes, 0_u32, ADMIN_BYTES_MAX)?;
-        // Empty only if as many admin commands were given up as there are buffers.
+        // Fails only when commands that have timed out hold all buffers.
         let buf = self.pool.take_contiguous(bytes).ok_or(Error::Busy { step })?;
         let completion = self.execute(step, sqe, HostData::FromController(buf))?;
         succeeded(step, &completion)?;
@@ -105,14 +104,13 @@ impl Controller {
         parsed(step, &data).map(Box::new)
     }
 
-    /// Ask again what the controller is: parts of Identify Controller may change, as VWC and SN of a
-    /// subsystem that has moved.
+    /// Reads Identify Controller again: VWC and SN may change when a subsystem moves.
     pub fn refresh_identify(&mut self) -> Result<(), Error> {
         self.identify = self.identify_as("Identify Controller", Cns::CONTROLLER, 0)?;
         Ok(())
     }
 
-    /// The NSIDs of the active namespaces, ascending.
+    /// NSIDs of the active namespaces, ascending.
     pub fn namespaces(&mut self) -> Result<Vec<u32>, Error> {
         let step = "Identify (active namespaces)";
         let mut found: Vec<u32> = Vec::new();
@@ -132,21 +130,21 @@ impl Controller {
         }
     }
 
-    /// Identify Namespace.
+    /// Identify Namespace data (CNS 00h).
     pub fn identify_namespace(&mut self, nsid: u32) -> Result<Box<IdentifyNamespace>, Error> {
         self.identify_as("Identify Namespace", Cns::NAMESPACE, nsid)
     }
 
-    /// A namespace as commands need it.
+    /// Block size, size and identity of a namespace, as I/O commands need them.
     ///
     /// # Errors
-    /// [`Error`]; a namespace that is not active has no block size and is one too.
+    /// [`Error`] when a command fails, or the namespace is not active (it reports no block size).
     pub fn namespace(&mut self, nsid: u32) -> Result<Namespace, Error> {
         let identify = self.identify_namespace(nsid)?;
         self.namespace_of(nsid, &identify)
     }
 
-    /// As [`Controller::namespace`], of what Identify Namespace has answered.
+    /// As [`Controller::namespace`], from Identify Namespace data already read.
     pub fn namespace_of(&mut self, nsid: u32, identify: &IdentifyNamespace) -> Result<Namespace, Error> {
         let what = "it names no block size that is allowed";
         let unusable = Error::Answer { step: "Identify Namespace", what };
@@ -158,8 +156,8 @@ impl Controller {
         Namespace::new(nsid, identify, identity).ok_or(unusable)
     }
 
-    /// Namespace Identification Descriptors; none of a controller that does not have them: they came with
-    /// 1.3, and some of later versions refuse them.
+    /// Namespace Identification Descriptors; empty where the controller does not support them (before NVMe
+    /// 1.3, or refused with Invalid Field).
     fn namespace_descriptors(&mut self, nsid: u32) -> Result<Vec<u8>, Error> {
         if self.vs < Vs::V1_3 {
             return Ok(Vec::new());
@@ -172,7 +170,7 @@ impl Controller {
         }
     }
 
-    /// Part of a log page; `rae`: keep the event that told of it.
+    /// Reads part of a log page. `rae`: Retain Asynchronous Event.
     pub fn log_page(
         &mut self,
         lid: LogId,
@@ -184,13 +182,13 @@ impl Controller {
         self.read("Get Log Page", Sqe::get_log_page(0, lid, nsid, bytes, offset, rae), bytes)
     }
 
-    /// Set a feature (one without data).
+    /// Set Features, for a feature without data; returns dword 0 of the completion.
     pub(super) fn set_feature(&mut self, fid: FeatureId, value: u32) -> Result<u32, Error> {
         let completion = self.execute("Set Features", Sqe::set_features(0, fid, 0, value), HostData::None)?;
         Ok(succeeded("Set Features", &completion)?.result_u32())
     }
 
-    /// A property (a register) of 4 or, if `is_long`, 8 bytes.
+    /// Property Get, of 4 or, with `is_long`, 8 bytes.
     pub(super) fn property(&mut self, offset: u32, is_long: bool) -> Result<u64, Error> {
         let completion =
             self.execute("Property Get", Sqe::property_get(0, is_long, offset), HostData::None)?;
@@ -198,7 +196,7 @@ impl Controller {
         Ok(if is_long { value } else { value & u64::from(u32::MAX) })
     }
 
-    /// Set a property of 4 bytes.
+    /// Property Set, of 4 bytes.
     pub(super) fn set_property(&mut self, offset: u32, value: u32) -> Result<(), Error> {
         let sqe = Sqe::property_set(0, false, offset, u64::from(value));
         let completion = self.execute("Property Set", sqe, HostData::None)?;
@@ -206,7 +204,7 @@ impl Controller {
     }
 }
 
-/// `None`: it was lost with its association.
+/// Result of the command; `None` if the association was lost first.
 pub(super) fn former_of(completion: &Completion) -> Option<Former> {
     match completion.result {
         Ok(()) => {
@@ -220,27 +218,27 @@ pub(super) fn former_of(completion: &Completion) -> Option<Former> {
 }
 
 impl Controller {
-    /// The target knows the command that ends former associations.
+    /// True where the target supports End Former Associations.
     #[must_use]
     pub fn ends_former_associations(&self) -> bool {
         self.identify.spindle_features().end_former_associations()
     }
 
-    /// Say that this association is of `token` (not 0: the same for as long as the host is the same program
-    /// with the same purpose), and end all others of this host that have said the same. What came of it is a
-    /// [`ControllerEvent::Former`](super::ControllerEvent::Former), within 40 s: when nothing of any former
-    /// association is at a disk.
+    /// Registers this association under `token` and ends all other associations of this host that have
+    /// registered the same token. `token` is not 0, and constant while the same program runs for the same
+    /// purpose. [`ControllerEvent::Former`](super::ControllerEvent::Former) reports the result within 40 s,
+    /// when no command of a former association is at a disk.
     pub fn begin_end_former_associations(&mut self, token: u64) {
         if !self.ends_former_associations() {
             self.former = Some(Former::Unsupported);
             return;
         }
         let sqe = Sqe::end_former_associations(0, token);
-        // Not taken: the association is lost, and that is told.
+        // A refusal means that the association is lost, which `poll` reports.
         self.former_request = self.admin.submit(sqe, HostData::None).ok();
         self.admin.send();
     }
 }
 
-/// The largest NSID that can be one (Base 2.0 section 3.2.1.2).
+/// Largest valid NSID (Base 2.0 section 3.2.1.2).
 const NSID_LAST: u32 = 0xffff_fffe;

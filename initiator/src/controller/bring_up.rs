@@ -1,4 +1,4 @@
-//! Connecting queues, enabling the controller, and its end.
+//! Connecting queues, enabling the controller, and its shutdown.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,19 +15,18 @@ use crate::link::QueueName;
 use crate::options::{Options, Target};
 use crate::queue::IoQueue;
 
-/// CC as Linux writes it: entries of 64 and 16 bytes, the NVM command set, 4 KiB pages.
+/// CC as set by Linux: queue entries of 64 and 16 bytes, NVM command set, 4 KiB pages.
 const ENABLED: Cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
-/// Least time to become ready or to shut down, where the controller names less.
+/// Smallest timeout of CSTS.RDY, where the controller reports less in CAP.TO.
 const READY_MIN: Duration = Duration::from_secs(1);
-/// Least and most time between two looks at CSTS.
-const LOOK_PERIODS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(20));
+/// First and longest time between two reads of CSTS.
+const CSTS_POLL_PERIODS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(20));
 
 /// See [`Controller::connect`].
 pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
     let pool = admin_pool()?;
     let depth = ADMIN_ENTRIES - 1;
-    // An admin queue has its own watch (keep alive), and an event request is outstanding for as long as
-    // nothing happens.
+    // The admin queue is supervised by Keep Alive; its event request may be outstanding without limit.
     let admin_options = Options { command_timeout: None, batch_bytes: 16 << 10, ..options.clone() };
     let name = QueueName { qid: 0, cntlid: 0, depth };
     let (admin, cntlid) = Connecting::begin(target, &admin_options, &pool, name, Clock::now())?.finish()?;
@@ -43,7 +42,7 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
         queues_granted: 0,
         keep_alive: None,
         event_request: None,
-        event_again: None,
+        next_event_request: None,
         events: VecDeque::new(),
         former_request: None,
         former: None,
@@ -63,7 +62,7 @@ fn enable(controller: &mut Controller) -> Result<(), Error> {
     wait_for_status(controller, "CSTS.RDY", timeout, |csts| csts.rdy())
 }
 
-/// Look at CSTS until it is as wanted.
+/// Polls CSTS until `is_reached`.
 fn wait_for_status(
     controller: &mut Controller,
     step: &'static str,
@@ -71,7 +70,7 @@ fn wait_for_status(
     is_reached: impl Fn(Csts) -> bool,
 ) -> Result<(), Error> {
     let deadline = Clock::now() + Nanos::from(timeout);
-    let (mut period, period_max) = LOOK_PERIODS;
+    let (mut period, period_max) = CSTS_POLL_PERIODS;
     loop {
         let value = controller.property(register::CSTS, false)?;
         let csts = Csts::from_bits(u32::try_from(value).unwrap_or(u32::MAX));
@@ -89,7 +88,7 @@ fn wait_for_status(
     }
 }
 
-/// What is asked of an enabled controller.
+/// Identifies an enabled controller, requests queues, and enables Keep Alive and events.
 fn configure(controller: &mut Controller) -> Result<(), Error> {
     controller.refresh_identify()?;
     if controller.identify.cntlid.get() != controller.cntlid {
@@ -103,8 +102,8 @@ fn configure(controller: &mut Controller) -> Result<(), Error> {
         controller.queues_granted = u16::try_from(granted).unwrap_or(u16::MAX).min(wanted);
     }
     controller.keep_alive = KeepAlive::new(controller.options.keep_alive_ms);
-    // Notices that the controller has, and whose log pages a host of ours reads. Errors and health are asked
-    // for, not told.
+    // Only notices that the controller supports and whose log pages this host reads. Errors and health are
+    // not requested as events.
     let offered = Oaes::from_bits(controller.identify.oaes.get());
     let wanted = AsyncEventConfig::new()
         .with_namespace_attribute(controller.tells_of_namespaces())
@@ -125,7 +124,7 @@ pub(super) fn shut_down(controller: &mut Controller) -> Result<(), Error> {
 }
 
 impl Controller {
-    /// Make I/O queue `qid` (1 to [`Controller::queues_granted`]), for as many commands as the options say.
+    /// Connects I/O queue `qid` (1 to [`Controller::queues_granted`]) with [`Options::depth`].
     pub fn connect_queue(&mut self, qid: u16) -> Result<IoQueue, Error> {
         self.connect_queue_of(qid, self.options.depth)
     }

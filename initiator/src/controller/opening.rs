@@ -1,10 +1,10 @@
-//! [`Opening`]: an I/O queue that is being connected, in steps that do not wait.
+//! [`Opening`]: connects an I/O queue, in steps that do not block.
 //!
 //! ```text
 //!   begin ─> link (TCP: socket, ICReq; RDMA: address, route, connect) ─> Connect ─> IoQueue
 //! ```
-//! Each step has `connect_timeout`, Connect `connect_answer_timeout`. The same steps with waits between them
-//! are how a controller connects its queues itself.
+//! Each step has `connect_timeout`, Connect `connect_answer_timeout`. A controller connects its own queues by
+//! the same steps, with waits between them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,11 +25,11 @@ use crate::options::{Options, Target};
 use crate::qpair::{Qpair, Refusal, Ticket};
 use crate::queue::IoQueue;
 
-/// The name of the first step over TCP, whose end in time has an error of its own.
+/// Name of the first step over TCP; its timeout is reported as [`Error::Connect`].
 const SOCKET: &str = "TCP";
 
-/// What the I/O queues of one association need to know of it; any thread may make them. It outlives its
-/// [`Controller`]: then the target refuses them.
+/// Parameters of an association for connecting its I/O queues, on any thread. May outlive its [`Controller`];
+/// the target then refuses the queues.
 #[derive(Debug, Clone)]
 pub struct Association {
     pub(super) target: Target,
@@ -42,22 +42,22 @@ pub struct Association {
 }
 
 impl Association {
-    /// Most commands that one I/O queue may have outstanding.
+    /// Most outstanding commands of one I/O queue.
     #[must_use]
     pub fn depth_max(&self) -> u16 {
         self.depth_max
     }
 }
 
-/// See the module. Dropped before its end, it ends the connection.
+/// An I/O queue being connected. Dropped early, it closes the connection.
 pub struct Opening {
     association: Arc<Association>,
     connecting: Connecting,
 }
 
 impl Opening {
-    /// Begin to connect I/O queue `qid` for `depth` commands. A buffer of 1 KiB of `pool` is taken until it
-    /// is over. `now` begins the time of the first step.
+    /// Begins to connect I/O queue `qid` for `depth` commands. Uses a buffer of 1 KiB of `pool` for Connect
+    /// data. `now` starts the timeout of the first step.
     pub fn begin(
         association: &Arc<Association>,
         pool: &Pool,
@@ -72,14 +72,14 @@ impl Opening {
         Ok(Opening { association: Arc::clone(association), connecting })
     }
 
-    /// On, as far as it goes at once. The queue when it is connected; after that, and after an error, there
-    /// is nothing left to do.
+    /// Advances without blocking. Returns the queue when it is connected; not to be called after that or
+    /// after an error.
     pub fn step(&mut self, now: Nanos) -> Result<Option<IoQueue>, Error> {
         let Some((qpair, _)) = self.connecting.step(now)? else { return Ok(None) };
         Ok(Some(self.queue(qpair)))
     }
 
-    /// All steps, with waits between them.
+    /// Runs all steps, with waits between them.
     pub(super) fn finish(mut self) -> Result<IoQueue, Error> {
         let (qpair, _) = self.connecting.finish()?;
         Ok(self.queue(qpair))
@@ -93,7 +93,7 @@ impl Opening {
 }
 
 impl Controller {
-    /// What makes I/O queues of this association elsewhere, by [`Opening`].
+    /// Parameters for connecting I/O queues of this association on other threads, by [`Opening`].
     #[must_use]
     pub fn association(&self) -> Arc<Association> {
         Arc::new(Association {
@@ -108,7 +108,7 @@ impl Controller {
     }
 }
 
-/// A queue of any number on its way.
+/// An admin or I/O queue being connected.
 pub(super) struct Connecting {
     target: Target,
     options: Options,
@@ -120,10 +120,10 @@ pub(super) struct Connecting {
 
 enum State {
     Link(LinkOpening),
-    /// Its Connect is outstanding.
+    /// Connect is outstanding.
     Connect(Box<Qpair>, Ticket),
-    /// It was given out, or has failed.
-    Over,
+    /// The queue was returned, or the attempt has failed.
+    Finished,
 }
 
 impl Connecting {
@@ -143,32 +143,32 @@ impl Connecting {
     fn step_name(&self) -> &'static str {
         match &self.state {
             State::Link(link) => link.name(),
-            State::Connect(..) | State::Over if self.name.qid == 0 => "Connect",
-            State::Connect(..) | State::Over => "Connect (I/O queue)",
+            State::Connect(..) | State::Finished if self.name.qid == 0 => "Connect",
+            State::Connect(..) | State::Finished => "Connect (I/O queue)",
         }
     }
 
-    /// Time for the step that it is at.
+    /// Timeout of the current step.
     fn timeout(&self) -> Duration {
         match self.state {
-            State::Link(_) | State::Over => self.options.connect_timeout,
+            State::Link(_) | State::Finished => self.options.connect_timeout,
             State::Connect(..) => self.options.connect_answer_timeout,
         }
     }
 
-    /// On, as far as it goes at once. The queue and its CNTLID when it is connected.
+    /// Advances without blocking. Returns the queue and its CNTLID when it is connected.
     pub(super) fn step(&mut self, now: Nanos) -> Result<Option<(Qpair, u16)>, Error> {
         let before = self.step_name();
-        let connected = self.step_state(now).inspect_err(|_| self.state = State::Over)?;
+        let connected = self.step_state(now).inspect_err(|_| self.state = State::Finished)?;
         let step = self.step_name();
         if connected.is_some() {
             return Ok(connected);
         }
         if step != before {
             self.deadline = now + self.timeout().into();
-        } else if now >= self.deadline && !matches!(self.state, State::Over) {
+        } else if now >= self.deadline && !matches!(self.state, State::Finished) {
             let after = self.timeout();
-            self.state = State::Over;
+            self.state = State::Finished;
             if step == SOCKET {
                 let source = std::io::ErrorKind::TimedOut.into();
                 return Err(Error::Connect { address: self.target.address, source });
@@ -180,7 +180,7 @@ impl Connecting {
 
     fn step_state(&mut self, now: Nanos) -> Result<Option<(Qpair, u16)>, Error> {
         match &mut self.state {
-            State::Over => Ok(None),
+            State::Finished => Ok(None),
             State::Link(opening) => {
                 let Some(link) = opening.step()? else { return Ok(None) };
                 let mut qpair = Qpair::new(link, self.name.depth, &self.options);
@@ -191,7 +191,7 @@ impl Connecting {
             }
             State::Connect(qpair, ticket) => {
                 qpair.poll(now);
-                // What was received may ask for the data (R2T).
+                // An R2T may have asked for the Connect data.
                 qpair.send();
                 let completion = qpair.take(*ticket);
                 let loss = qpair.loss();
@@ -206,9 +206,9 @@ impl Connecting {
                 if self.name.qid != 0 && result.cntlid() != self.name.cntlid {
                     return Err(Error::Answer { step, what: "it names another controller" });
                 }
-                match std::mem::replace(&mut self.state, State::Over) {
+                match std::mem::replace(&mut self.state, State::Finished) {
                     State::Connect(qpair, _) => Ok(Some((*qpair, result.cntlid()))),
-                    State::Link(_) | State::Over => Ok(None),
+                    State::Link(_) | State::Finished => Ok(None),
                 }
             }
         }
@@ -220,9 +220,9 @@ impl Connecting {
             0 => ("Connect", CNTLID_DYNAMIC, self.options.keep_alive_ms),
             _ => ("Connect (I/O queue)", cntlid, 0),
         };
-        // Entries less one, as the field counts, is the depth: one entry always stays empty.
+        // SQSIZE is zero-based: entries less one, which is the depth, as one entry stays empty.
         let sqsize_z = u16::try_from(qpair.depth()).unwrap_or(u16::MAX);
-        // Then a successful read needs no completion of its own (C2HData SUCCESS).
+        // Without SQ flow control a successful read may complete by C2HData with SUCCESS.
         let cattr = ConnectAttributes::new().with_disable_sq_flow_control(true);
         let data = ConnectData::new(self.target.host.id, cntlid, &self.target.nqn, &self.target.host.nqn);
         let bytes = u32::try_from(data.as_bytes().len()).unwrap_or(0);
@@ -237,7 +237,7 @@ impl Connecting {
         })
     }
 
-    /// All steps, with waits between them.
+    /// Runs all steps, with waits between them.
     pub(super) fn finish(&mut self) -> Result<(Qpair, u16), Error> {
         loop {
             let now = Clock::now();
@@ -248,7 +248,7 @@ impl Connecting {
             match &mut self.state {
                 State::Link(link) => link.wait_io(left),
                 State::Connect(qpair, _) => qpair.link.wait_io(left, None),
-                State::Over => {}
+                State::Finished => {}
             }
         }
     }

@@ -1,7 +1,7 @@
-//! [`Link`]: one connection, over TCP or RDMA. It knows no command.
+//! [`Link`]: one connection, over TCP or RDMA. It does not interpret commands.
 //!
-//! Both are the host's end of their protocol joined to what moves its bytes, and both are asked in turns:
-//! send what is queued, take what came, tell what came of it.
+//! Both combine the host side of their protocol with its I/O, and both are polled in turns: send what is
+//! queued, receive, report events.
 
 mod rdma;
 mod tcp;
@@ -25,43 +25,42 @@ use crate::qpair::Refusal;
 use rdma::{RdmaLink, RdmaOpening};
 use tcp::{TcpLink, TcpOpening};
 
-/// Which queue a connection is for. RDMA tells it when it connects.
+/// The queue of a connection. RDMA sends it in the private data of the connect request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueName {
-    /// QID.
+    /// Queue ID; 0 for an admin queue.
     pub(crate) qid: u16,
-    /// CNTLID; of an admin queue 0.
+    /// Controller ID; 0 for an admin queue.
     pub(crate) cntlid: u16,
-    /// Commands that may be outstanding.
+    /// Most outstanding commands.
     pub(crate) depth: u16,
 }
 
-/// What happened on a connection.
+/// Event of a connection.
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
-    /// A command is over. Its CID is free again.
+    /// A command has completed or was lost. Its CID is free again.
     Completed { cid: u16, cqe: Cqe, buf: Option<Buf>, result: Result<(), Status> },
-    /// The connection is gone. Comes once, last.
+    /// The connection has ended. The last event, reported once.
     Closed(Loss),
 }
 
-/// A connection.
+/// A connection over either transport.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a box would be a miss more on the way of every command")]
 pub(crate) enum Link {
     Tcp(TcpLink),
-    /// What a turn needs of it is elsewhere in any case, and TCP's is not to grow by it.
+    /// Boxed, so that it does not enlarge the TCP variant; its turn accesses other memory in any case.
     Rdma(Box<RdmaLink>),
 }
 
-/// A connection that is being made, in steps that do not wait.
+/// A connection attempt, in steps that do not block.
 pub(crate) enum LinkOpening {
     Tcp(Box<TcpOpening>),
     Rdma(Box<RdmaOpening>),
 }
 
 impl LinkOpening {
-    /// Begin to connect.
     pub(crate) fn begin(target: &Target, options: &Options, name: QueueName) -> Result<LinkOpening, Error> {
         let address = target.address;
         Ok(match target.transport {
@@ -72,7 +71,7 @@ impl LinkOpening {
         })
     }
 
-    /// What is waited for.
+    /// Name of the current step.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             LinkOpening::Tcp(opening) => opening.name(),
@@ -80,8 +79,8 @@ impl LinkOpening {
         }
     }
 
-    /// On, as far as it goes at once. The link when commands can be submitted; nothing is left to do then,
-    /// nor after an error.
+    /// Advances without blocking. Returns the link when commands can be submitted; not to be called after
+    /// that or after an error.
     pub(crate) fn step(&mut self) -> Result<Option<Link>, Error> {
         Ok(match self {
             LinkOpening::Tcp(opening) => opening.step()?.map(Link::Tcp),
@@ -89,7 +88,7 @@ impl LinkOpening {
         })
     }
 
-    /// Sleep until the next step may go on, at most `timeout`; it may return early.
+    /// Sleeps until the next step may make progress, at most `timeout`; it may return early.
     pub(crate) fn wait_io(&self, timeout: Duration) {
         match self {
             LinkOpening::Tcp(opening) => opening.wait_io(timeout),
@@ -99,7 +98,7 @@ impl LinkOpening {
 }
 
 impl Link {
-    /// Queue a command; it leaves with the next [`Link::send`] or [`Link::turn`].
+    /// Queues a command; sent by the next [`Link::send`] or [`Link::turn`].
     #[inline]
     pub(crate) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
         match self {
@@ -117,7 +116,7 @@ impl Link {
         }
     }
 
-    /// True when there is something to send and the kernel takes none of it: wait for room.
+    /// True when bytes are queued and the socket's send buffer is full.
     #[inline]
     pub(crate) fn is_blocked(&self) -> bool {
         match self {
@@ -132,7 +131,8 @@ impl Link {
         matches!(self, Link::Tcp(_))
     }
 
-    /// What the controller takes of an I/O queue: in-capsule data, up to `in_capsule_max`, and descriptors.
+    /// Sets the controller's limits of an I/O queue: bytes of in-capsule data, at most `in_capsule_max`, and
+    /// SGL descriptors.
     pub(crate) fn set_offered(&mut self, identify: &IdentifyController, in_capsule_max: u32) {
         let offered = u32::try_from(identify.in_capsule_bytes()).unwrap_or(u32::MAX);
         match self {
@@ -141,7 +141,7 @@ impl Link {
         }
     }
 
-    /// Its socket, to be watched. `None`: it is asked in memory, in every turn.
+    /// The socket, for epoll. `None`: RDMA, polled in every turn.
     pub(crate) fn socket(&self) -> Option<&Socket> {
         match self {
             Link::Tcp(link) => Some(link.socket()),
@@ -149,7 +149,7 @@ impl Link {
         }
     }
 
-    /// Send what is queued, as far as it is taken.
+    /// Sends what is queued, as far as the transport accepts it.
     #[inline]
     pub(crate) fn send(&mut self) {
         match self {
@@ -158,8 +158,8 @@ impl Link {
         }
     }
 
-    /// Send, receive once, and tell what came of it, each with whether the connection was open. True when
-    /// anything came.
+    /// Sends, receives once, and reports each event with whether the connection was open. True when any data
+    /// or completion arrived.
     #[inline]
     pub(crate) fn turn(
         &mut self,
@@ -173,7 +173,7 @@ impl Link {
         }
     }
 
-    /// End it at once; every command is told in the next turn.
+    /// Aborts the connection; the next turn reports all commands.
     pub(crate) fn fail(&mut self, loss: Loss) {
         match self {
             Link::Tcp(link) => link.fail(loss),
@@ -181,7 +181,7 @@ impl Link {
         }
     }
 
-    /// End it: over TCP what is queued leaves first.
+    /// Closes the connection; over TCP after sending what is queued.
     pub(crate) fn close(&mut self) {
         match self {
             Link::Tcp(link) => link.close(),
@@ -189,7 +189,7 @@ impl Link {
         }
     }
 
-    /// Sleep until there is something to receive (or room, where that is waited for) or `waker` is raised, at
+    /// Sleeps until data or a completion arrives (or a full send buffer has space) or `waker` is raised, at
     /// most `timeout`; it may return early.
     pub(crate) fn wait_io(&mut self, timeout: Duration, waker: Option<&Waker>) {
         match self {

@@ -1,16 +1,16 @@
-//! [`TcpLink`]: a socket and the host's end of NVMe/TCP, joined.
+//! [`TcpLink`]: a socket with the host side of the NVMe/TCP protocol.
 //!
-//! A turn sends everything that is queued in one call, receives once, and hands on what came of it:
+//! A turn sends everything that is queued in one call, receives once, and reports the resulting events:
 //!
 //! ```text
 //!   wants_send ─ sendmsg ─> sent        direct_target ─ readv ─> received_direct ┐
 //!                                       else            recv ─> batch ─ load ────┴─> next_event.. ─ unload
 //! ```
 //!
-//! The socket of a lost connection is closed by a reset, also when the process is killed. Without it the
-//! kernel goes on sending complete commands after the close: an old write can then reach a target that still
-//! has the association, after the same blocks were written anew over the next one. An orderly end, and a
-//! connection on which every command was answered, are closed as usual.
+//! The socket of a lost connection is closed by a reset, also when the process is killed. Without the reset
+//! the kernel keeps sending queued commands after the close: an old write could reach a target that still has
+//! the association, after a newer write of the same blocks over the next association. After an orderly end,
+//! and when every command was answered, the socket is closed without a reset.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -30,32 +30,33 @@ use crate::error::{Error, Loss};
 use crate::options::Options;
 use crate::qpair::Refusal;
 
-/// Pieces of a buffer that one direct receive fills; a buffer of a pool is one, of a frame store many.
+/// Most buffer segments per direct receive; a pool buffer has one segment, a frame store's buffer many.
 const DIRECT_PIECES_MAX: usize = 64;
-/// Bytes of the batch that a direct receive may fill behind its payload: the next header, and little that
-/// would be copied.
+/// Bytes of the batch that a direct receive may fill after its payload: enough for the next header, little to
+/// copy.
 const BEHIND_DIRECT_BYTES: usize = 2048;
-/// Time from closing to the end of the socket.
+/// Time limit of an orderly close.
 const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(2);
-/// Time that sent bytes may stay without acknowledgement before the kernel gives the connection up, in ms.
+/// TCP_USER_TIMEOUT in ms: the kernel gives the connection up when sent bytes are not acknowledged for this
+/// time.
 const USER_TIMEOUT_MS: u32 = 30_000;
-/// Congestion control: it does not pace packets, and pacing (bbr) costs even where nothing is lost.
+/// Congestion control without packet pacing; pacing (bbr) has a cost even without loss.
 const CONGESTION: &str = "cubic";
 
-/// A connection.
+/// An NVMe/TCP connection of one queue.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     socket: Socket,
     conn: Conn,
-    /// Why it ended, where that was seen here.
+    /// Reason of the end, if this side caused or detected it.
     cause: Option<Loss>,
-    /// The kernel takes no more for the moment.
+    /// The socket's send buffer is full.
     is_full: bool,
     is_shut: bool,
     expects: Expectation,
 }
 
-/// A connection that is being made, in steps that do not wait.
+/// A connection attempt, in steps that do not block.
 #[derive(Debug)]
 pub(crate) struct TcpOpening {
     address: SocketAddr,
@@ -66,33 +67,33 @@ pub(crate) struct TcpOpening {
 
 #[derive(Debug)]
 enum Step {
-    /// The socket connects.
+    /// TCP connect is in progress.
     Socket(Socket),
-    /// ICReq is on its way; 128 bytes come.
-    Hello(Box<TcpLink>, RxBatch),
-    /// There is no more to do: it was given out, or has failed.
-    Over,
+    /// ICReq was queued; waits for ICResp (128 bytes).
+    IcReq(Box<TcpLink>, RxBatch),
+    /// The link was returned, or the attempt has failed.
+    Finished,
 }
 
 impl TcpOpening {
-    /// Begin to connect the socket.
+    /// Starts the TCP connect.
     pub(super) fn begin(address: SocketAddr, options: &Options, depth: u16) -> Result<TcpOpening, Error> {
         let failed = |source| Error::Connect { address, source };
         let socket = Socket::begin_connect(address).map_err(failed)?;
         Ok(TcpOpening { address, options: options.clone(), depth, step: Step::Socket(socket) })
     }
 
-    /// What is waited for.
+    /// Name of the current step.
     pub(super) fn name(&self) -> &'static str {
         match self.step {
             Step::Socket(_) => "TCP",
-            Step::Hello(..) | Step::Over => "ICReq",
+            Step::IcReq(..) | Step::Finished => "ICReq",
         }
     }
 
-    /// On, as far as it goes at once. The link when commands can be submitted.
+    /// Advances without blocking. Returns the link when commands can be submitted.
     pub(super) fn step(&mut self) -> Result<Option<TcpLink>, Error> {
-        match std::mem::replace(&mut self.step, Step::Over) {
+        match std::mem::replace(&mut self.step, Step::Finished) {
             Step::Socket(socket) => {
                 let failed = |source| Error::Connect { address: self.address, source };
                 if !socket.is_connected().map_err(failed)? {
@@ -101,14 +102,14 @@ impl TcpOpening {
                 }
                 configure(&socket);
                 let link = TcpLink::new(socket, &self.options, self.depth);
-                self.hello(Box::new(link), RxBatch::new(BEHIND_DIRECT_BYTES))
+                self.step_icreq(Box::new(link), RxBatch::new(BEHIND_DIRECT_BYTES))
             }
-            Step::Hello(link, batch) => self.hello(link, batch),
-            Step::Over => Ok(None),
+            Step::IcReq(link, batch) => self.step_icreq(link, batch),
+            Step::Finished => Ok(None),
         }
     }
 
-    fn hello(&mut self, mut link: Box<TcpLink>, mut batch: RxBatch) -> Result<Option<TcpLink>, Error> {
+    fn step_icreq(&mut self, mut link: Box<TcpLink>, mut batch: RxBatch) -> Result<Option<TcpLink>, Error> {
         let mut why = None;
         link.turn(&mut batch, |event, _| {
             if let LinkEvent::Closed(loss) = event {
@@ -121,23 +122,23 @@ impl TcpOpening {
         if link.conn.max_h2c_data().is_some() {
             return Ok(Some(*link));
         }
-        self.step = Step::Hello(link, batch);
+        self.step = Step::IcReq(link, batch);
         Ok(None)
     }
 
-    /// Sleep until the next step may go on, at most `timeout`; it may return early.
+    /// Sleeps until the next step may make progress, at most `timeout`; it may return early.
     pub(super) fn wait_io(&self, timeout: Duration) {
         match &self.step {
-            // What is wrong is said by the next step.
+            // The next step reports an error.
             Step::Socket(socket) => drop(socket.wait_writable(timeout)),
-            Step::Hello(link, _) => link.wait_io(timeout, None),
-            Step::Over => {}
+            Step::IcReq(link, _) => link.wait_io(timeout, None),
+            Step::Finished => {}
         }
     }
 }
 
 impl TcpLink {
-    /// On a connected socket, with its first words to be sent.
+    /// A link on a connected socket, with ICReq queued.
     fn new(socket: Socket, options: &Options, depth: u16) -> TcpLink {
         let config = HostConfig {
             header_digest: options.header_digest,
@@ -152,7 +153,7 @@ impl TcpLink {
         TcpLink { socket, conn, cause: None, is_full: false, is_shut: false, expects }
     }
 
-    /// Queue a command; it leaves with the next [`TcpLink::send`] or [`TcpLink::turn`].
+    /// Queues a command; sent by the next [`TcpLink::send`] or [`TcpLink::turn`].
     #[inline]
     pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
         self.conn.submit(sqe, data).map_err(|full| (full.kind.into(), full.data))
@@ -164,22 +165,22 @@ impl TcpLink {
         self.conn.phase() == Phase::Open
     }
 
-    /// True when there is something to send and the kernel takes none of it: wait for room.
+    /// True when bytes are queued and the socket's send buffer is full.
     pub(super) fn is_blocked(&self) -> bool {
         self.is_full && self.conn.wants_send()
     }
 
-    /// What the controller takes.
+    /// Sets the bytes of in-capsule data from Identify Controller.
     pub(super) fn set_offered(&mut self, in_capsule_bytes: u32) {
         self.conn.set_in_capsule_bytes(in_capsule_bytes);
     }
 
-    /// The socket, to be watched.
+    /// The socket, for epoll.
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    /// Send what is queued, as far as the kernel takes it.
+    /// Sends queued bytes until the socket's send buffer is full.
     #[inline]
     pub(super) fn send(&mut self) {
         if self.conn.wants_send() {
@@ -187,7 +188,7 @@ impl TcpLink {
         }
     }
 
-    /// Not inlined: its list of pieces is 16 KiB of stack, which a turn that sends nothing should not set up.
+    /// Not inlined: its I/O vector takes 16 KiB of stack, which a turn without data to send should not touch.
     #[inline(never)]
     fn send_queued(&mut self) {
         while self.conn.wants_send() {
@@ -206,8 +207,8 @@ impl TcpLink {
         }
     }
 
-    /// Send, receive once, and tell what came of it, each with whether the connection was open. True when
-    /// anything came.
+    /// Sends, receives once, and reports each event with whether the connection was open. True when bytes
+    /// arrived, or the connection ended.
     #[inline]
     pub(super) fn turn(&mut self, batch: &mut RxBatch, mut on_event: impl FnMut(LinkEvent, bool)) -> bool {
         let has_sent = self.conn.wants_send();
@@ -224,27 +225,27 @@ impl TcpLink {
                 batch.filled(count - in_place);
                 self.conn.load(std::mem::take(batch));
                 while let Some(event) = self.conn.next_event() {
-                    self.tell(event, &mut on_event);
+                    self.emit(event, &mut on_event);
                 }
                 *batch = self.conn.unload();
             }
-            // A completion may have waited for data to leave.
+            // After a send, a completion that waited for it may be ready.
             Received::Empty if !has_sent && self.is_open() => return false,
             Received::Empty => {}
             Received::Closed => self.conn.on_peer_closed(),
             Received::Failed(errno) => self.fail(Loss::Socket(errno)),
         }
         if !matches!(received, Received::Bytes(_)) || !self.is_open() {
-            self.settle();
+            self.advance_close();
             while let Some(event) = self.conn.next_event() {
-                self.tell(event, &mut on_event);
+                self.emit(event, &mut on_event);
             }
         }
         received != Received::Empty
     }
 
     #[inline]
-    fn tell(&self, event: HostEvent, on_event: &mut impl FnMut(LinkEvent, bool)) {
+    fn emit(&self, event: HostEvent, on_event: &mut impl FnMut(LinkEvent, bool)) {
         let event = match event {
             HostEvent::Completed { cid, cqe, buf, result } => LinkEvent::Completed { cid, cqe, buf, result },
             HostEvent::Closed { why } => LinkEvent::Closed(self.loss(why)),
@@ -253,9 +254,9 @@ impl TcpLink {
         on_event(event, self.is_open());
     }
 
-    /// What the state of a connection that ends asks of its socket.
+    /// Applies the state of a closing connection to its socket.
     #[cold]
-    fn settle(&mut self) {
+    fn advance_close(&mut self) {
         match self.conn.phase() {
             Phase::Open => {}
             Phase::Draining | Phase::HalfClosed | Phase::Closed => {
@@ -263,11 +264,11 @@ impl TcpLink {
                 let is_ending = self.conn.phase() != Phase::Closed;
                 self.conn.on_time(Clock::now());
                 let phase = self.conn.phase();
-                // The peer did not close in time.
+                // The peer did not close within `CLOSE_TIMEOUT`.
                 let is_late = is_ending && phase == Phase::Closed;
                 if phase == Phase::HalfClosed && !self.is_shut {
                     self.is_shut = true;
-                    // An orderly end: the peer reads to the end of what was sent.
+                    // Orderly end: the peer receives all queued bytes.
                     let _ = self.socket.set_reset_on_close(false);
                     let _ = self.socket.shutdown_write();
                 } else if is_late {
@@ -277,22 +278,22 @@ impl TcpLink {
         }
     }
 
-    /// End it at once; every command is told in the next turn.
+    /// Aborts the connection; the next turn reports all commands.
     #[cold]
     pub(super) fn fail(&mut self, loss: Loss) {
         self.cause.get_or_insert(loss);
         self.conn.on_reset();
-        // Best effort, as with all options: on a socket that has failed there is nothing to reset.
+        // Best effort: on a failed socket there is nothing to reset.
         let _ = self.socket.set_reset_on_close(true);
     }
 
-    /// End it: what is queued leaves first.
+    /// Closes the connection after sending what is queued.
     pub(super) fn close(&mut self) {
         self.conn.close();
-        self.settle();
+        self.advance_close();
     }
 
-    /// Why it ended, as seen from here.
+    /// The [`Loss`] to report: the local reason takes precedence.
     fn loss(&self, cause: CloseCause) -> Loss {
         match (self.cause, cause) {
             (Some(loss), _) => loss,
@@ -303,13 +304,13 @@ impl TcpLink {
         }
     }
 
-    /// Sleep until there is something to receive (or room, where that is waited for) or `waker` is raised, at
-    /// most `timeout`.
+    /// Sleeps until the socket is readable (or writable, if it is blocked) or `waker` is raised, at most
+    /// `timeout`.
     pub(super) fn wait_io(&self, timeout: Duration, waker: Option<&Waker>) {
         let flags = if self.is_blocked() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let timeout = Timespec::try_from(timeout).ok();
         let own = PollFd::new(&self.socket, flags);
-        // A signal or an error ends the wait early; the next turn sees what there is.
+        // A signal or an error ends the wait early; the next turn handles it.
         let _ = match waker {
             Some(waker) => poll(&mut [own, PollFd::new(waker, PollFlags::IN)], timeout.as_ref()),
             None => poll(&mut [own], timeout.as_ref()),
@@ -318,7 +319,7 @@ impl TcpLink {
 }
 
 impl Drop for TcpLink {
-    /// Where every command was answered, nothing that the system still sends can do anything.
+    /// Without outstanding commands no reset is needed: queued bytes cannot contain a write.
     fn drop(&mut self) {
         let is_idle = self.conn.outstanding() == 0 && !self.conn.wants_send();
         if self.conn.phase() == Phase::Open && is_idle {
@@ -327,19 +328,20 @@ impl Drop for TcpLink {
     }
 }
 
-/// Options of the socket. Best effort: a refusal costs latency or time to notice a loss, not truth.
+/// Sets socket options. Best effort: without one, latency or loss detection is worse, but the protocol is
+/// correct.
 fn configure(socket: &Socket) {
     let _ = socket.set_nodelay(true);
     let _ = socket.set_reset_on_close(true);
     let _ = socket.set_user_timeout(USER_TIMEOUT_MS);
     let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
     if socket.set_congestion(CONGESTION).is_err() {
-        // Always there, and allowed to everybody.
+        // Always available, and needs no privilege.
         let _ = socket.set_congestion("reno");
     }
 }
 
-/// One send of all that the connection has, as far as it fits in one call; and how much that was.
+/// Sends as much as fits in one call. Returns the outcome and the number of bytes offered.
 #[inline]
 fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_MAX>::new();
@@ -347,8 +349,8 @@ fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     (socket.send_vectored(&pieces), bytes)
 }
 
-/// One receive: into the payload that the connection waits for and a little of the batch behind it, or into
-/// the batch; and how many bytes belong to the payload at most.
+/// Receives once: into the expected payload and a part of the batch after it, or into the batch. Returns the
+/// outcome and the number of payload bytes offered.
 #[inline]
 fn receive_into(
     socket: &Socket,
@@ -367,7 +369,7 @@ fn receive_into(
     }
     expects.on_direct();
     let behind = space.len().min(BEHIND_DIRECT_BYTES);
-    // Full when the payload alone takes all pieces: then this receive does not reach its end.
+    // Fails when the payload has more segments than the vector: this receive then does not reach its end.
     let _ = pieces.try_push(IoSliceMut::new(&mut space[..behind]));
     (socket.recv_vectored(&mut pieces), direct)
 }

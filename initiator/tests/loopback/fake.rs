@@ -3,6 +3,7 @@
 
 mod commands;
 
+use spindle_transport::RequestId;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use spindle_initiator::{
     Buf, Clock, Completion, Host, IoQueue, Nanos, Options, Pages, Pool, Target, TransportKind, ZoneSpec,
 };
 use spindle_reactor::net::{Interest, Listener, Readiness, Received, Sent, Socket};
-use spindle_reactor::slab::{Slab, Slot};
+use spindle_reactor::slab::Slab;
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::{Phase, RxBatch};
 use spindle_transport::{DataPointer, Event, Reply, Transport};
@@ -215,7 +216,7 @@ impl Server {
             match event {
                 Event::Command { sqe, data } => self.on_command(link, sqe, data),
                 Event::Fetched { slot, buf, result } => {
-                    let pending = link.pending.remove(slot).expect("pending");
+                    let pending = link.pending.remove(slot.0).expect("pending");
                     match result {
                         Ok(()) => self.execute(link, &pending.sqe, Some(buf), pending.bytes),
                         Err(status) => link.conn.reply(commands::failed(&pending.sqe, status)),
@@ -252,7 +253,7 @@ impl Server {
         if commands::sends_data(&sqe) && bytes > 0 {
             let slot = link.pending.insert(Pending { sqe, bytes }).ok().expect("room");
             let buf = self.pool.take(bytes).expect("buffer");
-            link.conn.fetch(slot, sqe.cid(), buf);
+            link.conn.fetch(RequestId(slot), sqe.cid(), buf);
         } else {
             self.execute(link, &sqe, None, bytes);
         }
@@ -301,6 +302,6 @@ impl Server {
 }
 
 /// A slot without an owner: no answer is looked up by it.
-pub fn any_slot() -> Slot {
-    Slot::from_wire(0)
+pub fn any_slot() -> RequestId {
+    RequestId::from_wire(0)
 }

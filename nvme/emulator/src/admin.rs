@@ -1,4 +1,4 @@
-//! Admin commands but Identify and Get Log Page: queues, features, events, Abort, the doorbell buffer.
+//! Admin commands other than Identify and Get Log Page: queues, features, events, Abort, doorbell buffer.
 
 use std::collections::VecDeque;
 
@@ -18,27 +18,27 @@ use crate::queues::{Cq, Shadow, Sq};
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.dnr();
 const OFFSET_INVALID: Status = Status::PRP_OFFSET_INVALID.dnr();
-/// Entries of the error log that are kept.
+/// Most entries of the error log.
 pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
-/// Events that wait for a request.
+/// Most events that wait for an Asynchronous Event Request.
 const EVENTS_MAX: usize = 64;
-/// Temperature at which a warning is due, in kelvins.
+/// Default over-temperature threshold, in kelvins.
 const TEMPERATURE_THRESHOLD: u16 = 343;
 
-/// What a controller level reset forgets.
+/// Admin state that a controller level reset clears.
 pub(crate) struct Admin {
-    /// Asynchronous Event Requests in hand.
+    /// CIDs of outstanding Asynchronous Event Requests.
     requests: VecDeque<u16>,
     events: VecDeque<AsyncEvent>,
-    /// A bit for each log page whose event was reported and that was not read since.
+    /// A bit for each log page with a reported event that was not read since.
     masked: [u64; 4],
     pub(crate) event_config: AsyncEventConfig,
     pub(crate) is_cache_on: bool,
-    /// Over and under thresholds of the composite temperature.
+    /// Over and under thresholds of the composite temperature, in kelvins.
     temperature: [u16; 2],
     /// Namespaces that changed since log page 04h was read.
     pub(crate) changed: Vec<u32>,
-    /// Newest first.
+    /// Error log, newest entry first.
     pub(crate) error_log: VecDeque<ErrorLogEntry>,
     pub(crate) error_count: u64,
 }
@@ -58,12 +58,12 @@ impl Admin {
         }
     }
 
-    /// Whether there are both an event and a request.
+    /// Whether there are an event and an Asynchronous Event Request.
     pub(crate) fn has_events(&self) -> bool {
         !self.events.is_empty() && !self.requests.is_empty()
     }
 
-    /// An entry of the error log.
+    /// Adds an entry to the error log.
     pub(crate) fn note_error(&mut self, sqid: u16, cid: u16, status: Status) {
         self.error_count += 1;
         if self.error_log.len() == ERROR_LOG_ENTRIES {
@@ -89,14 +89,14 @@ impl Admin {
         }
     }
 
-    /// The log page was read: its next event is reported.
+    /// Enables the next event of a log page, which was read.
     pub(crate) fn unmask(&mut self, log: LogId) {
         self.set_masked(log, false);
     }
 }
 
 impl Controller {
-    /// Bytes of the data of an admin command.
+    /// Bytes of an admin command's data.
     pub(crate) fn admin_bytes(&self, sqe: &Sqe) -> u64 {
         match sqe.admin_opcode() {
             AdminOpcode::IDENTIFY => 4096,
@@ -105,10 +105,10 @@ impl Controller {
         }
     }
 
-    /// Execute an admin command; `None` where it is completed later, or never.
+    /// Executes an admin command. `None` if it is completed later or never.
     pub(crate) fn execute_admin(&mut self, sqe: &Sqe) -> Option<Outcome> {
         if sqe.fuse() != Fuse::NONE || sqe.psdt() != Psdt::PRP {
-            // SGLs are not used for admin commands over PCIe.
+            // Admin commands over PCIe do not use SGLs.
             return Some(Err(INVALID_FIELD));
         }
         Some(match sqe.admin_opcode() {
@@ -149,7 +149,7 @@ impl Controller {
             return Err(INVALID_FIELD);
         }
         if command.cq().interrupts() {
-            // A function without interrupts has no vectors.
+            // The function has no interrupts, so no vector is valid.
             return Err(Status::INVALID_INTERRUPT_VECTOR.dnr());
         }
         if !base.is_multiple_of(4096) {
@@ -158,7 +158,7 @@ impl Controller {
         if let Some(place) = self.cqs.get_mut(usize::from(qid)) {
             *place = Some(Cq::new(base, command.entries()));
         }
-        self.top = self.top.max(qid);
+        self.qid_max = self.qid_max.max(qid);
         Ok(0)
     }
 
@@ -186,7 +186,7 @@ impl Controller {
         if let Some(place) = self.sqs.get_mut(usize::from(qid)) {
             *place = Some(Sq::new(qid, base, command.entries(), cqid));
         }
-        self.top = self.top.max(qid);
+        self.qid_max = self.qid_max.max(qid);
         Ok(0)
     }
 
@@ -208,8 +208,8 @@ impl Controller {
         if place.as_ref().is_some_and(|cq| cq.users != 0) {
             return Err(Status::INVALID_QUEUE_DELETION.dnr());
         }
-        // A head that was rung before is no stray doorbell.
-        self.find_head(qid);
+        // Takes a head doorbell that was written before the deletion.
+        self.read_head(qid);
         if let Some(place) = self.cqs.get_mut(usize::from(qid)) {
             *place = None;
         }
@@ -222,7 +222,7 @@ impl Controller {
         if !is_there {
             return Err(Status::INVALID_QUEUE_ID.dnr());
         }
-        self.find_tail(qid);
+        self.read_tail(qid);
         self.end_held_of(qid);
         let place = self.sqs.get_mut(usize::from(qid)).and_then(Option::take);
         let cqid = place.map_or(0, |sq| usize::from(sq.cqid));
@@ -254,8 +254,8 @@ impl Controller {
             return Err(INVALID_FIELD);
         }
         self.shadow = Some(Shadow { doorbells, event_indexes });
-        for qid in 1..=self.top {
-            self.announce(qid);
+        for qid in 1..=self.qid_max {
+            self.set_event_index(qid);
         }
         Ok(0)
     }
@@ -268,7 +268,9 @@ impl Controller {
             return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
         }
         match command.fid() {
-            FeatureId::NUMBER_OF_QUEUES => return self.set_queues(NumberOfQueues::from_bits(value)),
+            FeatureId::NUMBER_OF_QUEUES => {
+                return self.set_number_of_queues(NumberOfQueues::from_bits(value));
+            }
             FeatureId::ASYNC_EVENT_CONFIG => {
                 self.admin.event_config = AsyncEventConfig::from_bits(value);
                 self.check_health();
@@ -310,16 +312,16 @@ impl Controller {
         Ok(())
     }
 
-    fn set_queues(&mut self, asked: NumberOfQueues) -> Outcome {
+    fn set_number_of_queues(&mut self, requested: NumberOfQueues) -> Outcome {
         let has_queues =
             self.sqs.iter().skip(1).any(Option::is_some) || self.cqs.iter().skip(1).any(Option::is_some);
         if has_queues {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
-        if asked.submission_z() == u16::MAX || asked.completion_z() == u16::MAX {
+        if requested.submission_z() == u16::MAX || requested.completion_z() == u16::MAX {
             return Err(INVALID_FIELD);
         }
-        // As many of both kinds as there are; drives grant what they have, whatever was asked for.
+        // Grants the same number of both kinds, whatever was requested.
         Ok(NumberOfQueues::both(u32::from(self.spec.queue_pairs)).into_bits())
     }
 
@@ -360,7 +362,7 @@ impl Controller {
         }
     }
 
-    /// An Asynchronous Event Request: kept until there is an event.
+    /// Keeps an Asynchronous Event Request until there is an event.
     pub(crate) fn take_event_request(&mut self, sqe: &Sqe) {
         if sqe.fuse() != Fuse::NONE || sqe.psdt() != Psdt::PRP {
             return self.end(0, sqe.cid(), Err(INVALID_FIELD));
@@ -372,7 +374,7 @@ impl Controller {
         self.deliver_events();
     }
 
-    /// Give events to the requests that wait for them; whether there was one.
+    /// Completes Asynchronous Event Requests with waiting events. Returns whether there was one.
     pub(crate) fn deliver_events(&mut self) -> bool {
         let mut has_worked = false;
         while self.admin.has_events() && self.has_room(0) {
@@ -387,7 +389,7 @@ impl Controller {
         has_worked
     }
 
-    /// An event, if the host asked for its kind; whether it did.
+    /// Queues an event if the host enabled its type. Returns whether it did.
     pub(crate) fn raise(&mut self, event: AsyncEvent) -> bool {
         let config = self.admin.event_config;
         let is_wanted = match event.kind() {
@@ -401,21 +403,21 @@ impl Controller {
             _ => true,
         };
         let is_new = !self.admin.events.contains(&event) && self.admin.events.len() < EVENTS_MAX;
-        let is_ready = self.power == crate::registers::Power::Ready;
+        let is_ready = self.enable_state == crate::registers::EnableState::Ready;
         if is_wanted && is_new && is_ready {
             self.admin.events.push_back(event);
         }
         is_wanted && is_ready
     }
 
-    /// The host wrote to a doorbell what it must not.
+    /// Raises an error event for an invalid doorbell value, or a write to a doorbell that does not exist.
     pub(crate) fn raise_doorbell_error(&mut self, is_value: bool) {
         let error =
             if is_value { AsyncError::INVALID_DOORBELL_VALUE } else { AsyncError::INVALID_DOORBELL_REGISTER };
         self.raise(AsyncEvent::of(AsyncEventType::ERROR, error.0, LogId::ERROR));
     }
 
-    /// A health event, if a warning is set that the host wants to know about.
+    /// Raises a health event if a critical warning is set that the host enabled.
     pub(crate) fn check_health(&mut self) {
         let [over, under] = self.admin.temperature;
         let kelvins = self.health.temperature;
@@ -436,7 +438,7 @@ impl Controller {
         self.raise(AsyncEvent::of(AsyncEventType::HEALTH, information.0, LogId::SMART));
     }
 
-    /// A namespace has another size.
+    /// Adds a namespace to the changed list and raises its event.
     pub(crate) fn note_changed(&mut self, nsid: u32) {
         if let Err(at) = self.admin.changed.binary_search(&nsid) {
             self.admin.changed.insert(at, nsid);

@@ -1,4 +1,4 @@
-//! [`Controller`]: the state of the emulated controller and what one step of it does.
+//! [`Controller`]: the state of the emulated controller, and its step.
 
 use nvme_spec::pcie::{cq_head_doorbell, sq_tail_doorbell};
 use nvme_spec::{Cqe, Sqe, Status};
@@ -13,41 +13,41 @@ use crate::medium::EmulatedMedia;
 use crate::memory::{HostMemory, Registers};
 use crate::pointers::Pointers;
 use crate::queues::{Cq, Shadow, Sq};
-use crate::registers::Power;
+use crate::registers::EnableState;
 use crate::spec::EmulatorSpec;
 use nvme_spec::identify::Dlfeat;
 
-/// The whole state, behind the emulator's lock.
+/// State of the drive, behind the emulator's lock.
 pub(crate) struct Controller {
     pub(crate) spec: EmulatorSpec,
-    /// Of the function that is open, or that was last open.
+    /// Registers of the function that is open, or was open last.
     pub(crate) registers: Arc<Registers>,
-    /// Of a function that is open though its drive was replaced: they read as ones.
+    /// Registers of a function that is still open although its drive was replaced: all ones.
     pub(crate) stale: Weak<Registers>,
     pub(crate) host: HostMemory,
-    /// Who has the function open.
+    /// Upgradable while the function or a clone of its registers is in use.
     pub(crate) holder: Weak<()>,
-    /// Grows with each opening; mappings of an earlier one mean nothing.
+    /// Number of the current opening. Functions of earlier ones are invalid.
     pub(crate) opening: u64,
     pub(crate) is_gone: bool,
     pub(crate) is_removal_asked: bool,
     pub(crate) failing_resets: u32,
-    /// CSTS does not follow CC.
+    /// CSTS ignores CC.
     pub(crate) is_frozen: bool,
-    pub(crate) power: Power,
+    pub(crate) enable_state: EnableState,
     pub(crate) is_fatal: bool,
     pub(crate) shutdown: Option<u64>,
-    /// SHST as reported.
+    /// CSTS.SHST.
     pub(crate) shst: u8,
-    /// CSTS reads as ones before this step.
-    pub(crate) deaf_until: u64,
-    /// Steps done.
+    /// CSTS reads as all ones before this step.
+    pub(crate) ones_until: u64,
+    /// Number of steps, the emulator's time.
     pub(crate) now: u64,
     pub(crate) sqs: Vec<Option<Sq>>,
     pub(crate) cqs: Vec<Option<Cq>>,
-    /// Largest number of a queue that was made.
-    pub(crate) top: u16,
-    /// Queue pairs that the host may make.
+    /// Largest identifier of a created queue.
+    pub(crate) qid_max: u16,
+    /// I/O queue pairs that the host may create.
     pub(crate) queue_pairs: u16,
     pub(crate) shadow: Option<Shadow>,
     pub(crate) admin: Admin,
@@ -56,13 +56,13 @@ pub(crate) struct Controller {
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
     pub(crate) health: Health,
-    /// Used again by each command, so that none allocates.
+    /// Reused by each command, so that no command allocates.
     pub(crate) pointers: Pointers,
     pub(crate) page: Box<[u8]>,
     pub(crate) copied: Vec<u8>,
 }
 
-/// How a command ends: a status, and dword 0.
+/// Status of a command, or dword 0 of its completion.
 pub(crate) type Outcome = Result<u32, Status>;
 
 impl Controller {
@@ -79,15 +79,15 @@ impl Controller {
             is_removal_asked: false,
             failing_resets: 0,
             is_frozen: false,
-            power: Power::Disabled,
+            enable_state: EnableState::Disabled,
             is_fatal: false,
             shutdown: None,
             shst: 0,
-            deaf_until: 0,
+            ones_until: 0,
             now: 0,
             sqs: Vec::new(),
             cqs: Vec::new(),
-            top: 0,
+            qid_max: 0,
             queue_pairs: spec.queue_pairs,
             shadow: None,
             admin: Admin::new(),
@@ -103,7 +103,7 @@ impl Controller {
         }
     }
 
-    /// Another drive in the same place.
+    /// Replaces the drive by another one.
     pub(crate) fn replace(&mut self, spec: EmulatorSpec) {
         spec.assert_sane();
         self.media = media(&spec);
@@ -111,7 +111,7 @@ impl Controller {
         self.spec = spec;
     }
 
-    /// A bounded amount of work; whether there was any.
+    /// Does a bounded amount of work. Returns whether there was any.
     pub(crate) fn step(&mut self) -> bool {
         self.now += 1;
         if let Some(stale) = self.stale.upgrade() {
@@ -122,7 +122,7 @@ impl Controller {
             return false;
         }
         let mut has_worked = self.step_registers();
-        if matches!(self.power, Power::Disabling(_)) && self.host.is_bus_master {
+        if matches!(self.enable_state, EnableState::Disabling(_)) && self.host.is_bus_master {
             self.execute_late();
         }
         if self.can_work() {
@@ -135,27 +135,27 @@ impl Controller {
         has_worked
     }
 
-    /// Enabled, and neither dead nor shut down.
+    /// True while the controller executes commands.
     pub(crate) fn can_work(&self) -> bool {
-        self.power == Power::Ready && !self.is_fatal && !self.is_gone && self.shst == 0
+        self.enable_state == EnableState::Ready && !self.is_fatal && !self.is_gone && self.shst == 0
     }
 
     fn work(&mut self) -> bool {
         let mut has_worked = !self.held.is_empty() && self.step_held();
         has_worked |= self.admin.has_events() && self.deliver_events();
-        for qid in 0..=self.top {
-            self.find_head(qid);
+        for qid in 0..=self.qid_max {
+            self.read_head(qid);
             has_worked |= self.serve(qid);
         }
         if self.now.is_multiple_of(64) {
-            self.look_for_stray_doorbells();
+            self.check_stray_doorbells();
         }
         has_worked
     }
 
-    /// Commands of one submission queue, as many as a step takes.
+    /// Executes up to `commands_a_step` commands of one submission queue. Returns whether there was any.
     fn serve(&mut self, qid: u16) -> bool {
-        let is_given = self.find_tail(qid);
+        let is_given = self.read_tail(qid);
         let mut done = 0;
         while is_given && done < self.spec.commands_a_step && self.can_work() {
             let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { break };
@@ -164,7 +164,7 @@ impl Controller {
                 break;
             }
             let Some(sqe) = self.host.fetch(iova) else {
-                self.die();
+                self.set_fatal();
                 return true;
             };
             if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) {
@@ -179,14 +179,14 @@ impl Controller {
                 self.take_io(qid, &sqe);
             }
         }
-        self.fall_asleep(qid);
+        self.sleep_until_doorbell(qid);
         done != 0
     }
 
     fn take_io(&mut self, sqid: u16, sqe: &Sqe) {
-        if !self.held.is_empty() && self.is_in_hand(sqid, sqe.cid()) {
+        if !self.held.is_empty() && self.is_held(sqid, sqe.cid()) {
             let cid = sqe.cid();
-            self.host.violate(|| format!("queue {sqid}: CID {cid:#x} is already in use"));
+            self.host.record_violation(|| format!("queue {sqid}: CID {cid:#x} is already in use"));
             return self.end(sqid, sqe.cid(), Err(Status::COMMAND_ID_CONFLICT.dnr()));
         }
         match self.faults.next_io() {
@@ -217,12 +217,12 @@ impl Controller {
         }
     }
 
-    /// Run a command of either kind, now.
+    /// Executes an admin or I/O command. `None` if it has no completion yet.
     pub(crate) fn execute(&mut self, sqid: u16, sqe: &Sqe) -> Option<Outcome> {
         if sqid == 0 { self.execute_admin(sqe) } else { Some(self.execute_io(sqe)) }
     }
 
-    /// Complete a command. Where there is no room for it, it stays in hand until there is.
+    /// Completes a command, later if the completion queue is full.
     pub(crate) fn end(&mut self, sqid: u16, cid: u16, outcome: Outcome) {
         if let Err(status) = outcome {
             self.admin.note_error(sqid, cid, status);
@@ -232,14 +232,14 @@ impl Controller {
         }
     }
 
-    /// Write a completion; false where the queue is full. True also where the queue is no more.
+    /// Posts a completion. False if the queue is full; true if the queue does not exist any more.
     pub(crate) fn complete(&mut self, sqid: u16, cid: u16, outcome: Outcome) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { return true };
         let (cqid, cqe) = (sq.cqid, sq.completion(cid, outcome));
         self.post(cqid, cqe)
     }
 
-    /// Write an entry to a completion queue; false where it is full.
+    /// Posts a completion queue entry with the current phase. False if the queue is full.
     pub(crate) fn post(&mut self, cqid: u16, mut cqe: Cqe) -> bool {
         if !self.has_room(cqid) {
             return false;
@@ -250,7 +250,7 @@ impl Controller {
         let status = cqe.status();
         cqe.set_status(status, phase);
         if self.host.post(iova, &cqe).is_none() {
-            self.die();
+            self.set_fatal();
             return true;
         }
         self.counters.completions += 1;
@@ -258,8 +258,8 @@ impl Controller {
         true
     }
 
-    /// CSTS.CFS: no more work until a reset.
-    pub(crate) fn die(&mut self) {
+    /// Sets CSTS.CFS: no command is executed until a reset.
+    pub(crate) fn set_fatal(&mut self) {
         if !self.is_fatal {
             self.is_fatal = true;
             self.counters.fatals += 1;
@@ -267,38 +267,37 @@ impl Controller {
         }
     }
 
-    /// The drive is pulled.
     pub(crate) fn vanish(&mut self) {
         if !self.is_gone {
             self.is_gone = true;
             self.counters.vanished += 1;
         }
-        self.forget();
+        self.reset_controller();
         self.registers.vanish();
     }
 
-    /// Doorbells of queues that are not there.
-    pub(crate) fn look_for_stray_doorbells(&mut self) {
+    /// Reports writes to doorbells of queues that do not exist.
+    pub(crate) fn check_stray_doorbells(&mut self) {
         for qid in 0..=self.spec.queue_pairs {
             let index = usize::from(qid);
             if !matches!(self.sqs.get(index), Some(Some(_))) {
-                self.complain_of_doorbell(sq_tail_doorbell(qid, self.spec.dstrd), "the tail of no queue");
+                self.report_stray_doorbell(sq_tail_doorbell(qid, self.spec.dstrd), "the tail of no queue");
             }
             if !matches!(self.cqs.get(index), Some(Some(_))) {
-                self.complain_of_doorbell(cq_head_doorbell(qid, self.spec.dstrd), "the head of no queue");
+                self.report_stray_doorbell(cq_head_doorbell(qid, self.spec.dstrd), "the head of no queue");
             }
         }
     }
 
-    fn complain_of_doorbell(&mut self, offset: u64, what: &str) {
+    fn report_stray_doorbell(&mut self, offset: u64, what: &str) {
         if let Some(value) = self.registers.take_doorbell(offset) {
-            self.host.violate(|| format!("doorbell {offset:#x} written with {value}: {what}"));
+            self.host.record_violation(|| format!("doorbell {offset:#x} written with {value}: {what}"));
             self.raise_doorbell_error(false);
         }
     }
 }
 
-/// Registers up to the last doorbell, in whole pages.
+/// Size of BAR 0: as specified, else up to the last doorbell in whole pages.
 pub(crate) fn bar_bytes(spec: &EmulatorSpec) -> usize {
     if spec.bar_bytes != 0 {
         return spec.bar_bytes;

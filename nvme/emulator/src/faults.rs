@@ -1,10 +1,10 @@
-//! [`Faults`]: what goes wrong, at random by one seed, or once by [`Injection`].
+//! [`Faults`]: rates of random faults, and [`Injection`], a fault of one command.
 
 use std::collections::VecDeque;
 
 use nvme_spec::Status;
 
-/// Random numbers (splitmix64): the same on every machine.
+/// Pseudorandom numbers (splitmix64).
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
@@ -21,52 +21,52 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// 0 to `limit - 1`; 0 where `limit` is 0.
+    /// From 0 to `limit - 1`; 0 if `limit` is 0.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.next().checked_rem(limit).unwrap_or(0)
     }
 
-    /// The low bits of a number.
+    /// The low 16 bits of the next number.
     pub(crate) fn word(&mut self) -> u16 {
         (self.next() & 0xffff) as u16
     }
 }
 
-/// How often what goes wrong, each in 65,536ths of the commands it is about: I/O commands, where the name
-/// does not begin with `admin`. The first one that strikes, in the order of the fields, is what happens.
+/// Fault rates in 65,536ths of all I/O commands, or of all admin commands for fields that begin with `admin`.
+/// In the order of the fields, the first fault that is drawn applies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Everything follows from it.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// [`Injection::Vanish`].
+    /// Rate of [`Injection::Vanish`].
     pub vanish: u32,
-    /// [`Injection::Fatal`].
+    /// Rate of [`Injection::Fatal`].
     pub fatal: u32,
-    /// [`Injection::Freeze`].
+    /// Rate of [`Injection::Freeze`].
     pub freeze: u32,
-    /// [`Injection::Swallow`].
+    /// Rate of [`Injection::Swallow`].
     pub swallow: u32,
-    /// [`Injection::Drop`].
+    /// Rate of [`Injection::Drop`].
     pub drop: u32,
-    /// [`Injection::Delay`] of 1 to `delay_steps_max` steps, executed early or late.
+    /// Rate of [`Injection::Delay`] of 1 to `delay_steps_max` steps, executed early or late.
     pub delay: u32,
-    /// See `delay`; 0 is as 1.
+    /// Longest delay in steps; 0 means 1.
     pub delay_steps_max: u64,
-    /// The completion waits 1 to 4 steps, so that those of later commands overtake it.
+    /// Delays the completion by 1 to 4 steps, so that later commands complete before it.
     pub reorder: u32,
-    /// [`Injection::Double`].
+    /// Rate of [`Injection::Double`].
     pub double: u32,
-    /// [`Injection::WrongCid`].
+    /// Rate of [`Injection::WrongCid`].
     pub wrong_cid: u32,
-    /// [`Injection::WrongSqid`].
+    /// Rate of [`Injection::WrongSqid`].
     pub wrong_sqid: u32,
-    /// [`Injection::WrongStatus`] with any code but success.
+    /// Rate of [`Injection::WrongStatus`] with any code but success.
     pub wrong_status: u32,
-    /// [`Injection::WrongSqHead`] with any value.
+    /// Rate of [`Injection::WrongSqHead`] with any value.
     pub wrong_sq_head: u32,
-    /// [`Injection::Error`] with one of `errors`, with DNR or without.
+    /// Rate of [`Injection::Error`] with one of `errors`, with DNR or without.
     pub error: u32,
-    /// What `error` says; where it is empty, a choice of what drives say.
+    /// Statuses for `error`; if empty, the statuses in `ERRORS`.
     pub errors: Vec<Status>,
     /// An admin command other than Asynchronous Event Request is neither executed nor completed.
     pub admin_swallow: u32,
@@ -74,42 +74,41 @@ pub struct Faults {
     pub admin_error: u32,
 }
 
-/// One thing that goes wrong with one command.
+/// A fault of one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Injection {
-    /// The command is neither executed nor completed, until it is aborted or the controller is reset. It is
-    /// in the controller's hand all the time.
+    /// The command is neither executed nor completed. It is held until an Abort or a reset.
     Swallow,
-    /// The command is executed and never completed. No Abort finds it; in hand until the reset.
+    /// The command is executed and never completed. An Abort does not find it; it is held until a reset.
     Drop,
-    /// The command is completed after so many steps.
+    /// The command is completed later.
     Delay {
-        /// How many; at least 1.
+        /// Steps until the completion, at least 1.
         steps: u64,
-        /// It is executed only then, else at once.
+        /// Whether it is executed at the completion instead of at once.
         is_executed_late: bool,
     },
-    /// The completion is there twice.
+    /// The completion is posted twice.
     Double,
-    /// The completion has the identifier of no command of the queue. The command is executed; else as `Drop`.
+    /// The command is executed, and the completion has a CID that is not in use; otherwise as `Drop`.
     WrongCid,
-    /// The completion names another submission queue. To the controller the command is completed.
+    /// The completion has another SQID. The controller treats the command as completed.
     WrongSqid,
     /// The command is executed and the completion has this status.
     WrongStatus(Status),
-    /// The completion has this SQHD.
+    /// The command is executed and the completion has this SQHD.
     WrongSqHead(u16),
     /// The command is not executed and ends with this status.
     Error(Status),
-    /// CSTS.CFS is set and the controller stops; the command is in its hand.
+    /// CSTS.CFS is set and the controller stops; the command is held.
     Fatal,
-    /// From now on CSTS does not follow CC, until a function level reset; the command is executed.
+    /// The command is executed, and CSTS ignores CC until a function level reset.
     Freeze,
-    /// The drive is gone: all registers read as ones, nothing is executed, until it is plugged again.
+    /// The drive is pulled: registers read as all ones and no command is executed, until it is plugged again.
     Vanish,
 }
 
-/// What was done, since the beginning.
+/// Counts since the emulator was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
@@ -117,51 +116,51 @@ pub struct Counters {
     pub commands: u64,
     /// Entries read from the admin submission queue.
     pub admin_commands: u64,
-    /// Compares that were done, with whatever result.
+    /// Compare commands executed, with any result.
     pub compares: u64,
-    /// Verifies that were done.
+    /// Verify commands executed.
     pub verifies: u64,
-    /// Copies that were done.
+    /// Copy commands executed.
     pub copies: u64,
     /// I/O commands whose data pointer was an SGL.
     pub sgls: u64,
-    /// Completions written to memory.
+    /// Completions posted.
     pub completions: u64,
-    /// Completions among them whose status is not success.
+    /// Completions posted whose status is not success.
     pub errors: u64,
-    /// Doorbells that were found written.
+    /// Doorbell writes that the controller found.
     pub doorbells: u64,
-    /// Steps in which the controller is enabled and bus mastering is off: nothing is done.
+    /// Steps without work, as the controller is enabled and bus mastering is off.
     pub blocked: u64,
-    /// Times the controller was enabled.
+    /// Times CC.EN was set and took effect.
     pub enables: u64,
-    /// Function level resets.
+    /// Function level resets that succeeded.
     pub function_resets: u64,
     /// Commands that an Abort ended.
     pub aborted: u64,
-    /// [`Injection::Swallow`], admin commands included.
+    /// Number of injected [`Injection::Swallow`], admin commands included.
     pub swallowed: u64,
-    /// [`Injection::Drop`].
+    /// Number of injected [`Injection::Drop`].
     pub dropped: u64,
-    /// [`Injection::Delay`] and reordering.
+    /// Number of injected [`Injection::Delay`], reordering included.
     pub delayed: u64,
-    /// [`Injection::Double`].
+    /// Number of injected [`Injection::Double`].
     pub doubled: u64,
-    /// [`Injection::WrongCid`].
+    /// Number of injected [`Injection::WrongCid`].
     pub wrong_cids: u64,
-    /// [`Injection::WrongSqid`].
+    /// Number of injected [`Injection::WrongSqid`].
     pub wrong_sqids: u64,
-    /// [`Injection::WrongStatus`].
+    /// Number of injected [`Injection::WrongStatus`].
     pub wrong_statuses: u64,
-    /// [`Injection::WrongSqHead`].
+    /// Number of injected [`Injection::WrongSqHead`].
     pub wrong_sq_heads: u64,
-    /// [`Injection::Error`], admin commands included.
+    /// Number of injected [`Injection::Error`], admin commands included.
     pub injected_errors: u64,
-    /// Times the controller said that it is dead: injected, or because the host's queues cannot be reached.
+    /// Times CSTS.CFS was set: injected, or because DMA to a queue failed.
     pub fatals: u64,
-    /// [`Injection::Freeze`].
+    /// Times that CSTS was frozen, by [`Injection::Freeze`] or a test.
     pub freezes: u64,
-    /// Times the drive went away.
+    /// Times the drive was pulled.
     pub vanished: u64,
 }
 
@@ -177,14 +176,14 @@ impl Counters {
             Injection::WrongStatus(_) => &mut self.wrong_statuses,
             Injection::WrongSqHead(_) => &mut self.wrong_sq_heads,
             Injection::Error(_) => &mut self.injected_errors,
-            // Counted where they happen, which is not only here.
+            // Counted in `set_fatal`, `freeze` and `vanish`.
             Injection::Fatal | Injection::Freeze | Injection::Vanish => return,
         };
         *counter += 1;
     }
 }
 
-/// What drives say when they cannot; some of it may be tried again.
+/// Statuses of random errors, transient ones and others.
 const ERRORS: [Status; 8] = [
     Status::INTERNAL_ERROR,
     Status::COMMAND_INTERRUPTED,
@@ -196,12 +195,12 @@ const ERRORS: [Status; 8] = [
     Status::ABORTED_BY_REQUEST,
 ];
 
-/// Decides.
+/// Fault rates, random generator and queued injections.
 pub(crate) struct FaultState {
     faults: Faults,
     pub(crate) random: Random,
-    pub(crate) once: VecDeque<Injection>,
-    pub(crate) once_admin: VecDeque<Injection>,
+    pub(crate) queued: VecDeque<Injection>,
+    pub(crate) queued_admin: VecDeque<Injection>,
     has_io_rates: bool,
 }
 
@@ -210,8 +209,8 @@ impl FaultState {
         FaultState {
             faults: Faults::default(),
             random: Random::new(0),
-            once: VecDeque::new(),
-            once_admin: VecDeque::new(),
+            queued: VecDeque::new(),
+            queued_admin: VecDeque::new(),
             has_io_rates: false,
         }
     }
@@ -230,35 +229,35 @@ impl FaultState {
         self.faults = faults;
     }
 
-    /// What goes wrong with the next I/O command.
+    /// The fault of the next I/O command: queued, or drawn at random.
     #[inline]
     pub(crate) fn next_io(&mut self) -> Option<Injection> {
-        if !self.has_io_rates && self.once.is_empty() {
+        if !self.has_io_rates && self.queued.is_empty() {
             return None;
         }
-        self.once.pop_front().or_else(|| self.at_random())
+        self.queued.pop_front().or_else(|| self.random_injection())
     }
 
-    /// What goes wrong with the next admin command.
+    /// The fault of the next admin command: queued, or drawn at random.
     pub(crate) fn next_admin(&mut self) -> Option<Injection> {
-        if let Some(injection) = self.once_admin.pop_front() {
+        if let Some(injection) = self.queued_admin.pop_front() {
             return Some(injection);
         }
         let (swallow, error) = (self.faults.admin_swallow, self.faults.admin_error);
-        if self.strikes(swallow) {
+        if self.is_drawn(swallow) {
             Some(Injection::Swallow)
-        } else if self.strikes(error) {
+        } else if self.is_drawn(error) {
             Some(Injection::Error(Status::INTERNAL_ERROR))
         } else {
             None
         }
     }
 
-    fn strikes(&mut self, rate: u32) -> bool {
+    fn is_drawn(&mut self, rate: u32) -> bool {
         rate != 0 && u32::from(self.random.word()) < rate
     }
 
-    fn at_random(&mut self) -> Option<Injection> {
+    fn random_injection(&mut self) -> Option<Injection> {
         let faults = &self.faults;
         let rates = [
             faults.vanish,
@@ -275,7 +274,7 @@ impl FaultState {
             faults.wrong_sq_head,
             faults.error,
         ];
-        let index = rates.into_iter().position(|rate| self.strikes(rate))?;
+        let index = rates.into_iter().position(|rate| self.is_drawn(rate))?;
         let random = &mut self.random;
         Some(match index {
             0 => Injection::Vanish,

@@ -1,4 +1,4 @@
-//! The emulator as [`Bus`] and [`Function`].
+//! Implements [`Bus`] and [`Function`] for the emulator.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,10 +11,10 @@ use spindle_reactor::mem::Area;
 use crate::Emulator;
 use crate::controller::Controller;
 
-/// Who has the function open: it and all clones of its registers.
+/// Shared by an open function and all clones of its registers.
 struct Holder {
-    /// Its weak twin is with the controller, which must not keep the holder itself: that is dropped under no
-    /// lock.
+    /// The controller has a `Weak` of this token and not of the holder, so that the holder is never dropped
+    /// under the controller's lock.
     token: Arc<()>,
     emulator: Emulator,
     opening: u64,
@@ -25,7 +25,7 @@ impl Drop for Holder {
         let mut controller = self.emulator.lock();
         debug_assert_eq!(Arc::strong_count(&self.token), 1, "one holder");
         if controller.opening == self.opening && !controller.is_gone {
-            // What happens to a function that is closed.
+            // As VFIO does when a function is closed.
             controller.reset_function();
             if controller.is_removal_asked {
                 controller.vanish();
@@ -34,13 +34,12 @@ impl Drop for Holder {
     }
 }
 
-/// The function of one opening.
+/// The function, valid for one opening.
 struct EmulatedFunction {
     bar: Bar,
     holder: Arc<Holder>,
 }
 
-/// A mapping of one opening.
 struct EmulatedMapping {
     controller: Weak<Mutex<Controller>>,
     id: u64,
@@ -62,7 +61,7 @@ impl Drop for EmulatedMapping {
 }
 
 impl EmulatedFunction {
-    /// The controller, if it is still the drive that was opened.
+    /// Calls `act` with the controller. Fails with ENODEV if the drive is gone or was replaced.
     fn drive<T>(&self, act: impl FnOnce(&mut Controller) -> io::Result<T>) -> io::Result<T> {
         let mut controller = self.holder.emulator.lock();
         if controller.is_gone || controller.opening != self.holder.opening {
@@ -141,7 +140,7 @@ impl Bus for Emulator {
         controller.opening += 1;
         controller.host.unmap_all();
         controller.reset_function();
-        // Until the host turns it on.
+        // Off until the host turns it on.
         controller.host.is_bus_master = false;
         let token = Arc::new(());
         controller.holder = Arc::downgrade(&token);

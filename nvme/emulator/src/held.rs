@@ -1,4 +1,4 @@
-//! Commands that the controller keeps in its hand: delayed, swallowed, or without room for their completion.
+//! Held commands: fetched and not completed, as they are delayed, swallowed, or the completion queue is full.
 
 use std::ops::Range;
 
@@ -8,43 +8,42 @@ use crate::controller::{Controller, Outcome};
 use crate::faults::Injection;
 use crate::pointers::Pointers;
 
-/// What is still to be done with a command.
+/// What remains to be done for a held command.
 #[derive(Debug, Clone, Copy)]
-enum Rest {
-    /// Execute it and complete it, at this step.
+enum HeldState {
+    /// Execute and complete it at this step.
     Execute(u64),
-    /// Complete it, at this step.
+    /// Complete it at this step.
     Complete(u64, Outcome),
-    /// Nothing; an Abort finds it.
+    /// Nothing, until an Abort.
     Swallowed,
-    /// Nothing; no Abort finds it.
+    /// Nothing; an Abort does not find it.
     Dropped,
 }
 
-/// A command in hand.
+/// A command that was fetched and not completed.
 pub(crate) struct Held {
     sqid: u16,
     sqe: Sqe,
-    rest: Rest,
-    /// What the host must not have back: data and lists, by address.
+    state: HeldState,
+    /// IOVA ranges of data and lists, which the host must not reuse yet.
     memory: Vec<Range<u64>>,
 }
 
 impl Held {
-    /// A command that only its completion is missing of, as soon as there is room.
+    /// An executed command whose completion waits for room in the queue.
     pub(crate) fn completed(sqid: u16, cid: u16, outcome: Outcome) -> Held {
         let sqe = Sqe::new(0, cid, 0);
-        Held { sqid, sqe, rest: Rest::Complete(0, outcome), memory: Vec::new() }
+        Held { sqid, sqe, state: HeldState::Complete(0, outcome), memory: Vec::new() }
     }
 
-    /// An Asynchronous Event Request, or another command that waits.
-    fn new(sqid: u16, sqe: &Sqe, rest: Rest, memory: Vec<Range<u64>>) -> Held {
-        Held { sqid, sqe: *sqe, rest, memory }
+    fn new(sqid: u16, sqe: &Sqe, state: HeldState, memory: Vec<Range<u64>>) -> Held {
+        Held { sqid, sqe: *sqe, state, memory }
     }
 }
 
 impl Controller {
-    /// What is due of the commands in hand; whether there was any.
+    /// Executes or completes held commands that are due. Returns whether there was any.
     pub(crate) fn step_held(&mut self) -> bool {
         let mut has_worked = false;
         let mut index = 0;
@@ -52,17 +51,17 @@ impl Controller {
             let now = self.now;
             let Some(held) = self.held.get(index) else { break };
             let (sqid, sqe) = (held.sqid, held.sqe);
-            match held.rest {
-                Rest::Execute(at) if at <= now => {
+            match held.state {
+                HeldState::Execute(at) if at <= now => {
                     has_worked = true;
-                    // Out of the list first: a Delete I/O Submission Queue ends what is in it.
+                    // Removed first: Delete I/O Submission Queue ends all commands in the list.
                     self.held.remove(index);
                     match self.execute(sqid, &sqe) {
                         Some(outcome) => self.end(sqid, sqe.cid(), outcome),
                         None => continue,
                     }
                 }
-                Rest::Complete(at, outcome) if at <= now => {
+                HeldState::Complete(at, outcome) if at <= now => {
                     if self.complete(sqid, sqe.cid(), outcome) {
                         has_worked = true;
                         self.held.remove(index);
@@ -70,42 +69,47 @@ impl Controller {
                         index += 1;
                     }
                 }
-                Rest::Execute(_) | Rest::Complete(..) | Rest::Swallowed | Rest::Dropped => index += 1,
+                HeldState::Execute(_)
+                | HeldState::Complete(..)
+                | HeldState::Swallowed
+                | HeldState::Dropped => index += 1,
             }
         }
         has_worked
     }
 
-    /// The host has cleared CC.EN and must wait for CSTS.RDY: until then commands may still be executed.
+    /// Executes held commands after the host has cleared CC.EN: that is allowed until CSTS.RDY is 0.
     pub(crate) fn execute_late(&mut self) {
         for index in 0..self.held.len() {
             let Some(held) = self.held.get_mut(index) else { return };
-            // Of admin commands those with data, which change nothing else; also those that seemed lost.
+            // Only admin commands with data, which change no other state; also swallowed ones.
             let data = [AdminOpcode::IDENTIFY, AdminOpcode::GET_LOG_PAGE];
             let has_data = held.sqid == 0 && data.contains(&held.sqe.admin_opcode());
-            let is_due = matches!(held.rest, Rest::Execute(at) if at <= self.now);
-            if is_due && (held.sqid != 0 || has_data) || has_data && matches!(held.rest, Rest::Swallowed) {
-                held.rest = Rest::Dropped;
+            let is_due = matches!(held.state, HeldState::Execute(at) if at <= self.now);
+            if is_due && (held.sqid != 0 || has_data)
+                || has_data && matches!(held.state, HeldState::Swallowed)
+            {
+                held.state = HeldState::Dropped;
                 let (sqid, sqe) = (held.sqid, held.sqe);
-                // Its status is dropped.
+                // The completion is dropped.
                 let _ = self.execute(sqid, &sqe);
             }
         }
     }
 
-    /// Let something go wrong with a command.
+    /// Applies a fault to a command.
     pub(crate) fn inject(&mut self, sqid: u16, sqe: &Sqe, injection: Injection) {
         self.counters.note(injection);
         let cid = sqe.cid();
         match injection {
-            Injection::Swallow => self.hold(sqid, sqe, Rest::Swallowed),
+            Injection::Swallow => self.hold(sqid, sqe, HeldState::Swallowed),
             Injection::Drop => self.drop_completion(sqid, sqe),
             Injection::Delay { steps, is_executed_late } => {
                 let at = self.now.saturating_add(steps.max(1));
                 if is_executed_late {
-                    self.hold(sqid, sqe, Rest::Execute(at));
+                    self.hold(sqid, sqe, HeldState::Execute(at));
                 } else if let Some(outcome) = self.execute(sqid, sqe) {
-                    self.hold(sqid, sqe, Rest::Complete(at, outcome));
+                    self.hold(sqid, sqe, HeldState::Complete(at, outcome));
                 }
             }
             Injection::Error(status) => self.end(sqid, cid, Err(status)),
@@ -115,8 +119,8 @@ impl Controller {
                 }
             }
             Injection::Fatal => {
-                self.hold(sqid, sqe, Rest::Swallowed);
-                self.die();
+                self.hold(sqid, sqe, HeldState::Swallowed);
+                self.set_fatal();
             }
             Injection::Vanish => self.vanish(),
             Injection::Freeze => {
@@ -131,7 +135,7 @@ impl Controller {
         }
     }
 
-    /// CSTS does not follow CC from now on.
+    /// Makes CSTS ignore CC until a function reset.
     pub(crate) fn freeze(&mut self) {
         if !self.is_frozen {
             self.is_frozen = true;
@@ -140,19 +144,19 @@ impl Controller {
     }
 
     fn drop_completion(&mut self, sqid: u16, sqe: &Sqe) {
-        // What the command refers to is looked at before: executing it may change that.
+        // Read before the execution, which may change the lists.
         let memory = self.memory_of(sqid, sqe);
         if self.execute(sqid, sqe).is_some() {
-            self.held.push(Held::new(sqid, sqe, Rest::Dropped, memory));
+            self.held.push(Held::new(sqid, sqe, HeldState::Dropped, memory));
         }
     }
 
-    /// A completion that is not as it should be, once there is one.
+    /// Executes a command and posts a faulty completion for it.
     fn inject_completion(&mut self, sqid: u16, sqe: &Sqe, injection: Injection) {
         let cid = sqe.cid();
         if injection == Injection::WrongCid {
             let wrong = [cid ^ 0x8000, cid ^ 0x4000, 0xffff];
-            let wrong = wrong.into_iter().find(|wrong| *wrong != cid && !self.is_in_hand(sqid, *wrong));
+            let wrong = wrong.into_iter().find(|wrong| *wrong != cid && !self.is_held(sqid, *wrong));
             self.drop_completion(sqid, sqe);
             if let Some(wrong) = wrong {
                 self.complete(sqid, wrong, Ok(0));
@@ -167,59 +171,59 @@ impl Controller {
         } else if let Injection::WrongSqHead(head) = injection {
             cqe.sq_head = head.into();
         }
-        // There is room: the command was taken because there is.
+        // There is room: `serve` checked it before it fetched the command.
         self.post(cqid, cqe);
         if injection == Injection::Double {
             self.post(cqid, cqe);
         }
     }
 
-    fn hold(&mut self, sqid: u16, sqe: &Sqe, rest: Rest) {
+    fn hold(&mut self, sqid: u16, sqe: &Sqe, state: HeldState) {
         let memory = self.memory_of(sqid, sqe);
-        self.held.push(Held::new(sqid, sqe, rest, memory));
+        self.held.push(Held::new(sqid, sqe, state, memory));
     }
 
-    /// Whether a command with this identifier is in hand. One that was never completed is: the host knows
-    /// nothing else of it.
-    pub(crate) fn is_in_hand(&self, sqid: u16, cid: u16) -> bool {
+    /// Whether a held command has this identifier, including one whose completion was dropped: for the host
+    /// it is in flight.
+    pub(crate) fn is_held(&self, sqid: u16, cid: u16) -> bool {
         self.held.iter().any(|held| held.sqid == sqid && held.sqe.cid() == cid)
     }
 
-    /// How many admin commands of a kind are in hand.
+    /// Number of held admin commands with this opcode.
     pub(crate) fn held_of(&self, opcode: AdminOpcode) -> usize {
         let is_one = |held: &&Held| held.sqid == 0 && held.sqe.admin_opcode() == opcode;
         self.held.iter().filter(is_one).count()
     }
 
-    /// Abort a command in hand; false where it is not found.
+    /// Aborts a held command. False if it is not found.
     pub(crate) fn abort_held(&mut self, sqid: u16, cid: u16) -> bool {
-        let is_it = |held: &Held| {
-            let is_found = !matches!(held.rest, Rest::Dropped);
+        let is_match = |held: &Held| {
+            let is_found = !matches!(held.state, HeldState::Dropped);
             held.sqid == sqid && held.sqe.cid() == cid && is_found
         };
-        let Some(index) = self.held.iter().position(is_it) else { return false };
+        let Some(index) = self.held.iter().position(is_match) else { return false };
         self.held.remove(index);
         self.counters.aborted += 1;
         self.end(sqid, cid, Err(Status::ABORTED_BY_REQUEST));
         true
     }
 
-    /// A submission queue is deleted: what is in hand of it ends.
+    /// Ends the held commands of a submission queue that is deleted.
     pub(crate) fn end_held_of(&mut self, sqid: u16) {
         let mut ended = Vec::new();
         self.held.retain(|held| {
-            if held.sqid == sqid && !matches!(held.rest, Rest::Dropped) {
+            if held.sqid == sqid && !matches!(held.state, HeldState::Dropped) {
                 ended.push(held.sqe.cid());
             }
             held.sqid != sqid
         });
         for cid in ended {
-            // Without room it is never told: the queue is gone.
+            // If the completion queue is full, the completion is lost with the queue.
             self.complete(sqid, cid, Err(Status::ABORTED_SQ_DELETION));
         }
     }
 
-    /// Whether a command in hand, or one in a queue that was rung, or a queue, lies in or points to `range`.
+    /// Whether a held command, a queue, or a command whose doorbell was rung lies in or points to `range`.
     pub(crate) fn holds(&mut self, range: &Range<u64>) -> bool {
         if self.is_gone || !self.host.is_bus_master || self.sqs.is_empty() {
             return false;
@@ -232,8 +236,8 @@ impl Controller {
         {
             return true;
         }
-        for sqid in 0..=self.top {
-            self.find_tail(sqid);
+        for sqid in 0..=self.qid_max {
+            self.read_tail(sqid);
             let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { continue };
             let (tail, mut at) = (sq.tail, sq.head);
             while at != tail {
@@ -249,7 +253,7 @@ impl Controller {
         false
     }
 
-    /// What a command points to.
+    /// IOVA ranges of a command's data and lists.
     fn memory_of(&mut self, sqid: u16, sqe: &Sqe) -> Vec<Range<u64>> {
         let bytes = if sqid == 0 { self.admin_bytes(sqe) } else { self.io_bytes(sqe) };
         let is_create = [AdminOpcode::CREATE_IO_CQ, AdminOpcode::CREATE_IO_SQ].contains(&sqe.admin_opcode());
@@ -260,8 +264,8 @@ impl Controller {
             return std::iter::once(base..base.saturating_add(entries * entry)).collect();
         }
         let mut pointers = Pointers::default();
-        // What cannot be walked to its end is taken as far as it goes.
-        let _ = pointers.find(&mut self.host, sqe, bytes, self.spec.sgl);
+        // After an error the ranges up to it are used.
+        let _ = pointers.resolve(&mut self.host, sqe, bytes, self.spec.sgl);
         let pieces = pointers.data.iter().chain(&pointers.lists);
         pieces.map(|piece| piece.iova..piece.iova.saturating_add(u64::from(piece.bytes))).collect()
     }

@@ -1,4 +1,4 @@
-//! Identify.
+//! The Identify command and its data structures.
 
 use nvme_spec::identify::{
     Cns, ControllerList, ControllerType, Csi, EntrySize, Frmw, IDENTIFY_BYTES, IO_COMMAND_SET_NVM, Identify,
@@ -14,19 +14,19 @@ use crate::memory::Access;
 use crate::pointers::Cursor;
 use crate::spec::{EmulatorSpec, SglSupport};
 
-/// Room for the data of an admin command.
+/// Buffer for the data of an admin command.
 pub(crate) fn page() -> Box<[u8]> {
     vec![0; IDENTIFY_BYTES].into_boxed_slice()
 }
 
-/// A string padded with spaces, cut where it is too long.
+/// ASCII field of `BYTES` bytes: padded with spaces, cut if too long.
 pub(crate) fn ascii<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     let mut field = [b' '; BYTES];
     field.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
     field
 }
 
-/// EUI64 of a namespace: different for each drive and namespace, always the same for both.
+/// EUI64 of a namespace, a hash of the serial number and the NSID.
 fn eui64(spec: &EmulatorSpec, nsid: u32) -> [u8; 8] {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let bytes = spec.serial.bytes().chain(nsid.to_be_bytes());
@@ -46,7 +46,7 @@ impl Controller {
         self.page.fill(0);
         self.fill_identify(sqe)?;
         let bytes = IDENTIFY_BYTES as u64;
-        self.pointers.open(&mut self.host, sqe, bytes, self.spec.sgl, Access::Write)?;
+        self.pointers.resolve_for(&mut self.host, sqe, bytes, self.spec.sgl, Access::Write)?;
         let written = self.pointers.write(&mut self.host, &mut Cursor::default(), &self.page);
         written.map(|()| 0).ok_or(Status::DATA_TRANSFER_ERROR)
     }
@@ -70,7 +70,7 @@ impl Controller {
                 self.namespace(nsid)?;
                 self.describe(nsid);
             }
-            // All of it is zero: no protection information, no storage tags.
+            // All zeroes: no protection information, no storage tags.
             Cns::CSI_NAMESPACE => {
                 self.namespace(nsid)?;
             }

@@ -14,7 +14,6 @@ use crate::spec::{EmulatorSpec, SglSupport};
 const INVALID_FIELD: Status = Status::INVALID_FIELD.dnr();
 
 impl Controller {
-    /// Execute an I/O command.
     pub(crate) fn execute_io(&mut self, sqe: &Sqe) -> Outcome {
         let opcode = sqe.io_opcode();
         if !self.has_command(opcode) {
@@ -57,7 +56,7 @@ impl Controller {
         }
     }
 
-    /// Bytes of the data of an I/O command.
+    /// Bytes of an I/O command's data.
     pub(crate) fn io_bytes(&self, sqe: &Sqe) -> u64 {
         let block = |medium: &crate::medium::EmulatedMedia| u64::from(medium.block_bytes);
         let block_bytes = self.index(sqe.nsid()).and_then(|at| self.media.get(at)).map_or(0, block);
@@ -74,7 +73,7 @@ impl Controller {
         (index < self.media.len()).then_some(index)
     }
 
-    /// Index of a namespace.
+    /// Index of a namespace in `media`.
     pub(crate) fn namespace(&self, nsid: u32) -> Result<usize, Status> {
         self.index(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT.dnr())
     }
@@ -97,8 +96,8 @@ impl Controller {
         if is_inside { Ok(()) } else { Err(Status::LBA_OUT_OF_RANGE.dnr()) }
     }
 
-    /// Checks of a command that moves blocks, and where its data is.
-    fn open_data(&mut self, index: usize, sqe: &Sqe, access: Access) -> Result<(u64, u64), Status> {
+    /// Checks a command with data and resolves its data pointer. Returns its LBA and number of blocks.
+    fn resolve_data(&mut self, index: usize, sqe: &Sqe, access: Access) -> Result<(u64, u64), Status> {
         let bytes = self.io_bytes(sqe);
         let has_metadata = self.spec.namespaces.get(index).is_some_and(|spec| spec.metadata_bytes != 0);
         let is_long = EmulatorSpec::limit_bytes(self.spec.mdts).is_some_and(|most| bytes > most);
@@ -108,24 +107,25 @@ impl Controller {
         }
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.blocks()));
         self.range(index, lba, blocks)?;
-        self.pointers.open(&mut self.host, sqe, bytes, self.spec.sgl, access)?;
+        self.pointers.resolve_for(&mut self.host, sqe, bytes, self.spec.sgl, access)?;
         Ok((lba, blocks))
     }
 
     fn read(&mut self, index: usize, sqe: &Sqe) -> Outcome {
-        let (lba, blocks) = self.open_data(index, sqe, Access::Write)?;
+        let (lba, blocks) = self.resolve_data(index, sqe, Access::Write)?;
         let Some(medium) = self.media.get_mut(index) else { return Err(INVALID_FIELD) };
         if ReadWriteCdw12::from(sqe.cdw12).fua() {
-            medium.harden(lba, blocks);
+            medium.flush_blocks(lba, blocks);
         }
         let (host, pointers, mut cursor) = (&mut self.host, &self.pointers, Cursor::default());
-        let is_done = medium.look(lba, blocks, |data| pointers.write(host, &mut cursor, data).is_some());
+        let is_done =
+            medium.read_blocks(lba, blocks, |data| pointers.write(host, &mut cursor, data).is_some());
         self.health.note_read(blocks * u64::from(medium.block_bytes));
         if is_done { Ok(0) } else { Err(Status::DATA_TRANSFER_ERROR) }
     }
 
     fn write(&mut self, index: usize, sqe: &Sqe) -> Outcome {
-        let (lba, blocks) = self.open_data(index, sqe, Access::Read)?;
+        let (lba, blocks) = self.resolve_data(index, sqe, Access::Read)?;
         let is_cached = self.is_cached(ReadWriteCdw12::from(sqe.cdw12).fua());
         let Some(medium) = self.media.get_mut(index) else { return Err(INVALID_FIELD) };
         let (host, pointers, mut cursor) = (&mut self.host, &self.pointers, Cursor::default());
@@ -138,12 +138,12 @@ impl Controller {
     }
 
     fn compare(&mut self, index: usize, sqe: &Sqe) -> Outcome {
-        let (lba, blocks) = self.open_data(index, sqe, Access::Read)?;
+        let (lba, blocks) = self.resolve_data(index, sqe, Access::Read)?;
         self.counters.compares += 1;
         let Some(medium) = self.media.get(index) else { return Err(INVALID_FIELD) };
         let (host, pointers, mut cursor) = (&mut self.host, &self.pointers, Cursor::default());
         let mut buffer = [0; 512];
-        let is_same = medium.look(lba, blocks, |data| {
+        let is_same = medium.read_blocks(lba, blocks, |data| {
             data.chunks(buffer.len()).all(|here| {
                 let Some(theirs) = buffer.get_mut(..here.len()) else { return false };
                 pointers.read(host, &mut cursor, theirs).is_some() && *theirs == *here
@@ -185,7 +185,7 @@ impl Controller {
         self.range(index, sqe.slba(), blocks)?;
         let is_cached = self.is_cached(view.fua());
         if let Some(medium) = self.media.get_mut(index) {
-            // DEAC or not, these blocks read as zeroes afterwards.
+            // With and without DEAC the blocks read as zeroes.
             medium.set(sqe.slba(), blocks, 0, is_cached);
         }
         Ok(0)
@@ -194,7 +194,7 @@ impl Controller {
     fn manage_dataset(&mut self, index: usize, sqe: &Sqe) -> Outcome {
         let view = DatasetManagement::new(sqe);
         let bytes = usize::from(view.nr()) * 16;
-        self.pointers.open(&mut self.host, sqe, bytes as u64, self.spec.sgl, Access::Read)?;
+        self.pointers.resolve_for(&mut self.host, sqe, bytes as u64, self.spec.sgl, Access::Read)?;
         let mut ranges = [0; 4096];
         let ranges = ranges.get_mut(..bytes).ok_or(INVALID_FIELD)?;
         let read = self.pointers.read(&mut self.host, &mut Cursor::default(), ranges);
@@ -231,7 +231,7 @@ impl Controller {
             return Err(too_large);
         }
         let bytes = usize::from(view.ranges()) * 32;
-        self.pointers.open(&mut self.host, sqe, bytes as u64, self.spec.sgl, Access::Read)?;
+        self.pointers.resolve_for(&mut self.host, sqe, bytes as u64, self.spec.sgl, Access::Read)?;
         let mut ranges = [0; 32 * RANGES_MAX as usize];
         let ranges = ranges.get_mut(..bytes).ok_or(INVALID_FIELD)?;
         let read = self.pointers.read(&mut self.host, &mut Cursor::default(), ranges);
@@ -241,7 +241,8 @@ impl Controller {
         let mut blocks = 0;
         for range in ranges() {
             if range != CopyRangeFormat0::new(range.slba.get(), range.blocks()) {
-                self.host.violate(|| format!("{range:?}: bits are set that format 0h does not have"));
+                self.host
+                    .record_violation(|| format!("{range:?}: bits are set that format 0h does not have"));
             }
             if range.blocks() > u32::from(mssrl) {
                 return Err(too_large);
@@ -256,11 +257,11 @@ impl Controller {
         self.counters.copies += 1;
         let is_cached = self.is_cached(cdw12.fua());
         let Some(medium) = self.media.get_mut(index) else { return Err(INVALID_FIELD) };
-        // All of it is read before any of it is written, so that ranges may overlap.
+        // All ranges are read before the first write, so that they may overlap the destination.
         let copied = &mut self.copied;
         copied.clear();
         for range in ranges() {
-            medium.look(range.slba.get(), u64::from(range.blocks()), |data| {
+            medium.read_blocks(range.slba.get(), u64::from(range.blocks()), |data| {
                 copied.extend_from_slice(data);
                 true
             });

@@ -1,29 +1,28 @@
-//! The emulator: an NVMe controller inside of the process, stepped by its user, with faults.
+//! An emulated NVMe controller in the process, stepped by its user, with fault injection.
 //!
-//! It is a [`Bus`] with one place. What is opened there is a [`Function`] like that of VFIO: registers in
-//! plain memory, and memory of the host behind checked translations. It does nothing by itself: each
-//! [`Emulator::step`] looks at the registers, takes a bounded number of commands, executes and completes
-//! them. The same calls have the same effects, faults included; all chance comes from one seed.
+//! The [`Emulator`] is a [`Bus`] with one drive. Its [`Function`] has registers in plain memory, and accesses
+//! the host's memory through checked translations. It has no thread: each [`Emulator::step`] reads the
+//! registers, then executes and completes a bounded number of commands. The same calls have the same
+//! effects, faults included; all random choices derive from one seed.
 //!
 //! ```text
 //!   driver ── Bar (plain memory) ──┐                          ┌─ queues ─ held (faults) ─ io ─ medium
 //!                                  ├─ step: registers ─ doorbells ─ commands
 //!   test ───── Emulator (faults, ──┘                          └─ admin ─ identify, log
-//!              medium, judgement)      every access to memory: memory.rs, or a violation
+//!              medium, violations)     every DMA access: memory.rs; an invalid one is a violation
 //! ```
 //!
-//! What it is for: tests, simulation, fuzzing and counted instructions of the driver. It is strict where
-//! drives are lenient: a host that does what no driver may (memory that is not mapped, a doorbell of no queue
-//! or of a disabled controller, a wrong doorbell value, an identifier in use) is found in
-//! [`Emulator::violations`]. It answers [`Emulator::holds`]: may this memory be given back?
+//! Used by tests, simulation, fuzzing and instruction counts of the driver. It is strict where drives are
+//! lenient: it counts what a host must not do (access unmapped memory, write the doorbell of a missing queue
+//! or a disabled controller, write a wrong doorbell value, reuse a CID in flight) in
+//! [`Emulator::violations`]. [`Emulator::holds`] reports whether a buffer may be released.
 //!
-//! What it is not: no timing and no interrupts; one controller, memory pages of 4 KiB, queues that lie
-//! together; no controller memory buffer, metadata, protection information, fused commands, reservations,
-//! namespace management, firmware download, power states. What it does not have it refuses as the
-//! specification says. Contents are kept in memory, 64 KiB at a time, and so is what was there before, for
-//! what is in the volatile write cache.
+//! Not emulated: timing, interrupts, several controllers, other page sizes than 4 KiB, non-contiguous queues,
+//! controller memory buffer, metadata, protection information, fused commands, reservations, namespace
+//! management, firmware download, power states. It refuses them as the specification requires. Blocks are
+//! kept in memory in chunks of 64 KiB, with the durable data of blocks in the volatile write cache.
 //!
-//! In the steady state without faults no I/O command allocates, once the blocks it touches were written once.
+//! In steady state without faults an I/O command does not allocate if its blocks were written before.
 
 mod admin;
 mod controller;
@@ -59,17 +58,17 @@ pub use spec::{EmulatorSpec, NamespaceSpec, SglSupport};
 #[expect(unused_imports, reason = "named in the documentation")]
 use spindle_nvme_pcie::{Bus, Function};
 
-/// An emulated drive and its place. Clones are the same drive.
+/// An emulated drive at a PCI address. Clones are the same drive.
 #[derive(Clone)]
 pub struct Emulator {
     shared: Arc<Mutex<Controller>>,
 }
 
 impl Emulator {
-    /// A drive that was just put in its place; all blocks are deallocated.
+    /// A drive with all blocks deallocated, not opened yet.
     ///
     /// # Panics
-    /// When no drive could be as `spec` says; see the fields of [`EmulatorSpec`].
+    /// If `spec` violates the limits in the fields of [`EmulatorSpec`].
     #[must_use]
     pub fn new(spec: EmulatorSpec) -> Emulator {
         let mut controller = Controller::new(spec);
@@ -81,8 +80,8 @@ impl Emulator {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A completion of the drive's own invention, at the place and with the phase of the next one. Nothing
-    /// where the queue is not there or is full, or the drive cannot reach it.
+    /// Posts an invented completion in the next entry, with its phase. No effect if the queue does not exist
+    /// or is full, or the controller cannot reach memory.
     pub fn post(&self, qid: u16, cqe: nvme_spec::Cqe) {
         let mut controller = self.lock();
         if controller.can_work() && controller.host.is_bus_master {
@@ -90,7 +89,8 @@ impl Emulator {
         }
     }
 
-    /// Any words at any place of a completion queue. Nothing where [`Self::post`] does nothing.
+    /// Overwrites entry `place` (modulo the size) of a completion queue. No effect where [`Self::post`] has
+    /// none.
     pub fn scribble(&self, qid: u16, place: u16, words: [u64; 2]) {
         let mut controller = self.lock();
         if controller.can_work() && controller.host.is_bus_master {
@@ -98,141 +98,141 @@ impl Emulator {
         }
     }
 
-    /// The register of 4 bytes at `offset`, as a driver reads it.
+    /// Reads the 32-bit register at `offset` as a driver does.
     #[must_use]
     pub fn register(&self, offset: u32) -> u32 {
         self.lock().registers.load(u64::from(offset))
     }
 
-    /// A register reads so until the next step sets CAP, VS and CSTS to what they are.
+    /// Sets a register. The next step restores CAP, VS and CSTS.
     pub fn set_register(&self, offset: u32, value: u32) {
         self.lock().registers.store(u64::from(offset), value);
     }
 
-    /// Do a bounded amount of work. True when there was any; false does not mean that there will be none:
-    /// delayed commands and CSTS count steps.
+    /// Does a bounded amount of work. True if there was any. False does not mean that nothing remains:
+    /// delayed commands and CSTS changes wait for a number of steps.
     pub fn step(&self) -> bool {
         self.lock().step()
     }
 
-    /// So many steps.
+    /// Calls [`Self::step`] `count` times.
     pub fn steps(&self, count: u64) {
         for _ in 0..count {
             self.step();
         }
     }
 
-    /// What was done, and what went wrong, since the beginning.
+    /// Counts of commands and faults since [`Self::new`].
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.lock().counters
     }
 
-    /// How often the host did what no driver may, or had the controller try to.
+    /// Number of accesses and register writes by the host that the specification forbids, or DMA outside
+    /// mapped memory.
     #[must_use]
     pub fn violations(&self) -> u64 {
         self.lock().host.violations()
     }
 
-    /// The first of them, in words.
+    /// Description of the first violation; `None` without any.
     #[must_use]
     pub fn first_violation(&self) -> Option<String> {
         self.lock().host.first_violation().map(str::to_owned)
     }
 
-    /// Whether the controller may still access memory in this range of its addresses: a command in its hand
-    /// (read from the queue, or in a queue whose doorbell was rung, and not completed) points there, or a
-    /// queue lies there. Never while it cannot reach memory: gone, disabled, or with bus mastering off.
+    /// Whether the controller may still access memory in this IOVA range: a queue lies there, or an
+    /// uncompleted command points there that was fetched or whose doorbell was rung. Always false while it
+    /// cannot reach memory: gone, disabled, or with bus mastering off.
     #[must_use]
     pub fn holds(&self, range: &Range<u64>) -> bool {
         self.lock().holds(range)
     }
 
-    /// Where the drive sees an address of the process, if it is mapped.
+    /// IOVA of an address of the process; `None` if it is not mapped.
     #[must_use]
     pub fn iova_of(&self, address: usize) -> Option<Iova> {
         self.lock().host.iova_of(address).map(Iova)
     }
 
-    /// Entries of a submission queue; `None` where there is none.
+    /// Entries of a submission queue; `None` if it does not exist.
     #[must_use]
     pub fn queue_entries(&self, qid: u16) -> Option<u32> {
         let controller = self.lock();
         controller.sqs.get(usize::from(qid))?.as_ref().map(|sq| sq.entries)
     }
 
-    /// How many mappings there are now.
+    /// Number of mappings.
     #[must_use]
     pub fn mappings(&self) -> usize {
         self.lock().host.mappings()
     }
 
-    /// Bytes of all mappings.
+    /// Total bytes of all mappings.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
         self.lock().host.mapped_bytes()
     }
 
-    /// Whether somebody has the function open, or its registers.
+    /// Whether the function or a clone of its registers is in use.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.lock().holder.strong_count() != 0
     }
 
-    /// From now on these faults, and chance from their seed.
+    /// Replaces the fault rates and restarts the random sequence from their seed.
     pub fn set_faults(&self, faults: Faults) {
         self.lock().faults.set(faults);
     }
 
-    /// This goes wrong with the next I/O command that has no injection of its own yet.
+    /// Injects a fault into the next I/O command without one. Several calls queue up.
     pub fn inject(&self, injection: Injection) {
-        self.lock().faults.once.push_back(injection);
+        self.lock().faults.queued.push_back(injection);
     }
 
-    /// This goes wrong with the next admin command (Asynchronous Event Requests aside) that has no injection
-    /// yet.
+    /// Injects a fault into the next admin command without one; Asynchronous Event Requests are not counted.
     pub fn inject_admin(&self, injection: Injection) {
-        self.lock().faults.once_admin.push_back(injection);
+        self.lock().faults.queued_admin.push_back(injection);
     }
 
-    /// To map an area of more than so many bytes fails from now on, as where the process may not lock it.
+    /// Mappings of more than `bytes` fail with ENOMEM from now on, as with RLIMIT_MEMLOCK.
     pub fn limit_maps(&self, bytes: usize) {
         self.lock().host.map_bytes_max = bytes;
     }
 
-    /// The controller sets CSTS.CFS and stops.
+    /// Sets CSTS.CFS. The controller stops until a reset.
     pub fn set_fatal(&self) {
-        self.lock().die();
+        self.lock().set_fatal();
     }
 
-    /// CSTS does not follow CC any more, until a function level reset.
+    /// CSTS ignores CC until a function level reset.
     pub fn freeze_registers(&self) {
         self.lock().freeze();
     }
 
-    /// The next so many function level resets fail.
+    /// The next `count` function level resets fail with EIO.
     pub fn fail_resets(&self, count: u32) {
         self.lock().failing_resets = count;
     }
 
-    /// Somebody wants the drive back. Once the function is closed, the drive is gone.
+    /// Requests the removal of the drive. It is removed once the function is closed.
     pub fn ask_removal(&self) {
         self.lock().is_removal_asked = true;
     }
 
-    /// The drive is pulled: its registers read as ones, it can be neither reset nor opened. Its blocks stay
-    /// as they are; see [`Self::power_cut`].
+    /// Pulls the drive: its registers read as all ones, and it can be neither reset nor opened. Its blocks
+    /// are kept; see [`Self::power_cut`].
     pub fn vanish(&self) {
         self.lock().vanish();
     }
 
-    /// The drive that was pulled is plugged again. Who has it open still sees ones, and has to let it go
-    /// before it can be opened again.
+    /// Plugs the same drive in again. A function that is open still reads all ones and must be closed before
+    /// the drive can be opened again.
     pub fn plug(&self) {
         self.plug_into(None);
     }
 
-    /// Another drive is plugged in, with empty blocks.
+    /// Plugs another drive in, with all blocks deallocated.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -240,14 +240,14 @@ impl Emulator {
         self.plug_into(Some(spec));
     }
 
-    /// The link goes down: registers read as ones and nothing is done, but the kernel knows of no removal, as
-    /// with Downstream Port Containment (PCI Express 4.0 section 6.2.10) or a link that is trained anew.
+    /// Takes the link down: registers read as all ones and no command is executed, but no removal is
+    /// reported, as with Downstream Port Containment (PCI Express 4.0 section 6.2.10) or link retraining.
     pub fn link_down(&self) {
         self.vanish();
     }
 
-    /// It is up again, after a hot reset: a driver that had the function open sees the registers of a
-    /// disabled controller, and the drive reaches no memory before bus mastering is turned on.
+    /// Brings the link up after a hot reset: an open function sees the registers of a disabled controller,
+    /// and the drive reaches no memory before bus mastering is turned on.
     pub fn link_up(&self) {
         let mut controller = self.lock();
         controller.is_gone = false;
@@ -271,8 +271,8 @@ impl Emulator {
         controller.reset_function();
     }
 
-    /// Power is lost and comes back: what is in the volatile write cache is kept or lost, each block by
-    /// chance from `seed`; the controller is as after a function level reset.
+    /// Loses and restores power. Each block in the volatile write cache is kept or lost at random from
+    /// `seed`; the controller is as after a function level reset.
     pub fn power_cut(&self, seed: u64) {
         let mut controller = self.lock();
         let mut random = Random::new(seed);
@@ -284,31 +284,31 @@ impl Emulator {
         }
     }
 
-    /// What is in the volatile write cache is lost, all of it, and nothing else happens.
+    /// Discards the volatile write cache, without any other effect.
     pub fn lose_write_cache(&self) {
         self.lock().media.iter_mut().for_each(medium::EmulatedMedia::lose_all);
     }
 
-    /// The newest data of blocks, as a read would give it.
+    /// Newest data of blocks, as the Read command returns it.
     ///
     /// # Panics
-    /// When they are not all there.
+    /// If a block does not exist.
     #[must_use]
     pub fn read_medium(&self, nsid: u32, lba: u64, blocks: u64) -> Vec<u8> {
         let mut controller = self.lock();
         let medium = controller.blocks_of(nsid, lba, blocks);
         let mut found = Vec::new();
-        medium.look(lba, blocks, |data| {
+        medium.read_blocks(lba, blocks, |data| {
             found.extend_from_slice(data);
             true
         });
         found
     }
 
-    /// Set blocks, on the medium itself.
+    /// Writes blocks past the volatile write cache.
     ///
     /// # Panics
-    /// When they are not all there, or `data` is not whole blocks.
+    /// If a block does not exist, or `data` is not a multiple of the block size.
     pub fn write_medium(&self, nsid: u32, lba: u64, data: &[u8]) {
         let mut controller = self.lock();
         let block_bytes = u64::from(controller.blocks_of(nsid, lba, 0).block_bytes);
@@ -323,30 +323,30 @@ impl Emulator {
         });
     }
 
-    /// The health that the SMART log reports.
+    /// Values of the SMART log.
     #[must_use]
     pub fn health(&self) -> Health {
         self.lock().health.clone()
     }
 
-    /// Change the health; raises the event that follows from it, if the host wants it.
+    /// Changes the values of the SMART log, and raises a health event if the host enabled it.
     pub fn set_health(&self, change: impl FnOnce(&mut Health)) {
         let mut controller = self.lock();
         change(&mut controller.health);
         controller.check_health();
     }
 
-    /// An asynchronous event. False where the host did not ask for its kind (Asynchronous Event
-    /// Configuration) or the controller is not enabled: it is not reported then.
+    /// Raises an asynchronous event. False if it is not reported: the host did not enable it (Asynchronous
+    /// Event Configuration) or the controller is not enabled.
     pub fn raise_event(&self, event: AsyncEvent) -> bool {
         self.lock().raise(event)
     }
 
-    /// A namespace is formatted by somebody else: it is empty, its blocks have another size; the host is told
-    /// by an event, if it wants to know.
+    /// Formats a namespace with another block size, as by another host; its blocks are deallocated. The host
+    /// gets an event if it enabled it.
     ///
     /// # Panics
-    /// When there is no such namespace.
+    /// If the namespace does not exist.
     pub fn format_namespace(&self, nsid: u32, block_bytes: u32) {
         let mut controller = self.lock();
         let blocks = controller.blocks_of(nsid, 0, 0).blocks;
@@ -356,11 +356,10 @@ impl Emulator {
         controller.note_changed(nsid);
     }
 
-    /// A namespace has another size from now on; the host is told by an event, if it wants to know. What is
-    /// beyond the new end is lost.
+    /// Resizes a namespace. Blocks beyond the new end are lost. The host gets an event if it enabled it.
     ///
     /// # Panics
-    /// When there is no such namespace.
+    /// If the namespace does not exist.
     pub fn set_namespace_blocks(&self, nsid: u32, blocks: u64) {
         let mut controller = self.lock();
         controller.blocks_of(nsid, 0, 0).resize(blocks);
@@ -369,7 +368,6 @@ impl Emulator {
 }
 
 impl Controller {
-    /// The medium that a test names.
     fn blocks_of(&mut self, nsid: u32, lba: u64, blocks: u64) -> &mut medium::EmulatedMedia {
         let index = self.namespace(nsid).expect("a namespace of the emulator");
         let medium = self.media.get_mut(index).expect("each namespace has its medium");

@@ -1,4 +1,4 @@
-//! Get Log Page, and [`Health`], what the SMART log says.
+//! Get Log Page, and [`Health`], the values of the SMART log.
 
 use nvme_spec::log::{CriticalWarning, FirmwareSlotLog, GetLogPage, LogId, SmartLog};
 use nvme_spec::sqe::NSID_ALL;
@@ -11,41 +11,41 @@ use crate::memory::Access;
 use crate::pointers::Cursor;
 use crate::spec::EmulatorSpec;
 
-/// Health of the drive, as the SMART log reports it. What the emulator counts itself is in it too.
+/// Values of the SMART log, including those that the emulator counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Critical warnings besides that of the temperature, which follows from `temperature` and the host's
+    /// Critical warnings, without that for the temperature, which follows from `temperature` and the host's
     /// thresholds.
     pub critical_warning: CriticalWarning,
     /// Composite temperature, in kelvins.
     pub temperature: u16,
-    /// Available spare, in percent.
+    /// Available spare, in percent of the initial spare.
     pub available_spare: u8,
-    /// Threshold of the available spare, in percent.
+    /// Available spare below which the critical warning is due, in percent.
     pub available_spare_threshold: u8,
-    /// Percentage used.
+    /// Percentage used of the drive's life; may exceed 100.
     pub percentage_used: u8,
     /// Bytes that hosts read.
     pub bytes_read: u64,
     /// Bytes that hosts wrote.
     pub bytes_written: u64,
-    /// Read and Compare commands.
+    /// Read and Compare commands executed.
     pub host_reads: u64,
-    /// Write commands.
+    /// Write commands executed.
     pub host_writes: u64,
-    /// Power on hours.
+    /// Hours with power.
     pub power_on_hours: u64,
-    /// Power cycles.
+    /// Power cycles, including the first power-on.
     pub power_cycles: u64,
-    /// Unsafe shutdowns.
+    /// Unsafe shutdowns; [`Emulator::power_cut`](crate::Emulator::power_cut) counts one.
     pub unsafe_shutdowns: u64,
-    /// Media and data integrity errors.
+    /// Media and data integrity errors; the emulator counts none itself.
     pub media_errors: u64,
     pub(crate) is_too_hot: bool,
 }
 
 impl Default for Health {
-    /// A new drive at 40 °C.
+    /// A drive without wear, at 40 °C.
     fn default() -> Health {
         Health {
             critical_warning: CriticalWarning::new(),
@@ -77,7 +77,7 @@ impl Health {
         self.bytes_written = self.bytes_written.saturating_add(bytes);
     }
 
-    /// Critical warnings with that of the temperature.
+    /// Critical warnings, with that for the temperature.
     pub(crate) fn warning(&self) -> CriticalWarning {
         let is_warm = self.critical_warning.temperature() || self.is_too_hot;
         self.critical_warning.with_temperature(is_warm)
@@ -118,7 +118,7 @@ impl Controller {
         let (lid, is_kept) = (command.lid(), command.rae());
         let is_drive = sqe.nsid() == 0 || sqe.nsid() == NSID_ALL;
         if lid == LogId::SMART && !is_drive {
-            // LPA has no SMART log of a namespace.
+            // LPA reports no SMART log for single namespaces.
             return Err(invalid_field);
         }
         let length = self.log_page(lid).ok_or(Status::INVALID_LOG_PAGE.dnr())?;
@@ -126,13 +126,13 @@ impl Controller {
         if offset > length {
             return Err(invalid_field);
         }
-        self.pointers.open(&mut self.host, sqe, bytes, self.spec.sgl, Access::Write)?;
+        self.pointers.resolve_for(&mut self.host, sqe, bytes, self.spec.sgl, Access::Write)?;
         let (zeroes, mut cursor) = ([0; 64], Cursor::default());
         let there = self.page.get(offset..length).unwrap_or_default();
         let here = there.len().min(usize::try_from(bytes).unwrap_or(usize::MAX));
         let page = there.get(..here).unwrap_or_default();
         let mut is_done = self.pointers.write(&mut self.host, &mut cursor, page).is_some();
-        // What lies behind the log reads as zeroes.
+        // Bytes beyond the log are zeroes.
         let mut rest = bytes - page.len() as u64;
         while rest != 0 && is_done {
             let count = usize::try_from(rest.min(64)).unwrap_or(64);
@@ -152,7 +152,7 @@ impl Controller {
         Ok(0)
     }
 
-    /// Write a log page to `page`; its length, or `None` where there is no such log.
+    /// Writes a log page to `page` and returns its length; `None` for an unknown log page.
     fn log_page(&mut self, lid: LogId) -> Option<usize> {
         self.page.fill(0);
         let page = &mut self.page[..];

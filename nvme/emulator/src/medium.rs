@@ -1,14 +1,14 @@
-//! [`EmulatedMedia`]: the blocks of a namespace, and what of them is only in the volatile write cache.
+//! [`EmulatedMedia`]: the blocks of a namespace, including its volatile write cache.
 //!
-//! Memory is taken by the first write of 64 KiB, and kept. A chunk remembers beside its newest data the data
-//! that would be there after a loss of power, for the blocks that were written since the last flush.
+//! The first write to a chunk of 64 KiB allocates it. A chunk has its newest data and, for blocks written
+//! since the last flush, the durable data that a power loss restores.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::faults::Random;
 
-/// Bytes of a chunk; a block is at most one.
+/// Bytes of a chunk, also the largest block size.
 const CHUNK_BYTES: usize = 64 << 10;
 
 static ZEROES: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
@@ -16,25 +16,25 @@ static ONES: [u8; CHUNK_BYTES] = [0xff; CHUNK_BYTES];
 
 struct Chunk {
     now: Box<[u8]>,
-    /// What a loss of power may bring back, of the blocks in `dirty`.
+    /// Data that a power loss restores, for the blocks in `dirty`.
     before: Option<Box<[u8]>>,
-    /// A bit for each block that is not on the medium yet.
+    /// A bit for each block that is only in the volatile write cache.
     dirty: u128,
     is_listed: bool,
 }
 
-/// The blocks of one namespace.
 pub(crate) struct EmulatedMedia {
     pub(crate) blocks: u64,
     pub(crate) block_bytes: u32,
-    /// What blocks read as that were never written.
+    /// Byte that unwritten blocks read as.
     fill: u8,
     chunks: BTreeMap<u64, Chunk>,
-    /// Chunks with something to flush, and perhaps others.
+    /// Numbers of chunks that may have dirty blocks.
     dirty: Vec<u64>,
 }
 
-/// A part of a chunk: its number, its first byte and its length there, and its blocks as bits.
+/// A range of blocks within one chunk: number of the chunk, first byte and length there, and a bit for each
+/// block.
 struct Part {
     chunk: u64,
     at: usize,
@@ -43,13 +43,13 @@ struct Part {
 }
 
 impl Part {
-    /// What of some blocks lies in a chunk, if anything.
+    /// The part of `blocks` that lies in a chunk; `None` if there is none.
     fn of(chunk: u64, block_bytes: u32, blocks: Range<u64>) -> Option<Part> {
         let first = chunk.saturating_mul(blocks_of_chunk(block_bytes));
         let begin = blocks.start.max(first);
         let end = blocks.end.min(first.saturating_add(blocks_of_chunk(block_bytes)));
         let count = end.checked_sub(begin).filter(|count| *count != 0)?;
-        // Both are at most the blocks of a chunk, 128.
+        // Both are at most 128, the blocks of a chunk.
         let (at, count) = (u32::try_from(begin - first).ok()?, u32::try_from(count).ok()?);
         let mask = (u128::MAX >> (128 - count)) << at;
         let in_bytes = |blocks| blocks as usize * block_bytes as usize;
@@ -76,8 +76,9 @@ impl EmulatedMedia {
         })
     }
 
-    /// Look at blocks, piece by piece, until `look` says no.
-    pub(crate) fn look(&self, lba: u64, blocks: u64, mut look: impl FnMut(&[u8]) -> bool) -> bool {
+    /// Passes the data of blocks to `look`, chunk by chunk, until it returns false. Returns whether it never
+    /// did.
+    pub(crate) fn read_blocks(&self, lba: u64, blocks: u64, mut look: impl FnMut(&[u8]) -> bool) -> bool {
         let unwritten = if self.fill == 0 { &ZEROES } else { &ONES };
         self.parts(lba, blocks).all(|part| {
             let data = self.chunks.get(&part.chunk).map_or(&unwritten[..], |chunk| &chunk.now);
@@ -85,7 +86,8 @@ impl EmulatedMedia {
         })
     }
 
-    /// Change blocks, piece by piece; they are on the medium only after a flush if `is_cached`.
+    /// Passes the data of blocks to `change`, chunk by chunk. With `is_cached` the change is only in the
+    /// volatile write cache.
     pub(crate) fn change(
         &mut self,
         lba: u64,
@@ -106,12 +108,12 @@ impl EmulatedMedia {
         }
     }
 
-    /// Set all bytes of blocks.
+    /// Fills blocks with `byte`.
     pub(crate) fn set(&mut self, lba: u64, blocks: u64, byte: u8, is_cached: bool) {
         if byte != self.fill {
             return self.change(lba, blocks, is_cached, |data| data.fill(byte));
         }
-        // Chunks that are not there read so already.
+        // Missing chunks read as `fill`.
         let a_chunk = blocks_of_chunk(self.block_bytes);
         let (first, end) = (lba / a_chunk, lba.saturating_add(blocks));
         for (number, chunk) in self.chunks.range_mut(first..=end / a_chunk) {
@@ -121,8 +123,8 @@ impl EmulatedMedia {
         }
     }
 
-    /// These blocks are on the medium from now on (FUA).
-    pub(crate) fn harden(&mut self, lba: u64, blocks: u64) {
+    /// Makes cached data of these blocks durable (FUA).
+    pub(crate) fn flush_blocks(&mut self, lba: u64, blocks: u64) {
         if self.dirty.is_empty() {
             return;
         }
@@ -133,7 +135,7 @@ impl EmulatedMedia {
         }
     }
 
-    /// Everything is on the medium from now on.
+    /// Makes all cached data durable.
     pub(crate) fn flush(&mut self) {
         for number in self.dirty.drain(..) {
             if let Some(chunk) = self.chunks.get_mut(&number) {
@@ -143,12 +145,12 @@ impl EmulatedMedia {
         }
     }
 
-    /// Each block that is not on the medium is kept or lost.
+    /// Keeps or loses each cached block at random.
     pub(crate) fn lose(&mut self, random: &mut Random) {
         self.lose_where(|| random.below(2) == 0);
     }
 
-    /// All that is in the volatile write cache is lost.
+    /// Discards all cached data.
     pub(crate) fn lose_all(&mut self) {
         self.lose_where(|| true);
     }
@@ -170,7 +172,7 @@ impl EmulatedMedia {
         }
     }
 
-    /// Another size. What is cut off is gone.
+    /// Changes the number of blocks. Blocks beyond the new end are lost.
     pub(crate) fn resize(&mut self, blocks: u64) {
         if blocks < self.blocks {
             self.set(blocks, self.blocks - blocks, self.fill, false);
@@ -180,7 +182,7 @@ impl EmulatedMedia {
 }
 
 impl Chunk {
-    /// Before a part of it is written: what a loss of power brings back.
+    /// Called before a write: saves the durable data of its blocks if the write is cached.
     fn note(&mut self, part: &Part, is_cached: bool, block_bytes: usize, dirty: &mut Vec<u64>) {
         if !is_cached {
             self.dirty &= !part.mask;
@@ -210,7 +212,7 @@ mod tests {
 
     fn bytes(medium: &EmulatedMedia, lba: u64, blocks: u64) -> Vec<u8> {
         let mut found = Vec::new();
-        medium.look(lba, blocks, |data| {
+        medium.read_blocks(lba, blocks, |data| {
             found.extend_from_slice(data);
             true
         });
@@ -247,7 +249,7 @@ mod tests {
             medium.change(0, 40, true, |data| data.fill(2));
             medium.change(0, 40, true, |data| data.fill(3));
             medium.change(8, 4, false, |data| data.fill(4));
-            medium.harden(16, 2);
+            medium.flush_blocks(16, 2);
             medium.lose(&mut random);
             let found = bytes(&medium, 0, 64);
             for (block, data) in found.chunks(4096).enumerate() {

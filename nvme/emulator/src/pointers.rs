@@ -1,4 +1,4 @@
-//! Data pointers: PRPs and SGLs become pieces of the host's memory (Base 2.0 sections 4.1.1 and 4.1.2).
+//! Resolves data pointers, PRPs and SGLs, to IOVA ranges (Base 2.0 sections 4.1.1 and 4.1.2).
 
 use nvme_spec::sqe::Psdt;
 use nvme_spec::zerocopy::FromBytes;
@@ -8,24 +8,24 @@ use crate::memory::{Access, HostMemory, Piece};
 use crate::spec::SglSupport;
 
 const PAGE: u64 = 4096;
-/// Most descriptors that are looked at, so that segments that name each other end.
+/// Most SGL descriptors of a command, so that a cycle of segments ends.
 const DESCRIPTORS_MAX: u32 = 1 << 18;
 
-/// Where the data of a command lies, and where the lists that say so lie.
+/// IOVA ranges of a command's data and of the lists that describe it.
 #[derive(Debug, Default)]
 pub(crate) struct Pointers {
-    /// The data, in order.
+    /// Data ranges, in order.
     pub(crate) data: Vec<Piece>,
     /// Pages of PRP lists and SGL segments.
     pub(crate) lists: Vec<Piece>,
 }
 
 impl Pointers {
-    /// Find the `bytes` of a command's data.
+    /// Resolves the data pointer of a command with `bytes` of data.
     ///
     /// # Errors
-    /// The status that the command ends with.
-    pub(crate) fn find(
+    /// The status with which the command ends.
+    pub(crate) fn resolve(
         &mut self,
         host: &mut HostMemory,
         sqe: &Sqe,
@@ -49,8 +49,8 @@ impl Pointers {
         }
     }
 
-    /// As [`Self::find`], and all of the data may be accessed so.
-    pub(crate) fn open(
+    /// As [`Self::resolve`], and fails if not all data may be accessed.
+    pub(crate) fn resolve_for(
         &mut self,
         host: &mut HostMemory,
         sqe: &Sqe,
@@ -58,12 +58,12 @@ impl Pointers {
         sgl: SglSupport,
         access: Access,
     ) -> Result<(), Status> {
-        self.find(host, sqe, bytes, sgl)?;
-        if host.is_open(&self.data, access, "data") { Ok(()) } else { Err(Status::DATA_TRANSFER_ERROR) }
+        self.resolve(host, sqe, bytes, sgl)?;
+        if host.may_access(&self.data, access, "data") { Ok(()) } else { Err(Status::DATA_TRANSFER_ERROR) }
     }
 
     fn push(&mut self, iova: u64, bytes: u64) {
-        // A PRP is at most a page, a descriptor has 32 bits.
+        // Fits: a PRP is at most a page, and a descriptor's length has 32 bits.
         self.data.push(Piece { iova, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) });
     }
 
@@ -122,21 +122,21 @@ impl Pointers {
             SglKind::SEGMENT_ADDRESS | SglKind::LAST_SEGMENT_ADDRESS => Some(sgl),
             _ => return Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()),
         };
-        let mut looked_at = 0;
+        let mut descriptor_count = 0;
         while let Some(segment) = next.take() {
-            next = self.walk_segment(host, segment, &mut rest, dwords, &mut looked_at)?;
+            next = self.walk_segment(host, segment, &mut rest, dwords, &mut descriptor_count)?;
         }
         if rest == 0 { Ok(()) } else { Err(Status::DATA_SGL_LENGTH_INVALID.dnr()) }
     }
 
-    /// One segment; the descriptor of the next one, if there is one.
+    /// Adds the data blocks of one segment. Returns the descriptor of the next segment, if any.
     fn walk_segment(
         &mut self,
         host: &mut HostMemory,
         segment: Sgl,
         rest: &mut u64,
         dwords: bool,
-        looked_at: &mut u32,
+        descriptor_count: &mut u32,
     ) -> Result<Option<Sgl>, Status> {
         let invalid = Status::INVALID_SGL_SEGMENT_DESCRIPTOR.dnr();
         let (address, bytes) = (segment.address(), segment.bytes());
@@ -146,8 +146,8 @@ impl Pointers {
         let is_last = segment.kind() == SglKind::LAST_SEGMENT_ADDRESS;
         self.lists.push(Piece { iova: address, bytes });
         for at in (0..bytes).step_by(16) {
-            *looked_at += 1;
-            if *looked_at > DESCRIPTORS_MAX {
+            *descriptor_count += 1;
+            if *descriptor_count > DESCRIPTORS_MAX {
                 return Err(Status::INVALID_SGL_DESCRIPTOR_COUNT.dnr());
             }
             let mut entry = [0; 16];
@@ -180,7 +180,7 @@ impl Pointers {
         Ok(())
     }
 
-    /// Copy to the host, from where `cursor` stands on.
+    /// Copies `from` to the host's data at `cursor` and advances it.
     pub(crate) fn write(&self, host: &mut HostMemory, cursor: &mut Cursor, mut from: &[u8]) -> Option<()> {
         while !from.is_empty() {
             let (iova, bytes) = cursor.advance(&self.data, from.len())?;
@@ -191,7 +191,7 @@ impl Pointers {
         Some(())
     }
 
-    /// Copy from the host, from where `cursor` stands on.
+    /// Fills `to` from the host's data at `cursor` and advances it.
     pub(crate) fn read(&self, host: &mut HostMemory, cursor: &mut Cursor, mut to: &mut [u8]) -> Option<()> {
         while !to.is_empty() {
             let (iova, bytes) = cursor.advance(&self.data, to.len())?;
@@ -203,7 +203,7 @@ impl Pointers {
     }
 }
 
-/// How far the data was copied.
+/// Position in a command's data.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
     piece: usize,
@@ -211,7 +211,7 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// At most `bytes` from here on that lie together.
+    /// Takes up to `bytes` of the current piece. Returns their IOVA and length.
     fn advance(&mut self, data: &[Piece], bytes: usize) -> Option<(u64, usize)> {
         let piece = data.get(self.piece)?;
         let here = u32::try_from(bytes).unwrap_or(u32::MAX).min(piece.bytes - self.at);

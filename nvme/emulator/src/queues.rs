@@ -1,4 +1,4 @@
-//! Submission and completion queues as the controller sees them, and their doorbells, shadow ones too.
+//! The controller's submission and completion queues, and their doorbells and shadow doorbells.
 
 use nvme_spec::pcie::{cq_head_doorbell, sq_tail_doorbell};
 use nvme_spec::register::DOORBELLS;
@@ -6,17 +6,17 @@ use nvme_spec::{CQE_BYTES, Cqe, SQE_BYTES, Status};
 
 use crate::controller::{Controller, Outcome};
 
-/// A submission queue.
 pub(crate) struct Sq {
     id: u16,
     base: u64,
     pub(crate) entries: u32,
-    /// Next entry to read.
+    /// Next entry to fetch.
     pub(crate) head: u32,
-    /// First entry that the host did not give.
+    /// Last tail doorbell value: the first entry that is not submitted.
     pub(crate) tail: u32,
     pub(crate) cqid: u16,
-    /// With shadow doorbells: the shadow is looked at, until the queue is empty; then only a ring wakes it.
+    /// With shadow doorbells: the shadow tail is read in each step. False once the queue is empty, until the
+    /// register is written.
     is_awake: bool,
 }
 
@@ -33,7 +33,6 @@ impl Sq {
         if index + 1 == self.entries { 0 } else { index + 1 }
     }
 
-    /// The completion of a command of this queue.
     pub(crate) fn completion(&self, cid: u16, outcome: Outcome) -> Cqe {
         let (status, result) = match outcome {
             Ok(result) => (Status::SUCCESS, result),
@@ -46,24 +45,23 @@ impl Sq {
         cqe
     }
 
-    /// First byte and length of its memory.
+    /// IOVA and bytes of its memory.
     pub(crate) fn memory(&self) -> (u64, u64) {
         (self.base, u64::from(self.entries) * SQE_BYTES as u64)
     }
 }
 
-/// A completion queue.
 pub(crate) struct Cq {
     base: u64,
     entries: u32,
-    /// First entry that the host has not released.
+    /// Last head doorbell value: the first entry that the host has not consumed.
     head: u32,
-    /// Next entry to write.
+    /// Next entry to post.
     tail: u32,
     pub(crate) phase: bool,
-    /// Submission queues that complete to it.
+    /// Number of submission queues that use it.
     pub(crate) users: u32,
-    /// With shadow doorbells: it was full at the last look, and the host was told to ring.
+    /// With shadow doorbells: it was full, and EventIdx requests a write of the head register.
     is_waiting: bool,
 }
 
@@ -76,7 +74,7 @@ impl Cq {
         self.base.wrapping_add(u64::from(self.tail) * CQE_BYTES as u64)
     }
 
-    /// The entry was written.
+    /// Moves the tail past a posted entry.
     pub(crate) fn advance(&mut self) {
         self.tail += 1;
         if self.tail == self.entries {
@@ -90,7 +88,7 @@ impl Cq {
         after == self.head
     }
 
-    /// The host has released what is before `head`; false where it cannot have.
+    /// Takes a new head. False if it is not between the old head and the tail.
     fn release(&mut self, head: u32) -> bool {
         let distance = |to: u32| (to + self.entries - self.head) % self.entries;
         let is_valid = head < self.entries && distance(head) <= distance(self.tail);
@@ -100,31 +98,32 @@ impl Cq {
         is_valid
     }
 
-    /// First byte and length of its memory.
+    /// IOVA and bytes of its memory.
     pub(crate) fn memory(&self) -> (u64, u64) {
         (self.base, u64::from(self.entries) * CQE_BYTES as u64)
     }
 }
 
-/// Pages of Doorbell Buffer Config.
+/// IOVAs of the pages of Doorbell Buffer Config.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shadow {
-    /// Doorbells as the host keeps them.
+    /// Shadow doorbells, written by the host.
     pub(crate) doorbells: u64,
-    /// The values at which the controller wants the doorbells themselves to be written.
+    /// EventIdx values, written by the controller.
     pub(crate) event_indexes: u64,
 }
 
 impl Controller {
-    /// Where a doorbell of an I/O queue lies in the pages of the doorbell buffer, if it has a place there.
+    /// IOVAs of the shadow doorbell and EventIdx of an I/O queue; `None` without doorbell buffer, or for a
+    /// doorbell beyond the page.
     fn shadow(&self, qid: u16, doorbell: u64) -> Option<(u64, u64)> {
         let shadow = self.shadow.filter(|_| qid != 0)?;
         let offset = doorbell - u64::from(DOORBELLS);
         (offset < 4096).then(|| (shadow.doorbells + offset, shadow.event_indexes + offset))
     }
 
-    /// Look at the tail doorbell; whether there is something to read in the queue.
-    pub(crate) fn find_tail(&mut self, qid: u16) -> bool {
+    /// Reads the tail doorbell. Returns whether the queue has entries.
+    pub(crate) fn read_tail(&mut self, qid: u16) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { return false };
         let (entries, is_awake) = (sq.entries, sq.is_awake);
         let doorbell = sq_tail_doorbell(qid, self.spec.dstrd);
@@ -137,7 +136,7 @@ impl Controller {
             None => rung,
         };
         if let Some(tail) = tail.filter(|tail| *tail >= entries) {
-            self.host.violate(|| format!("tail {tail} of queue {qid}, which has {entries} entries"));
+            self.host.record_violation(|| format!("tail {tail} of queue {qid}, which has {entries} entries"));
             self.raise_doorbell_error(true);
             return false;
         }
@@ -149,8 +148,8 @@ impl Controller {
         sq.head != sq.tail
     }
 
-    /// A queue that was there before the doorbell buffer: what it is to be rung at.
-    pub(crate) fn announce(&mut self, qid: u16) {
+    /// Sets EventIdx of a queue that was created before the doorbell buffer.
+    pub(crate) fn set_event_index(&mut self, qid: u16) {
         let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { return };
         let tail = sq.tail;
         if let Some((_, event)) = self.shadow(qid, sq_tail_doorbell(qid, self.spec.dstrd)) {
@@ -158,8 +157,9 @@ impl Controller {
         }
     }
 
-    /// An empty queue with a shadow doorbell: ask to be rung at the next entry.
-    pub(crate) fn fall_asleep(&mut self, qid: u16) {
+    /// Stops reading the shadow tail of an empty queue: EventIdx requests a register write for the next
+    /// entry.
+    pub(crate) fn sleep_until_doorbell(&mut self, qid: u16) {
         let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { return };
         let tail = sq.tail;
         if !sq.is_awake || sq.head != tail {
@@ -167,42 +167,42 @@ impl Controller {
         }
         let Some((shadow, event)) = self.shadow(qid, sq_tail_doorbell(qid, self.spec.dstrd)) else { return };
         self.host.store32(event, tail);
-        // What was added before the host could see the event index is found here.
+        // Reads the tail again: entries from before the host saw EventIdx come without a register write.
         let is_same = self.host.load32(shadow).is_none_or(|now| now == tail);
         if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) {
             sq.is_awake = !is_same;
         }
     }
 
-    /// Look at the head doorbell.
-    pub(crate) fn find_head(&mut self, cqid: u16) {
+    /// Reads the head doorbell.
+    pub(crate) fn read_head(&mut self, cqid: u16) {
         let Some(Some(cq)) = self.cqs.get(usize::from(cqid)) else { return };
-        let (entries, is_looking) = (cq.entries, cq.is_full() && !cq.is_waiting);
+        let (entries, is_checked) = (cq.entries, cq.is_full() && !cq.is_waiting);
         let doorbell = cq_head_doorbell(cqid, self.spec.dstrd);
         let rung = self.registers.take_doorbell(doorbell);
         self.counters.doorbells += u64::from(rung.is_some());
         let head = match self.shadow(cqid, doorbell) {
-            Some((shadow, _)) if rung.is_some() || is_looking => self.host.load32(shadow),
+            Some((shadow, _)) if rung.is_some() || is_checked => self.host.load32(shadow),
             Some(_) => None,
             None => rung,
         };
         if let Some(head) = head {
             self.release(cqid, head, entries);
         }
-        if is_looking && self.is_full(cqid) {
-            self.ask_for_ring(cqid, doorbell, entries);
+        if is_checked && self.is_full(cqid) {
+            self.request_doorbell(cqid, doorbell, entries);
         }
     }
 
-    /// Whether a completion can be written to a queue.
+    /// Whether a completion queue has a free entry.
     pub(crate) fn has_room(&mut self, cqid: u16) -> bool {
         if self.is_full(cqid) {
-            self.find_head(cqid);
+            self.read_head(cqid);
         }
         !self.is_full(cqid)
     }
 
-    /// Set an entry of a completion queue, whatever it is.
+    /// Overwrites an entry of a completion queue.
     pub(crate) fn scribble(&mut self, cqid: u16, place: u16, words: [u64; 2]) {
         let Some(Some(cq)) = self.cqs.get(usize::from(cqid)) else { return };
         let iova = cq.base.wrapping_add(u64::from(u32::from(place) % cq.entries) * CQE_BYTES as u64);
@@ -220,15 +220,16 @@ impl Controller {
             cq.is_waiting &= cq.is_full();
         } else {
             let (from, to) = (cq.head, cq.tail);
-            self.host.violate(|| {
+            self.host.record_violation(|| {
                 format!("head {head} of queue {cqid} of {entries} entries, where {from} to {to} are given")
             });
             self.raise_doorbell_error(true);
         }
     }
 
-    /// A full queue with a shadow doorbell: ask to be rung when the next entry is released.
-    fn ask_for_ring(&mut self, cqid: u16, doorbell: u64, entries: u32) {
+    /// Requests a register write from the host once it consumes an entry of a full queue with a shadow
+    /// doorbell.
+    fn request_doorbell(&mut self, cqid: u16, doorbell: u64, entries: u32) {
         let Some((shadow, event)) = self.shadow(cqid, doorbell) else { return };
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else { return };
         if std::mem::replace(&mut cq.is_waiting, true) {
@@ -236,7 +237,7 @@ impl Controller {
         }
         let head = cq.head;
         self.host.store32(event, head);
-        // What was released before the host could see the event index is found here.
+        // Reads the head again: a head from before the host saw EventIdx comes without a register write.
         if let Some(now) = self.host.load32(shadow).filter(|now| *now != head) {
             self.release(cqid, now, entries);
         }

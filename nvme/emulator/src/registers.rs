@@ -1,4 +1,4 @@
-//! The controller's registers: how CSTS follows CC (Base 2.0 sections 3.1.3 and 3.5).
+//! The controller's registers: CSTS as the result of CC (Base 2.0 sections 3.1.3 and 3.5).
 
 use nvme_spec::register::{
     ACQ, AQA, ASQ, Aqa, CAP, CC, CRTO, CSTS, Cap, Cc, CommandSetSelected, Crto, Csts, ShutdownNotification,
@@ -9,59 +9,67 @@ use crate::admin::Admin;
 use crate::controller::Controller;
 use crate::queues::{Cq, Sq};
 
-/// Where the controller is between CC.EN 0 and CSTS.RDY 1.
+/// State of the controller between CC.EN and CSTS.RDY.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Power {
-    /// CSTS.RDY is 0, and so is CC.EN as it was last seen.
+pub(crate) enum EnableState {
+    /// CSTS.RDY is 0, and CC.EN was 0 when last read.
     Disabled,
-    /// CC.EN is 1; ready at this step.
+    /// CC.EN is 1; CSTS.RDY becomes 1 at this step.
     Enabling(u64),
-    /// CSTS.RDY is 1, or the controller is dead.
+    /// CSTS.RDY is 1, or the enable failed with CSTS.CFS.
     Ready,
-    /// CC.EN is 0; CSTS.RDY is 0 at this step.
+    /// CC.EN is 0; CSTS.RDY becomes 0 at this step.
     Disabling(u64),
 }
 
 impl Controller {
-    /// Look at CC and make CSTS follow; whether something changed.
+    /// Reads CC and updates CSTS. Returns whether the state changed.
     pub(crate) fn step_registers(&mut self) -> bool {
-        let before = (self.power, self.shst, self.is_fatal);
-        if matches!(self.power, Power::Disabled | Power::Enabling(_)) {
-            self.look_for_early_doorbells();
+        let before = (self.enable_state, self.shst, self.is_fatal);
+        if matches!(self.enable_state, EnableState::Disabled | EnableState::Enabling(_)) {
+            self.check_early_doorbells();
         }
         if !self.is_frozen {
             let cc = Cc::from_bits(self.registers.load(u64::from(CC)));
-            self.follow(cc);
-            self.follow_shutdown(cc);
+            self.apply_cc(cc);
+            self.apply_shutdown(cc);
         }
         self.report_status();
-        before != (self.power, self.shst, self.is_fatal)
+        before != (self.enable_state, self.shst, self.is_fatal)
     }
 
-    fn follow(&mut self, cc: Cc) {
+    fn apply_cc(&mut self, cc: Cc) {
         let then = self.now.saturating_add(self.spec.ready_steps);
-        match (self.power, cc.en()) {
-            (Power::Disabled, true) => self.power = Power::Enabling(then),
-            (Power::Enabling(_) | Power::Ready, false) => {
-                self.power = Power::Disabling(then.max(self.now.saturating_add(self.spec.deaf_steps)));
-                self.deaf_until = self.now.saturating_add(self.spec.deaf_steps);
+        match (self.enable_state, cc.en()) {
+            (EnableState::Disabled, true) => self.enable_state = EnableState::Enabling(then),
+            (EnableState::Enabling(_) | EnableState::Ready, false) => {
+                self.enable_state =
+                    EnableState::Disabling(then.max(self.now.saturating_add(self.spec.csts_ones_steps)));
+                self.ones_until = self.now.saturating_add(self.spec.csts_ones_steps);
             }
-            (Power::Disabling(_), true) => {
-                self.host.violate(|| "CC.EN is set before CSTS.RDY is 0".to_owned());
+            (EnableState::Disabling(_), true) => {
+                self.host.record_violation(|| "CC.EN is set before CSTS.RDY is 0".to_owned());
             }
-            (Power::Enabling(_) | Power::Ready, true) | (Power::Disabled | Power::Disabling(_), false) => {}
+            (EnableState::Enabling(_) | EnableState::Ready, true)
+            | (EnableState::Disabled | EnableState::Disabling(_), false) => {}
         }
-        match self.power {
-            Power::Enabling(at) if at <= self.now => self.enable(cc),
-            Power::Disabling(at) if at <= self.now => self.forget(),
-            Power::Disabled | Power::Ready | Power::Enabling(_) | Power::Disabling(_) => {}
+        match self.enable_state {
+            EnableState::Enabling(at) if at <= self.now => self.enable(cc),
+            EnableState::Disabling(at) if at <= self.now => self.reset_controller(),
+            EnableState::Disabled
+            | EnableState::Ready
+            | EnableState::Enabling(_)
+            | EnableState::Disabling(_) => {}
         }
     }
 
-    fn follow_shutdown(&mut self, cc: Cc) {
-        let is_asked = cc.shutdown() != ShutdownNotification::NONE;
+    fn apply_shutdown(&mut self, cc: Cc) {
+        let is_requested = cc.shutdown() != ShutdownNotification::NONE;
         let is_normal = self.shst == ShutdownStatus::NORMAL.0;
-        if is_asked && is_normal && matches!(self.power, Power::Ready | Power::Disabled) {
+        if is_requested
+            && is_normal
+            && matches!(self.enable_state, EnableState::Ready | EnableState::Disabled)
+        {
             self.shst = ShutdownStatus::OCCURRING.0;
             let steps = match self.spec.shutdown_steps {
                 0 => self.spec.ready_steps,
@@ -76,9 +84,9 @@ impl Controller {
         }
     }
 
-    /// CC.EN was set.
+    /// Makes the admin queues after CC.EN was set, or fails with CSTS.CFS.
     fn enable(&mut self, cc: Cc) {
-        self.power = Power::Ready;
+        self.enable_state = EnableState::Ready;
         self.counters.enables += 1;
         let aqa = Aqa::from_bits(self.registers.load(u64::from(AQA)));
         let (asq, acq) = (self.registers.load64(u64::from(ASQ)), self.registers.load64(u64::from(ACQ)));
@@ -87,8 +95,9 @@ impl Controller {
         let is_fit = is_set_known && cc.mps() == 0 && cc.ams() == 0;
         let is_aligned = asq.is_multiple_of(4096) && acq.is_multiple_of(4096);
         if !is_fit || !is_aligned || aqa.asqs_z() == 0 || aqa.acqs_z() == 0 {
-            self.host.violate(|| format!("enabled with {cc:?}, {aqa:?}, ASQ {asq:#x}, ACQ {acq:#x}"));
-            return self.die();
+            self.host
+                .record_violation(|| format!("enabled with {cc:?}, {aqa:?}, ASQ {asq:#x}, ACQ {acq:#x}"));
+            return self.set_fatal();
         }
         let queues = usize::from(self.spec.queue_pairs) + 1;
         self.sqs.resize_with(queues, || None);
@@ -101,10 +110,10 @@ impl Controller {
         }
     }
 
-    /// Controller level reset: queues, commands, features and the doorbell buffer are gone; blocks and health
-    /// are not.
-    pub(crate) fn forget(&mut self) {
-        self.power = Power::Disabled;
+    /// Controller level reset: drops queues, commands, features and the doorbell buffer; keeps blocks and
+    /// health.
+    pub(crate) fn reset_controller(&mut self) {
+        self.enable_state = EnableState::Disabled;
         if std::mem::take(&mut self.is_fatal) {
             self.lose_cache();
         }
@@ -112,15 +121,15 @@ impl Controller {
         self.shst = 0;
         self.sqs.clear();
         self.cqs.clear();
-        self.top = 0;
+        self.qid_max = 0;
         self.held.clear();
         self.shadow = None;
         self.queue_pairs = self.spec.queue_pairs;
         self.admin = Admin::new();
-        self.registers.forget_doorbells();
+        self.registers.discard_doorbells();
     }
 
-    /// The firmware begins anew.
+    /// Loses the volatile write cache if the spec says so.
     pub(crate) fn lose_cache(&mut self) {
         if self.spec.loses_cache_at_reset {
             self.media.iter_mut().for_each(crate::medium::EmulatedMedia::lose_all);
@@ -129,21 +138,21 @@ impl Controller {
 
     /// Function level reset, or loss of power.
     pub(crate) fn reset_function(&mut self) {
-        self.forget();
+        self.reset_controller();
         self.is_frozen = false;
         self.host.is_bus_master = true;
         self.registers.clear();
         self.report_status();
     }
 
-    fn look_for_early_doorbells(&mut self) {
-        // Only the doorbells of queues that could be; each look is a load.
+    fn check_early_doorbells(&mut self) {
+        // Only doorbells of possible queues: each check is a load.
         for qid in 0..=self.spec.queue_pairs {
             let sq = nvme_spec::pcie::sq_tail_doorbell(qid, self.spec.dstrd);
             let cq = nvme_spec::pcie::cq_head_doorbell(qid, self.spec.dstrd);
             for doorbell in [sq, cq] {
                 if let Some(value) = self.registers.take_doorbell(doorbell) {
-                    self.host.violate(|| {
+                    self.host.record_violation(|| {
                         format!("doorbell {doorbell:#x} written with {value}: the controller is disabled")
                     });
                 }
@@ -151,7 +160,7 @@ impl Controller {
         }
     }
 
-    /// CAP, VS and CSTS as they are, whatever the host wrote over them.
+    /// Sets CAP, VS, CRTO and CSTS, whatever the host wrote there.
     pub(crate) fn report_status(&mut self) {
         let spec = &self.spec;
         let has_crto = spec.version >= Vs::V2_0;
@@ -169,10 +178,13 @@ impl Controller {
         let crto = if has_crto { Crto::new().with_crwmt(u16::from(spec.timeout)) } else { Crto::new() };
         self.registers.store(u64::from(CRTO), crto.into_bits());
         let csts = Csts::new()
-            .with_rdy(matches!(self.power, Power::Ready | Power::Disabling(_)) && !self.sqs.is_empty())
+            .with_rdy(
+                matches!(self.enable_state, EnableState::Ready | EnableState::Disabling(_))
+                    && !self.sqs.is_empty(),
+            )
             .with_cfs(self.is_fatal)
             .with_shst(self.shst);
-        let is_deaf = self.now < self.deaf_until;
-        self.registers.store(u64::from(CSTS), if is_deaf { u32::MAX } else { csts.into_bits() });
+        let reads_ones = self.now < self.ones_until;
+        self.registers.store(u64::from(CSTS), if reads_ones { u32::MAX } else { csts.into_bits() });
     }
 }

@@ -1,22 +1,22 @@
-//! [`EmulatorSpec`]: which drive the emulator is.
+//! [`EmulatorSpec`]: properties of the emulated drive.
 
 use nvme_spec::Status;
 use nvme_spec::identify::{Dlfeat, Oncs};
 use nvme_spec::register::Vs;
 use spindle_nvme_pcie::PciId;
 
-/// Which SGLs a drive takes besides PRPs.
+/// SGL support of a drive (SGLS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SglSupport {
-    /// None: a command with PSDT other than 0 is refused.
+    /// No SGLs: a command with PSDT other than 0 is refused.
     None,
-    /// Any alignment.
+    /// SGLs with any alignment.
     Bytes,
-    /// Addresses and lengths that are multiples of 4.
+    /// SGLs whose addresses and lengths are multiples of 4.
     Dwords,
 }
 
-/// A namespace of the drive.
+/// Properties of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceSpec {
     /// NSZE and NCAP, in logical blocks.
@@ -25,8 +25,8 @@ pub struct NamespaceSpec {
     pub block_bytes: u32,
     /// NOIOB, in logical blocks; 0 for none.
     pub noiob: u16,
-    /// MS: bytes of metadata of a logical block. The emulator reports it and moves no metadata: Read, Write
-    /// and their kin are refused with Invalid Field where it is not 0.
+    /// MS: bytes of metadata of a logical block. The emulator only reports it: if it is not 0, commands with
+    /// data are refused with Invalid Field.
     pub metadata_bytes: u16,
     /// DLFEAT: what deallocated blocks read as, and whether Write Zeroes with DEAC deallocates.
     pub dlfeat: Dlfeat,
@@ -34,7 +34,7 @@ pub struct NamespaceSpec {
     pub mssrl: u16,
     /// MCL: most blocks of a Copy.
     pub mcl: u32,
-    /// MSRC with its zero base: source ranges of a Copy, less one.
+    /// MSRC, 0's based: most source ranges of a Copy, less one.
     pub msrc_z: u8,
 }
 
@@ -56,73 +56,73 @@ impl Default for NamespaceSpec {
     }
 }
 
-/// A drive. The default is a good enterprise drive: power loss protection (no volatile write cache), SGLs,
-/// all optional commands that the emulator has.
+/// Properties of a drive. The default is an enterprise drive: power loss protection (no volatile write
+/// cache), SGLs, all optional commands of the emulator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmulatorSpec {
-    /// Its place, as PCI writes it.
+    /// PCI address: `domain:bus:device.function`.
     pub address: String,
-    /// SN; what is beyond 20 bytes is cut.
+    /// SN, cut after 20 bytes.
     pub serial: String,
-    /// MN; what is beyond 40 bytes is cut.
+    /// MN, cut after 40 bytes.
     pub model: String,
-    /// FR; what is beyond 8 bytes is cut.
+    /// FR, cut after 8 bytes.
     pub firmware: String,
-    /// Who made it, and what it is.
+    /// PCI vendor and device identifier.
     pub id: PciId,
-    /// The fourth byte of the vendor's own part of Identify Controller.
+    /// Byte 3 of the vendor-specific part of Identify Controller: stripe size of some Intel drives.
     pub vendor_stripe: u8,
-    /// After CC.EN was set to 0, registers read as ones for so many steps.
-    pub deaf_steps: u64,
-    /// VS. From 2.0 on CRTO is there too.
+    /// Steps after CC.EN was cleared during which CSTS reads as all ones.
+    pub csts_ones_steps: u64,
+    /// VS. From 2.0 the controller has CRTO.
     pub version: Vs,
     /// Namespaces 1, 2 and so on; all are active.
     pub namespaces: Vec<NamespaceSpec>,
-    /// MDTS: most data of a command, as 4 KiB << MDTS; 0 for no limit.
+    /// MDTS: a command has at most 4 KiB << MDTS of data; 0 for no limit.
     pub mdts: u8,
-    /// CAP.MQES with its zero base taken away: 2 to 65,536.
+    /// CAP.MQES + 1: 2 to 65,536.
     pub queue_entries_max: u32,
     /// CAP.DSTRD: doorbells are 4 << DSTRD bytes apart; at most 15.
     pub dstrd: u8,
-    /// How many pairs of I/O queues it grants, at least 1.
+    /// I/O queue pairs that it grants, at least 1.
     pub queue_pairs: u16,
     /// Bytes of BAR 0, at least 4096; 0 for as many as its doorbells need.
     pub bar_bytes: usize,
-    /// SGLS.
+    /// SGLS: SGLs in I/O commands.
     pub sgl: SglSupport,
-    /// ONCS: Compare, Dataset Management, Write Zeroes, Verify, Copy, and Save and Select are there if their
-    /// bits are set; the emulator has no command for the other bits and does not report them.
+    /// ONCS. Only the bits for Compare, Dataset Management, Write Zeroes, Verify, Copy, and Save and Select
+    /// are reported.
     pub oncs: Oncs,
-    /// VWC: what was written is lost at [`power_cut`](crate::Emulator::power_cut) until it was flushed.
+    /// VWC: [`power_cut`](crate::Emulator::power_cut) loses writes that were not flushed.
     pub has_write_cache: bool,
     /// OACS: Doorbell Buffer Config.
     pub has_doorbell_buffer: bool,
     /// CAP.TO: longest time of CSTS.RDY, in 500 ms.
     pub timeout: u8,
-    /// ACL with its zero base: Abort commands at once, less one.
+    /// ACL, 0's based: most Abort commands in flight, less one.
     pub acl_z: u8,
-    /// AERL with its zero base: Asynchronous Event Requests at once, less one.
+    /// AERL, 0's based: most Asynchronous Event Requests in flight, less one.
     pub aerl_z: u8,
-    /// WZSL: most of one Write Zeroes, as MDTS; 0 for no limit.
+    /// WZSL: a Write Zeroes has at most 4 KiB << WZSL; 0 for no limit.
     pub wzsl: u8,
-    /// VSL: most of one Verify, as MDTS; 0 for no limit.
+    /// VSL: a Verify has at most 4 KiB << VSL; 0 for no limit.
     pub vsl: u8,
-    /// CDFS: a bit for each descriptor format of Copy. The emulator has format 0h only.
+    /// CDFS: a bit for each descriptor format of Copy. The emulator supports only format 0h.
     pub cdfs: u16,
-    /// How many steps CSTS.RDY takes to follow CC.EN, and CSTS.SHST to follow CC.SHN.
+    /// Steps from a change of CC.EN to that of CSTS.RDY, and from CC.SHN to CSTS.SHST.
     pub ready_steps: u64,
-    /// RTD3E: how long it may take to save what it has, in microseconds.
+    /// RTD3E: longest shutdown time, in microseconds.
     pub rtd3e_us: u32,
-    /// Steps from the shutdown notification to its end; 0: as `ready_steps`.
+    /// Steps from the shutdown notification to its completion; 0 for `ready_steps`.
     pub shutdown_steps: u64,
-    /// A function level reset, and a controller reset after CSTS.CFS, begin its firmware anew: what was in
-    /// the volatile write cache is lost. Base 2.0 section 3.7.2 keeps no drive from that.
+    /// Whether a function level reset, and a controller reset after CSTS.CFS, loses the volatile write cache.
+    /// Base 2.0 section 3.7.2 allows that.
     pub loses_cache_at_reset: bool,
-    /// Write Zeroes with DEAC is refused so, whatever DLFEAT and ONCS say.
+    /// Status of every Write Zeroes with DEAC, whatever DLFEAT and ONCS report; `None` to execute it.
     pub deac_refusal: Option<Status>,
-    /// The same of every Write Zeroes.
+    /// Status of every Write Zeroes; `None` to execute it.
     pub zeroes_refusal: Option<Status>,
-    /// How many commands of one queue a step takes at most, at least 1.
+    /// Most commands of one queue in a step, at least 1.
     pub commands_a_step: u32,
 }
 
@@ -135,7 +135,7 @@ impl Default for EmulatorSpec {
             firmware: "1.0".to_owned(),
             id: PciId { vendor: 0x1b36, device: 0x0010 },
             vendor_stripe: 0,
-            deaf_steps: 0,
+            csts_ones_steps: 0,
             version: Vs::V1_4,
             namespaces: vec![NamespaceSpec::default()],
             mdts: 8,
@@ -171,7 +171,7 @@ impl Default for EmulatorSpec {
 }
 
 impl EmulatorSpec {
-    /// Panics where no drive could be so: a bug of the test.
+    /// Panics if a field is out of its range.
     pub(crate) fn assert_sane(&self) {
         for namespace in &self.namespaces {
             let bytes = namespace.block_bytes;
@@ -185,7 +185,7 @@ impl EmulatorSpec {
         assert!(self.commands_a_step >= 1, "a step that does nothing");
     }
 
-    /// ONCS as it is reported: what there are commands for.
+    /// ONCS as reported: bits of commands that the emulator has.
     pub(crate) fn oncs_reported(&self) -> Oncs {
         Oncs::new()
             .with_compare(self.oncs.compare())
@@ -196,7 +196,7 @@ impl EmulatorSpec {
             .with_copy(self.oncs.copy())
     }
 
-    /// A size as MDTS says it, in bytes; `None` for no limit.
+    /// Bytes of a limit in the format of MDTS; `None` for no limit.
     pub(crate) fn limit_bytes(shift: u8) -> Option<u64> {
         if shift == 0 { None } else { 4096_u64.checked_shl(u32::from(shift)).filter(|bytes| *bytes != 0) }
     }

@@ -1,9 +1,9 @@
-//! [`PciAddress`]: where a PCI function is.
+//! [`PciAddress`]: domain, bus, device and function number, parsed and written as the kernel does.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The address of a PCI function, written `domain:bus:device.function` in hexadecimal: `0000:01:00.0`.
+/// Address of a PCI function; its text is `domain:bus:device.function` in hexadecimal, as in `0000:01:00.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     domain: u32,
@@ -12,32 +12,30 @@ pub struct PciAddress {
     function: u8,
 }
 
-/// Devices on a bus.
 const DEVICES: u8 = 32;
-/// Functions of a device.
 const FUNCTIONS: u8 = 8;
 
-/// Why something is no address of a PCI function.
+/// A text that is no PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("PCI address {text:?}: {field} is {value:?}: {allowed}")]
 pub struct PciAddressError {
-    /// All of it.
+    /// The whole text.
     pub text: String,
-    /// Which part is wrong.
+    /// Invalid part: form, domain, bus, device or function.
     pub field: &'static str,
-    /// What that part is.
+    /// Text of that part.
     pub value: String,
-    /// What it may be.
+    /// Valid values of that part.
     pub allowed: &'static str,
 }
 
 impl FromStr for PciAddress {
     type Err = PciAddressError;
 
-    /// Takes the long form only, with the domain, as the kernel names functions.
+    /// Parses the long form with the domain, as the kernel writes it.
     ///
     /// # Errors
-    /// [`PciAddressError`]: which part is wrong.
+    /// [`PciAddressError`] with the invalid part.
     fn from_str(text: &str) -> Result<PciAddress, PciAddressError> {
         let refuse = |field, value: &str, allowed| PciAddressError {
             text: text.to_owned(),
@@ -68,7 +66,7 @@ impl FromStr for PciAddress {
     }
 }
 
-/// The number that so many hexadecimal digits say; a sign is no digit.
+/// Parses hexadecimal digits without a sign, if their number is within `count`.
 fn hexadecimal(digits: &str, count: std::ops::RangeInclusive<usize>) -> Option<u32> {
     let is_plain = count.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     u32::from_str_radix(digits, 16).ok().filter(|_| is_plain)

@@ -1,4 +1,4 @@
-//! [`Admin`]: the admin queue, as the manager uses it: a command, its completion later.
+//! [`Admin`]: the manager's admin queue pair; commands are started, and their completions taken later.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -11,37 +11,37 @@ use crate::dma::{DmaError, DmaMemory, Iova, PAGE_BYTES};
 use crate::function::Function;
 use crate::queue::{Completion, Layout, QueuePair};
 
-/// Commands in flight: one of ours, aborts, events.
+/// Most commands in flight: one command of the manager, Aborts, an Asynchronous Event Request.
 pub(crate) const ADMIN_DEPTH: u16 = 31;
 
 enum Slot {
     Free,
-    Waits,
+    InFlight,
     Ended(Completion),
 }
 
-/// The name of an admin command in flight.
+/// Identifies an admin command in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket(usize);
 
 impl Ticket {
-    /// Of no command: it never ends.
+    /// Of no command; `take` never returns a completion for it.
     pub(crate) const NONE: Ticket = Ticket(usize::MAX);
 }
 
-/// The admin queue. A page of it is the data of the command that has some; one at a time.
+/// The admin queue pair and one data page, for one command with data at a time.
 pub(crate) struct Admin {
     queue: RefCell<QueuePair>,
     slots: RefCell<Vec<Slot>>,
     memory: Arc<DmaMemory>,
     layout: Layout,
-    /// Completions that named no command.
+    /// Completions that matched no command.
     strays: Cell<u64>,
 }
 
 impl Admin {
     pub(crate) fn new(function: &dyn Function, bar: Bar, dstrd: u8) -> Result<Admin, DmaError> {
-        let layout = Layout { sq_entries: ADMIN_DEPTH + 1, cq_entries: ADMIN_DEPTH + 1, lists: 1 };
+        let layout = Layout { sq_entries: ADMIN_DEPTH + 1, cq_entries: ADMIN_DEPTH + 1, list_pages: 1 };
         let memory = DmaMemory::new(function, layout.bytes())?;
         let queue = QueuePair::new(0, layout, Arc::clone(&memory), bar, dstrd);
         let slots = (0..ADMIN_DEPTH).map(|_| Slot::Free).collect();
@@ -54,23 +54,23 @@ impl Admin {
         })
     }
 
-    /// What the controller accesses while it is enabled.
+    /// The memory that the controller accesses while it is enabled.
     pub(crate) fn memory(&self) -> &Arc<DmaMemory> {
         &self.memory
     }
 
-    /// ASQ, ACQ, and the entries of each.
-    pub(crate) fn place(&self) -> (Iova, Iova, u16) {
+    /// ASQ, ACQ and the number of entries of each.
+    pub(crate) fn queue_addresses(&self) -> (Iova, Iova, u16) {
         let queue = self.queue.borrow();
         (queue.sq_iova(), queue.cq_iova(), self.layout.sq_entries)
     }
 
-    /// Where data of a command goes: a page.
+    /// IOVA of the data page.
     pub(crate) fn data_iova(&self) -> Iova {
         self.memory.iova().plus(self.layout.list_offset(0) as u64)
     }
 
-    /// Zero that page, so that a drive which answers without writing is not believed.
+    /// Zeroes the data page, so that stale data is not read if the drive completes without writing.
     pub(crate) fn clear_data(&self) {
         let begin = self.layout.list_offset(0) / 8;
         for word in self.memory.words().iter().skip(begin).take(PAGE_BYTES as usize / 8) {
@@ -78,17 +78,17 @@ impl Admin {
         }
     }
 
-    /// What the drive wrote there.
+    /// Copies the data page to `to`.
     pub(crate) fn data(&self, to: &mut [u8]) {
         self.memory.copy_out(self.layout.list_offset(0), to);
     }
 
-    /// Give the drive a command; its CID is set here. `None` when too many are in flight.
+    /// Submits a command with a CID from the slot table. `None` if [`ADMIN_DEPTH`] are in flight.
     pub(crate) fn start(&self, mut sqe: Sqe) -> Option<Ticket> {
         let mut slots = self.slots.borrow_mut();
         let index = slots.iter().position(|slot| matches!(slot, Slot::Free))?;
-        *slots.get_mut(index)? = Slot::Waits;
-        // At most ADMIN_DEPTH.
+        *slots.get_mut(index)? = Slot::InFlight;
+        // Below ADMIN_DEPTH.
         sqe.cid = U16::new(u16::try_from(index).unwrap_or(0));
         let mut queue = self.queue.borrow_mut();
         queue.push(sqe);
@@ -96,16 +96,16 @@ impl Admin {
         Some(Ticket(index))
     }
 
-    /// Take completions in.
+    /// Takes completions from the queue.
     pub(crate) fn poll(&self) {
         let mut queue = self.queue.borrow_mut();
         let mut slots = self.slots.borrow_mut();
-        // At most a queue of them: a drive that writes them without end does not keep the manager.
+        // Bounded: a drive that posts completions without end must not block the manager.
         for _ in 0..self.layout.cq_entries {
             let Some(completion) = queue.pop() else { break };
             match slots.get_mut(usize::from(completion.cid)) {
-                Some(slot @ Slot::Waits) if completion.sqid == 0 => *slot = Slot::Ended(completion),
-                Some(Slot::Free | Slot::Waits | Slot::Ended(_)) | None => {
+                Some(slot @ Slot::InFlight) if completion.sqid == 0 => *slot = Slot::Ended(completion),
+                Some(Slot::Free | Slot::InFlight | Slot::Ended(_)) | None => {
                     self.strays.set(self.strays.get() + 1);
                 }
             }
@@ -113,7 +113,7 @@ impl Admin {
         queue.acknowledge();
     }
 
-    /// How a command ended, once.
+    /// The completion of a command, once.
     pub(crate) fn take(&self, ticket: Ticket) -> Option<Completion> {
         let mut slots = self.slots.borrow_mut();
         let slot = slots.get_mut(ticket.0)?;
@@ -123,7 +123,6 @@ impl Admin {
         Some(completion)
     }
 
-    /// Completions that named no command.
     pub(crate) fn strays(&self) -> u64 {
         self.strays.get()
     }

@@ -1,13 +1,13 @@
 //! [`Bar`]: the registers of a controller, mapped.
 //!
-//! UNSAFETY: volatile access through a pointer into a mapping that is kept as long as the value lives.
+//! UNSAFETY: volatile access through a pointer into a mapping that lives as long as the value.
 #![expect(unsafe_code, reason = "registers of a device")]
 
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Registers of a controller. Clones share the mapping; it goes with the last one.
+/// Mapped registers of a controller. The last clone unmaps them.
 #[derive(Clone)]
 pub struct Bar {
     base: NonNull<u8>,
@@ -15,64 +15,65 @@ pub struct Bar {
     _mapping: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: registers have no thread affinity; which thread touches which of them when is the driver's protocol
-// (one doorbell belongs to one queue, which belongs to one core).
+// SAFETY: `_mapping` keeps the registers mapped for any thread. Which thread accesses a register is the
+// driver's protocol: one doorbell belongs to one queue, which belongs to one core.
 unsafe impl Send for Bar {}
-// SAFETY: as above; every access is one volatile load or store of an aligned register.
+// SAFETY: the mapping lives as long as the value, and every access is one volatile load or store of an
+// aligned register.
 unsafe impl Sync for Bar {}
 
 impl Bar {
-    /// Registers at `base`, `bytes` long; `mapping` keeps them mapped.
+    /// Registers at `base` of length `bytes`, kept mapped by `mapping`.
     ///
     /// # Safety
-    /// `base` is aligned to 8, and `bytes` from there on are mapped readable and writable for as long as
+    /// `base` is aligned to 8, and `bytes` from there are mapped readable and writable for as long as
     /// `mapping` lives; nothing in the process holds a reference into them.
     ///
     /// # Panics
-    /// When `base` is not aligned.
+    /// If `base` is not aligned.
     #[must_use]
     pub unsafe fn new(base: NonNull<u8>, bytes: usize, mapping: Arc<dyn Any + Send + Sync>) -> Bar {
         assert!(base.addr().get().is_multiple_of(8), "registers are aligned");
         Bar { base, bytes, _mapping: mapping }
     }
 
-    /// No registers at all.
+    /// Zero bytes of registers: a sharer's queue has its doorbells in memory only.
     #[must_use]
     pub(crate) fn none() -> Bar {
         Bar { base: NonNull::<u64>::dangling().cast(), bytes: 0, _mapping: Arc::new(()) }
     }
 
-    /// Bytes of it.
+    /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The register of 4 bytes at `offset`. All ones where there is none, as a bus answers.
+    /// Reads the 32-bit register at `offset`. All ones beyond the end or if unaligned, as a bus returns.
     #[inline]
     #[must_use]
     pub fn read32(&self, offset: u64) -> u32 {
         let Some(register) = self.register(offset) else { return u32::MAX };
-        // SAFETY: in the mapping and aligned (`register`).
+        // SAFETY: `register` returns aligned addresses within the mapping, which `_mapping` keeps.
         u32::from_le(unsafe { register.read_volatile() })
     }
 
-    /// Set the register of 4 bytes at `offset`; nothing where there is none.
+    /// Writes the 32-bit register at `offset`. No effect beyond the end or if unaligned.
     #[inline]
     pub fn write32(&self, offset: u64, value: u32) {
         let Some(register) = self.register(offset) else { return };
-        // SAFETY: in the mapping and aligned (`register`).
+        // SAFETY: `register` returns aligned addresses within the mapping, which `_mapping` keeps.
         unsafe { register.write_volatile(value.to_le()) };
     }
 
-    /// The register of 8 bytes at `offset`, as two reads of 4 (NVMe over PCIe Transport 1.0 section 3.1 has
-    /// every controller take those).
+    /// Reads the 64-bit register at `offset` by two 32-bit reads, which every controller supports (NVMe over
+    /// PCIe Transport 1.0 section 3.1).
     #[must_use]
     pub fn read64(&self, offset: u64) -> u64 {
         u64::from(self.read32(offset)) | u64::from(self.read32(offset + 4)) << 32
     }
 
-    /// Set the register of 8 bytes at `offset`, as two writes of 4.
+    /// Writes the 64-bit register at `offset` by two 32-bit writes.
     pub fn write64(&self, offset: u64, value: u64) {
         let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
         self.write32(offset, u32::from_le_bytes([a, b, c, d]));
@@ -85,7 +86,7 @@ impl Bar {
         if offset.checked_add(4)? > self.bytes {
             return None;
         }
-        // SAFETY: in the mapping, checked above.
+        // SAFETY: `offset + 4 <= bytes`, checked above, and `_mapping` keeps these bytes mapped.
         Some(unsafe { self.base.add(offset) }.cast())
     }
 }

@@ -1,56 +1,53 @@
-//! [`Commands`]: what the drive has of one core, by command identifier.
+//! [`Commands`]: the commands of one core in flight, by command identifier.
 //!
 //! A CID is `generation (6 bits) | slot (10 bits)`. Each use of a slot has another generation, so that a
-//! completion that comes twice, or late, finds nothing. Entries are filled and read where they lie: this is
-//! the data path's one table.
+//! duplicate or late completion matches no command. Entries are written and read in place: every I/O uses
+//! this table.
 
 use spindle_disk::{BlockRange, Op, Token};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 
-/// Most commands in flight: a CID has 10 bits for the slot, and FFFFh is no CID.
+/// Most commands in flight: a CID has 10 bits for the slot, and FFFFh is reserved.
 pub(crate) const COMMANDS_MAX: u32 = 1023;
 
-/// Bits of a CID that name the slot.
 const SLOT_MASK: u16 = 0x3ff;
-/// No slot.
-const END: u16 = u16::MAX;
+/// End of the free list.
+const NO_SLOT: u16 = u16::MAX;
 
-/// The slot of a CID: 0 to 1023.
 #[inline]
 pub(crate) fn slot_of(cid: u16) -> usize {
     usize::from(cid & SLOT_MASK)
 }
 
-/// A command that the drive has.
 pub(crate) struct Command {
-    /// The request of which this is a part; `None`: it is all of one, and what follows is that request's.
+    /// The request of which this command is a part. `None`: it is a whole request, and `token` to `buf`
+    /// describe that request.
     pub(crate) request: Option<Slot>,
     pub(crate) token: Token,
     pub(crate) op: Op,
     pub(crate) range: BlockRange,
     pub(crate) buf: Option<Buf>,
-    /// How often it was given to the drive.
+    /// Submissions to the drive, from 1.
     pub(crate) tries: u8,
-    pub(crate) is_abort_asked: bool,
-    /// All of a request that a loss of power may undo.
-    pub(crate) is_change: bool,
-    /// When it began.
+    pub(crate) is_abort_requested: bool,
+    /// A whole-request write without FUA: a power loss may undo it until a flush.
+    pub(crate) needs_flush: bool,
+    /// Manager tick of the last submission.
     pub(crate) tick: u32,
 }
 
 struct Entry {
     command: Command,
-    /// Its name, or that of its next use.
+    /// CID of the command, or of the next one in this slot.
     cid: u16,
-    /// The next free entry, when this one is free.
+    /// Next slot of the free list, while this one is free.
     next: u16,
     is_busy: bool,
 }
 
-/// See the module.
 pub(crate) struct Commands {
-    /// Those that were ever used.
+    /// Slots that were ever used; grows to `capacity`.
     entries: Vec<Entry>,
     capacity: usize,
     free: u16,
@@ -58,25 +55,25 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    /// Room for `capacity`, at most [`COMMANDS_MAX`]; the only time that it allocates.
+    /// Allocates `capacity` slots, at most [`COMMANDS_MAX`]. Nothing else allocates.
     pub(crate) fn with_capacity(capacity: u32) -> Commands {
         let capacity = capacity.min(COMMANDS_MAX) as usize;
-        Commands { entries: Vec::with_capacity(capacity), capacity, free: END, len: 0 }
+        Commands { entries: Vec::with_capacity(capacity), capacity, free: NO_SLOT, len: 0 }
     }
 
-    /// How many the drive has.
+    /// Commands at the drive.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// A new one, to be filled in: its CID, and what its slot held last (with no buffer). `None` when there
-    /// is no room.
+    /// A free slot: its CID, and the slot's previous command without its buffer, which the caller overwrites.
+    /// `None` if no slot is free.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn claim(&mut self) -> Option<(u16, &mut Command)> {
-        if self.free == END {
-            self.add()?;
+        if self.free == NO_SLOT {
+            self.add_slot()?;
         }
         let entry = self.entries.get_mut(usize::from(self.free))?;
         self.free = entry.next;
@@ -86,7 +83,7 @@ impl Commands {
     }
 
     #[cold]
-    fn add(&mut self) -> Option<()> {
+    fn add_slot(&mut self) -> Option<()> {
         if self.entries.len() == self.capacity {
             return None;
         }
@@ -98,16 +95,16 @@ impl Commands {
             range: BlockRange { lba: 0, blocks: 0 },
             buf: None,
             tries: 0,
-            is_abort_asked: false,
-            is_change: false,
+            is_abort_requested: false,
+            needs_flush: false,
             tick: 0,
         };
-        self.entries.push(Entry { command, cid: slot, next: END, is_busy: false });
+        self.entries.push(Entry { command, cid: slot, next: NO_SLOT, is_busy: false });
         self.free = slot;
         Some(())
     }
 
-    /// The command of a name, if the drive has it.
+    /// The command of a CID; `None` if it is not at the drive.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn find(&mut self, cid: u16) -> Option<&mut Command> {
@@ -115,7 +112,7 @@ impl Commands {
         (entry.cid == cid && entry.is_busy).then_some(&mut entry.command)
     }
 
-    /// The drive has it no more, and its buffer was taken out; the caller has found it before.
+    /// Frees the slot of a CID. The caller has found the command and taken its buffer.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn release(&mut self, cid: u16) {
@@ -128,22 +125,20 @@ impl Commands {
         self.len -= 1;
     }
 
-    /// The name of the command in a slot.
+    /// CID of the command in a slot; `None` if the slot is free.
     pub(crate) fn cid_at(&self, slot: usize) -> Option<u16> {
         self.entries.get(slot).filter(|entry| entry.is_busy).map(|entry| entry.cid)
     }
 
-    /// Slots that were ever used.
+    /// Upper bound of the slots in use.
     pub(crate) fn slots(&self) -> usize {
         self.entries.len()
     }
 
-    /// All that the drive has.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Command> {
         self.entries.iter().filter(|entry| entry.is_busy).map(|entry| &entry.command)
     }
 
-    /// All that the drive has, with their names.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Command)> {
         self.entries.iter_mut().filter(|entry| entry.is_busy).map(|entry| (entry.cid, &mut entry.command))
     }

@@ -1,19 +1,21 @@
-//! [`NvmeCore`]: one core's handle on a namespace: a queue pair, and the requests that are under way on it.
+//! [`NvmeCore`]: one core's handle on a namespace: a queue pair, and the requests in progress on it.
 //!
 //! ```text
-//!   submit ─> Request ─> command(s) at the queue's tail      no room: pending, in order
-//!   poll: the order's word; what waits; one doorbell; completions ─> Done; what waits; the doorbell
+//!   submit, core busy, one command is enough:   start_at: entry at the queue's tail, no Request
+//!   submit, core at rest, or several commands:  Request ─> entries at the queue's tail
+//!                                               queue full: pending, in order of submission
+//!   poll: command word; pending; one doorbell; completions ─> Done; pending; doorbell
 //!
-//!   a command that failed for a while: again, a tick later, 3 times
-//!   Rewind: every command in flight goes into `again`        Gone, Absent: every request ends with an error
-//!   Replay: those are given to the drive again, before anything that came later, on any core
+//!   transient failure: submitted again a tick later, at most 3 times
+//!   Rewind: every command in flight moves to `retries`        Gone, Absent: every request fails
+//!   Replay: those commands are submitted again, before newer ones of any core
 //! ```
 //!
-//! Nothing here waits, allocates in steady state, or reads a clock.
+//! The doorbell is written in `poll` only. Nothing blocks, reads a clock, or allocates in steady state.
 
-mod apart;
+mod cancel;
 mod compare_and_write;
-mod forget;
+mod slow_poll;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,80 +30,77 @@ use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 
 use crate::commands::Commands;
-use crate::core_queue::{CoreQueue, QueueCommand, QueueEpoch, Setup};
-use crate::entry::{Task, entry};
+use crate::core_queue::{CommandWord, CoreQueue, QueueCommand, Setup};
+use crate::entry::{Task, make_entry};
 use crate::queue::Completion;
-use crate::rules::{Deallocating, Namespace, Rules, disk_error, is_passing};
+use crate::rules::{Deallocating, Namespace, Rules, disk_error, is_transient};
 use crate::shared::Shared;
 use crate::shared_queue::SharedQueue;
 
 use compare_and_write::GuardView;
-pub(crate) use compare_and_write::Left;
+pub(crate) use compare_and_write::OrphanedGuard;
 
-/// How often a command is given to the drive again.
-const TRIES_MAX: u8 = 3;
+/// Submissions of one command after the first one.
+const RETRIES_MAX: u8 = 3;
 
-/// What the disk was asked for.
+/// A command of the disk that one or more NVMe commands execute.
 pub(crate) struct Request {
     token: Token,
     pub(crate) task: Task,
-    /// What no command was made of yet; it ends where all of it does, but of one that has failed.
-    left: BlockRange,
-    /// First block of all of it. Of a flush: how many changes were acknowledged when it came.
+    /// Blocks without an NVMe command yet, always the end of the request's range. 0 blocks after a failure.
+    remaining: BlockRange,
+    /// First block. For a flush: `NvmeCore::changes` when it was submitted.
     pub(crate) lba: u64,
     pub(crate) buf: Option<Buf>,
-    /// Commands made and not ended.
+    /// NVMe commands of this request that have not ended.
     outstanding: u32,
     result: Result<(), DiskError>,
 }
 
-/// A part of a request that one command does.
+/// The part of a request that one NVMe command executes.
 #[derive(Clone, Copy)]
 struct Part {
     request: Slot,
     range: BlockRange,
-    /// How often it was given to the drive.
+    /// Submissions to the drive.
     tries: u8,
 }
 
-/// One core's handle. See the module.
 pub(crate) struct NvmeCore {
     core_queue: Arc<CoreQueue>,
     shared: Arc<Shared>,
     namespace: Arc<Namespace>,
-    /// Those of the start; a `setup` has its own.
+    /// Rules when the disk was opened, used while `setup` is `None`.
     rules: Rules,
-    /// The last word that was obeyed.
-    word: QueueEpoch,
-    /// From the first `Rewind` to `Gone`.
+    /// The last word that was applied.
+    word: CommandWord,
+    /// `None` before the first `Rewind`, after `Gone` and `Absent`, and while the core has no queue.
     setup: Option<Setup>,
-    /// Commands that the drive may have of this core's own: none unless the order is `Go`, and none from one
-    /// poll to the next where cores without a queue of their own work with this one's, or where the guard is
-    /// in the way: see there.
+    /// Most commands of this core at the drive. 0 between polls if the core is at rest, has sharers, a guard
+    /// is active or the queue command is not `Go` (`limit_between`).
     limit: usize,
     guard: GuardView,
     shared_queue: Option<Box<SharedQueue>>,
-    /// Of sharers that have all gone: the identifiers of their commands go on from there, so that a late
-    /// completion of one of theirs ends none of the next sharer's.
-    shared_queue_gone: Option<Box<SharedQueue>>,
+    /// `shared_queue` after its last sharer closed. It is reused, so that the CID generations continue and a
+    /// late completion does not match a new sharer's command.
+    idle_shared_queue: Option<Box<SharedQueue>>,
     commands: Commands,
     requests: Slab<Request>,
-    /// Requests of several commands that are begun at once.
+    /// Most entries of `requests` for new requests.
     requests_max: usize,
-    /// Not begun, in order.
+    /// Requests without any NVMe command, in order of submission.
     pending: VecDeque<Request>,
-    /// Begun, with blocks left for which there was no command.
+    /// Requests that have NVMe commands for some of their blocks only.
     partial: VecDeque<Slot>,
-    /// To be given to the drive again, not before the tick.
-    again: VecDeque<(u32, Part)>,
-    /// Ended, not told.
-    ready: VecDeque<Done>,
-    /// Changes that were acknowledged and that a loss of power may undo, and how many of them were flushed
-    /// since.
+    /// Failed or reclaimed parts and the tick from which each is submitted again.
+    retries: VecDeque<(u32, Part)>,
+    /// Results for the next poll.
+    finished: VecDeque<Done>,
+    /// Acknowledged writes, zeroings and trims that a power loss may undo (without FUA).
     changes: u64,
     flushed: u64,
-    /// Losses that a flush of this core has told of.
-    losses_told: u64,
+    /// `Shared::losses` at the last flush of this core that failed because of one.
+    losses_reported: u64,
 }
 
 impl NvmeCore {
@@ -110,50 +109,47 @@ impl NvmeCore {
         shared: Arc<Shared>,
         namespace: Arc<Namespace>,
         rules: Rules,
-        place: guard::GuardParticipant,
+        participant: guard::GuardParticipant,
     ) -> NvmeCore {
         let depth = core_queue.depth as usize;
         NvmeCore {
-            // Not what is ordered now: the manager knows the core queue already, and that may still be to do.
-            word: QueueEpoch::FIRST,
-            // A loss that no core was told of yet is told to this one as well.
-            losses_told: shared.losses_told.load(Ordering::Relaxed),
+            // Not the current word: the manager has the core queue already, and its command must be applied.
+            word: CommandWord::INITIAL,
+            // A loss that no flush has reported yet fails this core's first flush as well.
+            losses_reported: shared.losses_reported.load(Ordering::Relaxed),
             shared,
             namespace,
             rules,
             setup: None,
             limit: 0,
-            guard: GuardView::new(place),
+            guard: GuardView::new(participant),
             shared_queue: None,
-            shared_queue_gone: None,
+            idle_shared_queue: None,
             commands: Commands::with_capacity(core_queue.depth),
-            // As many as may be begun, those that were a command's alone and became requests again, and a
-            // compare-and-write.
+            // New requests, whole-request commands that become requests again, and one compare-and-write.
             requests: Slab::with_capacity(2 * depth + 1),
             requests_max: depth,
             pending: VecDeque::with_capacity(depth),
             partial: VecDeque::with_capacity(depth),
-            again: VecDeque::with_capacity(depth),
-            ready: VecDeque::with_capacity(2 * depth),
+            retries: VecDeque::with_capacity(depth),
+            finished: VecDeque::with_capacity(2 * depth),
             core_queue,
             changes: 0,
             flushed: 0,
         }
     }
 
-    /// The drive may have one more command.
     #[inline]
     fn has_room(&self) -> bool {
         self.commands.len() < self.limit
     }
 
-    /// Do what the manager says.
     #[cold]
-    fn obey(&mut self, word: QueueEpoch) {
-        let is_new = word.answer() != self.word.answer();
+    fn apply_word(&mut self, word: CommandWord) {
+        let is_new = word.command_and_epoch() != self.word.command_and_epoch();
         self.word = word;
         if is_new {
-            match word.order() {
+            match word.queue_command() {
                 QueueCommand::Wait => {}
                 QueueCommand::Go => self.limit = self.limit_between(),
                 QueueCommand::Stop => {
@@ -164,100 +160,102 @@ impl NvmeCore {
                     self.limit = 0;
                     self.note_loss();
                     self.shared_queue = None;
-                    self.take_back(DiskError::Internal);
+                    self.reclaim_commands(DiskError::Internal);
                     self.guard.pairs.stand_back();
                     self.setup = self.core_queue.take_setup();
-                    self.core_queue.set_replaying(!self.again.is_empty() || !self.partial.is_empty());
+                    self.core_queue.set_replaying(!self.retries.is_empty() || !self.partial.is_empty());
                 }
                 QueueCommand::Replay => self.limit = 0,
-                QueueCommand::Gone => self.let_go(DiskError::Gone),
-                QueueCommand::Absent => self.let_go(DiskError::Internal),
+                QueueCommand::Gone => self.fail_all(DiskError::Gone),
+                QueueCommand::Absent => self.fail_all(DiskError::Internal),
             }
         }
-        // Also of a tick: the manager sees by it that the core does not hang.
+        // Also when only the tick changed: the manager detects a core that hangs by this answer.
         self.core_queue.answer(word);
         self.take_sharers();
-        if self.commands.len() > 0 && matches!(word.order(), QueueCommand::Go | QueueCommand::Replay) {
-            self.check_time();
+        if self.commands.len() > 0 && matches!(word.queue_command(), QueueCommand::Go | QueueCommand::Replay)
+        {
+            self.check_timeouts();
         }
     }
 
-    /// The drive is not there: everything ends so.
-    fn let_go(&mut self, error: DiskError) {
+    /// Ends all requests with `error` and drops the queue. The drive reaches no memory.
+    fn fail_all(&mut self, error: DiskError) {
         self.limit = 0;
         self.note_loss();
         self.shared_queue = None;
-        self.take_back(error);
+        self.reclaim_commands(error);
         self.setup = None;
-        self.end_all(error);
+        self.fail_requests(error);
         self.core_queue.set_replaying(false);
     }
 
-    /// What this core has acknowledged and not flushed may be lost: the next flush of each core fails.
+    /// Records the loss of acknowledged, unflushed writes of this core. The next flush of each core fails.
     fn note_loss(&mut self) {
         let is_unsafe = self.changes != self.flushed && self.rules().has_volatile_cache;
         if is_unsafe && self.shared.may_lose_cache.load(Ordering::Relaxed) {
             self.flushed = self.changes;
             let before = self.shared.losses.fetch_add(1, Ordering::Relaxed);
-            if before == self.shared.losses_told.load(Ordering::Relaxed) {
+            if before == self.shared.losses_reported.load(Ordering::Relaxed) {
                 tracing::error!(drive = %self.shared.address, "what was not flushed may be lost: the next \
                     flush of each core fails");
             }
         }
     }
 
-    /// A flush has succeeded as far as the drive knows.
+    /// Result of a flush that the drive completed: fails once after each recorded loss.
     #[cold]
     fn end_flush(&mut self, changes: u64) -> Result<(), DiskError> {
         self.flushed = self.flushed.max(changes);
         let losses = self.shared.losses.load(Ordering::Relaxed);
-        if losses == self.losses_told {
+        if losses == self.losses_reported {
             return Ok(());
         }
-        self.losses_told = losses;
-        self.shared.losses_told.fetch_max(losses, Ordering::Relaxed);
+        self.losses_reported = losses;
+        self.shared.losses_reported.fetch_max(losses, Ordering::Relaxed);
         Err(DiskError::MediaWrite)
     }
 
-    /// What took too long is to be aborted; what the Abort did not end either costs a reset.
-    fn check_time(&mut self) {
+    /// Requests an Abort for each command beyond its time limit, and a reset if the Abort had no effect.
+    fn check_timeouts(&mut self) {
         let (now, limits) = (self.word.tick(), self.shared.limits());
         for (cid, command) in self.commands.iter_mut() {
             let age = now.wrapping_sub(command.tick);
-            if age > limits.command_ticks && !command.is_abort_asked {
-                command.is_abort_asked = true;
-                self.core_queue.ask_abort(cid);
+            if age > limits.command_ticks && !command.is_abort_requested {
+                command.is_abort_requested = true;
+                self.core_queue.request_abort(cid);
             } else if age > limits.command_ticks.saturating_add(limits.abort_ticks) {
-                self.core_queue.ask_reset();
+                self.core_queue.request_reset();
             }
         }
     }
 
-    /// The drive reaches no memory: nothing is in flight any more.
-    fn take_back(&mut self, error: DiskError) {
+    /// Queues all commands for another submission. The drive reaches no memory.
+    fn reclaim_commands(&mut self, error: DiskError) {
         for slot in 0..self.commands.slots() {
             if let Some(part) = self.commands.cid_at(slot).and_then(|cid| self.take_part(cid)) {
-                self.try_again(part, error);
+                self.retry_later(part, error);
             }
         }
     }
 
-    /// What a command was for; the drive has it no more. One that was a whole request is a part of one now.
+    /// Releases a CID and returns its part. A command that was a whole request becomes a request with one
+    /// part.
     fn take_part(&mut self, cid: u16) -> Option<Part> {
         let command = self.commands.find(cid)?;
         let (range, tries) = (command.range, command.tries);
         let request = match command.request {
             Some(request) => request,
             None => {
-                let left = BlockRange { lba: range.lba + u64::from(range.blocks), blocks: 0 };
+                let remaining = BlockRange { lba: range.lba + u64::from(range.blocks), blocks: 0 };
                 let (token, task, buf) = (command.token, Task::Op(command.op), command.buf.take());
                 let request =
-                    Request { token, task, left, lba: range.lba, buf, outstanding: 1, result: Ok(()) };
+                    Request { token, task, remaining, lba: range.lba, buf, outstanding: 1, result: Ok(()) };
                 match self.requests.insert(request) {
                     Ok(slot) => slot,
                     Err(request) => {
-                        // There is room for all, by their numbers.
-                        self.ready.push_back(ended(request, Err(DiskError::Internal)));
+                        // Does not happen: `requests` has a slot for every command.
+                        self.finished.push_back(done_of(request, Err(DiskError::Internal)));
                         self.commands.release(cid);
                         return None;
                     }
@@ -268,33 +266,34 @@ impl NvmeCore {
         Some(Part { request, range, tries })
     }
 
-    /// Everything ends so.
-    fn end_all(&mut self, error: DiskError) {
-        self.again.clear();
+    /// Ends every request with `error`.
+    fn fail_requests(&mut self, error: DiskError) {
+        self.retries.clear();
         self.partial.clear();
         for index in 0..self.requests.capacity() {
             let Some(request) = self.requests.slot_at(index).and_then(|slot| self.requests.remove(slot))
             else {
                 continue;
             };
-            let done = self.tell(request, Err(error));
-            self.ready.extend(done);
+            let done = self.finish_request(request, Err(error));
+            self.finished.extend(done);
         }
         self.end_compare_and_writes(None, error);
-        let waiting = self.pending.drain(..).map(|request| ended(request, Err(error)));
-        self.ready.extend(waiting);
+        let waiting = self.pending.drain(..).map(|request| done_of(request, Err(error)));
+        self.finished.extend(waiting);
     }
 
-    /// Commands for a request that was not begun, as many as there is room for.
+    /// Submits the first commands of a new request. The caller has checked that `requests` has a free slot.
     #[inline]
-    fn begin(&mut self, request: Request) {
+    fn begin_request(&mut self, request: Request) {
         let Ok(slot) = self.requests.insert(request) else { panic!("begun without room") };
         if !self.make_commands(slot) {
             self.partial.push_back(slot);
         }
     }
 
-    /// Commands for what is left of a request. False when there was no room for all of it.
+    /// Submits commands for the remaining blocks of a request. False if `limit` stopped it before the last
+    /// one.
     #[inline]
     fn make_commands(&mut self, slot: Slot) -> bool {
         loop {
@@ -303,34 +302,35 @@ impl NvmeCore {
                 return true;
             };
             let is_flush = request.task == Task::Op(Op::Flush);
-            if request.left.blocks == 0 && !is_flush {
+            if request.remaining.blocks == 0 && !is_flush {
                 return true;
             }
             if !has_room {
                 return false;
             }
-            let left = request.left;
-            let blocks = request.task.piece_blocks(&setup.rules, left).max(1).min(left.blocks);
-            request.left = BlockRange { lba: left.lba + u64::from(blocks), blocks: left.blocks - blocks };
+            let remaining = request.remaining;
+            let blocks = request.task.piece_blocks(&setup.rules, remaining).max(1).min(remaining.blocks);
+            request.remaining =
+                BlockRange { lba: remaining.lba + u64::from(blocks), blocks: remaining.blocks - blocks };
             request.outstanding += 1;
-            let part = Part { request: slot, range: BlockRange { lba: left.lba, blocks }, tries: 1 };
-            self.start(part);
+            let part = Part { request: slot, range: BlockRange { lba: remaining.lba, blocks }, tries: 1 };
+            self.start_command(part);
             if is_flush {
                 return true;
             }
         }
     }
 
-    /// Give a part to the drive; the caller has looked for room.
-    fn start(&mut self, part: Part) {
+    /// Submits one command. The caller has checked `has_room`.
+    fn start_command(&mut self, part: Part) {
         let (Some(setup), Some(request)) = (&mut self.setup, self.requests.get(part.request)) else { return };
         let Some((cid, command)) = self.commands.claim() else { panic!("started without room") };
         (command.request, command.range, command.tries) = (Some(part.request), part.range, part.tries);
-        (command.tick, command.is_abort_asked) = (self.word.tick(), false);
-        let sqe = entry(setup, request, part.range, cid);
-        // It may lie in memory that came since the core has looked.
+        (command.tick, command.is_abort_requested) = (self.word.tick(), false);
+        let sqe = make_entry(setup, request, part.range, cid);
+        // The buffer may lie in an area that was mapped since the list of areas was read.
         let sqe = match sqe {
-            None if setup.pointers.others.renew() => entry(setup, request, part.range, cid),
+            None if setup.pointers.cache_windows.refresh() => make_entry(setup, request, part.range, cid),
             sqe => sqe,
         };
         match sqe {
@@ -338,32 +338,34 @@ impl NvmeCore {
                 self.shared.offloaded.count(request.task);
                 setup.queue.push(sqe);
             }
-            None => self.refuse(cid),
+            None => self.reject(cid),
         }
     }
 
-    /// As much of a part as is one command now: it was cut by what the drive allowed then.
+    /// Submits a part again. If the drive's limits have shrunk since, only the first piece; the rest stays
+    /// queued.
     fn start_piece(&mut self, due: u32, part: Part) {
         let (Some(setup), Some(request)) = (&self.setup, self.requests.get_mut(part.request)) else { return };
         let BlockRange { lba, blocks } = part.range;
         let piece = request.task.piece_blocks(&setup.rules, part.range).max(1);
         if piece >= blocks {
-            return self.start(part);
+            return self.start_command(part);
         }
         request.outstanding += 1;
         let rest = BlockRange { lba: lba + u64::from(piece), blocks: blocks - piece };
-        self.again.push_front((due, Part { range: rest, ..part }));
-        self.start(Part { range: BlockRange { lba, blocks: piece }, ..part });
+        self.retries.push_front((due, Part { range: rest, ..part }));
+        self.start_command(Part { range: BlockRange { lba, blocks: piece }, ..part });
     }
 
-    /// All of a request in one command that needs no list; false, and nothing is done, where it does not fit
-    /// one.
+    /// Submits a Read or Write as one command without a PRP list or SGL. False, without effect, where that is
+    /// not possible.
     #[inline]
     fn start_whole(&mut self, token: Token, request: &IoRequest, buf: &mut Option<Buf>) -> bool {
         self.start_at::<false>(token, request, buf) || self.start_in_cache(token, request, buf)
     }
 
-    /// The same with data in a cache's memory. Apart, so that commands of the pool pay nothing for it.
+    /// As `start_at` with data in a cache's memory. A function of its own, so that commands with data in the
+    /// pool do not pay for it.
     #[cold]
     #[inline(never)]
     fn start_in_cache(&mut self, token: Token, request: &IoRequest, buf: &mut Option<Buf>) -> bool {
@@ -378,12 +380,12 @@ impl NvmeCore {
         request: &IoRequest,
         buf: &mut Option<Buf>,
     ) -> bool {
-        let (is_read, fua, is_change) = match request.op {
+        let (is_read, fua, needs_flush) = match request.op {
             Op::Read => (true, false, false),
             Op::Write { fua } => (false, fua, !fua),
             Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate | Op::Compare | Op::Verify => return false,
         };
-        let is_clear = self.pending.is_empty() && self.partial.is_empty() && self.again.is_empty();
+        let is_clear = self.pending.is_empty() && self.partial.is_empty() && self.retries.is_empty();
         if !self.has_room() || !is_clear || self.requests.len() >= self.requests_max {
             return false;
         }
@@ -394,13 +396,13 @@ impl NvmeCore {
             return false;
         }
         let (pointers, bytes) = (&setup.pointers, (range.blocks as usize) << rules.shift);
-        let pages = if IS_IN_CACHE { pointers.other_pages(data, bytes) } else { pointers.pages(data, bytes) };
+        let pages = if IS_IN_CACHE { pointers.cache_pages(data, bytes) } else { pointers.pages(data, bytes) };
         let Some(prps) = pages else { return false };
         let nsid = rules.nsid;
         let Some((cid, command)) = self.commands.claim() else { return false };
         (command.request, command.token, command.op, command.range) = (None, token, request.op, range);
-        (command.tries, command.tick, command.is_abort_asked) = (1, self.word.tick(), false);
-        command.is_change = is_change;
+        (command.tries, command.tick, command.is_abort_requested) = (1, self.word.tick(), false);
+        command.needs_flush = needs_flush;
         command.buf = buf.take();
         let sqe = if is_read {
             Sqe::read(cid, nsid, range.lba, range.blocks)
@@ -411,32 +413,32 @@ impl NvmeCore {
         true
     }
 
-    /// The data lies where the drive cannot be told of, or the drive lacks now what it had when the request
-    /// came.
+    /// Fails a command whose buffer is not mapped for the drive, or whose operation the drive does not
+    /// support any more.
     #[cold]
-    fn refuse(&mut self, cid: u16) {
+    fn reject(&mut self, cid: u16) {
         let Some(part) = self.take_part(cid) else { return };
         let error = match self.requests.get(part.request).map(|request| request.task) {
-            Some(Task::Op(Op::Deallocate) | Task::Hint) => DiskError::NotSupported,
+            Some(Task::Op(Op::Deallocate) | Task::DeallocateHint) => DiskError::NotSupported,
             _ => DiskError::Internal,
         };
         if let Some(done) = self.end_part(part.request, Err(error)) {
-            self.ready.push_back(done);
+            self.finished.push_back(done);
         }
     }
 
-    /// A part has ended; the request with it, when it was the last.
+    /// Ends a part, and its request if no other part is outstanding or missing.
     #[inline]
     fn end_part(&mut self, slot: Slot, result: Result<(), DiskError>) -> Option<Done> {
         let request = self.requests.get_mut(slot)?;
         request.outstanding -= 1;
         if let Err(error) = result {
-            request.left.blocks = 0;
+            request.remaining.blocks = 0;
             if request.result.is_ok() {
                 request.result = Err(error);
             }
         }
-        if request.outstanding > 0 || request.left.blocks > 0 {
+        if request.outstanding > 0 || request.remaining.blocks > 0 {
             return None;
         }
         let request = self.requests.remove(slot)?;
@@ -445,41 +447,42 @@ impl NvmeCore {
             if request.task == Task::Op(Op::Flush) {
                 result = self.end_flush(request.lba);
             }
-            self.changes += u64::from(request.task.is_change());
+            self.changes += u64::from(request.task.needs_flush());
         }
-        self.tell(request, result)
+        self.finish_request(request, result)
     }
 
-    /// What its submitter hears of it now.
+    /// Result of an ended request for its submitter; `None` if a compare-and-write continues with its write.
     #[inline]
-    fn tell(&mut self, request: Request, result: Result<(), DiskError>) -> Option<Done> {
+    fn finish_request(&mut self, request: Request, result: Result<(), DiskError>) -> Option<Done> {
         match request.task {
             Task::CompareAndWrite { is_write } => self.end_compare_and_write(request, is_write, result),
-            Task::Op(_) | Task::Hint | Task::Copy { .. } => Some(ended(request, result)),
+            Task::Op(_) | Task::DeallocateHint | Task::Copy { .. } => Some(done_of(request, result)),
         }
     }
 
-    /// Once more, unless it was tried often enough, or its request has failed.
-    fn try_again(&mut self, part: Part, error: DiskError) {
+    /// Queues a part for another submission. Fails it after `RETRIES_MAX` retries or if its request has
+    /// failed.
+    fn retry_later(&mut self, part: Part, error: DiskError) {
         let over = self.requests.get(part.request).and_then(|request| request.result.err());
         if let Some(error) = over {
             if let Some(done) = self.end_part(part.request, Err(error)) {
-                self.ready.push_back(done);
+                self.finished.push_back(done);
             }
             return;
         }
-        if part.tries > TRIES_MAX {
+        if part.tries > RETRIES_MAX {
             self.shared.failures.fetch_add(1, Ordering::Relaxed);
             if let Some(done) = self.end_part(part.request, Err(error)) {
-                self.ready.push_back(done);
+                self.finished.push_back(done);
             }
             return;
         }
         let due = self.word.tick().wrapping_add(1);
-        self.again.push_back((due, Part { tries: part.tries + 1, ..part }));
+        self.retries.push_back((due, Part { tries: part.tries + 1, ..part }));
     }
 
-    /// All that the drive has told, as far as there is room in `done`; how much it was.
+    /// Takes completions until `done` is full. Returns how many were taken.
     #[inline]
     fn take_completions(&mut self, done: &mut Vec<Done>) -> usize {
         let mut count = 0;
@@ -496,26 +499,26 @@ impl NvmeCore {
                     continue;
                 }
                 self.shared.strays.fetch_add(1, Ordering::Relaxed);
-                // A drive that writes them without end does not keep the core.
+                // Bounds the loop against a drive that posts invalid completions without end.
                 if count >= usize::from(setup.queue.layout().cq_entries) {
                     break;
                 }
                 continue;
             };
             if command.request.is_none() && completion.status.is_success() {
-                self.changes += u64::from(command.is_change);
+                self.changes += u64::from(command.needs_flush);
                 done.push(Done { token: command.token, result: Ok(()), buf: command.buf.take() });
                 self.commands.release(completion.cid);
             } else {
-                self.on_part(completion, done);
+                self.on_part_completion(completion, done);
             }
         }
         count
     }
 
-    /// A command has ended that is a part of a request, or has failed.
+    /// Completion of a command that failed or is a part of a request.
     #[inline(never)]
-    fn on_part(&mut self, completion: Completion, done: &mut Vec<Done>) {
+    fn on_part_completion(&mut self, completion: Completion, done: &mut Vec<Done>) {
         let Some(part) = self.take_part(completion.cid) else { return };
         done.extend(if completion.status.is_success() {
             self.end_part(part.request, Ok(()))
@@ -529,29 +532,30 @@ impl NvmeCore {
         let status = completion.status;
         let task = self.requests.get(part.request)?.task;
         let error = disk_error(status);
-        if is_passing(status) {
-            self.try_again(part, error);
+        if is_transient(status) {
+            self.retry_later(part, error);
             return None;
         }
         if self.setup.as_mut().is_some_and(|setup| setup.rules.fall_back(task, status.code())) {
-            self.try_again(part, error);
+            self.retry_later(part, error);
             return None;
         }
         if status.code() == Status::INVALID_OPCODE
             && let Some(setup) = &mut self.setup
         {
-            // What ONCS says is not so: it is not asked again before its next start.
-            setup.rules.forget(task);
+            // ONCS announces a command that the drive does not have: it is not submitted again before the
+            // next start.
+            setup.rules.disable(task);
         }
         self.shared.failures.fetch_add(1, Ordering::Relaxed);
         self.end_part(part.request, Err(error))
     }
 
-    /// What the drive had already, as far as there is room. False when there was no room for all.
+    /// Submits retries, then remaining blocks of begun requests. False if `limit` stopped it.
     #[inline]
-    fn step_begun(&mut self) -> bool {
-        if !self.again.is_empty() {
-            self.step_again();
+    fn submit_begun(&mut self) -> bool {
+        if !self.retries.is_empty() {
+            self.submit_retries();
         }
         while let Some(slot) = self.partial.front().copied() {
             if !self.make_commands(slot) {
@@ -562,36 +566,36 @@ impl NvmeCore {
         true
     }
 
-    /// Begin what waits, as far as there is room: what the drive had already first.
+    /// Submits retries, begun requests and pending requests, in this order, up to `limit`.
     #[inline]
-    fn step_waiting(&mut self) {
-        if !self.step_begun() {
+    fn submit_waiting(&mut self) {
+        if !self.submit_begun() {
             return;
         }
         while !self.pending.is_empty() && self.requests.len() < self.requests_max && self.has_room() {
             let Some(request) = self.pending.pop_front() else { break };
-            self.begin(request);
+            self.begin_request(request);
         }
     }
 
     #[cold]
-    fn step_again(&mut self) {
-        for _ in 0..self.again.len() {
+    fn submit_retries(&mut self) {
+        for _ in 0..self.retries.len() {
             if !self.has_room() {
                 return;
             }
-            let Some((due, part)) = self.again.pop_front() else { return };
-            // Due: the time is behind it by less than half of all ticks.
+            let Some((due, part)) = self.retries.pop_front() else { return };
+            // A difference above half the range means that `due` is in the future: ticks wrap.
             if self.word.tick().wrapping_sub(due) > u32::MAX / 2 {
-                self.again.push_back((due, part));
+                self.retries.push_back((due, part));
                 continue;
             }
-            // One of a request that has failed meanwhile is not worth it.
+            // A part of a failed request is not submitted again.
             match self.requests.get(part.request).map(|request| request.result) {
                 Some(Ok(())) => self.start_piece(due, part),
                 Some(Err(error)) => {
                     if let Some(done) = self.end_part(part.request, Err(error)) {
-                        self.ready.push_back(done);
+                        self.finished.push_back(done);
                     }
                 }
                 None => {}
@@ -600,7 +604,7 @@ impl NvmeCore {
     }
 }
 
-fn ended(request: Request, result: Result<(), DiskError>) -> Done {
+fn done_of(request: Request, result: Result<(), DiskError>) -> Done {
     Done { token: request.token, result, buf: request.buf }
 }
 
@@ -617,8 +621,8 @@ impl Disk for NvmeCore {
         let IoRequest { op, range, .. } = *request;
         let is_hint = op == Op::Deallocate
             && self.rules().deallocating == Deallocating::WriteZeroes
-            && !self.rules().zeroes_of(range.blocks);
-        self.submit_other(token, if is_hint { Task::Hint } else { Task::Op(op) }, range, buf)
+            && !self.rules().may_deallocate_by_zeroes(range.blocks);
+        self.submit_other(token, if is_hint { Task::DeallocateHint } else { Task::Op(op) }, range, buf)
     }
 
     fn abilities(&self) -> Abilities {
@@ -643,19 +647,19 @@ impl Disk for NvmeCore {
     fn poll(&mut self, _now: Nanos, done: &mut Vec<Done>) -> bool {
         let word = self.core_queue.word();
         if word != self.word {
-            self.obey(word);
+            self.apply_word(word);
         }
         if self.guard.has_changed() {
-            self.look_at_guard();
+            self.refresh_guard();
         }
         while done.len() < done.capacity() {
-            let Some(ready) = self.ready.pop_front() else { break };
-            done.push(ready);
+            let Some(finished) = self.finished.pop_front() else { break };
+            done.push(finished);
         }
         if self.limit == 0 {
-            return self.poll_apart(done);
+            return self.poll_slow(done);
         }
-        self.step_waiting();
+        self.submit_waiting();
         let mut is_busy = self.commands.len() > 0;
         if let Some(setup) = &mut self.setup {
             setup.queue.ring();
@@ -663,13 +667,13 @@ impl Disk for NvmeCore {
         let count = self.take_completions(done);
         if count > 0 {
             is_busy = true;
-            self.step_waiting();
+            self.submit_waiting();
             if let Some(setup) = &mut self.setup {
                 setup.queue.acknowledge();
                 setup.queue.ring();
             }
         }
-        is_busy |= !self.ready.is_empty();
+        is_busy |= !self.finished.is_empty();
         if !is_busy {
             self.rest();
         }
@@ -677,22 +681,22 @@ impl Disk for NvmeCore {
     }
 
     fn cancel_owner(&mut self, owner: Owner) -> usize {
-        self.forget_all(owner)
+        self.cancel_requests(owner)
     }
 
-    /// More than that where a request is several commands: none is what counts.
+    /// May count a request twice; only 0 is exact.
     #[inline]
     fn in_flight(&self) -> usize {
         self.commands.len()
             + self.requests.len()
             + self.pending.len()
-            + self.ready.len()
+            + self.finished.len()
             + self.guard.pairs.len()
     }
 }
 
 impl NvmeCore {
-    /// What is not one command now.
+    /// Submits a request that `start_whole` did not take.
     #[inline(never)]
     fn submit_other(
         &mut self,
@@ -702,15 +706,15 @@ impl NvmeCore {
         buf: Option<Buf>,
     ) -> Option<Done> {
         let lba = if task == Task::Op(Op::Flush) { self.changes } else { range.lba };
-        let request = Request { token, task, left: range, lba, buf, outstanding: 0, result: Ok(()) };
+        let request = Request { token, task, remaining: range, lba, buf, outstanding: 0, result: Ok(()) };
         if let Some(result) = self.immediate_result(&request) {
-            return Some(ended(request, result));
+            return Some(done_of(request, result));
         }
-        // The guard is looked at, if it was not because nothing was there to do.
+        // A core at rest has not read the guard: read it before the first command.
         self.wake_for_command();
         let is_next = self.pending.is_empty() && self.partial.is_empty();
         if is_next && self.requests.len() < self.requests_max && self.has_room() {
-            self.begin(request);
+            self.begin_request(request);
         } else {
             self.pending.push_back(request);
         }
@@ -722,10 +726,10 @@ impl NvmeCore {
         self.setup.as_ref().map_or(&self.rules, |setup| &setup.rules)
     }
 
-    /// Why nothing is begun.
+    /// Error of every new request while the drive is away; `None` otherwise.
     #[inline]
-    fn absence(&self) -> Option<DiskError> {
-        match self.word.order() {
+    fn absence_error(&self) -> Option<DiskError> {
+        match self.word.queue_command() {
             QueueCommand::Gone => Some(DiskError::Gone),
             QueueCommand::Absent => Some(DiskError::Internal),
             QueueCommand::Wait
@@ -736,13 +740,13 @@ impl NvmeCore {
         }
     }
 
-    /// What ends before it begins.
+    /// Result of a request that needs no command: rejected, empty, or a flush without a volatile write cache.
     #[inline]
     fn immediate_result(&self, request: &Request) -> Option<Result<(), DiskError>> {
-        if let Some(error) = self.absence() {
+        if let Some(error) = self.absence_error() {
             return Some(Err(error));
         }
-        let (is_empty, rules) = (request.left.blocks == 0, self.rules());
+        let (is_empty, rules) = (request.remaining.blocks == 0, self.rules());
         let does = rules.abilities();
         match request.task {
             Task::Op(Op::Flush) => (!rules.has_volatile_cache).then_some(Ok(())),
@@ -756,7 +760,7 @@ impl NvmeCore {
                 Some(Err(DiskError::NotSupported))
             }
             Task::Op(Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify)
-            | Task::Hint
+            | Task::DeallocateHint
             | Task::CompareAndWrite { .. }
             | Task::Copy { .. } => is_empty.then_some(Ok(())),
         }
@@ -764,13 +768,13 @@ impl NvmeCore {
 }
 
 impl Drop for NvmeCore {
-    /// What the drive still has must not be given to anybody else: it is never given back.
+    /// Leaks the buffers of commands in flight: the drive may still access them.
     fn drop(&mut self) {
         if self.commands.len() > 0 {
             let (commands, core) = (self.commands.len(), self.core_queue.core);
             tracing::warn!(drive = %self.shared.address, core, commands, "closed with commands in flight; \
                 their buffers are kept from use until the process ends");
-            self.leave_at_guard();
+            self.hand_over_guard();
             self.commands.iter_mut().for_each(|(_, command)| std::mem::forget(command.buf.take()));
             for index in 0..self.requests.capacity() {
                 let slot = self.requests.slot_at(index);
@@ -780,8 +784,8 @@ impl Drop for NvmeCore {
             }
         }
         self.setup = None;
-        // First: a manager that finds the sharers free then sees that this core is gone too, and deletes its
-        // queue pair before it lets go of their memory.
+        // Before the sharers are released: a manager that finds them released then also finds this core
+        // closed, and deletes its queue pair before it frees their memory.
         self.core_queue.close();
         self.shared_queue = None;
     }

@@ -1,6 +1,6 @@
 //! Memory that drive and driver share: queues, lists, Identify data.
 //!
-//! UNSAFETY: sees a region as atomics, because the drive writes to it while we read.
+//! UNSAFETY: accesses an area as atomics, because the drive writes to it at the same time.
 #![expect(unsafe_code, reason = "memory that a device writes to")]
 
 use std::ptr::NonNull;
@@ -11,54 +11,55 @@ use spindle_reactor::mem::{Area, RegionError};
 
 use crate::function::{Function, MapError, Mapping};
 
-/// An address as the drive says it.
+/// An I/O virtual address: what the drive uses in DMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Iova(pub u64);
 
 impl Iova {
-    /// The address `bytes` further on.
+    /// The address plus `bytes`, wrapping.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Iova {
         Iova(self.0.wrapping_add(bytes))
     }
 }
 
-/// Memory pages of the controller: CC.MPS 0.
+/// Memory page size of the controller (CC.MPS 0).
 pub const PAGE_BYTES: u32 = 4096;
 
-/// Why memory for queues could not be had.
+/// Error of [`DmaMemory::new`].
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
-    /// No memory.
+    /// Allocation failed.
     #[error(transparent)]
     Memory(#[from] RegionError),
-    /// The drive could not be given it.
+    /// Mapping it for the drive failed.
     #[error(transparent)]
     Map(#[from] MapError),
 }
 
-/// A contiguous piece of zeroed memory that the drive can reach, on a page.
+/// Contiguous, page-aligned, zeroed memory that is mapped for the drive.
 pub struct DmaMemory {
     words: NonNull<AtomicU64>,
     count: usize,
     iova: Iova,
-    /// In this order: the drive loses it before the process does.
+    /// Declared before `_area`, so that the memory is unmapped before it is freed.
     _mapping: Box<dyn Mapping>,
     _area: Area,
 }
 
-// SAFETY: memory without thread affinity, seen only as atomics.
+// SAFETY: `_area` owns the memory, which any thread may free. All access is through `&[AtomicU64]`, see
+// `words`.
 unsafe impl Send for DmaMemory {}
-// SAFETY: as above.
+// SAFETY: shared access is atomic loads and stores only, see `words`.
 unsafe impl Sync for DmaMemory {}
 
 impl DmaMemory {
-    /// At least `bytes`, mapped for the drive.
+    /// Allocates at least `bytes` and maps them for the drive.
     pub fn new(function: &dyn Function, bytes: usize) -> Result<Arc<DmaMemory>, DmaError> {
         DmaMemory::near(None, function, bytes)
     }
 
-    /// The same from a memory node, while that has any.
+    /// As [`DmaMemory::new`], preferring NUMA node `node`.
     pub fn near(
         node: Option<u32>,
         function: &dyn Function,
@@ -76,22 +77,23 @@ impl DmaMemory {
         }))
     }
 
-    /// Where the drive sees its first byte.
+    /// IOVA of the first byte.
     #[must_use]
     pub fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// Its bytes as words of 8; the drive may change them at any time.
+    /// The memory as 64-bit words. The drive may change them at any time.
     #[inline]
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the area is `count` words long, page-aligned, mapped as long as `self` lives; it was
-        // mapped for this value alone, and a drive's writes are as another thread's atomic stores.
+        // SAFETY: `_area` has `count` words, is page-aligned and lives as long as `self`. It was allocated
+        // for this value, and the process accesses it only as atomics; the drive's writes act like another
+        // thread's atomic stores.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.count) }
     }
 
-    /// Copy bytes from byte `offset` on, a multiple of 8, into `to`. What is behind the end reads as zeroes.
+    /// Copies from byte `offset`, a multiple of 8, into `to`. Bytes beyond the end read as zeroes.
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
         let words = self.words().get(offset / 8..).unwrap_or_default();
         to.fill(0);
@@ -101,7 +103,7 @@ impl DmaMemory {
         }
     }
 
-    /// Zero all of it.
+    /// Fills the memory with zeroes.
     pub fn clear(&self) {
         self.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }

@@ -1,4 +1,4 @@
-//! [`Drive`]: a drive as a process holds it, and [`NvmeDisk`], one of its namespaces as a disk.
+//! [`Drive`]: an open drive, and [`NvmeDisk`], one of its namespaces as a disk.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -24,22 +24,21 @@ use crate::rules::{Deallocating, Namespace, Rules};
 use crate::shared::{DriveFacts, NotOpened, Settings, Shared};
 use crate::shared_queue::OWN_COMMANDS_MAX;
 
-/// Between steps of a manager that works on something, and of one that only watches.
+/// Interval of manager steps: with work in progress, and while it only watches.
 const STEP_BUSY: Duration = Duration::from_millis(1);
 const STEP_IDLE: Duration = Duration::from_millis(20);
 
-/// Managers whose drives were dropped, and that shut them down. They stay here until they have ended, so that
-/// everybody who waits for them does.
+/// Threads of managers that shut down dropped drives, until they have ended. `finish` waits for them.
 static CLOSING: Lock<Vec<JoinHandle<()>>> = Lock::new(Vec::new());
 
-/// Wait until every drive that was dropped is shut down. At the end of the process: otherwise the kernel
-/// resets them, and they count an unsafe shutdown.
+/// Waits until every dropped drive is shut down. To be called at the end of the process: otherwise the kernel
+/// resets the drives, which count an unsafe shutdown.
 pub fn finish() {
     while !finish_within(Duration::from_secs(1)) {}
 }
 
-/// The same for no longer than `limit`: a core that hangs keeps its drive's manager for ever. False when some
-/// are left to the kernel.
+/// As [`finish`], for at most `limit`: a core that hangs keeps its drive's manager running. False if some
+/// drives are not shut down.
 pub fn finish_within(limit: Duration) -> bool {
     let end = Instant::now() + limit;
     loop {
@@ -53,34 +52,34 @@ pub fn finish_within(limit: Duration) -> bool {
     }
 }
 
-/// Why a drive cannot be used.
+/// A drive could not be opened.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("NVMe drive {address}: {why}")]
 pub struct DriveError {
-    /// Where it is.
+    /// PCI address, or the emulator's name.
     pub address: String,
-    /// Why not.
+    /// Reason, as text for the log.
     pub why: String,
-    /// There is no drive at the place, or one that does not do what a drive has to: it is gone, broken or not
-    /// ready, which may pass. Not so where the machine or its settings are in the way.
+    /// The drive is missing, broken or not ready, so that another attempt may succeed. False if the machine
+    /// or its settings are the reason.
     pub is_absent: bool,
 }
 
-/// A drive, open. When it is dropped, it is shut down by its manager's thread; see [`finish`].
+/// An open drive. When it is dropped, its manager's thread shuts it down; see [`finish`].
 pub struct Drive {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Drive {
-    /// Open, enable and identify the drive at a place. Takes as long as the drive takes to become ready;
-    /// not on a core.
+    /// Opens, enables and identifies the drive. Blocks until it is ready (CAP.TO, up to minutes); never call
+    /// it on a core.
     pub fn open(bus: Arc<dyn Bus>, settings: Settings) -> Result<Arc<Drive>, DriveError> {
         Drive::open_until(bus, settings, &Arc::default())
     }
 
-    /// The same, and say when its manager has ended, which is also where it could not be opened: until then
-    /// the function cannot be opened again.
+    /// As [`Drive::open`], and sets `ended` once its manager has ended, also after a failure. Until then the
+    /// function cannot be opened again.
     pub(crate) fn open_until(
         bus: Arc<dyn Bus>,
         settings: Settings,
@@ -88,7 +87,7 @@ impl Drive {
     ) -> Result<Arc<Drive>, DriveError> {
         let address = bus.address();
         let shared = Shared::new(address.clone(), settings);
-        let (its, end) = (Arc::clone(&shared), End(Arc::clone(&shared), Arc::clone(ended)));
+        let (its, end) = (Arc::clone(&shared), ManagerEnd(Arc::clone(&shared), Arc::clone(ended)));
         let run = move || {
             let _end = end;
             let begin = Instant::now();
@@ -104,12 +103,12 @@ impl Drive {
             failed(NotOpened { why: format!("no thread for it: {error}"), is_absent: false })
         })?;
         let drive = Drive { shared, thread: Some(thread) };
-        drive.shared.wait_first().map_err(failed)?;
+        drive.shared.wait_first_result().map_err(failed)?;
         Ok(Arc::new(drive))
     }
 
-    /// A drive whose manager is stepped by the caller: for simulation. It is in service when
-    /// [`Drive::facts`] says something.
+    /// A drive whose manager the caller steps, for simulation. It is in service once [`Drive::facts`] is
+    /// `Some`.
     #[must_use]
     pub fn stepped(bus: Arc<dyn Bus>, settings: Settings) -> (Arc<Drive>, Manager) {
         let shared = Shared::new(bus.address(), settings);
@@ -117,38 +116,38 @@ impl Drive {
         (Arc::new(Drive { shared, thread: None }), manager)
     }
 
-    /// What the drive says of itself; `None` before it was in service.
+    /// Identity and limits as identified; `None` before the drive was in service.
     #[must_use]
     pub fn facts(&self) -> Option<DriveFacts> {
         let state = self.shared.state();
-        if state.first != Some(Ok(())) {
+        if state.first_result != Some(Ok(())) {
             return None;
         }
         state.facts.clone()
     }
 
-    /// Why it could not be opened, when it could not.
+    /// Reason why opening failed; `None` before the result and after a success.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        self.shared.state().first.clone().and_then(Result::err).map(|failure| failure.why)
+        self.shared.state().first_result.clone().and_then(Result::err).map(|failure| failure.why)
     }
 
-    /// The health log as it was read last.
+    /// SMART / Health log page as last read; `None` before.
     #[must_use]
     pub fn health(&self) -> Option<SmartLog> {
         self.shared.state().health
     }
 
-    /// Completions that named no command, and commands that failed for good.
+    /// Completions that matched no command, and commands that failed after all retries.
     #[must_use]
     pub fn faults(&self) -> (u64, u64) {
         (self.shared.strays.load(Ordering::Relaxed), self.shared.failures.load(Ordering::Relaxed))
     }
 
-    /// A namespace as the disk `name`.
+    /// Makes namespace `nsid` available as the disk `name`.
     ///
     /// # Errors
-    /// [`OpenError::Setting`]: there is no such namespace, or none that can be served.
+    /// [`OpenError::Setting`]: the namespace does not exist or cannot be served.
     pub fn disk(self: &Arc<Self>, name: &str, nsid: u32) -> Result<Arc<NvmeDisk>, OpenError> {
         let mut state = self.shared.state();
         let found = state.namespaces.iter().find(|(namespace, _)| namespace.nsid == nsid);
@@ -168,7 +167,7 @@ impl Drive {
 }
 
 impl Drive {
-    /// The manager shuts it down from now on.
+    /// Makes the manager shut the drive down.
     pub(crate) fn begin_closing(&self) {
         self.shared.is_closing.store(true, Ordering::Release);
     }
@@ -177,33 +176,32 @@ impl Drive {
 impl Drop for Drive {
     fn drop(&mut self) {
         self.begin_closing();
-        // Not joined here: this may be a core, and a drive may take seconds.
+        // Not joined here: this may be a core, and a shutdown may take seconds.
         if let Some(thread) = self.thread.take() {
             CLOSING.lock().push(thread);
         }
     }
 }
 
-/// A manager's thread ends: threads that wait for its first word, or for its end, hear of it, also when it
-/// panicked.
-struct End(Arc<Shared>, Arc<AtomicBool>);
+/// Guard of a manager's thread: publishes a first result and the end, also after a panic.
+struct ManagerEnd(Arc<Shared>, Arc<AtomicBool>);
 
-impl Drop for End {
+impl Drop for ManagerEnd {
     fn drop(&mut self) {
         let why = "its manager has ended; the log has the reason".to_owned();
-        self.0.tell_first(Err(NotOpened { why, is_absent: true }));
+        self.0.set_first_result(Err(NotOpened { why, is_absent: true }));
         self.1.store(true, Ordering::Release);
     }
 }
 
-/// Wait for it. For as long as a core hangs that has the drive.
+/// Blocks until the manager has ended; without limit if a core that has the drive hangs.
 pub(crate) fn wait_ended(ended: &AtomicBool) {
     while !ended.load(Ordering::Acquire) {
         std::thread::sleep(STEP_BUSY);
     }
 }
 
-/// One namespace of a drive.
+/// One namespace of a drive as a disk source.
 pub struct NvmeDisk {
     name: String,
     drive: Arc<Drive>,
@@ -213,7 +211,7 @@ pub struct NvmeDisk {
 }
 
 impl NvmeDisk {
-    /// Its drive.
+    /// The drive with this namespace.
     #[must_use]
     pub fn drive(&self) -> &Arc<Drive> {
         &self.drive
@@ -233,11 +231,11 @@ impl DiskSource for NvmeDisk {
         self.namespace.geometry(&self.rules)
     }
 
-    /// The drive is given the pool. What is open is the same function then, or it is for nothing.
+    /// Maps the pool. The mapping is discarded if the function was replaced meanwhile.
     fn prepare(&self, pool: &Area) {
         let shared = &self.drive.shared;
         let Some(function) = shared.state().function.clone() else { return };
-        // Cores that open other disks of the drive do not wait for it.
+        // Outside the lock: mapping is slow, and cores may open other disks of the drive.
         let Ok(mapping) = function.map(pool) else { return };
         let mut state = shared.state();
         if state.function.as_ref().is_some_and(|now| Arc::ptr_eq(now, &function)) {
@@ -245,13 +243,13 @@ impl DiskSource for NvmeDisk {
         }
     }
 
-    /// The drive is given the memory. One that is away gets it when it is back.
+    /// Maps a cache's memory. If the drive is away, the manager maps it when the drive returns.
     fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
         let shared = &self.drive.shared;
-        let attached = Fronts::area(area);
+        let attached = Fronts::new_area(area);
         loop {
             let function = shared.state().function.clone();
-            // Cores that open other disks of the drive do not wait for it.
+            // Outside the lock: mapping is slow, and cores may open other disks of the drive.
             let mapping = function.as_ref().map(|function| function.map(area)).transpose();
             let mapping = mapping.map_err(|error| OpenError::System {
                 disk: self.name.clone(),
@@ -262,11 +260,11 @@ impl DiskSource for NvmeDisk {
             let is_open = match (&function, &state.function) {
                 (Some(then), Some(now)) => Arc::ptr_eq(then, now),
                 (None, None) => true,
-                // It went or came meanwhile.
+                // The function was closed or opened meanwhile.
                 (Some(_), None) | (None, Some(_)) => false,
             };
             if is_open {
-                mapping.into_iter().for_each(|mapping| attached.put(mapping));
+                mapping.into_iter().for_each(|mapping| attached.set_mapping(mapping));
                 return Ok(Some(Box::new(self.fronts.add(attached))));
             }
         }
@@ -277,7 +275,7 @@ impl DiskSource for NvmeDisk {
         self.fronts.on_foreign_change(act);
     }
 
-    /// One that was opened with a cache asks that: without one each command would have further to go.
+    /// Called for a disk that was opened without a cache: its handles have no cache layer.
     fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
         if spec.is_none() {
             return Ok(None);
@@ -290,12 +288,12 @@ impl DiskSource for NvmeDisk {
         })
     }
 
-    /// A queue pair for this core. Its commands wait until the manager has made it.
+    /// Registers a core queue. Requests wait until the manager has made its queue pair.
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
         let shared = &self.drive.shared;
         let mut state = shared.state();
         let depth = context.depth.clamp(1, OWN_COMMANDS_MAX);
-        let Some(place) = state.guard(self.namespace.nsid).join() else {
+        let Some(participant) = state.guard(self.namespace.nsid).join() else {
             return Err(OpenError::Setting {
                 disk: self.name.clone(),
                 field: "cores",
@@ -304,7 +302,7 @@ impl DiskSource for NvmeDisk {
             });
         };
         let pool = context.pool.area();
-        // Here, so that the opening core hears of a pool that cannot be mapped.
+        // Mapped here, so that the opening core gets the error.
         let mapped = match (state.take_prepared(&pool), &state.function) {
             (Some(mapping), _) => Ok(Some(mapping)),
             (None, Some(function)) => function.map(&pool).map(Some),
@@ -325,10 +323,10 @@ impl DiskSource for NvmeDisk {
         state.core_queues.push(Arc::clone(&core_queue));
         drop(state);
         let namespace = Arc::clone(&self.namespace);
-        Ok(Box::new(NvmeCore::new(core_queue, Arc::clone(shared), namespace, self.rules, place)))
+        Ok(Box::new(NvmeCore::new(core_queue, Arc::clone(shared), namespace, self.rules, participant)))
     }
 
-    /// A namespace has the size that the drive says.
+    /// Accepts only the current size of the namespace.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let has = self.geometry().bytes();
         if bytes == has {
@@ -391,9 +389,9 @@ mod tests {
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("a pool");
         let core_queue = Arc::new(CoreQueue::new(0, 1, 4, pool.area(), None));
         // Between the two lines of open() that make the core queue known and the handle.
-        core_queue.order(QueueCommand::Rewind);
-        let place = shared.state().guard(1).join().expect("a line");
-        let mut core = NvmeCore::new(Arc::clone(&core_queue), shared, namespace, rules, place);
+        core_queue.set_queue_command(QueueCommand::Rewind);
+        let participant = shared.state().guard(1).join().expect("a line");
+        let mut core = NvmeCore::new(Arc::clone(&core_queue), shared, namespace, rules, participant);
         assert!(!core_queue.has_answered());
         core.poll(Nanos::ZERO, &mut Vec::with_capacity(4));
         assert!(core_queue.has_answered(), "or the manager waits for ever, and the requests with it");

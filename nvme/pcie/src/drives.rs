@@ -1,4 +1,4 @@
-//! [`Drives`]: the drives that a process has open through VFIO, by address.
+//! [`Drives`]: the process's drives that are open through VFIO, by address.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
@@ -10,34 +10,34 @@ use crate::drive::{Drive, DriveError, wait_ended};
 use crate::shared::Settings;
 use crate::vfio::{Vfio, VfioBus};
 
-/// One drive's. Locked while the drive is opened, so that the others need not wait for that.
+/// State of one address. Locked while the drive is opened, so that other drives can be opened at the same
+/// time.
 type DriveSlot = Arc<Lock<Option<OpenDrive>>>;
 
-/// The drive that was last opened.
+/// The drive that was last opened at an address.
 struct OpenDrive {
     drive: Weak<Drive>,
-    /// Its manager has.
+    /// Set once the drive's manager has ended.
     ended: Arc<AtomicBool>,
 }
 
-/// Drives that are open, so that several namespaces of one are disks of one [`Drive`], in one container, so
-/// that memory is mapped once for all.
+/// Open drives by address. Namespaces of the same drive share one [`Drive`], and all drives one IOMMU
+/// container, in which memory is mapped once.
 pub struct Drives {
     vfio: Arc<Vfio>,
     open: Lock<Vec<(PciAddress, DriveSlot)>>,
 }
 
 impl Drives {
-    /// Those of this process.
+    /// The drives of this process.
     #[must_use]
     pub fn here() -> &'static Drives {
         static HERE: OnceLock<Drives> = OnceLock::new();
         HERE.get_or_init(|| Drives { vfio: Vfio::new(), open: Lock::new(Vec::new()) })
     }
 
-    /// The drive at an address: the one that is open, or else it is opened, which takes as long as the drive
-    /// takes to become ready, and before as long as one that was dropped takes to be shut down. Not on a
-    /// core.
+    /// Returns the open drive at `address` or opens it. Blocks until the drive is ready, and before until a
+    /// dropped one is shut down; never call it on a core.
     pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
         let slot = self.slot(address);
         let mut open = slot.lock();
@@ -45,7 +45,7 @@ impl Drives {
             if let Some(drive) = held.drive.upgrade() {
                 return Ok(drive);
             }
-            // Two managers would turn each other's controller off.
+            // Two managers would disable each other's controller.
             wait_ended(&held.ended);
         }
         let ended = Arc::<AtomicBool>::default();
@@ -56,14 +56,14 @@ impl Drives {
         result
     }
 
-    /// As many as there were addresses: those of a configuration file.
+    /// Slots are never removed: their number is bounded by the configured addresses.
     fn slot(&self, address: PciAddress) -> DriveSlot {
-        let mut places = self.open.lock();
-        if let Some((_, slot)) = places.iter().find(|(at, _)| *at == address) {
+        let mut slots = self.open.lock();
+        if let Some((_, slot)) = slots.iter().find(|(at, _)| *at == address) {
             return Arc::clone(slot);
         }
         let slot = DriveSlot::default();
-        places.push((address, Arc::clone(&slot)));
+        slots.push((address, Arc::clone(&slot)));
         slot
     }
 }

@@ -1,7 +1,7 @@
-//! What the core asks of the drive, and the submission queue entries that say so.
+//! [`Task`], the operation of a request, and the submission queue entries of its commands.
 //!
-//! Lists that the drive reads (PRPs, SGL descriptors, ranges of Dataset Management and Copy) lie in the
-//! page that the command's slot has to itself, and stay as they are until the command has ended.
+//! Lists that the drive reads (PRPs, SGL descriptors, ranges of Dataset Management and Copy) are in the
+//! command slot's own page, and do not change until the command has ended.
 
 use std::sync::atomic::Ordering;
 
@@ -17,74 +17,71 @@ use crate::dma::{Iova, PAGE_BYTES};
 use crate::pointers::ListPage;
 use crate::rules::{Deallocating, Rules, Zeroing};
 
-/// What a request is for.
+/// Operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// A command of `Disk::submit`.
+    /// An operation of `Disk::submit`.
     Op(Op),
-    /// A deallocation of more than [`Rules::zeroes_of`] allows to be done by Write Zeroes.
-    Hint,
-    /// A copy to the request's blocks.
+    /// A deallocation too large for Write Zeroes ([`Rules::may_deallocate_by_zeroes`]), done by Dataset
+    /// Management.
+    DeallocateHint,
+    /// A copy; the request's range is the destination.
     Copy {
         /// First block of the source.
         from: u64,
-        /// Force unit access.
         fua: bool,
     },
-    /// A step of a compare-and-write, for which the guard is held: the block is read, or written.
-    CompareAndWrite {
-        /// It is written.
-        is_write: bool,
-    },
+    /// The read or the write of a compare-and-write that has the guard.
+    CompareAndWrite { is_write: bool },
 }
 
 impl Task {
-    /// A loss of power may undo it, unless it is flushed.
+    /// True if a power loss may undo the operation until a flush.
     #[inline]
-    pub(crate) fn is_change(self) -> bool {
+    pub(crate) fn needs_flush(self) -> bool {
         match self {
             Task::Op(Op::Read | Op::Flush | Op::Compare | Op::Verify) => false,
             Task::Op(Op::Write { fua } | Op::WriteZeroes { fua, .. }) | Task::Copy { fua, .. } => !fua,
-            Task::Op(Op::Deallocate) | Task::Hint => true,
-            // What is written is durable at once.
+            Task::Op(Op::Deallocate) | Task::DeallocateHint => true,
+            // The write has FUA.
             Task::CompareAndWrite { .. } => false,
         }
     }
 
-    /// Its blocks may hold something else afterwards; a compare-and-write's guard keeps it off, but for its
-    /// own.
-    pub(crate) fn changes(self) -> bool {
+    /// True if the operation changes blocks and must wait for another core's guard. The guard's own write is
+    /// excluded.
+    pub(crate) fn changes_blocks(self) -> bool {
         match self {
             Task::Op(Op::Read | Op::Flush | Op::Compare | Op::Verify) | Task::CompareAndWrite { .. } => false,
             Task::Op(Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate)
-            | Task::Hint
+            | Task::DeallocateHint
             | Task::Copy { .. } => true,
         }
     }
 
-    /// Blocks of the first command of what is left of a request.
+    /// Blocks of the next command for the remaining range `left`.
     #[inline]
     pub(crate) fn piece_blocks(self, rules: &Rules, left: BlockRange) -> u32 {
         match self {
             Task::Op(op) => rules.piece_blocks(op, left),
-            Task::Hint => left.blocks.min(rules.dsm_blocks),
-            Task::Copy { .. } => left.blocks.min(rules.copying.blocks),
-            // One block.
+            Task::DeallocateHint => left.blocks.min(rules.dsm_blocks),
+            Task::Copy { .. } => left.blocks.min(rules.copy_limits.blocks),
             Task::CompareAndWrite { .. } => left.blocks,
         }
     }
 }
 
-/// The entry of a command; `None` when its data cannot be said.
+/// Makes the entry of a command. `None` if its buffer is not mapped for the drive, or the drive does not
+/// support the operation.
 #[inline]
-pub(crate) fn entry(setup: &Setup, request: &Request, range: BlockRange, cid: u16) -> Option<Sqe> {
+pub(crate) fn make_entry(setup: &Setup, request: &Request, range: BlockRange, cid: u16) -> Option<Sqe> {
     let Setup { queue, pointers, rules } = setup;
     let (nsid, lba, blocks) = (rules.nsid, range.lba, range.blocks);
     let list = list_page(setup, slot_of(cid));
     let bytes = (blocks as usize) << rules.shift;
     let op = match request.task {
         Task::Op(op) => op,
-        Task::Hint => return Some(hint(cid, rules, range, list)),
+        Task::DeallocateHint => return Some(dataset_management(cid, rules, range, list)),
         Task::Copy { from, fua } => {
             let from = BlockRange { lba: from + (lba - request.lba), blocks };
             return copy(cid, rules, from, lba, fua, list);
@@ -99,11 +96,11 @@ pub(crate) fn entry(setup: &Setup, request: &Request, range: BlockRange, cid: u1
         Op::WriteZeroes { deallocate, fua } => {
             return match rules.zeroing {
                 Zeroing::Command => {
-                    let is_given_back = deallocate && rules.deallocating == Deallocating::WriteZeroes;
-                    Some(zeroes(cid, rules, range, is_given_back, fua))
+                    let is_deallocated = deallocate && rules.deallocating == Deallocating::WriteZeroes;
+                    Some(zeroes(cid, rules, range, is_deallocated, fua))
                 }
                 Zeroing::Writes => {
-                    // Every page of the data is the same page of zeroes.
+                    // The data pointer names the same zero page for every page.
                     let page = queue.memory().iova().plus(queue.layout().zeroes_offset() as u64);
                     zero_pages(Sqe::write(cid, nsid, lba, blocks, fua), page, bytes, list)
                 }
@@ -115,7 +112,7 @@ pub(crate) fn entry(setup: &Setup, request: &Request, range: BlockRange, cid: u1
     };
     let buf = request.buf.as_ref()?;
     let offset = usize::try_from((lba - request.lba) << rules.shift).ok()?;
-    pointers.point(sqe, buf, offset, bytes, list)
+    pointers.set_data_pointer(sqe, buf, offset, bytes, list)
 }
 
 #[inline]
@@ -126,8 +123,8 @@ fn list_page(setup: &Setup, slot: usize) -> ListPage<'_> {
     ListPage { words, iova: memory.iova().plus(offset as u64) }
 }
 
-fn zeroes(cid: u16, rules: &Rules, range: BlockRange, is_given_back: bool, fua: bool) -> Sqe {
-    let mut sqe = Sqe::write_zeroes(cid, rules.nsid, range.lba, range.blocks, is_given_back).with_prp(0, 0);
+fn zeroes(cid: u16, rules: &Rules, range: BlockRange, is_deallocated: bool, fua: bool) -> Sqe {
+    let mut sqe = Sqe::write_zeroes(cid, rules.nsid, range.lba, range.blocks, is_deallocated).with_prp(0, 0);
     sqe.cdw12 = ReadWriteCdw12::from(sqe.cdw12).with_fua(fua).into();
     sqe
 }
@@ -135,13 +132,13 @@ fn zeroes(cid: u16, rules: &Rules, range: BlockRange, is_given_back: bool, fua: 
 fn deallocation(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) -> Option<Sqe> {
     match rules.deallocating {
         Deallocating::WriteZeroes => Some(zeroes(cid, rules, range, true, false)),
-        Deallocating::DatasetManagement => Some(hint(cid, rules, range, list)),
+        Deallocating::DatasetManagement => Some(dataset_management(cid, rules, range, list)),
         Deallocating::No => None,
     }
 }
 
-/// Dataset Management of one range.
-fn hint(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) -> Sqe {
+/// Dataset Management (deallocate) with one range.
+fn dataset_management(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) -> Sqe {
     let words: [u64; 2] = zerocopy::transmute!(DsmRange::new(range.lba, range.blocks));
     for (word, value) in list.words.iter().zip(words) {
         word.store(value, Ordering::Relaxed);
@@ -149,7 +146,7 @@ fn hint(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) -> Sqe {
     Sqe::dsm(cid, rules.nsid, 1).with_prp(list.iova.0, 0)
 }
 
-/// A write of zeroes: `page` as often as it takes.
+/// Sets PRPs that name `page` for every page of the data.
 fn zero_pages(sqe: Sqe, page: Iova, bytes: usize, list: ListPage<'_>) -> Option<Sqe> {
     let pages = bytes.div_ceil(PAGE_BYTES as usize);
     for word in list.words.get(..pages.saturating_sub(1))? {
@@ -163,16 +160,16 @@ fn zero_pages(sqe: Sqe, page: Iova, bytes: usize, list: ListPage<'_>) -> Option<
     Some(sqe.with_prp(page.0, second))
 }
 
-/// Source ranges of one Copy, format 0h, in the list page. `None` where the drive takes less now than when
-/// the request was cut.
+/// A Copy whose source ranges (format 0h) are in the list page. `None` if the drive's limits have shrunk
+/// since the request was split.
 fn copy(cid: u16, rules: &Rules, from: BlockRange, to: u64, fua: bool, list: ListPage<'_>) -> Option<Sqe> {
-    let copying = rules.copying;
-    if from.blocks == 0 || from.blocks > copying.blocks {
+    let copy_limits = rules.copy_limits;
+    if from.blocks == 0 || from.blocks > copy_limits.blocks {
         return None;
     }
     let (mut at, mut left, mut ranges) = (from.lba, from.blocks, 0);
     while left > 0 {
-        let blocks = left.min(copying.range_blocks);
+        let blocks = left.min(copy_limits.range_blocks);
         let words: [u64; RANGE_WORDS] = zerocopy::transmute!(CopyRangeFormat0::new(at, blocks));
         let first = usize::from(ranges) * RANGE_WORDS;
         for (word, value) in list.words.get(first..first + RANGE_WORDS)?.iter().zip(words) {
@@ -187,5 +184,5 @@ fn copy(cid: u16, rules: &Rules, from: BlockRange, to: u64, fua: bool, list: Lis
     Some(sqe)
 }
 
-/// Words of a source range.
+/// 64-bit words of a source range.
 const RANGE_WORDS: usize = size_of::<CopyRangeFormat0>() / 8;

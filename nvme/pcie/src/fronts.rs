@@ -1,10 +1,10 @@
-//! [`Fronts`]: what stands in front of a namespace, a cache, as the drive and its manager see it: memory that
-//! the drive reaches besides the cores' pools, and who is told when others may have written to it.
+//! [`Fronts`]: the caches in front of a namespace: their memory, which is mapped for the drive besides the
+//! cores' pools, and their callbacks for possible foreign changes of the namespace.
 //!
-//! One mapping of an area serves all cores that have the namespace open: a cache may be as large as the
-//! machine, and to pin it takes seconds. An area comes and goes while cores work, so each core has a copy of
-//! the windows, and the *generation* that it was made at. A copy of another generation is not used: where an
-//! area was, another one may be, which the drive sees elsewhere.
+//! All cores that have the namespace open share one mapping of an area: a cache may be as large as the
+//! machine's memory, and pinning it takes seconds. Areas are added and removed while cores work, so each
+//! core has a copy of the windows with its *generation*. A copy of an older generation is not used: another
+//! area with another IOVA may have the same address by then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,98 +15,95 @@ use spindle_reactor::mem::Area;
 use crate::function::{Function, MapError, Mapping};
 use crate::pointers::Window;
 
-/// Areas that are not used any more, for the manager to let go of: to unmap one takes as long as to map it,
-/// and the last that uses it may be a core.
-pub(crate) type Released = Arc<Lock<Vec<Arc<Attached>>>>;
+/// Areas that no core uses any more. The manager unmaps them: unmapping takes seconds, and the last user may
+/// be a core.
+pub(crate) type Released = Arc<Lock<Vec<Arc<CacheArea>>>>;
 
-/// What a cache wants to be called.
-type Act = Box<dyn Fn() + Send + Sync>;
+/// Callback of a cache for possible foreign changes.
+type Callback = Box<dyn Fn() + Send + Sync>;
 
-/// An area of memory, and its mapping.
-pub(crate) struct Attached {
+/// A cache's memory area and its mapping.
+pub(crate) struct CacheArea {
     area: Area,
-    /// For the function that is open now; one that is opened again gets a new one.
+    /// Mapping for the function that is open; `None` while there is none.
     mapping: Lock<Option<Box<dyn Mapping>>>,
 }
 
-impl Attached {
-    /// Where the drive sees it; `None` where it does not.
-    fn mapped(&self) -> Option<Window> {
+impl CacheArea {
+    /// `None` while the area is not mapped.
+    fn window(&self) -> Option<Window> {
         self.mapping.lock().as_ref().map(|mapping| Window::new(&self.area, mapping.iova()))
     }
 
-    /// It is mapped from now on, for the function that is open.
-    pub(crate) fn put(&self, mapping: Box<dyn Mapping>) {
+    /// Sets the mapping for the function that is open.
+    pub(crate) fn set_mapping(&self, mapping: Box<dyn Mapping>) {
         *self.mapping.lock() = Some(mapping);
     }
 
-    /// The drive does not see it any more.
     pub(crate) fn unmap(&self) {
         let mapping = self.mapping.lock().take();
         drop(mapping);
     }
 }
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct Fronts {
-    /// Changes with `attached`, after it.
+    /// Incremented after each change of `attached`.
     generation: AtomicU64,
-    attached: Lock<Vec<Arc<Attached>>>,
-    acts: Lock<Vec<Act>>,
+    attached: Lock<Vec<Arc<CacheArea>>>,
+    callbacks: Lock<Vec<Callback>>,
     released: Released,
 }
 
 impl Fronts {
-    /// Of a drive whose manager lets go of what is released.
+    /// `released` is unmapped by the drive's manager.
     pub(crate) fn new(released: &Released) -> Arc<Fronts> {
         Arc::new(Fronts { released: Arc::clone(released), ..Fronts::default() })
     }
 
-    /// An area that is not mapped yet and that no core uses.
-    pub(crate) fn area(area: &Area) -> Arc<Attached> {
-        Arc::new(Attached { area: area.clone(), mapping: Lock::new(None) })
+    /// An area without a mapping.
+    pub(crate) fn new_area(area: &Area) -> Arc<CacheArea> {
+        Arc::new(CacheArea { area: area.clone(), mapping: Lock::new(None) })
     }
 
-    /// Cores may use it until what is returned is dropped. Then nothing of it may be in flight.
-    pub(crate) fn add(self: &Arc<Self>, attached: Arc<Attached>) -> Lease {
+    /// Makes the area usable by cores until the lease is dropped. No command may use it by then.
+    pub(crate) fn add(self: &Arc<Self>, attached: Arc<CacheArea>) -> Lease {
         self.attached.lock().push(Arc::clone(&attached));
         self.generation.fetch_add(1, Ordering::Release);
         Lease { fronts: Arc::clone(self), attached }
     }
 
-    /// All of them.
-    pub(crate) fn attached(&self) -> Vec<Arc<Attached>> {
+    pub(crate) fn attached(&self) -> Vec<Arc<CacheArea>> {
         self.attached.lock().clone()
     }
 
-    /// All of them, mapped for this function where they are not.
+    /// Maps all areas that are not mapped, and returns the windows of all.
     pub(crate) fn map(self: &Arc<Self>, function: &dyn Function) -> Result<Windows, MapError> {
         for attached in self.attached() {
-            if attached.mapped().is_none() {
-                // Without a lock: this may take seconds.
-                attached.put(function.map(&attached.area)?);
+            if attached.window().is_none() {
+                // Without a lock: mapping may take seconds.
+                attached.set_mapping(function.map(&attached.area)?);
             }
         }
         Ok(Windows::of(self))
     }
 
-    /// To be called by [`Fronts::tell`].
-    pub(crate) fn on_foreign_change(&self, act: Act) {
-        self.acts.lock().push(act);
+    /// Adds a callback for [`Fronts::notify`].
+    pub(crate) fn on_foreign_change(&self, callback: Callback) {
+        self.callbacks.lock().push(callback);
     }
 
-    /// Others may have written to the namespace. While no core can give the drive a command.
-    pub(crate) fn tell(&self) {
-        self.acts.lock().iter().for_each(|act| act());
+    /// Reports that others may have written to the namespace. Called while no core can submit commands.
+    pub(crate) fn notify(&self) {
+        self.callbacks.lock().iter().for_each(|callback| callback());
     }
 }
 
-/// A use of an area. No core uses it after this. The drive loses it in the manager's next step, when nothing
-/// else keeps it; until then its memory stays.
+/// Keeps an area usable. After the drop no core uses it, and the manager unmaps it in its next step unless
+/// another owner exists.
 pub(crate) struct Lease {
     fronts: Arc<Fronts>,
-    attached: Arc<Attached>,
+    attached: Arc<CacheArea>,
 }
 
 impl Drop for Lease {
@@ -117,7 +114,7 @@ impl Drop for Lease {
     }
 }
 
-/// A core's copy of where the drive sees the areas.
+/// A core's copy of the windows, valid for one generation.
 pub(crate) struct Windows {
     fronts: Arc<Fronts>,
     generation: u64,
@@ -125,34 +122,33 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// As they are now.
     pub(crate) fn of(fronts: &Arc<Fronts>) -> Windows {
-        // First: should one come or go in between, the copy is old and not used.
+        // Read first: if an area changes in between, the copy is outdated and not used.
         let generation = fronts.generation.load(Ordering::Acquire);
-        let windows = fronts.attached.lock().iter().filter_map(|attached| attached.mapped()).collect();
+        let windows = fronts.attached.lock().iter().filter_map(|attached| attached.window()).collect();
         Windows { fronts: Arc::clone(fronts), generation, windows }
     }
 
-    /// Where the drive sees these bytes. `None` outside, and where the copy is old.
+    /// IOVA of `piece`; `None` if it is in no window or the copy is outdated.
     #[inline]
     pub(crate) fn iova(&self, piece: &[u8]) -> Option<u64> {
-        if self.is_old() {
+        if self.is_outdated() {
             return None;
         }
         self.windows.iter().find_map(|window| window.iova(piece))
     }
 
-    fn is_old(&self) -> bool {
+    fn is_outdated(&self) -> bool {
         self.generation != self.fronts.generation.load(Ordering::Acquire)
     }
 
-    /// A new copy, if this one is old. False where it is not.
+    /// Replaces an outdated copy. False if it is current.
     #[cold]
-    pub(crate) fn renew(&mut self) -> bool {
-        let is_old = self.is_old();
-        if is_old {
+    pub(crate) fn refresh(&mut self) -> bool {
+        let is_outdated = self.is_outdated();
+        if is_outdated {
             *self = Windows::of(&self.fronts);
         }
-        is_old
+        is_outdated
     }
 }

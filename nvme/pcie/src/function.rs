@@ -1,6 +1,6 @@
-//! [`Function`]: what the driver needs of a PCI function, and [`Bus`]: where it is found.
+//! [`Function`]: a PCI function as the driver uses it, and [`Bus`], which opens it.
 //!
-//! All of it is off the data path. Two kinds implement it: VFIO and the emulator (`nvme/emulator`).
+//! Off the data path. Implemented by VFIO and by the emulator (`nvme/emulator`).
 
 use std::fmt;
 use std::io;
@@ -12,91 +12,91 @@ use crate::bar::Bar;
 use crate::dma::Iova;
 use crate::quirks::PciId;
 
-/// Memory that a drive can reach, until this is dropped.
+/// A DMA mapping of an area. Dropping it removes the mapping.
 pub trait Mapping: Send + Sync {
-    /// Where the drive sees the area's first byte; the rest follows without a gap. A multiple of 4 KiB.
+    /// IOVA of the area's first byte, a multiple of 4 KiB. The area is contiguous from there.
     fn iova(&self) -> Iova;
 }
 
-/// Why memory could not be mapped for a drive.
+/// Error of [`Function::map`].
 #[derive(Debug, thiserror::Error)]
 #[error("cannot map {bytes} bytes for {function}: {source}")]
 pub struct MapError {
-    /// The drive.
+    /// PCI address of the function.
     pub function: String,
-    /// How much.
+    /// Size of the area.
     pub bytes: usize,
-    /// Why not.
+    /// Error of the system.
     #[source]
     pub source: io::Error,
 }
 
-/// Why a drive cannot be opened.
+/// Error of [`Bus::open`].
 #[derive(Debug, thiserror::Error)]
 pub enum OpenFunctionError {
-    /// There is no such function now.
+    /// No PCI function is present at the address.
     #[error("{address}: no such PCI function")]
     Missing {
-        /// Its address.
+        /// PCI address.
         address: String,
     },
-    /// It is there, and not as it must be.
+    /// The function is present but does not meet a requirement.
     #[error("{address}: {field} is {value}: {allowed}")]
     Unfit {
-        /// Its address.
+        /// PCI address.
         address: String,
-        /// What is wrong.
+        /// Property that does not meet the requirement.
         field: &'static str,
-        /// What it is.
+        /// Value of the property.
         value: String,
-        /// What is allowed, and what to do about it.
+        /// Requirement, and what to do.
         allowed: String,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("{address}: cannot {verb}: {source}")]
     System {
-        /// Its address.
+        /// PCI address.
         address: String,
-        /// What was tried.
+        /// Attempted action, to complete "cannot ...".
         verb: String,
-        /// Why not.
+        /// Error of the system.
         #[source]
         source: io::Error,
     },
 }
 
-/// One PCI function, held open. Bus mastering is off until it is turned on: a controller that somebody left
-/// enabled knows addresses at which other memory may be mapped now.
+/// One open PCI function. Bus mastering is off at first: a controller that was left enabled may use addresses
+/// at which other memory is mapped now.
 pub trait Function: Send + Sync {
-    /// Its registers: BAR 0. A clone keeps them mapped, and a function that was asked to go
-    /// ([`Function::is_removal_asked`]) goes when the last one is dropped.
+    /// BAR 0. Clones keep it mapped, and a requested removal ([`Function::is_removal_asked`]) completes when
+    /// the last one is dropped.
     fn bar(&self) -> Bar;
 
-    /// Who made it, and what it is.
+    /// PCI vendor and device identifier.
     fn id(&self) -> io::Result<PciId>;
 
-    /// Let the drive reach all of an area, to read and, where the area is writable, to write.
+    /// Maps an area for DMA: readable and, if the area is writable, writable by the drive.
     fn map(&self, area: &Area) -> Result<Box<dyn Mapping>, MapError>;
 
-    /// Bus mastering on or off. Off: the drive reaches no memory from now on, whatever it does.
+    /// Turns bus mastering on or off. While off, the drive reaches no memory.
     fn set_bus_master(&self, is_on: bool) -> io::Result<()>;
 
-    /// Function level reset, or what the bus has for it. Afterwards the registers are those of a controller
-    /// that was never enabled, and bus mastering is on.
+    /// Resets the function (FLR or another reset of the bus). Afterwards the controller is disabled and bus
+    /// mastering is on.
     ///
     /// # Errors
-    /// The system's: the function cannot be reset.
+    /// The system's error if the function cannot be reset.
     fn reset(&self) -> io::Result<()>;
 
-    /// Somebody wants the drive back (hot removal, unbinding): it is to be closed soon.
+    /// True once a removal (hot removal, unbinding) was requested: the function should be closed soon.
     fn is_removal_asked(&self) -> bool;
 }
 
-/// The place of a drive, at which it is opened, and opened again after it went and came.
+/// The PCI address of a drive, where it is opened again after a removal.
 pub trait Bus: Send + Sync + fmt::Debug {
-    /// The name of the place, for messages: `0000:01:00.0`.
+    /// Address for logs: `0000:01:00.0`.
     fn address(&self) -> String;
 
-    /// Open what is there now.
+    /// Opens the function that is present now.
     fn open(&self) -> Result<Arc<dyn Function>, OpenFunctionError>;
 }

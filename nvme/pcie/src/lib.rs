@@ -1,23 +1,22 @@
 //! User-space driver of NVMe drives on PCIe: polled queues, no interrupts, no kernel on the data path.
 //!
-//! A [`Function`] is one drive's PCI function: its registers ([`Bar`]) and a way to let it reach memory
-//! ([`Function::map`]). VFIO is one kind; an in-process controller, the crate `spindle-nvme-emulator`, is the
-//! other, for tests. Everything else in this crate is the same code over both.
+//! A [`Function`] is one drive's PCI function: its registers ([`Bar`]) and DMA mappings ([`Function::map`]).
+//! VFIO implements it, and for tests the in-process controller of the crate `spindle-nvme-emulator`.
+//! Everything else in this crate is the same code for both.
 //!
 //! ```text
-//!   the drive's thread:  Manager: enable, identify, make queues, watch, abort, reset, give up
-//!                          │  CoreQueue: one queue pair, and the word that says what may be done with it
+//!   the drive's thread:  Manager: enable, identify, make queues, watch, abort, reset, close
+//!                          │  CoreQueue: one queue pair, and the word with the manager's queue command
 //!   core:  submit ─> entry in the queue's memory    poll ─> one doorbell for all, completions ─> Done
 //! ```
 //!
-//! What it answers for: a command given to the drive ends exactly once. Its buffer is given back when the
-//! drive has completed it, or when the drive cannot reach memory any more: disabled with CSTS.RDY 0, cut off
-//! as bus master, or gone.
+//! Guarantee: each submitted request ends exactly once. Its buffer is released when the drive has completed
+//! it, or when the drive cannot reach memory any more: disabled with CSTS.RDY 0, bus mastering off, or gone.
 //!
-//! What it does not do: no interrupts, no controller memory buffer, no metadata, no zoned or key-value
-//! namespaces, no multipath between drives.
+//! Not supported: interrupts, controller memory buffer, metadata, zoned or key-value namespaces, multipath
+//! between drives.
 //!
-//! Limits: 1023 commands in flight a queue, 1 MiB a command (larger ones are split).
+//! Limits: 1023 commands in flight on a queue, 1 MiB for each command (larger requests are split).
 
 pub mod address;
 mod admin;

@@ -1,13 +1,13 @@
 //! Data pointers: from a part of a [`Buf`] to PRPs or SGL descriptors (Base 2.0 sections 4.1.1 and 4.1.2).
 //!
 //! ```text
-//!   one or two pages           PRP 1, PRP 2                       nothing else is touched
+//!   one or two pages           PRP 1, PRP 2                       no list
 //!   in one piece               one SGL data block in the entry    where the drive has SGLs
 //!   in several, up to 256      SGL last segment -> the command's own list page
 //!   any, in whole pages        PRP 1, PRP 2 -> list in the same page
 //! ```
 //!
-//! What it does not do: it moves no byte. Memory that is neither the core's pool nor a cache's is refused.
+//! Data is never copied. Memory other than the core's pool or a cache's is refused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,13 +20,13 @@ use crate::fronts::Windows;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Descriptors, of 16 bytes, in the list page.
+/// SGL descriptors (16 bytes) that fit the list page.
 const DESCRIPTORS_MAX: usize = PAGE_BYTES as usize / 16;
 
-/// Most bytes of a command: a list of 257 pages is one more than PRP 1 and half of a list page.
+/// Most bytes of a command: at most 257 pages, so PRP 1 and 256 entries of the list page.
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
-/// A piece of memory as the drive sees it: the core's pool, or a cache's.
+/// An area of memory and its IOVA: the core's pool, or a cache's memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
     base: usize,
@@ -35,12 +35,11 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// All of an area, which the drive sees at `iova`.
     pub(crate) fn new(area: &Area, iova: Iova) -> Window {
         Window { base: area.base().addr().get(), bytes: area.bytes(), iova }
     }
 
-    /// Where the drive sees these bytes; `None` outside.
+    /// IOVA of `piece`; `None` if it is not within the window.
     #[inline]
     pub(crate) fn iova(&self, piece: &[u8]) -> Option<u64> {
         let offset = piece.as_ptr().addr().wrapping_sub(self.base);
@@ -52,17 +51,17 @@ impl Window {
     }
 }
 
-/// What a drive can be told.
+/// Makes data pointers of commands.
 pub(crate) struct Pointers {
-    /// The core's pool.
+    /// Memory of the core's pool.
     pub(crate) window: Window,
-    /// Memory besides.
-    pub(crate) others: Windows,
-    /// The drive takes SGLs.
+    /// Memory of caches.
+    pub(crate) cache_windows: Windows,
+    /// Use SGLs where two PRPs are not enough.
     pub(crate) has_sgls: bool,
 }
 
-/// A command's page for list entries, and where the drive sees it.
+/// A command slot's page for lists, and its IOVA.
 #[derive(Clone, Copy)]
 pub(crate) struct ListPage<'a> {
     pub(crate) words: &'a [AtomicU64],
@@ -77,7 +76,7 @@ impl ListPage<'_> {
     }
 }
 
-/// PRP 1 and 2 of so many bytes from here on.
+/// PRP 1 and 2 of `bytes` from `iova`; `None` if they span more than two pages.
 #[inline]
 fn two_pages(iova: u64, bytes: usize) -> Option<(u64, u64)> {
     let (first, bytes) = (PAGE - iova % PAGE, bytes as u64);
@@ -91,39 +90,40 @@ fn two_pages(iova: u64, bytes: usize) -> Option<(u64, u64)> {
 }
 
 impl Pointers {
-    /// Where the drive sees these bytes; `None` where it sees not all of them.
+    /// IOVA of `piece`; `None` if it is not mapped as a whole.
     #[inline]
     fn iova(&self, piece: &[u8]) -> Option<u64> {
         match self.window.iova(piece) {
             Some(iova) => Some(iova),
-            None => self.other_iova(piece),
+            None => self.cache_iova(piece),
         }
     }
 
-    /// The same of memory that is not the pool's. Apart, so that commands of the pool pay nothing for it.
+    /// IOVA in a cache's memory. A function of its own, so that commands with data in the pool do not pay for
+    /// it.
     #[cold]
     #[inline(never)]
-    fn other_iova(&self, piece: &[u8]) -> Option<u64> {
-        self.others.iova(piece)
+    fn cache_iova(&self, piece: &[u8]) -> Option<u64> {
+        self.cache_windows.iova(piece)
     }
 
-    /// PRP 1 and 2 of the first bytes of a buffer of the pool, where two pages are enough for them.
+    /// PRP 1 and 2 of the first `bytes` of a buffer in the pool; `None` if they span more than two pages.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
         two_pages(self.window.iova(buf.as_slice()?.get(..bytes)?)?, bytes)
     }
 
-    /// The same of a buffer that is not the pool's.
+    /// As [`Pointers::pages`], for a buffer in a cache's memory.
     #[inline]
-    pub(crate) fn other_pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
-        two_pages(self.others.iova(buf.as_slice()?.get(..bytes)?)?, bytes)
+    pub(crate) fn cache_pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
+        two_pages(self.cache_windows.iova(buf.as_slice()?.get(..bytes)?)?, bytes)
     }
 
-    /// The entry with the data pointer of `buf[offset .. offset + bytes]`. `None` when that memory cannot be
-    /// said: it is none that the drive sees, or its inner ends are not those of pages.
+    /// Sets the data pointer for `buf[offset .. offset + bytes]`. `None` if that memory is not mapped for the
+    /// drive, or an inner segment does not begin and end at a page and there are no SGLs.
     #[inline]
-    pub(crate) fn point(
+    pub(crate) fn set_data_pointer(
         &self,
         sqe: Sqe,
         buf: &Buf,
@@ -146,10 +146,10 @@ impl Pointers {
                 return Some(sqe.with_sgl(Sgl::data_block(iova, u32::try_from(bytes).ok()?)));
             }
         }
-        self.point_list(sqe, buf, offset, bytes, list)
+        self.set_list_pointer(sqe, buf, offset, bytes, list)
     }
 
-    fn point_list(
+    fn set_list_pointer(
         &self,
         sqe: Sqe,
         buf: &Buf,
@@ -188,7 +188,7 @@ impl Pointers {
             }
             count += 1;
         }
-        // At most a page.
+        // At most 4096 bytes.
         let list_bytes = u32::try_from(count * size_of::<Sgl>()).ok()?;
         Some(sqe.with_sgl(Sgl::last_segment(list.iova.0, list_bytes)))
     }
@@ -232,7 +232,7 @@ impl Pointers {
     }
 }
 
-/// The contiguous pieces of a part of a buffer.
+/// Iterator over the contiguous pieces of a part of a buffer.
 struct Pieces<S> {
     segments: S,
     skip: usize,
@@ -290,8 +290,9 @@ mod tests {
 
         fn point(&self, buf: &Buf, offset: usize, bytes: usize, has_sgls: bool) -> Option<Sqe> {
             let list = ListPage { words: &self.list, iova: Iova(0x7000) };
-            let pointers = Pointers { window: self.window, others: Windows::of(&self.fronts), has_sgls };
-            pointers.point(Sqe::read(1, 1, 0, 1), buf, offset, bytes, list)
+            let pointers =
+                Pointers { window: self.window, cache_windows: Windows::of(&self.fronts), has_sgls };
+            pointers.set_data_pointer(Sqe::read(1, 1, 0, 1), buf, offset, bytes, list)
         }
 
         fn listed(&self) -> Vec<u64> {
@@ -397,8 +398,8 @@ mod tests {
         let _large: Vec<_> = pools.iter().map(|pool| pool.take(65_536)).collect();
         let iovas = [Some(1_u64 << 40), Some(2 << 40), None];
         let add = |(pool, iova): (&Pool, Option<u64>)| {
-            let attached = Fronts::area(&pool.area());
-            attached.put(Box::new(At(Iova(iova?))));
+            let attached = Fronts::new_area(&pool.area());
+            attached.set_mapping(Box::new(At(Iova(iova?))));
             Some(world.fronts.add(attached))
         };
         let mut leases: Vec<_> = pools.iter().zip(iovas).filter_map(add).collect();
@@ -433,10 +434,10 @@ mod tests {
         let mut windows = Windows::of(&world.fronts);
         let said =
             |windows: &Windows, buf: &Buf| buf.as_slice().and_then(|piece| windows.iova(piece)).is_some();
-        assert!(said(&windows, &first) && said(&windows, &second) && !windows.renew());
+        assert!(said(&windows, &first) && said(&windows, &second) && !windows.refresh());
         drop(leases.remove(0));
         assert!(!said(&windows, &first) && !said(&windows, &second));
-        assert!(windows.renew());
+        assert!(windows.refresh());
         assert!(!said(&windows, &first) && said(&windows, &second));
     }
 }

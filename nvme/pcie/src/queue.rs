@@ -1,19 +1,20 @@
-//! [`QueuePair`]: one submission and one completion queue, as a core or the manager drives them.
+//! [`QueuePair`]: one submission and one completion queue, used by a core or the manager.
 //!
 //! ```text
-//!   push ─> entry at the tail ... ring ─> one doorbell (or a shadow doorbell) for all entries since
-//!   pop  <─ completion whose phase is the expected one ... acknowledge ─> the head, seldom
+//!   push ─> entry at the tail ... ring ─> one doorbell (or a shadow doorbell) for all new entries
+//!   pop  <─ completion with the expected phase ... acknowledge ─> head doorbell, seldom
 //! ```
 //!
 //! Order: entries are stored before the doorbell (release fence; registers are uncached, and x86-64 keeps
 //! stores in order); the word with the phase is loaded before the rest of a completion (acquire). With shadow
-//! doorbells a full fence stands between our store of the tail and our load of the event index, as the
-//! controller has one between its store of the index and its load of the tail: one of the two sees the other.
+//! doorbells a full fence separates the driver's store of the tail from its load of EventIdx, as the
+//! controller has one between its store of EventIdx and its load of the tail: one of them sees the other's
+//! store.
 //!
-//! The completion queue's head is told when half of its slack is used, not each time: it has twice the
-//! entries that commands can be in flight, so the controller never finds it full.
+//! The head doorbell is written when half of the completion queue's slack is used. The queue has twice as
+//! many entries as there can be commands in flight, so it is never full.
 //!
-//! What it does not do: it knows no commands. The caller sees to it that at most `entries - 1` are in flight.
+//! It does not track commands: the caller must have at most `entries - 1` in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -27,71 +28,66 @@ use nvme_spec::{CQE_BYTES, sqe::SQE_BYTES};
 use crate::bar::Bar;
 use crate::dma::{DmaMemory, Iova, PAGE_BYTES};
 
-/// Words of a submission entry.
+/// 64-bit words of a submission queue entry.
 const SQE_WORDS: usize = SQE_BYTES / 8;
-/// A submission entry.
 pub(crate) type Words = [u64; SQE_WORDS];
-/// Words of a completion.
+/// 64-bit words of a completion queue entry.
 const CQE_WORDS: usize = CQE_BYTES / 8;
 
-/// A completion as the drive wrote it: nothing of it is trusted.
+/// A completion queue entry as the drive wrote it, not validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
-    /// Dword 0 and 1.
+    /// Dwords 0 and 1, command-specific.
     pub(crate) result: u64,
-    /// SQID.
     pub(crate) sqid: u16,
-    /// CID.
     pub(crate) cid: u16,
-    /// Status field.
     pub(crate) status: Status,
 }
 
-/// Where the parts of a queue pair lie in its memory.
+/// Offsets of submission queue, completion queue, list pages and zero page in a queue pair's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Entries of the submission queue.
     pub(crate) sq_entries: u16,
-    /// Entries of the completion queue, more than those of the submission queue where the controller allows.
+    /// Twice `sq_entries` where CAP.MQES allows.
     pub(crate) cq_entries: u16,
-    /// Pages for list entries: one for each slot, of which there may be more than the queue has entries.
-    pub(crate) lists: u16,
+    /// Pages for PRP lists, SGL segments and ranges, one for each command slot; may exceed `sq_entries`.
+    pub(crate) list_pages: u16,
 }
 
 impl Layout {
-    /// For `depth` commands in flight, with queues of at most `entries_max` entries (CAP.MQES). Fewer in
-    /// flight where that is less. The queue has `entries_min` where it may, however many are in flight.
+    /// Layout for `depth` commands in flight, or fewer where `entries_max` (CAP.MQES + 1) is smaller. The
+    /// submission queue has at least `entries_min` entries, also at a smaller depth.
     pub(crate) fn new(depth: u32, entries_min: u32, entries_max: u32) -> Layout {
         let entries_max = entries_max.clamp(2, 4096);
         let sq_entries = depth.saturating_add(1).max(entries_min).clamp(2, entries_max);
         let cq_entries = (2 * sq_entries).min(entries_max);
         let short = |entries: u32| u16::try_from(entries).unwrap_or(2);
-        let lists = short(depth.clamp(1, 4095));
-        Layout { sq_entries: short(sq_entries), cq_entries: short(cq_entries), lists }
+        let list_pages = short(depth.clamp(1, 4095));
+        Layout { sq_entries: short(sq_entries), cq_entries: short(cq_entries), list_pages }
     }
 
-    /// Commands that can be in flight.
+    /// Most commands in flight.
     pub(crate) fn depth(self) -> u16 {
-        (self.sq_entries - 1).min(self.lists)
+        (self.sq_entries - 1).min(self.list_pages)
     }
 
     fn cq_offset(self) -> usize {
         (usize::from(self.sq_entries) * SQE_BYTES).next_multiple_of(PAGE_BYTES as usize)
     }
 
-    /// Where the drive finds the completion queue of a pair that begins at `begin`.
+    /// IOVA of the completion queue of a pair whose memory begins at `begin`.
     pub(crate) fn cq_iova(self, begin: Iova) -> Iova {
         begin.plus(self.cq_offset() as u64)
     }
 
-    /// The entry of the submission queue at `index`, as its reader sees it behind the doorbell.
+    /// The submission queue entry at `index`. The caller has loaded the tail doorbell before (acquire).
     pub(crate) fn entry(self, memory: &DmaMemory, index: u16) -> Option<Words> {
         let begin = usize::from(index) * SQE_WORDS;
         let words: &[AtomicU64; SQE_WORDS] = memory.words().get(begin..begin + SQE_WORDS)?.try_into().ok()?;
         Some(std::array::from_fn(|at| words[at].load(Ordering::Relaxed)))
     }
 
-    /// Write the completion at `index` as the controller does: the word with the phase last.
+    /// Writes the completion queue entry at `index`: the word with the phase last (release).
     pub(crate) fn put_completion(self, memory: &DmaMemory, index: u16, result: u64, last: u64) {
         let begin = self.cq_offset() / 8 + usize::from(index) * CQE_WORDS;
         if let Some([first, second]) = memory.words().get(begin..begin + CQE_WORDS) {
@@ -100,47 +96,46 @@ impl Layout {
         }
     }
 
-    /// Offset of the page of list entries that slot `slot` has to itself.
+    /// Offset of the list page of command slot `slot`.
     pub(crate) fn list_offset(self, slot: usize) -> usize {
         let cq_bytes = (usize::from(self.cq_entries) * CQE_BYTES).next_multiple_of(PAGE_BYTES as usize);
         self.cq_offset() + cq_bytes + slot * PAGE_BYTES as usize
     }
 
-    /// Offset of the page that is never written, behind the lists.
+    /// Offset of the zero page, which nothing writes.
     pub(crate) fn zeroes_offset(self) -> usize {
-        self.list_offset(usize::from(self.lists))
+        self.list_offset(usize::from(self.list_pages))
     }
 
-    /// Bytes of all of it.
     pub(crate) fn bytes(self) -> usize {
-        self.list_offset(usize::from(self.lists) + 1)
+        self.list_offset(usize::from(self.list_pages) + 1)
     }
 }
 
-/// Doorbells in memory (Base 2.0 section 5.8).
+/// Shadow doorbells (Doorbell Buffer Config, Base 2.0 section 5.8).
 #[derive(Debug, Clone)]
 pub(crate) struct Shadow {
-    /// Two pages: the doorbells, and the values at which the controller wants to be told.
+    /// Two pages: shadow doorbells and EventIdx values.
     pub(crate) memory: Arc<DmaMemory>,
 }
 
 impl Shadow {
-    /// True when the controller asked to be told of a step from `old` to `new`.
-    fn is_told(event: u16, old: u16, new: u16) -> bool {
+    /// True if a step from `old` to `new` passes EventIdx, so that the register must be written.
+    fn must_ring(event: u16, old: u16, new: u16) -> bool {
         new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
     }
 
-    /// Tail and head doorbell of a queue are neighbours: one word where they are 4 bytes apart, else one word
-    /// each. The word's index and the shift of the value in it.
-    fn place(offset: u64) -> (usize, u32) {
+    /// Word index and bit shift of a doorbell. With DSTRD 0 the tail and head doorbells of a queue share a
+    /// 64-bit word.
+    fn position(offset: u64) -> (usize, u32) {
         let offset = offset - u64::from(nvme_spec::register::DOORBELLS);
         (usize::try_from(offset / 8).unwrap_or(usize::MAX), if offset.is_multiple_of(8) { 0 } else { 32 })
     }
 
-    /// A queue begins at 0, whatever one of the same number has left there: its doorbell, and the index at
-    /// which the controller wants to be told. Before the queue is made.
-    fn forget(&self, doorbell: u64) {
-        let (word, shift) = Self::place(doorbell);
+    /// Zeroes the shadow doorbell and EventIdx of a queue that is about to be created: an earlier queue with
+    /// the same identifier may have left values.
+    fn reset(&self, doorbell: u64) {
+        let (word, shift) = Self::position(doorbell);
         let (words, page) = (self.memory.words(), PAGE_BYTES as usize / 8);
         if word < page {
             for word in [words.get(word), words.get(page + word)].into_iter().flatten() {
@@ -149,59 +144,58 @@ impl Shadow {
         }
     }
 
-    /// The tail of queue pair `qid`, with doorbells 4 bytes apart. What its writer stored before is seen.
+    /// Shadow tail of queue pair `qid` (DSTRD 0). Acquire: the entries before the tail are visible.
     pub(crate) fn tail(&self, qid: u16) -> u16 {
-        let (word, shift) = Self::place(sq_tail_doorbell(qid, 0));
+        let (word, shift) = Self::position(sq_tail_doorbell(qid, 0));
         let value = self.memory.words().get(word).map_or(0, |word| word.load(Ordering::Acquire));
         let [low, high, ..] = (value >> shift).to_le_bytes();
         u16::from_le_bytes([low, high])
     }
 
-    /// Store a doorbell's value; true when the register must be written as well.
+    /// Stores a shadow doorbell. True if the register must be written as well.
     #[inline]
     fn store(&self, doorbell: u64, old: u16, new: u16) -> bool {
-        let (word, shift) = Self::place(doorbell);
+        let (word, shift) = Self::position(doorbell);
         let words = self.memory.words();
         let page = PAGE_BYTES as usize / 8;
         let (Some(value), Some(event)) = (words.get(word).filter(|_| word < page), words.get(page + word))
         else {
-            // A queue whose doorbells do not fit the page has none.
+            // A doorbell beyond the page has no shadow.
             return true;
         };
-        // The other half of the word is this core's as well, and has no other writer.
+        // The other half of the word belongs to the same queue, which only this core writes.
         let kept = value.load(Ordering::Relaxed) & !(0xffff_ffff << shift);
         value.store(kept | u64::from(new) << shift, Ordering::Release);
         fence(Ordering::SeqCst);
         let [low, high, ..] = (event.load(Ordering::Relaxed) >> shift).to_le_bytes();
-        Self::is_told(u16::from_le_bytes([low, high]), old, new)
+        Self::must_ring(u16::from_le_bytes([low, high]), old, new)
     }
 }
 
-/// A queue pair. See the module.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     memory: Arc<DmaMemory>,
     bar: Bar,
     layout: Layout,
-    /// Word of the memory at which completions begin.
+    /// Index of the first completion queue word in `memory`.
     cq_begin: usize,
     sq_doorbell: u64,
     cq_doorbell: u64,
     shadow: Option<Shadow>,
     sq_tail: u16,
-    /// The tail that the controller knows.
-    sq_told: u16,
+    /// Last tail written to the doorbell.
+    sq_tail_written: u16,
     cq_head: u16,
-    /// The head that the controller knows.
-    cq_told: u16,
-    /// Completions popped since the controller was told.
-    untold: u16,
+    /// Last head written to the doorbell.
+    cq_head_written: u16,
+    /// Completions popped since the last write of the head doorbell.
+    unacknowledged: u16,
     phase: bool,
     qid: u16,
 }
 
 impl QueuePair {
-    /// Queue pair `qid` in `memory`, which is [`Layout::bytes`] long and all zeroes where completions lie.
+    /// A queue pair in `memory`, which has [`Layout::bytes`] and zeroes in its completion queue.
     pub(crate) fn new(qid: u16, layout: Layout, memory: Arc<DmaMemory>, bar: Bar, dstrd: u8) -> QueuePair {
         QueuePair {
             memory,
@@ -212,58 +206,54 @@ impl QueuePair {
             cq_doorbell: cq_head_doorbell(qid, dstrd),
             shadow: None,
             sq_tail: 0,
-            sq_told: 0,
+            sq_tail_written: 0,
             cq_head: 0,
-            cq_told: 0,
-            untold: 0,
+            cq_head_written: 0,
+            unacknowledged: 0,
             phase: true,
             qid,
         }
     }
 
-    /// The same with doorbells in memory.
+    /// Adds shadow doorbells and resets their values for this queue.
     pub(crate) fn with_shadow(mut self, shadow: Option<Shadow>) -> QueuePair {
         if let Some(shadow) = &shadow {
-            shadow.forget(self.sq_doorbell);
-            shadow.forget(self.cq_doorbell);
+            shadow.reset(self.sq_doorbell);
+            shadow.reset(self.cq_doorbell);
         }
         self.shadow = shadow;
         self
     }
 
-    /// Its identifier.
     pub(crate) fn qid(&self) -> u16 {
         self.qid
     }
 
-    /// Where the drive finds the submission queue.
     pub(crate) fn sq_iova(&self) -> Iova {
         self.memory.iova()
     }
 
-    /// Where the drive finds the completion queue.
     pub(crate) fn cq_iova(&self) -> Iova {
         self.layout.cq_iova(self.memory.iova())
     }
 
-    /// The memory it lies in.
     pub(crate) fn memory(&self) -> &Arc<DmaMemory> {
         &self.memory
     }
 
-    /// Its shape.
     pub(crate) fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Put an entry at the tail. The caller has fewer than [`Layout::depth`] in flight.
+    /// Stores an entry at the tail, without a doorbell. The caller has fewer than [`Layout::depth`] in
+    /// flight.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn push(&mut self, sqe: Sqe) {
         self.push_words(zerocopy::transmute!(sqe));
     }
 
-    /// The same of an entry as it lies in memory.
+    /// As [`QueuePair::push`], for an entry in wire format.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn push_words(&mut self, entry: Words) {
@@ -277,24 +267,24 @@ impl QueuePair {
         self.sq_tail = if next == self.layout.sq_entries { 0 } else { next };
     }
 
-    /// Tell the controller of all entries since the last call.
+    /// Writes the tail doorbell once for all entries since the last call.
     #[inline]
     pub(crate) fn ring(&mut self) {
-        if self.sq_tail == self.sq_told {
+        if self.sq_tail == self.sq_tail_written {
             return;
         }
-        let is_told = match &self.shadow {
+        let must_ring = match &self.shadow {
             None => true,
-            Some(shadow) => shadow.store(self.sq_doorbell, self.sq_told, self.sq_tail),
+            Some(shadow) => shadow.store(self.sq_doorbell, self.sq_tail_written, self.sq_tail),
         };
-        if is_told {
+        if must_ring {
             fence(Ordering::Release);
             self.bar.write32(self.sq_doorbell, u32::from(self.sq_tail));
         }
-        self.sq_told = self.sq_tail;
+        self.sq_tail_written = self.sq_tail;
     }
 
-    /// The next completion, if there is one.
+    /// Takes the next completion; `None` if its phase is not the expected one.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn pop(&mut self) -> Option<Completion> {
@@ -305,7 +295,7 @@ impl QueuePair {
             return None;
         }
         let next = self.cq_head + 1;
-        self.untold += 1;
+        self.unacknowledged += 1;
         if next == self.layout.cq_entries {
             self.cq_head = 0;
             self.phase = !self.phase;
@@ -321,26 +311,26 @@ impl QueuePair {
         })
     }
 
-    /// Tell the controller how far completions were read, when it is time.
+    /// Writes the head doorbell once half of the completion queue's slack is used.
     #[inline]
     pub(crate) fn acknowledge(&mut self) {
         let slack = self.layout.cq_entries - self.layout.sq_entries;
-        if self.untold > slack / 2 {
-            self.tell_head();
+        if self.unacknowledged > slack / 2 {
+            self.write_cq_head();
         }
     }
 
     #[cold]
-    fn tell_head(&mut self) {
-        let is_told = match &self.shadow {
+    fn write_cq_head(&mut self) {
+        let must_ring = match &self.shadow {
             None => true,
-            Some(shadow) => shadow.store(self.cq_doorbell, self.cq_told, self.cq_head),
+            Some(shadow) => shadow.store(self.cq_doorbell, self.cq_head_written, self.cq_head),
         };
-        if is_told {
+        if must_ring {
             self.bar.write32(self.cq_doorbell, u32::from(self.cq_head));
         }
-        self.cq_told = self.cq_head;
-        self.untold = 0;
+        self.cq_head_written = self.cq_head;
+        self.unacknowledged = 0;
     }
 }
 
@@ -355,7 +345,7 @@ mod tests {
         let layout = Layout::new(128, 0, 64);
         assert_eq!((layout.sq_entries, layout.cq_entries, layout.depth()), (64, 64, 63));
         let layout = Layout::new(64, 1024, 65_536);
-        assert_eq!((layout.sq_entries, layout.depth(), layout.lists), (1024, 64, 64));
+        assert_eq!((layout.sq_entries, layout.depth(), layout.list_pages), (1024, 64, 64));
         assert_eq!(Layout::new(64, 1024, 256).sq_entries, 256);
         let layout = Layout::new(0, 0, 0);
         assert_eq!((layout.sq_entries, layout.cq_entries), (2, 2));
@@ -382,16 +372,16 @@ mod tests {
     #[test]
     fn the_controller_is_told_when_its_event_index_is_passed() {
         // Base 2.0 section B.5: told when the value steps over the index.
-        assert!(Shadow::is_told(0, 0, 1) && Shadow::is_told(5, 5, 6) && Shadow::is_told(5, 0, 6));
-        assert!(!Shadow::is_told(6, 5, 6) && !Shadow::is_told(4, 5, 6) && !Shadow::is_told(9, 0, 3));
-        assert!(Shadow::is_told(u16::MAX, 0xfffe, 0));
+        assert!(Shadow::must_ring(0, 0, 1) && Shadow::must_ring(5, 5, 6) && Shadow::must_ring(5, 0, 6));
+        assert!(!Shadow::must_ring(6, 5, 6) && !Shadow::must_ring(4, 5, 6) && !Shadow::must_ring(9, 0, 3));
+        assert!(Shadow::must_ring(u16::MAX, 0xfffe, 0));
     }
 
     #[test]
     fn shadow_doorbells_lie_as_the_registers_do() {
-        assert_eq!(Shadow::place(sq_tail_doorbell(3, 0)), (3, 0));
-        assert_eq!(Shadow::place(cq_head_doorbell(3, 0)), (3, 32));
-        assert_eq!(Shadow::place(sq_tail_doorbell(3, 1)), (6, 0));
-        assert_eq!(Shadow::place(cq_head_doorbell(3, 1)), (7, 0));
+        assert_eq!(Shadow::position(sq_tail_doorbell(3, 0)), (3, 0));
+        assert_eq!(Shadow::position(cq_head_doorbell(3, 0)), (3, 32));
+        assert_eq!(Shadow::position(sq_tail_doorbell(3, 1)), (6, 0));
+        assert_eq!(Shadow::position(cq_head_doorbell(3, 1)), (7, 0));
     }
 }

@@ -1,7 +1,8 @@
-//! [`Quirks`]: what some drives need that no register and no Identify data says, by vendor and device.
+//! [`Quirks`]: requirements of some drives that registers and Identify data do not report, by PCI vendor
+//! and device.
 //!
-//! From the tables of Linux (`drivers/nvme/host/pci.c`, `nvme_id_table`) and of SPDK
-//! (`lib/nvme/nvme_quirks.c`), as far as they are about what this driver does.
+//! From the tables of Linux (`drivers/nvme/host/pci.c`, `nvme_id_table`) and SPDK
+//! (`lib/nvme/nvme_quirks.c`), without quirks for features that this driver does not use.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use nvme_spec::identify::IdentifyController;
 
 use crate::dma::PAGE_BYTES;
 
-/// What a PCI function says of itself.
+/// Identifiers in PCI configuration space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PciId {
     /// PCI vendor ID.
@@ -18,16 +19,15 @@ pub struct PciId {
     pub device: u16,
 }
 
-/// See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Quirks {
-    /// It says that it takes SGLs, and had better not be given any.
+    /// Do not use SGLs although SGLS reports them.
     pub(crate) has_bad_sgls: bool,
-    /// It works badly with shorter queues.
+    /// Least entries of an I/O submission queue.
     pub(crate) queue_entries_min: u32,
-    /// Between a change of CC.EN to 0 and the first look at CSTS.
+    /// Wait after CC.EN was cleared, before CSTS is read.
     pub(crate) ready_delay: Duration,
-    /// No command with data should cross a stripe, which NOIOB does not tell.
+    /// Commands with data should not cross a stripe, although NOIOB is 0.
     pub(crate) has_stripes: bool,
 }
 
@@ -38,11 +38,10 @@ const MEMBLAZE: u16 = 0x1c5f;
 const SEAGATE: u16 = 0x1bb1;
 const HGST: u16 = 0x1c58;
 
-/// SPDK's time; Linux has 2.3 s (`NVME_QUIRK_DELAY_AMOUNT`).
+/// Delay of SPDK; Linux uses 2.3 s (`NVME_QUIRK_DELAY_AMOUNT`).
 const READY_DELAY: Duration = Duration::from_millis(2500);
 
 impl Quirks {
-    /// Those of a function.
     pub(crate) fn of(id: PciId) -> Quirks {
         let none = Quirks::default();
         match (id.vendor, id.device) {
@@ -64,9 +63,9 @@ impl Quirks {
         }
     }
 
-    /// Blocks of a stripe, for a namespace without NOIOB; 0 for none. These drives say it in the fourth byte
-    /// of their own part of Identify Controller, as a power of two in pages (SPDK's
-    /// `nvme_ns_set_identify_data`); where that is 0, it is MDTS (Linux).
+    /// Blocks of a stripe, for a namespace without NOIOB; 0 for none. Byte 3 of the vendor-specific part of
+    /// Identify Controller has its size as a power of two of 4 KiB pages (SPDK's
+    /// `nvme_ns_set_identify_data`); if that is 0, MDTS is used (Linux).
     pub(crate) fn stripe_blocks(&self, controller: &IdentifyController, shift: u32) -> u32 {
         let [_, _, _, own, ..] = controller.vs;
         let exponent = if own == 0 { controller.mdts } else { own };

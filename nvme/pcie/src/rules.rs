@@ -1,5 +1,5 @@
-//! [`Rules`]: what a controller and its namespace allow, as the data path needs it; [`Namespace`]; and what a
-//! status means for the one who asked the disk.
+//! [`Rules`]: limits of a controller and a namespace for the data path; [`Namespace`]; disk errors of
+//! statuses.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,86 +11,85 @@ use crate::dma::PAGE_BYTES;
 use crate::entry::Task;
 use crate::pointers::TRANSFER_BYTES_MAX;
 
-/// Most blocks of a command but Dataset Management: NLB has 16 bits.
+/// Most blocks of a command other than Dataset Management: NLB has 16 bits.
 const NLB_MAX: u32 = 1 << 16;
 
-/// Most source ranges of one Copy: a page of them.
+/// Most source ranges of one Copy: those that fit a list page.
 const COPY_RANGES_MAX: u32 = PAGE_BYTES / 32;
 
-/// How a range becomes zeroes.
+/// How Write Zeroes of the disk is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zeroing {
-    /// Write Zeroes.
+    /// The Write Zeroes command.
     Command,
-    /// Writes of a page of zeroes.
+    /// Writes whose PRPs name a zero page.
     Writes,
 }
 
-/// How a range gives its space back.
+/// How Deallocate of the disk is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Deallocating {
-    /// Write Zeroes with DEAC: it reads as zeroes afterwards.
+    /// Write Zeroes with DEAC: the range reads as zeroes.
     WriteZeroes,
-    /// Dataset Management: a hint. What the drive leaves allocated, as the ends of a range that are smaller
-    /// than its unit, reads as before, and DLFEAT does not speak of that.
+    /// Dataset Management, a hint. Blocks that the drive leaves allocated, such as partial units at the ends,
+    /// read as before; DLFEAT does not cover them.
     DatasetManagement,
-    /// Not at all.
+    /// Not supported.
     No,
 }
 
-/// Most commands that one deallocation becomes: a trim of 7.68 TB would be 229,000 of Write Zeroes, which a
-/// drive may really write, and is 4 of Dataset Management.
+/// Most Write Zeroes commands for one deallocation: a trim of 7.68 TB would be 229,000 of them, each possibly
+/// a real write, and is 4 commands of Dataset Management.
 const ZEROES_OF_DEALLOCATION_MAX: u32 = 64;
 
-/// What one Copy command takes; nothing where the drive has none.
+/// Limits of one Copy command; zeroes if the drive does not support it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Copying {
+pub(crate) struct CopyLimits {
     /// Most blocks of a source range.
     pub(crate) range_blocks: u32,
-    /// Most blocks of all its ranges, as many as fit one page.
+    /// Most blocks of all ranges, whose descriptors must fit one list page.
     pub(crate) blocks: u32,
 }
 
-impl Copying {
-    /// From MSSRL, MCL and MSRC.
-    fn new(mssrl: u16, mcl: u32, msrc_z: u8) -> Copying {
+impl CopyLimits {
+    fn new(mssrl: u16, mcl: u32, msrc_z: u8) -> CopyLimits {
         let range_blocks = u32::from(mssrl).min(mcl);
         let ranges = (u32::from(msrc_z) + 1).min(COPY_RANGES_MAX);
-        Copying { range_blocks, blocks: mcl.min(range_blocks * ranges) }
+        CopyLimits { range_blocks, blocks: mcl.min(range_blocks * ranges) }
     }
 }
 
-/// What one namespace of one controller allows.
+/// Limits and optional commands of one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) nsid: u32,
-    /// Shift that turns blocks into bytes.
+    /// Base-2 logarithm of the block size in bytes (LBADS).
     pub(crate) shift: u32,
     /// Most blocks of a command with data.
     pub(crate) transfer_blocks: u32,
-    /// No command with data should cross a multiple of this (NOIOB); 0 for none.
+    /// Boundary in blocks that commands with data do not cross (NOIOB); 0 for none.
     pub(crate) boundary_blocks: u32,
-    /// Most blocks of one Write Zeroes.
+    /// Most blocks of one Write Zeroes (the smaller of WZSL and WZDSL).
     pub(crate) zeroing_blocks: u32,
     /// Most blocks of one Dataset Management (DMRSL, DMSL).
     pub(crate) dsm_blocks: u32,
     pub(crate) zeroing: Zeroing,
     pub(crate) deallocating: Deallocating,
-    /// The drive has Dataset Management.
+    /// ONCS has Dataset Management.
     pub(crate) has_dsm: bool,
-    /// It has refused a way to make zeroes that it said it has.
+    /// The drive refused Write Zeroes or DEAC although it reports it.
     pub(crate) has_fallen_back: bool,
-    /// Without one, a flush has nothing to do.
+    /// VWC: without a volatile write cache a flush completes at once.
     pub(crate) has_volatile_cache: bool,
-    /// The drive has Compare.
+    /// ONCS has Compare, and the drive has not refused it.
     pub(crate) has_compare: bool,
-    /// Most blocks of one Verify; 0 where the drive has none.
+    /// Most blocks of one Verify (VSL); 0 if it is not supported.
     pub(crate) verify_blocks: u32,
-    pub(crate) copying: Copying,
+    pub(crate) copy_limits: CopyLimits,
 }
 
 impl Rules {
-    /// From what the drive says. `mpsmin` is CAP.MPSMIN.
+    /// `mpsmin` is CAP.MPSMIN, the unit of MDTS, VSL, WZSL and WZDSL.
     pub(crate) fn new(
         namespace: &Namespace,
         controller: &IdentifyController,
@@ -129,72 +128,72 @@ impl Rules {
             has_compare: oncs.compare(),
             verify_blocks: if oncs.verify() { in_units(nvm.vsl) } else { 0 },
             // Bit 0 of CDFS (OCFS in Base 2.0): descriptor format 0h.
-            copying: if oncs.copy() && controller.cdfs.get() & 1 != 0 {
-                namespace.copying
+            copy_limits: if oncs.copy() && controller.cdfs.get() & 1 != 0 {
+                namespace.copy_limits
             } else {
-                Copying::default()
+                CopyLimits::default()
             },
         }
     }
 
-    /// What the drive does itself.
+    /// Optional commands that the drive executes.
     pub(crate) fn abilities(&self) -> Abilities {
-        let (verify, copy) = (self.verify_blocks > 0, self.copying.blocks > 0);
+        let (verify, copy) = (self.verify_blocks > 0, self.copy_limits.blocks > 0);
         Abilities { compare: self.has_compare, verify, copy, reads_in_place: false }
     }
 
-    /// The drive has said that it does not have a command for this.
-    pub(crate) fn forget(&mut self, task: Task) {
+    /// Disables an optional command that the drive has refused with Invalid Opcode.
+    pub(crate) fn disable(&mut self, task: Task) {
         match task {
             Task::Op(Op::Compare) => self.has_compare = false,
             Task::Op(Op::Verify) => self.verify_blocks = 0,
-            Task::Copy { .. } => self.copying = Copying::default(),
+            Task::Copy { .. } => self.copy_limits = CopyLimits::default(),
             Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate)
-            | Task::Hint
+            | Task::DeallocateHint
             | Task::CompareAndWrite { .. } => {}
         }
     }
 
-    /// A deallocation of so many blocks is one of Write Zeroes, where it is one at all.
-    pub(crate) fn zeroes_of(&self, blocks: u32) -> bool {
+    /// True if a deallocation of this size may use Write Zeroes.
+    pub(crate) fn may_deallocate_by_zeroes(&self, blocks: u32) -> bool {
         !self.has_dsm || blocks <= self.zeroing_blocks.saturating_mul(ZEROES_OF_DEALLOCATION_MAX)
     }
 
-    /// The drive has refused a way to make zeroes, which it need not know although it says so (as SK hynix
-    /// SC300: Linux's quirk for 1c5c:1504): the next one from now on. False when there is none.
+    /// After a refused Write Zeroes or DEAC, selects the next method. False if there is none. Some drives
+    /// refuse what they report (SK hynix SC300: Linux's quirk for 1c5c:1504).
     pub(crate) fn fall_back(&mut self, task: Task, code: Status) -> bool {
         if ![Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&code) {
             return false;
         }
-        let gives_back = match task {
+        let deallocates = match task {
             Task::Op(Op::Deallocate) => true,
             Task::Op(Op::WriteZeroes { deallocate, .. }) => deallocate,
             Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::Compare | Op::Verify)
-            | Task::Hint
+            | Task::DeallocateHint
             | Task::CompareAndWrite { .. }
             | Task::Copy { .. } => return false,
         };
-        let is_deac = gives_back && self.deallocating == Deallocating::WriteZeroes;
+        let is_deac = deallocates && self.deallocating == Deallocating::WriteZeroes;
         let is_zeroes = task != Task::Op(Op::Deallocate) && self.zeroing == Zeroing::Command;
         if is_deac {
             self.deallocating = if self.has_dsm { Deallocating::DatasetManagement } else { Deallocating::No };
         }
-        // Without DEAC it may do as well, unless it has no such command at all.
+        // Invalid Field may be about DEAC only; Invalid Opcode is about the command.
         if is_zeroes && (!is_deac || code == Status::INVALID_OPCODE) {
             self.zeroing = Zeroing::Writes;
         }
         self.has_fallen_back |= is_deac || is_zeroes;
-        // Also one that was with the drive when another of its kind was refused.
+        // Also for a command that was in flight when another one was refused.
         self.has_fallen_back
     }
 
-    /// A read or write of these blocks is one command.
+    /// True if a read or write of the range is one command.
     #[inline]
     pub(crate) fn is_one_piece(&self, range: BlockRange) -> bool {
         range.blocks != 0 && self.data_blocks(range) == range.blocks
     }
 
-    /// Blocks of the first command of what is left of a request.
+    /// Blocks of the next command for the remaining range `left`.
     #[inline]
     pub(crate) fn piece_blocks(&self, op: Op, left: BlockRange) -> u32 {
         match op {
@@ -220,61 +219,57 @@ impl Rules {
             return blocks;
         }
         let boundary = u64::from(self.boundary_blocks);
-        // At most a boundary's blocks, which are 16 bits.
+        // NOIOB has 16 bits, so `room` fits.
         let room = boundary - left.lba % boundary;
         blocks.min(u32::try_from(room).unwrap_or(blocks))
     }
 }
 
-/// Blocks that one range, and all ranges together, may have; ours are one range.
+/// Most blocks of a Dataset Management command with one range (DMRSL, DMSL).
 fn dsm_blocks(nvm: &IdentifyControllerNvm) -> u32 {
     let limit = |blocks: u64| if blocks == 0 { u32::MAX } else { u32::try_from(blocks).unwrap_or(u32::MAX) };
     limit(nvm.dmrsl.get().into()).min(limit(nvm.dmsl.get()))
 }
 
-/// Why a namespace cannot be served.
+/// A namespace whose format or size is not supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("namespace {nsid}: {field} is {value}: {allowed}")]
 pub struct UnfitNamespace {
-    /// The namespace.
+    /// NSID.
     pub nsid: u32,
-    /// What is wrong.
+    /// Field of Identify Namespace.
     pub field: &'static str,
-    /// What it is.
+    /// Value of the field.
     pub value: u64,
-    /// What is allowed.
+    /// Requirement, as text for the log.
     pub allowed: &'static str,
 }
 
-/// A namespace of a drive, as it was identified.
+/// A namespace, as identified.
 #[derive(Debug)]
 pub struct Namespace {
-    /// Its number.
+    /// NSID.
     pub nsid: u32,
-    /// NGUID; zeroes where it has none.
+    /// NGUID; zeroes if it has none.
     pub nguid: [u8; 16],
-    /// EUI64; zeroes where it has none.
+    /// EUI64; zeroes if it has none.
     pub eui64: [u8; 8],
-    /// Bytes of a logical block, as a power of two.
+    /// Base-2 logarithm of the block size in bytes (LBADS).
     pub(crate) shift: u32,
     blocks: AtomicU64,
-    /// NOIOB.
+    /// NOIOB, in blocks; 0 for none.
     boundary_blocks: u32,
-    /// DLFEAT: Write Zeroes takes DEAC.
+    /// DLFEAT bit 3: Write Zeroes supports DEAC.
     has_deac: bool,
-    /// Blocks that one write changes in one step.
+    /// Most blocks that a write changes atomically (NAWUN or AWUN).
     atomic_blocks: u32,
-    /// MSSRL, MCL and MSRC.
-    copying: Copying,
-    /// NSATTR: it is write protected.
+    copy_limits: CopyLimits,
+    /// NSATTR bit 0: the namespace is write protected.
     is_read_only: bool,
 }
 
 impl Namespace {
-    /// From Identify Namespace and Identify Controller.
-    ///
-    /// # Errors
-    /// [`UnfitNamespace`]: its format is one that hosts could not use.
+    /// Checks Identify Namespace and takes the values that the driver needs.
     pub(crate) fn new(
         nsid: u32,
         id: &IdentifyNamespace,
@@ -297,7 +292,7 @@ impl Namespace {
             return unfit("NSZE", blocks, "must be 1 block to 2^63 bytes");
         }
         let own = Nsfeat::from_bits(id.nsfeat).atomics().then(|| id.nawun_z.get());
-        // NABSN: a write that crosses one of these is changed in several steps.
+        // NABSN: a write that crosses an atomic boundary is not atomic.
         let has_atomic_boundaries = id.nabsn_z.get() != 0;
         Ok(Namespace {
             nsid,
@@ -312,12 +307,12 @@ impl Namespace {
             } else {
                 u32::from(own.unwrap_or(controller.awun_z.get())) + 1
             },
-            copying: Copying::new(id.mssrl.get(), id.mcl.get(), id.msrc_z),
+            copy_limits: CopyLimits::new(id.mssrl.get(), id.mcl.get(), id.msrc_z),
             is_read_only: id.nsattr & 1 != 0,
         })
     }
 
-    /// True for the same namespace, or one that hosts could not tell from it but for its size.
+    /// True if NSID, block size and identifiers match. The size may differ.
     pub(crate) fn is_same(&self, other: &Namespace) -> bool {
         self.nsid == other.nsid
             && self.shift == other.shift
@@ -325,18 +320,16 @@ impl Namespace {
             && self.eui64 == other.eui64
     }
 
-    /// It has another size now.
     pub(crate) fn set_blocks(&self, blocks: u64) {
         self.blocks.store(blocks, Ordering::Relaxed);
     }
 
-    /// Blocks it has now.
+    /// Current size in blocks (NSZE).
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Relaxed)
     }
 
-    /// Its shape as a disk.
     pub(crate) fn geometry(&self, rules: &Rules) -> Geometry {
         Geometry {
             block_bytes: 1 << self.shift,
@@ -344,7 +337,7 @@ impl Namespace {
             is_read_only: self.is_read_only,
             has_volatile_cache: rules.has_volatile_cache,
             can_deallocate: rules.deallocating != Deallocating::No,
-            // A command may be split at a boundary or at the transfer limit.
+            // A write may be split at a boundary or at the transfer limit.
             atomic_blocks: match rules.boundary_blocks {
                 0 => self.atomic_blocks.min(rules.transfer_blocks),
                 _ => 1,
@@ -354,9 +347,9 @@ impl Namespace {
     }
 }
 
-/// True for a failure that the same command may not meet again: DNR is clear, and the code says that it was
-/// not the command's fault.
-pub(crate) fn is_passing(status: Status) -> bool {
+/// True for a transient failure: DNR is clear and the status is about an abort, transfer, path or readiness,
+/// not the command.
+pub(crate) fn is_transient(status: Status) -> bool {
     if status.is_dnr() {
         return false;
     }
@@ -376,10 +369,9 @@ pub(crate) fn is_passing(status: Status) -> bool {
     )
 }
 
-/// The disk's error for a status that is not success.
 pub(crate) fn disk_error(status: Status) -> DiskError {
     match status.code() {
-        // The namespace was deleted or detached: it does not come back by asking again.
+        // The namespace was deleted or detached, so a retry fails as well.
         Status::INVALID_NAMESPACE_OR_FORMAT => DiskError::Gone,
         _ => DiskError::of_status(status),
     }
@@ -495,9 +487,9 @@ mod tests {
 
     #[test]
     fn what_passes_is_tried_again_unless_the_drive_says_not_to() {
-        assert!(is_passing(Status::ABORTED_BY_REQUEST) && is_passing(Status::NAMESPACE_NOT_READY));
-        assert!(!is_passing(Status::UNRECOVERED_READ_ERROR) && !is_passing(Status::INVALID_FIELD));
+        assert!(is_transient(Status::ABORTED_BY_REQUEST) && is_transient(Status::NAMESPACE_NOT_READY));
+        assert!(!is_transient(Status::UNRECOVERED_READ_ERROR) && !is_transient(Status::INVALID_FIELD));
         let never = Status::from_bits(Status::ABORTED_BY_REQUEST.bits() | 1 << 14);
-        assert!(!is_passing(never));
+        assert!(!is_transient(never));
     }
 }

@@ -1,4 +1,4 @@
-//! [`Shared`]: what the manager, the cores and the disk's sources of one drive have in common.
+//! [`Shared`]: state of one drive that its manager, cores and disk sources share; [`Settings`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
@@ -16,25 +16,24 @@ use crate::fronts::{Fronts, Released};
 use crate::function::{Function, Mapping};
 use crate::rules::{Namespace, Rules};
 
-/// Milliseconds of a tick.
 pub(crate) const TICK_MS: u64 = 100;
 
-/// How long things may take. The defaults are Linux's where it has them.
+/// Time limits and intervals of a drive. Defaults are those of Linux where it has the setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// A command of the data path, before it is aborted.
+    /// Time until an I/O command is aborted.
     pub command_timeout: Duration,
-    /// After the Abort, before the controller is reset.
+    /// Time from the Abort until the controller is reset.
     pub abort_timeout: Duration,
-    /// An admin command, before the controller is reset.
+    /// Time until an admin command leads to a controller reset.
     pub admin_timeout: Duration,
-    /// Most queue pairs that are asked for: one a core and namespace.
+    /// Most I/O queue pairs requested of the controller. One is needed for each core and namespace.
     pub queue_pairs: u32,
-    /// Between looks at the health log.
+    /// Interval of reading the health log.
     pub health_interval: Duration,
-    /// Between tries to open a drive that is gone.
+    /// Interval of attempts to open a drive that is away.
     pub reopen_interval: Duration,
-    /// How long requests wait for a drive that went without a word, before they fail.
+    /// Time that requests wait for a drive that was lost or is reset, before they fail.
     pub return_timeout: Duration,
 }
 
@@ -52,33 +51,33 @@ impl Default for Settings {
     }
 }
 
-/// The times that cores look at, in ticks.
+/// Time limits of I/O commands, in ticks of [`TICK_MS`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TickLimits {
     pub(crate) command_ticks: u32,
     pub(crate) abort_ticks: u32,
 }
 
-/// What a drive says of itself.
+/// Identity and limits of a drive, as identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriveFacts {
-    /// Serial number.
+    /// Serial number (SN), without padding.
     pub serial: String,
-    /// Model number.
+    /// Model number (MN), without padding.
     pub model: String,
-    /// Firmware revision.
+    /// Firmware revision (FR), without padding.
     pub firmware: String,
-    /// Queue pairs for I/O that it gave.
+    /// I/O queue pairs that the controller gave and whose doorbells fit BAR 0.
     pub queue_pairs: u32,
-    /// Commands that a queue takes at most.
+    /// Most entries of a queue (CAP.MQES + 1).
     pub entries_max: u32,
-    /// It takes SGLs.
+    /// I/O commands may use SGLs.
     pub has_sgls: bool,
-    /// It takes doorbells in memory.
+    /// The controller supports Doorbell Buffer Config (OACS).
     pub has_shadow_doorbells: bool,
 }
 
-/// How many commands drives were given for what their users could have put together from reads and writes.
+/// Compare, Verify and Copy commands that the drive executed instead of reads and writes by the target.
 #[derive(Debug, Default)]
 pub(crate) struct Offloaded {
     pub(crate) compares: AtomicU64,
@@ -94,14 +93,14 @@ impl Offloaded {
             Task::Op(Op::Verify) => &self.verifies,
             Task::Copy { .. } => &self.copies,
             Task::Op(Op::Read | Op::Write { .. } | Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate)
-            | Task::Hint
+            | Task::DeallocateHint
             | Task::CompareAndWrite { .. } => return,
         };
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// When the drive is let go.
-    pub(crate) fn tell(&self, drive: &str) {
+    /// Logs the counts. Called once, when the drive is closed.
+    pub(crate) fn log(&self, drive: &str) {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (compares, verifies, copies) =
             (count(&self.compares), count(&self.verifies), count(&self.copies));
@@ -111,28 +110,27 @@ impl Offloaded {
     }
 }
 
-/// What changes seldom, behind a lock that the data path does not take.
+/// State that changes seldom, behind a lock that the data path does not take.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Held open; `None` when it is gone.
+    /// The open function; `None` while the drive is away.
     pub(crate) function: Option<Arc<dyn Function>>,
     pub(crate) facts: Option<DriveFacts>,
     pub(crate) namespaces: Vec<(Arc<Namespace>, Rules)>,
     pub(crate) core_queues: Vec<Arc<CoreQueue>>,
     pub(crate) health: Option<SmartLog>,
-    /// Pools that cores are about to open it with, mapped for the function that is open.
+    /// Pools mapped by [`DiskSource::prepare`](spindle_disk::DiskSource::prepare), until a core opens the
+    /// disk.
     pub(crate) prepared: Vec<(Area, Box<dyn Mapping>)>,
-    /// Of each disk: kept by it, and by the cores that have it open.
+    /// Cache memory of each disk. The disk and the cores that have it open own it.
     fronts: Vec<Weak<Fronts>>,
-    /// What came of opening it first.
-    pub(crate) first: Option<Result<(), NotOpened>>,
-    /// What keeps compare-and-writes of a namespace and other writes apart, by its number: whatever it is
-    /// then, as long as the drive is held.
+    /// Result of the first start; `None` until it is known.
+    pub(crate) first_result: Option<Result<(), NotOpened>>,
+    /// Guards by NSID, kept while the drive is open, whatever namespace has the NSID.
     guards: Vec<(u32, Arc<Guard>)>,
 }
 
 impl State {
-    /// The guard of a namespace.
     pub(crate) fn guard(&mut self, nsid: u32) -> Arc<Guard> {
         if let Some((_, guard)) = self.guards.iter().find(|(of, _)| *of == nsid) {
             return Arc::clone(guard);
@@ -142,7 +140,6 @@ impl State {
         guard
     }
 
-    /// What stands in front of one more disk.
     pub(crate) fn add_fronts(&mut self, released: &Released) -> Arc<Fronts> {
         let fronts = Fronts::new(released);
         self.fronts.retain(|other| other.strong_count() > 0);
@@ -150,12 +147,11 @@ impl State {
         fronts
     }
 
-    /// What stands in front of all disks.
     pub(crate) fn fronts(&self) -> Vec<Arc<Fronts>> {
         self.fronts.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The mapping of a pool that was prepared, once.
+    /// Takes the prepared mapping of a pool.
     pub(crate) fn take_prepared(&mut self, pool: &Area) -> Option<Box<dyn Mapping>> {
         let place = |area: &Area| (area.base(), area.bytes());
         let index = self.prepared.iter().position(|(area, _)| place(area) == place(pool))?;
@@ -163,35 +159,34 @@ impl State {
     }
 }
 
-/// Why a drive could not be opened.
+/// Why the first start of a drive failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NotOpened {
     pub(crate) why: String,
-    /// See [`DriveError::is_absent`](crate::DriveError::is_absent).
+    /// As [`DriveError::is_absent`](crate::DriveError::is_absent).
     pub(crate) is_absent: bool,
 }
 
-/// See the module.
 pub(crate) struct Shared {
     pub(crate) address: String,
     pub(crate) settings: Settings,
     state: Lock<State>,
-    /// Memory of caches that are gone.
+    /// Cache memory for the manager to unmap.
     pub(crate) released: Released,
     changed: Condvar,
-    /// The drive is not needed any more.
+    /// Set when the drive is dropped or closing.
     pub(crate) is_closing: AtomicBool,
-    /// With any order but `Wait`, `Replay` and `Go`: the drive may have lost its power or begun anew, and
-    /// with that what was in its volatile write cache.
+    /// Whether the drive may have lost its volatile write cache. Cores read it when they apply a queue
+    /// command other than `Wait`, `Replay` and `Go`.
     pub(crate) may_lose_cache: AtomicBool,
-    /// How often what was acknowledged and not flushed may have been lost. The next flush of each core fails:
-    /// whose writes they were is not known, and each host is to hear of it.
+    /// Losses of acknowledged, unflushed writes. The next flush of each core fails: the writes' hosts are not
+    /// known, so every host must get an error.
     pub(crate) losses: AtomicU64,
-    /// Those that a flush has told of.
-    pub(crate) losses_told: AtomicU64,
-    /// Completions that named no command.
+    /// Losses that a failed flush has reported.
+    pub(crate) losses_reported: AtomicU64,
+    /// Completions that matched no command.
     pub(crate) strays: AtomicU64,
-    /// Commands that failed for good.
+    /// Commands that failed after all retries.
     pub(crate) failures: AtomicU64,
     pub(crate) offloaded: Offloaded,
 }
@@ -207,43 +202,42 @@ impl Shared {
             is_closing: AtomicBool::new(false),
             may_lose_cache: AtomicBool::new(false),
             losses: AtomicU64::new(0),
-            losses_told: AtomicU64::new(0),
+            losses_reported: AtomicU64::new(0),
             strays: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             offloaded: Offloaded::default(),
         })
     }
 
-    /// What changes seldom.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// What came of opening it first; only the first answer counts.
-    pub(crate) fn tell_first(&self, result: Result<(), NotOpened>) {
-        self.state().first.get_or_insert(result);
+    /// Sets the result of the first start; later results are ignored.
+    pub(crate) fn set_first_result(&self, result: Result<(), NotOpened>) {
+        self.state().first_result.get_or_insert(result);
         self.changed.notify_all();
     }
 
-    /// Wait for that. Not on a core.
-    pub(crate) fn wait_first(&self) -> Result<(), NotOpened> {
+    /// Blocks until the first start has a result. Never call it on a core.
+    pub(crate) fn wait_first_result(&self) -> Result<(), NotOpened> {
         let mut state = self.state();
         loop {
-            if let Some(first) = &state.first {
+            if let Some(first) = &state.first_result {
                 return first.clone();
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Let go of memory that no core uses any more. Not on a core: it may take seconds.
-    pub(crate) fn let_released_go(&self) {
+    /// Unmaps released cache memory. May take seconds; never call it on a core.
+    pub(crate) fn drop_released(&self) {
         let released = std::mem::take(&mut *self.released.lock());
-        // Not under the lock, which cores take.
+        // Outside the lock, which cores take.
         drop(released);
     }
 
-    /// What a namespace allows; `None` when it is not there.
+    /// Rules of a namespace; `None` if the drive does not have it.
     pub(crate) fn rules(&self, nsid: u32) -> Option<Rules> {
         let state = self.state();
         state.namespaces.iter().find(|(namespace, _)| namespace.nsid == nsid).map(|(_, rules)| *rules)

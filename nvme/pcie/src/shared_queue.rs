@@ -1,9 +1,8 @@
-//! [`SharedQueue`]: commands of cores that have no queue pair of the drive's, on the queue pair of one that
-//! has.
+//! [`SharedQueue`]: a drive's queue pair that several cores use.
 //!
-//! A drive may give fewer queue pairs than there are cores and namespaces. A core that gets none, the
-//! *sharer*, has a queue pair in memory all the same, and works with it as if it were the drive's. The core
-//! that has one of the drive's, its *host*, does at every poll what a drive would:
+//! A drive may have fewer queue pairs than there are cores and namespaces. A core without one, the *sharer*,
+//! uses a queue pair in memory as if it were the drive's. A core with a queue pair of the drive, its *host*,
+//! acts as the drive for it in every poll:
 //!
 //! ```text
 //!   sharer: push ─> entry ... ring ─> shadow doorbell          completion ─> pop
@@ -11,14 +10,13 @@
 //! ```
 //!
 //! Each of the two queues has one writer and one reader: the doorbell is stored after the entries (release)
-//! and loaded before them (acquire), as is the word of a completion that has its phase. No lock is taken.
+//! and loaded before them (acquire), as is the word of a completion with the phase. No lock is taken.
 //!
-//! A sharer has at most its share of the host's queue at the drive, so that neither keeps the other out. CIDs
-//! of sharers' commands name slots that the host's own never have. Time-outs are the host's to see: what a
-//! sharer asks for is about a queue that the drive does not know.
+//! A sharer has at most its share of the host's queue at the drive, so that neither starves. CIDs of
+//! sharers' commands use slots that the host's own never use. The host checks time limits: a sharer's CIDs
+//! and queue identifier mean nothing to the drive.
 //!
-//! What it does not do: it keeps no host awake (its `poll` says so), and it gives nothing to the drive again:
-//! a sharer does that itself, as after any reset.
+//! It does not repeat commands: a sharer does that itself, as after any reset.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,17 +30,17 @@ use crate::dma::DmaMemory;
 use crate::queue::{Layout, QueuePair, Shadow, Words};
 use crate::shared::TickLimits;
 
-/// What a sharer's queue pair is called, in its completions.
+/// Queue identifier of every sharer's queue pair, in its doorbells and completions.
 pub(crate) const SHARER_QID: u16 = 1;
-/// Commands of all sharers of a core that the drive may have.
+/// Most commands of all sharers of one host at the drive.
 const SHARER_COMMANDS_MAX: u16 = 64;
-/// Commands that a core itself may have in flight.
+/// Most commands of a core itself in flight.
 pub(crate) const OWN_COMMANDS_MAX: u32 = 959;
-/// The slots behind those are sharers'.
+/// CID slots from this one on are for sharers' commands.
 const FIRST_SLOT: u16 = 959;
 const _: () = assert!(OWN_COMMANDS_MAX + 64 == COMMANDS_MAX, "a CID has slots for both");
-/// From one use of a slot to the next: see [`Commands`](crate::commands::Commands).
-const GENERATION: u16 = 1 << 10;
+/// CID step from one use of a slot to the next; see [`Commands`](crate::commands::Commands).
+const GENERATION_STEP: u16 = 1 << 10;
 
 /// The host's end of a sharer's queue pair.
 pub(crate) struct Sharer {
@@ -53,14 +51,14 @@ pub(crate) struct Sharer {
     sq_head: u16,
     cq_tail: u16,
     phase: bool,
-    /// Given to the drive.
+    /// Commands of this sharer at the drive.
     in_flight: u16,
-    /// The number of the sharer at its host, from 1.
+    /// Identifies the sharer at its host, from 1.
     number: u32,
 }
 
 impl Sharer {
-    /// Of the queue pair that `core_queue` was given, in fresh memory.
+    /// The host's end of the queue pair in `memory`, which no other host has used.
     pub(crate) fn new(
         core_queue: &Arc<CoreQueue>,
         memory: &Arc<DmaMemory>,
@@ -81,7 +79,7 @@ impl Sharer {
         }
     }
 
-    /// The oldest entry that the sharer has rung for and the host has not taken.
+    /// Takes the next entry before the sharer's shadow tail doorbell.
     fn take(&mut self) -> Option<Words> {
         if self.doorbells.tail(SHARER_QID) == self.sq_head {
             return None;
@@ -92,7 +90,7 @@ impl Sharer {
         Some(words)
     }
 
-    /// Tell it what became of `cid`. There is room: its queue has more entries than it has commands.
+    /// Posts a completion. There is room: the queue has more entries than the sharer has commands.
     fn complete(&mut self, cid: u16, result: u64, status: Status) {
         let status = status.to_wire(self.phase);
         let [h0, h1] = self.sq_head.to_le_bytes();
@@ -118,30 +116,30 @@ impl Drop for Sharer {
 
 const _: () = assert!(CQE_BYTES == 16, "two words, of which the second has the phase");
 
-/// A command of a sharer that the drive has.
+/// A sharer's command at the drive.
 struct Forwarded {
     sharer: u32,
     cid: u16,
     tick: u32,
-    is_abort_asked: bool,
+    is_abort_requested: bool,
 }
 
-/// A slot, whose CID changes with each use.
+/// A CID slot of a host. The CID changes with each use.
 struct CommandSlot {
     cid: u16,
     command: Option<Forwarded>,
 }
 
-/// The sharers of one host core, and which of its commands are whose.
+/// The sharers of one host core, and their commands at the drive.
 pub(crate) struct SharedQueue {
     sharers: Vec<Sharer>,
     slots: Vec<CommandSlot>,
     free: VecDeque<u16>,
-    /// The one that is served first.
+    /// Index of the sharer that the next `forward` serves first.
     first: usize,
-    /// Sharers that were ever added; the number of the last one.
+    /// Number of the sharer that was added last.
     count: u32,
-    /// A sharer's command was begun since the core's own had its turn.
+    /// A sharer's command was submitted since the host's own had its turn.
     has_begun: bool,
 }
 
@@ -158,27 +156,26 @@ impl SharedQueue {
         }
     }
 
-    /// Serve another sharer from now on.
     pub(crate) fn add(&mut self, mut sharer: Sharer) {
         self.count = self.count.wrapping_add(1);
         sharer.number = self.count;
         self.sharers.push(sharer);
     }
 
-    /// Commands that the drive has.
+    /// Commands of all sharers at the drive.
     fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Commands that one sharer may have of a queue of `depth`.
+    /// Most commands of one sharer at the drive.
     fn share(&self, depth: u16) -> u16 {
         let sharers = u16::try_from(self.sharers.len()).unwrap_or(u16::MAX);
         let each = SHARER_COMMANDS_MAX / sharers.max(1);
         (depth / sharers.saturating_add(1)).min(each).max(1)
     }
 
-    /// What a queue of `depth` leaves to its own core.
-    pub(crate) fn rest(&self, depth: u16) -> usize {
+    /// Most commands of the host's own at the drive.
+    pub(crate) fn own_limit(&self, depth: u16) -> usize {
         let (depth, share) = (usize::from(depth), usize::from(self.share(depth)));
         let kept = (self.sharers.len() * share).min(depth.saturating_sub(1));
         depth.saturating_sub(kept.max(self.in_flight()))
@@ -186,14 +183,13 @@ impl SharedQueue {
 }
 
 impl SharedQueue {
-    /// No sharer is served, and the queue is all its core's.
     pub(crate) fn is_empty(&self) -> bool {
         self.sharers.is_empty()
     }
 
-    /// Give the drive what sharers have, each in its turn, as far as there is room beside the core's `own`
-    /// commands; where it has others that wait, they take turns for the last slot. Sharers that are closed
-    /// and have nothing with the drive go.
+    /// Submits the sharers' commands round-robin, as many as fit beside the host's `own` commands. With
+    /// `own_wait` the host's own and the sharers' commands alternate for the last slot. Removes closed
+    /// sharers without commands at the drive.
     pub(crate) fn forward(&mut self, queue: &mut QueuePair, own: usize, own_wait: bool, tick: u32) {
         self.sharers.retain(|sharer| sharer.in_flight > 0 || !sharer.core_queue.is_closed());
         let (depth, count) = (queue.layout().depth(), self.sharers.len());
@@ -203,7 +199,7 @@ impl SharedQueue {
         for at in 0..count {
             let index = (self.first + at) % count;
             let Some(sharer) = self.sharers.get_mut(index) else { break };
-            // No core waits for what a closed one has left there.
+            // Entries that a closed sharer left are not submitted.
             while sharer.in_flight < share && !sharer.core_queue.is_closed() {
                 if self.slots.len() - self.free.len() >= room {
                     break;
@@ -215,21 +211,21 @@ impl SharedQueue {
                 sharer.in_flight += 1;
                 self.has_begun = true;
                 let (sharer, cid) = (sharer.number, cid_of(&words));
-                slot.command = Some(Forwarded { sharer, cid, tick, is_abort_asked: false });
+                slot.command = Some(Forwarded { sharer, cid, tick, is_abort_requested: false });
                 queue.push_words(with_cid(words, slot.cid));
             }
         }
         self.first = if count == 0 { 0 } else { (self.first + 1) % count };
     }
 
-    /// A command has ended. False when no sharer has it.
+    /// Passes a completion to its sharer. False if the CID is of no sharer's command.
     #[cold]
     #[inline(never)]
     pub(crate) fn complete(&mut self, cid: u16, result: u64, status: Status) -> bool {
         let Some(index) = slot_of(cid).checked_sub(usize::from(FIRST_SLOT)) else { return false };
         let Some(slot) = self.slots.get_mut(index).filter(|slot| slot.cid == cid) else { return false };
         let Some(command) = slot.command.take() else { return false };
-        slot.cid = slot.cid.wrapping_add(GENERATION);
+        slot.cid = slot.cid.wrapping_add(GENERATION_STEP);
         self.free.extend(u16::try_from(index));
         if let Some(sharer) = self.sharers.iter_mut().find(|sharer| sharer.number == command.sharer) {
             sharer.in_flight -= 1;
@@ -238,29 +234,30 @@ impl SharedQueue {
         true
     }
 
-    /// What took too long is to be aborted; what the Abort did not end either costs a reset.
-    pub(crate) fn check_time(&mut self, now: u32, limits: TickLimits, host: &CoreQueue) {
+    /// Requests an Abort for each sharer's command beyond its time limit, and a reset if the Abort had no
+    /// effect.
+    pub(crate) fn check_timeouts(&mut self, now: u32, limits: TickLimits, host: &CoreQueue) {
         for slot in &mut self.slots {
             let Some(command) = &mut slot.command else { continue };
             let age = now.wrapping_sub(command.tick);
-            if age > limits.command_ticks && !command.is_abort_asked {
-                command.is_abort_asked = true;
-                host.ask_abort(slot.cid);
+            if age > limits.command_ticks && !command.is_abort_requested {
+                command.is_abort_requested = true;
+                host.request_abort(slot.cid);
             } else if age > limits.command_ticks.saturating_add(limits.abort_ticks) {
-                host.ask_reset();
+                host.request_reset();
             }
         }
     }
 }
 
-/// The CID of an entry: bytes 2 and 3.
+/// CID of a submission queue entry: bytes 2 and 3.
 fn cid_of(words: &Words) -> u16 {
     let [first, ..] = words;
     let [_, _, c0, c1, ..] = first.to_le_bytes();
     u16::from_le_bytes([c0, c1])
 }
 
-/// An entry under another CID.
+/// The entry with another CID.
 fn with_cid(words: Words, cid: u16) -> Words {
     let [first, rest @ ..] = words;
     let [a, b, _, _, e, f, g, h] = first.to_le_bytes();

@@ -1,5 +1,4 @@
-//! Admin commands without a module of their own: Abort, Asynchronous Event Request, Keep Alive (Base 2.0
-//! sections 5.1, 5.2 and 5.18).
+//! Abort, Asynchronous Event Request and Keep Alive (Base 2.0 sections 5.1, 5.2 and 5.18).
 
 use bitfield_struct::bitfield;
 
@@ -7,27 +6,27 @@ use crate::log::LogId;
 use crate::opcode::AdminOpcode;
 use crate::sqe::Sqe;
 
-/// Dword 10 of Abort.
+/// Dword 10 of Abort: SQID, CID.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AbortCdw10 {
-    /// SQID: the queue of the command.
+    /// SQID: Submission Queue Identifier of the command to abort.
     pub sqid: u16,
-    /// CID of the command.
+    /// CID: Command Identifier of the command to abort.
     pub cid: u16,
 }
 
 wire_bits!(AbortCdw10 => U32);
 
-/// Dword 0 of the completion of an Abort: bit 0 says that the command was *not* aborted.
+/// Bit 0 of dword 0 of the completion of an Abort: the command was *not* aborted.
 pub const ABORT_NOT_DONE: u32 = 1 << 0;
 
 view! {
-    /// Abort: asks that a command be aborted (Base 2.0 section 5.1).
+    /// Abort: best-effort abort of one command (Base 2.0 section 5.1).
     pub struct Abort(sqe) {
-        /// SQID of the command to abort.
+        /// SQID: Submission Queue Identifier of the command to abort.
         sqid: u16 = AbortCdw10::from(sqe.cdw10).sqid(),
-        /// CID of the command to abort.
+        /// CID: Command Identifier of the command to abort.
         cid: u16 = AbortCdw10::from(sqe.cdw10).cid(),
     }
 }
@@ -36,20 +35,22 @@ view! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// Type; see [`AsyncEventType`].
+    /// Asynchronous Event Type; see [`AsyncEventType`].
     #[bits(3)]
     pub event_type: u8,
     #[bits(5)]
     __: u8,
-    /// Information; its meaning depends on the type.
+    /// Asynchronous Event Information; see [`AsyncError`], [`AsyncHealth`] and [`AsyncNotice`], depending on
+    /// the type.
     pub information: u8,
-    /// The log page that tells more, and that is read to have further events of this kind.
+    /// Log Page Identifier; reading the log page with RAE 0 clears the event and allows events of the same
+    /// type.
     pub log_page: u8,
     __: u8,
 }
 
 impl AsyncEvent {
-    /// An event.
+    /// Event of any type; `information` depends on `event_type`.
     #[must_use]
     pub const fn of(event_type: AsyncEventType, information: u8, log_page: LogId) -> Self {
         Self::new()
@@ -58,25 +59,25 @@ impl AsyncEvent {
             .with_log_page(log_page.0)
     }
 
-    /// A notice.
+    /// Event of type Notice.
     #[must_use]
     pub const fn notice(notice: AsyncNotice, log_page: LogId) -> Self {
         Self::of(AsyncEventType::NOTICE, notice.0, log_page)
     }
 
-    /// Type.
+    /// Asynchronous Event Type, bits 2:0.
     #[must_use]
     pub const fn kind(self) -> AsyncEventType {
         AsyncEventType(self.event_type())
     }
 
-    /// The notice, if it is one.
+    /// Information of a notice; `None` for other types.
     #[must_use]
     pub fn as_notice(self) -> Option<AsyncNotice> {
         (self.kind() == AsyncEventType::NOTICE).then_some(AsyncNotice(self.information()))
     }
 
-    /// The log page.
+    /// Log page of the event; the host reads it to clear the event.
     #[must_use]
     pub const fn log(self) -> LogId {
         LogId(self.log_page())
@@ -84,13 +85,13 @@ impl AsyncEvent {
 }
 
 open_enum! {
-    /// Type of an asynchronous event.
+    /// Asynchronous Event Type.
     pub struct AsyncEventType: u8 {
-        /// Error status; see [`AsyncError`].
+        /// Error Status; information is [`AsyncError`].
         ERROR = 0,
-        /// SMART or health status; see [`AsyncHealth`].
+        /// SMART / Health Status; information is [`AsyncHealth`].
         HEALTH = 1,
-        /// Notice; see [`AsyncNotice`].
+        /// Information is [`AsyncNotice`].
         NOTICE = 2,
         IMMEDIATE = 3,
         IO_COMMAND = 6,
@@ -99,43 +100,43 @@ open_enum! {
 }
 
 open_enum! {
-    /// Information of an error event.
+    /// Asynchronous Event Information of an Error Status event.
     pub struct AsyncError: u8 {
-        /// A doorbell that does not exist was written.
+        /// The host wrote the doorbell of a queue that does not exist.
         INVALID_DOORBELL_REGISTER = 0,
-        /// A doorbell was written with a wrong value.
+        /// The host wrote an invalid value to a doorbell.
         INVALID_DOORBELL_VALUE = 1,
     }
 }
 
 open_enum! {
-    /// Information of a health event.
+    /// Asynchronous Event Information of a SMART / Health Status event.
     pub struct AsyncHealth: u8 {
         RELIABILITY = 0,
-        /// Temperature threshold.
+        /// A temperature reached its threshold.
         TEMPERATURE = 1,
-        /// Spare below threshold.
+        /// Available spare is below its threshold.
         SPARE = 2,
     }
 }
 
 open_enum! {
-    /// Information of a notice.
+    /// Asynchronous Event Information of a Notice event.
     pub struct AsyncNotice: u8 {
-        /// Attached namespace attribute changed: log page 04h.
+        /// Namespace Attribute Changed; log page 04h.
         NAMESPACE_CHANGED = 0x00,
-        /// Firmware activation starts: log page 03h.
+        /// Firmware Activation Starting; log page 03h.
         FIRMWARE_ACTIVATION_STARTING = 0x01,
-        /// Telemetry log changed: log page 08h.
+        /// Telemetry Log Changed; log page 08h.
         TELEMETRY_CHANGED = 0x02,
-        /// Discovery log page changed: log page 70h.
+        /// Discovery Log Page Change; log page 70h.
         DISCOVERY_LOG_CHANGED = 0xf0,
     }
 }
 
 /// Builders for hosts.
 impl Sqe {
-    /// Abort of a command.
+    /// Abort of the command `cid_to_abort` on submission queue `sqid`.
     #[must_use]
     pub fn abort(cid: u16, sqid: u16, cid_to_abort: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::ABORT.0, cid, 0);
@@ -143,13 +144,13 @@ impl Sqe {
         sqe
     }
 
-    /// Asynchronous Event Request.
+    /// Asynchronous Event Request; completes when an event occurs.
     #[must_use]
     pub fn async_event_request(cid: u16) -> Self {
         Self::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, cid, 0)
     }
 
-    /// Keep Alive.
+    /// Keep Alive: restarts the keep alive timer of the controller.
     #[must_use]
     pub fn keep_alive(cid: u16) -> Self {
         Self::new(AdminOpcode::KEEP_ALIVE.0, cid, 0)

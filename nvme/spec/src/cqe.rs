@@ -4,85 +4,85 @@ use zerocopy::little_endian::{U16, U64};
 
 use crate::status::Status;
 
-/// Bytes of a completion queue entry, CC.IOCQES 4 (Base 2.0 section 3.3.3.2).
+/// Size of a completion queue entry in bytes; CC.IOCQES is 4 (Base 2.0 section 3.3.3.2).
 pub const CQE_BYTES: usize = 16;
 
-/// SQHD where SQ flow control is off (Base 2.0 section 3.3.2.2, "SQ Flow Control").
+/// SQHD in completions of a queue without SQ flow control (Base 2.0 section 3.3.2.2, "SQ Flow Control").
 pub const SQ_HEAD_NO_FLOW_CONTROL: u16 = 0xffff;
 
 wire! {
     /// A completion queue entry (Base 2.0 figure "Common Completion Queue Entry Layout").
     pub struct Cqe[CQE_BYTES] {
-        /// Dwords 0 and 1: what the command gives back.
+        /// Dwords 0 and 1: command-specific result.
         result @ 0: U64,
-        /// SQHD: how far the controller has read the submission queue.
+        /// SQHD: SQ Head Pointer, index of the next entry that the controller fetches.
         sq_head @ 8: U16,
-        /// SQID; reserved over Fabrics.
+        /// SQID: SQ Identifier; reserved over Fabrics.
         sq_id @ 10: U16,
-        /// CID of the command.
+        /// CID: Command Identifier of the completed command.
         cid @ 12: U16,
-        /// Bit 0 the phase tag (0 over Fabrics), bits 15:1 the status field.
+        /// Phase Tag in bit 0 (always 0 over Fabrics), Status Field in bits 15:1.
         status @ 14: U16,
     }
 }
 
 impl Cqe {
-    /// A completion with phase 0, result 0 and SQHD 0.
+    /// Completion with phase tag, result, SQHD and SQID 0.
     #[must_use]
     pub fn new(cid: u16, status: Status) -> Self {
         Self { cid: U16::new(cid), status: U16::new(status.to_wire(false)), ..Self::default() }
     }
 
-    /// The same completion with a 32-bit result in dword 0.
+    /// Sets dword 0 to `result` and dword 1 to zero.
     #[must_use]
     pub fn with_result(self, result: u32) -> Self {
         self.with_result_u64(u64::from(result))
     }
 
-    /// The same completion with a result over dwords 0 and 1 (Property Get).
+    /// Sets dwords 0 and 1, for commands with a 64-bit result (Property Get).
     #[must_use]
     pub fn with_result_u64(mut self, result: u64) -> Self {
         self.result = U64::new(result);
         self
     }
 
-    /// The status field.
+    /// Status Field, bits 15:1 of bytes 14 and 15.
     #[must_use]
     pub fn status(&self) -> Status {
         Status::from_wire(self.status.get())
     }
 
-    /// The phase tag.
+    /// Phase Tag, bit 0 of bytes 14 and 15.
     #[must_use]
     pub fn phase(&self) -> bool {
         self.status.get() & 1 == 1
     }
 
-    /// Sets status and phase tag together.
+    /// Sets Status Field and Phase Tag, which share bytes 14 and 15.
     pub fn set_status(&mut self, status: Status, phase: bool) {
         self.status = U16::new(status.to_wire(phase));
     }
 
-    /// CID.
+    /// CID: Command Identifier of the completed command.
     #[must_use]
     pub fn cid(&self) -> u16 {
         self.cid.get()
     }
 
-    /// SQHD.
+    /// SQHD: SQ Head Pointer; [`SQ_HEAD_NO_FLOW_CONTROL`] without SQ flow control.
     #[must_use]
     pub fn sq_head(&self) -> u16 {
         self.sq_head.get()
     }
 
-    /// Dword 0.
+    /// Dword 0, for commands with a 32-bit result.
     #[must_use]
     pub fn result_u32(&self) -> u32 {
         let [a, b, c, d, ..] = self.result.to_bytes();
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// Dwords 0 and 1.
+    /// Dwords 0 and 1, for commands with a 64-bit result.
     #[must_use]
     pub fn result_u64(&self) -> u64 {
         self.result.get()

@@ -1,6 +1,6 @@
 //! Fabrics commands: Connect, Property Get and Set, Disconnect, Authentication (Base 2.0 section 6).
 //!
-//! Opcode 7Fh; byte 4 (the low byte of NSID) is FCTYPE; the rest begins at byte 40 (dword 10).
+//! The opcode is 7Fh; FCTYPE is byte 4 (the low byte of NSID); command fields begin at byte 40 (dword 10).
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
@@ -9,19 +9,18 @@ use crate::nqn::{Nqn, NqnError};
 use crate::opcode::{FABRICS, FabricsType};
 use crate::sqe::Sqe;
 
-/// CNTLID of a Connect that asks for any controller (dynamic controller model, Base 2.0 section 6.3).
+/// CNTLID of a Connect that requests any controller (dynamic controller model, Base 2.0 section 6.3).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
-/// Largest controller identifier that a controller may have; FFF0h and above are reserved (Base 2.0 section
-/// 5.17.2.1).
+/// Largest CNTLID of a controller; FFF0h and above are reserved (Base 2.0 section 5.17.2.1).
 pub const CNTLID_MAX: u16 = 0xffef;
 
 /// Dword 10 of Connect.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ConnectCdw10 {
-    /// RECFMT: format of the command and its data; 0.
+    /// RECFMT: Record Format of the command and its data; 0.
     pub recfmt: u16,
-    /// QID: 0 for the admin queue.
+    /// QID: Queue ID; 0 is the admin queue.
     pub qid: u16,
 }
 
@@ -29,20 +28,20 @@ pub struct ConnectCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ConnectCdw11 {
-    /// SQSIZE: queue entries, one less than the count.
+    /// SQSIZE: Submission Queue Size in entries, zero-based.
     pub sqsize_z: u16,
-    /// CATTR; see [`ConnectAttributes`].
+    /// CATTR: Connect Attributes; see [`ConnectAttributes`].
     pub cattr: u8,
     __: u8,
 }
 
-/// CATTR: what the host asks of the queue (Base 2.0 figure "Connect Command").
+/// CATTR: Connect Attributes (Base 2.0 figure "Connect Command").
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct ConnectAttributes {
     #[bits(2)]
     __: u8,
-    /// SQ flow control is off: SQHD is not maintained.
+    /// Bit 2, Disable SQ Flow Control: the controller does not maintain SQHD.
     pub disable_sq_flow_control: bool,
     #[bits(5)]
     __: u8,
@@ -51,17 +50,17 @@ pub struct ConnectAttributes {
 wire_bits!(ConnectCdw10 => U32, ConnectCdw11 => U32);
 
 view! {
-    /// Connect: makes a queue and, on queue 0, the association (Base 2.0 section 6.3).
+    /// Connect: creates a queue and, for QID 0, an association (Base 2.0 section 6.3).
     pub struct Connect(sqe) {
-        /// RECFMT.
+        /// RECFMT: Record Format; only 0 is defined.
         recfmt: u16 = ConnectCdw10::from(sqe.cdw10).recfmt(),
-        /// QID; 0 is the admin queue.
+        /// QID: Queue ID; 0 is the admin queue.
         qid: u16 = ConnectCdw10::from(sqe.cdw10).qid(),
-        /// SQSIZE as it stands; 0 is not allowed.
+        /// SQSIZE: Submission Queue Size in entries, zero-based; 0 is invalid.
         sqsize_z: u16 = ConnectCdw11::from(sqe.cdw11).sqsize_z(),
-        /// CATTR.
+        /// CATTR: Connect Attributes.
         cattr: ConnectAttributes = ConnectAttributes::from_bits(ConnectCdw11::from(sqe.cdw11).cattr()),
-        /// KATO in milliseconds; 0 turns keep alive off. Meaningful on the admin queue.
+        /// KATO: Keep Alive Timeout in milliseconds; 0 disables keep alive. Valid only on the admin queue.
         kato: u32 = sqe.cdw12(),
     }
 }
@@ -69,23 +68,21 @@ view! {
 wire! {
     /// The data of Connect (Base 2.0 figure "Connect Command Data Format").
     pub struct ConnectData[1024] {
-        /// HOSTID: 128-bit host identifier.
+        /// HOSTID: Host Identifier, 128 bits.
         hostid @ 0: [u8; 16],
-        /// CNTLID; FFFFh on the admin queue asks for any controller.
+        /// CNTLID: Controller ID; [`CNTLID_DYNAMIC`] on the admin queue requests any controller.
         cntlid @ 16: U16,
-        /// Reserved.
         reserved18 @ 18: [u8; 238],
-        /// SUBNQN, NUL terminated.
+        /// SUBNQN: NVM Subsystem NQN, NUL terminated.
         subnqn @ 256: [u8; 256],
-        /// HOSTNQN, NUL terminated.
+        /// HOSTNQN: Host NQN, NUL terminated.
         hostnqn @ 512: [u8; 256],
-        /// Reserved.
         reserved768 @ 768: [u8; 256],
     }
 }
 
 impl ConnectData {
-    /// The data of a Connect.
+    /// Data of a Connect; `cntlid` is in host byte order.
     #[must_use]
     pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> Self {
         Self {
@@ -97,18 +94,18 @@ impl ConnectData {
         }
     }
 
-    /// SUBNQN, checked.
+    /// SUBNQN: NVM Subsystem NQN.
     ///
     /// # Errors
-    /// The field is not a name.
+    /// The field does not have a valid NQN.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
     }
 
-    /// HOSTNQN, checked.
+    /// HOSTNQN: Host NQN.
     ///
     /// # Errors
-    /// The field is not a name.
+    /// The field does not have a valid NQN.
     pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.hostnqn)
     }
@@ -118,29 +115,29 @@ impl ConnectData {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ConnectResult {
-    /// CNTLID of the controller.
+    /// CNTLID: ID of the controller that the queue belongs to.
     pub cntlid: u16,
-    /// AUTHREQ.ATR: authentication in band (DH-HMAC-CHAP) is required.
+    /// AUTHREQ.ATR: in-band authentication (DH-HMAC-CHAP) is required.
     pub authentication_transaction_required: bool,
-    /// AUTHREQ.ASCR: authentication and a secure channel are required.
+    /// AUTHREQ.ASCR: authentication and secure channel are required.
     pub secure_channel_required: bool,
     #[bits(14)]
     __: u16,
 }
 
-/// Dword 0 of the completion of a Connect with [`Status::CONNECT_INVALID_PARAMETERS`]: which field is
-/// wrong.
+/// Dword 0 of the completion of a Connect with [`Status::CONNECT_INVALID_PARAMETERS`]: location of the
+/// invalid parameter.
 ///
 /// [`Status::CONNECT_INVALID_PARAMETERS`]: crate::status::Status::CONNECT_INVALID_PARAMETERS
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectInvalid {
-    /// IPO: byte offset of the field.
+    /// IPO: Invalid Parameter Offset in bytes.
     pub offset: u16,
-    /// IATTR bit 0: the offset is in the data, not in the command.
+    /// IATTR bit 0: the offset is in the Connect data, otherwise in the submission queue entry.
     pub in_data: bool,
 }
 
-/// [`ConnectInvalid`] as bits.
+/// Bit layout of [`ConnectInvalid`].
 #[bitfield(u32)]
 struct ConnectInvalidBits {
     ipo: u16,
@@ -150,23 +147,23 @@ struct ConnectInvalidBits {
 }
 
 impl ConnectInvalid {
-    /// RECFMT of the command.
+    /// RECFMT in the submission queue entry.
     pub const RECFMT: Self = Self { offset: 40, in_data: false };
-    /// QID of the command.
+    /// QID in the submission queue entry.
     pub const QID: Self = Self { offset: 42, in_data: false };
-    /// SQSIZE of the command.
+    /// SQSIZE in the submission queue entry.
     pub const SQSIZE: Self = Self { offset: 44, in_data: false };
-    /// CATTR of the command.
+    /// CATTR in the submission queue entry.
     pub const CATTR: Self = Self { offset: 46, in_data: false };
-    /// KATO of the command.
+    /// KATO in the submission queue entry.
     pub const KATO: Self = Self { offset: 48, in_data: false };
-    /// HOSTID of the data.
+    /// HOSTID in the Connect data.
     pub const HOSTID: Self = Self { offset: 0, in_data: true };
-    /// CNTLID of the data.
+    /// CNTLID in the Connect data.
     pub const CNTLID: Self = Self { offset: 16, in_data: true };
-    /// SUBNQN of the data.
+    /// SUBNQN in the Connect data.
     pub const SUBNQN: Self = Self { offset: 256, in_data: true };
-    /// HOSTNQN of the data.
+    /// HOSTNQN in the Connect data.
     pub const HOSTNQN: Self = Self { offset: 512, in_data: true };
 }
 
@@ -197,31 +194,32 @@ pub struct PropertyCdw10 {
 wire_bits!(PropertyCdw10 => U32);
 
 view! {
-    /// Property Get or Property Set: a property is a register over Fabrics (Base 2.0 sections 6.4 and 6.5).
-    /// The value that was read comes in dwords 0 and 1 of the completion.
+    /// Property Get or Property Set (Base 2.0 sections 6.4 and 6.5). Dwords 0 and 1 of the completion of a
+    /// Property Get have the value.
     pub struct Property(sqe) {
-        /// How many bytes are read or written; `None` where ATTRIB is reserved.
+        /// ATTRIB.SIZE: size of the property in bytes, 4 or 8; `None` for a reserved value.
         bytes: Option<u8> = match PropertyCdw10::from(sqe.cdw10).size() {
             0 => Some(4),
             1 => Some(8),
             _ => None,
         },
-        /// OFST: which property; see [`register`](crate::register).
+        /// OFST: Offset of the property in bytes; see [`register`](crate::register).
         offset: u32 = sqe.cdw11(),
-        /// VALUE of a Property Set, the low 4 bytes.
+        /// VALUE of a Property Set: the low 4 of 8 bytes.
         value_u32: u32 = sqe.cdw12(),
     }
 }
 
 /// Builders for hosts.
 impl Sqe {
-    /// A Fabrics command of this type.
+    /// Fabrics command with the given FCTYPE; all other command fields are zero.
     #[must_use]
     pub fn fabrics(cid: u16, fctype: FabricsType) -> Self {
         Self::new(FABRICS, cid, u32::from(fctype.0))
     }
 
-    /// Connect; its data is a [`ConnectData`].
+    /// Connect with RECFMT 0; its data is a [`ConnectData`]. `sqsize_z` is in entries, zero-based; `kato_ms`
+    /// is in milliseconds, 0 disables keep alive.
     #[must_use]
     pub fn connect(cid: u16, qid: u16, sqsize_z: u16, kato_ms: u32, cattr: ConnectAttributes) -> Self {
         let mut sqe = Self::fabrics(cid, FabricsType::CONNECT);
@@ -231,7 +229,7 @@ impl Sqe {
         sqe
     }
 
-    /// Property Get, of 8 bytes if `size8`, else of 4.
+    /// Property Get of the property at byte `offset`: 8 bytes if `size8`, otherwise 4.
     #[must_use]
     pub fn property_get(cid: u16, size8: bool, offset: u32) -> Self {
         let mut sqe = Self::fabrics(cid, FabricsType::PROPERTY_GET);
@@ -240,7 +238,7 @@ impl Sqe {
         sqe
     }
 
-    /// Property Set, of 8 bytes if `size8`, else of 4.
+    /// Property Set of the property at byte `offset`: 8 bytes if `size8`, otherwise 4.
     #[must_use]
     pub fn property_set(cid: u16, size8: bool, offset: u32, value: u64) -> Self {
         let mut sqe = Self::fabrics(cid, FabricsType::PROPERTY_SET);
@@ -250,7 +248,7 @@ impl Sqe {
         sqe
     }
 
-    /// Disconnect of the queue on which it is sent.
+    /// Disconnect: deletes the I/O queue on which the command is sent.
     #[must_use]
     pub fn disconnect(cid: u16) -> Self {
         Self::fabrics(cid, FabricsType::DISCONNECT)

@@ -1,4 +1,4 @@
-//! Get Features and Set Features: identifiers, selectors and the values themselves (Base 2.0 sections 5.15
+//! Get Features and Set Features: commands, feature identifiers and feature values (Base 2.0 sections 5.15
 //! and 5.27).
 
 use bitfield_struct::bitfield;
@@ -10,44 +10,43 @@ use crate::sqe::Sqe;
 open_enum! {
     /// FID: Feature Identifier (Base 2.0 figure "Feature Identifiers").
     pub struct FeatureId: u8 {
-        /// Arbitration; see [`Arbitration`].
+        /// Value: [`Arbitration`].
         ARBITRATION = 0x01,
-        /// Power Management; see [`PowerManagement`].
+        /// Value: [`PowerManagement`].
         POWER_MANAGEMENT = 0x02,
-        /// Temperature Threshold; see [`TemperatureThreshold`].
+        /// Value: [`TemperatureThreshold`].
         TEMPERATURE_THRESHOLD = 0x04,
-        /// Error Recovery; see [`ErrorRecovery`].
+        /// Value: [`ErrorRecovery`].
         ERROR_RECOVERY = 0x05,
-        /// Volatile Write Cache; see [`VolatileWriteCache`].
+        /// Value: [`VolatileWriteCache`].
         VOLATILE_WRITE_CACHE = 0x06,
-        /// Number of Queues; see [`NumberOfQueues`].
+        /// Value: [`NumberOfQueues`].
         NUMBER_OF_QUEUES = 0x07,
-        /// Write Atomicity Normal; see [`WriteAtomicity`].
+        /// Write Atomicity Normal; value: [`WriteAtomicity`].
         WRITE_ATOMICITY = 0x0a,
-        /// Asynchronous Event Configuration; see [`AsyncEventConfig`].
+        /// Value: [`AsyncEventConfig`].
         ASYNC_EVENT_CONFIG = 0x0b,
-        /// Timestamp; see [`Timestamp`].
+        /// Value: [`Timestamp`] in the data buffer.
         TIMESTAMP = 0x0e,
-        /// Keep Alive Timer: KATO in milliseconds.
+        /// Value: KATO in milliseconds.
         KEEP_ALIVE_TIMER = 0x0f,
-        /// Host Behavior Support; see [`HostBehavior`].
+        /// Host Behavior Support; value: [`HostBehavior`] in the data buffer.
         HOST_BEHAVIOR = 0x16,
         IO_COMMAND_SET_PROFILE = 0x19,
-        /// Host Identifier; see [`HostIdentifier`].
+        /// Dword 11: [`HostIdentifier`]; the identifier is in the data buffer.
         HOST_IDENTIFIER = 0x81,
     }
 }
 
 open_enum! {
-    /// SEL: which value Get Features is to give (Base 2.0 figure "Get Features - Command Dword 10").
+    /// SEL: Select, attribute of the value that Get Features returns (Base 2.0 figure "Get Features - Command
+    /// Dword 10").
     pub struct FeatureSelect: u8 {
-        /// The value in use.
         CURRENT = 0,
-        /// The value of the manufacturer.
         DEFAULT = 1,
-        /// The value that is saved.
+        /// Value that persists over power cycles and resets.
         SAVED = 2,
-        /// Not a value but what may be done with it; see [`FeatureCapabilities`].
+        /// Supported capabilities instead of a value; see [`FeatureCapabilities`].
         SUPPORTED = 3,
     }
 }
@@ -56,9 +55,9 @@ open_enum! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct GetFeaturesCdw10 {
-    /// FID; see [`FeatureId`].
+    /// FID: Feature Identifier; see [`FeatureId`].
     pub fid: u8,
-    /// SEL; see [`FeatureSelect`].
+    /// SEL: Select; see [`FeatureSelect`].
     #[bits(3)]
     pub sel: u8,
     #[bits(21)]
@@ -69,11 +68,11 @@ pub struct GetFeaturesCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct SetFeaturesCdw10 {
-    /// FID; see [`FeatureId`].
+    /// FID: Feature Identifier; see [`FeatureId`].
     pub fid: u8,
     #[bits(23)]
     __: u32,
-    /// SV: save the value.
+    /// SV: Save; the controller saves the value over power cycles and resets.
     pub sv: bool,
 }
 
@@ -82,9 +81,9 @@ pub struct SetFeaturesCdw10 {
 #[derive(PartialEq, Eq)]
 pub struct FeatureCapabilities {
     __: bool,
-    /// The feature is of a namespace.
+    /// Bit 1, NS Specific: the feature has a value per namespace.
     pub namespace_specific: bool,
-    /// The feature can be changed.
+    /// Bit 2, Changeable: Set Features can change the value.
     pub changeable: bool,
     #[bits(29)]
     __: u32,
@@ -93,11 +92,11 @@ pub struct FeatureCapabilities {
 view! {
     /// Get Features (Base 2.0 section 5.15).
     pub struct GetFeatures(sqe) {
-        /// FID.
+        /// FID: Feature Identifier.
         fid: FeatureId = FeatureId(GetFeaturesCdw10::from(sqe.cdw10).fid()),
-        /// SEL.
+        /// SEL: Select, current, default or saved value, or supported capabilities.
         select: FeatureSelect = FeatureSelect(GetFeaturesCdw10::from(sqe.cdw10).sel()),
-        /// Dword 11: what some features need to be told which value is meant.
+        /// Dword 11: feature-specific selector of a value, for example TMPSEL; 0 for most features.
         argument: u32 = sqe.cdw11(),
     }
 }
@@ -105,18 +104,18 @@ view! {
 view! {
     /// Set Features (Base 2.0 section 5.27).
     pub struct SetFeatures(sqe) {
-        /// FID.
+        /// FID: Feature Identifier.
         fid: FeatureId = FeatureId(SetFeaturesCdw10::from(sqe.cdw10).fid()),
-        /// SV: save the value.
+        /// SV: Save; the controller saves the value over power cycles and resets.
         save: bool = SetFeaturesCdw10::from(sqe.cdw10).sv(),
-        /// Dword 11: the value, where it is one dword.
+        /// Dword 11: value of a feature without data buffer.
         value: u32 = sqe.cdw11(),
     }
 }
 
 /// Builders for hosts.
 impl Sqe {
-    /// Get Features.
+    /// `argument` is dword 11, 0 for most features; `nsid` is 0 for features of the controller.
     #[must_use]
     pub fn get_features(cid: u16, fid: FeatureId, select: FeatureSelect, nsid: u32, argument: u32) -> Self {
         let mut sqe = Self::new(AdminOpcode::GET_FEATURES.0, cid, nsid);
@@ -125,7 +124,7 @@ impl Sqe {
         sqe
     }
 
-    /// Set Features, without save.
+    /// Set Features with SV 0; `value` is dword 11.
     #[must_use]
     pub fn set_features(cid: u16, fid: FeatureId, nsid: u32, value: u32) -> Self {
         let mut sqe = Self::new(AdminOpcode::SET_FEATURES.0, cid, nsid);
@@ -135,130 +134,132 @@ impl Sqe {
     }
 }
 
-/// 01h Arbitration.
+/// Dword 11 of feature 01h, Arbitration.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Arbitration {
-    /// AB: commands of one queue in a round, as a power of two; 7 for no limit.
+    /// AB: Arbitration Burst, 2^AB commands of one queue per round; 7 is no limit.
     #[bits(3)]
     pub burst: u8,
     #[bits(5)]
     __: u8,
-    /// LPW: weight of low priority, one less than the count.
+    /// LPW: Low Priority Weight, zero-based.
     pub low_weight_z: u8,
-    /// MPW: weight of medium priority, one less than the count.
+    /// MPW: Medium Priority Weight, zero-based.
     pub medium_weight_z: u8,
-    /// HPW: weight of high priority, one less than the count.
+    /// HPW: High Priority Weight, zero-based.
     pub high_weight_z: u8,
 }
 
-/// 02h Power Management.
+/// Dword 11 of feature 02h, Power Management.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct PowerManagement {
     #[bits(5)]
     __: u8,
-    /// WH: workload hint.
+    /// WH: Workload Hint.
     #[bits(3)]
     pub workload_hint: u8,
     #[bits(24)]
     __: u32,
 }
 
-/// 04h Temperature Threshold.
+/// Dword 11 of feature 04h, Temperature Threshold.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct TemperatureThreshold {
-    /// TMPTH: in kelvins.
+    /// TMPTH: Temperature Threshold in kelvins.
     pub kelvins: u16,
-    /// TMPSEL: 0 composite, 1 to 8 a sensor, Fh all (Set Features).
+    /// TMPSEL: Threshold Temperature Select; 0 is the composite temperature, 1 to 8 a sensor, Fh all (Set
+    /// Features only).
     #[bits(4)]
     pub sensor: u8,
-    /// THSEL: 0 over, 1 under.
+    /// THSEL: Threshold Type Select; 0 is over, 1 is under temperature.
     #[bits(2)]
     pub threshold_type: u8,
     #[bits(10)]
     __: u16,
 }
 
-/// 05h Error Recovery.
+/// Dword 11 of feature 05h, Error Recovery.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ErrorRecovery {
-    /// TLER: limit of retries, in 100 ms; 0 for none.
+    /// TLER: Time Limited Error Recovery in units of 100 ms; 0 is no limit.
     pub time_limit: u16,
     __: u16,
 }
 
-/// 06h Volatile Write Cache.
+/// Dword 11 of feature 06h, Volatile Write Cache.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct VolatileWriteCache {
-    /// WCE: the cache is on.
+    /// WCE: Volatile Write Cache Enable.
     pub enabled: bool,
     #[bits(31)]
     __: u32,
 }
 
-/// 07h Number of Queues: what is asked for, and what is given; in both, one less than the count.
+/// Feature 07h, Number of Queues: requested in dword 11 of Set Features, allocated in dword 0 of the
+/// completion.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct NumberOfQueues {
-    /// NSQR or NSQA: I/O submission queues.
+    /// NSQR or NSQA: I/O submission queues requested or allocated, zero-based.
     pub submission_z: u16,
-    /// NCQR or NCQA: I/O completion queues.
+    /// NCQR or NCQA: I/O completion queues requested or allocated, zero-based.
     pub completion_z: u16,
 }
 
 impl NumberOfQueues {
-    /// As many of both; `queues` is at least 1 and at most 65,536, what is beyond is cut.
+    /// `queues` I/O submission and as many I/O completion queues; clamped to 1 to 65,536.
     #[must_use]
     pub fn both(queues: u32) -> Self {
         let queues_z = u16::try_from(queues.saturating_sub(1)).unwrap_or(u16::MAX);
         Self::new().with_submission_z(queues_z).with_completion_z(queues_z)
     }
 
-    /// How many pairs of one submission and one completion queue that makes.
+    /// Number of pairs of one submission and one completion queue, 1 to 65,536.
     #[must_use]
     pub fn pairs(self) -> u32 {
         u32::from(self.submission_z().min(self.completion_z())) + 1
     }
 }
 
-/// 0Ah Write Atomicity Normal.
+/// Dword 11 of feature 0Ah, Write Atomicity Normal.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct WriteAtomicity {
-    /// DN: AWUN and NAWUN need not be kept.
+    /// DN: Disable Normal; AWUN and NAWUN need not be met, only the power fail units.
     pub disable_normal: bool,
     #[bits(31)]
     __: u32,
 }
 
-/// 0Bh Asynchronous Event Configuration: which events the host wants. The bits above 7 are those of
-/// [`Oaes`](crate::identify::Oaes).
+/// Dword 11 of feature 0Bh, Asynchronous Event Configuration: events that the host enables. Bits 31:8 are
+/// those of [`Oaes`](crate::identify::Oaes).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AsyncEventConfig {
-    /// SMART critical warnings, the bits of [`CriticalWarning`](crate::log::CriticalWarning).
+    /// Bits 7:0, SMART / Health Critical Warnings; see [`CriticalWarning`](crate::log::CriticalWarning).
     pub critical_warnings: u8,
-    /// Attached namespace attributes changed.
+    /// Bit 8, Attached Namespace Attribute Notices.
     pub namespace_attribute: bool,
-    /// Firmware activation starts.
+    /// Bit 9, Firmware Activation Notices.
     pub firmware_activation: bool,
-    /// Telemetry log changed.
+    /// Bit 10, Telemetry Log Notices.
     pub telemetry: bool,
     #[bits(20)]
     __: u32,
-    /// Discovery log page changed.
+    /// Bit 31, Discovery Log Page Change Notification.
     pub discovery_log: bool,
 }
 
-/// 81h Host Identifier: dword 11.
+/// Dword 11 of feature 81h, Host Identifier.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct HostIdentifier {
-    /// EXHID: the data is 16 bytes, else 8.
+    /// EXHID: Enable Extended Host Identifier; the data has 16 bytes, otherwise 8.
     pub extended: bool,
     #[bits(31)]
     __: u32,
@@ -271,42 +272,39 @@ wire_bits!(
 );
 
 wire! {
-    /// 16h Host Behavior Support: what the host can deal with (Base 2.0 figure "Host Behavior Support - Data
-    /// Structure").
+    /// Data of feature 16h, Host Behavior Support (Base 2.0 figure "Host Behavior Support - Data Structure").
     pub struct HostBehavior[512] {
-        /// ACRE: 1 if the host obeys CRD in a status.
+        /// ACRE: Advanced Command Retry Enable; 1 if the host uses CRD of a status.
         acre @ 0: u8,
-        /// ETDAS: 1 if the host takes telemetry data area 4.
+        /// ETDAS: Extended Telemetry Data Area 4 Supported; 1 if the host supports it.
         etdas @ 1: u8,
-        /// LBAFEE: 1 if the host takes extended LBA formats.
+        /// LBAFEE: LBA Format Extension Enable; 1 if the host supports extended LBA formats.
         lbafee @ 2: u8,
-        /// HDISNS: 1 if the host takes dispersed namespaces (Base 2.1).
+        /// HDISNS: Host Dispersed Namespace Support; 1 if the host supports it (Base 2.1).
         hdisns @ 3: u8,
-        /// CDFE: the Copy descriptor formats 2h and above that the host uses (Base 2.1).
+        /// CDFE: Copy Descriptor Formats Enable, one bit per format, 2h and above (Base 2.1).
         cdfe @ 4: U16,
-        /// Reserved.
         reserved6 @ 6: [u8; 506],
     }
 }
 
 wire! {
-    /// 0Eh Timestamp (Base 2.0 figure "Timestamp - Data Structure").
+    /// Data of feature 0Eh, Timestamp (Base 2.0 figure "Timestamp - Data Structure").
     pub struct Timestamp[8] {
         /// Milliseconds since 1970-01-01 UTC, 48 bits.
         milliseconds @ 0: [u8; 6],
-        /// Bit 0: the count may have stopped; bits 3:1: where it comes from. See [`TimestampAttributes`].
+        /// Bit 0, Synch: the count may have stopped; bits 3:1: [`TimestampAttributes::origin`].
         attributes @ 6: u8,
-        /// Reserved.
         reserved7 @ 7: u8,
     }
 }
 
-/// Byte 6 of a [`Timestamp`].
+/// Attributes, byte 6 of a [`Timestamp`].
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct TimestampAttributes {
     __: bool,
-    /// TO: 0 cleared at reset, 1 set by the host.
+    /// TO: Timestamp Origin; 0 is cleared by a reset, 1 is set by Set Features.
     #[bits(3)]
     pub origin: u8,
     #[bits(4)]
@@ -314,14 +312,14 @@ pub struct TimestampAttributes {
 }
 
 impl Timestamp {
-    /// A timestamp; the upper 16 bits of `milliseconds` are cut.
+    /// `milliseconds` since 1970-01-01 UTC, truncated to 48 bits.
     #[must_use]
     pub fn new(milliseconds: u64, attributes: TimestampAttributes) -> Self {
         let [a, b, c, d, e, f, ..] = milliseconds.to_le_bytes();
         Self { milliseconds: [a, b, c, d, e, f], attributes: attributes.into_bits(), reserved7: 0 }
     }
 
-    /// The milliseconds as a number.
+    /// Milliseconds since 1970-01-01 UTC.
     #[must_use]
     pub fn milliseconds(&self) -> u64 {
         let [a, b, c, d, e, f] = self.milliseconds;

@@ -1,9 +1,9 @@
 //! Identify: the command and its data structures (Base 2.0 section 5.17; NVM Command Set 1.0 section
 //! 4.1.5).
 //!
-//! The two big structures have files of their own: `controller` (CNS 01h, 06h), its bits in `capability`,
-//! and `namespace` (CNS 00h, 05h, 08h and the identification descriptors of 03h). Here are the command, the
-//! lists and the command set vectors.
+//! This file has the command, the lists and the command set vectors. `controller` has CNS 01h and 06h,
+//! `capability`
+//! their bitfields, and `namespace` has CNS 00h, 05h, 08h and the identification descriptors of 03h.
 
 mod capability;
 mod controller;
@@ -22,39 +22,39 @@ pub use namespace::{
     NGUID_BYTES, NamespaceDescriptor, NamespaceDescriptorType, Nmic, Nsattr, Nsfeat, Nstat, UUID_BYTES,
 };
 
-/// Bytes of every Identify data structure.
+/// Size of every Identify data structure in bytes.
 pub const IDENTIFY_BYTES: usize = 4096;
 
-/// Most namespace identifiers in a list.
+/// Maximum number of NSIDs in a [`NamespaceList`].
 pub const NAMESPACE_LIST_ENTRIES: usize = 1024;
 
-/// Most controller identifiers in a list.
+/// Maximum number of CNTLIDs in a [`ControllerList`].
 pub const CONTROLLER_LIST_ENTRIES: usize = 2047;
 
 open_enum! {
-    /// CNS: which structure is asked for (Base 2.0 figure "Identify - CNS Values").
+    /// CNS: Controller or Namespace Structure (Base 2.0 figure "Identify - CNS Values").
     pub struct Cns: u8 {
-        /// Identify Namespace of an active NSID.
+        /// [`IdentifyNamespace`] of an active NSID.
         NAMESPACE = 0x00,
-        /// Identify Controller.
+        /// [`IdentifyController`].
         CONTROLLER = 0x01,
-        /// Active NSIDs above the given one.
+        /// [`NamespaceList`] of active NSIDs greater than NSID of the command.
         ACTIVE_NAMESPACE_LIST = 0x02,
-        /// Namespace Identification Descriptors.
+        /// List of [`NamespaceDescriptor`].
         NAMESPACE_DESCRIPTORS = 0x03,
-        /// NVM Sets.
+        /// NVM Set List.
         NVM_SET_LIST = 0x04,
-        /// Identify Namespace of a command set.
+        /// Identify Namespace of the I/O Command Set in CSI.
         CSI_NAMESPACE = 0x05,
-        /// Identify Controller of a command set.
+        /// Identify Controller of the I/O Command Set in CSI; [`IdentifyControllerNvm`] for NVM.
         CSI_CONTROLLER = 0x06,
-        /// Active NSIDs of a command set.
+        /// As `ACTIVE_NAMESPACE_LIST`, only namespaces of the I/O Command Set in CSI.
         CSI_ACTIVE_NAMESPACE_LIST = 0x07,
-        /// Identify Namespace, independent of the command set.
+        /// [`IdentifyNamespaceIndependent`].
         INDEPENDENT_NAMESPACE = 0x08,
-        /// Controllers of the subsystem.
+        /// [`ControllerList`] of the NVM subsystem.
         CONTROLLER_LIST = 0x13,
-        /// Combinations of command sets.
+        /// [`IoCommandSets`].
         IO_COMMAND_SETS = 0x1c,
     }
 }
@@ -62,31 +62,30 @@ open_enum! {
 open_enum! {
     /// CSI: Command Set Identifier (Base 2.0 figure "Command Set Identifiers").
     pub struct Csi: u8 {
-        /// NVM Command Set.
         NVM = 0x00,
-        /// Zoned Namespaces Command Set.
+        /// Zoned Namespace Command Set.
         ZONED = 0x02,
     }
 }
 
-/// Dword 10 of Identify.
+/// Dword 10 of Identify: CNS, CNTID.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct IdentifyCdw10 {
-    /// CNS; see [`Cns`].
+    /// CNS: Controller or Namespace Structure; see [`Cns`].
     pub cns: u8,
     __: u8,
-    /// CNTID: from which controller identifier on, in the CNS values that ask for controllers.
+    /// CNTID: Controller Identifier, the lowest one of the returned list.
     pub cntid: u16,
 }
 
-/// Dword 11 of Identify.
+/// Dword 11 of Identify: CSI.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct IdentifyCdw11 {
     #[bits(24)]
     __: u32,
-    /// CSI; see [`Csi`].
+    /// CSI: Command Set Identifier; see [`Csi`].
     pub csi: u8,
 }
 
@@ -95,18 +94,18 @@ wire_bits!(IdentifyCdw10 => U32, IdentifyCdw11 => U32);
 view! {
     /// Identify (Base 2.0 section 5.17).
     pub struct Identify(sqe) {
-        /// CNS.
+        /// CNS: Controller or Namespace Structure.
         cns: Cns = Cns(IdentifyCdw10::from(sqe.cdw10).cns()),
-        /// CNTID.
+        /// CNTID: Controller Identifier, the lowest one of the returned list.
         cntid: u16 = IdentifyCdw10::from(sqe.cdw10).cntid(),
-        /// CSI.
+        /// CSI: Command Set Identifier, for the CNS values of a command set.
         csi: Csi = Csi(IdentifyCdw11::from(sqe.cdw11).csi()),
     }
 }
 
 /// Builders for hosts.
 impl Sqe {
-    /// Identify. `cntid` is 0 where CNS does not ask for controllers; CSI is NVM.
+    /// Identify with CSI 0 (NVM). `cntid` is 0 unless CNS returns a controller list.
     #[must_use]
     pub fn identify(cid: u16, cns: Cns, nsid: u32, cntid: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::IDENTIFY.0, cid, nsid);
@@ -114,7 +113,7 @@ impl Sqe {
         sqe
     }
 
-    /// Identify of one of the CNS values that take a command set.
+    /// Identify with CSI, for the CNS values of a command set; CNTID is 0.
     #[must_use]
     pub fn identify_csi(cid: u16, cns: Cns, nsid: u32, csi: Csi) -> Self {
         let mut sqe = Self::identify(cid, cns, nsid, 0);
@@ -124,39 +123,41 @@ impl Sqe {
 }
 
 wire! {
-    /// A list of NSIDs, ascending, zero after the last (CNS 02h, 07h, 10h, 1Ah; Base 2.0 section 4.4.2).
+    /// Namespace List: NSIDs in ascending order, unused entries are zero (CNS 02h, 07h, 10h, 1Ah; Base 2.0
+    /// section 4.4.2).
     pub struct NamespaceList[4096] {
-        /// The NSIDs.
+        /// NSIDs in ascending order, then zeroes.
         nsid @ 0: [U32; NAMESPACE_LIST_ENTRIES],
     }
 }
 
 impl NamespaceList {
-    /// The NSIDs up to the first zero.
+    /// NSIDs before the first unused (zero) entry.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.nsid.iter().map(|nsid| nsid.get()).take_while(|&nsid| nsid != 0)
     }
 }
 
 wire! {
-    /// A list of controller identifiers, ascending (CNS 12h, 13h; Base 2.0 section 4.4.1).
+    /// Controller List: CNTLIDs in ascending order (CNS 12h, 13h; Base 2.0 section 4.4.1).
     pub struct ControllerList[4096] {
-        /// How many identifiers follow.
+        /// Number of Identifiers in the list.
         count @ 0: U16,
-        /// The identifiers.
+        /// CNTLIDs in ascending order; the first `count` entries are valid.
         cntlid @ 2: [U16; CONTROLLER_LIST_ENTRIES],
     }
 }
 
 wire! {
-    /// Combinations of command sets (CNS 1Ch; Base 2.0 figure "Identify I/O Command Set Data Structure").
+    /// I/O Command Set combinations (CNS 1Ch; Base 2.0 figure "Identify I/O Command Set Data Structure").
     pub struct IoCommandSets[4096] {
-        /// One bit for each CSI that may be used together with the others of its entry; zero after the last.
+        /// I/O Command Set Vectors: one supported combination per entry, bit n is CSI n; unused entries are
+        /// zero.
         vector @ 0: [U64; 512],
     }
 }
 
-/// Bit of a vector of [`IoCommandSets`]: NVM Command Set.
+/// NVM Command Set (CSI 0) in a vector of [`IoCommandSets`].
 pub const IO_COMMAND_SET_NVM: u64 = 1 << 0;
 
 #[cfg(test)]

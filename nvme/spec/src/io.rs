@@ -7,27 +7,27 @@ use zerocopy::little_endian::{U16, U32, U64};
 use crate::opcode::IoOpcode;
 use crate::sqe::Sqe;
 
-/// Most ranges of one Dataset Management or Copy.
+/// Maximum number of ranges of a Dataset Management or Copy command.
 pub const RANGES_MAX: u16 = 256;
 
 /// Dword 12 of Read, Write, Compare, Verify, Write Zeroes and Write Uncorrectable.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ReadWriteCdw12 {
-    /// NLB: logical blocks, one less than the count.
+    /// NLB: Number of Logical Blocks, zero-based.
     pub nlb_z: u16,
     #[bits(7)]
     __: u8,
-    /// NSZ of Write Zeroes: the whole namespace, SLBA and NLB aside (NVM Command Set 1.1). In a Write a bit
-    /// of DTYPE.
+    /// NSZ of Write Zeroes: Namespace Zeroes, all blocks of the namespace regardless of SLBA and NLB (NVM
+    /// Command Set 1.1). The bit is part of DTYPE in Write.
     pub whole_namespace: bool,
     __: bool,
-    /// DEAC of Write Zeroes: deallocate. Reserved in the others.
+    /// DEAC of Write Zeroes: Deallocate. Reserved in the other commands.
     pub deac: bool,
-    /// PRINFO: what is done about protection information.
+    /// PRINFO: Protection Information; PRACT in bit 3, PRCHK in bits 2:0.
     #[bits(4)]
     pub prinfo: u8,
-    /// FUA: to or from the medium itself.
+    /// FUA: Force Unit Access; reads from and writes to the non-volatile medium.
     pub fua: bool,
     __: bool,
 }
@@ -36,7 +36,7 @@ pub struct ReadWriteCdw12 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct DsmCdw10 {
-    /// NR: ranges, one less than the count.
+    /// NR: Number of Ranges, zero-based.
     pub nr_z: u8,
     #[bits(24)]
     __: u32,
@@ -48,7 +48,7 @@ pub struct DsmCdw10 {
 pub struct DsmCdw11 {
     #[bits(2)]
     __: u8,
-    /// AD: deallocate the ranges.
+    /// AD: Attribute Deallocate.
     pub deallocate: bool,
     #[bits(29)]
     __: u32,
@@ -58,20 +58,20 @@ pub struct DsmCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CopyCdw12 {
-    /// NR: source ranges, one less than the count.
+    /// NR: Number of source Ranges, zero-based.
     pub nr_z: u8,
-    /// DESFMT: descriptor format.
+    /// DESFMT: Descriptor Format of the source ranges.
     #[bits(4)]
     pub format: u8,
-    /// PRINFOR: protection information of the reads.
+    /// PRINFOR: Protection Information Read.
     #[bits(4)]
     pub prinfo_read: u8,
     #[bits(10)]
     __: u16,
-    /// PRINFOW: protection information of the writes.
+    /// PRINFOW: Protection Information Write.
     #[bits(4)]
     pub prinfo_write: u8,
-    /// FUA of the writes.
+    /// FUA: Force Unit Access of the writes.
     pub fua: bool,
     __: bool,
 }
@@ -79,29 +79,29 @@ pub struct CopyCdw12 {
 wire_bits!(ReadWriteCdw12 => U32, DsmCdw10 => U32, DsmCdw11 => U32, CopyCdw12 => U32);
 
 view! {
-    /// Dataset Management (NVM Command Set 1.0 section 3.2.3); its data is NR of [`DsmRange`].
+    /// Dataset Management (NVM Command Set 1.0 section 3.2.3); its data is an array of [`DsmRange`].
     pub struct DatasetManagement(sqe) {
-        /// NR with its zero base taken away: 1 to 256 ranges.
+        /// Number of ranges, 1 to 256: NR plus one.
         nr: u16 = u16::from(DsmCdw10::from(sqe.cdw10).nr_z()) + 1,
-        /// AD: deallocate.
+        /// AD: Attribute Deallocate.
         ad: bool = DsmCdw11::from(sqe.cdw11).deallocate(),
     }
 }
 
 wire! {
-    /// A range of Dataset Management (NVM Command Set 1.0 figure "Dataset Management - Range Definition").
+    /// Range of Dataset Management (NVM Command Set 1.0 figure "Dataset Management - Range Definition").
     pub struct DsmRange[16] {
-        /// Context attributes: hints.
+        /// Context Attributes: access hints, optional for the controller.
         attributes @ 0: U32,
-        /// Logical blocks; *not* zero-based.
+        /// Length in logical blocks; *not* zero-based.
         blocks @ 4: U32,
-        /// First logical block.
+        /// SLBA: Starting LBA.
         slba @ 8: U64,
     }
 }
 
 impl DsmRange {
-    /// A range without hints.
+    /// Range of `blocks` logical blocks without Context Attributes.
     #[must_use]
     pub fn new(slba: u64, blocks: u32) -> Self {
         Self { attributes: U32::ZERO, blocks: U32::new(blocks), slba: U64::new(slba) }
@@ -109,36 +109,35 @@ impl DsmRange {
 }
 
 view! {
-    /// Copy (NVM Command Set 1.0 section 3.2.2); its data is NR of a format, [`CopyRangeFormat0`] for 0.
+    /// Copy (NVM Command Set 1.0 section 3.2.2); its data is an array of source ranges in the format DESFMT,
+    /// [`CopyRangeFormat0`] for format 0h.
     pub struct Copy(sqe) {
-        /// SDLBA: first logical block of the destination.
+        /// SDLBA: Starting Destination LBA.
         sdlba: u64 = sqe.slba(),
-        /// Dword 12 in parts.
+        /// Dword 12: NR, DESFMT, PRINFOR, PRINFOW, FUA.
         cdw12: CopyCdw12 = sqe.cdw12.into(),
-        /// NR with its zero base taken away: 1 to 256 ranges.
+        /// Number of ranges, 1 to 256: NR plus one.
         ranges: u16 = u16::from(CopyCdw12::from(sqe.cdw12).nr_z()) + 1,
     }
 }
 
 wire! {
-    /// A source range of Copy, format 0h; format 2h is the same with SNSID and SOPT in use (NVM Command Set
-    /// 1.0 and 1.1 figure "Copy - Source Range Entries Copy Descriptor Format 0h").
+    /// Source range of Copy, format 0h (NVM Command Set 1.0 and 1.1 figure "Copy - Source Range Entries Copy
+    /// Descriptor Format 0h"). Format 2h has the same layout and uses SNSID and SOPT.
     pub struct CopyRangeFormat0[32] {
-        /// SNSID: source namespace, in format 2h (NVM Command Set 1.1); reserved in 0h.
+        /// SNSID: Source Namespace Identifier of format 2h (NVM Command Set 1.1); reserved in format 0h.
         snsid @ 0: U32,
-        /// Reserved.
         reserved4 @ 4: [u8; 4],
-        /// SLBA: first logical block of the source.
+        /// SLBA: Starting LBA of the source.
         slba @ 8: U64,
-        /// NLB: logical blocks, one less than the count.
+        /// NLB: Number of Logical Blocks, zero-based.
         nlb_z @ 16: U16,
-        /// Reserved, or not used here.
         reserved18 @ 18: [u8; 14],
     }
 }
 
 impl CopyRangeFormat0 {
-    /// A source range of format 0h; `blocks` is 1 to 65,536.
+    /// Source range of format 0h with 1 to 65,536 logical blocks.
     ///
     /// # Panics
     /// `blocks` is 0 or more than 65,536.
@@ -147,45 +146,44 @@ impl CopyRangeFormat0 {
         Self { slba: U64::new(slba), nlb_z: U16::new(blocks_z(blocks)), ..Self::default() }
     }
 
-    /// NLB with its zero base taken away: 1 to 65,536 logical blocks.
+    /// Number of logical blocks, 1 to 65,536: NLB plus one.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         u32::from(self.nlb_z.get()) + 1
     }
 }
 
-/// A count of blocks as NLB.
+/// Zero-based NLB; panics unless `blocks` is 1 to 65,536.
 fn blocks_z(blocks: u32) -> u16 {
     u16::try_from(blocks.wrapping_sub(1)).expect("a command names 1 to 65,536 logical blocks")
 }
 
-/// A count of ranges as NR.
+/// Zero-based NR; panics unless `ranges` is 1 to 256.
 fn ranges_z(ranges: u16) -> u8 {
     u8::try_from(ranges.wrapping_sub(1)).expect("a command has 1 to 256 ranges")
 }
 
-/// Builders for hosts. A count of blocks is 1 to 65,536 and a count of ranges 1 to 256; others are bugs of
-/// the caller and panic.
+/// Builders for hosts. They panic unless `blocks` is 1 to 65,536 and `ranges` is 1 to 256.
 impl Sqe {
-    /// Flush.
+    /// Flush of namespace `nsid`; [`NSID_ALL`](crate::sqe::NSID_ALL) where the controller supports it (VWC).
     #[must_use]
     pub fn flush(cid: u16, nsid: u32) -> Self {
         Self::new(IoOpcode::FLUSH.0, cid, nsid)
     }
 
-    /// Read.
+    /// Read of `blocks` logical blocks from `slba`, FUA clear.
     #[must_use]
     pub fn read(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
         Self::ranged(IoOpcode::READ, cid, nsid, slba, blocks, ReadWriteCdw12::new())
     }
 
-    /// Write.
+    /// Write of `blocks` logical blocks from `slba`.
     #[must_use]
     pub fn write(cid: u16, nsid: u32, slba: u64, blocks: u32, fua: bool) -> Self {
         Self::ranged(IoOpcode::WRITE, cid, nsid, slba, blocks, ReadWriteCdw12::new().with_fua(fua))
     }
 
-    /// Write Zeroes; `deallocate` is DEAC.
+    /// Write Zeroes of `blocks` logical blocks from `slba`; `deallocate` is DEAC.
     #[must_use]
     pub fn write_zeroes(cid: u16, nsid: u32, slba: u64, blocks: u32, deallocate: bool) -> Self {
         Self::ranged(
@@ -198,19 +196,19 @@ impl Sqe {
         )
     }
 
-    /// Compare.
+    /// Compare of `blocks` logical blocks from `slba`, FUA clear.
     #[must_use]
     pub fn compare(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
         Self::ranged(IoOpcode::COMPARE, cid, nsid, slba, blocks, ReadWriteCdw12::new())
     }
 
-    /// Verify.
+    /// Verify of `blocks` logical blocks from `slba`, FUA clear.
     #[must_use]
     pub fn verify(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
         Self::ranged(IoOpcode::VERIFY, cid, nsid, slba, blocks, ReadWriteCdw12::new())
     }
 
-    /// Dataset Management that deallocates `ranges` of [`DsmRange`].
+    /// Dataset Management with AD; its data has `ranges` entries of [`DsmRange`].
     #[must_use]
     pub fn dsm(cid: u16, nsid: u32, ranges: u16) -> Self {
         let mut sqe = Self::new(IoOpcode::DATASET_MANAGEMENT.0, cid, nsid);
@@ -219,7 +217,7 @@ impl Sqe {
         sqe
     }
 
-    /// Copy of `ranges` of [`CopyRangeFormat0`] to `sdlba`.
+    /// Copy to `sdlba`, format 0h; its data has `ranges` entries of [`CopyRangeFormat0`].
     #[must_use]
     pub fn copy(cid: u16, nsid: u32, sdlba: u64, ranges: u16) -> Self {
         let mut sqe = Self::new(IoOpcode::COPY.0, cid, nsid);

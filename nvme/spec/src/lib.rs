@@ -1,34 +1,34 @@
-//! The bytes of NVMe, NVMe over Fabrics and NVMe/TCP as Rust types, and nothing else.
+//! Wire types of NVMe, NVMe over Fabrics, NVMe/TCP and NVMe/RDMA.
 //!
 //! **What it is.** Every structure that crosses a wire or a device boundary in Spindle is declared here
 //! once: command and completion entries, status codes, Identify data, log pages, features, Fabrics
-//! commands, TCP PDUs, RDMA private data, names. Revisions: NVM Express Base 2.0 and 2.1, NVM Command Set
+//! commands, TCP PDUs, RDMA private data, NQNs. Revisions: NVM Express Base 2.0 and 2.1, NVM Command Set
 //! 1.0 and 1.1, NVMe over PCIe Transport 1.0, NVMe/TCP Transport 1.0 and 1.1, NVMe RDMA Transport 1.0
-//! (<https://nvmexpress.org/specifications/>). A section number in a comment is that of Base 2.0 where
-//! nothing else is said.
+//! (<https://nvmexpress.org/specifications/>). A section number without a specification refers to the
+//! specification that the head of the file names, otherwise to Base 2.0.
 //!
 //! **Flow.**
 //! ```text
-//! bytes --zerocopy--> Sqe --view--> ReadWriteCdw12, Connect, GetLogPage ..   (target reads)
+//! bytes --zerocopy--> Sqe --view--> Copy, Connect, GetLogPage ..        (target reads)
 //! Sqe::read(..), IdentifyController { .. } --zerocopy--> bytes          (initiator and target write)
 //!
-//! tcp::*, rdma, sqe, cqe     what travels          opcode, status        codes, unknown values stay values
-//! fabrics, io, admin, log,   what a command says    identify, log,        what a data buffer holds
+//! tcp::*, rdma, sqe, cqe     PDUs, queue entries    opcode, status        codes, unknown values are kept
+//! fabrics, io, admin, log,   command fields         identify, log,        data structures, properties
 //! feature                                           feature, register
 //! ```
 //! Wire structures are `repr(C)` with little-endian byte-array integers, so their alignment is 1, there is
 //! no padding, and a reference may be taken into any received buffer. Size and every offset are asserted at
-//! compile time (`wire!`). A code read from the wire is a newtype with named constants: an unknown value
-//! is kept, never lost and never a panic. A field that the specification counts from zero ends in `_z` or
-//! has an accessor that names what it counts.
+//! compile time (`wire!`). A code read from the wire is a newtype with named constants (`open_enum!`): an
+//! unknown value is kept and causes no panic. The name of a zero-based field ends in `_z`, or an accessor
+//! returns the count.
 //!
-//! **What it does not do.** It checks no rule that needs state or limits (whether a queue exists, a range
-//! fits, a digest is right), allocates nothing, keeps nothing, does no I/O and has no unsafe code. It has
-//! no command set but NVM, and no PRP lists: those are the PCIe driver's.
+//! **What it does not do.** The crate does not check rules that need state or limits (queue identifiers, LBA
+//! ranges, digests). It has no allocation, no state, no I/O and no unsafe code. The only I/O command set is
+//! the NVM Command Set. The PCIe driver builds PRP lists.
 //!
-//! **Limits.** Names ([`nqn::Nqn`]) hold 223 bytes; TCP PDU lengths are 32 bits; a command names at most
-//! 65,536 logical blocks. Structures of 4 KiB (`IdentifyController` and others) are plain values: build
-//! them in place on a cold path.
+//! **Limits.** An NQN ([`nqn::Nqn`]) has at most 223 bytes; TCP PDU lengths have 32 bits; a command has at
+//! most 65,536 logical blocks. Structures of 4 KiB (`IdentifyController` and others) are plain values that
+//! each move may copy: do not build them for each I/O command.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::indexing_slicing))]

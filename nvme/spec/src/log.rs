@@ -1,4 +1,4 @@
-//! Get Log Page and the log pages (Base 2.0 section 5.16). The discovery log has a file of its own.
+//! Get Log Page and the log pages (Base 2.0 section 5.16); `discovery` has the discovery log page.
 
 mod discovery;
 
@@ -17,9 +17,9 @@ pub use discovery::{
 open_enum! {
     /// LID: Log Page Identifier (Base 2.0 figure "Get Log Page - Log Page Identifiers").
     pub struct LogId: u8 {
-        /// Supported Log Pages; see [`SupportedLogPages`].
+        /// See [`SupportedLogPages`].
         SUPPORTED_LOG_PAGES = 0x00,
-        /// Error Information; entries are [`ErrorLogEntry`].
+        /// Error Information: an array of [`ErrorLogEntry`].
         ERROR = 0x01,
         /// SMART / Health Information; see [`SmartLog`].
         SMART = 0x02,
@@ -40,38 +40,38 @@ open_enum! {
     }
 }
 
-/// Dword 10 of Get Log Page.
+/// Dword 10 of Get Log Page: LID, RAE, NUMDL.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct GetLogPageCdw10 {
-    /// LID; see [`LogId`].
+    /// LID: Log Page Identifier; see [`LogId`].
     pub lid: u8,
     #[bits(7)]
     __: u8,
-    /// RAE: keep the event that this log page is about.
+    /// RAE: Retain Asynchronous Event; reading the log page does not clear its event.
     pub rae: bool,
-    /// NUMDL: low half of the dwords, one less than the count.
+    /// NUMDL: Number of Dwords Lower, bits 15:0 of the zero-based count.
     pub numdl: u16,
 }
 
-/// Dword 11 of Get Log Page.
+/// Dword 11 of Get Log Page: NUMDU.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct GetLogPageCdw11 {
-    /// NUMDU: high half of the dwords, one less than the count.
+    /// NUMDU: Number of Dwords Upper, bits 31:16 of the zero-based count.
     pub numdu: u16,
     __: u16,
 }
 
-/// Dword 14 of Get Log Page.
+/// Dword 14 of Get Log Page: OT, CSI.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct GetLogPageCdw14 {
     #[bits(23)]
     __: u32,
-    /// OT: LPO is an index of entries, else an offset of bytes.
+    /// OT: Offset Type; LPO is an entry index if set, otherwise a byte offset.
     pub ot: bool,
-    /// CSI; see [`Csi`].
+    /// CSI: Command Set Identifier; see [`Csi`].
     pub csi: u8,
 }
 
@@ -80,28 +80,28 @@ wire_bits!(GetLogPageCdw10 => U32, GetLogPageCdw11 => U32, GetLogPageCdw14 => U3
 view! {
     /// Get Log Page (Base 2.0 section 5.16).
     pub struct GetLogPage(sqe) {
-        /// LID.
+        /// LID: Log Page Identifier.
         lid: LogId = LogId(GetLogPageCdw10::from(sqe.cdw10).lid()),
-        /// RAE.
+        /// RAE: Retain Asynchronous Event; reading the log page does not clear its event.
         rae: bool = GetLogPageCdw10::from(sqe.cdw10).rae(),
-        /// How many bytes are asked for: NUMD, both halves, counts dwords from zero.
+        /// Requested length in bytes, from NUMDL and NUMDU (dwords, zero-based).
         bytes: u64 = {
             let low = GetLogPageCdw10::from(sqe.cdw10).numdl();
             let high = GetLogPageCdw11::from(sqe.cdw11).numdu();
             ((u64::from(high) << 16 | u64::from(low)) + 1) * 4
         },
-        /// LPO: where in the log to begin, in bytes or, with [`Self::ot`], in entries.
+        /// LPO: Log Page Offset in bytes, or in entries if [`Self::ot`].
         lpo: u64 = u64::from(sqe.cdw12()) | u64::from(sqe.cdw13()) << 32,
-        /// CSI.
+        /// CSI: Command Set Identifier.
         csi: Csi = Csi(GetLogPageCdw14::from(sqe.cdw14).csi()),
-        /// OT: LPO is an index.
+        /// OT: Offset Type; LPO is an entry index if set, otherwise a byte offset.
         ot: bool = GetLogPageCdw14::from(sqe.cdw14).ot(),
     }
 }
 
 /// Builders for hosts.
 impl Sqe {
-    /// Get Log Page of `bytes` from byte `offset`. `bytes` is at least 4 and is rounded up to dwords.
+    /// Get Log Page of `bytes` from byte `offset`. `bytes` is rounded up to dwords, at least one.
     #[must_use]
     pub fn get_log_page(cid: u16, lid: LogId, nsid: u32, bytes: u32, offset: u64, rae: bool) -> Self {
         let [a, b, c, d] = bytes.div_ceil(4).saturating_sub(1).to_le_bytes();
@@ -118,15 +118,15 @@ impl Sqe {
 }
 
 wire! {
-    /// Log page 00h (Base 2.0 figure "Supported Log Pages Log Page"): an entry for each LID.
+    /// Log page 00h (Base 2.0 figure "Supported Log Pages Log Page").
     pub struct SupportedLogPages[1024] {
-        /// See [`SupportedLogPage`].
+        /// One entry per LID; see [`SupportedLogPage`].
         lid @ 0: [U32; 256],
     }
 }
 
 impl SupportedLogPages {
-    /// Marks a log page as supported.
+    /// Sets the entry of `lid`.
     pub fn set(&mut self, lid: LogId, page: SupportedLogPage) {
         if let Some(entry) = self.lid.get_mut(usize::from(lid.0)) {
             *entry = page.into();
@@ -134,60 +134,59 @@ impl SupportedLogPages {
     }
 }
 
-/// An entry of log page 00h.
+/// Entry of log page 00h.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct SupportedLogPage {
-    /// LSUPP: the log page is supported.
+    /// LSUPP: LID Supported.
     pub supported: bool,
     #[bits(31)]
     __: u32,
 }
 
 wire! {
-    /// An entry of log page 01h (Base 2.0 figure "Error Information Log Entry Data Structure").
+    /// Entry of log page 01h (Base 2.0 figure "Error Information Log Entry Data Structure").
     pub struct ErrorLogEntry[64] {
-        /// Error count: grows with each error; 0 where there is no entry.
+        /// Error Count: number of the error over the life of the controller; 0 in an unused entry.
         error_count @ 0: U64,
-        /// SQID; FFFFh where the error is not of a command.
+        /// SQID: Submission Queue ID; FFFFh if the error is not specific to a command.
         sqid @ 8: U16,
-        /// CID; FFFFh where the error is not of a command.
+        /// CID: Command ID; FFFFh if the error is not specific to a command.
         cid @ 10: U16,
-        /// The status as in the completion, phase tag and all.
+        /// Bytes 14 and 15 of the completion: phase tag in bit 0, Status Field in bits 15:1.
         status @ 12: U16,
-        /// Where in the command the error is; see [`ErrorLocation`]. FFFFh where not of a parameter.
+        /// Parameter Error Location; see [`ErrorLocation`]. [`ErrorLocation::NONE`] if the error is not
+        /// specific to a parameter.
         location @ 14: U16,
-        /// LBA of the first block with the error.
+        /// LBA: first logical block with the error.
         lba @ 16: U64,
-        /// NSID.
+        /// NSID: Namespace Identifier of the command.
         nsid @ 24: U32,
-        /// Reserved, or not used here.
         reserved28 @ 28: u8,
-        /// TRTYPE, of a transport error.
+        /// TRTYPE: Transport Type of a transport error.
         trtype @ 29: TransportType,
-        /// Reserved, or not used here.
         reserved30 @ 30: [u8; 34],
     }
 }
 
-/// Parameter Error Location: byte and bit of the command that are wrong.
+/// Parameter Error Location of an [`ErrorLogEntry`].
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct ErrorLocation {
-    /// Byte of the entry, 0 to 63.
+    /// Byte of the submission queue entry, 0 to 63.
     pub byte: u8,
     __: u8,
 }
 
 impl ErrorLocation {
-    /// The error is not of a parameter.
+    /// The error is not specific to a parameter.
     pub const NONE: u16 = 0xffff;
 }
 
 wire! {
     /// Log page 02h (Base 2.0 figure "SMART / Health Information Log Page").
     pub struct SmartLog[512] {
-        /// Critical warning; see [`CriticalWarning`].
+        /// See [`CriticalWarning`].
         critical_warning @ 0: u8,
         /// Composite temperature, in kelvins.
         temperature @ 1: U16,
@@ -195,46 +194,41 @@ wire! {
         available_spare @ 3: u8,
         /// Available spare threshold, in percent.
         available_spare_threshold @ 4: u8,
-        /// Percentage used; 255 for 255 and more.
+        /// Percentage Used of the estimated endurance; 255 is 255 or more.
         percentage_used @ 5: u8,
-        /// Reserved, or not used here.
         reserved6 @ 6: [u8; 26],
-        /// Data units read: thousands of 512 bytes, rounded up.
+        /// Data Units Read, in units of 512,000 bytes (1,000 blocks of 512 bytes), rounded up.
         data_units_read @ 32: U128,
-        /// Data units written: thousands of 512 bytes, rounded up.
+        /// Data Units Written, in units of 512,000 bytes (1,000 blocks of 512 bytes), rounded up.
         data_units_written @ 48: U128,
-        /// Read and Compare commands of hosts.
+        /// Host Read Commands: completed commands that read user data.
         host_reads @ 64: U128,
-        /// Write commands of hosts.
+        /// Host Write Commands: completed commands that write user data.
         host_writes @ 80: U128,
-        /// Controller busy time, in minutes.
         controller_busy_minutes @ 96: U128,
-        /// Power cycles.
         power_cycles @ 112: U128,
-        /// Power on hours.
         power_on_hours @ 128: U128,
-        /// Unsafe shutdowns.
+        /// Power losses and resets without a completed shutdown notification.
         unsafe_shutdowns @ 144: U128,
-        /// Media and data integrity errors.
+        /// Media and Data Integrity Errors: unrecovered errors that the controller detected.
         media_errors @ 160: U128,
-        /// Error log entries over the life of the controller.
+        /// Number of Error Information Log Entries over the life of the controller.
         error_log_entries @ 176: U128,
-        /// Reserved, or not used here.
         reserved192 @ 192: [u8; 320],
     }
 }
 
-/// Critical warnings of [`SmartLog`].
+/// Critical Warning, byte 0 of [`SmartLog`].
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct CriticalWarning {
     /// Available spare is below its threshold.
     pub spare: bool,
-    /// A temperature is beyond a threshold.
+    /// A temperature is above its over, or below its under temperature threshold.
     pub temperature: bool,
-    /// Reliability is degraded.
+    /// NVM subsystem reliability is degraded.
     pub reliability: bool,
-    /// All of the media is read only.
+    /// All media is read only.
     pub read_only: bool,
     /// The volatile memory backup failed.
     pub backup_failed: bool,
@@ -247,41 +241,38 @@ pub struct CriticalWarning {
 wire! {
     /// Log page 03h (Base 2.0 figure "Firmware Slot Information Log Page").
     pub struct FirmwareSlotLog[512] {
-        /// AFI: active slot in bits 2:0, slot after the next reset in bits 6:4.
+        /// AFI: Active Firmware Info; active slot in bits 2:0, slot after the next reset in bits 6:4.
         afi @ 0: u8,
-        /// Reserved.
         reserved1 @ 1: [u8; 7],
-        /// FRS: revision in slots 1 to 7, ASCII; zeroes where there is none.
+        /// FRS: Firmware Revision for Slots 1 to 7, ASCII; zeroes for an empty slot.
         frs @ 8: [[u8; 8]; 7],
-        /// Reserved.
         reserved64 @ 64: [u8; 448],
     }
 }
 
-/// Bytes of log page 04h: 1,024 NSIDs, zero after the last.
+/// Size of log page 04h in bytes: 1,024 NSIDs, unused entries are zero.
 pub const CHANGED_NAMESPACE_LIST_BYTES: usize = 4096;
 
 wire! {
     /// Log page 05h (Base 2.0 figure "Commands Supported and Effects Log Page").
     pub struct CommandEffects[4096] {
-        /// ACS: for each admin opcode; see [`CommandEffect`].
+        /// ACS: Admin Command Supported, one entry per opcode; see [`CommandEffect`].
         admin @ 0: [U32; 256],
-        /// IOCS: for each I/O opcode of the CSI that was asked for; see [`CommandEffect`].
+        /// IOCS: I/O Command Supported, one entry per opcode of the requested CSI; see [`CommandEffect`].
         io @ 1024: [U32; 256],
-        /// Reserved.
         reserved2048 @ 2048: [u8; 2048],
     }
 }
 
 impl CommandEffects {
-    /// Sets the effect of an admin opcode.
+    /// Sets the entry of `opcode` in ACS.
     pub fn set_admin(&mut self, opcode: AdminOpcode, effect: CommandEffect) {
         if let Some(entry) = self.admin.get_mut(usize::from(opcode.0)) {
             *entry = effect.into();
         }
     }
 
-    /// Sets the effect of an I/O opcode.
+    /// Sets the entry of `opcode` in IOCS.
     pub fn set_io(&mut self, opcode: crate::opcode::IoOpcode, effect: CommandEffect) {
         if let Some(entry) = self.io.get_mut(usize::from(opcode.0)) {
             *entry = effect.into();
@@ -289,17 +280,17 @@ impl CommandEffects {
     }
 }
 
-/// An entry of log page 05h.
+/// Entry of log page 05h.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CommandEffect {
-    /// CSUPP: the command is supported.
+    /// CSUPP: Command Supported.
     pub supported: bool,
-    /// LBCC: it may change logical blocks.
+    /// LBCC: Logical Block Content Change; the command may change user data.
     pub logical_block_content: bool,
     #[bits(18)]
     __: u32,
-    /// CSP: its scope.
+    /// CSP: Command Scope, one bit per scope.
     #[bits(12)]
     pub scope: u16,
 }

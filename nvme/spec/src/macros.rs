@@ -1,12 +1,12 @@
-//! The four macros that declare everything in this crate: `open_enum!`, `wire!`, `wire_bits!`, `view!`.
+//! Macros that declare the wire types: `open_enum!`, `wire!`, `wire_bits!`, `view!`.
 
-/// Declares a code: a newtype over an integer with named constants, in which an unknown value stays a
-/// value.
+/// Declares a newtype over an integer with named constants. Unknown values are kept unchanged.
 ///
-/// A constant is documented with its value, and with words where its name does not say all of it.
+/// The macro appends the value to the documentation of each constant.
 ///
-/// `Debug` prints the name, or the type and the number where there is no name. Only a `u8` code may stand
-/// in a wire structure; wider ones are read from a little-endian field by an accessor.
+/// `Debug` prints the constant's name, or the type and the number if no constant has the value. Only a `u8`
+/// newtype can be a field of a `wire!` structure; accessors convert little-endian fields to the wider
+/// newtypes.
 macro_rules! open_enum {
     ($(#[$meta:meta])* pub struct $name:ident: u8 { $($body:tt)* }) => {
         open_enum!(@declare [derive(zerocopy::Unaligned)] $(#[$meta])* $name u8 { $($body)* });
@@ -30,7 +30,7 @@ macro_rules! open_enum {
             $($(#[$vmeta])* #[doc = concat!("Value ", stringify!($value), ".")]
             pub const $variant: Self = Self($value);)*
 
-            /// The name of the constant with this value, if the specification (as written here) has one.
+            /// Name of the constant with this value; `None` if no constant has it.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self {
@@ -63,8 +63,11 @@ macro_rules! open_enum {
     };
 }
 
-/// Declares a wire structure: its size in bytes, and each field with its offset and type, all of them
-/// public. Size, alignment 1 and offsets are asserted; `Default` is all zeroes.
+/// Declares a wire structure from its size in bytes and the name, byte offset and type of each field. All
+/// fields are public. Size, offsets and alignment 1 are asserted at compile time; `Default` is all zeroes.
+///
+/// The macro appends the offset to the documentation of each field. Fields whose name begins with `reserved`
+/// cover bytes that are reserved or that Spindle does not use.
 macro_rules! wire {
     ($(#[$meta:meta])* pub struct $name:ident[$size:expr] {
         $($(#[$field_meta:meta])* $field:ident @ $offset:literal: $type:ty,)*
@@ -76,7 +79,8 @@ macro_rules! wire {
             zerocopy::KnownLayout, zerocopy::Unaligned,
         )]
         pub struct $name {
-            $($(#[$field_meta])* pub $field: $type,)*
+            $($(#[$field_meta])* #[doc = concat!("Byte offset ", stringify!($offset), ".")]
+            pub $field: $type,)*
         }
 
         const _: () = {
@@ -96,7 +100,7 @@ macro_rules! wire {
     };
 }
 
-/// Converts a bitfield from and to the little-endian field that carries it.
+/// Implements `From` in both directions between a bitfield and a little-endian integer.
 macro_rules! wire_bits {
     ($($name:ident => $wire:ident),* $(,)?) => {
         $(
@@ -114,8 +118,8 @@ macro_rules! wire_bits {
     };
 }
 
-/// Declares a command as a typed view of an [`Sqe`](crate::sqe::Sqe): the same 64 bytes with the command's
-/// own field names. Each field is a method of its name, with an expression over the entry.
+/// Declares a typed view of an [`Sqe`](crate::sqe::Sqe): a reference to the entry with one method for each
+/// field of the command. The method evaluates the field's expression over the entry.
 macro_rules! view {
     (
         $(#[$meta:meta])* pub struct $name:ident($sqe:ident) {
@@ -127,13 +131,13 @@ macro_rules! view {
         pub struct $name<'a>(&'a crate::sqe::Sqe);
 
         impl<'a> $name<'a> {
-            /// Reads `sqe` as this command; the caller has looked at the opcode.
+            /// Interprets `sqe` as this command without checking the opcode; the caller checks it.
             #[must_use]
             pub const fn new(sqe: &'a crate::sqe::Sqe) -> Self {
                 Self(sqe)
             }
 
-            /// The command entry itself.
+            /// The submission queue entry with all fields of the common format.
             #[must_use]
             pub const fn sqe(self) -> &'a crate::sqe::Sqe {
                 self.0

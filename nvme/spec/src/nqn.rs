@@ -4,38 +4,39 @@ use core::fmt;
 use core::hash::{Hash, Hasher};
 use core::str::FromStr;
 
-/// The well-known name of every discovery service (Base 2.0 section 3.1.3.2.2).
+/// Well-known NQN of discovery services (Base 2.0 section 3.1.2.3).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-/// Most bytes of a name, without its terminating NUL (Base 2.0 section 4.5).
+/// Maximum length of an NQN in bytes, without the terminating NUL (Base 2.0 section 4.5).
 pub const NQN_BYTES_MAX: usize = 223;
 
-/// Bytes of the field that carries a name, NUL padded.
+/// Size of a wire field with an NQN in bytes, NUL padded.
 pub const NQN_FIELD_BYTES: usize = 256;
 
-/// Bytes that a [`Nqn`] keeps: the longest name and its NUL.
+/// Size of the array in [`Nqn`] in bytes: the longest NQN and a NUL.
 const STORED_BYTES: usize = NQN_BYTES_MAX + 1;
 
-/// A name that is known to be well formed: UTF-8, 1 to 223 bytes, no control characters.
+/// A validated NQN: UTF-8, 1 to 223 bytes, no control characters. [`Nqn::unnamed`] is the exception with 0
+/// bytes.
 ///
-/// The specification wants `nqn.` at its beginning ([`Nqn::has_prefix`]); names without are in use, other
-/// targets take them, and so it is no rule of this type.
+/// The prefix `nqn.`, which the specification requires, is not checked (see [`Nqn::has_prefix`]): NQNs
+/// without the prefix are in use and other targets accept them.
 #[derive(Clone, Copy)]
 pub struct Nqn {
-    /// The name, then NULs to the end.
+    /// The NQN, padded with NULs.
     stored: [u8; STORED_BYTES],
-    /// How many bytes are the name.
+    /// Length of the NQN in bytes, 0 to 223.
     length: u8,
 }
 
-/// Why bytes are not a name.
+/// Error of the validation of an NQN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NqnError {
-    /// There is not one byte before the NUL.
+    /// The NQN has no bytes.
     Empty,
-    /// There is no NUL where one must be, at the latest after 223 bytes.
+    /// The NQN has more than 223 bytes, or its field has no NUL.
     TooLong,
-    /// It is not UTF-8, or has a NUL or a control character in it.
+    /// The NQN is not UTF-8, or has a control character or NUL.
     Characters,
 }
 
@@ -52,34 +53,34 @@ impl fmt::Display for NqnError {
 impl core::error::Error for NqnError {}
 
 impl Nqn {
-    /// The name of the discovery service.
+    /// [`DISCOVERY_NQN`] as an [`Nqn`].
     #[must_use]
     pub fn discovery() -> Self {
         Self::new(DISCOVERY_NQN).expect("the well-known name is well formed")
     }
 
-    /// The name of a host that gives none: an empty HOSTNQN, as some initiators send it.
+    /// Empty NQN, for hosts that send an empty HOSTNQN. [`Nqn::new`] rejects the empty string.
     #[must_use]
     pub const fn unnamed() -> Self {
         Self { stored: [0; STORED_BYTES], length: 0 }
     }
 
-    /// Whether this is [`Nqn::unnamed`].
+    /// Whether the NQN has no bytes, as [`Nqn::unnamed`].
     #[must_use]
     pub const fn is_unnamed(&self) -> bool {
         self.length == 0
     }
 
-    /// Whether it begins with `nqn.`, as section 4.5 wants it.
+    /// Whether the NQN begins with `nqn.`, as Base 2.0 section 4.5 requires.
     #[must_use]
     pub fn has_prefix(&self) -> bool {
         self.as_bytes().starts_with(b"nqn.")
     }
 
-    /// Checks and keeps a name.
+    /// Validates and copies `name`.
     ///
     /// # Errors
-    /// The first rule of [`NqnError`] that the name breaks.
+    /// `name` is empty, has more than 223 bytes, or has a control character.
     pub fn new(name: &str) -> Result<Self, NqnError> {
         if name.is_empty() {
             return Err(NqnError::Empty);
@@ -98,11 +99,11 @@ impl Nqn {
         Ok(Self { stored, length })
     }
 
-    /// Checks and keeps the name in a NUL-terminated field, as Connect, Identify and the discovery log have
-    /// it. What follows the first NUL is not looked at.
+    /// Validates and copies the NQN in a NUL-terminated field of Connect, Identify or the discovery log.
+    /// Bytes after the first NUL are ignored.
     ///
     /// # Errors
-    /// The first rule of [`NqnError`] that the field breaks.
+    /// The field has no NUL, or the bytes before the first NUL are not a valid NQN.
     pub fn from_field(field: &[u8; NQN_FIELD_BYTES]) -> Result<Self, NqnError> {
         let mut parts = field.splitn(2, |&byte| byte == 0);
         let (Some(name), Some(_)) = (parts.next(), parts.next()) else {
@@ -114,7 +115,7 @@ impl Nqn {
         Self::new(core::str::from_utf8(name).map_err(|_| NqnError::Characters)?)
     }
 
-    /// The name as the 256-byte field that carries it.
+    /// The NQN as a 256-byte wire field, padded with NULs.
     #[must_use]
     pub fn to_field(&self) -> [u8; NQN_FIELD_BYTES] {
         let mut field = [0; NQN_FIELD_BYTES];
@@ -124,20 +125,20 @@ impl Nqn {
         field
     }
 
-    /// The name.
+    /// The NQN; empty for [`Nqn::unnamed`].
     #[must_use]
     pub fn as_str(&self) -> &str {
-        // Both are true by construction; the empty string is only there so that nothing here can panic.
+        // `stored` is UTF-8 by construction; `unwrap_or_default` avoids a panic path.
         core::str::from_utf8(self.as_bytes()).unwrap_or_default()
     }
 
-    /// The bytes of the name, without a NUL.
+    /// The NQN as bytes, without padding.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.stored.get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// Whether this is the well-known name of the discovery service.
+    /// Whether the NQN is [`DISCOVERY_NQN`].
     #[must_use]
     pub fn is_discovery(&self) -> bool {
         self.as_str() == DISCOVERY_NQN
@@ -198,8 +199,8 @@ impl TryFrom<&str> for Nqn {
     }
 }
 
-/// An ASCII string left justified and padded with spaces, as SN, MN and FR of Identify are (Base 2.0
-/// section 4.6). What is beyond `N` bytes is cut; a byte that is not printable ASCII becomes `?`.
+/// Left-justified ASCII string padded with spaces, the format of SN, MN and FR of Identify (Base 2.0 section
+/// 4.6). Truncates `text` to `N` bytes; replaces each byte that is not printable ASCII with `?`.
 #[must_use]
 pub fn padded_ascii<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
@@ -209,7 +210,7 @@ pub fn padded_ascii<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
-/// The text of a field padded with spaces or NULs; empty where it is not UTF-8.
+/// Text of a field without trailing spaces and NULs; empty if the field is not UTF-8.
 #[must_use]
 pub fn trimmed_ascii(field: &[u8]) -> &str {
     core::str::from_utf8(field).unwrap_or_default().trim_end_matches(['\0', ' '])

@@ -1,29 +1,28 @@
 //! Opcodes of the admin, NVM and Fabrics command sets (Base 2.0 sections 5 and 6; NVM Command Set 1.0
 //! section 3).
 
-/// The opcode that marks a Fabrics command on any queue; its kind is then in FCTYPE (Base 2.0 section 6).
+/// Opcode of all Fabrics commands, on admin and I/O queues; FCTYPE selects the command (Base 2.0 section 6).
 pub const FABRICS: u8 = 0x7f;
 
 open_enum! {
     /// Opcode of a command on an admin queue (Base 2.0 section 5, figure "Opcodes for Admin Commands").
     pub struct AdminOpcode: u8 {
-        /// Delete I/O Submission Queue; PCIe only.
+        /// PCIe only.
         DELETE_IO_SQ = 0x00,
-        /// Create I/O Submission Queue; PCIe only.
+        /// PCIe only.
         CREATE_IO_SQ = 0x01,
         GET_LOG_PAGE = 0x02,
-        /// Delete I/O Completion Queue; PCIe only.
+        /// PCIe only.
         DELETE_IO_CQ = 0x04,
-        /// Create I/O Completion Queue; PCIe only.
+        /// PCIe only.
         CREATE_IO_CQ = 0x05,
         IDENTIFY = 0x06,
         ABORT = 0x08,
         SET_FEATURES = 0x09,
         GET_FEATURES = 0x0a,
-        /// Asynchronous Event Request.
         ASYNC_EVENT_REQUEST = 0x0c,
         KEEP_ALIVE = 0x18,
-        /// Doorbell Buffer Config; PCIe only.
+        /// PCIe only.
         DOORBELL_BUFFER_CONFIG = 0x7c,
     }
 }
@@ -43,17 +42,18 @@ open_enum! {
 }
 
 open_enum! {
-    /// FCTYPE, byte 4 of a Fabrics command (Base 2.0 section 6, figure "Fabrics Command Types").
+    /// FCTYPE: Fabrics Command Type, byte 4 of the entry (Base 2.0 section 6, figure "Fabrics Command
+    /// Types").
     pub struct FabricsType: u8 {
-        /// Property Set; admin queue only.
+        /// Admin queue only.
         PROPERTY_SET = 0x00,
-        /// Connect; the first command of every queue.
+        /// First command on every queue.
         CONNECT = 0x01,
-        /// Property Get; admin queue only.
+        /// Admin queue only.
         PROPERTY_GET = 0x04,
         AUTHENTICATION_SEND = 0x05,
         AUTHENTICATION_RECEIVE = 0x06,
-        /// Disconnect; I/O queue only.
+        /// I/O queue only.
         DISCONNECT = 0x08,
     }
 }

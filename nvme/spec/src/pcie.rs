@@ -1,5 +1,5 @@
-//! What only controllers on PCIe have: doorbells, commands that make and delete I/O queues, the doorbell
-//! buffer, PRP entries (NVMe over PCIe Transport 1.0 section 3; Base 2.0 sections 4.1.1, 5.4 to 5.8).
+//! PCIe only: doorbells, creation and deletion of I/O queues, Doorbell Buffer Config (NVMe over PCIe
+//! Transport 1.0 section 3; Base 2.0 sections 5.4 to 5.8).
 
 use bitfield_struct::bitfield;
 
@@ -7,13 +7,13 @@ use crate::opcode::AdminOpcode;
 use crate::register::DOORBELLS;
 use crate::sqe::Sqe;
 
-/// Offset of the tail doorbell of submission queue `qid`, with doorbells `4 << dstrd` bytes apart.
+/// Offset in bytes of the tail doorbell of submission queue `qid`; `dstrd` is CAP.DSTRD.
 #[must_use]
 pub const fn sq_tail_doorbell(qid: u16, dstrd: u8) -> u64 {
     doorbell(2 * qid as u64, dstrd)
 }
 
-/// Offset of the head doorbell of completion queue `qid`, with doorbells `4 << dstrd` bytes apart.
+/// Offset in bytes of the head doorbell of completion queue `qid`; `dstrd` is CAP.DSTRD.
 #[must_use]
 pub const fn cq_head_doorbell(qid: u16, dstrd: u8) -> u64 {
     doorbell(2 * qid as u64 + 1, dstrd)
@@ -28,9 +28,9 @@ const fn doorbell(index: u64, dstrd: u8) -> u64 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct QueueCdw10 {
-    /// QID: the queue.
+    /// QID: Queue Identifier; not 0.
     pub qid: u16,
-    /// QSIZE: entries, one less than the count; 0 in Delete.
+    /// QSIZE: Queue Size in entries, zero-based; 0 in Delete commands.
     pub qsize_z: u16,
 }
 
@@ -38,9 +38,9 @@ pub struct QueueCdw10 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CreateCqCdw11 {
-    /// PC: physically contiguous.
+    /// PC: Physically Contiguous.
     pub contiguous: bool,
-    /// IEN: interrupts are enabled.
+    /// IEN: Interrupts Enabled.
     pub interrupts: bool,
     #[bits(30)]
     __: u32,
@@ -50,11 +50,11 @@ pub struct CreateCqCdw11 {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CreateSqCdw11 {
-    /// PC: physically contiguous.
+    /// PC: Physically Contiguous.
     pub contiguous: bool,
     #[bits(15)]
     __: u16,
-    /// CQID: the completion queue.
+    /// CQID: Completion Queue Identifier.
     pub cqid: u16,
 }
 
@@ -63,20 +63,21 @@ wire_bits!(QueueCdw10 => U32, CreateCqCdw11 => U32, CreateSqCdw11 => U32);
 view! {
     /// Create or Delete I/O Submission or Completion Queue (Base 2.0 sections 5.4 to 5.7).
     pub struct QueueCommand(sqe) {
-        /// QID.
+        /// QID: Queue Identifier.
         qid: u16 = QueueCdw10::from(sqe.cdw10).qid(),
-        /// QSIZE with its zero base taken away.
+        /// Number of queue entries: QSIZE plus one. Valid only in Create commands.
         entries: u32 = u32::from(QueueCdw10::from(sqe.cdw10).qsize_z()) + 1,
-        /// Dword 11 of Create I/O Completion Queue.
+        /// Dword 11; valid only in Create I/O Completion Queue.
         cq: CreateCqCdw11 = sqe.cdw11.into(),
-        /// Dword 11 of Create I/O Submission Queue.
+        /// Dword 11; valid only in Create I/O Submission Queue.
         sq: CreateSqCdw11 = sqe.cdw11.into(),
     }
 }
 
 /// Builders for hosts.
 impl Sqe {
-    /// Create I/O Completion Queue of `entries_z + 1` entries at `address`, without interrupts.
+    /// Create I/O Completion Queue with PC set and IEN clear. `entries_z` is zero-based, `address` is the DMA
+    /// address of the contiguous queue.
     #[must_use]
     pub fn create_io_cq(cid: u16, qid: u16, entries_z: u16, address: u64) -> Self {
         let mut sqe = Self::new(AdminOpcode::CREATE_IO_CQ.0, cid, 0).with_prp(address, 0);
@@ -85,7 +86,8 @@ impl Sqe {
         sqe
     }
 
-    /// Create I/O Submission Queue of `entries_z + 1` entries at `address`, which completes to queue `cqid`.
+    /// Create I/O Submission Queue with PC set. `entries_z` is zero-based, `address` is the DMA address of
+    /// the contiguous queue.
     #[must_use]
     pub fn create_io_sq(cid: u16, qid: u16, entries_z: u16, address: u64, cqid: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::CREATE_IO_SQ.0, cid, 0).with_prp(address, 0);
@@ -94,7 +96,7 @@ impl Sqe {
         sqe
     }
 
-    /// Delete I/O Submission Queue. Its commands in flight end as if aborted.
+    /// Delete I/O Submission Queue; the controller aborts its outstanding commands.
     #[must_use]
     pub fn delete_io_sq(cid: u16, qid: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::DELETE_IO_SQ.0, cid, 0).with_prp(0, 0);
@@ -102,7 +104,7 @@ impl Sqe {
         sqe
     }
 
-    /// Delete I/O Completion Queue, after its submission queues.
+    /// Delete I/O Completion Queue; the host deletes its submission queues first.
     #[must_use]
     pub fn delete_io_cq(cid: u16, qid: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::DELETE_IO_CQ.0, cid, 0).with_prp(0, 0);
@@ -110,8 +112,8 @@ impl Sqe {
         sqe
     }
 
-    /// Doorbell Buffer Config: the controller reads shadow doorbells at `shadow` and writes the values at
-    /// which it wants to be told to `event_index`, one memory page each (Base 2.0 section 5.8).
+    /// Doorbell Buffer Config with the DMA addresses of the Shadow Doorbell and EventIdx buffers, one memory
+    /// page each (Base 2.0 section 5.8).
     #[must_use]
     pub fn doorbell_buffer_config(cid: u16, shadow: u64, event_index: u64) -> Self {
         Self::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, cid, 0).with_prp(shadow, event_index)

@@ -1,41 +1,41 @@
-//! The private data of the RDMA connection manager (NVMe RDMA Transport 1.0, "RDMA_CM Private Data"): what a
-//! host says with its connection request, and what the controller answers.
+//! Private data of RDMA connection manager requests, accepts and rejects (NVMe RDMA Transport 1.0, "RDMA_CM
+//! Private Data").
 
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U16;
 
-/// RECFMT: the only format there is.
+/// RECFMT: Record Format, the only one that NVMe RDMA Transport 1.0 defines.
 pub const RECFMT: u16 = 0;
 
-/// Bytes of [`CmRequest`] and [`CmAccept`].
+/// Size of [`CmRequest`] and [`CmAccept`] in bytes.
 pub const PRIVATE_BYTES: usize = 32;
 
-/// Bytes of [`CmReject`].
+/// Size of [`CmReject`] in bytes.
 pub const REJECT_BYTES: usize = 4;
 
-/// Entries of the admin queue that a Linux host asks for, and the most that a Linux target takes.
+/// Admin queue entries that a Linux host requests; also the maximum that a Linux target accepts.
 pub const ADMIN_QUEUE_ENTRIES: u16 = 32;
 
 wire! {
-    /// RDMA_CM_REQUEST private data: what the host is going to connect.
+    /// RDMA_CM_REQUEST private data, sent by the host.
     pub struct CmRequest[PRIVATE_BYTES] {
-        /// RECFMT: format of this; see [`RECFMT`].
+        /// RECFMT: Record Format; see [`RECFMT`].
         recfmt @ 0: U16,
-        /// QID: the queue that Connect will name; 0 is the admin queue.
+        /// QID: Queue ID of the Connect command that follows; 0 is the admin queue.
         qid @ 2: U16,
-        /// HRQSIZE: receive entries of the host's RDMA queue pair, counted from one.
+        /// HRQSIZE: Host RDMA QP Receive Queue Size, in entries; *not* zero-based.
         hrqsize @ 4: U16,
-        /// HSQSIZE: send entries of the host's RDMA queue pair; counted from zero.
+        /// HSQSIZE: Host RDMA QP Send Queue Size, in entries, zero-based.
         hsqsize_z @ 6: U16,
-        /// CNTLID: the controller, of an I/O queue; 0 on an admin queue and from hosts that do not know it.
+        /// CNTLID: Controller ID of an I/O queue; 0 for the admin queue and from hosts that do not set the
+        /// field.
         cntlid @ 8: U16,
-        /// Reserved.
         reserved @ 10: [u8; 22],
     }
 }
 
 impl CmRequest {
-    /// The request for a queue of `entries` (1 to 65,535): as many receives, and as many sends.
+    /// Request with HRQSIZE and HSQSIZE for `entries` (1 to 65,535) receive and send entries.
     #[must_use]
     pub fn new(qid: u16, entries: u16, cntlid: u16) -> Self {
         Self {
@@ -48,10 +48,11 @@ impl CmRequest {
         }
     }
 
-    /// From the private data of a request, which the connection manager may have filled up with zeroes.
+    /// Reads the private data of a request. Bytes after the first 32 (padding of the connection manager) are
+    /// ignored.
     ///
     /// # Errors
-    /// The code to reject it with.
+    /// STS for the reject: fewer than 32 bytes, or an unknown RECFMT.
     pub fn parse(bytes: &[u8]) -> Result<Self, CmStatus> {
         let (request, _) = Self::read_from_prefix(bytes).map_err(|_| CmStatus::INVALID_LEN)?;
         match request.recfmt.get() {
@@ -60,25 +61,25 @@ impl CmRequest {
         }
     }
 
-    /// QID.
+    /// QID: Queue ID; 0 is the admin queue.
     #[must_use]
     pub fn qid(&self) -> u16 {
         self.qid.get()
     }
 
-    /// How many completions the host can receive at a time: HRQSIZE.
+    /// Receive queue entries of the host: HRQSIZE, *not* zero-based.
     #[must_use]
     pub fn host_receives(&self) -> u16 {
         self.hrqsize.get()
     }
 
-    /// How many capsules the host may send at a time: HSQSIZE with its zero base taken away, 1 to 65,536.
+    /// Send queue entries of the host, 1 to 65,536: HSQSIZE plus one.
     #[must_use]
     pub fn host_sends(&self) -> u32 {
         u32::from(self.hsqsize_z.get()) + 1
     }
 
-    /// CNTLID.
+    /// CNTLID: Controller ID; 0 for the admin queue and from hosts that do not set the field.
     #[must_use]
     pub fn cntlid(&self) -> u16 {
         self.cntlid.get()
@@ -86,32 +87,31 @@ impl CmRequest {
 }
 
 wire! {
-    /// RDMA_CM_ACCEPT private data: the controller takes the connection.
+    /// RDMA_CM_ACCEPT private data, sent by the controller.
     pub struct CmAccept[PRIVATE_BYTES] {
-        /// RECFMT: format of this; see [`RECFMT`].
+        /// RECFMT: Record Format; see [`RECFMT`].
         recfmt @ 0: U16,
-        /// CRQSIZE: receive entries of the controller's RDMA queue pair.
+        /// CRQSIZE: Controller RDMA QP Receive Queue Size, in entries.
         crqsize @ 2: U16,
-        /// Reserved.
         reserved @ 4: [u8; 28],
     }
 }
 
 impl CmAccept {
-    /// The answer with so many receive entries.
+    /// `crqsize` is in entries.
     #[must_use]
     pub fn new(crqsize: u16) -> Self {
         Self { recfmt: U16::new(RECFMT), crqsize: U16::new(crqsize), ..Self::default() }
     }
 
-    /// From the private data of an answer; `None` when it is too short or of another format.
+    /// Reads the private data of an accept; `None` if it has fewer than 32 bytes or an unknown RECFMT.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (accept, _) = Self::read_from_prefix(bytes).ok()?;
         (accept.recfmt.get() == RECFMT).then_some(accept)
     }
 
-    /// CRQSIZE.
+    /// CRQSIZE: Controller RDMA QP Receive Queue Size, in entries.
     #[must_use]
     pub fn crqsize(&self) -> u16 {
         self.crqsize.get()
@@ -119,31 +119,31 @@ impl CmAccept {
 }
 
 wire! {
-    /// RDMA_CM_REJECT private data: the controller does not take the connection.
+    /// RDMA_CM_REJECT private data, sent by the controller.
     pub struct CmReject[REJECT_BYTES] {
-        /// RECFMT: format of this; see [`RECFMT`].
+        /// RECFMT: Record Format; see [`RECFMT`].
         recfmt @ 0: U16,
-        /// STS: why; see [`CmStatus`].
+        /// STS: Status; see [`CmStatus`].
         sts @ 2: U16,
     }
 }
 
 impl CmReject {
-    /// The refusal for this reason.
+    /// Reject with `status` as STS.
     #[must_use]
     pub fn new(status: CmStatus) -> Self {
         Self { recfmt: U16::new(RECFMT), sts: U16::new(status.0) }
     }
 
-    /// From the private data of a refusal; `None` when it is too short or of another format. A connection
-    /// manager that refuses by itself (it has no listener) gives none.
+    /// Reads the private data of a reject; `None` if it has fewer than 4 bytes or an unknown RECFMT. A reject
+    /// by the connection manager itself (no listener) has no private data.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (reject, _) = Self::read_from_prefix(bytes).ok()?;
         (reject.recfmt.get() == RECFMT).then_some(reject)
     }
 
-    /// STS.
+    /// STS: Status, the reason of the reject.
     #[must_use]
     pub fn status(&self) -> CmStatus {
         CmStatus(self.sts.get())
@@ -151,11 +151,11 @@ impl CmReject {
 }
 
 open_enum! {
-    /// STS of [`CmReject`] (NVMe RDMA Transport 1.0, status codes of a reject).
+    /// STS: Status of a [`CmReject`] (NVMe RDMA Transport 1.0, status codes of a reject).
     pub struct CmStatus: u16 {
         /// The private data is too short.
         INVALID_LEN = 1,
-        /// RECFMT is not one that the controller knows.
+        /// The controller does not support RECFMT.
         INVALID_RECFMT = 2,
         /// QID is out of range.
         INVALID_QID = 3,
@@ -165,17 +165,17 @@ open_enum! {
         INVALID_HRQSIZE = 5,
         /// The controller has no resources for another connection.
         NO_RESOURCES = 6,
-        /// The inbound RDMA READ queue is not what the controller asks for.
+        /// Inbound RDMA READ Queue Depth is out of range.
         INVALID_IRD = 7,
-        /// The outbound RDMA READ queue is not what the controller asks for.
+        /// Outbound RDMA READ Queue Depth is out of range.
         INVALID_ORD = 8,
-        /// CNTLID is not one of the subsystem's.
+        /// The subsystem has no controller with this CNTLID.
         INVALID_CNTLID = 9,
     }
 }
 
 impl CmStatus {
-    /// The reason in words.
+    /// Text with the value in parentheses, for logs and errors.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {

@@ -2,80 +2,80 @@
 
 use bitfield_struct::bitfield;
 
-/// Offset of CAP, 8 bytes.
+/// Offset of CAP (Controller Capabilities), 8 bytes.
 pub const CAP: u32 = 0x00;
-/// Offset of VS, 4 bytes.
+/// Offset of VS (Version), 4 bytes.
 pub const VS: u32 = 0x08;
-/// Offset of INTMS, 4 bytes; PCIe.
+/// Offset of INTMS (Interrupt Mask Set), 4 bytes; PCIe only.
 pub const INTMS: u32 = 0x0c;
-/// Offset of CC, 4 bytes.
+/// Offset of CC (Controller Configuration), 4 bytes.
 pub const CC: u32 = 0x14;
-/// Offset of CSTS, 4 bytes.
+/// Offset of CSTS (Controller Status), 4 bytes.
 pub const CSTS: u32 = 0x1c;
-/// Offset of NSSR, 4 bytes.
+/// Offset of NSSR (NVM Subsystem Reset), 4 bytes.
 pub const NSSR: u32 = 0x20;
-/// Offset of AQA, 4 bytes; PCIe.
+/// Offset of AQA (Admin Queue Attributes), 4 bytes; PCIe only.
 pub const AQA: u32 = 0x24;
-/// Offset of ASQ, 8 bytes; PCIe.
+/// Offset of ASQ (Admin Submission Queue Base Address), 8 bytes; PCIe only.
 pub const ASQ: u32 = 0x28;
-/// Offset of ACQ, 8 bytes; PCIe.
+/// Offset of ACQ (Admin Completion Queue Base Address), 8 bytes; PCIe only.
 pub const ACQ: u32 = 0x30;
-/// Offset of NSSD, 4 bytes.
+/// Offset of NSSD (NVM Subsystem Shutdown), 4 bytes.
 pub const NSSD: u32 = 0x64;
-/// Offset of CRTO, 4 bytes.
+/// Offset of CRTO (Controller Ready Timeouts), 4 bytes.
 pub const CRTO: u32 = 0x68;
-/// Offset of the first doorbell, SQ0TDBL; PCIe (NVMe over PCIe Transport 1.0 section 3.1.2).
+/// Offset of the first doorbell, SQ0TDBL; PCIe only (NVMe over PCIe Transport 1.0 section 3.1.2).
 pub const DOORBELLS: u32 = 0x1000;
 
-/// What is written to NSSR to reset the subsystem: "NVMe" (Base 2.0 section 3.1.3.7).
+/// Value "NVMe"; a write to NSSR resets the NVM subsystem (Base 2.0 section 3.1.3.7).
 pub const NSSR_RESET: u32 = 0x4e56_4d65;
 
 /// CAP: Controller Capabilities (Base 2.0 section 3.1.3.1).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cap {
-    /// MQES: most entries of a queue, one less than the count.
+    /// MQES: Maximum Queue Entries Supported, zero-based.
     pub mqes_z: u16,
-    /// CQR: queues are physically contiguous; 1 over Fabrics.
+    /// CQR: Contiguous Queues Required; 1 over Fabrics.
     pub cqr: bool,
     #[bits(7)]
     __: u8,
-    /// TO: longest time for CSTS.RDY to change, in 500 ms.
+    /// TO: Timeout of a change of CSTS.RDY, in units of 500 ms.
     pub to: u8,
-    /// DSTRD: distance of doorbells, as 4 << DSTRD bytes; 0 over Fabrics.
+    /// DSTRD: Doorbell Stride, `4 << DSTRD` bytes; 0 over Fabrics.
     #[bits(4)]
     pub dstrd: u8,
     __: bool,
-    /// CSS bit 0: NVM command set.
+    /// CSS bit 0: NVM Command Set.
     pub css_nvm: bool,
     #[bits(5)]
     __: u8,
-    /// CSS bit 6: one or more I/O command sets, chosen by CC.CSS 110b.
+    /// CSS bit 6: one or more I/O Command Sets, selected with CC.CSS 110b.
     pub css_io_command_sets: bool,
     #[bits(4)]
     __: u8,
-    /// MPSMIN: smallest memory page, as 4 KiB << MPSMIN.
+    /// MPSMIN: Memory Page Size Minimum, `4096 << MPSMIN` bytes.
     #[bits(4)]
     pub mpsmin: u8,
-    /// MPSMAX: largest memory page, as 4 KiB << MPSMAX.
+    /// MPSMAX: Memory Page Size Maximum, `4096 << MPSMAX` bytes.
     #[bits(4)]
     pub mpsmax: u8,
     #[bits(3)]
     __: u8,
-    /// CRWMS: controller ready with media.
+    /// CRWMS: Controller Ready With Media Support.
     pub crwms: bool,
     #[bits(4)]
     __: u8,
 }
 
 impl Cap {
-    /// MQES with its zero base taken away.
+    /// Maximum number of queue entries, 1 to 65,536: MQES plus one.
     #[must_use]
     pub const fn queue_entries_max(self) -> u32 {
         self.mqes_z() as u32 + 1
     }
 
-    /// TO in milliseconds.
+    /// Timeout of a change of CSTS.RDY in milliseconds: TO times 500.
     #[must_use]
     pub const fn timeout_ms(self) -> u32 {
         self.to() as u32 * 500
@@ -87,18 +87,18 @@ impl Cap {
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub struct Vs {
     __: u8,
-    /// MNR: minor.
+    /// MNR: Minor Version Number.
     pub minor: u8,
-    /// MJR: major.
+    /// MJR: Major Version Number.
     pub major: u16,
 }
 
 impl Vs {
-    /// 1.3.
+    /// NVM Express 1.3.
     pub const V1_3: Self = Self::new().with_major(1).with_minor(3);
-    /// 1.4.
+    /// NVM Express 1.4.
     pub const V1_4: Self = Self::new().with_major(1).with_minor(4);
-    /// 2.0.
+    /// NVM Express Base 2.0.
     pub const V2_0: Self = Self::new().with_major(2);
 }
 
@@ -106,36 +106,36 @@ impl Vs {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cc {
-    /// EN: enable.
+    /// EN: Enable.
     pub en: bool,
     #[bits(3)]
     __: u8,
-    /// CSS: I/O command set selected; see [`CommandSetSelected`].
+    /// CSS: I/O Command Set Selected; see [`CommandSetSelected`].
     #[bits(3)]
     pub css: u8,
-    /// MPS: memory page, as 4 KiB << MPS.
+    /// MPS: Memory Page Size, `4096 << MPS` bytes.
     #[bits(4)]
     pub mps: u8,
-    /// AMS: arbitration mechanism.
+    /// AMS: Arbitration Mechanism Selected; 0 is round robin.
     #[bits(3)]
     pub ams: u8,
-    /// SHN: shutdown notification; see [`ShutdownNotification`].
+    /// SHN: Shutdown Notification; see [`ShutdownNotification`].
     #[bits(2)]
     pub shn: u8,
-    /// IOSQES: size of I/O submission entries, as a power of two; 6.
+    /// IOSQES: I/O Submission Queue Entry Size, `1 << IOSQES` bytes; 6.
     #[bits(4)]
     pub iosqes: u8,
-    /// IOCQES: size of I/O completion entries, as a power of two; 4.
+    /// IOCQES: I/O Completion Queue Entry Size, `1 << IOCQES` bytes; 4.
     #[bits(4)]
     pub iocqes: u8,
-    /// CRIME: controller ready independent of media is enabled.
+    /// CRIME: Controller Ready Independent of Media Enable.
     pub crime: bool,
     #[bits(7)]
     __: u8,
 }
 
 impl Cc {
-    /// SHN.
+    /// SHN: Shutdown Notification of the host.
     #[must_use]
     pub const fn shutdown(self) -> ShutdownNotification {
         ShutdownNotification(self.shn())
@@ -143,23 +143,19 @@ impl Cc {
 }
 
 open_enum! {
-    /// CC.CSS: I/O command set selected.
+    /// CC.CSS: I/O Command Set Selected.
     pub struct CommandSetSelected: u8 {
-        /// NVM command set.
         NVM = 0b000,
-        /// All supported I/O command sets.
+        /// All supported I/O Command Sets; requires CSS bit 6 of CAP.
         ALL = 0b110,
     }
 }
 
 open_enum! {
-    /// CC.SHN: what the host says about shutting down.
+    /// CC.SHN: Shutdown Notification.
     pub struct ShutdownNotification: u8 {
-        /// Nothing.
         NONE = 0,
-        /// Normal shutdown.
         NORMAL = 1,
-        /// Abrupt shutdown.
         ABRUPT = 2,
     }
 }
@@ -168,11 +164,11 @@ open_enum! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Csts {
-    /// RDY: ready.
+    /// RDY: Ready; the controller processes commands.
     pub rdy: bool,
-    /// CFS: controller fatal status.
+    /// CFS: Controller Fatal Status.
     pub cfs: bool,
-    /// SHST: shutdown status; see [`ShutdownStatus`].
+    /// SHST: Shutdown Status; see [`ShutdownStatus`].
     #[bits(2)]
     pub shst: u8,
     #[bits(28)]
@@ -180,7 +176,7 @@ pub struct Csts {
 }
 
 impl Csts {
-    /// SHST.
+    /// SHST: Shutdown Status of the controller.
     #[must_use]
     pub const fn shutdown(self) -> ShutdownStatus {
         ShutdownStatus(self.shst())
@@ -188,36 +184,34 @@ impl Csts {
 }
 
 open_enum! {
-    /// CSTS.SHST: how far shutting down has come.
+    /// CSTS.SHST: Shutdown Status.
     pub struct ShutdownStatus: u8 {
-        /// No shutdown was asked for.
+        /// The host requested no shutdown.
         NORMAL = 0,
-        /// In progress.
         OCCURRING = 1,
-        /// Done.
         COMPLETE = 2,
     }
 }
 
-/// CRTO: Controller Ready Timeouts (Base 2.0 section 3.1.3.21), both in 500 ms.
+/// CRTO: Controller Ready Timeouts (Base 2.0 section 3.1.3.21).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Crto {
-    /// CRWMT: until ready with media.
+    /// CRWMT: Controller Ready With Media Timeout, in units of 500 ms.
     pub crwmt: u16,
     __: u16,
 }
 
-/// AQA: Admin Queue Attributes; PCIe (Base 2.0 section 3.1.3.8).
+/// AQA: Admin Queue Attributes; PCIe only (Base 2.0 section 3.1.3.8).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Aqa {
-    /// ASQS: entries of the admin submission queue, one less than the count.
+    /// ASQS: Admin Submission Queue Size in entries, zero-based.
     #[bits(12)]
     pub asqs_z: u16,
     #[bits(4)]
     __: u8,
-    /// ACQS: entries of the admin completion queue, one less than the count.
+    /// ACQS: Admin Completion Queue Size in entries, zero-based.
     #[bits(12)]
     pub acqs_z: u16,
     #[bits(4)]

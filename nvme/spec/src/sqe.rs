@@ -1,50 +1,42 @@
 //! The submission queue entry and its data pointer (Base 2.0 sections 3.3.3.1 and 4.1).
 //!
-//! The command dwords 10 to 15 have a meaning for each command; `io`, `admin`, `log`, `feature` and
-//! `fabrics` give the views and the builders. Builders name SGLs as the data pointer (PSDT 01b), as Fabrics
-//! requires of every command, also one without data; [`Sqe::with_prp`] turns an entry into a PCIe one.
+//! The meaning of command dwords 10 to 15 depends on the command; `io`, `admin`, `log`, `feature` and
+//! `fabrics` have the views and the builders. Builders set PSDT to 01b (SGL), which Fabrics requires of every
+//! command, even without data; [`Sqe::with_prp`] changes an entry to PRPs for PCIe.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::opcode::{AdminOpcode, FABRICS, FabricsType, IoOpcode};
 
-/// Bytes of a submission queue entry, CC.IOSQES 6 (Base 2.0 section 3.3.3.1).
+/// Size of a submission queue entry in bytes; CC.IOSQES is 6 (Base 2.0 section 3.3.3.1).
 pub const SQE_BYTES: usize = 64;
 
-/// NSID that names every namespace (Base 2.0 section 3.2.1.2).
+/// Broadcast NSID: all namespaces (Base 2.0 section 3.2.1.2).
 pub const NSID_ALL: u32 = 0xffff_ffff;
 
 wire! {
     /// A submission queue entry (Base 2.0 figure "Common Command Format").
     pub struct Sqe[SQE_BYTES] {
-        /// OPC; read it as [`AdminOpcode`] or [`IoOpcode`] according to the queue.
+        /// OPC: Opcode; see [`AdminOpcode`] or [`IoOpcode`], depending on the queue.
         opcode @ 0: u8,
-        /// FUSE in bits 1:0, PSDT in bits 7:6.
+        /// FUSE in bits 1:0, PSDT in bits 7:6; see [`SqeFlags`].
         flags @ 1: u8,
-        /// CID: the host's name for this command, given back in the completion.
+        /// CID: Command Identifier, chosen by the host and repeated in the completion.
         cid @ 2: U16,
-        /// NSID; the low byte of it is FCTYPE in a Fabrics command.
+        /// NSID: Namespace Identifier. Its low byte is FCTYPE in a Fabrics command.
         nsid @ 4: U32,
-        /// Command dword 2.
         cdw2 @ 8: U32,
-        /// Command dword 3.
         cdw3 @ 12: U32,
-        /// MPTR: where the metadata is.
+        /// MPTR: Metadata Pointer.
         mptr @ 16: U64,
-        /// DPTR as SGL 1.
+        /// DPTR: Data Pointer as SGL 1; holds PRP 1 and PRP 2 if PSDT is 00b.
         sgl @ 24: Sgl,
-        /// Command dword 10.
         cdw10 @ 40: U32,
-        /// Command dword 11.
         cdw11 @ 44: U32,
-        /// Command dword 12.
         cdw12 @ 48: U32,
-        /// Command dword 13.
         cdw13 @ 52: U32,
-        /// Command dword 14.
         cdw14 @ 56: U32,
-        /// Command dword 15.
         cdw15 @ 60: U32,
     }
 }
@@ -53,32 +45,32 @@ wire! {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct SqeFlags {
-    /// FUSE as a number; see [`Fuse`].
+    /// FUSE: Fused Operation; see [`Fuse`].
     #[bits(2)]
     pub fuse: u8,
     #[bits(4)]
     __: u8,
-    /// PSDT as a number; see [`Psdt`].
+    /// PSDT: PRP or SGL for Data Transfer; see [`Psdt`].
     #[bits(2)]
     pub psdt: u8,
 }
 
 open_enum! {
-    /// FUSE: whether the command is half of a fused operation (Base 2.0 section 3.4.2).
+    /// FUSE: Fused Operation (Base 2.0 section 3.4.2).
     pub struct Fuse: u8 {
-        /// A normal command.
+        /// Normal operation.
         NONE = 0,
-        /// First of the two.
+        /// First command of a fused operation.
         FIRST = 1,
-        /// Second of the two.
+        /// Second command of a fused operation.
         SECOND = 2,
     }
 }
 
 open_enum! {
-    /// PSDT: what the data and metadata pointers are (Base 2.0 figure "Command Dword 0").
+    /// PSDT: PRP or SGL for Data Transfer (Base 2.0 figure "Command Dword 0").
     pub struct Psdt: u8 {
-        /// PRPs; never over Fabrics.
+        /// PRPs; not allowed over Fabrics.
         PRP = 0,
         /// SGL for data; MPTR is the address of one contiguous buffer.
         SGL = 1,
@@ -88,7 +80,7 @@ open_enum! {
 }
 
 impl Sqe {
-    /// An entry with these three fields, PSDT 01b (SGL) and everything else zero.
+    /// Entry with PSDT 01b (SGL); all fields without a parameter are zero.
     #[must_use]
     pub fn new(opcode: u8, cid: u16, nsid: u32) -> Self {
         Self {
@@ -100,214 +92,208 @@ impl Sqe {
         }
     }
 
-    /// The same entry with this data pointer, and PSDT 01b.
+    /// Replaces the data pointer and sets PSDT to 01b (SGL).
     #[must_use]
     pub fn with_sgl(mut self, sgl: Sgl) -> Self {
         self.sgl = sgl;
         self.with_psdt(Psdt::SGL)
     }
 
-    /// The same entry with PRP 1 and PRP 2 as its data pointer, and PSDT 00b; for PCIe.
+    /// Replaces the data pointer with PRP 1 and PRP 2 and sets PSDT to 00b; PCIe only.
     #[must_use]
     pub fn with_prp(mut self, prp1: u64, prp2: u64) -> Self {
         self.sgl = Sgl::from_prp(prp1, prp2);
         self.with_psdt(Psdt::PRP)
     }
 
-    /// The same entry with another PSDT.
+    /// Replaces PSDT with the low 2 bits of `psdt`.
     #[must_use]
     pub fn with_psdt(mut self, psdt: Psdt) -> Self {
         self.flags = SqeFlags::from_bits(self.flags).with_psdt(psdt.0 & 0b11).into_bits();
         self
     }
 
-    /// The same entry as half of a fused operation.
+    /// Replaces FUSE with the low 2 bits of `fuse`.
     #[must_use]
     pub fn with_fuse(mut self, fuse: Fuse) -> Self {
         self.flags = SqeFlags::from_bits(self.flags).with_fuse(fuse.0 & 0b11).into_bits();
         self
     }
 
-    /// FUSE.
+    /// FUSE: Fused Operation, bits 1:0 of byte 1.
     #[must_use]
     pub const fn fuse(&self) -> Fuse {
         Fuse(SqeFlags::from_bits(self.flags).fuse())
     }
 
-    /// PSDT.
+    /// PSDT: PRP or SGL for Data Transfer, bits 7:6 of byte 1.
     #[must_use]
     pub const fn psdt(&self) -> Psdt {
         Psdt(SqeFlags::from_bits(self.flags).psdt())
     }
 
-    /// The opcode, on an admin queue.
+    /// OPC of an entry of an admin queue.
     #[must_use]
     pub const fn admin_opcode(&self) -> AdminOpcode {
         AdminOpcode(self.opcode)
     }
 
-    /// The opcode, on an I/O queue.
+    /// OPC of an entry of an I/O queue.
     #[must_use]
     pub const fn io_opcode(&self) -> IoOpcode {
         IoOpcode(self.opcode)
     }
 
-    /// Whether this is a Fabrics command.
+    /// Whether OPC is 7Fh, the opcode of all Fabrics commands.
     #[must_use]
     pub const fn is_fabrics(&self) -> bool {
         self.opcode == FABRICS
     }
 
-    /// FCTYPE: byte 4, meaningful in a Fabrics command.
+    /// FCTYPE: Fabrics Command Type, byte 4. Valid only if [`Self::is_fabrics`].
     #[must_use]
     pub fn fctype(&self) -> FabricsType {
         let [fctype, ..] = self.nsid.to_bytes();
         FabricsType(fctype)
     }
 
-    /// CID.
+    /// CID: Command Identifier.
     #[must_use]
     pub fn cid(&self) -> u16 {
         self.cid.get()
     }
 
-    /// NSID.
+    /// NSID: Namespace Identifier; in a Fabrics command the low byte is FCTYPE.
     #[must_use]
     pub fn nsid(&self) -> u32 {
         self.nsid.get()
     }
 
-    /// Command dword 10.
+    /// Command Dword 10 as a host-endian integer.
     #[must_use]
     pub fn cdw10(&self) -> u32 {
         self.cdw10.get()
     }
 
-    /// Command dword 11.
+    /// Command Dword 11 as a host-endian integer.
     #[must_use]
     pub fn cdw11(&self) -> u32 {
         self.cdw11.get()
     }
 
-    /// Command dword 12.
+    /// Command Dword 12 as a host-endian integer.
     #[must_use]
     pub fn cdw12(&self) -> u32 {
         self.cdw12.get()
     }
 
-    /// Command dword 13.
+    /// Command Dword 13 as a host-endian integer.
     #[must_use]
     pub fn cdw13(&self) -> u32 {
         self.cdw13.get()
     }
 
-    /// SLBA, dwords 10 and 11 of Read, Write and their kin (NVM Command Set 1.0 section 3.2).
+    /// SLBA: Starting LBA, dwords 10 and 11 of Read, Write, Compare, Verify and Write Zeroes (NVM Command Set
+    /// 1.0 section 3.2).
     #[must_use]
     pub fn slba(&self) -> u64 {
         u64::from(self.cdw10.get()) | u64::from(self.cdw11.get()) << 32
     }
 
-    /// NLB as it stands, one less than the count: bits 15:0 of dword 12.
+    /// NLB: Number of Logical Blocks, bits 15:0 of dword 12, zero-based.
     #[must_use]
     pub fn nlb_z(&self) -> u16 {
         let [low, high, ..] = self.cdw12.to_bytes();
         u16::from_le_bytes([low, high])
     }
 
-    /// How many logical blocks: NLB with its zero base taken away, 1 to 65,536.
+    /// Number of logical blocks, 1 to 65,536: NLB plus one.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         u32::from(self.nlb_z()) + 1
     }
 
-    /// Sets dwords 10 and 11 to a 64-bit value.
+    /// Stores `value` in dwords 10 (low half) and 11 (high half).
     pub(crate) fn set_cdw10_64(&mut self, value: u64) {
-        let (low, high) = halves(value);
+        let (low, high) = split_u64(value);
         self.cdw10 = low;
         self.cdw11 = high;
     }
 
-    /// Sets dwords 12 and 13 to a 64-bit value.
+    /// Stores `value` in dwords 12 (low half) and 13 (high half).
     pub(crate) fn set_cdw12_64(&mut self, value: u64) {
-        let (low, high) = halves(value);
+        let (low, high) = split_u64(value);
         self.cdw12 = low;
         self.cdw13 = high;
     }
 }
 
-/// The low and high dword of a value.
-fn halves(value: u64) -> (U32, U32) {
+/// Low and high dword of `value`.
+fn split_u64(value: u64) -> (U32, U32) {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     (U32::from_bytes([a, b, c, d]), U32::from_bytes([e, f, g, h]))
 }
 
 open_enum! {
-    /// The identifier byte of an SGL descriptor: type in bits 7:4, sub type in bits 3:0 (Base 2.0 section
-    /// 4.1.2.1).
+    /// SGL Identifier: descriptor type in bits 7:4, sub type in bits 3:0 (Base 2.0 section 4.1.2.1).
     pub struct SglKind: u8 {
-        /// Data Block, by address.
         DATA_BLOCK_ADDRESS = 0x00,
-        /// Data Block, by offset: the data is in the capsule.
+        /// The data is in the capsule; the address field is a byte offset.
         DATA_BLOCK_OFFSET = 0x01,
         BIT_BUCKET = 0x10,
-        /// Segment, by address.
         SEGMENT_ADDRESS = 0x20,
-        /// Last Segment, by address.
         LAST_SEGMENT_ADDRESS = 0x30,
-        /// Last Segment, by offset in the capsule.
+        /// The segment is in the capsule; the address field is a byte offset.
         LAST_SEGMENT_OFFSET = 0x31,
-        /// Keyed Data Block: RDMA memory of the host.
+        /// Host memory with an RDMA remote key; see [`KeyedSgl`].
         KEYED_DATA_BLOCK = 0x40,
-        /// Keyed Data Block whose key the reply is to invalidate.
+        /// As `KEYED_DATA_BLOCK`; the response invalidates the key (RDMA Send with Invalidate).
         KEYED_DATA_BLOCK_INVALIDATE = 0x4f,
-        /// Transport Data Block: the transport moves the data in its own way (TCP).
+        /// The transport defines the data transfer; NVMe/TCP uses R2T, H2CData and C2HData PDUs.
         TRANSPORT_DATA_BLOCK = 0x5a,
     }
 }
 
-impl SglKind {}
-
 wire! {
-    /// An SGL descriptor of the kinds with an address and a 32-bit length (Base 2.0 section 4.1.2.1).
+    /// SGL descriptor with a 64-bit address and a 32-bit length (Base 2.0 section 4.1.2.1).
     pub struct Sgl[16] {
-        /// Address, or offset in the capsule.
+        /// Memory address, or byte offset in the capsule.
         address @ 0: U64,
-        /// Bytes.
+        /// Length in bytes.
         length @ 8: U32,
-        /// Reserved; part of the key in a keyed descriptor.
+        /// Reserved; part of the key in a [`KeyedSgl`].
         reserved @ 12: [u8; 3],
-        /// Type and sub type; see [`SglKind`].
+        /// SGL Identifier; see [`SglKind`].
         identifier @ 15: u8,
     }
 }
 
 wire! {
-    /// A Keyed SGL Data Block descriptor (Base 2.0 section 4.1.2.1): the same 16 bytes as [`Sgl`], cut
-    /// otherwise.
+    /// Keyed SGL Data Block descriptor (Base 2.0 section 4.1.2.1): another layout of the 16 bytes of [`Sgl`].
     pub struct KeyedSgl[16] {
         /// Address in the host's memory region.
         address @ 0: U64,
-        /// Bytes, 24 bits.
+        /// Length in bytes, 24 bits.
         length @ 8: [u8; 3],
-        /// Remote key.
+        /// RDMA remote key (R_Key) of the host's memory region.
         key @ 11: U32,
-        /// Type and sub type; see [`SglKind`].
+        /// SGL Identifier; see [`SglKind`].
         identifier @ 15: u8,
     }
 }
 
 impl KeyedSgl {
-    /// Most bytes that one keyed descriptor names.
+    /// Largest length of a keyed descriptor, in bytes.
     pub const BYTES_MAX: u32 = (1 << 24) - 1;
 
-    /// The length as a number.
+    /// Length of the data block in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u32 {
         let [a, b, c] = self.length;
         u32::from_le_bytes([a, b, c, 0])
     }
 
-    /// The identifier byte as a kind.
+    /// SGL Identifier, byte 15: type and sub type.
     #[must_use]
     pub const fn kind(&self) -> SglKind {
         SglKind(self.identifier)
@@ -321,26 +307,26 @@ impl From<KeyedSgl> for Sgl {
 }
 
 impl Sgl {
-    /// No data: all zero.
+    /// Descriptor of a command without data: all bytes are zero.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Data that follows the entry in its capsule, from offset 0.
+    /// In-capsule data at offset 0.
     #[must_use]
     pub fn in_capsule(bytes: u32) -> Self {
         Self::of_kind(SglKind::DATA_BLOCK_OFFSET, bytes)
     }
 
-    /// Data that the transport asks for or sends in PDUs of its own (TCP).
+    /// Data that NVMe/TCP transfers with R2T, H2CData and C2HData PDUs.
     #[must_use]
     pub fn transport(bytes: u32) -> Self {
         Self::of_kind(SglKind::TRANSPORT_DATA_BLOCK, bytes)
     }
 
-    /// Data in host memory that a remote key opens (RDMA); `bytes` is cut to 24 bits, `invalidate` asks for
-    /// the key to be invalidated with the reply.
+    /// Host memory with an RDMA remote key. `bytes` is truncated to 24 bits. With `invalidate`, the response
+    /// invalidates the key (RDMA Send with Invalidate).
     #[must_use]
     pub fn keyed(address: u64, bytes: u32, key: u32, invalidate: bool) -> Self {
         let [a, b, c, _] = bytes.to_le_bytes();
@@ -349,50 +335,50 @@ impl Sgl {
             .into()
     }
 
-    /// Data of host memory at `address` (PCIe).
+    /// Host memory at `address`; PCIe only.
     #[must_use]
     pub fn data_block(address: u64, bytes: u32) -> Self {
         Self { address: U64::new(address), ..Self::of_kind(SglKind::DATA_BLOCK_ADDRESS, bytes) }
     }
 
-    /// `bytes` of descriptors at `address`, the last ones of the list (PCIe).
+    /// Last segment of an SGL: `bytes` of descriptors at `address`; PCIe only.
     #[must_use]
     pub fn last_segment(address: u64, bytes: u32) -> Self {
         Self { address: U64::new(address), ..Self::of_kind(SglKind::LAST_SEGMENT_ADDRESS, bytes) }
     }
 
-    /// PRP 1 and PRP 2 in the place of an SGL (Base 2.0 section 4.1.1).
+    /// Stores PRP 1 and PRP 2 in the 16 bytes of the descriptor (Base 2.0 section 4.1.1).
     #[must_use]
     pub fn from_prp(prp1: u64, prp2: u64) -> Self {
         zerocopy::transmute!([U64::new(prp1), U64::new(prp2)])
     }
 
-    /// PRP 1 and PRP 2, where PSDT says so.
+    /// PRP 1 and PRP 2. Valid only if PSDT of the entry is 00b.
     #[must_use]
     pub fn prp(self) -> (u64, u64) {
         let [prp1, prp2]: [U64; 2] = zerocopy::transmute!(self);
         (prp1.get(), prp2.get())
     }
 
-    /// The identifier byte as a kind.
+    /// SGL Identifier, byte 15: type and sub type.
     #[must_use]
     pub const fn kind(&self) -> SglKind {
         SglKind(self.identifier)
     }
 
-    /// The length, of a descriptor that is not keyed.
+    /// Length in bytes. Not valid for a keyed descriptor, see [`KeyedSgl::bytes`].
     #[must_use]
     pub fn bytes(&self) -> u32 {
         self.length.get()
     }
 
-    /// The address or offset.
+    /// Memory address, or byte offset in the capsule for the `_OFFSET` kinds.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address.get()
     }
 
-    /// The same bytes as a keyed descriptor, if they are one.
+    /// The descriptor as a [`KeyedSgl`]; `None` if its kind is not a keyed one.
     #[must_use]
     pub fn as_keyed(&self) -> Option<KeyedSgl> {
         let is_keyed =

@@ -1,5 +1,4 @@
-//! The status field of a completion (Base 2.0 section 3.3.3.2.1): code type, code, and the bits that say
-//! what to do next.
+//! The Status Field of a completion (Base 2.0 section 3.3.3.2.1): SCT, SC, CRD, M and DNR.
 
 use core::fmt;
 
@@ -7,15 +6,14 @@ use bitfield_struct::bitfield;
 
 /// The 15 bits of the status field, without the phase tag: SC 7:0, SCT 10:8, CRD 12:11, M 13, DNR 14.
 ///
-/// Two statuses are equal when all of these are; compare [`Status::code`] to ignore CRD, M and DNR. The
-/// codes 180h to 189h mean one thing as a reply to a Fabrics command and another as a reply to an I/O
-/// command, hence the pairs of constants. Codes of commands that Spindle neither sends nor serves (firmware,
-/// namespace management, zones) have no name here.
+/// Equality includes CRD, M and DNR; compare [`Status::code`] to ignore them. The codes 180h to 185h have one
+/// meaning in a completion of a Fabrics command and another in that of an I/O command. Codes of commands that
+/// Spindle neither sends nor serves (firmware, namespace management, zones) have no constant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct Status(u16);
 
-/// The status field in parts (Base 2.0 figure "Completion Queue Entry: Status Field").
+/// Bits of the Status Field (Base 2.0 figure "Completion Queue Entry: Status Field").
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 struct StatusBits {
@@ -25,12 +23,12 @@ struct StatusBits {
     /// SCT: Status Code Type; see [`StatusType`].
     #[bits(3)]
     sct: u8,
-    /// CRD: Command Retry Delay, which of the three times of Identify Controller to wait; 0 for none.
+    /// CRD: Command Retry Delay; 1 to 3 select CRDT1 to CRDT3 of Identify Controller, 0 is no delay.
     #[bits(2)]
     crd: u8,
-    /// M: the error log has more about it.
+    /// M: More; the Error Information log page has an entry for the command.
     more: bool,
-    /// DNR: the same command would fail again.
+    /// DNR: Do Not Retry; the same command is expected to fail again.
     dnr: bool,
     #[bits(1)]
     __: u8,
@@ -46,13 +44,13 @@ open_enum! {
     }
 }
 
-/// Declares the codes as constants of [`Status`], with the words of `Display`.
+/// Declares status codes as constants of [`Status`], each with its `Display` text.
 macro_rules! codes {
     ($($(#[$meta:meta])* $name:ident = $value:expr, $text:literal;)*) => {
         impl Status {
             $(#[doc = $text] $(#[$meta])* pub const $name: Self = Self($value);)*
 
-            /// Words for the code, if it has a name here.
+            /// `Display` text of SCT and SC; `None` if no constant has this code.
             #[must_use]
             pub const fn text(self) -> Option<&'static str> {
                 match self.code() {
@@ -61,7 +59,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The name of the constant with this code, if there is one.
+            /// Name of the constant with this SCT and SC; `None` if there is none.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.code() {
@@ -78,7 +76,7 @@ codes! {
     SUCCESS = 0x000, "success";
     INVALID_OPCODE = 0x001, "invalid opcode";
     INVALID_FIELD = 0x002, "invalid field in command";
-    /// Command ID Conflict: the CID is already in use.
+    /// The CID is already in use.
     COMMAND_ID_CONFLICT = 0x003, "command id conflict";
     DATA_TRANSFER_ERROR = 0x004, "data transfer error";
     ABORTED_POWER_LOSS = 0x005, "aborted: power loss notification";
@@ -108,9 +106,9 @@ codes! {
     SGL_DATA_BLOCK_GRANULARITY_INVALID = 0x01e, "SGL data block granularity invalid";
     COMMAND_NOT_SUPPORTED_FOR_QUEUE_IN_CMB = 0x01f, "command not supported for queue in CMB";
     NAMESPACE_IS_WRITE_PROTECTED = 0x020, "namespace is write protected";
-    /// Command Interrupted: may be sent again.
+    /// The host may retry the command.
     COMMAND_INTERRUPTED = 0x021, "command interrupted";
-    /// Transient Transport Error: may be sent again (a bad data digest, say).
+    /// The host may retry the command, for example after a data digest error.
     COMMAND_TRANSIENT_TRANSPORT_ERROR = 0x022, "transient transport error";
     COMMAND_PROHIBITED_BY_LOCKDOWN = 0x023, "command prohibited by lockdown";
     ADMIN_COMMAND_MEDIA_NOT_READY = 0x024, "admin command media not ready";
@@ -145,30 +143,30 @@ codes! {
     IO_COMMAND_SET_NOT_ENABLED = 0x12a, "I/O command set not enabled";
     IO_COMMAND_SET_COMBINATION_REJECTED = 0x12b, "I/O command set combination rejected";
     INVALID_IO_COMMAND_SET = 0x12c, "invalid I/O command set";
-    // Command specific status, SCT 1, of Fabrics commands (Base 2.0 section 6). 180h to 185h mean other
-    // things as a reply to an I/O command of the NVM Command Set; see the constants after these.
+    // Command specific status, SCT 1, of Fabrics commands (Base 2.0 section 6). 180h to 185h have another
+    // meaning in a completion of an NVM Command Set I/O command; the texts give both meanings.
     /// Connect or Disconnect: RECFMT is not supported.
     CONNECT_INCOMPATIBLE_FORMAT = 0x180,
         "incompatible record format (Connect) or conflicting attributes (I/O)";
     /// Connect: the controller is already associated with a host.
     CONNECT_CONTROLLER_BUSY = 0x181,
         "controller busy (Connect) or invalid protection information (I/O)";
-    /// Connect: a parameter is invalid; dword 0 says which.
+    /// Connect: a parameter is invalid; dword 0 is a [`ConnectInvalid`](crate::fabrics::ConnectInvalid).
     CONNECT_INVALID_PARAMETERS = 0x182,
         "invalid parameters (Connect) or write to read only range (I/O)";
-    /// Connect: the subsystem is not there, discover again.
+    /// Connect: the subsystem is not available; the host restarts discovery.
     CONNECT_RESTART_DISCOVERY = 0x183,
         "restart discovery (Connect) or command size limit exceeded (Copy, Dataset Management)";
-    /// Connect: the host is not allowed.
+    /// Connect: the subsystem does not allow the host.
     CONNECT_INVALID_HOST = 0x184, "invalid host (Connect) or invalid command identifier (Cancel)";
-    /// Disconnect: not on this kind of queue.
+    /// Disconnect: not valid on this type of queue.
     INVALID_QUEUE_TYPE = 0x185,
         "invalid queue type (Disconnect) or incompatible namespace or format (Copy)";
-    /// Get Log Page: the discovery log changed, read it again from its beginning.
+    /// Get Log Page: the discovery log changed; the host reads it again from offset 0.
     DISCOVERY_RESTART = 0x190, "discovery log changed: restart";
     AUTHENTICATION_REQUIRED = 0x191, "authentication required";
-    // Command specific status, SCT 1, of the NVM command set, where the value is not one of the
-    // above (NVM Command Set 1.1 section 3.1).
+    // Command specific status, SCT 1, of NVM Command Set I/O commands (NVM Command Set 1.1 section 3.1);
+    // 180h to 185h are above.
     FAST_COPY_NOT_POSSIBLE = 0x186, "fast copy not possible";
     OVERLAPPING_IO_RANGE = 0x187, "overlapping I/O range";
     NAMESPACE_NOT_REACHABLE = 0x188, "namespace not reachable";
@@ -194,35 +192,35 @@ codes! {
     ABORTED_BY_HOST = 0x371, "aborted by host";
 }
 
-/// The second meaning of 182h and 183h: as a reply to an I/O command (NVM Command Set 1.0 and 1.1 section
-/// 3.1).
+/// Meaning of 182h and 183h in a completion of an I/O command (NVM Command Set 1.0 and 1.1 section 3.1).
 impl Status {
     /// Attempted Write to Read Only Range.
     pub const WRITE_TO_READ_ONLY_RANGE: Self = Self(0x182);
-    /// Command Size Limit Exceeded: Copy, Dataset Management and others beyond what Identify allows.
+    /// Command Size Limit Exceeded: the command (Copy, Dataset Management and others) exceeds a limit that
+    /// Identify reports.
     pub const COMMAND_SIZE_LIMIT_EXCEEDED: Self = Self(0x183);
 }
 
 impl Status {
-    /// From the last word of a completion: the phase tag, bit 0, is dropped.
+    /// From bytes 14 and 15 of a completion; the phase tag (bit 0) is dropped.
     #[must_use]
     pub const fn from_wire(word: u16) -> Self {
         Self(word >> 1)
     }
 
-    /// The last word of a completion.
+    /// Bytes 14 and 15 of a completion, with `phase` in bit 0.
     #[must_use]
     pub const fn to_wire(self, phase: bool) -> u16 {
         self.0 << 1 | phase as u16
     }
 
-    /// From the 15 bits; a sixteenth is dropped.
+    /// From the 15 bits of the Status Field; bit 15 of `bits` is ignored.
     #[must_use]
     pub const fn from_bits(bits: u16) -> Self {
         Self(bits & 0x7fff)
     }
 
-    /// The 15 bits.
+    /// The 15 bits of the Status Field, without the phase tag.
     #[must_use]
     pub const fn bits(self) -> u16 {
         self.0
@@ -232,49 +230,49 @@ impl Status {
         StatusBits::from_bits(self.0)
     }
 
-    /// Only SCT and SC.
+    /// SCT and SC, with CRD, M and DNR cleared.
     #[must_use]
     pub const fn code(self) -> Self {
         Self(self.0 & 0x7ff)
     }
 
-    /// SCT.
+    /// SCT: Status Code Type.
     #[must_use]
     pub const fn sct(self) -> StatusType {
         StatusType(self.parts().sct())
     }
 
-    /// The same status with DNR set: the host is not to try again.
+    /// Sets DNR: the host should not retry the command.
     #[must_use]
     pub const fn dnr(self) -> Self {
         Self(self.parts().with_dnr(true).into_bits())
     }
 
-    /// Whether DNR is set.
+    /// Whether DNR (Do Not Retry) is set.
     #[must_use]
     pub const fn is_dnr(self) -> bool {
         self.parts().dnr()
     }
 
-    /// The same status with M set: the error log has an entry about it.
+    /// Sets M: the Error Information log page has an entry for the command.
     #[must_use]
     pub const fn more(self) -> Self {
         Self(self.parts().with_more(true).into_bits())
     }
 
-    /// The same status with M clear.
+    /// Clears M: the Error Information log page has no entry for the command.
     #[must_use]
     pub const fn without_more(self) -> Self {
         Self(self.parts().with_more(false).into_bits())
     }
 
-    /// Whether M is set.
+    /// Whether M (More) is set.
     #[must_use]
     pub const fn is_more(self) -> bool {
         self.parts().more()
     }
 
-    /// Whether the command succeeded: SCT 0 and SC 0.
+    /// Whether SCT and SC are 0; ignores CRD, M and DNR.
     #[must_use]
     pub const fn is_success(self) -> bool {
         self.code().0 == 0
@@ -287,7 +285,7 @@ impl fmt::Debug for Status {
             Some(name) => f.write_str(name)?,
             None => write!(f, "Status({:#x})", self.code().0)?,
         }
-        write_marks(*self, f)
+        write_flags(*self, f)
     }
 }
 
@@ -297,12 +295,12 @@ impl fmt::Display for Status {
             Some(text) => write!(f, "{text} ({:#x})", self.code().0)?,
             None => write!(f, "status {:#x}", self.code().0)?,
         }
-        write_marks(*self, f)
+        write_flags(*self, f)
     }
 }
 
-/// Writes CRD, M and DNR where they are set.
-fn write_marks(status: Status, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// Appends CRD, M and DNR to the output if they are set.
+fn write_flags(status: Status, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let parts = status.parts();
     if parts.crd() != 0 {
         write!(f, "+CRD{}", parts.crd())?;

@@ -4,7 +4,8 @@
 //! CommonHeader | rest of the header | HDGST | padding | data | DDGST
 //! 0          8 |               HLEN |       |         PDO    |   PLEN
 //! ```
-//! Digests are there if they were negotiated and the flag says so; HDGST covers the first HLEN bytes.
+//! ICReq and ICResp negotiate the digests; FLAGS of a PDU has a bit for each digest that is present. HDGST
+//! covers the first HLEN bytes.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
@@ -12,24 +13,24 @@ use zerocopy::little_endian::{U16, U32};
 use crate::cqe::Cqe;
 use crate::sqe::Sqe;
 
-/// Bytes of [`CommonHeader`].
+/// Size of [`CommonHeader`], the first part of every PDU, in bytes.
 pub const COMMON_HEADER_BYTES: usize = 8;
-/// Bytes of HDGST and of DDGST: a CRC32C, little endian.
+/// Size of HDGST and of DDGST in bytes: a little-endian CRC32C.
 pub const DIGEST_BYTES: usize = 4;
-/// PFV of this revision.
+/// PFV: PDU Format Version, the only one that NVMe/TCP 1.0 and 1.1 define.
 pub const PFV: u16 = 0;
-/// Largest HPDA and CPDA: data aligned to 128 bytes.
+/// Largest HPDA and CPDA, in dwords, zero-based: 128-byte alignment.
 pub const PDA_MAX: u8 = 31;
-/// Smallest MAXH2CDATA that a controller may answer.
+/// Smallest valid MAXH2CDATA in bytes (section 3.6.2.2).
 pub const MAXH2CDATA_MIN: u32 = 4096;
-/// Most bytes of a wrong PDU's header that a terminate request gives back (section 3.6.2.3).
+/// Limit in bytes of the copy of the offending PDU's header in a TermReq PDU (section 3.6.2.3).
 pub const TERM_REQ_DATA_BYTES_MAX: usize = 128;
-/// Most bytes of a command PDU's data on the admin queue and of a Fabrics command, whatever IOCCSZ says
+/// Limit in bytes of in-capsule data on the admin queue and of Fabrics commands, regardless of IOCCSZ
 /// (section 3.3.2.1).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
 open_enum! {
-    /// PDU-type (section 3.6.1). Even types go to the controller, odd ones to the host.
+    /// PDU-type (section 3.6.1). The host sends even types, the controller sends odd types.
     pub struct PduType: u8 {
         /// Initialize Connection Request.
         ICREQ = 0x00,
@@ -53,7 +54,7 @@ open_enum! {
 }
 
 impl PduType {
-    /// HLEN that a PDU of this type must have; `None` for an unknown type.
+    /// HLEN required for this type, in bytes; `None` for an unknown type.
     #[must_use]
     pub const fn hlen(self) -> Option<u8> {
         match self {
@@ -74,94 +75,91 @@ impl PduType {
 pub const HDGSTF: u8 = 1 << 0;
 /// FLAGS bit 1: DDGST follows the data.
 pub const DDGSTF: u8 = 1 << 1;
-/// FLAGS bit 2 of H2CData and C2HData: the last PDU of this transfer.
+/// FLAGS bit 2 of H2CData and C2HData: last PDU of the data transfer.
 pub const LAST_PDU: u8 = 1 << 2;
-/// FLAGS bit 3 of C2HData, with [`LAST_PDU`]: the command succeeded, no response capsule comes.
+/// FLAGS bit 3 of C2HData, only with [`LAST_PDU`]: the command succeeded and no response capsule follows.
 pub const SUCCESS: u8 = 1 << 3;
 
-/// DGST of ICReq and ICResp (section 3.6.2.1): what digests the connection has.
+/// DGST of ICReq (requested) and ICResp (enabled) (section 3.6.2.1).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct DigestBits {
-    /// HDGST_ENABLE.
+    /// HDGST_ENABLE: header digest.
     pub header: bool,
-    /// DDGST_ENABLE.
+    /// DDGST_ENABLE: data digest.
     pub data: bool,
     #[bits(6)]
     __: u8,
 }
 
 open_enum! {
-    /// FES: why a connection is terminated (sections 3.6.2.3 and 3.6.2.4).
+    /// FES: Fatal Error Status of a TermReq PDU (sections 3.6.2.3 and 3.6.2.4).
     pub struct Fes: u16 {
-        /// Invalid PDU Header Field; FEI is its offset.
+        /// Invalid PDU Header Field; FEI is the byte offset of the field in the PDU header.
         INVALID_HEADER_FIELD = 0x01,
         PDU_SEQUENCE_ERROR = 0x02,
-        /// Header Digest Error; FEI is the digest that was received.
+        /// FEI is the digest that was received.
         HEADER_DIGEST_ERROR = 0x03,
         DATA_TRANSFER_OUT_OF_RANGE = 0x04,
-        /// Data Transfer Limit Exceeded, where a controller says it. A host says R2T Limit Exceeded with
-        /// the same number.
+        /// C2HTermReq only. In H2CTermReq the value means [`Self::R2T_LIMIT_EXCEEDED`].
         DATA_TRANSFER_LIMIT_EXCEEDED = 0x05,
-        /// Unsupported Parameter; FEI is the offset of the field.
+        /// FEI is the byte offset of the field in the PDU header.
         UNSUPPORTED_PARAMETER = 0x06,
     }
 }
 
 impl Fes {
-    /// R2T Limit Exceeded, where a host says it.
+    /// R2T Limit Exceeded; H2CTermReq only.
     pub const R2T_LIMIT_EXCEEDED: Self = Self::DATA_TRANSFER_LIMIT_EXCEEDED;
 }
 
 wire! {
-    /// CH: the first 8 bytes of every PDU (section 3.6.1).
+    /// CH: Common Header, the first 8 bytes of every PDU (section 3.6.1).
     pub struct CommonHeader[COMMON_HEADER_BYTES] {
-        /// PDU-type.
         pdu_type @ 0: PduType,
         /// FLAGS: [`HDGSTF`], [`DDGSTF`], [`LAST_PDU`], [`SUCCESS`].
         flags @ 1: u8,
-        /// HLEN: bytes of the header, without its digest.
+        /// HLEN: Header Length in bytes, without HDGST.
         hlen @ 2: u8,
-        /// PDO: where the data begins; 0 where there is none.
+        /// PDO: PDU Data Offset in bytes from the start of the PDU; 0 without data.
         pdo @ 3: u8,
-        /// PLEN: bytes of the whole PDU, digests and padding with it.
+        /// PLEN: PDU Length in bytes, with digests and padding.
         plen @ 4: U32,
     }
 }
 
 impl CommonHeader {
-    /// A header with these fields.
+    /// Header from host-endian values; `hlen`, `pdo` and `plen` are in bytes.
     #[must_use]
     pub fn new(pdu_type: PduType, flags: u8, hlen: u8, pdo: u8, plen: u32) -> Self {
         Self { pdu_type, flags, hlen, pdo, plen: U32::new(plen) }
     }
 
-    /// PLEN.
+    /// PLEN: PDU Length in bytes, with digests and padding.
     #[must_use]
     pub fn plen(&self) -> u32 {
         self.plen.get()
     }
 
-    /// Whether all of these flags are set.
+    /// Whether FLAGS has all bits of `flags`.
     #[must_use]
     pub const fn has(&self, flags: u8) -> bool {
         self.flags & flags == flags
     }
 }
 
-/// Where the data of a PDU begins and how long the PDU is, given digests and the alignment that the
-/// receiver asked for.
+/// PDO and PLEN of a PDU, computed from data length, digests and the receiver's alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// PDO; 0 where there is no data.
+    /// PDO: PDU Data Offset in bytes; 0 without data.
     pub pdo: u8,
-    /// PLEN; saturates at `u32::MAX`.
+    /// PLEN: PDU Length in bytes; saturates at `u32::MAX`.
     pub plen: u32,
 }
 
 impl Extent {
-    /// For a header of `hlen` bytes (24 or 72) and `data_bytes` of data; `pda` is HPDA or CPDA of the
-    /// receiver, 0 to 31. A data digest is counted only where there is data.
+    /// Computes PDO and PLEN. `hlen` is 24 or 72; `pda` is HPDA or CPDA of the receiver, in dwords,
+    /// zero-based, and is limited to [`PDA_MAX`]. Without data, `pda` and `has_data_digest` have no effect.
     #[must_use]
     pub fn new(hlen: u8, data_bytes: u32, has_header_digest: bool, has_data_digest: bool, pda: u8) -> Self {
         let header_bytes = u32::from(hlen) + if has_header_digest { 4 } else { 0 };
@@ -170,38 +168,36 @@ impl Extent {
         }
         let offset = header_bytes.next_multiple_of(pda_bytes(pda.min(PDA_MAX)));
         let digest_bytes = if has_data_digest { 4 } else { 0 };
-        // The PDUs with data have HLEN 24 or 72, so PDO is at most 128.
+        // PDUs with data have HLEN 24 or 72, so PDO is at most 128.
         let pdo = u8::try_from(offset).unwrap_or(u8::MAX);
         Self { pdo, plen: offset.saturating_add(data_bytes).saturating_add(digest_bytes) }
     }
 }
 
-/// HPDA or CPDA as bytes: it counts dwords from zero.
+/// Alignment in bytes of an HPDA or CPDA, which counts dwords, zero-based.
 #[must_use]
 pub const fn pda_bytes(pda: u8) -> u32 {
     (pda as u32 + 1) * 4
 }
 
 wire! {
-    /// ICReq: the host's first PDU (section 3.6.2.1).
+    /// ICReq: Initialize Connection Request, the host's first PDU (section 3.6.2.1).
     pub struct IcReq[128] {
-        /// CH.
         header @ 0: CommonHeader,
-        /// PFV: 0.
+        /// PFV: PDU Format Version, 0.
         pfv @ 8: U16,
-        /// HPDA: alignment of data that the host wants, in dwords, counted from zero; 0 to 31.
+        /// HPDA: Host PDU Data Alignment, in dwords, zero-based; 0 to 31.
         hpda @ 10: u8,
-        /// DGST: digests that the host asks for.
+        /// DGST: digests that the host requests; see [`DigestBits`].
         dgst @ 11: u8,
-        /// MAXR2T: how many R2Ts a command may have outstanding, counted from zero.
+        /// MAXR2T: Maximum Number of Outstanding R2T per command, zero-based.
         maxr2t @ 12: U32,
-        /// Reserved.
         reserved16 @ 16: [u8; 112],
     }
 }
 
 impl IcReq {
-    /// An ICReq; `maxr2t_z` counts from zero.
+    /// ICReq with PFV 0. `hpda` (in dwords) and `maxr2t_z` are zero-based.
     #[must_use]
     pub fn new(hpda: u8, dgst: DigestBits, maxr2t_z: u32) -> Self {
         Self {
@@ -214,7 +210,7 @@ impl IcReq {
         }
     }
 
-    /// DGST.
+    /// DGST: digests that the host requests.
     #[must_use]
     pub const fn digests(&self) -> DigestBits {
         DigestBits::from_bits(self.dgst)
@@ -222,25 +218,24 @@ impl IcReq {
 }
 
 wire! {
-    /// ICResp: the controller's first PDU (section 3.6.2.2).
+    /// ICResp: Initialize Connection Response, the controller's first PDU (section 3.6.2.2).
     pub struct IcResp[128] {
-        /// CH.
         header @ 0: CommonHeader,
-        /// PFV: 0.
+        /// PFV: PDU Format Version, 0.
         pfv @ 8: U16,
-        /// CPDA: alignment of data that the controller wants, in dwords, counted from zero; 0 to 31.
+        /// CPDA: Controller PDU Data Alignment, in dwords, zero-based; 0 to 31.
         cpda @ 10: u8,
-        /// DGST: digests that the connection has.
+        /// DGST: digests that the connection uses; see [`DigestBits`].
         dgst @ 11: u8,
-        /// MAXH2CDATA: most bytes of data in one H2CData PDU; a multiple of 4, at least 4096.
+        /// MAXH2CDATA: Maximum Host to Controller Data length of one H2CData PDU, in bytes; a multiple of 4,
+        /// at least [`MAXH2CDATA_MIN`].
         maxh2cdata @ 12: U32,
-        /// Reserved.
         reserved16 @ 16: [u8; 112],
     }
 }
 
 impl IcResp {
-    /// An ICResp.
+    /// ICResp with PFV 0. `cpda` is in dwords, zero-based; `maxh2cdata` is in bytes.
     #[must_use]
     pub fn new(cpda: u8, dgst: DigestBits, maxh2cdata: u32) -> Self {
         Self {
@@ -253,7 +248,7 @@ impl IcResp {
         }
     }
 
-    /// DGST.
+    /// DGST: digests that the connection uses.
     #[must_use]
     pub const fn digests(&self) -> DigestBits {
         DigestBits::from_bits(self.dgst)
@@ -261,22 +256,21 @@ impl IcResp {
 }
 
 wire! {
-    /// H2CTermReq and C2HTermReq; after it come up to 128 bytes of the PDU that was wrong (sections 3.6.2.3
-    /// and 3.6.2.4). It never has digests.
+    /// H2CTermReq and C2HTermReq: up to [`TERM_REQ_DATA_BYTES_MAX`] bytes of the offending PDU follow
+    /// (sections 3.6.2.3 and 3.6.2.4). The PDU has no digests.
     pub struct TermReq[24] {
-        /// CH.
         header @ 0: CommonHeader,
-        /// FES.
+        /// FES: Fatal Error Status; see [`Fes`].
         fes @ 8: U16,
-        /// FEI: what FES says it is.
+        /// FEI: Fatal Error Information; its meaning depends on FES.
         fei @ 10: U32,
-        /// Reserved.
         reserved14 @ 14: [u8; 10],
     }
 }
 
 impl TermReq {
-    /// A terminate request; `data_bytes` of the wrong PDU follow, at most 128.
+    /// Header of a TermReq PDU. The caller appends `data_bytes` of the offending PDU, at most
+    /// [`TERM_REQ_DATA_BYTES_MAX`].
     #[must_use]
     pub fn new(pdu_type: PduType, fes: Fes, fei: u32, data_bytes: u32) -> Self {
         Self {
@@ -287,13 +281,13 @@ impl TermReq {
         }
     }
 
-    /// FES.
+    /// FES: Fatal Error Status.
     #[must_use]
     pub fn fes(&self) -> Fes {
         Fes(self.fes.get())
     }
 
-    /// FEI.
+    /// FEI: Fatal Error Information; its meaning depends on FES.
     #[must_use]
     pub fn fei(&self) -> u32 {
         self.fei.get()
@@ -301,17 +295,16 @@ impl TermReq {
 }
 
 wire! {
-    /// CapsuleCmd: a command, perhaps with its data (section 3.6.2.5).
+    /// CapsuleCmd: Command Capsule; in-capsule data may follow (section 3.6.2.5).
     pub struct CapsuleCmd[72] {
-        /// CH.
         header @ 0: CommonHeader,
-        /// CCSQE.
+        /// CCSQE: Command Capsule Submission Queue Entry.
         sqe @ 8: Sqe,
     }
 }
 
 impl CapsuleCmd {
-    /// A capsule; `flags` holds the digest flags, `extent` comes from [`Extent::new`] with HLEN 72.
+    /// `flags` has the digest flags; `extent` comes from [`Extent::new`] with HLEN 72.
     #[must_use]
     pub fn new(sqe: Sqe, flags: u8, extent: Extent) -> Self {
         Self { header: CommonHeader::new(PduType::CAPSULE_CMD, flags, 72, extent.pdo, extent.plen), sqe }
@@ -319,43 +312,40 @@ impl CapsuleCmd {
 }
 
 wire! {
-    /// CapsuleResp: a completion (section 3.6.2.6).
+    /// CapsuleResp: Response Capsule (section 3.6.2.6).
     pub struct CapsuleResp[24] {
-        /// CH.
         header @ 0: CommonHeader,
-        /// RCCQE.
+        /// RCCQE: Response Capsule Completion Queue Entry.
         cqe @ 8: Cqe,
     }
 }
 
 impl CapsuleResp {
-    /// A capsule, with a header digest after it or not.
+    /// The caller appends HDGST if `has_header_digest`.
     #[must_use]
     pub fn new(cqe: Cqe, has_header_digest: bool) -> Self {
-        Self { header: header_only(PduType::CAPSULE_RESP, has_header_digest), cqe }
+        Self { header: header_without_data(PduType::CAPSULE_RESP, has_header_digest), cqe }
     }
 }
 
 wire! {
-    /// H2CData: data of a write, after an R2T (section 3.6.2.7).
+    /// H2CData: Host to Controller Data Transfer, in reply to an R2T (section 3.6.2.7).
     pub struct H2cData[24] {
-        /// CH.
         header @ 0: CommonHeader,
-        /// CCCID: CID of the command.
+        /// CCCID: Command Capsule CID.
         cccid @ 8: U16,
-        /// TTAG of the R2T.
+        /// TTAG: Transfer Tag of the R2T.
         ttag @ 10: U16,
-        /// DATAO: offset in the command's data.
+        /// DATAO: Data Offset in the command's data buffer, in bytes.
         datao @ 12: U32,
-        /// DATAL: bytes in this PDU.
+        /// DATAL: Data Length in this PDU, in bytes.
         datal @ 16: U32,
-        /// Reserved.
         reserved20 @ 20: [u8; 4],
     }
 }
 
 impl H2cData {
-    /// A PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
+    /// Header of a PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
     #[must_use]
     pub fn new(cccid: u16, ttag: u16, datao: u32, datal: u32, flags: u8, extent: Extent) -> Self {
         Self {
@@ -370,25 +360,22 @@ impl H2cData {
 }
 
 wire! {
-    /// C2HData: data of a read (section 3.6.2.8).
+    /// C2HData: Controller to Host Data Transfer (section 3.6.2.8).
     pub struct C2hData[24] {
-        /// CH.
         header @ 0: CommonHeader,
-        /// CCCID: CID of the command.
+        /// CCCID: Command Capsule CID.
         cccid @ 8: U16,
-        /// Reserved.
         reserved10 @ 10: [u8; 2],
-        /// DATAO: offset in the command's data.
+        /// DATAO: Data Offset in the command's data buffer, in bytes.
         datao @ 12: U32,
-        /// DATAL: bytes in this PDU.
+        /// DATAL: Data Length in this PDU, in bytes.
         datal @ 16: U32,
-        /// Reserved.
         reserved20 @ 20: [u8; 4],
     }
 }
 
 impl C2hData {
-    /// A PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
+    /// Header of a PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
     #[must_use]
     pub fn new(cccid: u16, datao: u32, datal: u32, flags: u8, extent: Extent) -> Self {
         Self {
@@ -402,29 +389,27 @@ impl C2hData {
 }
 
 wire! {
-    /// R2T: the controller asks for data of a write (section 3.6.2.9).
+    /// R2T: Ready to Transfer; requests `r2tl` bytes of the command's data from the host (section 3.6.2.9).
     pub struct R2t[24] {
-        /// CH.
         header @ 0: CommonHeader,
-        /// CCCID: CID of the command.
+        /// CCCID: Command Capsule CID.
         cccid @ 8: U16,
-        /// TTAG: the controller's name for this transfer.
+        /// TTAG: Transfer Tag, chosen by the controller and repeated in H2CData.
         ttag @ 10: U16,
-        /// R2TO: offset in the command's data.
+        /// R2TO: Requested Data Offset in the command's data buffer, in bytes.
         r2to @ 12: U32,
-        /// R2TL: bytes asked for.
+        /// R2TL: Requested Data Length in bytes.
         r2tl @ 16: U32,
-        /// Reserved.
         reserved20 @ 20: [u8; 4],
     }
 }
 
 impl R2t {
-    /// An R2T, with a header digest after it or not.
+    /// `r2to` and `r2tl` are in bytes. The caller appends HDGST if `has_header_digest`.
     #[must_use]
     pub fn new(cccid: u16, ttag: u16, r2to: u32, r2tl: u32, has_header_digest: bool) -> Self {
         Self {
-            header: header_only(PduType::R2T, has_header_digest),
+            header: header_without_data(PduType::R2T, has_header_digest),
             cccid: U16::new(cccid),
             ttag: U16::new(ttag),
             r2to: U32::new(r2to),
@@ -434,8 +419,8 @@ impl R2t {
     }
 }
 
-/// The common header of a 24-byte PDU without data.
-fn header_only(pdu_type: PduType, has_header_digest: bool) -> CommonHeader {
+/// HLEN is 24; PLEN includes HDGST.
+fn header_without_data(pdu_type: PduType, has_header_digest: bool) -> CommonHeader {
     if has_header_digest {
         CommonHeader::new(pdu_type, HDGSTF, 24, 0, 28)
     } else {

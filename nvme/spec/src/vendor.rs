@@ -1,5 +1,5 @@
-//! What Spindle adds to NVMe: the vendor area of Identify Controller and the admin command End Former
-//! Associations. `docs/extensions.md` specifies both for other implementations.
+//! Extensions of Spindle: the vendor-specific area of Identify Controller and the admin command End Former
+//! Associations. `docs/extensions.md` specifies both.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::U32;
@@ -9,14 +9,14 @@ use crate::identify::IdentifyController;
 use crate::opcode::AdminOpcode;
 use crate::sqe::Sqe;
 
-/// SIG of the vendor area: by it a host knows whose area it is.
+/// SIG of the vendor area: identifies a controller of Spindle.
 pub const SPINDLE_SIGNATURE: [u8; 8] = *b"SPINDLE\0";
-/// VER of the vendor area. A later one may add fields and feature bits, and keeps these.
+/// VER of the vendor area. Later versions add fields and feature bits and keep the existing ones.
 pub const SPINDLE_VERSION: u32 = 1;
 /// Opcode of End Former Associations: vendor specific, no data (bits 1:0 are 00b).
 pub const END_FORMER_ASSOCIATIONS: AdminOpcode = AdminOpcode(0xc0);
 
-/// FEAT of the vendor area: what the controller has beyond the specification.
+/// FEAT of the vendor area: supported extensions.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct SpindleFeatures {
@@ -29,11 +29,11 @@ pub struct SpindleFeatures {
 wire_bits!(SpindleFeatures => U32);
 
 wire! {
-    /// The beginning of the vendor area of Identify Controller (bytes 3072 and up).
+    /// First bytes of the vendor-specific area of Identify Controller, which begins at byte 3072.
     pub struct SpindleArea[16] {
         /// SIG: [`SPINDLE_SIGNATURE`].
         signature @ 0: [u8; 8],
-        /// VER: version of the area, from 1.
+        /// VER: version of the area, at least 1; see [`SPINDLE_VERSION`].
         version @ 8: U32,
         /// FEAT; see [`SpindleFeatures`].
         features @ 12: U32,
@@ -41,7 +41,7 @@ wire! {
 }
 
 impl SpindleArea {
-    /// The area of a controller with these features.
+    /// Vendor area with [`SPINDLE_SIGNATURE`] and [`SPINDLE_VERSION`].
     #[must_use]
     pub fn new(features: SpindleFeatures) -> Self {
         Self { signature: SPINDLE_SIGNATURE, version: U32::new(SPINDLE_VERSION), features: features.into() }
@@ -49,7 +49,7 @@ impl SpindleArea {
 }
 
 impl IdentifyController {
-    /// What the controller has beyond the specification; nothing, where it is not a Spindle.
+    /// FEAT of the vendor area; no bits are set if the signature is not [`SPINDLE_SIGNATURE`] or VER is 0.
     #[must_use]
     pub fn spindle_features(&self) -> SpindleFeatures {
         match SpindleArea::read_from_prefix(&self.vs) {
@@ -60,17 +60,17 @@ impl IdentifyController {
         }
     }
 
-    /// Write the vendor area; what is behind it is kept.
+    /// Writes the first 16 bytes of the vendor area; the others keep their value.
     pub fn set_spindle_features(&mut self, features: SpindleFeatures) {
-        // The area is shorter than the field that holds it.
+        // The write cannot fail: `vs` has 1024 bytes, the area 16.
         let _ = SpindleArea::new(features).write_to_prefix(&mut self.vs);
     }
 }
 
 view! {
-    /// End Former Associations: ends the host's former associations that named the same token.
+    /// End Former Associations: ends former associations of the same host that used the same token.
     pub struct EndFormerAssociations(sqe) {
-        /// TOKEN, dwords 10 and 11: one host program for one purpose. Not 0.
+        /// TOKEN, dwords 10 and 11: identifies one purpose of one host program; not 0.
         token: u64 = u64::from(sqe.cdw11()) << 32 | u64::from(sqe.cdw10()),
     }
 }
@@ -79,17 +79,17 @@ view! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct FormerAssociations {
-    /// ENDED: controllers that the command ended; FFFFh for that many and more.
+    /// ENDED: number of controllers that the command ended; FFFFh is 65,535 or more.
     pub ended: u16,
     #[bits(15)]
     __: u16,
-    /// MAY: the wait ran out, and commands of former associations may still reach a medium.
+    /// MAY: the wait timed out; commands of former associations may still change data.
     pub may_land: bool,
 }
 
 /// Builders for hosts.
 impl Sqe {
-    /// End Former Associations.
+    /// End Former Associations; `token` is not 0.
     #[must_use]
     pub fn end_former_associations(cid: u16, token: u64) -> Self {
         let [low, high] = [token & 0xffff_ffff, token >> 32].map(|half| u32::try_from(half).unwrap_or(0));

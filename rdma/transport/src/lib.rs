@@ -1,8 +1,9 @@
-//! NVMe over RDMA without verbs for both ends, and the shell that joins the controller's end to verbs.
+//! NVMe over RDMA: the protocol of both ends without verbs, and the shell that connects the controller's end
+//! to verbs.
 //!
 //! ```text
 //!   shell / link:  completions ──> Conn::received, Conn::completed ──> next_event
-//!                  next_work   ──> work requests, one doorbell a turn
+//!                  next_work   ──> work requests, one doorbell for each pump
 //! ```
 //!
 //! | file | what |
@@ -13,7 +14,7 @@
 //! | [`host`] | the initiator's end |
 //! | [`registration`] | the initiator's pin-down cache |
 //!
-//! What it does not do: authentication, and more than one queue pair a connection.
+//! Not supported: authentication, and more than one queue pair per connection.
 #![forbid(unsafe_code)]
 
 pub mod controller;

@@ -1,52 +1,53 @@
-//! The pin-down cache: registrations of memory with a device, kept for the next command that uses the memory.
+//! The pin-down cache: memory registrations that are kept for later commands with the same memory.
 //!
-//! Registering pins pages and fills the device's table: tens of microseconds, far more than a small command.
-//! Callers use the same buffers over and over, so a registration stays after its use (Goglin 3.2), the least
-//! recently used ones are given up when too much is pinned, and giving up is done some at a time, off the
-//! commands' way (PVFS 5.4).
+//! Registration pins pages and fills the device's translation table: tens of microseconds, far more than a
+//! small command. Applications reuse buffers, so a registration is kept after its use (Goglin 3.2). When too
+//! much is pinned, the least recently used registrations are dropped, in batches and outside of the data path
+//! (PVFS 5.4).
 //!
 //! ```text
 //!            miss                  release                 over a limit, invalidated          tidy
-//!   ────> registered, in use <───────────────> idle ──────────────────────────────> parked ───────> gone
+//!   ────> registered, in use <───────────────> idle ──────────────────────────────> parked ─> deregistered
 //!                       │          hit           (LRU)                                ^
-//!                       └── invalidated, shadowed: in use, not found any more ────────┘ release
+//!                       └── invalidated or covered: in use, not in the map ───────────┘ release
 //! ```
-//! **Lookup.** A registration serves every range that it covers. None that can be found covers another: a new
-//! one takes those that it covers out of the map. So their ends ascend with their beginnings, and of all that
-//! begin before a range the last reaches farthest: one step in an ordered map decides.
+//! **Lookup.** A registration serves every range that it covers. No mapped registration covers another: a new
+//! one removes those that it covers from the map. So ends ascend with starts, and of all registrations that
+//! start at or before an address the last reaches farthest: one lookup in an ordered map suffices.
 //!
-//! **Truth.** A registration names the pages that lay at an address when it was made. When memory is
-//! unmapped and mapped anew, the device would still reach the old pages. Who unmaps tells it
-//! ([`Cache::invalidate`]); a registration that keeps its memory mapped (`Registrar::Memory`) cannot become
-//! wrong, but would pin what its owner has let go.
+//! **Validity.** A registration refers to the pages that were mapped when it was made. If memory is unmapped
+//! and mapped again, the device would access the old pages. The code that unmaps memory must call
+//! [`Cache::invalidate`]. A registration that keeps its memory mapped (`Registrar::Memory`) stays valid, but
+//! pins memory that its owner has released.
 //!
-//! **What it does not do.** It knows no verbs ([`Registrar`] does) and no threads: one cache a device and
-//! thread. A key that is kept lets the other side reach the memory after its command, too: that is the price
-//! of not registering anew.
+//! **Scope.** The cache calls no verbs ([`Registrar`] does) and uses no threads: one cache per device and
+//! thread. A kept remote key lets the peer access the memory after its command: the cost of not registering
+//! for each command.
 //!
-//! **Limits** are for what is kept, not for what is in use: commands that are outstanding may hold more.
+//! **Limits** apply to kept registrations; those in use by outstanding commands may exceed them.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 
 use spindle_reactor::slab::{SLAB_ENTRIES_MAX, Slab, Slot};
 
-/// Registrations are of whole pages: a device pins no less, and neighbours in a page share it.
+/// Granularity of registrations in bytes: devices pin whole pages, and neighbours in a page share a
+/// registration.
 const PAGE: usize = 4096;
 
-/// Who registers memory with a device; with verbs, or in a test without.
+/// Registers memory with a device; tests implement it without verbs.
 pub trait Registrar {
-    /// A registration. Dropping it deregisters.
+    /// A memory registration. Dropping it deregisters.
     type Region;
-    /// Whatever keeps the memory where it is.
+    /// A handle that keeps the memory mapped.
     type Memory;
-    /// Why it failed.
+    /// Error of [`Registrar::register`].
     type Error;
 
-    /// Register whole pages of it. `is_writable`: the device may write to them, too.
+    /// Registers `bytes` from `address`, both multiples of 4096. `is_writable`: the device may also write.
     ///
     /// # Errors
-    /// The device's, or the system's (too much is pinned).
+    /// The device refuses, or the process exceeds its limit of locked memory.
     fn register(
         &mut self,
         memory: &Self::Memory,
@@ -55,18 +56,19 @@ pub trait Registrar {
         is_writable: bool,
     ) -> Result<Self::Region, Self::Error>;
 
-    /// The local and the remote key.
+    /// The local key and the remote key.
     fn keys(region: &Self::Region) -> (u32, u32);
 }
 
-/// How much is kept.
+/// Limits of the kept registrations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes. 1 GiB: the working buffers of a large application; below what most systems let one pin.
+    /// Maximum registered bytes. 1 GiB: the working buffers of a large application, below the locked-memory
+    /// limit of most systems.
     pub bytes: usize,
-    /// Most registrations. 1024: what the tables of small devices hold with ease.
+    /// Maximum number of registrations. 1024: well below the limits of small devices.
     pub entries: usize,
-    /// Registrations that are given up together.
+    /// Registrations deregistered in one batch.
     pub batch: usize,
 }
 
@@ -76,27 +78,27 @@ impl Default for Limits {
     }
 }
 
-/// A use of a registration; it is given back by [`Cache::release`].
+/// A use of a registration, ended by [`Cache::release`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
-    /// Its name.
+    /// The registration, as [`Cache::release`] takes it.
     pub slot: Slot,
-    /// Local key.
+    /// Key for work requests of this host's device.
     pub local_key: u32,
-    /// Remote key.
+    /// Key for the peer's READs and WRITEs.
     pub remote_key: u32,
 }
 
-/// Why a range could not be had.
+/// Error of [`Cache::acquire`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError<E> {
-    /// The registrar's reason, after all that was idle had been given up.
+    /// Registration failed, also after all idle registrations were dropped.
     #[error(transparent)]
     Register(E),
-    /// More registrations are in use than can be.
+    /// The table of registrations is full and none is idle.
     #[error("{SLAB_ENTRIES_MAX} registrations are in use")]
     Full,
-    /// The range ends behind the end of the address space.
+    /// The range exceeds the address space.
     #[error("no such range of addresses")]
     Range,
 }
@@ -108,31 +110,31 @@ struct Entry<R> {
     end: usize,
     is_writable: bool,
     users: u32,
-    /// It can be found.
+    /// In the map, so that lookups can find it.
     is_mapped: bool,
-    /// Neighbours among those that are idle, the older and the newer.
+    /// Neighbours in the list of idle registrations.
     older: Option<Slot>,
     newer: Option<Slot>,
 }
 
-/// See the module.
+/// A pin-down cache for one device and thread; see the module documentation.
 #[derive(Debug)]
 pub struct Cache<G: Registrar> {
     registrar: G,
     limits: Limits,
     entries: Slab<Entry<G::Region>>,
-    /// By their beginning: of memory that may be written, and of memory that may not.
+    /// Registrations by start address: read-only memory, and writable memory.
     maps: [BTreeMap<usize, Slot>; 2],
-    /// Ends of the list of idle ones.
+    /// Ends of the list of idle registrations.
     oldest: Option<Slot>,
     newest: Option<Slot>,
-    /// Bytes of all that are not parked.
+    /// Bytes of all registrations that are not parked.
     bytes: usize,
     parked: VecDeque<G::Region>,
 }
 
 impl<G: Registrar> Cache<G> {
-    /// An empty cache.
+    /// An empty cache that registers with `registrar`.
     #[must_use]
     pub fn new(registrar: G, limits: Limits) -> Cache<G> {
         Cache {
@@ -147,8 +149,8 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// A registration that covers the range: one that is there, or a new one of `memory`. `is_writable` is a
-    /// property of the memory, not of the command.
+    /// Returns a registration that covers the range: an existing one, or a new one of `memory`. `is_writable`
+    /// is a property of the memory, not of the command.
     #[inline]
     pub fn acquire(
         &mut self,
@@ -192,14 +194,14 @@ impl<G: Registrar> Cache<G> {
         let region = match self.registrar.register(memory, start, bytes, is_writable) {
             Ok(region) => region,
             Err(_) => {
-                // Perhaps too much is pinned: what is not needed goes first.
+                // The limit of locked memory may be exceeded: drop all idle registrations and retry.
                 while self.evict() {}
                 self.deregister(usize::MAX);
                 self.registrar.register(memory, start, bytes, is_writable).map_err(CacheError::Register)?
             }
         };
         self.bytes += bytes;
-        self.hide_covered(start, end, is_writable);
+        self.unmap_covered(start, end, is_writable);
         let (local_key, remote_key) = G::keys(&region);
         let entry =
             Entry { region, start, end, is_writable, users: 1, is_mapped: true, older: None, newer: None };
@@ -208,22 +210,22 @@ impl<G: Registrar> Cache<G> {
         Ok(Lease { slot, local_key, remote_key })
     }
 
-    /// Those that a new one covers are not found any more.
-    fn hide_covered(&mut self, start: usize, end: usize, is_writable: bool) {
+    /// Removes registrations from the map that a new one covers.
+    fn unmap_covered(&mut self, start: usize, end: usize, is_writable: bool) {
         loop {
             let map = &self.maps[usize::from(is_writable)];
             let found = map.range(start..end).next().map(|(_, slot)| *slot);
-            // Ends ascend: where the first is not covered, none is.
+            // Ends ascend: if the first is not covered, none is.
             let Some(slot) = found.filter(|slot| self.entries.get(*slot).is_some_and(|it| it.end <= end))
             else {
                 return;
             };
-            self.hide(slot);
+            self.unmap(slot);
         }
     }
 
-    /// It is not found any more; and it goes, unless it is in use.
-    fn hide(&mut self, slot: Slot) {
+    /// Removes a registration from the map, and parks it if it is idle.
+    fn unmap(&mut self, slot: Slot) {
         let Some(entry) = self.entries.get_mut(slot) else { return };
         if std::mem::take(&mut entry.is_mapped) {
             let (start, is_writable, users) = (entry.start, entry.is_writable, entry.users);
@@ -235,10 +237,10 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// A use is over.
+    /// Ends a use of a registration.
     ///
     /// # Panics
-    /// When it was over already: a bug of the caller.
+    /// If the lease was released before.
     #[inline]
     pub fn release(&mut self, slot: Slot) {
         let entry = self.entries.get_mut(slot).expect("a lease is released once");
@@ -256,27 +258,28 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// The memory of this range was unmapped, or let go: no registration of it is found any more, and those
-    /// that are not in use are given up at once.
+    /// The memory of this range was unmapped or released: its registrations are removed from the map, and
+    /// idle ones are deregistered at once.
     pub fn invalidate(&mut self, address: usize, bytes: usize) {
         let end = address.saturating_add(bytes);
         for is_writable in [false, true] {
             loop {
                 let map = &self.maps[usize::from(is_writable)];
                 let found = map.range(..end).next_back().map(|(_, slot)| *slot);
-                // Ends ascend: where the last does not reach into the range, none does.
+                // Ends ascend: if the last does not reach into the range, none does.
                 let Some(slot) =
                     found.filter(|slot| self.entries.get(*slot).is_some_and(|it| it.end > address))
                 else {
                     break;
                 };
-                self.hide(slot);
+                self.unmap(slot);
             }
         }
         self.deregister(usize::MAX);
     }
 
-    /// Give up what is parked, if that is a batch. Once a turn, when the commands are on their way.
+    /// Deregisters a batch of parked registrations, if there is a full one. Called once per turn, after the
+    /// commands were posted.
     #[inline]
     pub fn tidy(&mut self) {
         if self.parked.len() >= self.limits.batch.max(1) {
@@ -284,7 +287,7 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// Let the least recently used go until so many more bytes fit.
+    /// Evicts least recently used registrations until `bytes` more fit, or none is idle.
     fn make_room(&mut self, bytes: usize) {
         let more = usize::from(bytes > 0);
         while self.bytes.saturating_add(bytes) > self.limits.bytes
@@ -296,19 +299,19 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// Let the least recently used go. False when none is idle.
+    /// Evicts the least recently used registration. False if none is idle.
     fn evict(&mut self) -> bool {
         let Some(slot) = self.oldest else { return false };
-        self.hide(slot);
+        self.unmap(slot);
         true
     }
 
-    /// It is neither found nor in use nor in the list.
+    /// Queues a registration for deregistration; it must be unmapped, unused and unlinked.
     fn park(&mut self, slot: Slot) {
         let Some(entry) = self.entries.remove(slot) else { return };
         self.bytes -= entry.end - entry.start;
         self.parked.push_back(entry.region);
-        // A burst that never comes to its tidy must not pin without bound.
+        // Bounds the pinned memory if `tidy` is not called during a burst.
         if self.parked.len() >= self.limits.batch.max(1) * 4 {
             self.deregister(self.limits.batch.max(1));
         }

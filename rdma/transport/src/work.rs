@@ -1,82 +1,81 @@
-//! What a connection asks of its queue pair, and what comes back: the same words for both ends.
+//! Work requests and completions that connections of both ends exchange with their queue pairs.
 //!
-//! A connection never sees an address or a key of this machine. It names a *chain*, a slot that owns the
-//! buffer until the last of its work requests has completed, and a span of that buffer; the code that carries
-//! the work out (the shell with verbs, the simulator with copies) asks the connection for the buffer.
+//! A connection knows no local address or key. It names a *chain*, a slot that owns the buffer until the last
+//! of its work requests has completed, and a span of that buffer. The code that executes the work (the shell
+//! with verbs, the simulator by copying) gets the buffer from the connection.
 
 use spindle_reactor::slab::Slot;
 
-/// Memory of the other side that a remote key opens.
+/// Memory of the peer, accessed with a remote key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remote {
-    /// Address there.
+    /// Virtual address at the peer.
     pub address: u64,
-    /// Remote key.
+    /// Key from the peer's descriptor.
     pub key: u32,
 }
 
-/// A part of the chain's buffer.
+/// A contiguous part of a chain's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// First byte.
+    /// Offset of the first byte in the buffer.
     pub offset: u32,
-    /// Bytes; 0: no buffer takes part.
+    /// Bytes; 0 for a work request without a buffer.
     pub bytes: u32,
 }
 
-/// Longest head of a SEND: a submission queue entry. A completion queue entry is 16 bytes.
+/// Maximum bytes of the head of a SEND: a submission queue entry. A completion queue entry has 16 bytes.
 pub const HEAD_BYTES_MAX: usize = 64;
 
-/// One work request for the send queue.
+/// Operation of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// RDMA READ from the other side into the span.
+    /// RDMA READ from the peer into the span.
     Read {
-        /// Into here. At most as many segments as the device gathers.
+        /// Destination; its scatter/gather entries are within the device's limit.
         local: Span,
-        /// From there.
+        /// Source at the peer.
         remote: Remote,
     },
-    /// RDMA WRITE of the span to the other side. Of no bytes: nothing is moved, and the other side's address
-    /// and key say nothing.
+    /// RDMA WRITE of the span to the peer. With zero bytes the address and key are not used.
     Write {
-        /// From here. At most as many segments as the device gathers.
+        /// Source; its scatter/gather entries are within the device's limit.
         local: Span,
-        /// To there.
+        /// Destination at the peer.
         remote: Remote,
     },
-    /// SEND of a head, and behind it of the span (in-capsule data).
+    /// SEND of a head followed by the span (in-capsule data).
     Send {
-        /// The head's bytes.
+        /// The queue entry; only the first `head_bytes` are sent.
         head: [u8; HEAD_BYTES_MAX],
-        /// How many of them.
+        /// 64 for a submission queue entry, 16 for a completion queue entry.
         head_bytes: u8,
-        /// In-capsule data; of a controller always empty.
+        /// In-capsule data; always empty at a controller.
         local: Span,
-        /// A remote key to be invalidated with it.
+        /// Remote key of the peer that the SEND invalidates.
         invalidate: Option<u32>,
     },
 }
 
-/// A work request.
+/// A work request for the send queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
-    /// Whose it is. Comes back with its completion.
+    /// The chain that it belongs to, which its completion names.
     pub chain: Slot,
-    /// It has a completion of its own. Without, it completes with the next that has; a failure is told in any
-    /// case.
+    /// True if it generates a completion. Otherwise it has completed when a later signalled one has; a failed
+    /// one always generates a completion.
     pub is_signalled: bool,
-    /// What to do.
+    /// READ, WRITE or SEND, with its operands.
     pub op: Op,
 }
 
-/// A work request of the send queue is over.
+/// Completion of a work request of the send queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// As in the work request.
+    /// Chain of the work request.
     pub chain: Slot,
-    /// As in the work request.
+    /// [`Work::is_signalled`] of the work request.
     pub is_signalled: bool,
-    /// It did what was asked. Otherwise the queue pair is in its error state, and all that follow fail too.
+    /// True on success. Otherwise the queue pair is in the error state, and all later work requests fail too.
     pub is_ok: bool,
 }

@@ -1,6 +1,6 @@
-//! [`SendBatch`]: work requests for the send queue that share a doorbell.
+//! [`SendBatch`]: work requests for the send queue, posted with one doorbell.
 //!
-//! UNSAFETY: what a work request points to is copied when it is added, or lies in the queue pair's list.
+//! UNSAFETY: data that a work request points to is copied when it is added, or lies in the queue pair's list.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::ptr;
@@ -12,53 +12,53 @@ use crate::error::VerbsError;
 use crate::memory::Sge;
 use crate::queue_pair::{List, Post, QueuePair};
 
-/// What a send carries.
+/// Data of a work request.
 #[derive(Debug, Clone, Copy)]
 pub enum SendData<'a> {
-    /// Registered memory, which stays as it is until the completion.
+    /// Registered memory, which must not change until the completion.
     Local(&'a [Sge]),
-    /// Bytes that are copied now: at most [`QueuePair::inline_bytes`]. Not of a READ.
+    /// Bytes copied into the work request; at most [`QueuePair::inline_bytes`]. Not for a READ.
     Inline(&'a [u8]),
 }
 
-/// What a work request does.
+/// Operation of a work request.
 #[derive(Debug, Clone, Copy)]
 pub enum Operation {
-    /// RDMA READ from the other side's memory into ours.
+    /// RDMA READ from the peer's memory into local memory.
     Read {
-        /// Address there.
+        /// Virtual address at the peer.
         address: u64,
-        /// Remote key.
+        /// Key of the peer's memory, with remote read access.
         key: u32,
     },
-    /// RDMA WRITE of our memory to the other side's.
+    /// RDMA WRITE from local memory into the peer's memory.
     Write {
-        /// Address there.
+        /// Virtual address at the peer.
         address: u64,
-        /// Remote key.
+        /// Key of the peer's memory, with remote write access.
         key: u32,
     },
-    /// SEND.
+    /// SEND, which consumes a receive of the peer.
     Send,
-    /// SEND that invalidates a remote key of the other side.
+    /// SEND that invalidates a remote key at the peer.
     SendWithInvalidate {
-        /// Remote key.
+        /// The key to be invalidated.
         key: u32,
     },
 }
 
-/// Collects work requests. Nothing is posted before [`SendBatch::submit`]; dropped instead, it posts nothing.
+/// Collects work requests, which [`SendBatch::submit`] posts. Dropping the batch posts nothing.
 ///
-/// A request that is refused (too many segments or bytes, or more requests than the queue has) is left out,
-/// and those before it stay. `is_signalled`: it completes on its own. A failure does in any case. Without,
-/// its place in the queue becomes free, and its memory may be used again, when a later one completes.
+/// A refused request (too many segments or bytes, or more requests than the queue has) is not added; those
+/// before it stay. `is_signalled`: the request generates a completion; a failed one always does. The queue
+/// entry and memory of an unsignalled request are free when a later request completes.
 ///
-/// Where they are posted as a list ([`QueuePair::posting`]), what comes after [`crate::LIST_BATCH`] requests
-/// has a doorbell of its own: those before it go at once, and stay posted when the batch is dropped.
+/// If requests are posted as a list ([`QueuePair::posting`]), each [`crate::LIST_BATCH`] requests are posted
+/// when the list is full, with their own doorbell, and stay posted when the batch is dropped.
 #[must_use = "nothing is posted without submit"]
 pub struct SendBatch<'a> {
     queue: &'a mut QueuePair,
-    /// Requests, those that were posted too.
+    /// Requests added, including posted ones.
     count: u32,
     failed: Option<VerbsError>,
 }
@@ -69,12 +69,12 @@ const VERB_EXTENDED: &str = "ibv_wr_complete";
 impl<'a> SendBatch<'a> {
     pub(crate) fn new(queue: &'a mut QueuePair) -> SendBatch<'a> {
         let mut batch = SendBatch { queue, count: 0, failed: None };
-        // One that was forgotten, not dropped.
+        // Discards a batch that was leaked by `mem::forget`.
         batch.discard();
         batch
     }
 
-    /// Add a work request, whose completion has this number.
+    /// Adds a work request; its completion has this `id`.
     #[inline]
     pub fn add(
         &mut self,
@@ -89,7 +89,9 @@ impl<'a> SendBatch<'a> {
             Post::Extended(queue) => {
                 let queue = *queue;
                 self.open(queue);
-                // SAFETY: alive and started, and has these calls; the data are within limits.
+                // SAFETY: `self.queue` keeps the queue pair alive, `open` has started a batch, and `check`
+                // has compared the data with the limits; `Post::Extended` is only created with all calls
+                // present.
                 unsafe { add_extended(queue, id, is_signalled, operation, data) };
             }
             Post::List(list) => {
@@ -101,11 +103,11 @@ impl<'a> SendBatch<'a> {
         Ok(())
     }
 
-    /// Post them all, with one doorbell.
+    /// Posts all added requests, with one doorbell.
     ///
     /// # Errors
-    /// The queue has no room for all of them, or is dead. Some of them may have been posted: they complete as
-    /// any other.
+    /// The queue has too few free entries, or has failed. Some requests may have been posted; they complete
+    /// as usual.
     #[inline]
     pub fn submit(mut self) -> Result<(), VerbsError> {
         if let Some(error) = self.failed {
@@ -114,7 +116,7 @@ impl<'a> SendBatch<'a> {
         match self.queue.post {
             Post::Extended(queue) if self.queue.is_open => {
                 self.queue.is_open = false;
-                // SAFETY: alive, and started.
+                // SAFETY: `self.queue` keeps the queue pair alive; `is_open` means that a batch is started.
                 VerbsError::check(VERB_EXTENDED, unsafe { sys::ibv_wr_complete(queue) })
             }
             Post::Extended(_) => Ok(()),
@@ -122,7 +124,7 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// Limits, before anything is touched.
+    /// Checks the limits of a request before anything is written.
     #[inline]
     fn check(&self, operation: Operation, data: SendData<'_>) -> Result<(), VerbsError> {
         let (length, max) = match data {
@@ -143,12 +145,12 @@ impl<'a> SendBatch<'a> {
     fn open(&mut self, queue: *mut sys::ibv_qp_ex) {
         if !self.queue.is_open {
             self.queue.is_open = true;
-            // SAFETY: alive, and not started.
+            // SAFETY: `self.queue` keeps the queue pair alive; no batch is started, as `is_open` was false.
             unsafe { sys::ibv_wr_start(queue) };
         }
     }
 
-    /// Post a list that is full.
+    /// Posts the list if it is full.
     #[inline]
     fn make_room(&mut self) -> Result<(), VerbsError> {
         match &self.queue.post {
@@ -157,7 +159,7 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// Post what is in the list.
+    /// Posts the requests of the list.
     fn flush_list(&mut self) -> Result<(), VerbsError> {
         let raw = self.queue.raw;
         let Post::List(list) = &mut self.queue.post else { return Ok(()) };
@@ -167,7 +169,8 @@ impl<'a> SendBatch<'a> {
         }
         let first = list.link(count, self.queue.send_sge);
         let mut bad = ptr::null_mut();
-        // SAFETY: alive; the list is ours, and read before this returns.
+        // SAFETY: `self.queue` keeps the queue pair and its list alive; the call reads the list before it
+        // returns.
         let returned = unsafe { sys::ibv_post_send(raw, first, &raw mut bad) };
         let outcome = VerbsError::check(VERB_LIST, returned);
         self.failed = outcome.err();
@@ -177,7 +180,7 @@ impl<'a> SendBatch<'a> {
     fn discard(&mut self) {
         let is_open = std::mem::take(&mut self.queue.is_open);
         match &mut self.queue.post {
-            // SAFETY: alive, and started.
+            // SAFETY: `self.queue` keeps the queue pair alive; `is_open` means that a batch is started.
             Post::Extended(queue) if is_open => unsafe { sys::ibv_wr_abort(*queue) },
             Post::Extended(_) => {}
             Post::List(list) => list.count = 0,
@@ -196,8 +199,8 @@ const SIGNALLED: u32 = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
 const INLINE: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
 
 /// # Safety
-/// The queue pair is alive, a batch is started, it has all calls of `queue_pair::extended`, and the data are
-/// within its limits.
+/// The queue pair exists, a batch is started, it has all calls that `queue_pair::extended` checks, and the
+/// data are within its limits.
 #[inline]
 unsafe fn add_extended(
     queue: *mut sys::ibv_qp_ex,
@@ -206,12 +209,13 @@ unsafe fn add_extended(
     operation: Operation,
     data: SendData<'_>,
 ) {
-    // SAFETY: by contract. Segments and bytes are copied by the calls.
+    // SAFETY: the caller guarantees a started batch and data within the limits; the calls copy segments and
+    // bytes.
     unsafe {
         (*queue).wr_id = id;
         (*queue).wr_flags = if is_signalled { SIGNALLED } else { 0 };
         if let SendData::Inline(_) = data {
-            // Told by the setter below; soft-RoCE wants to hear it twice.
+            // Implied by `ibv_wr_set_inline_data` below; soft-RoCE needs the flag too.
             (*queue).wr_flags |= INLINE;
         }
         match operation {
@@ -233,7 +237,7 @@ unsafe fn add_extended(
 }
 
 impl List {
-    /// The next request, with no data. There is room for it.
+    /// The next request, without data. The list must not be full.
     #[inline]
     fn next(&mut self, id: u64, is_signalled: bool, opcode: opcode::Type) -> &mut sys::ibv_send_wr {
         let request = &mut self.requests[self.count];
@@ -244,7 +248,7 @@ impl List {
         request
     }
 
-    /// Append a request. There is room for it, and the data are within limits.
+    /// Appends a request. The list must not be full, and the data must be within the limits.
     #[inline]
     fn add(
         &mut self,
@@ -291,13 +295,13 @@ impl List {
         self.count += 1;
     }
 
-    /// Make the first `count` requests a chain that knows its segments, and give its begin.
+    /// Links the first `count` requests and sets their segment pointers. Returns the first one.
     fn link(&mut self, count: usize, segments_max: u32) -> *mut sys::ibv_send_wr {
         let first = self.requests.as_mut_ptr();
         let segments = self.segments.as_mut_ptr().cast::<sys::ibv_sge>();
         for index in 0..count.min(self.requests.len()) {
             let is_last = index + 1 == count;
-            // SAFETY: within the array, which nothing else refers to.
+            // SAFETY: `index` is within `requests`, which `self` borrows exclusively.
             let request = unsafe { &mut *first.add(index) };
             request.next = if is_last { ptr::null_mut() } else { first.wrapping_add(index + 1) };
             request.sg_list = segments.wrapping_add(index * segments_max as usize);
@@ -325,7 +329,8 @@ mod tests {
         list.add(3, true, Operation::Send, SendData::Local(&[]), 3, 16);
         let count = list.count;
         let first = list.link(count, 3);
-        // SAFETY: a chain of three, whose segments and bytes are the list's.
+        // SAFETY: `link` has linked three requests; they and their segments and bytes are in `list`, which
+        // lives on.
         unsafe {
             assert_eq!(
                 ((*first).wr_id, (*first).opcode, (*first).num_sge),

@@ -1,7 +1,7 @@
-//! [`CmChannel`]: events of the connection manager.
+//! [`CmChannel`]: the event channel of the connection manager.
 //!
-//! UNSAFETY: a channel is destroyed after its identifiers. librdmacm changes an identifier while it takes an
-//! event of it, so taking events and using an identifier both need the channel's lock.
+//! UNSAFETY: a channel is destroyed after its identifiers. librdmacm changes an identifier while it returns
+//! an event of it, so both taking events and using an identifier require the channel's lock.
 #![expect(unsafe_code, reason = "calls librdmacm")]
 
 use std::cell::Cell;
@@ -24,9 +24,9 @@ pub(crate) struct ChannelInner {
     lock: Mutex<()>,
 }
 
-// SAFETY: the channel itself is a descriptor, and its identifiers are used under the lock.
+// SAFETY: the channel is only a file descriptor, and all calls on its identifiers hold `lock`.
 unsafe impl Send for ChannelInner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: `lock` serializes the threads.
 unsafe impl Sync for ChannelInner {}
 
 impl ChannelInner {
@@ -37,51 +37,52 @@ impl ChannelInner {
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
-        // SAFETY: ours, and its identifiers held it.
+        // SAFETY: created by `CmChannel::new` and destroyed only here. Each identifier holds an `Arc` of this
+        // struct, so none is left.
         unsafe { sys::rdma_destroy_event_channel(self.raw) };
     }
 }
 
-/// Where the events of identifiers come out. Its descriptor is readable when there is one.
+/// Reports the events of its identifiers. Its descriptor is readable while an event is pending.
 #[derive(Debug)]
 pub struct CmChannel {
     pub(crate) inner: Arc<ChannelInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
 
-/// Most bytes of private data in an event.
+/// Maximum bytes of private data in an event, as its length has 8 bits.
 pub const PRIVATE_DATA_BYTES_MAX: usize = 255;
 
-/// What happened to an identifier.
+/// Kind of an event, as `rdma_cm_event_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CmEventKind {
-    /// [`CmId::resolve_address`] is done; the identifier has a device.
+    /// [`CmId::resolve_address`] has succeeded; the identifier is bound to a device.
     AddressResolved,
-    /// It failed.
+    /// [`CmId::resolve_address`] has failed.
     AddressError,
-    /// [`CmId::resolve_route`] is done.
+    /// [`CmId::resolve_route`] has succeeded.
     RouteResolved,
-    /// It failed.
+    /// [`CmId::resolve_route`] has failed.
     RouteError,
-    /// Somebody wants to connect; `new_id` is the identifier for it.
+    /// A peer requests a connection on a listener; `new_id` is its identifier.
     ConnectRequest,
-    /// The connection could not be made.
+    /// Connecting failed on this side or at the peer.
     ConnectError,
-    /// No answer.
+    /// The peer did not answer the connection request.
     Unreachable,
-    /// The other side refused; private data may say why. After `Established` too, where the accepting side
-    /// dropped its identifier before it heard of the connection.
+    /// The peer has rejected the request; private data may contain its reason. May follow `Established`, if
+    /// the accepting side dropped its identifier before it got its own `Established`.
     Rejected,
-    /// There is a connection; on the connecting side with the private data of the accepting one.
+    /// The connection is established; on the connecting side with the private data of the accepting side.
     Established,
-    /// The connection has ended.
+    /// The connection was disconnected by either side or by an error.
     Disconnected,
-    /// The device is about to go: identifiers and all that is on it are to be dropped.
+    /// The device is being removed: its identifiers and all other objects of it must be dropped.
     DeviceRemoval,
-    /// The network device that the identifier is bound to has another hardware address: a bond has gone over
-    /// to its other port. A listener hears nothing any more.
+    /// The network device of the identifier has a new hardware address, such as after the failover of a bond.
+    /// A listener gets no more requests.
     AddressChange,
-    /// Another, in librdmacm's numbers.
+    /// Any other `rdma_cm_event_type`.
     Other(u32),
 }
 
@@ -104,84 +105,87 @@ impl CmEventKind {
         }
     }
 
-    /// librdmacm fills in the parameters of a connection.
+    /// True if librdmacm sets the connection parameters of such an event.
     fn has_parameters(self) -> bool {
         matches!(self, CmEventKind::ConnectRequest | CmEventKind::Established | CmEventKind::Rejected)
     }
 }
 
-/// An event, copied and acknowledged.
+/// An event of the connection manager, copied and already acknowledged.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// What happened.
+    /// Type of the event.
     pub kind: CmEventKind,
-    /// To which identifier. Of a connection request: the new one.
+    /// The identifier of the event; the new one for a connection request.
     pub id: CmToken,
-    /// Of a connection request: who listened.
+    /// Only with a connection request: the listener.
     pub listener: Option<CmToken>,
-    /// Of a connection request: the new identifier. It is the receiver's; dropping it refuses.
+    /// Only with a connection request: the new identifier. Dropping it rejects the request.
     pub new_id: Option<CmId>,
-    /// Why something failed: a negative system error, or the reason of a reject.
+    /// Reason of a failure: a negated error number, or the reason of a reject.
     pub status: i32,
-    /// What the other side said, often with zeroes behind.
+    /// The peer's private data; may be padded with zeroes.
     pub private_data: ArrayVec<u8, PRIVATE_DATA_BYTES_MAX>,
-    /// READs that this side may have to serve at once: what the other side's `initiator_depth` says.
+    /// Maximum READs of the peer that this side must serve at once: the peer's `initiator_depth`.
     pub responder_resources: u8,
-    /// READs that this side may have outstanding at once: what the other side's `responder_resources` says.
+    /// Maximum READs that this side may have outstanding: the peer's `responder_resources`.
     pub initiator_depth: u8,
 }
 
 impl CmChannel {
-    /// Open one, which does not block.
+    /// Creates a nonblocking event channel.
     ///
     /// # Errors
-    /// No RDMA here (`ENODEV`), or no more descriptors.
+    /// The machine has no RDMA (`ENODEV`), or too many files are open.
     pub fn new() -> Result<CmChannel, VerbsError> {
-        // SAFETY: takes nothing.
+        // SAFETY: has no arguments and no preconditions.
         let raw = unsafe { sys::rdma_create_event_channel() };
-        let raw = VerbsError::made("rdma_create_event_channel", raw)?;
+        let raw = VerbsError::check_pointer("rdma_create_event_channel", raw)?;
         let inner = Arc::new(ChannelInner { raw, lock: Mutex::new(()) });
-        // SAFETY: ours.
+        // SAFETY: `raw` is not null, and `inner` keeps the channel alive.
         set_nonblocking(unsafe { (*raw).fd })?;
         Ok(CmChannel { inner, _not_sync: PhantomData })
     }
 
-    /// The next event, if one is there. Costs a system call: wait for the descriptor.
+    /// The next pending event. Costs a system call, so wait for the descriptor.
     ///
     /// # Errors
-    /// The library failed; the event, if there was one, is lost.
+    /// The call or the acknowledgement failed; an event that was taken is lost.
     pub fn next_event(&self) -> Result<Option<CmEvent>, VerbsError> {
         let _lock = self.inner.lock();
         let mut raw = ptr::null_mut();
-        // SAFETY: our channel; the pointer is written.
+        // SAFETY: `self` keeps the channel alive; `raw` is written on success only.
         if unsafe { sys::rdma_get_cm_event(self.inner.raw, &raw mut raw) } != 0 {
             let error = VerbsError::last("rdma_get_cm_event");
             let is_none = error.errno == libc::EAGAIN;
             return if is_none { Ok(None) } else { Err(error) };
         }
-        // SAFETY: an event that is not acknowledged yet.
+        // SAFETY: the event was just taken from this channel under its lock, and is acknowledged below.
         let event = unsafe { self.copy(raw) };
-        // SAFETY: taken above, acknowledged once.
+        // SAFETY: the event was taken above and is acknowledged only here.
         VerbsError::check("rdma_ack_cm_event", unsafe { sys::rdma_ack_cm_event(raw) })?;
         Ok(Some(event))
     }
 
     /// # Safety
-    /// The event was taken from this channel under its lock, and is not acknowledged.
+    /// The event was taken from this channel under its lock, which is still held, and is not acknowledged.
     unsafe fn copy(&self, raw: *mut sys::rdma_cm_event) -> CmEvent {
-        // SAFETY: by contract; its identifiers are alive until it is acknowledged.
+        // SAFETY: the caller guarantees an unacknowledged event; it is valid, and its identifiers exist,
+        // until it is acknowledged.
         let (number, status, id, listener) =
             unsafe { ((*raw).event, (*raw).status, (*raw).id, (*raw).listen_id) };
         let kind = CmEventKind::new(number);
         let new_id = (kind == CmEventKind::ConnectRequest).then(|| {
-            // SAFETY: librdmacm made it for us, and it has no owner yet.
+            // SAFETY: librdmacm has created the identifier for this event on this channel, whose lock is
+            // held, and nothing else owns it.
             unsafe { CmId::adopt(id, &self.inner) }
         });
         let mut event = CmEvent {
             kind,
-            // SAFETY: alive, see above; each identifier carries its token.
+            // SAFETY: the identifier exists until the event is acknowledged; `CmId` has set a token as its
+            // context.
             id: unsafe { CmToken::of(id) },
-            // SAFETY: as above.
+            // SAFETY: as for `id`.
             listener: (!listener.is_null()).then(|| unsafe { CmToken::of(listener) }),
             new_id,
             status,
@@ -190,7 +194,8 @@ impl CmChannel {
             initiator_depth: 0,
         };
         if kind.has_parameters() {
-            // SAFETY: an event of a connection has these parameters, and as many bytes of private data.
+            // SAFETY: in an event of this kind the union holds `conn`, and `private_data` is null or has
+            // `private_data_len` bytes.
             unsafe {
                 let parameters = &raw const (*raw).param.conn;
                 event.responder_resources = (*parameters).responder_resources;
@@ -208,7 +213,7 @@ impl CmChannel {
 
 impl AsFd for CmChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the channel.
+        // SAFETY: `inner` keeps the channel and its descriptor open while `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw((*self.inner.raw).fd) }
     }
 }

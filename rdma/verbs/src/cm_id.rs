@@ -1,7 +1,7 @@
-//! [`CmId`]: one end of a connection, or a listener.
+//! [`CmId`]: a connection manager identifier, of a connection or a listener.
 //!
-//! UNSAFETY: an identifier is used under the lock of the channel that it is on (see `cm_channel`), and is
-//! destroyed after its queue pair and before its channel.
+//! UNSAFETY: an identifier is used only under the lock of its channel (see `cm_channel`), and destroyed after
+//! its queue pair and before its channel.
 #![expect(unsafe_code, reason = "calls librdmacm")]
 
 use std::cell::Cell;
@@ -22,43 +22,43 @@ use crate::device::Device;
 use crate::error::VerbsError;
 use crate::queue_pair::{QueuePair, QueuePairConfig};
 
-/// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_AFONLY`: enums without a name, which rdma-sys does not bind.
+/// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_AFONLY`, members of unnamed enums, which rdma-sys does not bind.
 const OPTION_ID: c_int = 0;
 const OPTION_ID_AFONLY: c_int = 2;
 
-/// Names an identifier. No two of a process are the same, ever.
+/// Name of an identifier, unique in the process and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CmToken(usize);
 
 impl CmToken {
-    /// One that no identifier has.
+    /// A new token.
     #[must_use]
     pub fn next() -> CmToken {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         CmToken(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// It is kept in the place that the library leaves to its user.
+    /// The token as the identifier's user context.
     fn context(self) -> *mut libc::c_void {
         ptr::without_provenance_mut(self.0)
     }
 
     /// # Safety
-    /// The identifier is alive.
+    /// The identifier exists.
     pub(crate) unsafe fn of(raw: *mut sys::rdma_cm_id) -> CmToken {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees that the identifier exists.
         CmToken(unsafe { (*raw).context }.addr())
     }
 }
 
-/// What two sides tell each other when they connect.
+/// Connection parameters, as `rdma_conn_param`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ConnectParams<'a> {
-    /// For the other side's event. How much fits is the transport's: 56 bytes to connect, 196 to accept.
+    /// Private data for the peer's event; at most 56 bytes to connect and 196 to accept.
     pub private_data: &'a [u8],
-    /// READs of the other side that this one serves at once. 255: as many as the device does.
+    /// Maximum READs of the peer that this side serves at once. 255: the device's maximum.
     pub responder_resources: u8,
-    /// READs that this side has outstanding at once. 255: as many as the device does.
+    /// Maximum READs that this side has outstanding. 255: the device's maximum.
     pub initiator_depth: u8,
 }
 
@@ -70,7 +70,7 @@ impl ConnectParams<'_> {
             responder_resources: self.responder_resources,
             initiator_depth: self.initiator_depth,
             flow_control: 1,
-            // The most; of what finds no RECV, 7 is for ever.
+            // The maxima. For RNR NAK, 7 means unlimited retries.
             retry_count: 7,
             rnr_retry_count: 7,
             srq: 0,
@@ -91,35 +91,35 @@ fn milliseconds(timeout: Duration) -> c_int {
 pub(crate) struct IdInner {
     raw: *mut sys::rdma_cm_id,
     token: CmToken,
-    /// The one that it is on now.
+    /// The channel that reports the identifier's events.
     channel: Mutex<Arc<ChannelInner>>,
 }
 
-// SAFETY: the identifier is used under the lock of its channel.
+// SAFETY: all uses of `raw` hold the lock of its channel; the other fields are `Send` and `Sync`.
 unsafe impl Send for IdInner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: the channel's lock serializes the threads.
 unsafe impl Sync for IdInner {}
 
 impl IdInner {
-    /// Do something with the identifier while no thread takes events of it.
-    pub(crate) fn with<R>(&self, what: impl FnOnce(*mut sys::rdma_cm_id) -> R) -> R {
+    /// Calls `call` under the channel's lock, so no thread takes events of the identifier meanwhile.
+    pub(crate) fn with<R>(&self, call: impl FnOnce(*mut sys::rdma_cm_id) -> R) -> R {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         let _lock = channel.lock();
-        what(self.raw)
+        call(self.raw)
     }
 
-    /// The same with a verb that takes for granted, without looking, that the identifier has a device, or a
-    /// queue pair and so a device.
+    /// As [`IdInner::with`], for a verb that dereferences the identifier's device, or its queue pair, without
+    /// a check. EINVAL if it has none.
     fn with_parts(
         &self,
         verb: &'static str,
         needs_queue: bool,
-        what: impl FnOnce(*mut sys::rdma_cm_id) -> c_int,
+        call: impl FnOnce(*mut sys::rdma_cm_id) -> c_int,
     ) -> Result<(), VerbsError> {
         self.with(|raw| {
-            // SAFETY: ours.
+            // SAFETY: the identifier exists as long as `self`, and its channel's lock is held.
             let is_missing = unsafe { (*raw).verbs.is_null() || needs_queue && (*raw).qp.is_null() };
-            VerbsError::check(verb, if is_missing { libc::EINVAL } else { what(raw) })
+            VerbsError::check(verb, if is_missing { libc::EINVAL } else { call(raw) })
         })
     }
 
@@ -129,11 +129,12 @@ impl IdInner {
             return Ok(());
         }
         let from = Arc::clone(&channel);
-        // In the order of their addresses: two that cross do not wait for each other.
+        // Locks in the order of the addresses, so that two concurrent migrations cannot deadlock.
         let is_first = Arc::as_ptr(&from) < Arc::as_ptr(to);
         let (first, second) = if is_first { (&from, to) } else { (to, &from) };
         let (_first, _second) = (first.lock(), second.lock());
-        // SAFETY: ours, both channels are alive, and no event of them is being taken.
+        // SAFETY: `self` and the two `Arc`s keep identifier and channels alive; both locks are held, so no
+        // events are taken.
         VerbsError::check("rdma_migrate_id", unsafe { sys::rdma_migrate_id(self.raw, to.raw) })?;
         *channel = Arc::clone(to);
         Ok(())
@@ -142,14 +143,15 @@ impl IdInner {
 
 impl Drop for IdInner {
     fn drop(&mut self) {
-        // SAFETY: ours, its queue pair held it, and its events were acknowledged as they were taken.
+        // SAFETY: destroyed only here. A queue pair holds an `Arc` of this struct, so none is left, and every
+        // event was acknowledged when it was taken.
         self.with(|raw| unsafe { sys::rdma_destroy_id(raw) });
     }
 }
 
-/// An identifier of the connection manager, of the reliable connected kind.
+/// A connection manager identifier of the reliable connected type (`RDMA_PS_TCP`).
 ///
-/// Its queue pair keeps it alive: it is destroyed when both are dropped. Until then events of it may come.
+/// Its queue pair holds a reference: it is destroyed when both are dropped, and may have events until then.
 #[derive(Debug)]
 pub struct CmId {
     inner: Arc<IdInner>,
@@ -157,16 +159,16 @@ pub struct CmId {
 }
 
 impl CmId {
-    /// Make one.
+    /// Creates an identifier on a channel.
     ///
     /// # Errors
-    /// No RDMA here, or no more identifiers.
+    /// The machine has no RDMA, or the kernel cannot create another identifier.
     pub fn new(channel: &CmChannel) -> Result<CmId, VerbsError> {
         let token = CmToken::next();
         let mut raw = ptr::null_mut();
         let space = sys::rdma_port_space::RDMA_PS_TCP;
         let inner = &channel.inner;
-        // SAFETY: the channel is alive, and kept; the pointer is written.
+        // SAFETY: the channel exists, and the identifier keeps it; `raw` is written on success only.
         VerbsError::check("rdma_create_id", unsafe {
             sys::rdma_create_id(inner.raw, &raw mut raw, token.context(), space)
         })?;
@@ -174,26 +176,27 @@ impl CmId {
         Ok(CmId { inner: Arc::new(IdInner { raw, token, channel }), _not_sync: PhantomData })
     }
 
-    /// Own what a connection request brought.
+    /// Takes ownership of the identifier of a connection request.
     ///
     /// # Safety
-    /// The identifier is on this channel, whose lock is held, and it has no other owner.
+    /// The identifier is on this channel, whose lock is held, and has no other owner.
     pub(crate) unsafe fn adopt(raw: *mut sys::rdma_cm_id, channel: &Arc<ChannelInner>) -> CmId {
         let token = CmToken::next();
-        // SAFETY: by contract. It came with the listener's.
+        // SAFETY: the caller guarantees a live identifier without another owner, under the lock. librdmacm
+        // has copied the listener's context, which is replaced.
         unsafe { (*raw).context = token.context() };
         let channel = Mutex::new(Arc::clone(channel));
         CmId { inner: Arc::new(IdInner { raw, token, channel }), _not_sync: PhantomData }
     }
 
-    /// Its name in events.
+    /// The token that events of this identifier carry.
     #[must_use]
     pub fn token(&self) -> CmToken {
         self.inner.token
     }
 
-    /// Take an address, to listen on it by [`CmId::listen`]. IPv4 and IPv6 are apart: the same port can have
-    /// both. Port 0 takes any; [`CmId::local_address`] says which.
+    /// Binds an address; [`CmId::listen`] listens on it. IPv4 and IPv6 are separate: both can have the same
+    /// port. Port 0 selects a free port, see [`CmId::local_address`].
     ///
     /// # Errors
     /// The address is in use, or no RDMA device has it.
@@ -204,24 +207,26 @@ impl CmId {
             if is_v6 {
                 let mut is_only: c_int = 1;
                 let value = (&raw mut is_only).cast();
-                // SAFETY: ours; the option is read.
+                // SAFETY: `with` passes a live identifier; `value` is an int on the stack, only read by the
+                // call.
                 VerbsError::check("rdma_set_option", unsafe {
                     sys::rdma_set_option(raw, OPTION_ID, OPTION_ID_AFONLY, value, size_of::<c_int>())
                 })?;
             }
-            // SAFETY: ours; the address is read.
+            // SAFETY: `with` passes a live identifier; the address outlives the call.
             VerbsError::check("rdma_bind_addr", unsafe { sys::rdma_bind_addr(raw, address.as_mut_ptr()) })
         })
     }
 
-    /// Listen on the address that is taken. Requests come as events of the channel.
+    /// Listens on the bound address. Connection requests are events of the channel.
     pub fn listen(&self, backlog: u32) -> Result<(), VerbsError> {
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
-        // SAFETY: ours.
+        // SAFETY: `with` passes a live identifier.
         self.inner.with(|raw| VerbsError::check("rdma_listen", unsafe { sys::rdma_listen(raw, backlog) }))
     }
 
-    /// Find the device that leads to `to`. Ends in `AddressResolved` or `AddressError`.
+    /// Resolves the address `to` and binds to the device that reaches it. Ends in `AddressResolved` or
+    /// `AddressError`.
     pub fn resolve_address(
         &self,
         from: Option<SocketAddr>,
@@ -231,7 +236,7 @@ impl CmId {
         let mut from = from.map(RawAddress::new);
         let mut to = RawAddress::new(to);
         let from = from.as_mut().map_or(ptr::null_mut(), RawAddress::as_mut_ptr);
-        // SAFETY: ours; the addresses are read.
+        // SAFETY: `with` passes a live identifier; both addresses outlive the call, and `from` may be null.
         VerbsError::check(
             "rdma_resolve_addr",
             self.inner.with(|raw| unsafe {
@@ -240,25 +245,26 @@ impl CmId {
         )
     }
 
-    /// Find the way, after the address. Ends in `RouteResolved` or `RouteError`.
+    /// Resolves the route, after the address. Ends in `RouteResolved` or `RouteError`.
     pub fn resolve_route(&self, timeout: Duration) -> Result<(), VerbsError> {
         let timeout = milliseconds(timeout);
-        // SAFETY: has a device.
+        // SAFETY: `with_parts` passes a live identifier with a device.
         self.inner
             .with_parts("rdma_resolve_route", false, |raw| unsafe { sys::rdma_resolve_route(raw, timeout) })
     }
 
-    /// Which of these devices it is bound to.
+    /// The one of these devices that it is bound to.
     #[must_use]
     pub fn device<'a>(&self, devices: &'a [Arc<Device>]) -> Option<&'a Arc<Device>> {
         devices.iter().find(|device| device.is_of(self))
     }
 
-    /// The name of the device that it is bound to, also of one that is gone; `None`: it is bound to none.
+    /// Name of the device that it is bound to, also if that was removed; `None` if it is bound to none.
     #[must_use]
     pub fn device_name(&self) -> Option<String> {
         self.inner.with(|raw| {
-            // SAFETY: ours. The library keeps the context of an identifier, and with it the device's name.
+            // SAFETY: `with` passes a live identifier. It keeps its device context open, and the device's
+            // name is a C string in it.
             unsafe {
                 let context = (*raw).verbs;
                 let has_device = !context.is_null();
@@ -270,30 +276,30 @@ impl CmId {
         })
     }
 
-    /// Its own address, once it has one.
+    /// The local address; `None` before it is bound.
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
-        // SAFETY: ours; a union with a storage.
+        // SAFETY: `with` passes a live identifier; the union contains a `sockaddr_storage`.
         self.inner.with(|raw| unsafe { address::read((&raw const (*raw).route.addr.src_addr_union).cast()) })
     }
 
-    /// The other side's address, once it has one.
+    /// The peer's address; `None` before it is known.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        // SAFETY: ours; a union with a storage.
+        // SAFETY: `with` passes a live identifier; the union contains a `sockaddr_storage`.
         self.inner.with(|raw| unsafe { address::read((&raw const (*raw).route.addr.dst_addr_union).cast()) })
     }
 
-    /// From now on its events, also those that wait already, come out of another channel.
+    /// Moves the identifier to another channel, including its pending events.
     pub fn migrate(&self, channel: &CmChannel) -> Result<(), VerbsError> {
         self.inner.migrate(&channel.inner)
     }
 
-    /// Make its queue pair, on the device that it is bound to. It may receive at once, and send when the
-    /// connection is established.
+    /// Creates its queue pair on the device that it is bound to. Receives may be posted at once, sends once
+    /// the connection is established.
     ///
     /// # Errors
-    /// It has a queue pair, the parts are of another device, or a limit is exceeded.
+    /// It already has a queue pair, a queue of `config` is on another device, or a limit is exceeded.
     pub fn create_queue_pair(
         &self,
         device: &Arc<Device>,
@@ -302,54 +308,57 @@ impl CmId {
         QueuePair::new(&self.inner, device, config)
     }
 
-    /// Connect, after the route. Ends in `Established`, `Rejected`, `Unreachable` or `ConnectError`.
+    /// Connects, after the route is resolved. Ends in `Established`, `Rejected`, `Unreachable` or
+    /// `ConnectError`.
     ///
     /// # Errors
-    /// It cannot be begun: no queue pair, too much private data, more READs than the device does.
+    /// No queue pair, too much private data, or more READs than the device supports.
     pub fn connect(&self, parameters: &ConnectParams<'_>) -> Result<(), VerbsError> {
         const VERB: &str = "rdma_connect";
         let mut parameters = parameters.raw(VERB)?;
-        // SAFETY: has a queue pair; the parameters are read.
+        // SAFETY: `with_parts` passes a live identifier with a queue pair; the parameters and their private
+        // data outlive the call.
         self.inner.with_parts(VERB, true, |raw| unsafe { sys::rdma_connect(raw, &raw mut parameters) })
     }
 
-    /// Accept a connection request. Ends in `Established`.
+    /// Accepts a connection request. Ends in `Established`.
     ///
     /// # Errors
-    /// As [`CmId::connect`], or the other side has given up.
+    /// As [`CmId::connect`], or the peer has cancelled the request.
     pub fn accept(&self, parameters: &ConnectParams<'_>) -> Result<(), VerbsError> {
         const VERB: &str = "rdma_accept";
         let mut parameters = parameters.raw(VERB)?;
-        // SAFETY: has a queue pair; the parameters are read.
+        // SAFETY: `with_parts` passes a live identifier with a queue pair; the parameters and their private
+        // data outlive the call.
         self.inner.with_parts(VERB, true, |raw| unsafe { sys::rdma_accept(raw, &raw mut parameters) })
     }
 
-    /// Refuse a connection request.
+    /// Rejects a connection request with private data for the peer.
     ///
     /// # Errors
-    /// Too much private data, or the other side has given up.
+    /// Too much private data, or the peer has cancelled the request.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), VerbsError> {
         let bytes = length(private_data, "rdma_reject")?;
-        // SAFETY: ours; the data are read.
+        // SAFETY: `with` passes a live identifier; the private data outlives the call.
         VerbsError::check(
             "rdma_reject",
             self.inner.with(|raw| unsafe { sys::rdma_reject(raw, private_data.as_ptr().cast(), bytes) }),
         )
     }
 
-    /// End the connection, or answer the other side's end of it; the queue pair goes to its error state. Both
-    /// sides get `Disconnected`: the one that begins, when the other has answered by this same call, or else
-    /// after long (more than ten seconds) of repeating.
+    /// Ends the connection, or answers the peer's disconnect; the queue pair enters the error state. Both
+    /// sides get `Disconnected`: the side that disconnects first gets it when the peer has answered by this
+    /// same call, or after retries of more than 10 s.
     ///
     /// # Errors
-    /// There is no connection, or not any more.
+    /// There is no connection.
     pub fn disconnect(&self) -> Result<(), VerbsError> {
-        // SAFETY: ours.
+        // SAFETY: `with` passes a live identifier.
         VerbsError::check("rdma_disconnect", self.inner.with(|raw| unsafe { sys::rdma_disconnect(raw) }))
     }
 
     pub(crate) fn context(&self) -> *mut sys::ibv_context {
-        // SAFETY: ours.
+        // SAFETY: `with` passes a live identifier.
         self.inner.with(|raw| unsafe { (*raw).verbs })
     }
 }

@@ -1,7 +1,8 @@
-//! [`CompletionQueue`]: where work requests end; [`CompletionChannel`]: what wakes a sleeper when they do.
+//! [`CompletionQueue`], and [`CompletionChannel`], which reports completions of armed queues to a sleeping
+//! core.
 //!
-//! UNSAFETY: a completion queue is destroyed after the queue pairs that complete to it, and before its
-//! channel.
+//! UNSAFETY: a completion queue is destroyed after the queue pairs that complete to it, which hold references
+//! to it, and before its channel, to which it holds one.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::cell::Cell;
@@ -18,22 +19,22 @@ use rdma_sys as sys;
 use crate::device::{Device, set_nonblocking};
 use crate::error::VerbsError;
 
-/// Why a work request completed, in libibverbs' numbers. Displays as libibverbs says it.
+/// Status of a completion, as `ibv_wc_status`. Displays as `ibv_wc_status_str`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WcStatus(pub u32);
 
 impl WcStatus {
-    /// It did what was asked.
+    /// The work request was executed.
     pub const SUCCESS: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_SUCCESS);
-    /// The queue pair is in its error state: not tried.
+    /// The queue pair is in the error state: the work request was not executed.
     pub const FLUSHED: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
-    /// A remote key does not open the memory.
+    /// The remote key does not allow this access to this address.
     pub const REMOTE_ACCESS: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
 }
 
 impl fmt::Display for WcStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: takes any number; a text that stays.
+        // SAFETY: `ibv_wc_status_str` accepts any number and returns null or a static string.
         let text = unsafe {
             let text = sys::ibv_wc_status_str(self.0);
             (!text.is_null()).then(|| CStr::from_ptr(text))
@@ -45,18 +46,18 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// A work request is over.
+/// A completion queue entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkCompletion {
-    /// As in the work request.
+    /// Id of the work request.
     pub id: u64,
-    /// It did what was asked. If not, only `id`, `status` and `queue_pair` say anything.
+    /// True on success. Otherwise only `id`, `status` and `queue_pair` are valid.
     pub is_ok: bool,
-    /// Why not.
+    /// Reason of a failure, as libibverbs reports it.
     pub status: WcStatus,
-    /// Bytes received or read.
+    /// Bytes transferred by a RECV or READ; 0 on failure.
     pub bytes: u32,
-    /// Number of the queue pair.
+    /// Queue pair number: [`crate::QueuePair::number`].
     pub queue_pair: u32,
 }
 
@@ -80,14 +81,15 @@ struct ChannelInner {
     device: Arc<Device>,
 }
 
-// SAFETY: libibverbs is thread-safe.
+// SAFETY: libibverbs is thread-safe, and the fields are not written after construction.
 unsafe impl Send for ChannelInner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: shared references only pass the pointer to thread-safe calls.
 unsafe impl Sync for ChannelInner {}
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
-        // SAFETY: ours, and its queues held it.
+        // SAFETY: destroyed only here. Each completion queue on it holds an `Arc` of this struct, so none is
+        // left.
         unsafe { sys::ibv_destroy_comp_channel(self.raw) };
     }
 }
@@ -100,35 +102,36 @@ pub struct CompletionChannel {
 }
 
 impl CompletionChannel {
-    /// Make one, which does not block.
+    /// Creates a nonblocking completion channel.
     ///
     /// # Errors
-    /// The system has no more descriptors.
+    /// Too many files are open.
     pub fn new(device: &Arc<Device>) -> Result<CompletionChannel, VerbsError> {
-        // SAFETY: an open context.
+        // SAFETY: `device` keeps its context open, and the channel keeps `device`.
         let raw = unsafe { sys::ibv_create_comp_channel(device.context()) };
-        let raw = VerbsError::made("ibv_create_comp_channel", raw)?;
+        let raw = VerbsError::check_pointer("ibv_create_comp_channel", raw)?;
         let inner = Arc::new(ChannelInner { raw, device: Arc::clone(device) });
-        // SAFETY: ours.
+        // SAFETY: `raw` is not null, and `inner` keeps the channel alive.
         set_nonblocking(unsafe { (*raw).fd })?;
         Ok(CompletionChannel { inner, _not_sync: PhantomData })
     }
 
-    /// Take the oldest that has been told, and name its queue ([`CompletionQueue::identity`]), which tells no
-    /// more until it is armed again. One system call: who waits for the descriptor hears of the rest.
+    /// Takes the oldest event and returns its queue ([`CompletionQueue::identity`]), which reports no more
+    /// until it is armed again. One system call; the descriptor stays readable while events are pending.
     pub fn take_event(&self) -> Option<usize> {
         let (mut raw, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: ours; both are written.
+        // SAFETY: `inner` keeps the channel alive; both pointers are written on success.
         if unsafe { sys::ibv_get_cq_event(self.inner.raw, &raw mut raw, &raw mut context) } != 0 {
             return None;
         }
-        // SAFETY: a queue with an event that is not acknowledged is not destroyed: that waits for us.
+        // SAFETY: `ibv_destroy_cq` waits until all events of the queue are acknowledged, so `raw` is still
+        // alive.
         unsafe { sys::ibv_ack_cq_events(raw, 1) };
         Some(raw.addr())
     }
 
-    /// Take what has been told, and say how often it was about this queue: it is to be polled and armed again
-    /// if that is not 0. Where several queues have this channel, poll and arm all of them.
+    /// Takes all events and returns the number of those of this queue; unless 0, poll and arm it again. If
+    /// several queues share this channel, poll and arm all of them.
     pub fn take_events(&self, queue: &CompletionQueue) -> usize {
         std::iter::from_fn(|| self.take_event()).filter(|told| *told == queue.identity()).count()
     }
@@ -136,7 +139,7 @@ impl CompletionChannel {
 
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the channel.
+        // SAFETY: `inner` keeps the channel and its descriptor open while `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw((*self.inner.raw).fd) }
     }
 }
@@ -148,19 +151,19 @@ pub(crate) struct QueueInner {
     pub(crate) device: Arc<Device>,
 }
 
-// SAFETY: libibverbs is thread-safe. Only the one handle polls.
+// SAFETY: libibverbs is thread-safe, and the fields are not written after construction.
 unsafe impl Send for QueueInner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: shared references only pass the pointer to thread-safe calls.
 unsafe impl Sync for QueueInner {}
 
 impl Drop for QueueInner {
     fn drop(&mut self) {
-        // SAFETY: ours, and its queue pairs held it.
+        // SAFETY: destroyed only here. Each queue pair on it holds an `Arc` of this struct, so none is left.
         unsafe { sys::ibv_destroy_cq(self.raw) };
     }
 }
 
-/// Where work requests of many queue pairs complete.
+/// A completion queue, shared by many queue pairs.
 #[derive(Debug)]
 pub struct CompletionQueue {
     pub(crate) inner: Arc<QueueInner>,
@@ -169,14 +172,15 @@ pub struct CompletionQueue {
     _not_sync: PhantomData<Cell<()>>,
 }
 
-/// Completions that [`CompletionQueue::poll`] takes at once.
+/// Maximum completions of one [`CompletionQueue::poll`].
 pub const POLL_BATCH: usize = 32;
 
 impl CompletionQueue {
-    /// Make one with room for at least `entries`, which tells `channel`, if any, when it was armed.
+    /// Creates a queue of at least `entries`, which reports to `channel` when armed.
     ///
     /// # Errors
-    /// More than the device has, or no such vector.
+    /// `entries` is 0 or exceeds the device's limit, `vector` does not exist, or `channel` is of another
+    /// device.
     pub fn new(
         device: &Arc<Device>,
         entries: u32,
@@ -195,11 +199,12 @@ impl CompletionQueue {
         let count = i32::try_from(entries).map_err(|_| invalid)?;
         let vector = i32::try_from(vector).map_err(|_| invalid)?;
         let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.inner.raw);
-        // SAFETY: an open context, and a channel of it that the queue keeps.
+        // SAFETY: `device` keeps the context open; the channel is null or on the same context. The queue
+        // keeps both alive.
         let raw =
             unsafe { sys::ibv_create_cq(device.context(), count, ptr::null_mut(), raw_channel, vector) };
-        let raw = VerbsError::made(VERB, raw)?;
-        // SAFETY: the verb has just made it.
+        let raw = VerbsError::check_pointer(VERB, raw)?;
+        // SAFETY: `raw` is not null; the verb has just created the queue.
         let granted = unsafe { (*raw).cqe };
         let channel = channel.map(|channel| Arc::clone(&channel.inner));
         let inner = Arc::new(QueueInner { raw, _channel: channel, device: Arc::clone(device) });
@@ -207,13 +212,13 @@ impl CompletionQueue {
         Ok(CompletionQueue { inner, entries, is_broken: false, _not_sync: PhantomData })
     }
 
-    /// Lend up to [`POLL_BATCH`] completions to `each`, and say how many: fewer than that means that there
-    /// are no more for now.
+    /// Calls `each` with up to [`POLL_BATCH`] completions and returns their number; fewer means that the
+    /// queue was empty.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(WorkCompletion)) -> usize {
         let mut raw = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; POLL_BATCH];
         #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "32")]
-        // SAFETY: our queue; as many may be written.
+        // SAFETY: `inner` keeps the queue alive; `raw` has POLL_BATCH entries.
         let returned =
             unsafe { sys::ibv_poll_cq(self.inner.raw, POLL_BATCH as i32, raw.as_mut_ptr().cast()) };
         let Ok(count) = usize::try_from(returned) else {
@@ -221,37 +226,38 @@ impl CompletionQueue {
             return 0;
         };
         for raw in raw.iter().take(count) {
-            // SAFETY: the verb has written the first `count`.
+            // SAFETY: the verb has returned `count`, so it has written the first `count` entries.
             each(WorkCompletion::new(unsafe { raw.assume_init_ref() }));
         }
         count
     }
 
-    /// Have the channel told of the next completion, once. To sleep without missing one: arm, then poll
-    /// until there is none, then wait.
+    /// Arms the queue: the channel reports the next completion, once. To sleep without missing one: arm, poll
+    /// until the queue is empty, then wait.
     pub fn arm(&mut self) -> Result<(), VerbsError> {
-        // SAFETY: ours.
+        // SAFETY: `inner` keeps the queue alive.
         VerbsError::check("ibv_req_notify_cq", unsafe { sys::ibv_req_notify_cq(self.inner.raw, 0) })
     }
 
-    /// How many it has room for.
+    /// Maximum number of completions that the queue holds.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Names it in [`crate::AsyncEvent::CompletionQueueError`], while it is there.
+    /// Identifies the queue in [`crate::AsyncEvent::CompletionQueueError`] and
+    /// [`CompletionChannel::take_event`], as long as it exists.
     #[must_use]
     pub fn identity(&self) -> usize {
         self.inner.raw.addr()
     }
 
-    /// Something else than a poll has told that it is dead: see [`CompletionQueue::is_broken`].
+    /// Marks the queue as failed, on an event instead of a failed poll: see [`CompletionQueue::is_broken`].
     pub fn set_broken(&mut self) {
         self.is_broken = true;
     }
 
-    /// A poll failed: the device or the queue is dead, its queue pairs are to be closed.
+    /// True after a failed poll or [`CompletionQueue::set_broken`]: its queue pairs must be closed.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.is_broken
@@ -263,7 +269,7 @@ mod tests {
     use super::*;
 
     fn raw(status: u32) -> sys::ibv_wc {
-        // SAFETY: numbers.
+        // SAFETY: `ibv_wc` contains only integers, for which zero is valid.
         let mut raw: sys::ibv_wc = unsafe { std::mem::zeroed() };
         (raw.wr_id, raw.status, raw.byte_len, raw.qp_num) = (7, status, 64, 17);
         raw
@@ -292,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_bindings_have_the_sizes_of_the_header() {
-        // As gcc says for libibverbs' headers on 64 bits; unions are bound by hand in rdma-sys.
+        // Sizes by gcc with libibverbs' headers on a 64-bit system; rdma-sys declares the unions by hand.
         assert_eq!(size_of::<sys::ibv_wc>(), 48);
         assert_eq!(size_of::<sys::ibv_send_wr>(), 128);
         assert_eq!(size_of::<sys::ibv_recv_wr>(), 32);

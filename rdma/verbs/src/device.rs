@@ -1,7 +1,7 @@
 //! [`Device`]: an RDMA device and its protection domain.
 //!
-//! UNSAFETY: a device owns its protection domain and one of librdmacm's references to its context, which
-//! keeps that open. See [`Device::set_lost`] for one that is gone.
+//! UNSAFETY: a device owns its protection domain and a librdmacm reference, which keeps its context open. See
+//! [`Device::set_lost`] for a removed device.
 #![expect(unsafe_code, reason = "calls libibverbs and librdmacm")]
 
 use std::ffi::CStr;
@@ -19,32 +19,32 @@ use crate::cm_id::CmId;
 use crate::error::VerbsError;
 use crate::memory::Access;
 
-/// What a device can do.
+/// Limits and capabilities of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Work requests in a send or receive queue.
+    /// Maximum work requests in a send or receive queue (`max_qp_wr`).
     pub send_wr: u32,
-    /// Segments of a work request.
+    /// Maximum segments of a work request (`max_sge`).
     pub sge: u32,
-    /// Segments of a READ; as few as one on iWARP.
+    /// Maximum segments of a READ (`max_sge_rd`); can be 1 on iWARP.
     pub sge_read: u32,
-    /// Work requests in a shared receive queue.
+    /// Maximum work requests in a shared receive queue.
     pub srq_wr: u32,
-    /// Segments of one of those.
+    /// Maximum segments of a receive in a shared receive queue.
     pub srq_sge: u32,
-    /// Entries of a completion queue.
+    /// Maximum entries of a completion queue.
     pub cqe: u32,
-    /// READs of the other side that a queue pair serves at once (`max_qp_rd_atom`).
+    /// Maximum READs of the peer that a queue pair serves at once (`max_qp_rd_atom`).
     pub responder_resources: u8,
-    /// READs that a queue pair has outstanding at once (`max_qp_init_rd_atom`).
+    /// Maximum outstanding READs of a queue pair (`max_qp_init_rd_atom`).
     pub initiator_depth: u8,
-    /// Has SEND with invalidate (memory management extensions).
+    /// Supports SEND with invalidate (memory management extensions).
     pub can_invalidate: bool,
-    /// Completion vectors.
+    /// Number of completion vectors.
     pub vectors: u32,
-    /// Has shared receive queues.
+    /// Supports shared receive queues.
     pub has_srq: bool,
-    /// iWARP: see [`DeviceLimits::read_access`].
+    /// The transport is iWARP: see [`DeviceLimits::read_access`].
     pub is_iwarp: bool,
 }
 
@@ -73,60 +73,60 @@ impl DeviceLimits {
         }
     }
 
-    /// What memory must allow into which our own READs go. On iWARP the answer to a READ is a write of the
-    /// other side like any other, which names its target by a key that allows it: the peer that serves a READ
-    /// can write to all of that region as long as it is registered.
+    /// Access flags for memory that is the destination of this side's READs. On iWARP the response to a READ
+    /// is a write by the peer, which needs a key with remote write access: a peer that serves a READ can
+    /// write to the whole region as long as it is registered.
     #[must_use]
     pub fn read_access(&self) -> Access {
         if self.is_iwarp { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE }
     }
 }
 
-/// Something happened to a device, outside of any completion.
+/// An asynchronous event of a device (`ibv_async_event`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// A port has no link any more.
+    /// A port has lost its link.
     PortDown {
-        /// Counts from 1.
+        /// Port number, from 1.
         port: u8,
     },
-    /// A port has a link.
+    /// A port's link is up.
     PortUp {
-        /// Counts from 1.
+        /// Port number, from 1.
         port: u8,
     },
-    /// The device is gone or must be reset; all that belongs to it is dead.
+    /// The device was removed or needs a reset; all its objects are unusable.
     DeviceFatal,
-    /// A queue pair is in its error state.
+    /// A queue pair has entered the error state.
     QueuePairFatal {
-        /// Its number.
+        /// As [`crate::QueuePair::number`].
         number: u32,
     },
-    /// A queue pair in its error state takes no more receives of its shared receive queue: all that it took
-    /// have completed, or will without anything else happening. Not all devices tell.
+    /// IBV_EVENT_QP_LAST_WQE_REACHED: a queue pair in the error state takes no more receives of its shared
+    /// receive queue; those taken have completed or will complete. Some devices do not report it.
     QueuePairDrained {
-        /// Its number.
+        /// As [`crate::QueuePair::number`].
         number: u32,
     },
-    /// A completion queue overran or is broken.
+    /// A completion queue has overrun or failed.
     CompletionQueueError {
         /// As [`crate::CompletionQueue::identity`].
         queue: usize,
     },
-    /// Another, in libibverbs' numbers.
+    /// Any other `ibv_event_type`.
     Other(i32),
 }
 
 impl AsyncEvent {
     /// # Safety
-    /// An event of the library, with a living queue pair where it is about one.
-    unsafe fn read(place: *const sys::ibv_async_event) -> AsyncEvent {
+    /// `source` is an event of libibverbs; if it concerns a queue pair, that queue pair exists.
+    unsafe fn read(source: *const sys::ibv_async_event) -> AsyncEvent {
         use sys::ibv_event_type as kind;
-        // SAFETY: by contract. The kind is read as a number, because newer kernels may have others than the
-        // enum.
+        // SAFETY: the caller guarantees a valid event, whose type determines the union's member. The type is
+        // read as a number, as newer kernels may have types that the enum lacks.
         unsafe {
-            let number = (&raw const (*place).event_type).cast::<i32>().read();
-            let port = u8::try_from((*place).element.port_num).unwrap_or(0);
+            let number = (&raw const (*source).event_type).cast::<i32>().read();
+            let port = u8::try_from((*source).element.port_num).unwrap_or(0);
             if number == kind::IBV_EVENT_PORT_ERR as i32 {
                 AsyncEvent::PortDown { port }
             } else if number == kind::IBV_EVENT_PORT_ACTIVE as i32 {
@@ -134,11 +134,11 @@ impl AsyncEvent {
             } else if number == kind::IBV_EVENT_DEVICE_FATAL as i32 {
                 AsyncEvent::DeviceFatal
             } else if QUEUE_PAIR_FATAL.contains(&number) {
-                AsyncEvent::QueuePairFatal { number: (*(*place).element.qp).qp_num }
+                AsyncEvent::QueuePairFatal { number: (*(*source).element.qp).qp_num }
             } else if number == kind::IBV_EVENT_QP_LAST_WQE_REACHED as i32 {
-                AsyncEvent::QueuePairDrained { number: (*(*place).element.qp).qp_num }
+                AsyncEvent::QueuePairDrained { number: (*(*source).element.qp).qp_num }
             } else if number == kind::IBV_EVENT_CQ_ERR as i32 {
-                AsyncEvent::CompletionQueueError { queue: (*place).element.cq.addr() }
+                AsyncEvent::CompletionQueueError { queue: (*source).element.cq.addr() }
             } else {
                 AsyncEvent::Other(number)
             }
@@ -146,7 +146,7 @@ impl AsyncEvent {
     }
 }
 
-/// Opens all that can be opened: one that cannot is no reason to have none.
+/// Opens each context. A failure does not prevent the others from being opened.
 fn open_each<C, D, E>(
     contexts: impl IntoIterator<Item = C>,
     mut open: impl FnMut(C) -> Result<Option<D>, E>,
@@ -161,53 +161,53 @@ fn open_each<C, D, E>(
     (opened, failed)
 }
 
-/// A device: librdmacm's context of it, and one protection domain.
+/// An open device: librdmacm's context and one protection domain.
 #[derive(Debug)]
 pub struct Device {
-    /// Let go after the domain.
-    context: Reference,
+    /// Released after the domain, which `drop` frees.
+    context: ContextRef,
     domain: *mut sys::ibv_pd,
     name: String,
     limits: DeviceLimits,
     is_soft_roce: bool,
     serial: u64,
-    /// Its entry for user space, where there are any.
-    usable: Option<(PathBuf, u64)>,
+    /// Path and inode of its entry in /sys/class/infiniband_verbs; `None` if it had none.
+    verbs_entry: Option<(PathBuf, u64)>,
     is_lost: AtomicBool,
-    /// It has refused relaxed ordering.
+    /// The device has refused relaxed ordering.
     is_strict: AtomicBool,
 }
 
-/// What [`Device::find`] has found.
+/// Result of [`Device::find`].
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Devices that can be used.
+    /// Devices that could be opened.
     pub devices: Vec<Arc<Device>>,
-    /// Names of those that cannot, and why.
+    /// Names and errors of devices that could not be opened.
     pub failed: Vec<(String, VerbsError)>,
 }
 
-/// Of the kernel's soft-RoCE (`RXE_VENDOR_ID`).
+/// Vendor id of the kernel's soft-RoCE (`RXE_VENDOR_ID`).
 const SOFT_ROCE_VENDOR: u32 = 0xFF_FFFF;
 
-// SAFETY: libibverbs is thread-safe; the fields are not written after construction, but for an atomic one.
+// SAFETY: libibverbs is thread-safe, and all fields written after construction are atomic.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: shared references only use thread-safe calls, atomics and constant fields.
 unsafe impl Sync for Device {}
 
-/// Where the kernel lists the devices, and where those that user space may use.
-const DEVICES: &str = "/sys/class/infiniband";
-const USABLE: &str = "/sys/class/infiniband_verbs";
-/// Their entries there that were ever opened: a device that comes back has another.
-static SEEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-/// Devices that somebody holds: the same context is never two devices.
-static KNOWN: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
+/// The kernel's lists of all RDMA devices, and of those with a user-space interface.
+const IB_CLASS_DIR: &str = "/sys/class/infiniband";
+const VERBS_CLASS_DIR: &str = "/sys/class/infiniband_verbs";
+/// Inodes of entries in /sys/class/infiniband that were opened before: a device that returns has a new inode.
+static OPENED_INODES: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+/// Devices in use, so that the same context is opened only once.
+static OPEN_DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
 impl Device {
-    /// All devices that can be used: [`Device::find`].
+    /// All devices that can be opened: see [`Device::find`].
     ///
     /// # Errors
-    /// As that, or there are devices and none of them can be used.
+    /// As [`Device::find`], or none of the devices can be opened.
     pub fn all() -> Result<Vec<Arc<Device>>, VerbsError> {
         let Found { devices, failed } = Device::find()?;
         match failed.first() {
@@ -216,13 +216,13 @@ impl Device {
         }
     }
 
-    /// All devices. Empty lists where there is no RDMA at all (no module, nothing in `/dev/infiniband`): that
-    /// is no error. Called again, it gives the same devices as long as they are held, and new ones, but none
-    /// that is lost.
+    /// Opens all devices. The lists are empty on a machine without RDMA (no module, nothing in
+    /// `/dev/infiniband`). A further call returns the same [`Device`]s while they are held, and new ones, but
+    /// none that is lost.
     pub fn find() -> Result<Found, VerbsError> {
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let mut count = 0;
-        // SAFETY: the count is written to; the list ends there.
+        // SAFETY: the call writes the count; the list has that many entries.
         let list = unsafe { sys::rdma_get_devices(&raw mut count) };
         if list.is_null() {
             let error = VerbsError::last("rdma_get_devices");
@@ -231,17 +231,18 @@ impl Device {
         }
         known.retain(|device| device.strong_count() > 0);
         let contexts: Vec<_> = (0..usize::try_from(count).unwrap_or(0))
-            // SAFETY: the list has `count` contexts. Its references to them are ours from here on.
-            .map(|index| Reference(unsafe { *list.add(index) }))
+            // SAFETY: the list has `count` contexts. Each `ContextRef` takes over the list's reference to its
+            // context.
+            .map(|index| ContextRef(unsafe { *list.add(index) }))
             .collect();
-        // SAFETY: the library's allocation, which nothing else refers to.
+        // SAFETY: librdmacm has allocated the list by `malloc` and keeps no pointer to it.
         unsafe { libc::free(list.cast()) };
         let (devices, failed) = open_each(contexts, |context| {
             let same = known.iter().filter_map(Weak::upgrade).find(|it| it.context.0 == context.0);
             match same {
                 Some(device) if device.is_lost() => Ok(None),
                 Some(device) => Ok(Some(device)),
-                None if context.is_cut_off() => Ok(None),
+                None if context.is_revoked() => Ok(None),
                 None => {
                     let name = context.name();
                     Device::new(context).map(|device| Some(Arc::new(device))).map_err(|error| (name, error))
@@ -256,139 +257,139 @@ impl Device {
         Ok(Found { devices, failed })
     }
 
-    /// The kernel lists a device that [`Device::all`] has never given. Costs a look at a directory, and
-    /// unlike [`Device::all`] it leaves the library alone while a device is on its way out.
+    /// True if the kernel lists a device that was never opened. Reads a directory; unlike [`Device::all`] it
+    /// makes no librdmacm call while a device is being removed.
     #[must_use]
     pub fn is_any_new() -> bool {
-        let seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let Ok(entries) = std::fs::read_dir(DEVICES) else { return false };
+        let seen = OPENED_INODES.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(entries) = std::fs::read_dir(IB_CLASS_DIR) else { return false };
         let found = entries.flatten().filter_map(|entry| std::fs::metadata(entry.path()).ok());
         found.into_iter().any(|entry| !seen.contains(&entry.ino()))
     }
 
-    fn new(reference: Reference) -> Result<Device, VerbsError> {
+    fn new(reference: ContextRef) -> Result<Device, VerbsError> {
         static SERIALS: AtomicU64 = AtomicU64::new(0);
         let context = reference.0;
         let mut attributes = MaybeUninit::<sys::ibv_device_attr>::zeroed();
-        // SAFETY: open as long as the reference is; the attributes are written.
+        // SAFETY: `reference` keeps the context open; the attributes are written.
         VerbsError::check("ibv_query_device", unsafe {
             sys::ibv_query_device(context, attributes.as_mut_ptr())
         })?;
-        // SAFETY: zeroes are valid, and the verb has filled it.
+        // SAFETY: the struct was zeroed, which is valid, and the verb has filled it.
         let attributes = unsafe { attributes.assume_init() };
         let name = reference.name();
-        // SAFETY: an open context has a device.
+        // SAFETY: `reference` keeps the context open; an open context has a device.
         let (vectors, is_iwarp, async_fd) = unsafe {
             let transport = (*(*context).device).transport_type;
             let is_iwarp = transport == sys::ibv_transport_type::IBV_TRANSPORT_IWARP;
             ((*context).num_comp_vectors, is_iwarp, (*context).async_fd)
         };
-        let entry = std::fs::metadata(format!("{DEVICES}/{name}")).map(|entry| entry.ino());
-        // SAFETY: an open context has a device, with a name for user space that ends.
-        let usable = unsafe { CStr::from_ptr((*(*context).device).dev_name.as_ptr()) };
-        let usable = format!("{USABLE}/{}", usable.to_string_lossy());
-        let usable = std::fs::metadata(&usable).ok().map(|entry| (usable.into(), entry.ino()));
+        let entry = std::fs::metadata(format!("{IB_CLASS_DIR}/{name}")).map(|entry| entry.ino());
+        // SAFETY: `reference` keeps the context open; its device's `dev_name` is a C string.
+        let verbs_entry = unsafe { CStr::from_ptr((*(*context).device).dev_name.as_ptr()) };
+        let verbs_entry = format!("{VERBS_CLASS_DIR}/{}", verbs_entry.to_string_lossy());
+        let verbs_entry = std::fs::metadata(&verbs_entry).ok().map(|entry| (verbs_entry.into(), entry.ino()));
         set_nonblocking(async_fd)?;
-        // SAFETY: an open context.
-        let domain = VerbsError::made("ibv_alloc_pd", unsafe { sys::ibv_alloc_pd(context) })?;
+        // SAFETY: `reference` keeps the context open.
+        let domain = VerbsError::check_pointer("ibv_alloc_pd", unsafe { sys::ibv_alloc_pd(context) })?;
         let limits = DeviceLimits::new(&attributes, vectors, is_iwarp);
         let is_soft_roce = attributes.vendor_id == SOFT_ROCE_VENDOR;
-        SEEN.lock().unwrap_or_else(PoisonError::into_inner).extend(entry);
+        OPENED_INODES.lock().unwrap_or_else(PoisonError::into_inner).extend(entry);
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
         let (is_lost, is_strict) = (AtomicBool::new(false), AtomicBool::new(false));
         let context = reference;
-        Ok(Device { context, domain, name, limits, is_soft_roce, serial, usable, is_lost, is_strict })
+        Ok(Device { context, domain, name, limits, is_soft_roce, serial, verbs_entry, is_lost, is_strict })
     }
 
-    /// It has not refused relaxed ordering so far.
+    /// True unless the device has refused relaxed ordering.
     pub(crate) fn is_relaxed(&self) -> bool {
         !self.is_strict.load(Ordering::Relaxed)
     }
 
-    /// It has, and is not asked for it again.
+    /// Notes that the device has refused relaxed ordering, so that it is not requested again.
     pub(crate) fn set_strict(&self) {
         self.is_strict.store(true, Ordering::Relaxed);
     }
 
-    /// Names it for as long as the process lives: one that comes back has another.
+    /// Unique in the process: a device that returns has another serial number.
     #[must_use]
     pub fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// The device is gone, or has failed as a whole: it is not used any more, and let go of altogether when
-    /// its last holder drops it. Then the next [`Device::all`] may find it anew. True for the first who says
-    /// so.
+    /// Marks a removed or failed device, which is not used any more. It is closed when its last holder drops
+    /// it; then the next [`Device::all`] may find it again. True for the first call only.
     ///
-    /// librdmacm never closes the context of a machine's only device. A kernel driver that cannot take a
-    /// device from its users (soft-RoCE) waits for that, and so would the process that removes it. So the
-    /// context's descriptors are replaced by one that knows no verbs, as if the kernel had cut it off.
+    /// librdmacm never closes the context of a machine's only device. A kernel driver that cannot remove a
+    /// device in use (soft-RoCE) waits for that, and blocks the process that removes it. So the drop replaces
+    /// the context's descriptors by one on which verbs fail, as if the kernel had revoked it.
     pub fn set_lost(&self) -> bool {
         !self.is_lost.swap(true, Ordering::Relaxed)
     }
 
-    /// The kernel lists it as one that user space may use. The only sign of the removal of a device like
-    /// soft-RoCE's where `ib_uverbs` was loaded after `rdma_cm`: then the kernel waits for its users before
-    /// it tells the connection manager's. Costs a look at a file.
+    /// True while the kernel lists its user-space interface. For soft-RoCE, where `ib_uverbs` was loaded
+    /// after `rdma_cm`, this is the only sign of a removal: the kernel then waits for the users of
+    /// `ib_uverbs` before it notifies those of `rdma_cm`. Costs a stat of a file.
     #[must_use]
     pub fn is_listed(&self) -> bool {
-        let Some((path, inode)) = &self.usable else { return true };
+        let Some((path, inode)) = &self.verbs_entry else { return true };
         std::fs::metadata(path).is_ok_and(|entry| entry.ino() == *inode)
     }
 
-    /// Somebody has said [`Device::set_lost`].
+    /// True after [`Device::set_lost`].
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Its name, as `mlx5_0`.
+    /// Kernel name, such as `mlx5_0`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it can do.
+    /// Limits and capabilities as reported when it was opened.
     #[must_use]
     pub fn limits(&self) -> &DeviceLimits {
         &self.limits
     }
 
-    /// The kernel's soft-RoCE (rxe), for tests. With rdma-core 44, `ibv_wr_set_sge_list` there takes all
-    /// segments to be as long as the first (and its source, in the version that was read, miscounts a full
-    /// queue). No [`crate::Posting`] is chosen that has it.
+    /// True for the kernel's soft-RoCE (rxe), used for tests. With rdma-core 44, its `ibv_wr_set_sge_list`
+    /// treats all segments as if they were as long as the first (and its source, in the version that was
+    /// read, miscounts a full queue), so [`crate::Posting::List`] is chosen.
     #[must_use]
     pub fn is_soft_roce(&self) -> bool {
         self.is_soft_roce
     }
 
-    /// The identifier is bound to this device.
+    /// True if the identifier is bound to this device.
     #[must_use]
     pub fn is_of(&self, id: &CmId) -> bool {
         id.context() == self.context.0
     }
 
-    /// Readable when [`Device::next_async_event`] has one.
+    /// Descriptor that is readable while [`Device::next_async_event`] has an event.
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the context is.
+        // SAFETY: `self.context` keeps the context and its descriptor open while `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw((*self.context.0).async_fd) }
     }
 
-    /// The next event of the device, if one is there. Does not block.
+    /// The next pending event of the device. Does not block.
     #[must_use]
     pub fn next_async_event(&self) -> Option<AsyncEvent> {
         let mut event = MaybeUninit::<sys::ibv_async_event>::zeroed();
-        // SAFETY: an open context, whose descriptor does not block; the event is written.
+        // SAFETY: `self.context` keeps the context open, and its descriptor does not block; the event is
+        // written on success.
         if unsafe { sys::ibv_get_async_event(self.context.0, event.as_mut_ptr()) } != 0 {
             return None;
         }
-        // SAFETY: written by the verb. A queue pair in an event is not destroyed before the event is
+        // SAFETY: the verb has written the event. A queue pair in it is not destroyed before the event is
         // acknowledged.
-        let told = unsafe { AsyncEvent::read(event.as_ptr()) };
-        // SAFETY: an event that was taken and is acknowledged once.
+        let copied = unsafe { AsyncEvent::read(event.as_ptr()) };
+        // SAFETY: the event was taken above and is acknowledged only here.
         unsafe { sys::ibv_ack_async_event(event.as_mut_ptr()) };
-        Some(told)
+        Some(copied)
     }
 
     pub(crate) fn context(&self) -> *mut sys::ibv_context {
@@ -400,7 +401,7 @@ impl Device {
     }
 }
 
-/// The queue pair is in its error state after these.
+/// Event types after which the queue pair is in the error state.
 const QUEUE_PAIR_FATAL: [i32; 3] = [
     sys::ibv_event_type::IBV_EVENT_QP_FATAL as i32,
     sys::ibv_event_type::IBV_EVENT_QP_REQ_ERR as i32,
@@ -409,57 +410,58 @@ const QUEUE_PAIR_FATAL: [i32; 3] = [
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: ours, and whatever was made in it held the device.
+        // SAFETY: freed only here. All objects in the domain hold an `Arc` of this device, so none is left.
         unsafe { sys::ibv_dealloc_pd(self.domain) };
         if self.is_lost() {
-            self.context.cut_off();
+            self.context.revoke();
         }
     }
 }
 
-/// One of librdmacm's references to a context; while it is held, the context stays open.
+/// A reference of librdmacm to a context, which stays open while it is held.
 #[derive(Debug)]
-struct Reference(*mut sys::ibv_context);
+struct ContextRef(*mut sys::ibv_context);
 
-/// Knows no verbs: calls on it fail. It may not be written to, so that no command looks done.
-const NOTHING: &str = "/dev/null";
+/// A device on which verbs fail. Opened read-only, so that a write of a command cannot succeed.
+const DEV_NULL: &str = "/dev/null";
 
-impl Reference {
-    /// The device's name.
+impl ContextRef {
+    /// Kernel name of the device.
     fn name(&self) -> String {
-        // SAFETY: an open context has a device, with a name that ends.
+        // SAFETY: `self` keeps the context open; its device's name is a C string.
         let name = unsafe { CStr::from_ptr(sys::ibv_get_device_name((*self.0).device)) };
         name.to_string_lossy().into_owned()
     }
 
-    /// Let the kernel have what belongs to the context, which stays where it is: see [`Device::set_lost`].
-    fn cut_off(&self) {
-        let Ok(nothing) = File::open(NOTHING) else { return };
-        // SAFETY: open, so its descriptors are its own. They are replaced in one step; a later close closes
-        // the replacement.
+    /// Closes the context's kernel objects, but keeps the context allocated: see [`Device::set_lost`].
+    fn revoke(&self) {
+        let Ok(dev_null) = File::open(DEV_NULL) else { return };
+        // SAFETY: the context is open, so it owns both descriptors. Each is replaced atomically; a later
+        // close by the library closes the replacement.
         unsafe {
             for descriptor in [(*self.0).async_fd, (*self.0).cmd_fd] {
-                libc::dup3(nothing.as_raw_fd(), descriptor, libc::O_CLOEXEC);
+                libc::dup3(dev_null.as_raw_fd(), descriptor, libc::O_CLOEXEC);
             }
         }
     }
 
-    /// It was, and librdmacm has it still.
-    fn is_cut_off(&self) -> bool {
-        let Ok(nothing) = std::fs::metadata(NOTHING) else { return false };
-        // SAFETY: numbers.
+    /// True if the context's descriptors were replaced.
+    fn is_revoked(&self) -> bool {
+        let Ok(dev_null) = std::fs::metadata(DEV_NULL) else { return false };
+        // SAFETY: `stat` contains only integers, for which zero is valid.
         let mut found: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: an open context; what is found is written.
+        // SAFETY: `self` keeps the context open; `found` is written.
         let returned = unsafe { libc::fstat((*self.0).cmd_fd, &raw mut found) };
-        returned == 0 && found.st_rdev == nothing.rdev()
+        returned == 0 && found.st_rdev == dev_null.rdev()
     }
 }
 
-impl Drop for Reference {
+impl Drop for ContextRef {
     fn drop(&mut self) {
-        // The library takes references back by the list that it has given them with, and frees the list.
+        // librdmacm releases references by the list that returned them, and frees that list.
         let bytes = 2 * size_of::<*mut sys::ibv_context>();
-        // SAFETY: as much as two pointers are; null is looked for.
+        // SAFETY: the allocation has room for two pointers and is checked for null; the list ends with null
+        // as the library requires, and the library frees it.
         unsafe {
             let list = libc::malloc(bytes).cast::<*mut sys::ibv_context>();
             if list.is_null() {
@@ -472,11 +474,11 @@ impl Drop for Reference {
     }
 }
 
-/// Calls on this descriptor return at once.
+/// Sets O_NONBLOCK.
 pub(crate) fn set_nonblocking(fd: libc::c_int) -> Result<(), VerbsError> {
-    // SAFETY: changes no memory.
+    // SAFETY: `fcntl` with these commands accesses no memory of the process.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    // SAFETY: changes no memory.
+    // SAFETY: `fcntl` with these commands accesses no memory of the process.
     if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
         return Err(VerbsError::last("fcntl"));
     }
@@ -498,7 +500,7 @@ mod tests {
 
     #[test]
     fn limits_are_the_device_s_in_our_words() {
-        // SAFETY: numbers and bytes.
+        // SAFETY: `ibv_device_attr` contains only integers, for which zero is valid.
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
         (attributes.max_qp_wr, attributes.max_sge, attributes.max_sge_rd) = (1024, 30, 40);
         (attributes.max_qp_rd_atom, attributes.max_qp_init_rd_atom) = (16, 300);
@@ -512,7 +514,7 @@ mod tests {
 
     #[test]
     fn memory_that_takes_what_we_read_can_be_written_from_outside_on_iwarp_only() {
-        // SAFETY: numbers and bytes.
+        // SAFETY: `ibv_device_attr` contains only integers, for which zero is valid.
         let attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
         let of = |is_iwarp| DeviceLimits::new(&attributes, 1, is_iwarp).read_access();
         assert_eq!(of(false), Access::LOCAL_WRITE);
@@ -532,14 +534,14 @@ mod tests {
     #[test]
     fn events_are_the_library_s_in_our_words() {
         use sys::ibv_event_type as kind;
-        // SAFETY: numbers and pointers.
+        // SAFETY: both structs contain only integers and raw pointers, for which zero is valid.
         let (mut event, mut queue_pair): (sys::ibv_async_event, sys::ibv_qp) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         queue_pair.qp_num = 17;
         event.element.qp = &raw mut queue_pair;
         let mut read = |kind| {
             event.event_type = kind;
-            // SAFETY: its queue pair is alive.
+            // SAFETY: the event points to `queue_pair`, a local that outlives this call.
             unsafe { AsyncEvent::read(&raw const event) }
         };
         assert_eq!(read(kind::IBV_EVENT_QP_LAST_WQE_REACHED), AsyncEvent::QueuePairDrained { number: 17 });

@@ -1,15 +1,15 @@
-//! [`VerbsError`]: which verb failed, and why.
+//! [`VerbsError`]: the failed verb and its error number.
 
 use std::fmt;
 
 use libc::c_int;
 
-/// A verb failed.
+/// A verb of libibverbs or librdmacm failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VerbsError {
-    /// Its name, as in the library's manual.
+    /// Name of the function, as in its manual page.
     pub verb: &'static str,
-    /// Why, in the system's numbers.
+    /// Positive error number of errno(3).
     pub errno: i32,
 }
 
@@ -28,17 +28,18 @@ impl VerbsError {
         VerbsError { verb, errno }
     }
 
-    /// The verb has just failed and left its reason in `errno`.
+    /// An error with the current `errno`; EIO if there is none.
     pub(crate) fn last(verb: &'static str) -> VerbsError {
         VerbsError { verb, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) }
     }
 
-    /// What a verb has made; null means `errno`.
-    pub(crate) fn made<T>(verb: &'static str, made: *mut T) -> Result<*mut T, VerbsError> {
-        if made.is_null() { Err(VerbsError::last(verb)) } else { Ok(made) }
+    /// Checks a pointer that a verb has returned; null means `errno`.
+    pub(crate) fn check_pointer<T>(verb: &'static str, pointer: *mut T) -> Result<*mut T, VerbsError> {
+        if pointer.is_null() { Err(VerbsError::last(verb)) } else { Ok(pointer) }
     }
 
-    /// What a verb returned as a number: 0 is success, -1 means `errno`, others are the reason itself.
+    /// Checks the number that a verb has returned: 0 is success, -1 means `errno`, others are the (negated)
+    /// error number.
     pub(crate) fn check(verb: &'static str, returned: c_int) -> Result<(), VerbsError> {
         match returned {
             0 => Ok(()),

@@ -6,37 +6,38 @@
 //!      └─ SharedReceiveQueue ──────────────────┴──────────┴─ create_queue_pair ─> QueuePair ─ SendBatch
 //! ```
 //!
-//! **Order.** Each object keeps alive what it needs (a queue pair its identifier, completion queues, shared
-//! receive queue and device), so that they may be dropped in any order.
+//! **Drop order.** Each object keeps the objects that it needs alive (a queue pair its identifier, completion
+//! queues, shared receive queue and device), so they may be dropped in any order.
 //!
-//! **Polled.** Nothing blocks and nothing on the data path (post, poll) allocates. What can be waited for has
-//! a file descriptor for epoll: completion channel, connection manager's channel, device.
+//! **Polled.** No call blocks, and the data path (post, poll) does not allocate. Event sources have a file
+//! descriptor for epoll: completion channel, connection manager channel, device.
 //!
-//! **Threads.** What is used by one core is `Send`, not `Sync`: queue pair, completion queue, shared receive
+//! **Threads.** Objects of one core are `Send`, not `Sync`: queue pair, completion queue, shared receive
 //! queue, identifier, channels. Devices and memory regions are shared. An identifier may be on another thread
-//! than the channel that tells its events: both take the channel's lock, on the control path only.
+//! than the channel that reports its events: both take the channel's lock, on the control path only.
 //!
-//! **What remains the caller's duty.** A work request names memory by address and key. The device checks
-//! keys: it touches nothing but what a living [`MemoryRegion`] covers, and that keeps its memory mapped. But
-//! it writes there at its own time. So until the completion of a READ or a RECV has been polled, its buffer
-//! is neither read, nor written, nor lent; until that of a SEND or WRITE (not inline) its buffer
-//! is not written. The same holds for memory whose remote key a peer knows, until the key is invalid. A
-//! completion queue has room for every work request that may complete to it.
+//! **The caller's duty.** A work request names memory by address and key. The device checks keys: it accesses
+//! only memory that a live [`MemoryRegion`] covers, which keeps that memory mapped. But it accesses it
+//! asynchronously. So until the completion of a READ or a RECV has been polled, its buffer must not be read,
+//! written or lent; until the completion of a SEND or WRITE (not inline) its buffer must not be written. The
+//! same applies to memory whose remote key a peer knows, until the key is invalidated. A completion queue
+//! must have an entry for every work request that may complete to it.
 //!
-//! **Order of what a device writes.** Memory is registered with relaxed ordering where the device takes it:
-//! the writes of a message may pass each other on PCIe. A completion entry is written without it, and so
-//! passes none of them: who has polled it finds all. By the rule above the caller does not look before.
+//! **Order of device writes.** Memory is registered with relaxed ordering if the device supports it: writes
+//! of a message may pass each other on PCIe. A completion queue entry is written without it and passes none
+//! of them, so a polled completion implies that all data has arrived. By the rule above the caller does not
+//! access the buffer earlier.
 //!
-//! **Limits** are checked: more segments, inline bytes or work requests than a queue was made for are an
-//! error of the verb, and nothing of that request is posted.
+//! **Limits** are checked: if a request has more segments or inline bytes than the queue was created for, or
+//! there are too many requests, the verb returns an error and that request is not posted.
 //!
-//! **Fork.** `ibv_fork_init` is not called: it makes each registration split mappings by `madvise`, huge
-//! pages among them, and keep a tree of pages under a lock. Only a child that shares our memory and outlives
-//! the fork would need it. We have none: a child of ours does nothing but `exec`, and since 5.12 the kernel
-//! copies pinned pages for the child, not for us.
+//! **Fork.** `ibv_fork_init` is not called: it makes each registration split mappings by `madvise`, also of
+//! huge pages, and keep a tree of pages under a lock. Only a child process that uses the parent's memory
+//! after the fork would need it. Spindle's child processes only call `exec`, and since Linux 5.12 the kernel
+//! copies pinned pages for the child, not for the parent.
 //!
-//! What it does not do: datagrams, atomics, multicast, memory windows, immediate data, InfiniBand's own
-//! addresses, memory on demand. It knows no NVMe.
+//! Not supported: datagrams, atomics, multicast, memory windows, immediate data, InfiniBand addresses,
+//! on-demand paging. The crate contains no NVMe.
 
 mod address;
 mod batch;

@@ -1,6 +1,6 @@
-//! Memory that devices may touch: [`MemoryRegion`], and [`Sge`], which names a piece of it.
+//! Memory that devices may access: [`MemoryRegion`], and [`Sge`], a segment of it.
 //!
-//! UNSAFETY: a region keeps its memory mapped until the device has let go of it.
+//! UNSAFETY: a region keeps its memory mapped until it is deregistered.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::ops::BitOr;
@@ -12,26 +12,27 @@ use spindle_reactor::mem::Area;
 use crate::device::Device;
 use crate::error::VerbsError;
 
-/// What a device may do with memory. It may always read it for our own work requests. Combine with `|`.
+/// Access flags of a registration. Local reads, for this side's own work requests, are always allowed.
+/// Combine flags with `|`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Access(u32);
 
 impl Access {
-    /// Source of our own SENDs and WRITEs.
+    /// Source of this side's SENDs and WRITEs.
     pub const LOCAL_READ: Access = Access(0);
-    /// Target of our own RECVs. Of our own READs: [`crate::DeviceLimits::read_access`].
+    /// Destination of RECVs. For READs see [`crate::DeviceLimits::read_access`].
     pub const LOCAL_WRITE: Access = Access(sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0);
-    /// Source of the other side's READs.
+    /// Source of the peer's READs.
     pub const REMOTE_READ: Access = Access(sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0);
-    /// Target of the other side's WRITEs. Needs [`Access::LOCAL_WRITE`] too.
+    /// Destination of the peer's WRITEs. Requires [`Access::LOCAL_WRITE`] too.
     pub const REMOTE_WRITE: Access = Access(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0);
 }
 
-/// PCIe may let writes of one message pass each other. An optional flag: a library, kernel or device that
-/// does not know it ignores or refuses it.
+/// Lets writes of one message pass each other on PCIe. An optional flag: a library, kernel or device that
+/// does not support it ignores or refuses it.
 const RELAXED: u32 = sys::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
 
-/// Register with relaxed ordering, and where that fails without. Also, whether that was what helped.
+/// Registers with relaxed ordering, and without if that fails. The flag is true if only the latter succeeded.
 fn relaxed_first<T>(
     flags: u32,
     is_relaxed: bool,
@@ -53,19 +54,19 @@ impl BitOr for Access {
     }
 }
 
-/// A piece of registered memory: a segment of a work request.
+/// A scatter/gather entry: a segment of registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
-    /// First byte.
+    /// Virtual address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u32,
-    /// Local key of the region that it is in.
+    /// Local key of the region that contains it.
     pub key: u32,
 }
 
-// Lists of segments are given to the library as they are.
+// Slices of `Sge` are passed to the library as arrays of `ibv_sge`.
 const _: () = assert!(
     size_of::<Sge>() == size_of::<sys::ibv_sge>()
         && align_of::<Sge>() == align_of::<sys::ibv_sge>()
@@ -74,10 +75,10 @@ const _: () = assert!(
         && std::mem::offset_of!(Sge, key) == std::mem::offset_of!(sys::ibv_sge, lkey)
 );
 
-/// Memory that is registered with a device; deregistered on drop.
+/// A registration of memory with a device; dropping it deregisters.
 ///
-/// Registering gives the device leave, it moves nothing. What may be done with the memory while a work
-/// request or a peer refers to it is the crate's page.
+/// While a work request or a peer refers to the memory, the caller's duty of the crate's documentation
+/// applies.
 #[derive(Debug)]
 pub struct MemoryRegion {
     raw: *mut sys::ibv_mr,
@@ -85,30 +86,30 @@ pub struct MemoryRegion {
     remote_key: u32,
     base: usize,
     bytes: usize,
-    /// The memory; let go after the registration.
+    /// The memory; released after the deregistration.
     area: Area,
-    /// The domain; let go last.
+    /// Owner of the protection domain; released last.
     _device: Arc<Device>,
 }
 
-// SAFETY: libibverbs is thread-safe; the fields are not written after construction.
+// SAFETY: libibverbs is thread-safe, and no field is written after construction.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: shared references only read constant fields.
 unsafe impl Sync for MemoryRegion {}
 
 impl Device {
-    /// Register all of an area.
+    /// Registers all of an area: see [`Device::register_part`].
     pub fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<MemoryRegion, VerbsError> {
         let bytes = area.bytes();
         self.register_part(area, 0, bytes, access)
     }
 
-    /// Register `bytes` of an area from `offset`. Where the device takes it, with relaxed ordering: of what
-    /// it writes there nothing is looked at before a completion, which orders it (see the crate's page).
+    /// Registers `bytes` of an area from `offset`, with relaxed ordering if the device supports it: data must
+    /// not be accessed before its completion (see the crate's documentation).
     ///
     /// # Errors
-    /// The part is not within the area, or the area is read-only and the access is not, or the device has no
-    /// room for another region, or the process may not lock so much memory.
+    /// The part is empty or not within the area (EINVAL), the area is read-only and `access` is not (EACCES),
+    /// the device has no free region, or the limit of locked memory is exceeded (ENOMEM).
     pub fn register_part(
         self: &Arc<Self>,
         area: Area,
@@ -125,20 +126,20 @@ impl Device {
         }
         let base = area.base().as_ptr().wrapping_add(offset);
         let register = |flags: u32| {
-            // The form that knows optional flags: it takes them away for kernels that do not.
-            // SAFETY: our domain; the memory is mapped for as long as the area is kept, and the region keeps
-            // it.
+            // `ibv_reg_mr_iova2` supports optional flags: it removes them on kernels without support.
+            // SAFETY: the domain is open as long as `self`; the memory is mapped as long as `area`, which the
+            // region keeps.
             let raw = unsafe {
                 sys::ibv_reg_mr_iova2(self.domain(), base.cast(), bytes, base.addr() as u64, flags)
             };
-            VerbsError::made(VERB, raw)
+            VerbsError::check_pointer(VERB, raw)
         };
         let (made, is_refused) = relaxed_first(access.0, self.is_relaxed(), register);
         if is_refused {
             self.set_strict();
         }
         let raw = made?;
-        // SAFETY: the verb has just made it.
+        // SAFETY: `raw` is not null; the region that the verb has created is valid until `ibv_dereg_mr`.
         let (local_key, remote_key) = unsafe { ((*raw).lkey, (*raw).rkey) };
         Ok(MemoryRegion {
             raw,
@@ -153,31 +154,31 @@ impl Device {
 }
 
 impl MemoryRegion {
-    /// For our own work requests.
+    /// Key for this side's work requests.
     #[must_use]
     pub fn local_key(&self) -> u32 {
         self.local_key
     }
 
-    /// For the other side.
+    /// Key for the peer's READs and WRITEs.
     #[must_use]
     pub fn remote_key(&self) -> u32 {
         self.remote_key
     }
 
-    /// Address of the first byte.
+    /// Virtual address of the first byte.
     #[must_use]
     pub fn base(&self) -> usize {
         self.base
     }
 
-    /// How many bytes.
+    /// Length of the region in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// `bytes` from this address, if all of them are within the region.
+    /// The segment of `bytes` at `address`; `None` if it is not within the region.
     #[must_use]
     pub fn sge(&self, address: usize, bytes: u32) -> Option<Sge> {
         let offset = address.checked_sub(self.base)?;
@@ -188,9 +189,9 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: ours.
+        // SAFETY: this struct owns the region, and it is deregistered only here.
         if unsafe { sys::ibv_dereg_mr(self.raw) } != 0 {
-            // The device may still touch it: then it stays mapped for ever.
+            // The device may still access the memory, so it stays mapped.
             std::mem::forget(self.area.clone());
         }
     }
@@ -206,7 +207,7 @@ mod tests {
         assert_eq!(both.0, 1 | 4);
     }
 
-    /// A device with these flags that refuses, with what was asked of it.
+    /// Calls `relaxed_first` with a device that refuses some flags; also returns the flags of each attempt.
     fn ask(refuses: impl Fn(u32) -> bool, is_relaxed: bool) -> (Result<u32, VerbsError>, bool, Vec<u32>) {
         let mut asked = Vec::new();
         let (made, is_refused) = relaxed_first(1, is_relaxed, |flags| {
@@ -220,7 +221,7 @@ mod tests {
     fn memory_is_registered_with_relaxed_ordering_and_without_where_that_fails() {
         assert_eq!(ask(|_| false, true), (Ok(1 | RELAXED), false, vec![1 | RELAXED]));
         assert_eq!(ask(|flags| flags & RELAXED != 0, true), (Ok(1), true, vec![1 | RELAXED, 1]));
-        // That is remembered, and not asked for again.
+        // A device known to refuse relaxed ordering is not tried with it again.
         assert_eq!(ask(|flags| flags & RELAXED != 0, false), (Ok(1), false, vec![1]));
         let (made, is_refused, asked) = ask(|_| true, true);
         assert!(made.is_err() && !is_refused, "another reason: it says nothing of the flag");

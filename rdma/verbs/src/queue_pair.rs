@@ -1,7 +1,7 @@
-//! [`QueuePair`]: a reliable connection's two queues.
+//! [`QueuePair`]: a queue pair of the reliable connected type (RC).
 //!
-//! UNSAFETY: a queue pair is destroyed before its identifier, its completion queues, its shared receive queue
-//! and its domain, all of which it holds.
+//! UNSAFETY: a queue pair is destroyed before its identifier, completion queue, shared receive queue and
+//! domain, to all of which it holds references.
 #![expect(unsafe_code, reason = "calls libibverbs and librdmacm")]
 
 use std::cell::Cell;
@@ -20,47 +20,48 @@ use crate::error::VerbsError;
 use crate::memory::Sge;
 use crate::receive::{self, SharedInner, SharedReceiveQueue};
 
-/// What a queue pair is made of.
+/// Parameters of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct QueuePairConfig<'a> {
-    /// Where sends and receives complete.
+    /// Completion queue of sends and receives.
     pub cq: &'a CompletionQueue,
-    /// Where receives come from; without, it has its own queue.
+    /// Shared receive queue; `None`: the queue pair has its own receive queue.
     pub srq: Option<&'a SharedReceiveQueue>,
-    /// Work requests that the send queue has room for.
+    /// Capacity of the send queue in work requests.
     pub send_wr: u32,
-    /// Receives that its own queue has room for; unused with a shared one.
+    /// Capacity of its own receive queue; unused with a shared receive queue.
     pub recv_wr: u32,
-    /// Segments of a send.
+    /// Maximum segments of a send.
     pub send_sge: u32,
-    /// Segments of a receive; unused with a shared receive queue.
+    /// Maximum segments of a receive; unused with a shared receive queue.
     pub recv_sge: u32,
-    /// Bytes that a send may carry in itself; a wish, see [`QueuePair::inline_bytes`].
+    /// Requested inline data of a send in bytes; the granted value is [`QueuePair::inline_bytes`].
     pub inline_bytes: u32,
-    /// How work requests are posted. `None`: by `ibv_wr_*` where the device has it and does it well, else as
-    /// a list.
+    /// How work requests are posted. `None`: by `ibv_wr_*` if the device supports it and is not soft-RoCE,
+    /// else as a list.
     pub posting: Option<Posting>,
 }
 
-/// How work requests are posted.
+/// Interface by which work requests are posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Posting {
-    /// By `ibv_wr_*`: straight into the device's queue.
+    /// `ibv_wr_*`, which writes into the device's queue without an intermediate list.
     Extended,
-    /// A linked list, and `ibv_post_send`.
+    /// `ibv_post_send` with a linked list.
     List,
 }
 
-/// Work requests of one doorbell where they are posted as a list: what is kept ready for each queue pair.
+/// Maximum work requests per doorbell with [`Posting::List`]: the size of each queue pair's preallocated
+/// list.
 pub const LIST_BATCH: u32 = 64;
 
-/// 0.64 ms, as the code of [`QueuePair::set_min_rnr_timer`] (InfiniBand 1.4, table 45).
+/// Code of 0.64 ms for [`QueuePair::set_min_rnr_timer`] (InfiniBand 1.4, table 45).
 pub const RNR_0_64_MS: u8 = 12;
 
-/// What a list is made in.
+/// Preallocated memory of a list of work requests.
 pub(crate) struct List {
     pub(crate) requests: Box<[sys::ibv_send_wr]>,
-    /// As many for each request as it may have.
+    /// `send_sge` entries for each request.
     pub(crate) segments: Box<[Sge]>,
     pub(crate) inline: Box<[u8]>,
     pub(crate) count: usize,
@@ -71,11 +72,11 @@ pub(crate) enum Post {
     List(List),
 }
 
-/// A queue pair, made by [`crate::CmId::create_queue_pair`].
+/// A queue pair, created by [`crate::CmId::create_queue_pair`].
 pub struct QueuePair {
     pub(crate) raw: *mut sys::ibv_qp,
     pub(crate) post: Post,
-    /// A batch was begun with `ibv_wr_start` and not ended.
+    /// `ibv_wr_start` was called, and neither `ibv_wr_complete` nor `ibv_wr_abort` since.
     pub(crate) is_open: bool,
     pub(crate) send_wr: u32,
     pub(crate) send_sge: u32,
@@ -85,12 +86,12 @@ pub struct QueuePair {
     srq: Option<Arc<SharedInner>>,
     _cq: Arc<QueueInner>,
     _device: Arc<Device>,
-    /// Let go last.
+    /// Released last.
     id: Arc<IdInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
 
-// SAFETY: libibverbs is thread-safe, and what is in it is its own.
+// SAFETY: libibverbs is thread-safe, and all raw pointers refer to objects of this queue pair only.
 unsafe impl Send for QueuePair {}
 
 impl std::fmt::Debug for QueuePair {
@@ -119,7 +120,8 @@ impl QueuePair {
             for posting in postings {
                 outcome = id.with(|raw| {
                     let mut attributes = config.attributes(device, *inline_bytes, *posting);
-                    // SAFETY: alive, and under its lock; all in the attributes belongs to this device.
+                    // SAFETY: `id.with` passes a live identifier under its channel's lock; `config.check` has
+                    // verified that all queues are on this device.
                     unsafe { create(raw, device, &mut attributes) }
                 });
                 if let Ok((raw, cap)) = outcome {
@@ -131,7 +133,7 @@ impl QueuePair {
                         send_wr: cap.max_send_wr.max(config.send_wr),
                         send_sge: config.send_sge,
                         inline_bytes: cap.max_inline_data,
-                        // SAFETY: the verb has just made it.
+                        // SAFETY: the verb has just created the queue pair.
                         number: unsafe { (*raw).qp_num },
                         recv_sge: config.recv_sge,
                         srq,
@@ -158,31 +160,32 @@ impl QueuePair {
         Err(outcome.err().unwrap_or(VerbsError::new(VERB, libc::EINVAL)))
     }
 
-    /// Its number on the device, as completions and events have it.
+    /// The queue pair number (QPN) in completions and events; unique on the device.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Bytes that a send may carry in itself: as wished or more, or 0 where the device does not do it.
+    /// Maximum inline data of a send in bytes: the requested value or more, or 0 if the device does not
+    /// support it.
     #[must_use]
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes
     }
 
-    /// Work requests that the send queue has room for.
+    /// Granted capacity of the send queue in work requests; at least as requested.
     #[must_use]
     pub fn send_wr(&self) -> u32 {
         self.send_wr
     }
 
-    /// Segments that a send may have.
+    /// Maximum segments of a send, as requested.
     #[must_use]
     pub fn send_sge(&self) -> u32 {
         self.send_sge
     }
 
-    /// How it posts.
+    /// The interface chosen for work requests.
     #[must_use]
     pub fn posting(&self) -> Posting {
         match self.post {
@@ -191,23 +194,24 @@ impl QueuePair {
         }
     }
 
-    /// Post a receive to its own queue.
+    /// Posts a receive to its own receive queue.
     ///
     /// # Errors
-    /// It has a shared receive queue, or no room, or more segments than it was made for: nothing was posted.
+    /// It has a shared receive queue, the queue is full, or there are more segments than it was created for:
+    /// nothing was posted.
     #[inline]
     pub fn post_receive(&mut self, id: u64, segments: &[Sge]) -> Result<(), VerbsError> {
         if self.srq.is_some() {
             return Err(VerbsError::new("ibv_post_recv", libc::EINVAL));
         }
-        // SAFETY: alive.
+        // SAFETY: `self` owns the queue pair, which exists until its drop.
         unsafe { receive::post_own(self.raw, id, segments, self.recv_sge) }
     }
 
-    /// Post receives of one segment each to its own queue, with one doorbell for every 32 of them.
+    /// Posts receives of one segment each to its own receive queue, with one doorbell for every 32.
     ///
     /// # Errors
-    /// It has a shared receive queue, or no room for all. Some may have been posted.
+    /// It has a shared receive queue, or the queue is full. Some may have been posted.
     pub fn post_receives(
         &mut self,
         receives: impl IntoIterator<Item = (u64, Sge)>,
@@ -215,46 +219,46 @@ impl QueuePair {
         if self.srq.is_some() {
             return Err(VerbsError::new("ibv_post_recv", libc::EINVAL));
         }
-        // SAFETY: alive.
+        // SAFETY: `self` owns the queue pair, which exists until its drop.
         unsafe { receive::post_own_batch(self.raw, receives) }
     }
 
-    /// Begin work requests for the send queue: they are posted together.
+    /// Starts a batch of work requests for the send queue.
     #[inline]
     pub fn batch(&mut self) -> SendBatch<'_> {
         SendBatch::new(self)
     }
 
-    /// How long the other side waits before it sends again what found no receive here (its message was
-    /// answered with "receiver not ready"), as a code of InfiniBand: [`RNR_0_64_MS`]. The connection manager
-    /// leaves it at 0, the longest, 655 ms. For a queue pair that is connected.
+    /// Sets the time that the peer waits before it repeats a message that found no receive (RNR NAK), as an
+    /// InfiniBand code: [`RNR_0_64_MS`]. The connection manager's default is code 0, the longest: 655 ms.
+    /// Only for a connected queue pair.
     ///
     /// # Errors
-    /// The device does not change it.
+    /// The device does not support the change.
     pub fn set_min_rnr_timer(&mut self, code: u8) -> Result<(), VerbsError> {
         let mask = sys::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER;
         self.modify(mask, |attributes| attributes.min_rnr_timer = code)
     }
 
-    /// Move to the error state. What is posted completes as flushed, as does all that is posted after.
+    /// Moves to the error state: posted work requests, and those posted later, complete as flushed.
     pub fn set_error(&mut self) -> Result<(), VerbsError> {
         let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE;
         self.modify(mask, |attributes| attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR)
     }
 
-    /// Change what is in the mask.
+    /// Calls `ibv_modify_qp` with the attributes in the mask.
     fn modify(
         &mut self,
         mask: sys::ibv_qp_attr_mask,
         set: impl FnOnce(&mut sys::ibv_qp_attr),
     ) -> Result<(), VerbsError> {
-        // SAFETY: numbers.
+        // SAFETY: `ibv_qp_attr` contains only integers, for which zero is valid.
         let mut attributes: sys::ibv_qp_attr = unsafe { mem::zeroed() };
         set(&mut attributes);
-        // One that was forgotten would still hold the device's lock.
+        // Aborts a leaked batch, which would still hold the device's lock.
         drop(self.batch());
         let mask = mask.0.cast_signed();
-        // SAFETY: alive; the attributes are read.
+        // SAFETY: `self` owns the queue pair; the attributes outlive the call.
         VerbsError::check("ibv_modify_qp", unsafe { sys::ibv_modify_qp(self.raw, &raw mut attributes, mask) })
     }
 }
@@ -262,7 +266,8 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         drop(self.batch());
-        // SAFETY: it is the identifier's queue pair, and alive.
+        // SAFETY: `with` passes the live identifier, which owns exactly this queue pair; it is destroyed only
+        // here.
         self.id.with(|raw| unsafe { sys::rdma_destroy_qp(raw) });
     }
 }
@@ -283,7 +288,7 @@ impl QueuePairConfig<'_> {
     fn attributes(&self, device: &Device, inline_bytes: u32, posting: Posting) -> sys::ibv_qp_init_attr_ex {
         use sys::ibv_qp_create_send_ops_flags as op;
         use sys::ibv_qp_init_attr_mask as mask;
-        // SAFETY: numbers and pointers.
+        // SAFETY: the struct contains only integers and raw pointers, for which zero is valid.
         let mut attributes: sys::ibv_qp_init_attr_ex = unsafe { mem::zeroed() };
         (attributes.send_cq, attributes.recv_cq) = (self.cq.inner.raw, self.cq.inner.raw);
         attributes.cap.max_send_wr = self.send_wr;
@@ -312,30 +317,31 @@ impl QueuePairConfig<'_> {
 }
 
 /// # Safety
-/// The identifier is alive and its channel's lock is held; all in the attributes is of this device.
+/// The identifier exists and its channel's lock is held; all objects in the attributes are of this device.
 unsafe fn create(
     id: *mut sys::rdma_cm_id,
     device: &Device,
     attributes: &mut sys::ibv_qp_init_attr_ex,
 ) -> Result<(*mut sys::ibv_qp, sys::ibv_qp_cap), VerbsError> {
-    // SAFETY: by contract.
+    // SAFETY: the caller guarantees a live identifier under its lock.
     if unsafe { (*id).verbs } != device.context() || !unsafe { (*id).qp }.is_null() {
         return Err(VerbsError::new(VERB, libc::EINVAL));
     }
-    // SAFETY: by contract; the attributes are read, and the granted ones written.
+    // SAFETY: the caller guarantees a live identifier and attributes of this device; the granted capacities
+    // are written to them.
     VerbsError::check(VERB, unsafe { sys::rdma_create_qp_ex(id, attributes) })?;
-    // SAFETY: by contract.
+    // SAFETY: the caller guarantees a live identifier; the verb has set `qp`.
     Ok((unsafe { (*id).qp }, attributes.cap))
 }
 
-/// The queue pair as one that has `ibv_wr_*`: all of those that [`SendBatch`] calls.
+/// The extended queue pair, if it has all `ibv_wr_*` calls that [`SendBatch`] uses.
 fn extended(raw: *mut sys::ibv_qp) -> Option<*mut sys::ibv_qp_ex> {
-    // SAFETY: alive; null if it is not of this kind.
+    // SAFETY: `raw` was just created; the result is null if it has no extended interface.
     let extended = unsafe { sys::ibv_qp_to_qp_ex(raw) };
     if extended.is_null() {
         return None;
     }
-    // SAFETY: alive as the queue pair is.
+    // SAFETY: not null, and part of the queue pair, which exists.
     let calls = unsafe { &*extended };
     let has_all = calls.wr_start.is_some()
         && calls.wr_complete.is_some()
@@ -355,7 +361,8 @@ impl List {
         let count = send_wr.min(LIST_BATCH) as usize;
         let segments = count * send_sge as usize;
         List {
-            // SAFETY: numbers, and pointers that are set before they are used.
+            // SAFETY: the struct contains only integers and raw pointers, for which zero is valid; `link`
+            // sets the pointers before use.
             requests: (0..count).map(|_| unsafe { mem::zeroed() }).collect(),
             segments: vec![Sge { address: 0, bytes: 0, key: 0 }; segments].into(),
             inline: vec![0; count * inline_bytes as usize].into(),

@@ -1,4 +1,4 @@
-//! [`SharedReceiveQueue`], and the posting of receives to it and to a queue pair's own queue.
+//! [`SharedReceiveQueue`], and the posting of receives to it and to a queue pair's own receive queue.
 //!
 //! UNSAFETY: a shared receive queue is destroyed after the queue pairs that receive from it.
 #![expect(unsafe_code, reason = "calls libibverbs")]
@@ -21,19 +21,19 @@ pub(crate) struct SharedInner {
     pub(crate) device: Arc<Device>,
 }
 
-// SAFETY: libibverbs is thread-safe.
+// SAFETY: libibverbs is thread-safe, and the fields are not written after construction.
 unsafe impl Send for SharedInner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: shared references only pass the pointer to thread-safe calls.
 unsafe impl Sync for SharedInner {}
 
 impl Drop for SharedInner {
     fn drop(&mut self) {
-        // SAFETY: ours, and its queue pairs held it.
+        // SAFETY: destroyed only here. Each queue pair on it holds an `Arc` of this struct, so none is left.
         unsafe { sys::ibv_destroy_srq(self.raw) };
     }
 }
 
-/// Receives for many queue pairs. Which of them takes one is told by its completion.
+/// A shared receive queue (SRQ). The completion of a receive names the queue pair that has taken it.
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SharedInner>,
@@ -42,14 +42,15 @@ pub struct SharedReceiveQueue {
     _not_sync: PhantomData<Cell<()>>,
 }
 
-/// Receives that are posted at once: they lie on the stack until the device has them.
+/// Receives posted with one call; they lie on the stack until it returns.
 const POST_BATCH: usize = 32;
 
 impl SharedReceiveQueue {
-    /// Make one with room for at least `entries` receives of up to `sge` segments.
+    /// Creates a queue of at least `entries` receives of up to `sge` segments.
     ///
     /// # Errors
-    /// More than the device has.
+    /// The device has no shared receive queues (EOPNOTSUPP), or `entries` or `sge` is 0 or exceeds its limits
+    /// (EINVAL).
     pub fn new(device: &Arc<Device>, entries: u32, sge: u32) -> Result<SharedReceiveQueue, VerbsError> {
         const VERB: &str = "ibv_create_srq";
         let limits = device.limits();
@@ -61,28 +62,30 @@ impl SharedReceiveQueue {
         }
         let attr = sys::ibv_srq_attr { max_wr: entries, max_sge: sge, srq_limit: 0 };
         let mut attributes = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
-        // SAFETY: our domain; the attributes are read and written.
+        // SAFETY: `device` keeps the domain alive, and the queue keeps `device`; the attributes are on the
+        // stack.
         let raw = unsafe { sys::ibv_create_srq(device.domain(), &raw mut attributes) };
-        let raw = VerbsError::made(VERB, raw)?;
+        let raw = VerbsError::check_pointer(VERB, raw)?;
         let inner = Arc::new(SharedInner { raw, device: Arc::clone(device) });
         Ok(SharedReceiveQueue { inner, entries, sge, _not_sync: PhantomData })
     }
 
-    /// How many receives it was made for.
+    /// Maximum number of posted receives.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Post a receive.
+    /// Posts a receive.
     ///
     /// # Errors
-    /// No room, or more segments than the queue was made for: nothing was posted.
+    /// The queue is full, or there are more segments than it was created for: nothing was posted.
     #[inline]
     pub fn post(&self, id: u64, segments: &[Sge]) -> Result<(), VerbsError> {
-        let mut request = one(id, segments, self.sge, VERB_SHARED)?;
+        let mut request = receive_request(id, segments, self.sge, VERB_SHARED)?;
         let mut bad = ptr::null_mut();
-        // SAFETY: our queue; the request and its segments are read before this returns.
+        // SAFETY: `inner` keeps the queue alive; the call reads the request and its segments before it
+        // returns.
         VerbsError::check(VERB_SHARED, unsafe {
             sys::ibv_post_srq_recv(self.inner.raw, &raw mut request, &raw mut bad)
         })
@@ -92,10 +95,10 @@ impl SharedReceiveQueue {
 const VERB_SHARED: &str = "ibv_post_srq_recv";
 const VERB_OWN: &str = "ibv_post_recv";
 
-/// Post a receive to a queue pair's own queue.
+/// Posts a receive to a queue pair's own receive queue.
 ///
 /// # Safety
-/// The queue pair is alive.
+/// The queue pair exists.
 #[inline]
 pub(crate) unsafe fn post_own(
     queue_pair: *mut sys::ibv_qp,
@@ -103,27 +106,34 @@ pub(crate) unsafe fn post_own(
     segments: &[Sge],
     segments_max: u32,
 ) -> Result<(), VerbsError> {
-    let mut request = one(id, segments, segments_max, VERB_OWN)?;
+    let mut request = receive_request(id, segments, segments_max, VERB_OWN)?;
     let mut bad = ptr::null_mut();
-    // SAFETY: alive by contract; the request and its segments are read before this returns.
+    // SAFETY: the caller guarantees a live queue pair; the call reads the request and its segments before it
+    // returns.
     VerbsError::check(VERB_OWN, unsafe { sys::ibv_post_recv(queue_pair, &raw mut request, &raw mut bad) })
 }
 
-/// Post receives of one segment each to a queue pair's own queue.
+/// Posts receives of one segment each to a queue pair's own receive queue.
 ///
 /// # Safety
-/// The queue pair is alive.
+/// The queue pair exists.
 pub(crate) unsafe fn post_own_batch(
     queue_pair: *mut sys::ibv_qp,
     receives: impl IntoIterator<Item = (u64, Sge)>,
 ) -> Result<(), VerbsError> {
-    // SAFETY: alive by contract; requests and segments are read before this returns.
-    batch(receives, VERB_OWN, |first, bad| unsafe { sys::ibv_post_recv(queue_pair, first, bad) })
+    // SAFETY: the caller guarantees a live queue pair; the call reads requests and segments before it
+    // returns.
+    post_lists(receives, VERB_OWN, |first, bad| unsafe { sys::ibv_post_recv(queue_pair, first, bad) })
 }
 
-/// A request that points to `segments`, for as long as they are lent.
+/// A request with a pointer to `segments`, valid as long as their borrow.
 #[inline]
-fn one(id: u64, segments: &[Sge], max: u32, verb: &'static str) -> Result<sys::ibv_recv_wr, VerbsError> {
+fn receive_request(
+    id: u64,
+    segments: &[Sge],
+    max: u32,
+    verb: &'static str,
+) -> Result<sys::ibv_recv_wr, VerbsError> {
     match i32::try_from(segments.len()) {
         Ok(count) if segments.len() <= max as usize => {
             let list = segments.as_ptr().cast::<sys::ibv_sge>().cast_mut();
@@ -133,8 +143,8 @@ fn one(id: u64, segments: &[Sge], max: u32, verb: &'static str) -> Result<sys::i
     }
 }
 
-/// Chains of up to [`POST_BATCH`] requests, each given to `post`, which returns as `ibv_post_recv` does.
-fn batch(
+/// Calls `post`, which returns as `ibv_post_recv` does, with linked lists of up to [`POST_BATCH`] requests.
+fn post_lists(
     receives: impl IntoIterator<Item = (u64, Sge)>,
     verb: &'static str,
     mut post: impl FnMut(*mut sys::ibv_recv_wr, *mut *mut sys::ibv_recv_wr) -> libc::c_int,
@@ -158,7 +168,7 @@ fn batch(
             let is_last = index + 1 == count;
             let next = if is_last { ptr::null_mut() } else { first.wrapping_add(index + 1) };
             let sg_list = list.wrapping_add(index);
-            // SAFETY: within the array.
+            // SAFETY: `index` < `count` <= POST_BATCH, so the pointer is within `requests`.
             unsafe { first.add(index).write(sys::ibv_recv_wr { wr_id: *id, next, sg_list, num_sge: 1 }) };
         }
         let mut bad = ptr::null_mut();
@@ -177,11 +187,11 @@ mod tests {
         Sge { address, bytes: 64, key: 9 }
     }
 
-    /// Ids and addresses of a chain.
+    /// Ids and segment addresses of a linked list of receives.
     fn walk(mut place: *mut sys::ibv_recv_wr) -> Vec<(u64, u64)> {
         let mut found = Vec::new();
         while !place.is_null() {
-            // SAFETY: a chain of `batch`.
+            // SAFETY: `post_lists` has linked the list, which exists while its closure runs.
             let (request, segment) = unsafe { (&*place, &*(*place).sg_list) };
             found.push((request.wr_id, segment.addr));
             place = request.next;
@@ -193,7 +203,7 @@ mod tests {
     fn a_batch_is_chains_of_up_to_32() {
         let mut chains = Vec::new();
         let receives = (0..70).map(|id| (id, sge(id * 4096)));
-        batch(receives, VERB_OWN, |first, _| {
+        post_lists(receives, VERB_OWN, |first, _| {
             chains.push(walk(first));
             0
         })
@@ -207,7 +217,7 @@ mod tests {
     fn a_batch_ends_with_the_chain_that_does_not_fit() {
         let mut chains = 0;
         let receives = (0..100).map(|id| (id, sge(id)));
-        let error = batch(receives, VERB_OWN, |_, _| {
+        let error = post_lists(receives, VERB_OWN, |_, _| {
             chains += 1;
             if chains == 2 { libc::ENOMEM } else { 0 }
         });
@@ -216,8 +226,8 @@ mod tests {
 
     #[test]
     fn too_many_segments_are_refused() {
-        assert!(one(1, &[sge(0); 3], 3, VERB_OWN).is_ok());
-        let error = one(1, &[sge(0); 4], 3, VERB_OWN).map(|_| ()).expect_err("refused");
+        assert!(receive_request(1, &[sge(0); 3], 3, VERB_OWN).is_ok());
+        let error = receive_request(1, &[sge(0); 4], 3, VERB_OWN).map(|_| ()).expect_err("refused");
         assert_eq!(error, VerbsError::new(VERB_OWN, libc::EINVAL));
     }
 }

@@ -1,4 +1,4 @@
-//! [`Area`]: memory that a device may be given, and that stays where it is for as long as the area lives.
+//! [`Area`]: memory for registration with a device. Its pages stay in place as long as the area lives.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::sync::Arc;
 use super::buf::{ZEROES_BYTES, zeroes};
 use super::region::{PageSizes, Pages, Region, RegionError};
 
-/// A contiguous piece of memory, kept mapped, and its pages kept in place.
+/// Contiguous memory that stays mapped and whose pages stay in place.
 ///
-/// The code that registers memory with a device takes an area of it and drops it after the registration.
+/// The code that registers memory with a device holds an area of it until the registration has ended.
 #[derive(Debug, Clone)]
 pub struct Area {
-    keep: Option<Arc<Region>>,
+    region: Option<Arc<Region>>,
 }
 
 impl Area {
-    /// Zeroed memory of its own, at least `bytes` rounded up to pages: for queues that a device and its
-    /// driver share. From the memory node that is given, if that has any.
+    /// New zeroed memory of `bytes`, rounded up to base pages: for queues that a device and its driver share.
+    /// From memory node `node` if that has free memory.
     pub fn of_pages(bytes: usize, node: Option<u32>) -> Result<Area, RegionError> {
         let region = Region::map_pages(bytes)?;
         if let Some(node) = node {
@@ -25,52 +25,52 @@ impl Area {
         Ok(Area::of(&Arc::new(region)))
     }
 
-    /// Zeroed memory of its own, at least `bytes`, aligned to 2 MiB.
+    /// New zeroed memory of `bytes`, rounded up and aligned to 2 MiB.
     pub fn map(bytes: usize, pages: Pages) -> Result<Area, RegionError> {
         Ok(Area::of(&Arc::new(Region::map(bytes, pages)?)))
     }
 
-    /// All of a region. Its pages are not given back to the kernel any more.
+    /// All of a region. None of its pages is given back to the kernel from now on.
     pub(super) fn of(region: &Arc<Region>) -> Area {
         region.set_registered();
-        Area { keep: Some(Arc::clone(region)) }
+        Area { region: Some(Arc::clone(region)) }
     }
 
-    /// The zeroes that null disks and unwritten blocks read as.
+    /// The static zeroes that null disks and unwritten pages read as.
     #[must_use]
     pub fn zeroes() -> Area {
-        Area { keep: None }
+        Area { region: None }
     }
 
-    /// The first byte.
+    /// Address of the first byte.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
-        match &self.keep {
+        match &self.region {
             Some(region) => region.base(),
             None => zeroes(ZEROES_BYTES).addr,
         }
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        match &self.keep {
+        match &self.region {
             Some(region) => region.bytes(),
             None => ZEROES_BYTES as usize,
         }
     }
 
-    /// Have all of it on the pages that it asked for, as well as the kernel can, before a device takes it.
-    /// Not on a reactor core: it takes seconds for a large area.
+    /// Moves the memory to the kind of pages that it asked for, as far as the kernel can. To be called before
+    /// registration, and never on a reactor core: it takes seconds for a large area.
     #[must_use]
-    pub fn settle(&self) -> PageSizes {
-        self.keep.as_ref().map_or(PageSizes::Base, |region| region.settle())
+    pub fn collapse_to_huge(&self) -> PageSizes {
+        self.region.as_ref().map_or(PageSizes::Base, |region| region.collapse_to_huge())
     }
 
-    /// A device may write to it.
+    /// True when a device may write to it: false for [`Area::zeroes`].
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        self.keep.is_some()
+        self.region.is_some()
     }
 }
 

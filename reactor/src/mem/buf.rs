@@ -1,9 +1,10 @@
 //! [`Buf`]: an owned handle to memory of a pool or of a RAM disk, in one segment or several.
 //!
 //! A `Buf` is *writable* (no other handle has its bytes) or *shared* (a pin on bytes that do not change). It
-//! moves by value along the request; dropping it gives the memory back. It is as long as it was asked for,
-//! not as long as the memory behind it.
-//! UNSAFETY: turns addresses of a region into slices; the homes vouch for exclusiveness.
+//! moves by value along the request; dropping it gives the memory back. Its length is the one asked for, not
+//! that of the memory behind it.
+//! UNSAFETY: turns addresses of a region into slices; the origin of a buffer guarantees that they are
+//! exclusive or immutable.
 #![expect(unsafe_code, reason = "slices over arena memory")]
 
 use std::cell::RefCell;
@@ -30,14 +31,15 @@ pub(super) struct Segment {
 
 impl Segment {
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: a segment is made by a pool or a frame store inside of its region, which the Buf keeps
-        // alive by its home; shared segments are never written while pinned, writable ones only through `&mut
+        // SAFETY: a segment lies inside of the region of its origin, which the Buf keeps alive (or is static
+        // or on the heap). Shared segments are never written while pinned, writable ones only through `&mut
         // Buf`.
         unsafe { std::slice::from_raw_parts(self.addr.as_ptr(), self.bytes as usize) }
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above; called for writable buffers only, which are the only handle to their memory.
+        // SAFETY: as above; called for writable buffers only, and such a buffer is the only handle to its
+        // memory.
         unsafe { std::slice::from_raw_parts_mut(self.addr.as_ptr(), self.bytes as usize) }
     }
 }
@@ -51,16 +53,16 @@ impl Tail {
     }
 }
 
-/// Boxes for buffers of several segments, used again and again.
+/// Recycled boxes for the tails of buffers.
 pub(super) struct Tails {
     #[expect(clippy::vec_box, reason = "the box itself is what is recycled")]
     boxes: RefCell<Vec<Box<Tail>>>,
-    /// Segments for which a new one has room.
+    /// Capacity of a new box, in segments.
     segments: usize,
 }
 
 impl Tails {
-    /// With so many boxes from the start; more are made as they are needed.
+    /// With `boxes` boxes of `segments` segments each; more are allocated as needed.
     pub(super) fn new(boxes: usize, segments: usize) -> Tails {
         let boxes = (0..boxes).map(|_| Box::new(Tail::with_capacity(segments))).collect();
         Tails { boxes: RefCell::new(boxes), segments }
@@ -85,12 +87,13 @@ pub(super) struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    #[inline]
     pub(super) fn new(tails: &Tails) -> Builder<'_> {
         Builder { tails, head: None, tail: None, bytes: 0 }
     }
 
-    /// Joined to the last where it follows that in memory. (The zeroes end where no frame begins: frame 0 of
-    /// a store is never handed out.)
+    /// Adds a segment, joined to the last one if it follows that in memory. (No frame begins where the static
+    /// zeroes end: frame 0 of a store is never handed out.)
     #[inline]
     pub(super) fn push(&mut self, segment: Segment) {
         self.add(segment, |last| {
@@ -108,7 +111,7 @@ impl Builder<'_> {
         });
     }
 
-    /// `join`: the segment so far and this one as one, if they can be.
+    /// `join` returns the last segment extended by the new one, if the two can be one.
     #[inline]
     fn add(&mut self, segment: Segment, join: impl FnOnce(&Segment) -> Option<Segment>) {
         self.bytes += segment.bytes;
@@ -123,30 +126,30 @@ impl Builder<'_> {
         }
     }
 
-    pub(super) fn build(self, home: Home, is_writable: bool) -> Buf {
+    #[inline]
+    pub(super) fn build(self, origin: Origin, is_writable: bool) -> Buf {
         match self.head {
-            Some(head) => Buf { head, tail: self.tail, bytes: self.bytes, is_writable, home },
+            Some(head) => Buf { head, tail: self.tail, bytes: self.bytes, is_writable, origin },
             None => Buf::zeroes(0),
         }
     }
 }
 
-/// Who takes the memory back.
-pub(super) enum Home {
-    /// And the zone of the first segment, and whose share is charged.
+/// Where the memory of a buffer comes from and is given back to.
+pub(super) enum Origin {
+    /// Index of the first segment's zone, and the owner that is charged.
     Pool(Rc<PoolCore>, u8, Owner),
-    /// And the page and the byte in it where the buffer begins. (Not a structure of its own: that would take
-    /// 8 bytes more.)
+    /// Page and byte in it at which the buffer begins. (A [`PagePosition`] would take 8 bytes more.)
     Frames(Rc<FrameCore>, u32, u16),
-    /// Frames of a cache: the segments say which.
+    /// Frames of a cache; the addresses of the segments give their numbers.
     Cache(Rc<CacheCore>),
     Zeroes,
-    /// The process's heap, and how many bytes of it.
+    /// Heap of the process; bytes of the allocation.
     Heap(u32),
 }
 
-/// Zeroes that never change: what a null disk and unwritten frames read as. Atomics, so that it lies in
-/// `.bss`: it takes nothing in the binary, and all of it is the kernel's one page of zeroes.
+/// Zeroes that never change: what null disks and unwritten pages read as. Atomics, so that the static lies in
+/// `.bss`: it takes no space in the binary, and its pages are the kernel's zero page.
 #[repr(align(4096))]
 struct Zeroes([AtomicU64; ZEROES_BYTES as usize / 8]);
 pub(super) const ZEROES_BYTES: u32 = 2 << 20;
@@ -164,7 +167,6 @@ impl Segment {
         self.addr.as_ptr() as usize + self.bytes as usize
     }
 
-    /// True for a segment that [`zeroes`] made.
     pub(super) fn is_zeroes(&self) -> bool {
         self.addr == NonNull::from(&ZEROES.0).cast()
     }
@@ -176,15 +178,14 @@ thread_local! {
 }
 
 /// Bytes of data that the calling thread has copied, for tests that assert that it copies none: in
-/// [`Buf::copy_in`] and [`Buf::copy_out`], the rest of a page beside what a write covers, what stays behind
-/// of a received batch. Headers are not data.
+/// [`Buf::copy_in`], [`Buf::copy_out`], and as counted by [`note_copied`]. Headers are not data.
 #[cfg(feature = "count-copies")]
 #[must_use]
 pub fn copied_bytes() -> u64 {
     COPIED.with(std::cell::Cell::get)
 }
 
-/// Data was copied, elsewhere than in a [`Buf`]'s own functions.
+/// Counts data that was copied by other code than a [`Buf`]'s. No effect without the feature `count-copies`.
 #[inline(always)]
 pub fn note_copied(bytes: usize) {
     #[cfg(feature = "count-copies")]
@@ -193,19 +194,18 @@ pub fn note_copied(bytes: usize) {
     let _ = bytes;
 }
 
-/// An owned piece of data-path memory. See the module.
+/// An owned handle to data-path memory. See the module.
 pub struct Buf {
     pub(super) head: Segment,
-    /// Segments after the first; the box is recycled by its home.
+    /// Segments after the first; the box is recycled by its origin.
     pub(super) tail: Option<Box<Tail>>,
     pub(super) bytes: u32,
     pub(super) is_writable: bool,
-    pub(super) home: Home,
+    pub(super) origin: Origin,
 }
 
 impl Buf {
-    /// A shared buffer of `bytes` zeroes, which takes no memory from anywhere (beyond 2 MiB: a list of
-    /// segments).
+    /// A shared buffer of `bytes` zeroes. Allocates nothing up to 2 MiB, and a list of segments beyond.
     #[must_use]
     pub fn zeroes(bytes: u32) -> Buf {
         let head = zeroes(bytes.min(ZEROES_BYTES));
@@ -216,11 +216,11 @@ impl Buf {
             tail.get_or_insert_with(|| Box::new(Tail::with_capacity(32))).0.push(segment);
             left -= segment.bytes;
         }
-        Buf { head, tail, bytes, is_writable: false, home: Home::Zeroes }
+        Buf { head, tail, bytes, is_writable: false, origin: Origin::Zeroes }
     }
 
-    /// A writable buffer of the heap, for what must be taken in while every pool is empty. No device knows
-    /// it.
+    /// A writable buffer on the heap, for data that must be received while every pool is empty. It is never
+    /// registered with a device.
     ///
     /// # Panics
     /// When `bytes` is 0.
@@ -229,38 +229,38 @@ impl Buf {
         assert!(bytes > 0, "a buffer of nothing");
         let memory = Box::leak(vec![0_u8; bytes as usize].into_boxed_slice());
         let head = Segment { addr: NonNull::from(memory).cast(), bytes };
-        Buf { head, tail: None, bytes, is_writable: true, home: Home::Heap(bytes) }
+        Buf { head, tail: None, bytes, is_writable: true, origin: Origin::Heap(bytes) }
     }
 
-    /// Length in bytes.
+    /// Length in bytes; a pool's buffer may have more memory.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes as usize
     }
 
-    /// True when it has no bytes.
+    /// True when the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// True when its bytes may be changed: it is the only handle to them.
+    /// True when this is the only handle to the bytes, so that they may be changed.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.is_writable
     }
 
-    /// Its pieces in order.
+    /// The segments in order.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(&self.head)
             .chain(self.tail.iter().flat_map(|tail| tail.0.iter()).filter(|segment| segment.bytes > 0))
             .map(Segment::as_slice)
     }
 
-    /// Its pieces in order, to write.
+    /// As [`Buf::segments`], mutable.
     ///
     /// # Panics
-    /// When the buffer is shared: a bug of the caller, who asks [`Buf::is_writable`] where it is in doubt.
+    /// When the buffer is shared; see [`Buf::is_writable`].
     pub fn segments_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         assert!(self.is_writable, "a shared buffer is not written");
         std::iter::once(&mut self.head)
@@ -270,13 +270,13 @@ impl Buf {
             .map(Segment::as_mut_slice)
     }
 
-    /// All of it as one slice, when it is in one piece.
+    /// All bytes as one slice; `None` when there are several segments.
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         self.tail.is_none().then(|| self.head.as_slice())
     }
 
-    /// All of it as one slice to write, when it is in one piece and writable.
+    /// As [`Buf::as_slice`], mutable; `None` also when the buffer is shared.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         (self.tail.is_none() && self.is_writable).then(|| self.head.as_mut_slice())
@@ -315,7 +315,7 @@ impl Buf {
         }
     }
 
-    /// Copy bytes from `offset` on into `to`.
+    /// Copy the bytes from `offset` on to all of `to`.
     ///
     /// # Panics
     /// When the buffer is shorter than that.
@@ -333,7 +333,7 @@ impl Buf {
         });
     }
 
-    /// Calls `piece` with the bytes of `offset .. offset + bytes`, in order.
+    /// Calls `piece` with each contiguous part of `offset .. offset + bytes`, in order.
     ///
     /// # Panics
     /// When the buffer is shorter than that.
@@ -371,7 +371,7 @@ impl Buf {
         same
     }
 
-    /// Fill all of it with zeroes.
+    /// Fills the buffer with zeroes.
     ///
     /// # Panics
     /// When the buffer is shared.
@@ -379,22 +379,23 @@ impl Buf {
         self.segments_mut().for_each(|segment| segment.fill(0));
     }
 
-    /// Cut it to `bytes`. Whole frames behind the cut are given back at once; of a pool's buffer nothing is.
+    /// Shortens the buffer to `bytes`. Whole frames behind the new end are given back at once; a pool's
+    /// memory is given back by the drop only.
     ///
     /// # Panics
-    /// When it is shorter, or in several segments of frames.
+    /// When the buffer is shorter than `bytes`, or has several segments and is not of a pool.
     pub fn truncate(&mut self, bytes: usize) {
         assert!(bytes <= self.len(), "truncate to {bytes} of {}", self.len());
         let short = u32::try_from(bytes).unwrap_or(self.bytes);
-        if matches!(self.home, Home::Pool(..)) {
+        if matches!(self.origin, Origin::Pool(..)) {
             return self.set_len(short);
         }
         assert!(self.tail.is_none(), "truncate of several segments");
         let whole = self.head;
         self.bytes = short;
         self.head.bytes = self.bytes;
-        match &self.home {
-            Home::Frames(frames, page, skip) => {
+        match &self.origin {
+            Origin::Frames(frames, page, skip) => {
                 frames.give_back_cut(
                     PagePosition { page: *page, skip: *skip },
                     whole,
@@ -402,18 +403,18 @@ impl Buf {
                     self.is_writable,
                 );
             }
-            Home::Cache(cache) if !self.is_writable => cache.give_back_cut(whole, self.head),
-            Home::Cache(_) | Home::Pool(..) | Home::Zeroes | Home::Heap(_) => {}
+            Origin::Cache(cache) if !self.is_writable => cache.give_back_cut(whole, self.head),
+            Origin::Cache(_) | Origin::Pool(..) | Origin::Zeroes | Origin::Heap(_) => {}
         }
     }
 
-    /// Make a buffer of the pool shorter, or longer up to what its zones' buffers hold.
+    /// Sets the length of a pool's buffer, up to the bytes of the pool's buffers that it consists of.
     ///
     /// # Panics
-    /// When it is not of a pool, or what it was made of is shorter than that.
+    /// When `bytes` is more than that, or the buffer is not of a pool.
     pub fn set_len(&mut self, bytes: u32) {
         let mut left = bytes;
-        if let Home::Pool(pool, ..) = &self.home {
+        if let Origin::Pool(pool, ..) = &self.origin {
             let tail = self.tail.iter_mut().flat_map(|tail| tail.0.iter_mut());
             for segment in std::iter::once(&mut self.head).chain(tail) {
                 segment.bytes = left.min(pool.buffer_bytes(segment.addr));
@@ -424,16 +425,16 @@ impl Buf {
         self.bytes = bytes;
     }
 
-    /// The address of the first byte and the zone of the pool, for a device that does the transfer itself.
+    /// Address of the first byte and index of its zone in the pool, for I/O with registered memory.
     pub(crate) fn device_target(&mut self) -> (NonNull<u8>, Option<u8>) {
-        let zone = match &self.home {
-            Home::Pool(_, zone, _) => Some(*zone),
-            Home::Frames(..) | Home::Cache(_) | Home::Zeroes | Home::Heap(_) => None,
+        let zone = match &self.origin {
+            Origin::Pool(_, zone, _) => Some(*zone),
+            Origin::Frames(..) | Origin::Cache(_) | Origin::Zeroes | Origin::Heap(_) => None,
         };
         (self.head.addr, zone)
     }
 
-    /// How many bytes from `offset` on lie in at most `segments_max` segments.
+    /// Number of bytes from `offset` on that lie in at most `segments_max` segments.
     #[must_use]
     pub fn span(&self, offset: usize, segments_max: usize) -> usize {
         if self.tail.is_none() {
@@ -455,20 +456,20 @@ impl Buf {
         bytes
     }
 
-    /// The memory that it lies in, to be registered with a device. Segments that read as zeroes without being
-    /// stored lie in [`Area::zeroes`] instead. `None` for the heap's, which no device is given.
+    /// The memory in which the buffer lies, for registration with a device. Segments of unwritten pages lie
+    /// in [`Area::zeroes`] instead. `None` for a buffer on the heap, which no device gets.
     #[must_use]
     pub fn area(&self) -> Option<Area> {
-        match &self.home {
-            Home::Pool(pool, ..) => Some(pool.area()),
-            Home::Frames(frames, ..) => Some(frames.store().area()),
-            Home::Cache(cache) => Some(cache.frames().area()),
-            Home::Zeroes => Some(Area::zeroes()),
-            Home::Heap(_) => None,
+        match &self.origin {
+            Origin::Pool(pool, ..) => Some(pool.area()),
+            Origin::Frames(frames, ..) => Some(frames.store().area()),
+            Origin::Cache(cache) => Some(cache.frames().area()),
+            Origin::Zeroes => Some(Area::zeroes()),
+            Origin::Heap(_) => None,
         }
     }
 
-    /// True when it is in one piece.
+    /// True when it has one segment.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         self.tail.is_none()
@@ -491,9 +492,9 @@ impl Drop for Buf {
     #[inline]
     fn drop(&mut self) {
         let tail = self.tail.take();
-        match &self.home {
-            Home::Pool(pool, zone, owner) => pool.put(*zone, self.head.addr, tail, *owner),
-            Home::Frames(frames, page, skip) => {
+        match &self.origin {
+            Origin::Pool(pool, zone, owner) => pool.put(*zone, self.head.addr, tail, *owner),
+            Origin::Frames(frames, page, skip) => {
                 frames.give_back(
                     PagePosition { page: *page, skip: *skip },
                     self.head,
@@ -501,17 +502,17 @@ impl Drop for Buf {
                     self.is_writable,
                 );
             }
-            Home::Cache(cache) => {
-                // A cut to nothing has given its frames back.
+            Origin::Cache(cache) => {
+                // A buffer truncated to 0 bytes has given its frames back.
                 if self.bytes > 0 {
                     cache.give_back(self.head, tail, self.is_writable);
                 }
             }
-            Home::Zeroes => {}
-            Home::Heap(bytes) => {
+            Origin::Zeroes => {}
+            Origin::Heap(bytes) => {
                 let memory = std::ptr::slice_from_raw_parts_mut(self.head.addr.as_ptr(), *bytes as usize);
                 // The allocator may unmap it.
-                unmaps().tell(self.head.addr.as_ptr().addr(), *bytes as usize);
+                unmaps().record(self.head.addr.as_ptr().addr(), *bytes as usize);
                 // SAFETY: `heap` leaked exactly this slice, and this is the only handle to it.
                 drop(unsafe { Box::from_raw(memory) });
             }

@@ -1,10 +1,10 @@
-//! The processor's cache: a hint of what is read soon ([`prefetch`]), and a copy to memory that is in no
-//! cache and is not read soon ([`copy_nontemporal`]).
+//! Processor caches: a prefetch ([`prefetch`]), and a copy past the caches to memory that is not read soon
+//! ([`copy_nontemporal`]).
 //!
 //! UNSAFETY: intrinsics; the caller of the copy owns the memory.
 #![expect(unsafe_code, reason = "an intrinsic that accesses nothing, and one that writes through a pointer")]
 
-/// Bytes that are copied in one step: a cache line.
+/// Bytes that one iteration copies: a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
@@ -12,18 +12,18 @@ const LINE_BYTES: usize = 64;
 /// writes (docs/lab-notes.md, "Trials"). Ends with a store fence: other processors see the copy
 /// before any later store.
 ///
-/// Never inlined: `scripts/instructions` leaves it out by its name.
+/// Never inlined: `scripts/instructions` excludes it by its name.
 ///
 /// # Safety
-/// As of [`std::ptr::copy_nonoverlapping`]; `to` is on a multiple of 16, and `bytes` is one of 64.
+/// As for [`std::ptr::copy_nonoverlapping`]; `to` is aligned to 16 bytes, and `bytes` is a multiple of 64.
 #[inline(never)]
 pub(super) unsafe fn copy_nontemporal(from: *const u8, to: *mut u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
         for at in (0..bytes).step_by(LINE_BYTES) {
-            // SAFETY: within both ranges, which are the caller's; the place is aligned. SSE2 is part of
-            // x86-64.
+            // SAFETY: `at + LINE_BYTES` is at most `bytes`, so both accesses are inside of the caller's
+            // ranges; `to` is aligned to 16 bytes. SSE2 is part of x86-64.
             unsafe {
                 let (from, to) = (from.add(at).cast::<__m128i>(), to.add(at).cast::<__m128i>());
                 let line = [0, 1, 2, 3].map(|part| _mm_loadu_si128(from.add(part)));
@@ -36,13 +36,13 @@ pub(super) unsafe fn copy_nontemporal(from: *const u8, to: *mut u8, bytes: usize
         unsafe { _mm_sfence() }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees the same contract (see Safety).
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, bytes)
     }
 }
 
-/// Ask for the cache line on which `place` begins. Does nothing where the processor cannot be asked.
+/// Prefetches the cache line at which `place` begins. No effect on processors other than x86-64.
 #[inline(always)]
 pub fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]

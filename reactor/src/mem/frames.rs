@@ -1,37 +1,37 @@
 //! The frames of a RAM disk, shared by all cores without a lock.
 //!
-//! A disk is a table of 4 KiB pages; each entry names the frame that holds the page, or none (it reads as
-//! zeroes), and counts the pins on it. A published frame is never written again: a write fills fresh frames,
-//! straight from the socket, and then swaps them into the table, so every page changes in one step and a
-//! reader has either the old or the new one, whole. A read pins the frames and is sent from where they lie; a
-//! page that is overwritten meanwhile lives on in its old frame until the last pin is dropped.
+//! A disk is a table of 4 KiB pages. Each entry names the frame that holds the page (none: the page reads as
+//! zeroes) and counts the pins on it. A published frame is never written again. A write fills fresh frames,
+//! over TCP from 8 KiB on straight from the socket, and then swaps them into the table: each page changes in
+//! one step, and a reader gets the old page or the new one, never a mix. A read pins the frames, and the
+//! reply is sent from them. A page that is overwritten meanwhile keeps its old frame until the last pin is
+//! dropped.
 //!
 //! ```text
-//!   take (fresh, ours alone) -> filled by fetch -> write: swap into the table
+//!   take (frames of one writer) -> filled -> write: swap into the table
 //!       the old frame had no pins: free.    It had n: its `detached_pins` + n, free when that is 0
-//!   read: entry's pins + 1 ... drop: entry's pins - 1, or our `detached_pins` - 1 if it has another frame
+//!   read: entry's pins + 1 ... drop: entry's pins - 1, or `detached_pins` - 1 if it has another frame
 //! ```
 //!
-//! Pages lie where they belong: each has a place in the home of its extent of 16 pages ([`extents`]), so that
-//! large reads are few pieces whatever was written before. A write of whole extents fills spare ones, which
-//! become the homes. A smaller one fills small frames, publishes them, and moves each page from there to its
-//! place, which is a copy of 4 KiB that is in the cache. While replies are sent from that place the page
-//! stays where it is; who frees a place brings its page home (`publish.rs`). When nothing is going on, every
-//! page is at home.
+//! Each page has a place in the home of its extent of 16 pages ([`extents`]), so that a large read needs few
+//! segments, whatever was written before. A write of whole extents fills spare extents, which become the
+//! homes. A smaller write fills small frames, publishes them, and copies each page to its place (4 KiB that
+//! are still in the processor's cache). While a reply is sent from the place, the page stays in its small
+//! frame; the thread that frees the place moves the page to it (`publish.rs`). Without pins and writes in
+//! progress, every page is at its place.
 //!
 //! ```text
 //!   frames:  homes of extents of pages, spare extents | small frames -> this core's list -> spill
 //! ```
 //!
-//! Why the pins are in the entry: a read that meets no write touches one cache line of the tables, not two,
-//! and the tables of a large disk are in no cache. `detached_pins` may be below 0 between the writer's swap
-//! and its addition; it is 0 again exactly when all pins are dropped and the writer has added them, and who
-//! brings it to 0 frees the frame. A frame that is pinned is never free, so it cannot come back to its page
-//! while a pin remembers it there.
+//! Pins are counted in the entry so that a read that does not race a write touches one cache line of the
+//! tables, not two: the tables of a large disk fit no cache. `detached_pins` may be below 0 between the
+//! writer's swap and its addition. It is 0 again exactly when the writer has added the pins and all are
+//! dropped; the thread that brings it to 0 frees the frame. A pinned frame is never free, so it cannot be
+//! published at the same page again while a pin refers to it there.
 //!
-//! Limits: 2^32 - 1 frames (16 TiB). Running out of frames is a state of the writer (`take` says `None`), not
-//! an error. UNSAFETY: hands out slices of frames; the pins above are the proof that they are exclusive or
-//! immutable.
+//! Limits: 2^32 - 1 frames (16 TiB). `take` returns `None` when no frames are free; that is no error.
+//! UNSAFETY: hands out slices of frames; the pins above ensure that each is exclusive or immutable.
 #![expect(unsafe_code, reason = "shares frames between cores by reference count")]
 
 use std::cell::{Cell, RefCell};
@@ -44,7 +44,7 @@ use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use super::area::Area;
-use super::buf::{Buf, Builder, Home, Segment, Tail, Tails, note_copied, zeroes};
+use super::buf::{Buf, Builder, Origin, Segment, Tail, Tails, note_copied, zeroes};
 use super::cpu_cache::{copy_nontemporal, prefetch};
 use super::region::{Pages, Region, RegionError};
 use extents::{EXTENT_PAGES, Extents, Layout};
@@ -52,30 +52,30 @@ use extents::{EXTENT_PAGES, Extents, Layout};
 mod extents;
 mod publish;
 
-/// Bytes of a frame.
+/// Bytes of a frame, and of a page of the disk.
 pub const FRAME_BYTES: u32 = 4096;
 const FRAME: u64 = FRAME_BYTES as u64;
-/// Bytes of a disk from which on a page that is written is most likely in no cache: more than a core's
-/// share of the third cache of most processors.
+/// Disk size in bytes from which a written page is assumed to be in no cache: more than a core's share of the
+/// third-level cache of most processors.
 const UNCACHED_BYTES: u64 = 128 << 20;
-/// Bytes of one `MADV_POPULATE_WRITE`: a huge page. It holds the lock of the address space meanwhile, for
-/// which a page fault of a polling core may have to wait.
+/// Bytes of one `MADV_POPULATE_WRITE`: a huge page. The call holds the lock of the address space, so a page
+/// fault of a polling core may wait for it.
 const POPULATE_BYTES: usize = 2 << 20;
 /// No frame: the page reads as zeroes. Frame 0 is never handed out.
 const NONE: u32 = 0;
 /// One pin, in an entry of the table.
 const PIN: u64 = 1 << 32;
 const EXTENT_BYTES: u64 = EXTENT_PAGES as u64 * FRAME;
-/// Most whole extents in one buffer: 2 MiB. What is longer gets small frames for the rest.
+/// Most whole extents in one buffer: 2 MiB. Bytes beyond them get small frames.
 const EXTENTS_MAX: usize = 32;
-/// Most pages at both ends of a buffer that are no whole extent.
-const RAGGED_MAX: usize = 2 * EXTENT_PAGES as usize;
-/// Fresh small frames that a core takes at a time, so that they lie side by side: 2 MiB, a huge page.
+/// Most pages of a buffer outside of its whole extents, at both ends.
+const EDGE_PAGES_MAX: usize = 2 * EXTENT_PAGES as usize;
+/// Never-used small frames that a core takes at a time, adjacent in memory: 2 MiB, a huge page.
 const FRESH_BATCH: u32 = 512;
-/// Free frames that a core keeps at most, see `FrameStore::hoard_max`.
+/// Upper bound of `FrameStore::hoard_max`, in frames.
 const HOARD_MAX: u32 = 2048;
 
-/// An entry of the table: the frame, and above it how many pins were taken on it here.
+/// An entry of the table: frame number (low 32 bits), pins taken through this entry (high 32 bits).
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Entry(u64);
 
@@ -98,26 +98,28 @@ pub struct FrameStore {
     frames: u32,
     /// An [`Entry`] for each page.
     table: Box<[AtomicU64]>,
-    /// Pins of frames that are no longer in the table; see the module.
+    /// By frame: pins of a frame that is no longer in the table; see the module.
     detached_pins: Box<[AtomicI32]>,
     extents: Extents,
-    /// Small frames that are free and that no core keeps.
+    /// Free small frames that are in no core's list.
     spill: ArrayQueue<u32>,
-    /// The first frame that belongs to no extent: a small one.
+    /// The first small frame. All frames before it belong to extents.
     small_first: u32,
-    /// How many of them.
+    /// Number of small frames.
     surplus: u32,
-    /// A page that is written is most likely in no cache.
+    /// Pages are copied to their places by non-temporal stores: see `UNCACHED_BYTES`.
     is_uncached: bool,
-    /// Free frames that a core may keep before it spills half of them to the others. All cores together keep
-    /// a quarter of the surplus, so that one which idles on free frames never keeps another's writes waiting.
+    /// Free frames that a core may keep; with more, it spills down to half. All cores together keep at most a
+    /// quarter of the small frames, so the list of an idle core does not make the writes of another wait.
     hoard_max: AtomicU32,
+    /// Number of handles.
     cores: AtomicU32,
+    /// The next small frame that was never used.
     fresh: AtomicU32,
     pages_used: AtomicU64,
 }
 
-/// Where on the disk a buffer's first byte is.
+/// Position of a buffer's first byte on the disk: page, and bytes before it in the page.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PagePosition {
     pub(super) page: u32,
@@ -140,35 +142,35 @@ impl PagePosition {
     }
 }
 
-/// How much of a store is in use.
+/// Pages of a disk, and those that hold data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameUse {
-    /// Pages that hold data.
+    /// Pages with a frame: written, and not trimmed since.
     pub pages_used: u64,
-    /// Pages of the disk.
+    /// Size of the disk in pages of 4 KiB.
     pub pages: u64,
 }
 
-/// Why a compare-and-swap did not happen.
+/// Why [`FrameCore::compare_and_write`] changed nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SwapError {
-    /// The bytes on the disk are others than those expected.
+    /// The bytes on the disk differ from the expected ones.
     Differs,
 }
 
 impl FrameStore {
-    /// A store for a disk of `capacity_bytes` (rounded up to 4 KiB), with `slack_bytes` of frames for writes
-    /// in flight and for pages that were overwritten while a reply is being sent. Address space only: memory
-    /// is taken at the first write of a page.
+    /// A store for a disk of `capacity_bytes` (rounded up to 4 KiB). `slack_bytes` are further frames, for
+    /// writes in flight and for pages that are overwritten while a reply is sent from them. Maps address
+    /// space only: the kernel allocates memory at the first write of a page.
     ///
     /// # Errors
     /// [`RegionError`] when the address space cannot be mapped or the disk has more than 2^32 - 2 frames.
     pub fn new(capacity_bytes: u64, slack_bytes: u64, pages: Pages) -> Result<Arc<FrameStore>, RegionError> {
         let is_uncached = capacity_bytes >= UNCACHED_BYTES;
-        FrameStore::made(capacity_bytes, slack_bytes, pages, is_uncached)
+        FrameStore::create(capacity_bytes, slack_bytes, pages, is_uncached)
     }
 
-    fn made(
+    fn create(
         capacity_bytes: u64,
         slack_bytes: u64,
         pages: Pages,
@@ -182,7 +184,7 @@ impl FrameStore {
         let too_many = u32::try_from(frames).is_err();
         let region = Arc::new(Region::map(if too_many { usize::MAX >> 8 } else { bytes }, pages)?);
         let frames = u32::try_from(frames).unwrap_or(u32::MAX);
-        // All of them are parts of `frames`.
+        // None fails: each is at most `frames`.
         let [homes, spares, surplus] = [homes, spares, small].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         let extents = Extents::new(homes, spares);
         let small_first = extents.frames();
@@ -203,7 +205,7 @@ impl FrameStore {
         }))
     }
 
-    /// Bytes of address space and tables that a store of this shape takes, when every page is written.
+    /// Bytes of frames and tables of a store of this size, once every page has been written.
     #[must_use]
     pub fn bytes_for(capacity_bytes: u64, slack_bytes: u64) -> u64 {
         let Layout { homes, spares, small } = Layout::of(capacity_bytes, slack_bytes);
@@ -212,17 +214,17 @@ impl FrameStore {
         frames * FRAME + tables + Extents::bytes_for(homes, spares)
     }
 
-    /// How much is in use now.
+    /// Pages in use now.
     #[must_use]
     pub fn usage(&self) -> FrameUse {
         FrameUse { pages_used: self.pages_used.load(Ordering::Relaxed), pages: self.table.len() as u64 }
     }
 
-    /// Have the memory at `offset` now instead of at the first write there: a portion of it. Where the next
-    /// begins; `None`: that was the last.
+    /// Allocates up to 2 MiB of memory at `offset` now instead of at the first write. Returns the offset of
+    /// the next portion; `None` after the last.
     ///
     /// # Errors
-    /// The system's: see `madvise(2)`, `MADV_POPULATE_WRITE`.
+    /// That of madvise(2), `MADV_POPULATE_WRITE`.
     pub fn populate(&self, offset: usize) -> std::io::Result<Option<usize>> {
         let bytes = self.region.bytes().saturating_sub(offset).min(POPULATE_BYTES);
         self.region.populate(offset.min(self.region.bytes()), bytes)?;
@@ -230,51 +232,53 @@ impl FrameStore {
         Ok((next < self.region.bytes()).then_some(next))
     }
 
-    /// Which pages of memory it got.
+    /// Kind of memory pages of the frames, not always the one asked for.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.region.pages()
     }
 
-    /// Its memory, to be registered with a device: from then on all of it is resident.
+    /// Memory of the frames, for registration with a device. From this call on, none of it is given back to
+    /// the kernel.
     #[must_use]
     pub fn area(&self) -> Area {
         Area::of(&self.region)
     }
 
-    /// This core's handle.
+    /// A handle for one core, with a list of free frames of its own.
     #[must_use]
     pub fn core(self: &Arc<Self>) -> Rc<FrameCore> {
-        self.share_out(self.cores.fetch_add(1, Ordering::Relaxed) + 1);
+        self.update_hoard_max(self.cores.fetch_add(1, Ordering::Relaxed) + 1);
         Rc::new(FrameCore {
             store: Arc::clone(self),
             free: RefCell::new(Vec::with_capacity((HOARD_MAX + FRESH_BATCH) as usize + super::SEGMENTS_MAX)),
-            torn: Cell::new((0, 0)),
+            partial_extent: Cell::new((0, 0)),
             tails: Tails::new(0, super::SEGMENTS_MAX),
         })
     }
 
-    /// The number of cores has changed. (When two change it at once, the hoards are off by a core until the
-    /// next.)
-    fn share_out(&self, cores: u32) {
+    /// Recomputes `hoard_max` for `cores` handles. Two concurrent calls may leave it off by one core until
+    /// the next.
+    fn update_hoard_max(&self, cores: u32) {
         let each = self.surplus / (4 * cores.max(1));
         self.hoard_max.store(each.clamp(1, HOARD_MAX), Ordering::Relaxed);
     }
 
     fn addr(&self, frame: u32) -> NonNull<u8> {
-        // SAFETY: frame numbers come from `fresh` and stay below `frames`, for which the region was sized.
+        // SAFETY: every frame number is below `frames`, for which the region was mapped; `self` keeps it
+        // mapped.
         unsafe { self.region.base().add(frame as usize * FRAME_BYTES as usize) }
     }
 
     /// The bytes `skip .. skip + step` of a frame.
     #[inline]
     fn piece(&self, frame: u32, skip: u32, step: u32) -> Segment {
-        // SAFETY: `skip` is below the frame's length.
+        // SAFETY: `skip` is below the frame's length, so the address is inside of the frame.
         Segment { addr: unsafe { self.addr(frame).add(skip as usize) }, bytes: step }
     }
 
-    /// The frame in which a segment begins; none for zeroes, which lie outside of the region, and for no
-    /// bytes.
+    /// The frame in which a segment begins. `None` for zeroes, which lie outside of the region, and for an
+    /// empty segment.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "frames of the region are counted in 32 bits")]
     fn first_frame(&self, segment: Segment) -> Option<u32> {
@@ -283,7 +287,7 @@ impl FrameStore {
         is_here.then_some((start / FRAME_BYTES as usize) as u32)
     }
 
-    /// Frame numbers that a segment touches; see [`FrameStore::first_frame`].
+    /// Frames that a segment touches; none where [`FrameStore::first_frame`] returns `None`.
     #[inline]
     fn frames_of(&self, segment: Segment) -> std::ops::Range<u32> {
         let Some(first) = self.first_frame(segment) else { return 0..0 };
@@ -293,7 +297,7 @@ impl FrameStore {
         first..first + count
     }
 
-    /// Pin the frame that holds `page`; `NONE` when the page is unwritten.
+    /// Pins the frame that holds `page` and returns it; `NONE` when the page is unwritten.
     #[inline]
     fn pin(&self, page: usize) -> u32 {
         let entry = &self.table[page];
@@ -308,36 +312,37 @@ impl FrameStore {
         Entry(seen).frame()
     }
 
-    /// Drop a pin on `frame` that was taken when it held `page`; true when it was the last and the frame is
-    /// free.
+    /// Drops a pin on `frame`, which held `page` when it was pinned. True when it was the last pin and the
+    /// frame is free.
     #[inline]
     fn unpin(&self, page: usize, frame: u32) -> bool {
         let entry = &self.table[page];
         let mut seen = entry.load(Ordering::Relaxed);
         while Entry(seen).frame() == frame {
             debug_assert!(Entry(seen).pins() > 0, "a pin was dropped twice");
-            // Release: who frees the frame sees that its bytes were read before.
+            // Release: the reads of the bytes come before anything that the thread which frees the frame does
+            // with it.
             match entry.compare_exchange_weak(seen, seen - PIN, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return false,
                 Err(now) => seen = now,
             }
         }
-        self.settle(frame, -1)
+        self.add_detached_pins(frame, -1)
     }
 
-    /// The frame of `old` is no longer in the table; true when it has no pin and is free. The caller took it
-    /// out with acquire ordering.
+    /// Adds the pins of `old`, an entry that the caller has taken out of the table with acquire ordering, to
+    /// the detached ones. True when its frame has no pin and is free.
     #[inline]
     fn retire(&self, old: Entry) -> bool {
         if old.frame() == NONE {
             return false;
         }
-        old.pins() == 0 || self.settle(old.frame(), i32::try_from(old.pins()).unwrap_or(i32::MAX))
+        old.pins() == 0 || self.add_detached_pins(old.frame(), i32::try_from(old.pins()).unwrap_or(i32::MAX))
     }
 
-    /// Change the pins of a frame that is not in the table; true when none are left.
+    /// Adds `change` to the pins of a frame that is not in the table. True when none are left.
     #[cold]
-    fn settle(&self, frame: u32, change: i32) -> bool {
+    fn add_detached_pins(&self, frame: u32, change: i32) -> bool {
         let before = self.detached_pins[frame as usize].fetch_add(change, Ordering::Release);
         if before + change != 0 {
             return false;
@@ -346,21 +351,23 @@ impl FrameStore {
         true
     }
 
-    /// The bytes of a frame that is not written, for as long as that is so.
+    /// The bytes of `frame`, which the caller has pinned or owns.
     fn bytes_of(&self, frame: u32) -> &[u8] {
-        // SAFETY: the callers have it pinned or for themselves, and published frames are not written.
+        // SAFETY: the caller has pinned the frame or owns it, and a published frame is never written; `self`
+        // keeps the region mapped.
         unsafe { std::slice::from_raw_parts(self.addr(frame).as_ptr(), FRAME_BYTES as usize) }
     }
 
-    /// Copy one frame to another, which is the caller's alone.
+    /// Copies frame `from` to `to`, which only the caller uses.
     #[inline]
     fn copy_frame(&self, from: u32, to: u32) {
         debug_assert_ne!(from, to, "a frame is not copied to itself");
         note_copied(FRAME_BYTES as usize);
         let (from, to) = (self.addr(from).as_ptr(), self.addr(to).as_ptr());
         let bytes = FRAME_BYTES as usize;
-        // SAFETY: two frames of the region, on pages and whole; `from` is pinned, so that it is not written,
-        // and `to` is free and in the hands of the caller, so that it is not read.
+        // SAFETY: two different frames of the region, whole and aligned to pages. `from` is pinned, so
+        // nothing writes it; `to` is owned by the caller and not in the table, so nothing else reads or
+        // writes it.
         unsafe {
             if self.is_uncached {
                 copy_nontemporal(from, to, bytes);
@@ -370,7 +377,7 @@ impl FrameStore {
         }
     }
 
-    /// Fill `frame`, which is the caller's alone, with `old` but for the bytes `skip .. skip + step`.
+    /// Copies `old` to `frame`, which only the caller uses, except for the bytes `skip .. skip + step`.
     fn complete(&self, frame: u32, old: &[u8], skip: usize, step: usize) {
         // SAFETY: the caller's buffer is the only handle to `frame` until it is published.
         let new = unsafe { std::slice::from_raw_parts_mut(self.addr(frame).as_ptr(), FRAME_BYTES as usize) };
@@ -389,29 +396,29 @@ impl FrameStore {
 pub struct FrameCore {
     store: Arc<FrameStore>,
     free: RefCell<Vec<u32>>,
-    /// What is left of a spare extent of which small writes had frames: the first, and the one behind the
-    /// last.
-    torn: Cell<(u32, u32)>,
+    /// Unused rest of a spare extent whose first frames were given to small writes: the first frame, and the
+    /// one behind the last.
+    partial_extent: Cell<(u32, u32)>,
     tails: Tails,
 }
 
 impl Drop for FrameCore {
     fn drop(&mut self) {
-        let (first, end) = self.torn.take();
+        let (first, end) = self.partial_extent.take();
         self.put_frames(first..end);
         self.free.get_mut().drain(..).for_each(|frame| self.store.spill_one(frame));
-        self.store.share_out(self.store.cores.fetch_sub(1, Ordering::Relaxed) - 1);
+        self.store.update_hoard_max(self.store.cores.fetch_sub(1, Ordering::Relaxed) - 1);
     }
 }
 
 impl FrameCore {
-    /// The store behind it.
+    /// The store that all cores share.
     #[must_use]
     pub fn store(&self) -> &Arc<FrameStore> {
         &self.store
     }
 
-    fn check(&self, offset: u64, bytes: u32) {
+    fn assert_in_range(&self, offset: u64, bytes: u32) {
         let end = offset.checked_add(u64::from(bytes));
         assert!(
             end.is_some_and(|end| end <= self.store.table.len() as u64 * FRAME),
@@ -419,7 +426,7 @@ impl FrameCore {
         );
     }
 
-    /// Pages of `offset .. offset + bytes` as `(page, first byte in it, bytes in it)`.
+    /// The pages of `offset .. offset + bytes` as `(page, first byte in it, bytes in it)`.
     fn pages(offset: u64, bytes: u32) -> impl Iterator<Item = (usize, u32, u32)> {
         let mut at = offset;
         let end = offset + u64::from(bytes);
@@ -436,22 +443,22 @@ impl FrameCore {
         })
     }
 
-    /// A shared buffer of the bytes on the disk, sent from where they lie.
+    /// A shared buffer of `offset .. offset + bytes` that pins the frames; nothing is copied.
     ///
     /// # Panics
     /// When the range is outside of the disk.
     #[inline]
     #[must_use]
     pub fn read(self: &Rc<Self>, offset: u64, bytes: u32) -> Buf {
-        self.check(offset, bytes);
+        self.assert_in_range(offset, bytes);
         let place = PagePosition::of(offset);
-        // The commonest by far: bytes of one page.
+        // Common case: bytes of one page.
         if bytes > 0 && bytes <= FRAME_BYTES - u32::from(place.skip) {
             let frame = self.store.pin(place.page as usize);
             let is_written = frame != NONE;
             let skip = u32::from(place.skip);
             let head = if is_written { self.store.piece(frame, skip, bytes) } else { zeroes(bytes) };
-            return Buf { head, tail: None, bytes, is_writable: false, home: self.home(place) };
+            return Buf { head, tail: None, bytes, is_writable: false, origin: self.origin(place) };
         }
         let mut builder = Builder::new(&self.tails);
         for (page, skip, step) in Self::pages(offset, bytes) {
@@ -462,68 +469,78 @@ impl FrameCore {
                 builder.push(self.store.piece(frame, skip, step));
             }
         }
-        builder.build(self.home(place), false)
+        builder.build(self.origin(place), false)
     }
 
-    /// The page of `offset`, if there is one, is looked up soon.
+    /// Prefetches the table entry of the page at `offset`; no effect beyond the end of the disk.
     #[inline]
-    pub fn expect(&self, offset: u64) {
+    pub fn prefetch_entry(&self, offset: u64) {
         let page = usize::try_from(offset / FRAME).unwrap_or(usize::MAX);
         if let Some(entry) = self.store.table.get(page) {
             prefetch(entry);
         }
     }
 
-    fn home(self: &Rc<Self>, place: PagePosition) -> Home {
-        Home::Frames(Rc::clone(self), place.page, place.skip)
+    fn origin(self: &Rc<Self>, place: PagePosition) -> Origin {
+        Origin::Frames(Rc::clone(self), place.page, place.skip)
     }
 
-    /// A writable buffer of fresh frames for the bytes of `offset .. offset + bytes`, to be filled and then
-    /// handed to [`FrameCore::write`] with the same offset. `None` when no frames are free: the request
-    /// waits.
+    /// A writable buffer of fresh frames for `offset .. offset + bytes`, to be filled and then passed to
+    /// [`FrameCore::write`] with the same offset. `None` when too few frames are free: the request waits.
     ///
     /// # Panics
     /// When the range is outside of the disk.
     #[inline]
     #[must_use]
     pub fn take(self: &Rc<Self>, offset: u64, bytes: u32) -> Option<Buf> {
-        self.check(offset, bytes);
+        self.assert_in_range(offset, bytes);
+        let position = PagePosition::of(offset);
+        let mut free = self.free.borrow_mut();
+        // The commonest by far: bytes of one page.
+        if bytes > 0
+            && bytes <= FRAME_BYTES - u32::from(position.skip)
+            && let Some(frame) = free.pop()
+        {
+            prefetch(&self.store.table[position.page as usize]);
+            let head = self.store.piece(frame, u32::from(position.skip), bytes);
+            return Some(Buf { head, tail: None, bytes, is_writable: true, origin: self.origin(position) });
+        }
         let count = Self::pages(offset, bytes).count();
         if count >= EXTENT_PAGES as usize {
+            drop(free);
             return self.take_extents(offset, bytes, count);
         }
-        let mut free = self.free.borrow_mut();
         if free.len() < count && !self.refill(&mut free, count) {
             drop(free);
-            return self.take_torn(offset, bytes, count);
+            return self.take_partial(offset, bytes, count);
         }
         let mut builder = Builder::new(&self.tails);
         let start = free.len() - count;
         for ((page, skip, step), frame) in Self::pages(offset, bytes).zip(free.drain(start..)) {
-            // What `write` will change, while the frame is being filled.
+            // `write` changes this entry once the frame is filled.
             prefetch(&self.store.table[page]);
             builder.push(self.store.piece(frame, skip, step));
         }
         drop(free);
-        Some(builder.build(self.home(PagePosition::of(offset)), true))
+        Some(builder.build(self.origin(PagePosition::of(offset)), true))
     }
 
     /// [`FrameCore::take`] of less than an extent when no small frames are left.
     #[cold]
-    fn take_torn(self: &Rc<Self>, offset: u64, bytes: u32, count: usize) -> Option<Buf> {
-        let frames = self.torn_frames(count)?;
+    fn take_partial(self: &Rc<Self>, offset: u64, bytes: u32, count: usize) -> Option<Buf> {
+        let frames = self.partial_frames(count)?;
         let mut builder = Builder::new(&self.tails);
         for ((_, skip, step), frame) in Self::pages(offset, bytes).zip(frames) {
             builder.push(self.store.piece(frame, skip, step));
         }
-        Some(builder.build(self.home(PagePosition::of(offset)), true))
+        Some(builder.build(self.origin(PagePosition::of(offset)), true))
     }
 
-    /// Frames of spare extents for pages that are no whole extent. Each extent is whole again when all of it
-    /// has come back.
-    fn torn_frames(&self, count: usize) -> Option<ArrayVec<u32, RAGGED_MAX>> {
+    /// `count` frames of spare extents, for pages that are no whole extent. An extent is spare again once all
+    /// of its frames have been given back.
+    fn partial_frames(&self, count: usize) -> Option<ArrayVec<u32, EDGE_PAGES_MAX>> {
         let mut frames = ArrayVec::new();
-        let (mut first, mut end) = self.torn.get();
+        let (mut first, mut end) = self.partial_extent.get();
         while frames.len() < count && !frames.is_full() {
             if first == end {
                 let Some(extent) = self.store.extents.pop() else { break };
@@ -532,7 +549,7 @@ impl FrameCore {
             frames.push(first);
             first += 1;
         }
-        self.torn.set((first, end));
+        self.partial_extent.set((first, end));
         if frames.len() < count {
             frames.drain(..).for_each(|frame| self.put_frame(frame));
             return None;
@@ -540,8 +557,8 @@ impl FrameCore {
         Some(frames)
     }
 
-    /// Bytes of frames that are free for writes, nearly: other cores may have some more to themselves. Places
-    /// of pages that nothing was written to are not among them.
+    /// Bytes of frames that are free for writes, approximately: free frames in other cores' lists are not
+    /// counted, nor are places of unwritten pages.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         let store = &self.store;
@@ -550,7 +567,8 @@ impl FrameCore {
         (small + store.extents.spare_frames()) * FRAME
     }
 
-    /// [`FrameCore::take`] of what may have whole extents: each of them gets one, while there are any.
+    /// [`FrameCore::take`] of a range that may have whole extents: each gets an extent of frames, while there
+    /// are any.
     fn take_extents(self: &Rc<Self>, offset: u64, bytes: u32, pages: usize) -> Option<Buf> {
         let store = &self.store;
         let first = offset.div_ceil(EXTENT_BYTES);
@@ -558,14 +576,14 @@ impl FrameCore {
         let mut extents = ArrayVec::<u32, EXTENTS_MAX>::new();
         let mut spares = ArrayVec::<u32, EXTENTS_MAX>::new();
         for x in first..end {
-            // Extents of pages are fewer than 2^28. One that nothing is in can be written where it is.
+            // Extents of pages are fewer than 2^28. A home that is free as a whole is filled itself.
             let home = u32::try_from(x).ok().and_then(|x| store.extents.claim_home(x));
             extents.push(home.unwrap_or(0));
             if home.is_none() {
                 spares.extend(store.extents.pop());
             }
         }
-        // In rising order they may lie side by side.
+        // Popped from the end, so in rising order: adjacent extents make one segment.
         spares.sort_unstable_by(|a, b| b.cmp(a));
         for extent in extents.iter_mut().filter(|extent| **extent == 0) {
             *extent = spares.pop().unwrap_or(0);
@@ -573,12 +591,12 @@ impl FrameCore {
         let whole = extents.iter().filter(|extent| **extent != 0).count();
         let count = pages - whole * EXTENT_PAGES as usize;
         let mut free = self.free.borrow_mut();
-        let mut torn = ArrayVec::new();
+        let mut partial = ArrayVec::new();
         if free.len() < count && !self.refill(&mut free, count) {
             drop(free);
-            // Only the ends: what begins with an extent of frames would be taken for a whole one.
-            match if whole == extents.len() { self.torn_frames(count) } else { None } {
-                Some(frames) => torn = frames,
+            // Only for pages at the ends: `is_whole` could take such frames for a whole extent.
+            match if whole == extents.len() { self.partial_frames(count) } else { None } {
+                Some(frames) => partial = frames,
                 None => {
                     extents.iter().filter(|extent| **extent != 0).for_each(|extent| self.put_extent(*extent));
                     return None;
@@ -586,10 +604,10 @@ impl FrameCore {
             }
             free = self.free.borrow_mut();
         }
-        let is_torn = !torn.is_empty();
+        let is_partial = !partial.is_empty();
         let mut builder = Builder::new(&self.tails);
-        let left = if is_torn { free.len() } else { free.len() - count };
-        let mut ends = if is_torn { 0 } else { left };
+        let left = if is_partial { free.len() } else { free.len() - count };
+        let mut ends = if is_partial { 0 } else { left };
         for (page, skip, step) in Self::pages(offset, bytes) {
             prefetch(&store.table[page]);
             let (x, place) = (page as u64 / u64::from(EXTENT_PAGES), page as u64 % u64::from(EXTENT_PAGES));
@@ -599,17 +617,18 @@ impl FrameCore {
                 Some(&extent) if extent != 0 => extent * EXTENT_PAGES + u32::try_from(place).unwrap_or(0),
                 _ => {
                     ends += 1;
-                    if is_torn { torn[ends - 1] } else { free[ends - 1] }
+                    if is_partial { partial[ends - 1] } else { free[ends - 1] }
                 }
             };
             builder.push(store.piece(frame, skip, step));
         }
         free.truncate(left);
         drop(free);
-        Some(builder.build(self.home(PagePosition::of(offset)), true))
+        Some(builder.build(self.origin(PagePosition::of(offset)), true))
     }
 
-    /// Fill the list to at least `count` from what other cores spilled, then from frames never used.
+    /// Fills the list to at least `count`: from frames that other cores spilled, then from never-used ones.
+    /// False when there are too few.
     #[cold]
     fn refill(&self, free: &mut Vec<u32>, count: usize) -> bool {
         while free.len() < count {
@@ -624,18 +643,19 @@ impl FrameCore {
                 (next > fresh).then_some(next)
             });
             let Ok(first) = taken else {
-                // Not enough. What was collected goes back, or two cores might wait for each other's.
+                // Too few. Spill what is above the bound, or two cores could wait for each other's frames.
                 self.trim(free);
                 return false;
             };
             let end = first.saturating_add(batch).min(self.store.frames);
-            // At the front: they lie side by side and are taken from the end, last in first out.
+            // At the front: the list is used from its end, so frames that are in the processor's cache come
+            // first.
             free.splice(0..0, first..end);
         }
         true
     }
 
-    /// Free small frames go here; half of a full list is spilled to the other cores.
+    /// Adds a free small frame to this core's list; a full list spills half of its frames to the other cores.
     #[inline]
     fn put_small(&self, frame: u32) {
         let mut free = self.free.borrow_mut();
@@ -678,7 +698,7 @@ impl FrameCore {
         tail: Option<Box<Tail>>,
         is_writable: bool,
     ) {
-        // The commonest by far: a pin on one page.
+        // Common case: a pin on one page.
         if tail.is_none() && !is_writable && u32::from(place.skip) + head.bytes <= FRAME_BYTES {
             if let Some(frame) = self.store.first_frame(head) {
                 self.unpin(place.page as usize, frame);
@@ -696,8 +716,8 @@ impl FrameCore {
         }
     }
 
-    /// Called by the cut of a buffer in one segment: `kept`, the beginning of `whole`, is what its drop gives
-    /// back.
+    /// Called when a buffer in one segment is truncated: gives back the frames of `whole` behind those of
+    /// `kept`, its beginning. The drop of the buffer gives back the others.
     pub(super) fn give_back_cut(
         &self,
         place: PagePosition,
@@ -709,7 +729,7 @@ impl FrameCore {
         let cut = kept_frames * FRAME - if kept_frames > 0 { u64::from(place.skip) } else { 0 };
         let bytes = u64::from(whole.bytes).saturating_sub(cut);
         let Ok(bytes) = u32::try_from(bytes) else { return };
-        // SAFETY: inside of `whole`, or at its end.
+        // SAFETY: `bytes` is at most `whole.bytes`, so the address is inside of `whole` or at its end.
         let addr = unsafe { whole.addr.add(whole.bytes as usize - bytes as usize) };
         self.give_back_segment(place.offset() + cut, Segment { addr, bytes }, is_writable);
     }

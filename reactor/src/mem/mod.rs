@@ -1,8 +1,8 @@
 //! Memory of the data path: mapped regions, the buffer pool, and the frames of RAM disks.
 //!
-//! What it is: every byte that a socket, a device or a disk touches lies in a [`Region`] that was mapped at
-//! start. A [`Buf`] is an owned handle to a piece of one; it gives its memory back when it is dropped, so
-//! that no error path, abort or disconnect can leak it.
+//! Every byte that a socket, a device or a disk transfers lies in a [`Region`] that was mapped at start. A
+//! [`Buf`] is an owned handle to a piece of one; dropping it gives the memory back, so that no error path,
+//! abort or disconnect can leak it.
 //!
 //! ```text
 //!   Region ──┬── Pool (zones of equal buffers, one pool a core)     ── Buf, writable
@@ -31,10 +31,11 @@ pub use area::Area;
 pub use buf::copied_bytes;
 pub use buf::{Buf, SEGMENTS_MAX, note_copied};
 pub use cache::{
-    AtomicWord, CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Look, Pin, Shard,
+    AtomicWord, CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin,
+    Shard,
 };
 pub use cpu_cache::prefetch;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
 pub use pool::{PIECES_MAX, Pool, PoolError, SHARE_BYTES, Share, ZoneSpec, can_serve};
 pub use region::{PageSizes, Pages, Region, RegionError};
-pub use unmaps::{News, UNMAPS_KEPT, Unmaps, Watch, unmaps};
+pub use unmaps::{NewUnmaps, UNMAPS_KEPT, Unmaps, Watch, unmaps};

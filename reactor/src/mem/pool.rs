@@ -1,12 +1,12 @@
 //! The buffer pool of one core: zones of equal buffers, cut from one region, taken and given back in O(1).
 //!
-//! A buffer comes from the smallest zone that fits. Where that is empty a larger one serves, and where all of
-//! those are empty, smaller pieces: a buffer of several segments. A pool that has neither is no error:
-//! [`Pool::take`] says `None`, the request waits in its queue, and the miss is counted. Last in, first out,
-//! so that a busy core keeps using the same few cache-warm buffers and an idle one touches none.
+//! A buffer comes from the smallest zone that fits. If that is empty it comes from a larger zone, and if
+//! those are empty too, from smaller pieces: a buffer of several segments. If there are too few of these,
+//! [`Pool::take`] returns `None` and the request waits; that is no error. Free lists are last in, first out,
+//! so that a busy core reuses the same few cache-warm buffers and an idle one touches none.
 //!
-//! Whose a buffer is, is counted until it is dropped, wherever that is: see [`Share`].
-//! UNSAFETY: makes segments out of a region; exclusiveness is the free list's.
+//! A buffer is charged to its owner until it is dropped, see [`Share`].
+//! UNSAFETY: makes segments out of a region; a buffer that is not on the free list has one handle.
 #![expect(unsafe_code, reason = "cuts a region into buffers")]
 
 use std::cell::{Cell, RefCell};
@@ -17,46 +17,45 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 
 use super::area::Area;
-use super::buf::{Buf, Home, Segment, Tail, Tails};
+use super::buf::{Buf, Origin, Segment, Tail, Tails};
 use super::region::{Pages, Region, RegionError};
 use super::unmaps::unmaps;
 use crate::affinity::current_node;
 use crate::slab::Slot;
 
-/// Most buffers that are put together to one: a device takes no longer list in one work request, and who
-/// needs more small ones than that had better wait.
+/// Most buffers that are joined to one: a device takes no longer list in one work request. A request that
+/// would need more small ones waits.
 pub const PIECES_MAX: usize = 32;
-/// Most zones of a pool.
 const ZONES_MAX: usize = 16;
 
-/// Who is charged for a buffer: an entry of a slab, as a connection is. One without an entry in the table is
+/// Owner of buffers: an entry of a slab, for example a connection. An owner without an entry in the table is
 /// not charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner(pub(super) Slot);
 
 impl Owner {
-    /// No slab has such an entry.
-    pub(super) const NOBODY: Owner = Owner(Slot::from_wire(u16::MAX as u32));
+    /// Owner of buffers that are charged to no one: no slab has this entry.
+    pub(super) const UNCHARGED: Owner = Owner(Slot::from_wire(u16::MAX as u32));
 }
 
-/// What the last owner of an entry holds.
+/// Bytes charged to the last owner of an entry.
 #[derive(Clone, Copy)]
-struct Held {
+struct Charge {
     owner: Owner,
     bytes: u64,
 }
 
-/// Bytes that each owner holds; the rule that comes of it is [`Share`]'s. What an owner leaves behind when it
-/// goes (a disk may still have its buffers) is not held against the next of its entry.
+/// Bytes that each owner holds; [`Share`] has the rule. Buffers that an owner leaves behind when it ends (a
+/// disk may still have them) are not charged to the next owner of the entry.
 #[derive(Default)]
-pub(super) struct Shares(RefCell<Vec<Cell<Held>>>);
+pub(super) struct Shares(RefCell<Vec<Cell<Charge>>>);
 
 impl Shares {
-    /// Entries are only ever added: what is held is counted.
+    /// The table only grows: a removed entry would lose its charge.
     pub(super) fn set_owners(&self, owners: usize) {
         let mut table = self.0.borrow_mut();
         if owners > table.len() {
-            table.resize(owners, Cell::new(Held { owner: Owner::NOBODY, bytes: 0 }));
+            table.resize(owners, Cell::new(Charge { owner: Owner::UNCHARGED, bytes: 0 }));
         }
     }
 
@@ -71,7 +70,7 @@ impl Shares {
         if let Some(entry) = self.0.borrow().get(owner.0.index()) {
             let held = entry.get();
             let before = if held.owner == owner { held.bytes } else { 0 };
-            entry.set(Held { owner, bytes: before + bytes });
+            entry.set(Charge { owner, bytes: before + bytes });
         }
     }
 
@@ -82,32 +81,32 @@ impl Shares {
         let held = entry.get();
         if held.owner == owner {
             debug_assert!(held.bytes >= bytes, "given back twice, or taken before there was a table");
-            entry.set(Held { owner, bytes: held.bytes.saturating_sub(bytes) });
+            entry.set(Charge { owner, bytes: held.bytes.saturating_sub(bytes) });
         }
     }
 }
 
-/// Bytes of the table for each owner.
-pub const SHARE_BYTES: usize = size_of::<Held>();
+/// Bytes of memory of the table for each owner.
+pub const SHARE_BYTES: usize = size_of::<Charge>();
 
 /// Size and number of the buffers of one zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZoneSpec {
     /// Bytes of each buffer, a multiple of 4096, at most 64 MiB.
     pub buffer_bytes: u32,
-    /// How many there are, at least 1.
+    /// Number of buffers, at least 1.
     pub count: u32,
 }
 
-/// Why a pool cannot be made.
+/// Why a pool cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// A zone's shape is out of range.
+    /// The size or number of a zone's buffers is out of range.
     #[error("pool zone of {} buffers of {} bytes: {allowed}", spec.count, spec.buffer_bytes)]
     Zone {
-        /// The zone.
+        /// The refused zone.
         spec: ZoneSpec,
-        /// What is allowed.
+        /// Allowed values, for the message.
         allowed: &'static str,
     },
     /// The memory could not be mapped.
@@ -127,7 +126,7 @@ pub(super) struct PoolCore {
     zones: Vec<Zone>,
     free_bytes: Cell<u64>,
     pub(super) shares: Shares,
-    /// Zones from this one on are kept for the request that waits longest.
+    /// Zones from this index on are reserved, see [`Pool::keep_for`].
     kept_from: Cell<usize>,
     tails: Tails,
 }
@@ -137,7 +136,6 @@ impl PoolCore {
         Area::of(&self.region)
     }
 
-    /// The zone in which a buffer lies.
     fn zone_of(&self, addr: NonNull<u8>) -> &Zone {
         let at = (addr.as_ptr() as usize).wrapping_sub(self.region.base().as_ptr() as usize);
         let behind = self.zones.partition_point(|zone| zone.start <= at);
@@ -145,7 +143,6 @@ impl PoolCore {
         &self.zones[behind - 1]
     }
 
-    /// Bytes of the buffer that begins at `addr`.
     pub(super) fn buffer_bytes(&self, addr: NonNull<u8>) -> u32 {
         self.zone_of(addr).spec.buffer_bytes
     }
@@ -169,7 +166,7 @@ impl PoolCore {
         u64::from(zone.spec.buffer_bytes)
     }
 
-    /// Each piece goes to the zone that it lies in.
+    /// Gives each piece back to the zone in which it lies.
     #[cold]
     fn put_tail(&self, tail: Box<Tail>) -> u64 {
         let bytes = tail.0.iter().map(|piece| self.put_one(self.zone_of(piece.addr), piece.addr)).sum();
@@ -177,21 +174,21 @@ impl PoolCore {
         bytes
     }
 
-    /// A buffer of `zone`, if it has any.
     #[inline]
     fn pop(&self, zone: &Zone) -> Option<NonNull<u8>> {
         let buffer = zone.free.borrow_mut().pop()?;
         let offset = zone.start + buffer as usize * zone.spec.buffer_bytes as usize;
-        // SAFETY: `new` sized the region as the sum of the zones, and free lists hold indices below `count`.
+        // SAFETY: `map_zones` sized the region as the sum of the zones, and free lists hold indices below
+        // `count`.
         Some(unsafe { self.region.base().add(offset) })
     }
 
-    /// A buffer of smaller pieces: all of it or nothing.
+    /// A buffer of several smaller ones, of all `bytes` or none.
     #[cold]
     fn take_pieces(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
         let smaller = self.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
         if smaller == self.zones.len() {
-            return None; // larger than any buffer is meant to be
+            return None; // larger than the buffers of the largest zone
         }
         let free = |zone: &Zone| u32::try_from(zone.free.borrow().len()).unwrap_or(u32::MAX);
         let zones = self.zones[..smaller.min(end)].iter().map(|zone| (zone.spec.buffer_bytes, free(zone)));
@@ -230,10 +227,10 @@ impl PoolCore {
         self.free_bytes.set(self.free_bytes.get() - charged);
         self.shares.take(owner, charged);
         let zone = u8::try_from(zone).unwrap_or(u8::MAX);
-        Buf { head, tail, bytes, is_writable: true, home: Home::Pool(Rc::clone(self), zone, owner) }
+        Buf { head, tail, bytes, is_writable: true, origin: Origin::Pool(Rc::clone(self), zone, owner) }
     }
 
-    /// A buffer in one piece of a zone before `end`.
+    /// A buffer in one piece, from a zone with an index below `end`.
     #[inline]
     fn take_one(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
         for (index, zone) in self.zones.iter().enumerate() {
@@ -256,8 +253,9 @@ impl PoolCore {
     }
 }
 
-/// How many buffers of which zones make up `bytes`, the larger first; none but the last is cut. `None`: there
-/// are not enough, or they are too many. `zones`: bytes of a buffer, and how many are free.
+/// Chooses buffers for `bytes` as (index of the zone, number), larger ones first; all but the last are used
+/// in full. `None` when too few are free, or more than [`PIECES_MAX`] are needed. `zones`: bytes of a buffer,
+/// and number of free ones.
 fn plan(
     bytes: u32,
     zones: impl DoubleEndedIterator<Item = (u32, u32)> + ExactSizeIterator,
@@ -268,7 +266,8 @@ fn plan(
     for (index, (buffer_bytes, free)) in zones.enumerate().rev() {
         let count = free.min(left / buffer_bytes);
         if free > count {
-            spare = Some(index); // in the end the smallest one; each is larger than what is left then
+            // Ends as the smallest zone with a free buffer, which is larger than the bytes left.
+            spare = Some(index);
         }
         if count > 0 {
             plan.push((index, count));
@@ -283,8 +282,8 @@ fn plan(
     (pieces <= PIECES_MAX).then_some(plan)
 }
 
-/// True when a pool of these zones, with nothing taken, has buffers of all these lengths at once, as
-/// [`Share::take_both`] takes them. What it has not even then a command would wait for without end.
+/// True when a pool of these zones, with nothing taken, has buffers of all `wanted` lengths at once, as
+/// [`Share::take_both`] takes them. Otherwise a command could wait for them forever.
 #[must_use]
 pub fn can_serve(zones: &[ZoneSpec], wanted: &[u32]) -> bool {
     let mut zones: Vec<(u32, u32)> = zones.iter().map(|zone| (zone.buffer_bytes, zone.count)).collect();
@@ -304,9 +303,10 @@ pub fn can_serve(zones: &[ZoneSpec], wanted: &[u32]) -> bool {
 }
 
 impl Drop for PoolCore {
-    /// Registrations with devices may keep the region mapped; they are told that it is not needed.
+    /// Registrations with devices may keep the region mapped; the record lets caches of registrations drop
+    /// them.
     fn drop(&mut self) {
-        unmaps().tell(self.region.base().as_ptr().addr(), self.region.bytes());
+        unmaps().record(self.region.base().as_ptr().addr(), self.region.bytes());
     }
 }
 
@@ -314,11 +314,11 @@ impl Drop for PoolCore {
 #[derive(Clone)]
 pub struct Pool(Rc<PoolCore>);
 
-/// One owner's way to a pool: what it takes is charged to it until the buffer is dropped, wherever it is.
+/// One owner's access to a pool: buffers that it takes are charged to it until they are dropped.
 ///
-/// An owner is within its share as long as it holds at most what is left free (a dynamic threshold with
-/// factor 1, Choudhury and Hahne 1998): a single greedy one gets half of the pool, n of them 1/(n+1) each,
-/// and a newcomer always finds some. Who holds nothing may take the last buffer.
+/// An owner is within its share while it holds at most as many bytes as are free (a dynamic threshold with
+/// factor 1, Choudhury and Hahne 1998): one greedy owner gets half of the pool, n of them 1/(n+1) each, and a
+/// new owner always finds some. An owner that holds nothing may take the last buffer.
 #[derive(Clone, Copy)]
 pub struct Share<'a> {
     pool: &'a Pool,
@@ -326,21 +326,21 @@ pub struct Share<'a> {
 }
 
 impl Share<'_> {
-    /// It holds no more than is left free.
+    /// True when the owner holds at most as many bytes as are free.
     #[inline]
     #[must_use]
     pub fn is_within(&self) -> bool {
         self.held() <= self.pool.free_bytes()
     }
 
-    /// Bytes that it holds, counted as the zones' whole buffers.
+    /// Bytes charged to the owner: whole buffers of the zones.
     #[inline]
     #[must_use]
     pub fn held(&self) -> u64 {
         self.pool.0.shares.held(self.owner)
     }
 
-    /// As [`Pool::take`]; `None` also when it is above its share, and where what is there is kept for a
+    /// As [`Pool::take`]; `None` also when the owner is above its share, or the zones are reserved for a
     /// request that has waited longer ([`Pool::keep_for`]).
     #[inline]
     #[must_use]
@@ -349,7 +349,7 @@ impl Share<'_> {
         if self.is_within() { core.take(bytes, self.owner, core.kept_from.get()) } else { None }
     }
 
-    /// Two buffers or none; of 0 bytes: no buffer.
+    /// Two buffers or none; a length of 0 needs no buffer.
     #[must_use]
     pub fn take_both(&self, bytes: [u32; 2]) -> Option<(Option<Buf>, Option<Buf>)> {
         let core = &self.pool.0;
@@ -357,22 +357,22 @@ impl Share<'_> {
         if first.max(second) > 0 && !self.is_within() {
             return None;
         }
-        // What the first took is not held against the second.
+        // The share is checked once, before both.
         let take = |bytes| core.take(bytes, self.owner, core.kept_from.get());
         let first = if first == 0 { None } else { Some(take(first)?) };
         let second = if second == 0 { None } else { Some(take(second)?) };
         Some((first, second))
     }
 
-    /// The same as [`Share::take`], in one piece.
+    /// As [`Share::take`], in one piece.
     #[must_use]
     pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
         let core = &self.pool.0;
         if self.is_within() { core.take_one(bytes, self.owner, core.kept_from.get()) } else { None }
     }
 
-    /// For a command that has begun: charged, but taken of what there is. To hold up who already holds
-    /// something would keep it from giving that back.
+    /// For a command that already has a buffer: charged, but not limited by the share or by
+    /// [`Pool::keep_for`]. If it had to wait, it could not give back the buffers that it has.
     #[inline]
     #[must_use]
     pub fn take_more(&self, bytes: u32) -> Option<Buf> {
@@ -390,7 +390,7 @@ impl Pool {
         zones.iter().map(|zone| u64::from(zone.buffer_bytes) * u64::from(zone.count)).sum()
     }
 
-    /// Make a pool of `zones`, given in ascending order of size.
+    /// A pool of `zones`, given in ascending order of buffer size.
     ///
     /// # Errors
     /// [`PoolError`] when a zone's shape is out of range or the memory cannot be mapped.
@@ -413,14 +413,14 @@ impl Pool {
             let spec = zones.first().copied().unwrap_or(ZoneSpec { buffer_bytes: 0, count: 0 });
             return refuse(spec, "there must be 1 to 16 zones");
         }
-        Pool::made_of(zones, pages)
+        Pool::map_zones(zones, pages)
     }
 
-    /// Make a pool of `count` buffers of any size that is a multiple of 64 bytes, one behind the other: for
-    /// messages, which no disk sees.
+    /// A pool of `count` adjacent buffers of a size that is a multiple of 64 bytes: for messages, which no
+    /// disk gets.
     ///
     /// # Errors
-    /// [`PoolError`], as [`Pool::new`].
+    /// [`PoolError`] when the size or the number is out of range or the memory cannot be mapped.
     pub fn of_strides(buffer_bytes: u32, count: u32) -> Result<Pool, PoolError> {
         let spec = ZoneSpec { buffer_bytes, count };
         let bytes = u64::from(buffer_bytes) * u64::from(count);
@@ -428,13 +428,13 @@ impl Pool {
             let allowed = "multiples of 64 bytes, at least one, at most 1 GiB";
             return Err(PoolError::Zone { spec, allowed });
         }
-        Pool::made_of(&[spec], Pages::Base)
+        Pool::map_zones(&[spec], Pages::Base)
     }
 
-    fn made_of(zones: &[ZoneSpec], pages: Pages) -> Result<Pool, PoolError> {
+    fn map_zones(zones: &[ZoneSpec], pages: Pages) -> Result<Pool, PoolError> {
         let bytes = usize::try_from(Pool::bytes_for(zones)).unwrap_or(usize::MAX);
         let region = Region::map(bytes, pages)?;
-        // A core's pool is made on its thread, but registering it with a device may touch it on another.
+        // A core's pool is created on its thread, but another thread may touch it first when it registers it.
         if let Some(node) = current_node() {
             region.prefer_node(node);
         }
@@ -463,65 +463,66 @@ impl Pool {
         })))
     }
 
-    /// Take a writable buffer of `bytes`, charged to no owner: from the smallest zone whose buffers are large
-    /// enough, from a larger one when that is empty, of smaller pieces when all of those are. `None`: the
+    /// Takes a writable buffer of `bytes`, charged to no owner: from the smallest zone whose buffers are
+    /// large enough, else from a larger one, else of smaller pieces. `None` when too few are free: the
     /// request waits.
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {
-        self.0.take(bytes, Owner::NOBODY, usize::MAX)
+        self.0.take(bytes, Owner::UNCHARGED, usize::MAX)
     }
 
-    /// The same, but in one piece.
+    /// As [`Pool::take`], in one piece.
     #[inline]
     #[must_use]
     pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
-        self.0.take_one(bytes, Owner::NOBODY, usize::MAX)
+        self.0.take_one(bytes, Owner::UNCHARGED, usize::MAX)
     }
 
-    /// Make room for the counts of `owners`, which are entries of a slab. Beyond that no owner is charged.
+    /// Lets the owners in the entries 0 to `owners - 1` of a slab be charged; owners in later entries are
+    /// not.
     pub fn set_owners(&self, owners: usize) {
         self.0.shares.set_owners(owners);
     }
 
-    /// The share of an owner.
+    /// Access to the pool for one owner.
     #[inline]
     #[must_use]
     pub fn share(&self, owner: Slot) -> Share<'_> {
         Share { pool: self, owner: Owner(owner) }
     }
 
-    /// Keep what serves a request of `bytes` in one piece for one that has waited long: [`Share::take`] gives
-    /// others only smaller buffers. `None`: for no request.
+    /// Reserves the zones that can serve `bytes` in one piece for a request that has waited long:
+    /// [`Share::take`] uses smaller zones only. `None` ends the reservation.
     pub fn keep_for(&self, bytes: Option<u32>) {
         let fits = |bytes| self.0.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
         self.0.kept_from.set(bytes.map_or(usize::MAX, fits));
     }
 
-    /// Its memory, to be registered with a device.
+    /// Memory of the pool, for registration with a device.
     #[must_use]
     pub fn area(&self) -> Area {
         self.0.area()
     }
 
-    /// The largest buffer that can ever be taken, in bytes.
+    /// Bytes of a buffer of the largest zone.
     #[must_use]
     pub fn buffer_bytes_max(&self) -> u32 {
         self.0.zones.last().map_or(0, |zone| zone.spec.buffer_bytes)
     }
 
-    /// Bytes that are free now, over all zones.
+    /// Free bytes of all zones.
     #[inline]
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         self.0.free_bytes.get()
     }
 
-    /// Address, length and bytes of a buffer of each zone, in the order that [`Buf::device_target`] numbers
-    /// them.
+    /// For each zone its address, bytes, and bytes of a buffer, in the order of the numbers that
+    /// [`Buf::device_target`] returns.
     pub(crate) fn zone_ranges(&self) -> impl Iterator<Item = (NonNull<u8>, usize, usize)> {
         self.0.zones.iter().map(|zone| {
-            // SAFETY: zones lie inside of the region, see `new`.
+            // SAFETY: `map_zones` sized the region as the sum of the zones, so each zone begins inside of it.
             let addr = unsafe { self.0.region.base().add(zone.start) };
             let buffer_bytes = zone.spec.buffer_bytes as usize;
             (addr, buffer_bytes * zone.spec.count as usize, buffer_bytes)
@@ -601,7 +602,7 @@ mod tests {
         let bytes: Vec<u8> = (0..131_072).map(|at: u32| (at % 251) as u8).collect();
         pieced.copy_in(0, &bytes);
         assert!(pieced.equals_at(0, &bytes));
-        // 24 of 4 KiB are left: what does not fit takes none of them.
+        // 24 buffers of 4 KiB are left; a request that needs more takes none.
         let before = pool.free_bytes();
         assert!(pool.take(25 * 4096).is_none());
         assert_eq!(pool.free_bytes(), before);
@@ -701,7 +702,7 @@ mod tests {
         drop(third);
         let last = share(2).take(1);
         assert!(last.is_some(), "who holds nothing takes what there is");
-        // The next in the same place begins with nothing; what comes home late is not its own.
+        // The next owner of the entry holds nothing; buffers that are given back late are not its own.
         let next = pool.share(Slot::from_wire(2 << 16));
         assert_eq!((next.held(), share(0).held()), (0, 9 * 4096));
         drop((second, all, last));

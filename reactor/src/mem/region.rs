@@ -1,7 +1,7 @@
-//! A mapped piece of memory: anonymous, private, zero until touched, on huge pages where there are any.
+//! [`Region`]: a private anonymous memory mapping, on huge pages if available.
 //!
-//! Pages are taken lazily by the kernel at the first touch and given back by [`Region::release`].
-//! UNSAFETY: mmap, madvise and the raw pointers that come of them.
+//! The kernel allocates pages at the first touch; [`Region::release`] gives them back.
+//! UNSAFETY: mmap, madvise and the raw pointers to the mapping.
 #![expect(unsafe_code, reason = "owns a memory mapping")]
 
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::unmaps::unmaps;
 
-/// Which pages a region asks for.
+/// Kind of memory pages of a region: asked for, or obtained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
     /// The machine's base pages (4 KiB).
@@ -22,21 +22,21 @@ pub enum Pages {
     Huge,
 }
 
-/// Pages that a region lies on when a device is about to take it.
+/// Pages that a region lies on when it is registered with a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageSizes {
     /// Huge pages, all of it.
     Huge,
-    /// The machine's base pages, as was asked for.
+    /// Base pages only, as asked for.
     Base,
     /// Base pages in part, although huge ones were asked for.
     Mixed {
         /// Pieces of 2 MiB that lie on base pages.
         small: usize,
-        /// Pieces of 2 MiB altogether.
+        /// Pieces of 2 MiB in the region.
         all: usize,
     },
-    /// The kernel does not say (before Linux 6.1).
+    /// The kernel cannot tell (before Linux 6.1).
     Unknown,
 }
 
@@ -55,24 +55,23 @@ pub struct Region {
     base: NonNull<u8>,
     bytes: usize,
     pages: Pages,
-    /// A device knows its pages: none is given back.
+    /// A device has the addresses of its pages: none is given back to the kernel.
     is_registered: AtomicBool,
-    /// Releases under way.
+    /// Number of calls of [`Region::release`] in progress.
     releases: AtomicUsize,
 }
 
-// SAFETY: a region is memory, not state: it has no thread affinity. What may read or write which part of it
-// and when is the business of its users in this folder (Pool is one thread's; FrameStore has its own
-// protocol).
+// SAFETY: a mapping has no thread affinity. Its users in this folder ensure that no byte is written while
+// another thread uses it: a Pool is used by one thread; FrameStore and FrameWords have protocols for frames.
 unsafe impl Send for Region {}
-// SAFETY: as above; `&Region` gives only addresses and `release`, which the kernel serialises.
+// SAFETY: as above; `&Region` gives only addresses, atomics, and system calls that the kernel serialises.
 unsafe impl Sync for Region {}
 
-/// Size that regions are rounded up to, that of a huge page on x86-64.
+/// Alignment and granularity of regions: a huge page of x86-64.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
 
 impl Region {
-    /// Map `bytes`, rounded up to 2 MiB. Nothing is touched yet.
+    /// Map `bytes`, rounded up to 2 MiB. No page is touched.
     pub fn map(bytes: usize, pages: Pages) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
         if pages == Pages::Huge
@@ -84,8 +83,8 @@ impl Region {
         let mapped = map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE)
             .map_err(|source| RegionError { bytes, source })?;
         let head = mapped.as_ptr().align_offset(HUGE_BYTES);
-        // SAFETY: the mapping is `bytes + HUGE_BYTES` long and head < HUGE_BYTES, so both cuts are inside of
-        // it.
+        // SAFETY: the mapping was just made, so nothing refers to it; it is `bytes + HUGE_BYTES` long and
+        // head < HUGE_BYTES, so both unmapped parts are inside of it.
         let base = unsafe {
             if head > 0 {
                 libc::munmap(mapped.as_ptr().cast(), head);
@@ -99,7 +98,8 @@ impl Region {
         };
         let pages = if pages == Pages::Base { Pages::Base } else { Pages::Transparent };
         if pages == Pages::Transparent {
-            // SAFETY: the range is our mapping. Only advice: a refusal costs speed, not truth.
+            // SAFETY: the range is the mapping that was just made. The advice changes no contents; if it is
+            // refused, the region is only slower.
             unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         }
         Ok(Region::of(base, bytes, pages))
@@ -110,15 +110,15 @@ impl Region {
         Region { base, bytes, pages, is_registered, releases }
     }
 
-    /// Map `bytes`, rounded up to base pages and on one. Nothing is touched yet.
+    /// Map `bytes`, rounded up to base pages and aligned to one. No page is touched.
     pub(super) fn map_pages(bytes: usize) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(page_bytes());
         let base = map_anonymous(bytes, 0).map_err(|source| RegionError { bytes, source })?;
         Ok(Region::of(base, bytes, Pages::Base))
     }
 
-    /// Have pages that are not touched yet come from this memory node while it has free ones, on whichever
-    /// node the first touch is. Best effort: a refusal costs speed.
+    /// Prefers memory node `node` for pages that are not touched yet, wherever the thread runs that touches
+    /// them. An error is ignored: it costs only speed.
     pub(super) fn prefer_node(&self, node: u32) {
         const WORD_BITS: u32 = libc::c_ulong::BITS;
         let mut nodes = [0 as libc::c_ulong; 16];
@@ -126,8 +126,8 @@ impl Region {
         *word = 1 << (node % WORD_BITS);
         // The kernel reads one bit less than this number says (mbind(2), maxnode).
         let count = nodes.len() * WORD_BITS as usize + 1;
-        // SAFETY: the range is our mapping, of which contents stay; the kernel reads as many bits as `nodes`
-        // has.
+        // SAFETY: the range is the mapping of `self`, and its contents stay; the kernel reads as many bits as
+        // `nodes` has.
         unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -147,19 +147,19 @@ impl Region {
         self.bytes
     }
 
-    /// Which pages it got.
+    /// Kind of pages of the mapping, not always the one asked for.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.pages
     }
 
-    /// The first byte.
+    /// Address of the first byte.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// The bytes, for a user that is the only one of this region (benchmarks).
+    /// All bytes, for the only user of the region (benchmarks).
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: `&mut self`, and every handle to a part of a region (Buf) lies behind a Pool or a
@@ -167,29 +167,29 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 
-    /// Have pages in `offset .. offset + bytes` now instead of at their first touch; what they hold stays.
-    /// Not on a reactor core: the kernel zeroes them.
+    /// Allocates the pages of `offset .. offset + bytes` now instead of at their first touch; contents stay.
+    /// Never on a reactor core: the kernel zeroes the pages.
     ///
     /// # Errors
-    /// The system's: it has none, or is older than Linux 5.14.
+    /// That of madvise(2): no memory, or a kernel older than Linux 5.14.
     pub(super) fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let is_done = self.advise(offset, bytes, libc::MADV_POPULATE_WRITE);
         if is_done { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Have all of its pages, and where transparent huge pages were asked for, bring the small ones together
-    /// to such. A device that finds one small page among them takes all of the region for small ones.
+    /// Allocates all pages if transparent huge pages were asked for, and collapses base pages into huge ones.
+    /// A device that finds one base page among them maps all of the region by base pages.
     ///
-    /// Not on a reactor core: it takes seconds for a large region. What the region holds stays.
-    pub(super) fn settle(&self) -> PageSizes {
+    /// Takes seconds for a large region, so never on a reactor core. Contents stay.
+    pub(super) fn collapse_to_huge(&self) -> PageSizes {
         match self.pages {
             Pages::Base => return PageSizes::Base,
             Pages::Huge => return PageSizes::Huge,
             Pages::Transparent => {}
         }
-        // Where that fails the device finds the reason out, too.
+        // An error is ignored: registration with the device needs the same pages and reports it.
         let _ = self.populate(0, self.bytes);
-        // Of no bytes: only whether the kernel knows it.
+        // Of 0 bytes: tells only whether the kernel has MADV_COLLAPSE.
         if !self.collapse(0, 0) {
             return PageSizes::Unknown;
         }
@@ -197,7 +197,7 @@ impl Region {
             return PageSizes::Huge;
         }
         let all = self.bytes / HUGE_BYTES;
-        // A page that somebody just uses is left alone, so twice.
+        // A page in use at that moment is not collapsed, so try twice.
         let is_small = |piece: &usize| {
             let offset = piece * HUGE_BYTES;
             !self.collapse(offset, HUGE_BYTES) && !self.collapse(offset, HUGE_BYTES)
@@ -208,41 +208,41 @@ impl Region {
         }
     }
 
-    /// True: all pieces of 2 MiB there lie on huge pages. A page that a device has is not moved.
+    /// Collapses the range to huge pages. True when all of it lies on huge pages now; a page that a device
+    /// has pinned is not moved.
     fn collapse(&self, offset: usize, bytes: usize) -> bool {
         self.advise(offset, bytes, libc::MADV_COLLAPSE)
     }
 
-    /// True when the kernel takes the advice. All but [`Region::release`] leave what the pages hold, also
+    /// True when madvise(2) succeeds. All advice but that of [`Region::release`] keeps the contents, also
     /// while other threads read or write them.
     fn advise(&self, offset: usize, bytes: usize, advice: libc::c_int) -> bool {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
             "advice for what is outside of the region"
         );
-        // SAFETY: in range (asserted), and our mapping for as long as `self` is. Who releases pages owns them
-        // and holds no reference into them.
+        // SAFETY: the range is inside of the mapping (asserted), which lives as long as `self`. A caller of
+        // `release` owns the pages and has no reference to them.
         unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, advice) == 0 }
     }
 
-    /// From now on its pages stay where they are: a device has their addresses. Returns when no release is
-    /// under way any more.
+    /// Keeps all pages from now on, as a device has their addresses. Returns when no release is in progress.
     pub(super) fn set_registered(&self) {
         self.is_registered.store(true, Ordering::SeqCst);
-        // A release that has not seen it has been counted. It takes a system call.
+        // A release that did not see the flag has been counted; it lasts one system call.
         while self.releases.load(Ordering::SeqCst) > 0 {
             std::thread::yield_now();
         }
     }
 
-    /// Give the pages of `offset .. offset + bytes` back to the kernel; their contents are undefined
-    /// afterwards. Reserved huge pages are kept (the kernel gives them back whole or not at all), and so are
-    /// pages that a device knows: it would go on with the old ones.
+    /// Gives the pages of `offset .. offset + bytes` back to the kernel; their contents are undefined
+    /// afterwards. No effect on reserved huge pages (the kernel takes them back whole or not at all) and on a
+    /// registered region: the device would keep using the old pages.
     pub(super) fn release(&self, offset: usize, bytes: usize) {
         self.release_after(offset, bytes, || ());
     }
 
-    /// [`Region::release`], with something to do between the decision and the release: for a test.
+    /// [`Region::release`], with a hook between the decision and the release, for a test.
     fn release_after(&self, offset: usize, bytes: usize, decided: impl FnOnce()) {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
@@ -251,11 +251,12 @@ impl Region {
         if self.pages == Pages::Huge || bytes == 0 || self.is_registered.load(Ordering::SeqCst) {
             return;
         }
-        // Counted before the question that decides: who registers either is seen here, or sees the count.
+        // Counted before the flag is read again: either this sees the registration, or `set_registered` sees
+        // the count.
         self.releases.fetch_add(1, Ordering::SeqCst);
         if !self.is_registered.load(Ordering::SeqCst) {
             decided();
-            unmaps().tell(self.base.as_ptr().addr() + offset, bytes);
+            unmaps().record(self.base.as_ptr().addr() + offset, bytes);
             self.advise(offset, bytes, libc::MADV_DONTNEED);
         }
         self.releases.fetch_sub(1, Ordering::SeqCst);
@@ -264,21 +265,21 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        unmaps().tell(self.base.as_ptr().addr(), self.bytes);
-        // SAFETY: exactly what `map` mapped; users hold the region by reference count, so none is left.
+        unmaps().record(self.base.as_ptr().addr(), self.bytes);
+        // SAFETY: the range is exactly the mapping; users hold the region by reference count, so none is
+        // left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Bytes of a base page.
 fn page_bytes() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: sysconf has no pointer argument.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(4096)
 }
 
 fn map_anonymous(bytes: usize, flags: libc::c_int) -> io::Result<NonNull<u8>> {
-    // SAFETY: a fresh anonymous mapping at an address that the kernel picks touches no memory of ours.
+    // SAFETY: an anonymous mapping at an address that the kernel chooses replaces no existing memory.
     let addr = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -299,12 +300,12 @@ fn map_anonymous(bytes: usize, flags: libc::c_int) -> io::Result<NonNull<u8>> {
 mod tests {
     use super::*;
 
-    /// The policy and the node of the page at `base`, as the kernel has them.
+    /// Memory policy and node of the page at `base`, from the kernel.
     fn policy_of(base: NonNull<u8>) -> (libc::c_int, libc::c_ulong) {
-        // MPOL_F_ADDR, which the libc crate has not.
+        // MPOL_F_ADDR, which the libc crate does not define.
         let of_address: libc::c_ulong = 2;
         let (mut mode, mut nodes) = (-1, [0 as libc::c_ulong; 16]);
-        // SAFETY: writes to the two places, as long as it is told.
+        // SAFETY: `mode` and `nodes` outlive the call, and `bits` is the length of `nodes`.
         let result = unsafe {
             let bits = nodes.len() * libc::c_ulong::BITS as usize;
             libc::syscall(
@@ -329,7 +330,7 @@ mod tests {
         let node = crate::affinity::current_node().expect("a node");
         region.prefer_node(node);
         assert_eq!(policy_of(region.base()), (libc::MPOL_PREFERRED, 1 << node));
-        // No machine has it.
+        // No machine has this node.
         region.prefer_node(u32::MAX);
         assert_eq!(policy_of(region.base()), (libc::MPOL_PREFERRED, 1 << node));
     }
@@ -376,7 +377,7 @@ mod tests {
                     unsafe { (page() as *mut u8).write_volatile(7) };
                     is_pinned.store(true, Ordering::SeqCst);
                 }));
-                // It has decided to release, and something holds it up.
+                // The release is decided and delayed here.
                 let end = std::time::Instant::now() + std::time::Duration::from_millis(200);
                 while !is_pinned.load(Ordering::SeqCst) && std::time::Instant::now() < end {
                     std::thread::yield_now();
@@ -409,25 +410,25 @@ mod tests {
     #[test]
     fn one_small_page_does_not_leave_a_region_that_a_device_takes_on_small_pages() {
         let region = Region::map(2 * HUGE_BYTES, Pages::Transparent).expect("maps");
-        let settled = region.settle();
+        let settled = region.collapse_to_huge();
         if settled != PageSizes::Huge {
-            // A machine without huge pages, or without a free one: then it says so.
+            // Without huge pages, or without a free one, the result says so.
             let is_told = matches!(settled, PageSizes::Mixed { small: 1.., all: 2 } | PageSizes::Unknown);
             assert!(is_told, "{settled:?}");
             return;
         }
         let before = huge_kib(region.base());
-        // A trim, as of a RAM disk before any device has it.
+        // As a trim of a RAM disk does before it is registered with a device.
         region.release(8192, 4096);
         // SAFETY: in the region, and no other thread reads or writes it.
         unsafe { region.base().as_ptr().write_volatile(9) };
         assert_eq!(huge_kib(region.base()), before - HUGE_BYTES / 1024, "the trim has split a page");
-        assert_eq!(region.settle(), PageSizes::Huge);
+        assert_eq!(region.collapse_to_huge(), PageSizes::Huge);
         assert_eq!(huge_kib(region.base()), before);
         // SAFETY: as above.
         assert_eq!(unsafe { region.base().as_ptr().read_volatile() }, 9, "what it holds stays");
         let base = Region::map(HUGE_BYTES, Pages::Base).expect("maps");
-        assert_eq!(base.settle(), PageSizes::Base, "as was asked for");
+        assert_eq!(base.collapse_to_huge(), PageSizes::Base, "as was asked for");
     }
 
     #[test]

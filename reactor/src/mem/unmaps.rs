@@ -1,32 +1,34 @@
-//! [`Unmaps`]: what this process has unmapped, told to caches of registrations.
+//! [`Unmaps`]: a record of the ranges that this process has unmapped, for caches of memory registrations.
 //!
-//! A registration names the pages that lay at an address when it was made. Memory that is unmapped, and
-//! mapped anew for something else, has others; a cache that goes by addresses must forget the range before it
-//! is asked for it again. So who unmaps says so *before* it does ([`Region`](super::Region) does when it is
-//! dropped, and when it gives pages back): the next owner of the address gets it from the kernel after that,
-//! and finds the news.
+//! A registration refers to the pages that lay at an address when it was made. Memory that is unmapped, and
+//! mapped anew for something else, has other pages, so a cache whose key is the address must drop the range
+//! before the next lookup. A range is therefore recorded *before* it is unmapped ([`Region`](super::Region)
+//! does so when it is dropped, and when it gives pages back): the kernel gives the address to its next user
+//! only afterwards, and the lookup of that user finds the record.
 //!
 //! ```text
-//!   any thread:  tell(range) ─> munmap      each cache:  lookup ─> watch.news(..) ─> forget those ranges
-//!                     └─ epoch + 1, the last 64 ranges ──────────────────────┘ one load when there are none
+//!   any thread:  record(range) ─> munmap    each cache:  lookup ─> watch.visit_new(..) ─> drop those ranges
+//!                     └─ count + 1, the last 64 ranges ──────────────────────┘ one load when there are none
 //! ```
 //!
-//! Between `tell` and `munmap` no thread may use the range, as with any memory that is about to be freed.
-//! Without a cache, nothing is kept. Limits: 64 ranges; a cache that falls further behind forgets all.
+//! Between `record` and `munmap` no thread may use the range, as with any memory that is about to be freed.
+//! Without a cache, nothing is recorded.
+//! Limits: 64 ranges; a cache that has missed more drops everything.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Ranges that are remembered.
+/// Number of ranges that the record keeps.
 pub const UNMAPS_KEPT: usize = 64;
 
-/// The record. There is one, [`unmaps`]; tests make their own.
+/// The record. A process has one, [`unmaps`]; tests make their own.
 #[derive(Debug)]
 pub struct Unmaps {
     watches: AtomicUsize,
-    /// Ranges told, ever; the low bits name the place of the next. Changed under the lock only.
-    told: AtomicU64,
+    /// Number of ranges recorded so far; modulo [`UNMAPS_KEPT`] it is the index of the next. Changed under
+    /// the lock only.
+    recorded: AtomicU64,
     last: Mutex<[(usize, usize); UNMAPS_KEPT]>,
 }
 
@@ -37,18 +39,18 @@ pub fn unmaps() -> &'static Unmaps {
     &UNMAPS
 }
 
-/// What a cache has to forget.
+/// Which registrations a cache must drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum News {
-    /// Nothing has been unmapped since the last time.
+pub enum NewUnmaps {
+    /// None: no range was recorded since the last call.
     Nothing,
-    /// The ranges that were given.
+    /// Those in the ranges that were passed to `forget`.
     Ranges,
-    /// More than is remembered: everything.
+    /// All: more than [`UNMAPS_KEPT`] ranges were recorded.
     Everything,
 }
 
-/// One cache's view of the record: what it has not been told yet. As long as it lives, ranges are recorded.
+/// One cache's position in the record. Ranges are recorded while there is a watch.
 #[derive(Debug)]
 pub struct Watch<'a> {
     unmaps: &'a Unmaps,
@@ -62,76 +64,76 @@ impl Default for Unmaps {
 }
 
 impl Unmaps {
-    /// An empty record.
+    /// A record without ranges and watches.
     #[must_use]
     pub const fn new() -> Unmaps {
         Unmaps {
             watches: AtomicUsize::new(0),
-            told: AtomicU64::new(0),
+            recorded: AtomicU64::new(0),
             last: Mutex::new([(0, 0); UNMAPS_KEPT]),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, [(usize, usize); UNMAPS_KEPT]> {
-        // What is in it is always whole.
+        // No panic can happen while the array is changed.
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `bytes` bytes at `address` are about to be unmapped, or their pages to be replaced. To be called
-    /// before that, by the code that does it.
-    pub fn tell(&self, address: usize, bytes: usize) {
-        // A cache that has registered part of the range began to watch before; the thread that frees the
-        // range has taken it over from there.
+    /// Records that `bytes` bytes at `address` are about to be unmapped, or their pages to be replaced. The
+    /// code that does so calls this first.
+    pub fn record(&self, address: usize, bytes: usize) {
+        // A cache that registered part of the range began to watch before that, and the range came to this
+        // thread afterwards; so the count is seen here.
         if bytes == 0 || self.watches.load(Ordering::SeqCst) == 0 {
             return;
         }
         let mut last = self.lock();
-        let told = self.told.load(Ordering::Relaxed);
-        last[place(told)] = (address, bytes);
-        self.told.store(told.wrapping_add(1), Ordering::SeqCst);
+        let recorded = self.recorded.load(Ordering::Relaxed);
+        last[ring_index(recorded)] = (address, bytes);
+        self.recorded.store(recorded.wrapping_add(1), Ordering::SeqCst);
     }
 
-    /// Begin to watch, for a cache that is empty.
+    /// Starts a watch, for a cache that is empty.
     #[must_use]
     pub fn watch(&self) -> Watch<'_> {
         self.watches.fetch_add(1, Ordering::SeqCst);
-        Watch { unmaps: self, seen: self.told.load(Ordering::SeqCst) }
+        Watch { unmaps: self, seen: self.recorded.load(Ordering::SeqCst) }
     }
 }
 
-/// Where range number `told` is kept.
-fn place(told: u64) -> usize {
+/// Index in `last` of range number `recorded`.
+fn ring_index(recorded: u64) -> usize {
     // Below UNMAPS_KEPT.
-    usize::try_from(told % UNMAPS_KEPT as u64).unwrap_or(0)
+    usize::try_from(recorded % UNMAPS_KEPT as u64).unwrap_or(0)
 }
 
 impl Watch<'_> {
-    /// Gives `forget` each range that was told since the last call, the oldest first. To be called before
-    /// each lookup: one load when there are none.
+    /// Passes each range recorded since the last call to `forget`, the oldest first. To be called before each
+    /// lookup; without new ranges it costs one load.
     #[inline]
-    pub fn news(&mut self, forget: impl FnMut(Range<usize>)) -> News {
-        if self.unmaps.told.load(Ordering::SeqCst) == self.seen {
-            return News::Nothing;
+    pub fn visit_new(&mut self, forget: impl FnMut(Range<usize>)) -> NewUnmaps {
+        if self.unmaps.recorded.load(Ordering::SeqCst) == self.seen {
+            return NewUnmaps::Nothing;
         }
         self.read(forget)
     }
 
     #[cold]
-    fn read(&mut self, mut forget: impl FnMut(Range<usize>)) -> News {
-        // A copy: what `forget` does (it may drop memory, and tell) is not done under the lock.
-        let (last, told) = {
+    fn read(&mut self, mut forget: impl FnMut(Range<usize>)) -> NewUnmaps {
+        // A copy: `forget` may drop memory and so call `record`, which takes the lock.
+        let (last, recorded) = {
             let last = self.unmaps.lock();
-            (*last, self.unmaps.told.load(Ordering::Relaxed))
+            (*last, self.unmaps.recorded.load(Ordering::Relaxed))
         };
-        let seen = std::mem::replace(&mut self.seen, told);
-        if told.wrapping_sub(seen) > UNMAPS_KEPT as u64 {
-            return News::Everything;
+        let seen = std::mem::replace(&mut self.seen, recorded);
+        if recorded.wrapping_sub(seen) > UNMAPS_KEPT as u64 {
+            return NewUnmaps::Everything;
         }
-        for number in 0..told.wrapping_sub(seen) {
-            let (address, bytes) = last[place(seen.wrapping_add(number))];
+        for number in 0..recorded.wrapping_sub(seen) {
+            let (address, bytes) = last[ring_index(seen.wrapping_add(number))];
             forget(address..address.saturating_add(bytes));
         }
-        News::Ranges
+        NewUnmaps::Ranges
     }
 }
 
@@ -148,50 +150,50 @@ mod tests {
     use super::*;
     use crate::mem::{Pages, Region};
 
-    fn all(watch: &mut Watch<'_>) -> (News, Vec<(usize, usize)>) {
+    fn all(watch: &mut Watch<'_>) -> (NewUnmaps, Vec<(usize, usize)>) {
         let mut ranges = Vec::new();
-        let news = watch.news(|range| ranges.push((range.start, range.end)));
+        let news = watch.visit_new(|range| ranges.push((range.start, range.end)));
         (news, ranges)
     }
 
     #[test]
     fn each_watch_is_told_once_of_what_came_after_it_began() {
         let unmaps = Unmaps::new();
-        unmaps.tell(4096, 4096);
+        unmaps.record(4096, 4096);
         let mut first = unmaps.watch();
-        unmaps.tell(8192, 4096);
-        unmaps.tell(0, 0);
+        unmaps.record(8192, 4096);
+        unmaps.record(0, 0);
         let mut second = unmaps.watch();
-        unmaps.tell(65536, 8192);
-        assert_eq!(all(&mut first), (News::Ranges, vec![(8192, 12288), (65536, 73728)]));
-        assert_eq!(all(&mut second), (News::Ranges, vec![(65536, 73728)]));
-        assert_eq!((all(&mut first), all(&mut second).0), ((News::Nothing, vec![]), News::Nothing));
+        unmaps.record(65536, 8192);
+        assert_eq!(all(&mut first), (NewUnmaps::Ranges, vec![(8192, 12288), (65536, 73728)]));
+        assert_eq!(all(&mut second), (NewUnmaps::Ranges, vec![(65536, 73728)]));
+        assert_eq!((all(&mut first), all(&mut second).0), ((NewUnmaps::Nothing, vec![]), NewUnmaps::Nothing));
     }
 
     #[test]
     fn who_falls_behind_forgets_everything_and_goes_on() {
         let unmaps = Unmaps::new();
         let mut watch = unmaps.watch();
-        (0..UNMAPS_KEPT).for_each(|at| unmaps.tell(at * 4096, 4096));
+        (0..UNMAPS_KEPT).for_each(|at| unmaps.record(at * 4096, 4096));
         assert_eq!(all(&mut watch).1.len(), UNMAPS_KEPT);
-        (0..=UNMAPS_KEPT).for_each(|at| unmaps.tell(at * 4096, 4096));
-        assert_eq!(all(&mut watch), (News::Everything, vec![]));
-        unmaps.tell(4096, 1);
-        assert_eq!(all(&mut watch), (News::Ranges, vec![(4096, 4097)]));
+        (0..=UNMAPS_KEPT).for_each(|at| unmaps.record(at * 4096, 4096));
+        assert_eq!(all(&mut watch), (NewUnmaps::Everything, vec![]));
+        unmaps.record(4096, 1);
+        assert_eq!(all(&mut watch), (NewUnmaps::Ranges, vec![(4096, 4097)]));
     }
 
     #[test]
     fn what_a_cache_drops_while_it_forgets_is_told_the_next_time() {
         let unmaps = Unmaps::new();
         let mut watch = unmaps.watch();
-        unmaps.tell(4096, 4096);
+        unmaps.record(4096, 4096);
         let mut seen = Vec::new();
         assert_eq!(
-            watch.news(|range| {
-                unmaps.tell(8192, 4096);
+            watch.visit_new(|range| {
+                unmaps.record(8192, 4096);
                 seen.push(range);
             }),
-            News::Ranges
+            NewUnmaps::Ranges
         );
         assert_eq!((seen.len(), all(&mut watch).1), (1, vec![(8192, 12288)]));
     }
@@ -202,7 +204,7 @@ mod tests {
         let mut is_told = |range: Range<usize>| {
             let mut found = false;
             // Other tests drop regions, too.
-            found |= watch.news(|told| found |= told == range) == News::Everything;
+            found |= watch.visit_new(|told| found |= told == range) == NewUnmaps::Everything;
             found
         };
         let region = Region::map(1, Pages::Base).expect("maps");
@@ -215,16 +217,16 @@ mod tests {
         assert!(is_told(base..base + bytes));
     }
 
-    /// One thread unmaps and maps anew, the other must never go by what it knew of the old memory. Who has
-    /// a place at a time may use it: it goes from hand to hand.
+    /// One thread unmaps and maps anew; the other must never find a registration of the old memory. The
+    /// threads send each other the places: only the thread that has received a place uses it.
     #[test]
     fn memory_in_a_place_that_was_unmapped_is_never_taken_for_the_old() {
-        // With more places than what is kept of the past the user may always be too late, on a busy machine.
+        // With more than UNMAPS_KEPT places, all lookups may miss on a busy machine.
         go_round(100);
         assert!(go_round(UNMAPS_KEPT / 2) > 0, "nothing was ever found");
     }
 
-    /// How often the user found what it knew, in all rounds over so many places.
+    /// Number of cache hits of the user in all rounds over `places` places.
     fn go_round(places: usize) -> u32 {
         const ROUNDS: u64 = 4000;
         let unmaps = Unmaps::new();
@@ -232,24 +234,24 @@ mod tests {
         let (to_owner, from_user) = mpsc::channel();
         let mut watch = unmaps.watch();
         let mut hits = 0;
-        // Places, and which incarnation of memory is mapped there.
+        // Each place, and the incarnation of the memory that is mapped there.
         (0..places).for_each(|place| to_owner.send((place, 0_u64)).expect("room"));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Dropped at the end, and with it the other's loop.
+                // Dropped at the end, which ends the loop of the other thread.
                 let (to_user, from_user) = (to_user, from_user);
                 for round in 0..ROUNDS {
                     let (place, incarnation) = from_user.recv().expect("the other lives");
                     let is_kept = round % 3 == 0;
                     if !is_kept {
-                        unmaps.tell(place * 4096, 4096);
+                        unmaps.record(place * 4096, 4096);
                     }
                     to_user.send((place, incarnation + u64::from(!is_kept))).expect("the other lives");
                 }
             });
             let mut cache = vec![None; places];
             for (place, incarnation) in from_owner {
-                if watch.news(|range| cache[range.start / 4096] = None) == News::Everything {
+                if watch.visit_new(|range| cache[range.start / 4096] = None) == NewUnmaps::Everything {
                     cache.fill(None);
                 }
                 hits += u32::from(cache[place].is_some());

@@ -1,4 +1,4 @@
-//! [`Listener`]: where connections come in.
+//! [`Listener`]: accepts connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,41 +9,42 @@ use rustix::net::{SocketFlags, acceptfrom_with, bind, getsockname, listen, socko
 
 use super::socket::{Socket, stream_socket};
 
-/// A listening socket that never waits.
+/// A non-blocking listening socket.
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
     local: SocketAddr,
 }
 
-/// A connection that came in.
+/// An accepted connection.
 #[derive(Debug)]
 pub struct Accepted {
-    /// Its socket, non-blocking.
+    /// Non-blocking socket of the connection.
     pub socket: Socket,
-    /// Who it is.
+    /// Address of the peer.
     pub peer: SocketAddr,
-    /// The address of ours that the peer used, also where the listener is bound to all.
+    /// Local address that the peer used, also where the listener is bound to all addresses.
     pub local: SocketAddr,
 }
 
-/// Peers that go away while they wait, skipped in one call of [`Listener::accept`]; more are left for the
-/// next turn.
+/// Most connections skipped in one call of [`Listener::accept`] because they failed while they waited; more
+/// are left for the next turn.
 const SKIPS_MAX: usize = 64;
 
 impl Listener {
-    /// Listen at `address` (port 0: the kernel picks one), with room for `backlog` peers that wait to be
-    /// accepted. The address may be reused at once after a restart; an IPv6 listener takes IPv6 only.
+    /// Listens at `address` (port 0: the kernel chooses one), with a queue of `backlog` connections that wait
+    /// to be accepted. The address can be bound again at once after a restart (SO_REUSEADDR); an IPv6
+    /// listener takes IPv6 only.
     ///
     /// # Errors
-    /// The system's, as when the address is in use or not ours.
+    /// That of the system, for example when the address is in use or not a local one.
     pub fn bind(address: SocketAddr, backlog: u32) -> io::Result<Listener> {
         Listener::bind_beside(address, backlog, &[])
     }
 
-    /// The same, while listeners of this process that are about to close still have an address that includes
-    /// this one, or is included in it: all addresses, and one of them, at the same port. Until they close a
-    /// connection goes to the one that names its address.
+    /// As [`Listener::bind`], while listeners of this process that are about to close still have an
+    /// overlapping address: all addresses and one of them, at the same port. Until they close, a connection
+    /// goes to the listener of its own address.
     ///
     /// # Errors
     /// As [`Listener::bind`].
@@ -56,14 +57,15 @@ impl Listener {
         let overlapping = closing.iter().filter(|listener| overlaps(listener.local, address));
         let shared: Vec<BorrowedFd<'_>> = overlapping.map(|listener| listener.fd.as_fd()).collect();
         if shared.is_empty() {
-            begin(&fd, address, backlog)?;
+            bind_and_listen(&fd, address, backlog)?;
         } else {
-            // The kernel looks at SO_REUSEPORT of both sockets while the second one begins, and no later.
-            // A listener that kept it would let another process of this user take the same address. One that
-            // sets SO_REUSEPORT itself still can: the kernel remembers for the port that it was shared.
+            // The kernel checks SO_REUSEPORT of both sockets only while the second one is bound. A listener
+            // that kept the option would let another process of this user bind the same address. A process
+            // that sets SO_REUSEPORT itself still can: the kernel remembers that the port was shared.
             let sockets = || shared.iter().copied().chain([fd.as_fd()]);
             let allowed = sockets().try_for_each(|socket| sockopt::set_socket_reuseport(socket, true));
-            let begun = allowed.map_err(io::Error::from).and_then(|()| begin(&fd, address, backlog));
+            let begun =
+                allowed.map_err(io::Error::from).and_then(|()| bind_and_listen(&fd, address, backlog));
             let ended = sockets().map(|socket| sockopt::set_socket_reuseport(socket, false));
             let ended = ended.fold(Ok(()), Result::and);
             begun.and(ended.map_err(io::Error::from))?;
@@ -72,10 +74,10 @@ impl Listener {
         Ok(Listener { fd, local })
     }
 
-    /// Take a connection if one waits. Peers that went away meanwhile are skipped.
+    /// Accepts a connection if one waits. Connections that failed meanwhile are skipped.
     ///
     /// # Errors
-    /// The system's; out of descriptors (`EMFILE`) or memory is one that passes: log it and ask again later.
+    /// That of accept(2). Lack of descriptors (`EMFILE`) or memory is temporary: log it and try again later.
     pub fn accept(&self) -> io::Result<Option<Accepted>> {
         for _ in 0..SKIPS_MAX {
             match acceptfrom_with(&self.fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
@@ -87,14 +89,14 @@ impl Listener {
                     }
                 }
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(errno) if is_of_one_peer(errno) => {}
+                Err(errno) if is_peer_error(errno) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
         Ok(None)
     }
 
-    /// Where it listens, with the port that the kernel picked.
+    /// Bound address, with the port that the kernel chose.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
@@ -107,19 +109,19 @@ impl AsFd for Listener {
     }
 }
 
-fn begin(fd: &OwnedFd, address: SocketAddr, backlog: u32) -> io::Result<()> {
+fn bind_and_listen(fd: &OwnedFd, address: SocketAddr, backlog: u32) -> io::Result<()> {
     bind(fd, &address)?;
     listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(())
 }
 
-/// One is all addresses of its family, the other one of them, and they have one port.
+/// True when one is the wildcard address, the other is not, and family and port are equal.
 fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.is_ipv4() == b.is_ipv4() && a.ip().is_unspecified() != b.ip().is_unspecified()
 }
 
-/// Errors of accept(2) that say something about the connection, not about us.
-fn is_of_one_peer(errno: Errno) -> bool {
+/// Errors of accept(2) that concern one connection, not the listener.
+fn is_peer_error(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::INTR

@@ -1,8 +1,8 @@
-//! Sockets without waiting: [`Listener`], [`Socket`], and [`Readiness`] and [`Waker`] for cores that sleep.
+//! Non-blocking sockets: [`Listener`], [`Socket`], and [`Readiness`] and [`Waker`] for cores that sleep.
 //!
-//! What it is: the few socket calls of the data path as values that a poller can match on; nothing blocks, a
-//! signal never shows (`EINTR` is retried), a peer that went away never raises `SIGPIPE`. Every call takes
-//! the caller's memory and allocates none.
+//! What it is: the socket calls of the data path, with results that a poller can match on. Nothing blocks,
+//! `EINTR` is retried, and a closed connection raises no `SIGPIPE`. Every call uses the caller's memory and
+//! allocates none.
 //!
 //! ```text
 //!   Listener::accept -> Accepted { socket, peer, local }
@@ -11,7 +11,7 @@
 //!   Readiness::poll -> Ready { key, .. }    Waker::wake (any thread) -> readable in the sleeper's Readiness
 //! ```
 //!
-//! What it does not do: it knows no protocol, keeps no buffers and decides nothing about a connection.
+//! What it does not do: it has no protocol, no buffers and no policy for connections.
 //!
 //! Limits: IPv4 and IPv6 stream sockets of Linux; at most 1024 pieces in one vectored call (more are left for
 //! the next).

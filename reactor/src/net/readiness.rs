@@ -1,5 +1,4 @@
-//! [`Readiness`]: which of many descriptors have something to do; [`Waker`]: a descriptor that other threads
-//! raise.
+//! [`Readiness`]: an epoll set; [`Waker`]: an eventfd that other threads raise.
 
 use std::fmt;
 use std::io;
@@ -10,19 +9,19 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
-/// What to watch a descriptor for. A hang-up is always told.
+/// Events to watch a descriptor for. A hang-up is always reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interest {
-    /// Bytes to read, or an end.
+    /// Bytes to read, or the end of the stream.
     pub read: bool,
-    /// Room to write.
+    /// Space in the send buffer.
     pub write: bool,
 }
 
 impl Interest {
-    /// To read only.
+    /// `read` only.
     pub const READ: Interest = Interest { read: true, write: false };
-    /// To write only.
+    /// `write` only.
     pub const WRITE: Interest = Interest { read: false, write: true };
 
     fn flags(self) -> epoll::EventFlags {
@@ -33,16 +32,16 @@ impl Interest {
     }
 }
 
-/// A descriptor that has something to do.
+/// A descriptor with an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready {
     /// The key that it was added with.
     pub key: u64,
     /// A read gives bytes, an end or an error.
     pub readable: bool,
-    /// A write gives room or an error.
+    /// A write takes bytes or gives an error.
     pub writable: bool,
-    /// The peer sends no more, or the connection is gone.
+    /// The peer has closed its sending direction, or the connection has failed.
     pub hangup: bool,
 }
 
@@ -61,7 +60,7 @@ impl From<epoll::Event> for Ready {
     }
 }
 
-/// Most events of one [`Readiness::poll`]; the rest is told by the next, in turn.
+/// Most events of one [`Readiness::poll`]; the next call reports the others.
 const EVENTS_MAX: usize = 256;
 
 /// A set of watched descriptors (epoll, level-triggered).
@@ -77,41 +76,41 @@ impl fmt::Debug for Readiness {
 }
 
 impl Readiness {
-    /// An empty set.
+    /// A set without descriptors; fails with the error of epoll_create1(2).
     pub fn new() -> io::Result<Readiness> {
         let fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         Ok(Readiness { fd: Arc::new(fd), events: vec![nothing; EVENTS_MAX].into_boxed_slice() })
     }
 
-    /// What adds descriptors to this set and takes them out again, with keys that begin at `base`.
+    /// A handle that adds and removes descriptors, with keys from `base` on.
     #[must_use]
     pub fn watcher(&self, base: u64) -> Watcher {
         Watcher { fd: Arc::clone(&self.fd), base }
     }
 
-    /// Watch `source`, told as `key`.
+    /// Watches `source`; its events have `key`.
     pub fn add(&self, source: impl AsFd, key: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(&self.fd, source, epoll::EventData::new_u64(key), interest.flags())?)
     }
 
-    /// Watch `source` for something else, or told as another key.
+    /// Changes the events or the key of a watched descriptor.
     pub fn change(&self, source: impl AsFd, key: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::modify(&self.fd, source, epoll::EventData::new_u64(key), interest.flags())?)
     }
 
-    /// Watch `source` no longer. (Closing its last handle does the same.)
+    /// Stops watching `source`. (Closing its last handle does the same.)
     pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.fd, source)?)
     }
 
-    /// Replace `ready` by what has something to do, at most what it has room for without growing (and 256).
-    /// Waits for the first at most `timeout`, rounded up to milliseconds; `None` waits for ever, zero never.
-    /// A signal ends the wait early with nothing.
+    /// Replaces `ready` by descriptors with events, at most its capacity and 256. Waits for the first at most
+    /// `timeout`, rounded up to milliseconds; `None` waits without limit, zero not at all. A signal ends the
+    /// wait early, without events.
     pub fn poll(&mut self, timeout: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<usize> {
         ready.clear();
-        // No more is asked for than there is room for: the kernel tells in turn, and what was told goes to
-        // the back.
+        // Never more than fit in `ready`: the kernel reports descriptors in rotation, and one that was
+        // reported is last in the next.
         let room = ready.capacity().min(EVENTS_MAX);
         if room == 0 {
             return Ok(0);
@@ -127,8 +126,7 @@ impl Readiness {
     }
 }
 
-/// One user of a [`Readiness`] that several share: its keys are its own, and the set has them behind its
-/// base.
+/// Access of one user to a shared [`Readiness`]. The user has its own keys, to which `base` is added.
 #[derive(Debug)]
 pub struct Watcher {
     fd: Arc<OwnedFd>,
@@ -159,18 +157,18 @@ impl AsFd for Readiness {
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// A waker that is not raised.
+    /// A waker that is not raised; fails with the error of eventfd(2).
     pub fn new() -> io::Result<Waker> {
         Ok(Waker(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Raise it: its descriptor is readable until [`Waker::drain`].
+    /// Raises it: its descriptor is readable until [`Waker::drain`].
     pub fn wake(&self) {
-        // Full (2^64 - 2 wakes without a drain) is raised as well; nothing else can fail on our own eventfd.
+        // A full counter (2^64 - 2 wakes without a drain) is raised too; an eventfd has no other error here.
         let _ = rustix::io::retry_on_intr(|| rustix::io::write(&*self.0, &1u64.to_ne_bytes()));
     }
 
-    /// Sleep until it is raised, at most `timeout`, and lower it. It may return early.
+    /// Blocks until it is raised, at most `timeout`, and lowers it. May return early.
     pub fn wait(&self, timeout: Duration) {
         let timeout = Timespec::try_from(timeout).ok();
         let _ = poll(&mut [PollFd::new(self, PollFlags::IN)], timeout.as_ref());

@@ -1,4 +1,4 @@
-//! [`Socket`]: a connected stream that never waits.
+//! [`Socket`]: a non-blocking stream socket.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -14,27 +14,27 @@ use rustix::net::{
 
 use super::PIECES_MAX;
 
-/// What came of asking for bytes.
+/// Result of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Received {
-    /// So many, at least 1.
+    /// Number of received bytes, at least 1.
     Bytes(usize),
-    /// None now; ask again.
+    /// No bytes now; try again later.
     Empty,
-    /// The peer sent its last byte.
+    /// The peer has closed its sending direction, and all its bytes were received.
     Closed,
-    /// The connection is gone.
+    /// The connection has failed with this error.
     Failed(Errno),
 }
 
-/// What came of giving bytes.
+/// Result of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
-    /// So many were taken, perhaps fewer than given.
+    /// Number of bytes that the socket took, perhaps fewer than given.
     Bytes(usize),
-    /// None now: the peer or the network is behind.
+    /// No bytes taken: the send buffer is full, or the kernel is out of memory; try again later.
     Full,
-    /// The connection is gone.
+    /// The connection has failed with this error.
     Failed(Errno),
 }
 
@@ -56,30 +56,30 @@ impl Socket {
         Socket { fd }
     }
 
-    /// Connect to `address`; waits at most `timeout`. For the control path.
+    /// Connects to `address`; waits at most `timeout`. For the control path.
     ///
     /// # Errors
-    /// The system's; `TimedOut` when there was no answer in time.
+    /// That of connect(2); `TimedOut` when there was no answer in time.
     pub fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Socket> {
         let socket = Socket::begin_connect(address)?;
         socket.wait_writable(timeout)?;
         if socket.is_connected()? { Ok(socket) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
-    /// Begin to connect to `address`: bytes go once [`Socket::is_connected`].
+    /// Starts to connect to `address`; the socket can send once [`Socket::is_connected`].
     pub fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
         let fd = stream_socket(&address)?;
         match connect(&fd, &address) {
-            // A connect that a signal interrupts goes on in the background, as one that would wait.
+            // After a signal the connect continues in the background, as after EINPROGRESS.
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(Socket { fd }),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// What was begun has succeeded. A failure is told once.
+    /// True once the connect has succeeded. A failure is returned once.
     ///
     /// # Errors
-    /// The system's: no answer, or a refusal.
+    /// That of the connect: no answer, or refused.
     pub fn is_connected(&self) -> io::Result<bool> {
         if !is_writable(&self.fd, Duration::ZERO)? {
             return Ok(false);
@@ -88,12 +88,12 @@ impl Socket {
         Ok(true)
     }
 
-    /// Wait until there is room for bytes, or the connection has failed, at most `timeout`. True when so.
+    /// Waits at most `timeout` until the socket can send or the connection has failed. False on timeout.
     pub fn wait_writable(&self, timeout: Duration) -> io::Result<bool> {
         is_writable(&self.fd, timeout)
     }
 
-    /// Receive into `to`.
+    /// Receives at most as many bytes as `to` has; none gives `Empty`.
     #[inline]
     pub fn recv(&self, to: &mut [u8]) -> Received {
         if to.is_empty() {
@@ -102,7 +102,7 @@ impl Socket {
         received(retry_on_intr(|| recv(&self.fd, &mut *to, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes)))
     }
 
-    /// Receive into `to`, one piece after the other, of which at most the first 1024 are used.
+    /// Receives into the pieces of `to` in order; pieces after the first 1024 are not used.
     #[inline]
     pub fn recv_vectored(&self, to: &mut [IoSliceMut<'_>]) -> Received {
         let pieces = to.len().min(PIECES_MAX);
@@ -112,17 +112,18 @@ impl Socket {
         received(retry_on_intr(|| readv(&self.fd, &mut to[..pieces])))
     }
 
-    /// Send the bytes of `from`.
+    /// Sends the bytes of `from`, or the first of them.
     #[inline]
     pub fn send(&self, from: &[u8]) -> Sent {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         sent(retry_on_intr(|| rustix::net::send(&self.fd, from, flags)))
     }
 
-    /// Send the pieces of `from` in order, of which at most the first 1024 are used.
+    /// Sends the pieces of `from` in order, or the first bytes of them; pieces after the first 1024 are not
+    /// used.
     #[inline]
     pub fn send_vectored(&self, from: &[IoSlice<'_>]) -> Sent {
-        // Without a list of pieces the system copies less in.
+        // Without an io vector the kernel copies less from user space.
         if let [only] = from {
             return self.send(only);
         }
@@ -131,28 +132,28 @@ impl Socket {
         sent(retry_on_intr(|| sendmsg(&self.fd, from, &mut SendAncillaryBuffer::default(), flags)))
     }
 
-    /// Send small pieces at once instead of waiting for an acknowledgement (`TCP_NODELAY`).
+    /// Sends small segments at once instead of waiting for an acknowledgement (`TCP_NODELAY`).
     pub fn set_nodelay(&self, is_on: bool) -> io::Result<()> {
         Ok(sockopt::set_tcp_nodelay(&self.fd, is_on)?)
     }
 
-    /// Use this congestion control, as the system names it (`cubic`, `reno`, ...). One that paces packets
-    /// costs even on a fabric that never drops any.
+    /// Sets the congestion control by the kernel's name for it (`cubic`, `reno`, ...). Packet pacing costs
+    /// time even on a fabric that never drops packets.
     ///
     /// # Errors
-    /// The system's, as when it has none of that name.
+    /// That of setsockopt(2), for example when the kernel has none of that name.
     pub fn set_congestion(&self, name: &str) -> io::Result<()> {
         Ok(sockopt::set_tcp_congestion(&self.fd, name)?)
     }
 
-    /// Give up after sent bytes were not acknowledged for `ms` (`TCP_USER_TIMEOUT`); 0 is the system's
-    /// default.
+    /// Fails the connection when sent bytes were not acknowledged for `ms` milliseconds (`TCP_USER_TIMEOUT`);
+    /// 0 is the system's default.
     pub fn set_user_timeout(&self, ms: u32) -> io::Result<()> {
         Ok(sockopt::set_tcp_user_timeout(&self.fd, ms)?)
     }
 
-    /// Ask an idle peer after `idle`, then each `interval`, and give up after `count` unanswered; whole
-    /// seconds.
+    /// Probes an idle peer after `idle`, then every `interval`, and fails the connection after `count`
+    /// unanswered probes; whole seconds.
     pub fn set_keepalive(&self, idle: Duration, interval: Duration, count: u32) -> io::Result<()> {
         sockopt::set_socket_keepalive(&self.fd, true)?;
         sockopt::set_tcp_keepidle(&self.fd, idle)?;
@@ -160,8 +161,8 @@ impl Socket {
         Ok(sockopt::set_tcp_keepcnt(&self.fd, count)?)
     }
 
-    /// Ask for kernel buffers of so many bytes; the system doubles them and has its own upper bound. 0 leaves
-    /// one as it is.
+    /// Requests kernel buffers of `send` and `recv` bytes; the kernel doubles them and has its own upper
+    /// bound. 0 leaves a buffer as it is.
     pub fn set_buffers(&self, send: usize, recv: usize) -> io::Result<()> {
         if send > 0 {
             sockopt::set_socket_send_buffer_size(&self.fd, send)?;
@@ -172,13 +173,14 @@ impl Socket {
         Ok(())
     }
 
-    /// Close by a reset (`SO_LINGER` 0): the kernel drops what the peer has not acknowledged, instead of
-    /// sending it after the close. This holds for every close, also when the process is killed.
+    /// Closes by a reset (`SO_LINGER` 0): the kernel drops bytes that the peer has not acknowledged, instead
+    /// of sending them after the close. Applies to every close, also when the process is killed.
     pub fn set_reset_on_close(&self, is_on: bool) -> io::Result<()> {
         Ok(sockopt::set_socket_linger(&self.fd, is_on.then_some(Duration::ZERO))?)
     }
 
-    /// Say that no more is sent; the peer reads to the end. A connection that is gone already is no error.
+    /// Closes the sending direction; the peer still receives what was sent. No error if the connection has
+    /// ended.
     pub fn shutdown_write(&self) -> io::Result<()> {
         match shutdown(&self.fd, Shutdown::Write) {
             Ok(()) | Err(Errno::NOTCONN) => Ok(()),
@@ -186,7 +188,7 @@ impl Socket {
         }
     }
 
-    /// Our address.
+    /// Local address of the connection.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(SocketAddr::try_from(getsockname(&self.fd)?)?)
     }
@@ -242,7 +244,7 @@ mod tests {
         (socket, listener.accept().expect("accept").expect("one waits").socket)
     }
 
-    /// Waits in the kernel, not on a clock.
+    /// Blocks until the socket is ready, at most 10 s.
     fn wait(socket: &Socket, interest: Interest) {
         let mut readiness = Readiness::new().expect("epoll");
         let mut ready = Vec::with_capacity(1);

@@ -1,12 +1,13 @@
-//! [`Turns`]: what the turns of a core took, by what was done in them, for others to read.
+//! [`Turns`]: how long the turns of a core took, by the parts that had work, for other threads to read.
 //!
 //! ```text
-//!   reactor ── a turn with work has ended ─> Turns::ended ─┬─ all of it ─────────> busy
-//!                                                          └─ longer than NOTED ─> longest of its parts
+//!   reactor ── a turn with work has ended ─> Turns::ended ─┬─ all of it ────────────> busy
+//!                                                          └─ RECORDED_MIN or more ─> longest of its parts
 //! ```
-//! The reactor asks for the time at both ends of a turn anyway, so most turns cost an addition, and none a
-//! system call. What the kernel or a hypervisor gave to others meanwhile is in the turn: hosts
-//! wait that long, whatever the cause is.
+//!
+//! The reactor reads the clock at both ends of a turn anyway, so most turns cost an addition, and none a
+//! system call. The duration includes the time that the kernel or a hypervisor gave to others meanwhile:
+//! hosts wait that long, whatever the cause is.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -14,20 +15,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::Nanos;
 
-/// Shorter turns are not looked at: what has to be bounded is done elsewhere from about here on.
-const NOTED: Nanos = Nanos::from_us(50);
-/// A turn that hosts may notice: it is counted and told.
+/// Shorter turns are not recorded by their parts.
+const RECORDED_MIN: Nanos = Nanos::from_us(50);
+/// Turns from this duration on may be noticed by hosts: they are counted and reported.
 pub const LONG: Nanos = Nanos::from_ms(1);
-/// Parts that are told apart: the mail, descriptors, and the pollers; those beyond count as the last.
+/// Most parts: mail, descriptors, and pollers; pollers beyond that count as the last part.
 const PARTS_MAX: usize = 8;
-/// The part that is the mail.
+/// Part of the mailbox.
 pub(super) const MAIL: usize = 0;
-/// The part that is finding and telling what descriptors are ready.
+/// Part of polling descriptors and dispatching the ready ones.
 pub(super) const DESCRIPTORS: usize = 1;
-/// The part that is the first poller.
+/// Part of the first poller; the others follow.
 pub(super) const POLLERS: usize = 2;
 
-/// What was done in a turn.
+/// Set of the parts of a turn that had work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Parts(u8);
 
@@ -37,21 +38,21 @@ impl Parts {
     }
 }
 
-/// A turn that took long.
+/// A turn of [`LONG`] or longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LongTurn {
-    /// What was done in it.
+    /// Parts that had work.
     pub parts: Parts,
-    /// From its beginning to its end.
+    /// Duration of the turn.
     pub took: Nanos,
 }
 
-/// What a core's turns took since it began. Written by its reactor only.
+/// Durations of a core's turns since its start. Written by its reactor only.
 pub struct Turns {
     names: OnceLock<Vec<&'static str>>,
     busy: AtomicU64,
     long: AtomicU64,
-    /// By [`Parts`].
+    /// Longest turn in nanoseconds, by [`Parts`].
     longest: [AtomicU64; 1 << PARTS_MAX],
 }
 
@@ -65,16 +66,16 @@ impl Turns {
         }
     }
 
-    /// A turn with work was from `began` to `now`. Only the reactor calls this, so nothing is added to twice.
+    /// Records a turn with work, from `began` to `now`. Only the reactor calls it, so no update can be lost.
     #[inline]
     pub(super) fn ended(&self, parts: Parts, began: Nanos, now: Nanos) -> Option<LongTurn> {
         let took = now - began;
         let busy = self.busy.load(Ordering::Relaxed);
         self.busy.store(busy.wrapping_add(took.as_u64()), Ordering::Relaxed);
-        if took < NOTED { None } else { self.note(parts, took) }
+        if took < RECORDED_MIN { None } else { self.record_parts(parts, took) }
     }
 
-    fn note(&self, parts: Parts, took: Nanos) -> Option<LongTurn> {
+    fn record_parts(&self, parts: Parts, took: Nanos) -> Option<LongTurn> {
         let longest = &self.longest[usize::from(parts.0)];
         if took.as_u64() > longest.load(Ordering::Relaxed) {
             longest.store(took.as_u64(), Ordering::Relaxed);
@@ -86,24 +87,24 @@ impl Turns {
         Some(LongTurn { parts, took })
     }
 
-    /// The names of the pollers, in their order.
+    /// Sets the names of the parts, with those of the pollers in their order.
     pub(super) fn set_names(&self, pollers: impl Iterator<Item = &'static str>) {
         self.names.get_or_init(|| ["mail", "descriptors"].into_iter().chain(pollers).collect());
     }
 
-    /// Time in turns in which there was anything to do, what others had of it included.
+    /// Total time of turns with work, including what the kernel gave to others in them.
     #[must_use]
     pub fn busy(&self) -> Nanos {
         Nanos(self.busy.load(Ordering::Relaxed))
     }
 
-    /// How many turns took [`LONG`] or longer.
+    /// Number of turns of [`LONG`] or longer.
     #[must_use]
     pub fn long(&self) -> u64 {
         self.long.load(Ordering::Relaxed)
     }
 
-    /// The longest turn with each set of parts, where it took 50 us or longer; the longest first.
+    /// The longest turn with each set of parts, from 50 us on; the longest first.
     #[must_use]
     pub fn longest(&self) -> Vec<(Parts, Nanos)> {
         let noted = |(parts, took): (u8, &AtomicU64)| {
@@ -115,7 +116,7 @@ impl Turns {
         longest
     }
 
-    /// The names of the parts, in the order in which they are done.
+    /// Names of the parts, in the order in which they run.
     pub fn names(&self, parts: Parts) -> impl Iterator<Item = &'static str> {
         let names = self.names.get().map(Vec::as_slice).unwrap_or_default();
         names

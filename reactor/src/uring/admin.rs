@@ -1,7 +1,7 @@
-//! What a drive says it is: Identify through the kernel (`NVME_IOCTL_ADMIN_CMD`), which waits; for the
-//! control path.
+//! Identify through the kernel (`NVME_IOCTL_ADMIN_CMD`). Blocks until the drive answers: for the control
+//! path.
 //!
-//! UNSAFETY: ioctls with structures of the kernel's, and one address in one of them.
+//! UNSAFETY: ioctls with structures of the kernel, one of which contains an address.
 #![expect(unsafe_code, reason = "ioctls that libraries do not have")]
 
 use std::io;
@@ -37,14 +37,14 @@ const _: () = assert!(std::mem::offset_of!(AdminCommand, addr) == 24);
 const _: () = assert!(std::mem::offset_of!(AdminCommand, data_len) == 36);
 const _: () = assert!(std::mem::offset_of!(AdminCommand, dwords) == 40);
 
-/// Identify (Base 2.0 section 5.17), which controller and namespace data structures are the answers of.
+/// Opcode of Identify, and values of CNS (Base 2.0 section 5.17).
 const IDENTIFY: u8 = 0x06;
 const CNS_NAMESPACE: u32 = 0x00;
 const CNS_CONTROLLER: u32 = 0x01;
-/// Bytes of its answers.
+/// Bytes of an Identify data structure.
 pub const IDENTIFY_BYTES: usize = 4096;
 
-/// A namespace of a drive, as the drive says it is.
+/// A namespace of a drive, with its Identify Namespace data structure.
 #[derive(Clone)]
 pub struct Namespace {
     id: u32,
@@ -53,25 +53,25 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Ask the drive behind `device`.
+    /// Sends Identify Namespace to the drive of `device`.
     ///
     /// # Errors
-    /// [`PassError`]: what the drive said, or the system; `InvalidData` where its blocks are none that a
-    /// [`PassRing`](super::PassRing) moves: with metadata, or of an odd size.
+    /// [`PassError`] of the command; `InvalidData` where the format has metadata, or blocks of less than 512
+    /// bytes or more than 64 KiB, which a [`PassRing`](super::PassRing) cannot transfer.
     pub fn of(device: impl AsFd) -> Result<Namespace, PassError> {
         let device = device.as_fd();
         let id = namespace_id(device)?;
         let mut identify = Box::new([0; IDENTIFY_BYTES]);
-        ask(device, id, CNS_NAMESPACE, &mut identify)?;
+        send_identify(device, id, CNS_NAMESPACE, &mut identify)?;
         Namespace::parse(id, identify)
             .map_err(|what| PassError::System(io::Error::new(io::ErrorKind::InvalidData, what)))
     }
 
-    /// From the answer: FLBAS at 26, of each LBA format MS and LBADS at 128 (NVM Command Set 1.0 figure
-    /// "Identify Namespace Data Structure").
+    /// Parses FLBAS at byte 26, and MS and LBADS of the LBA formats from byte 128 on (NVM Command Set 1.0
+    /// figure "Identify Namespace Data Structure").
     pub(super) fn parse(id: u32, identify: Box<[u8; IDENTIFY_BYTES]>) -> Result<Namespace, String> {
         let flbas = identify[26];
-        // Bits 3:0, and above them bits 6:5.
+        // Index of the format: bits 3:0 of FLBAS are the lower ones, bits 6:5 the upper ones.
         let index = usize::from(flbas & 0xf) | usize::from(flbas & 0x60) >> 1;
         let at = 128 + 4 * index;
         let metadata = u16::from_le_bytes([identify[at], identify[at + 1]]);
@@ -85,7 +85,7 @@ impl Namespace {
         Ok(Namespace { id, block_bytes: 1 << shift, identify })
     }
 
-    /// NSID.
+    /// Namespace identifier (NSID).
     #[must_use]
     pub fn id(&self) -> u32 {
         self.id
@@ -97,7 +97,7 @@ impl Namespace {
         self.block_bytes
     }
 
-    /// All that it says: Identify Namespace.
+    /// The Identify Namespace data structure.
     #[must_use]
     pub fn identify(&self) -> &[u8; IDENTIFY_BYTES] {
         &self.identify
@@ -110,25 +110,25 @@ impl std::fmt::Debug for Namespace {
     }
 }
 
-/// What the controller behind `device` says it is: Identify Controller.
+/// The Identify Controller data structure of the controller of `device`.
 pub fn identify_controller(device: impl AsFd) -> Result<Box<[u8; IDENTIFY_BYTES]>, PassError> {
     let mut identify = Box::new([0; IDENTIFY_BYTES]);
-    ask(device.as_fd(), 0, CNS_CONTROLLER, &mut identify)?;
+    send_identify(device.as_fd(), 0, CNS_CONTROLLER, &mut identify)?;
     Ok(identify)
 }
 
-/// The namespace that the device file `device` is of.
+/// NSID of the namespace of the device file `device`.
 ///
 /// # Errors
-/// The system's, as `ENOTTY` where it is none.
+/// That of ioctl(2): `ENOTTY` where `device` is no NVMe namespace.
 pub fn namespace_id(device: impl AsFd) -> io::Result<u32> {
     // SAFETY: the request has no argument.
     let result = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), NAMESPACE_ID) };
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Give Identify to the admin queue behind `device`, and wait until its answer is in `data`.
-fn ask(
+/// Sends Identify to the admin queue of `device`, and waits until the answer is in `data`.
+fn send_identify(
     device: BorrowedFd<'_>,
     nsid: u32,
     cns: u32,
@@ -142,8 +142,9 @@ fn ask(
         dwords: [cns, 0, 0, 0, 0, 0],
         ..AdminCommand::default()
     };
-    // SAFETY: the kernel reads and writes a structure of the size that the request says, which is ours. The
-    // answer to Identify has 4096 bytes, and so has `data` at `addr`, borrowed until it returns.
+    // SAFETY: the kernel reads and writes a structure of the size in the request code, that of `admin`, which
+    // lives until the call returns. The answer to Identify has 4096 bytes, as has `data` at `addr`, which is
+    // borrowed until then.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), ADMIN_COMMAND, &raw mut admin) };
     match result {
         0 => Ok(()),
@@ -169,7 +170,7 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
     }
 
-    /// Identify Namespace with format `index` in use, of which MS and LBADS are these.
+    /// Identify Namespace with this FLBAS, whose format `index` has this MS and LBADS.
     fn identify(flbas: u8, index: usize, ms: u16, lbads: u8) -> Box<[u8; IDENTIFY_BYTES]> {
         let mut bytes = Box::new([0; IDENTIFY_BYTES]);
         bytes[26] = flbas;

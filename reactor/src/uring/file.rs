@@ -13,17 +13,17 @@ use super::Ring;
 use super::flight::{Data, Device, Flight, Step};
 use crate::mem::{Buf, Pool};
 
-/// Files that are registered; the kernel's table is made for so many.
+/// Size of the kernel's table of registered files.
 const FILES_REGISTERED_MAX: u16 = 64;
 
-/// A file of one ring.
+/// Index of a file in its ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileIndex(u16);
 
 /// The files of a ring.
 pub struct Files {
     files: Vec<File>,
-    /// The kernel knows some of them by number.
+    /// The kernel has a table of registered files.
     has_table: bool,
 }
 
@@ -32,7 +32,7 @@ struct File {
     is_registered: bool,
 }
 
-/// What is done to a file.
+/// Kind of an operation, with its parameters.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Read,
@@ -41,7 +41,7 @@ enum Kind {
     Fallocate { mode: i32, len: u64 },
 }
 
-/// An operation of a file, from `offset` on.
+/// An operation on a file, at `offset` in bytes.
 pub struct Operation {
     file: FileIndex,
     kind: Kind,
@@ -56,14 +56,14 @@ impl Ring<Files> {
     /// A ring for `entries` operations in flight.
     ///
     /// # Errors
-    /// The system's, as where io_uring is disabled; `InvalidInput` for 0 or more than
+    /// That of io_uring_setup(2), for example where io_uring is disabled; `InvalidInput` for 0 or more than
     /// [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries.
     pub fn new(entries: u32, pool: &Pool) -> io::Result<FileRing> {
         FileRing::open(entries, pool, false)
     }
 
-    /// A ring as [`FileRing::new`] makes it, that polls the device. It does not become readable: a caller
-    /// with operations in flight must not sleep.
+    /// As [`FileRing::new`], but the ring polls the device (IOPOLL). Its descriptor never becomes readable: a
+    /// caller with operations in flight must not sleep.
     ///
     /// # Errors
     /// As [`FileRing::new`].
@@ -78,10 +78,11 @@ impl Ring<Files> {
         Ok(made)
     }
 
-    /// Take `fd` for operations of this ring. It is closed when the ring is dropped.
+    /// Adds `fd` to the files of this ring, which closes it when it is dropped. The first 64 are registered
+    /// with the kernel.
     ///
     /// # Panics
-    /// At the 65536th file.
+    /// At the 65537th file.
     pub fn register_file(&mut self, fd: OwnedFd) -> FileIndex {
         let name = u16::try_from(self.device.files.len()).expect("at most 65535 files in a ring");
         let is_registered = self.device.has_table
@@ -91,28 +92,29 @@ impl Ring<Files> {
         FileIndex(name)
     }
 
-    /// Read as many bytes as `buf` has from `offset` on.
+    /// Fills `buf` with the bytes from `offset` of the file on.
     ///
     /// # Panics
     /// When `buf` is shared; and as [`FileRing`] says.
     pub fn read(&mut self, token: u64, file: FileIndex, offset: u64, buf: Buf) {
         let (operation, all) = (self.operation(file, Kind::Read, offset), 0..buf.len());
-        self.take(Flight::read(token, operation, buf, all));
+        self.start(Flight::read(token, operation, buf, all));
     }
 
-    /// Write the bytes of `buf` at `offset`; with `dsync` they are on the medium when it completes (FUA).
+    /// Writes the bytes of `buf` at `offset`; with `dsync` they are on stable storage when it completes
+    /// (FUA).
     pub fn write(&mut self, token: u64, file: FileIndex, offset: u64, buf: Buf, dsync: bool) {
         let (operation, all) = (self.operation(file, Kind::Write { dsync }, offset), 0..buf.len());
-        self.take(Flight::write(token, operation, buf, all));
+        self.start(Flight::write(token, operation, buf, all));
     }
 
-    /// Bring what was written to the medium; with `data_only` not what is only about the file (fdatasync).
+    /// Flushes the file's data to stable storage, and its metadata unless `data_only` (fdatasync).
     pub fn fsync(&mut self, token: u64, file: FileIndex, data_only: bool) {
         let operation = self.operation(file, Kind::Fsync { data_only }, 0);
-        self.take(Flight::bare(token, operation));
+        self.start(Flight::without_data(token, operation));
     }
 
-    /// Take, free or zero the space of `offset .. offset + len`, as `mode` of fallocate(2) says.
+    /// Allocates, frees or zeroes the space of `offset .. offset + len`, by `mode` of fallocate(2).
     pub fn fallocate(
         &mut self,
         token: u64,
@@ -123,7 +125,7 @@ impl Ring<Files> {
     ) {
         let mode = i32::from_ne_bytes(mode.bits().to_ne_bytes());
         let operation = self.operation(file, Kind::Fallocate { mode, len }, offset);
-        self.take(Flight::bare(token, operation));
+        self.start(Flight::without_data(token, operation));
     }
 
     fn operation(&self, file: FileIndex, kind: Kind, offset: u64) -> Operation {
@@ -166,8 +168,8 @@ impl Device for Files {
     fn on_result(flight: &mut Flight<Operation>, result: i32) -> Step<io::Error> {
         let Ok(bytes) = usize::try_from(result) else {
             let errno = Errno::from_raw_os_error(result.saturating_neg());
-            // Direct reads stop at the file's end, which may lie inside of a sector; the kernel refuses to go
-            // on from there.
+            // A direct read stops at the file's end, which may be inside of a sector; the kernel refuses to
+            // continue there.
             let is_ragged_end = errno == Errno::INVAL
                 && matches!(flight.operation.kind, Kind::Read)
                 && !flight.left.start.is_multiple_of(512);
@@ -185,7 +187,7 @@ impl Device for Files {
     }
 }
 
-/// A longer list of pieces than the kernel takes is a short transfer, and goes on from there.
+/// If the list is longer than the kernel takes, the transfer is short, and the ring queues the rest.
 fn read(fd: types::Fd, data: &Data, offset: u64) -> squeue::Entry {
     let (addr, count) = (data.addr, data.count);
     match data.fixed {

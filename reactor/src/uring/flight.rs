@@ -1,5 +1,5 @@
-//! [`Flight`]: one operation from the moment it is taken until it comes back; [`Device`]: what makes the
-//! entry for it, and knows what the kernel's answer means.
+//! [`Flight`]: one operation from its submission to its completion; [`Device`]: makes the queue entries for
+//! it, and interprets the kernel's results.
 //!
 //! ```text
 //!   taken ── entry ──> in the kernel ── on_result ──> Ended
@@ -14,29 +14,29 @@ use io_uring::{cqueue, squeue};
 
 use crate::mem::{Buf, PIECES_MAX, SEGMENTS_MAX};
 
-/// What the operations of a ring are of.
+/// Target of a ring's operations: files, or an NVMe namespace.
 pub trait Device {
-    /// An entry of its submission queue.
+    /// Type of the submission queue entries.
     type Submission: squeue::EntryMarker;
-    /// An entry of its completion queue.
+    /// Type of the completion queue entries.
     type Completion: cqueue::EntryMarker + Into<cqueue::Entry>;
-    /// What is done, and where.
+    /// Kind and position of an operation.
     type Operation;
-    /// Why it was not done.
+    /// Error of a failed operation.
     type Error: From<io::Error>;
 
-    /// The entry for what is left of an operation.
+    /// The entry for the rest of an operation.
     fn entry(&self, flight: &Flight<Self::Operation>, data: &Data, user_data: u64) -> Self::Submission;
 
-    /// The kernel's answer to the last entry, unless it is "not now".
+    /// Interprets the result of the last entry. EINTR and EAGAIN come here only when all retries are used up.
     fn on_result(flight: &mut Flight<Self::Operation>, result: i32) -> Step<Self::Error>;
 }
 
 /// What a result means for the operation.
 pub enum Step<E> {
-    /// Some of it is left to do.
+    /// A part is left and must be queued.
     Again,
-    /// It is over.
+    /// The operation has ended.
     Ended(Result<(), E>),
 }
 
@@ -45,28 +45,28 @@ pub struct Flight<O> {
     pub(super) token: u64,
     pub(super) operation: O,
     pub(super) buf: Option<Buf>,
-    /// The bytes of the buffer that are left to do.
+    /// Bytes of the buffer that are not transferred yet.
     pub(super) left: Range<usize>,
     is_read: bool,
     pub(super) retries: u8,
 }
 
-/// Where the data of an entry are.
+/// Memory that an entry refers to.
 pub struct Data {
-    /// Of bytes, or with `is_vectors` of io vectors.
+    /// Address of the bytes, or with `is_vectors` of the io vectors.
     pub(super) addr: *mut u8,
-    /// How many of them.
+    /// Number of bytes, or of io vectors.
     pub(super) count: u32,
     pub(super) is_vectors: bool,
-    /// It is all that is left, not only the beginning.
+    /// True when it covers all bytes that are left.
     pub(super) is_whole: bool,
-    /// The number under which the kernel knows the memory.
+    /// Index of the registered buffer in which the memory lies.
     pub(super) fixed: Option<u16>,
 }
 
 impl<O> Flight<O> {
-    /// Without data.
-    pub(super) fn bare(token: u64, operation: O) -> Flight<O> {
+    /// An operation without data.
+    pub(super) fn without_data(token: u64, operation: O) -> Flight<O> {
         Flight { token, operation, buf: None, left: 0..0, is_read: false, retries: 0 }
     }
 
@@ -84,8 +84,8 @@ impl<O> Flight<O> {
         Flight { token, operation, buf: Some(buf), left, is_read: false, retries: 0 }
     }
 
-    /// Where what is left of its data lies. `registered` tells the kernel's number of memory in a zone of a
-    /// pool. Io vectors, if there is a need of them, are written to `vectors`.
+    /// Memory of the bytes that are left. `registered` returns the index of the registered buffer for an
+    /// address and its zone in the pool. Io vectors, if needed, are written to `vectors`.
     pub(super) fn data(
         &mut self,
         vectors: &mut Vec<libc::iovec>,
@@ -96,7 +96,7 @@ impl<O> Flight<O> {
         let is_vectors = self.buf.as_ref().is_some_and(|buf| !buf.is_contiguous());
         match &mut self.buf {
             Some(buf) if is_vectors => {
-                is_whole = fill(vectors, buf, &self.left, self.is_read);
+                is_whole = fill_iovecs(vectors, buf, &self.left, self.is_read);
                 (addr, count) = (vectors.as_mut_ptr().cast(), vectors.len());
             }
             Some(buf) => {
@@ -110,10 +110,11 @@ impl<O> Flight<O> {
     }
 }
 
-/// The pieces of the bytes `part` of `buf`, as many as fit; true when all do.
-fn fill(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, part: &Range<usize>, is_read: bool) -> bool {
+/// Writes the segments of the bytes `part` of `buf` to `vectors`, as many as fit; true when all do.
+fn fill_iovecs(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, part: &Range<usize>, is_read: bool) -> bool {
     vectors.clear();
-    // The first time in this slot; its capacity is kept. A pool's buffers have few pieces.
+    // Allocates at the first use of this slot only, as the capacity is kept. A pool's buffers have at most
+    // PIECES_MAX segments.
     let pieces = buf.segments().take(PIECES_MAX + 1).count();
     vectors.reserve_exact(if pieces > PIECES_MAX { SEGMENTS_MAX } else { PIECES_MAX });
     let (mut skip, mut left) = (part.start, part.len());

@@ -1,9 +1,9 @@
-//! [`Ring`]: reads, writes and other operations that complete later (io_uring): of files and block devices
-//! ([`FileRing`]), and of an NVMe namespace whose commands the kernel passes on ([`PassRing`]).
+//! [`Ring`]: asynchronous reads, writes and other operations (io_uring) on files and block devices
+//! ([`FileRing`]), and on an NVMe namespace whose commands the kernel passes to the drive ([`PassRing`]).
 //!
 //! What it is: a ring that *owns* the buffer of every operation while it is in flight, so that no drop, abort
-//! or panic can free memory that a device writes to. Operations are queued, leave with one system call a
-//! turn, and come back with the caller's token and buffer.
+//! or panic can free memory that a device writes to. Operations are queued, submitted with one system call
+//! per turn, and completed with the caller's token and buffer.
 //!
 //! ```text
 //!   read | write | ... -> queued -> submit (once a turn) -> in flight -> poll -> Completion
@@ -11,11 +11,12 @@
 //!                           └──── short: the remainder; or "not now" ──────┘
 //! ```
 //!
-//! Files, and the pool's memory as it is used, are registered with the kernel where it allows that; where it
-//! does not (locked memory is limited without privilege) the ring works without.
+//! Files, and the pool's memory as it is used, are registered with the kernel if it allows that; if not
+//! (locked memory is limited without privilege), the ring works without.
 //!
-//! A ring that polls asks the device itself for what has ended, in every [`Ring::poll`], and no interrupt
-//! comes. One of files does reads and writes only then, of block devices that poll, past the page cache.
+//! A polled ring (IOPOLL) asks the device for completions in every [`Ring::poll`], and the device sends no
+//! interrupts. A polled ring for files does only reads and writes, with O_DIRECT, on block devices with poll
+//! queues.
 //!
 //! What it does not do: it orders nothing. A flush covers the writes that have *completed* before it was
 //! queued.
@@ -49,17 +50,17 @@ pub use pass::{PassCommand, PassDone, PassError, PassRing};
 
 /// Largest number of operations in flight.
 pub const RING_ENTRIES_MAX: u32 = 4096;
-/// How often the kernel may say "not now" to one operation before that is its result.
+/// Most retries of an operation after EINTR or EAGAIN; then that is its result.
 const RETRIES_MAX: u8 = 16;
 
-/// An operation that has ended.
+/// A completed operation.
 #[derive(Debug)]
 pub struct Completion<E = io::Error> {
-    /// The caller's own name for it.
+    /// Token that the caller gave to the operation.
     pub token: u64,
-    /// All of it was done, or why not. A read past the end of a file is [`io::ErrorKind::UnexpectedEof`].
+    /// `Ok` when all of it was done. A read past the end of a file is [`io::ErrorKind::UnexpectedEof`].
     pub result: Result<(), E>,
-    /// The buffer of an operation with data.
+    /// The buffer; `None` for an operation without data.
     pub buf: Option<Buf>,
 }
 
@@ -67,23 +68,24 @@ pub struct Completion<E = io::Error> {
 pub struct Ring<D: Device> {
     ring: IoUring<D::Submission, D::Completion>,
     flights: Slab<Flight<D::Operation>>,
-    /// Io vectors of the slots, by index; made when a slot first needs them, then kept.
+    /// Io vectors by index of the slot; allocated when a slot first needs them, then kept.
     vectors: Box<[Vec<libc::iovec>]>,
     device: D,
     pieces: Pieces,
-    /// Keeps the registered memory mapped: an address in `pieces` is this pool's as long as the ring lives.
+    /// Keeps the registered memory mapped, so that no other memory gets an address in `pieces` while the ring
+    /// lives.
     _pool: Option<Pool>,
     is_queued: bool,
     is_draining: bool,
-    /// Completions come only when they are asked for.
+    /// The device is polled for completions (IOPOLL).
     is_polled: bool,
 }
 
 impl<D: Device> Ring<D> {
-    /// The memory of `pool` is registered piece by piece, each when a buffer in it is first used, if the
-    /// kernel allows that: until then it takes none.
+    /// Memory of `pool` is registered by pieces, each when a buffer in it is first used, if the kernel allows
+    /// it.
     fn make(entries: u32, pool: &Pool, is_polled: bool, device: D) -> io::Result<Ring<D>> {
-        let ring = set_up(entries, is_polled)?;
+        let ring = build_ring(entries, is_polled)?;
         let (pieces, pool) = register_pool(&ring.submitter(), pool);
         let entries = entries as usize;
         Ok(Ring {
@@ -99,21 +101,21 @@ impl<D: Device> Ring<D> {
         })
     }
 
-    /// Operations that were taken and have not come back.
+    /// Number of operations that have not completed.
     #[inline]
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
-    fn take(&mut self, flight: Flight<D::Operation>) {
+    fn start(&mut self, flight: Flight<D::Operation>) {
         let Ok(slot) = self.flights.insert(flight) else {
             panic!("more operations than the ring has entries")
         };
         self.queue(slot);
     }
 
-    /// Queue what is left of the operation in `slot`.
+    /// Queues the rest of the operation in `slot`.
     fn queue(&mut self, slot: Slot) {
         let Some(flight) = self.flights.get_mut(slot) else { return };
         let submitter = self.ring.submitter();
@@ -121,17 +123,17 @@ impl<D: Device> Ring<D> {
             registered(&submitter, &mut self.pieces, addr, zone)
         });
         let entry = self.device.entry(flight, &data, u64::from(slot.to_wire()));
-        // SAFETY: the entry's memory is the flight's buffer and the slot's vectors; both are kept, unmoved,
-        // until the completion is seen (`remove` in `on_result`), or for ever (`drop`). No more is moved than
-        // `data` has: of files the kernel is told its length; a command to a drive was made for just its
-        // bytes.
+        // SAFETY: the entry refers to the flight's buffer and the slot's vectors. Both stay, unmoved, until
+        // the completion is seen (`remove` in `on_result`), or for ever (`drop`). The kernel transfers no
+        // more than `data` has: the entry of a file operation has its length, and a command to a drive was
+        // made for just these bytes.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "the queue holds an entry for each operation in flight");
         self.is_queued = true;
     }
 
-    /// Send what is queued to the kernel: at most one call, none when nothing is queued. What the kernel does
-    /// not take now (it is out of memory for the moment) stays queued for the next turn.
+    /// Submits queued operations: at most one system call, none when nothing is queued. Operations that the
+    /// kernel does not accept now (it is out of memory) stay queued for the next turn.
     ///
     /// # Errors
     /// The system's, when the ring is broken.
@@ -140,8 +142,8 @@ impl<D: Device> Ring<D> {
         if self.is_queued { self.enter(0) } else { Ok(()) }
     }
 
-    /// Send what is queued and wait until an operation comes back; returns at once when none is in flight.
-    /// For the control path and tests.
+    /// Submits queued operations and waits for a completion; returns at once when none is in flight. For the
+    /// control path and tests.
     ///
     /// # Errors
     /// The system's, when the ring is broken.
@@ -155,8 +157,7 @@ impl<D: Device> Ring<D> {
         result
     }
 
-    /// Give each operation that has come back to `each`, at most as many as can be in flight; returns how
-    /// many.
+    /// Passes each completed operation to `each`, at most as many as can be in flight; returns their number.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion<D::Error>)) -> usize {
         if self.flights.is_empty() {
@@ -176,12 +177,12 @@ impl<D: Device> Ring<D> {
         count
     }
 
-    /// The kernel completes operations on this thread when it enters it; a thread that only polls has to be
-    /// told. A ring that polls asks the device there, whatever the kernel says.
+    /// The kernel does completion work on this thread when the thread enters it; a thread that only polls
+    /// enters when the kernel asks (`taskrun`). A polled ring enters always, to poll the device.
     #[inline]
     fn run_kernel_work(&mut self) {
         if self.ring.completion().is_empty() && (self.is_polled || self.ring.submission().taskrun()) {
-            // Refused now is asked again by the next poll.
+            // An error is ignored: the next poll tries again.
             let _ = self.enter(0);
         }
     }
@@ -189,8 +190,8 @@ impl<D: Device> Ring<D> {
     fn on_result(&mut self, user_data: u64, result: i32) -> Option<Completion<D::Error>> {
         let slot = Slot::from_wire(u32::try_from(user_data).unwrap_or(0));
         let flight = self.flights.get_mut(slot)?;
-        let is_for_now = [-libc::EINTR, -libc::EAGAIN].contains(&result);
-        let step = if is_for_now && flight.retries < RETRIES_MAX {
+        let is_transient = [-libc::EINTR, -libc::EAGAIN].contains(&result);
+        let step = if is_transient && flight.retries < RETRIES_MAX {
             flight.retries += 1;
             Step::Again
         } else {
@@ -210,8 +211,8 @@ impl<D: Device> Ring<D> {
 }
 
 impl<D: Device> AsFd for Ring<D> {
-    /// Readable (for [`Readiness`](crate::net::Readiness)) when [`Ring::poll`] has something to give, unless
-    /// the ring polls.
+    /// Readable (for [`Readiness`](crate::net::Readiness)) when [`Ring::poll`] has a completion; never for a
+    /// polled ring.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring owns its descriptor and outlives the borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -224,15 +225,16 @@ impl<D: Device> Drop for Ring<D> {
         self.is_draining = true;
         while !self.flights.is_empty() {
             if self.wait().is_err() {
-                // The kernel does not talk to us any more. What it may still write to must never be used
-                // again.
+                // The ring is broken. Memory that the kernel may still write to is leaked, so that it is
+                // never reused.
                 std::mem::forget(std::mem::replace(&mut self.flights, Slab::with_capacity(0)));
                 std::mem::forget(std::mem::take(&mut self.vectors));
                 return;
             }
             self.poll(drop);
         }
-        // Closing a ring lets go of its files some time later; a lock on one would outlive this value.
+        // The kernel releases the files of a closed ring some time later; a lock on one would outlive this
+        // value.
         let _ = self.ring.submitter().unregister_files();
     }
 }
@@ -244,7 +246,7 @@ impl<D: Device> std::fmt::Debug for Ring<D> {
     }
 }
 
-/// Send what is queued, and wait for so many completions.
+/// Submits queued operations, and waits for `want` completions.
 fn enter(ring: &Submitter<'_>, want: usize) -> io::Result<()> {
     loop {
         let result = ring.submit_and_wait(want);
@@ -257,8 +259,8 @@ fn enter(ring: &Submitter<'_>, want: usize) -> io::Result<()> {
     }
 }
 
-/// A table for the memory of `pool`, none of it registered yet; and the pool, which the ring keeps. Where the
-/// kernel has no such table: none.
+/// A table for the memory of `pool`, with nothing registered yet, and the pool, which the ring keeps. Empty
+/// where the kernel has no such table.
 fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
     let zones = pool.zone_ranges().map(|(addr, bytes, buffer)| (addr.as_ptr() as usize, bytes, buffer));
     let pieces = Pieces::new(zones);
@@ -269,18 +271,18 @@ fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
     }
 }
 
-/// The number under which the kernel knows the memory at `addr`, which is in the pool's `zone`; it learns it
-/// now if need be.
+/// Index of the registered buffer with the memory at `addr`, which is in the pool's `zone`; registers it at
+/// its first use. `None` when the memory is not registered.
 #[inline]
 fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) -> Option<u16> {
-    match pieces.place(addr, zone) {
+    match pieces.location_of(addr, zone) {
         BufferLocation::Registered(index) => Some(index),
         BufferLocation::Unknown => None,
         BufferLocation::Fresh(piece) => {
             let memory = libc::iovec { iov_base: piece.start as *mut libc::c_void, iov_len: piece.bytes };
-            // SAFETY: the range is of a zone of the pool, mapped, and stays so for the life of the ring,
-            // which holds the pool. The kernel writes to it only for operations of this ring, which hold
-            // their buffers.
+            // SAFETY: the range is part of a zone of the pool, and stays mapped for the life of the ring,
+            // which holds the pool. The kernel writes to it only for operations of this ring, which own their
+            // buffers.
             let result = unsafe { ring.register_buffers_update(u32::from(piece.index), &[memory], None) };
             if result.is_err() {
                 pieces.on_refused();
@@ -292,11 +294,11 @@ fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) 
     }
 }
 
-/// Let the kernel's worker threads, which do what cannot be done at once (a write that allocates blocks, a
-/// hole that is punched), run where no thread polls, or at least on the other CPUs. They inherit the pinning
-/// of the thread that submits, and there they would get only what a polling thread leaves them: nothing, but
-/// for the scheduler's time slices. Best effort: a refusal costs speed.
-fn free_workers(ring: &Submitter<'_>) {
+/// Lets the kernel's worker threads, which do blocking work (a write that allocates blocks, a hole punch),
+/// run where no thread polls, or at least on the other CPUs. They inherit the affinity of the submitting
+/// thread, and beside a polling thread they get only the scheduler's time slices. An error is ignored: it
+/// costs only speed.
+fn set_worker_affinity(ring: &Submitter<'_>) {
     let own = rustix::thread::sched_getcpu();
     let (mut cpus, bits) = (cores_without_pollers(), usize::try_from(libc::CPU_SETSIZE).unwrap_or(1024));
     if cpus.is_empty() {
@@ -306,8 +308,8 @@ fn free_workers(ring: &Submitter<'_>) {
     if cpus.is_empty() {
         return;
     }
-    // SAFETY: a CPU set is an array of bits, for which all zeroes is a value; the bits set are below its
-    // size.
+    // SAFETY: a CPU set is an array of bits, for which all zeroes is a value; the bits that are set are below
+    // its size.
     let others = unsafe {
         let mut others: libc::cpu_set_t = std::mem::zeroed();
         cpus.into_iter().for_each(|cpu| libc::CPU_SET(cpu, &mut others));
@@ -316,11 +318,11 @@ fn free_workers(ring: &Submitter<'_>) {
     let _ = ring.register_iowq_aff(&others);
 }
 
-/// A ring with the best manners that this kernel knows: it does not interrupt a polling thread to complete
-/// something (5.19), and knows that only one thread submits (6.0).
+/// A ring with the set-up flags that this kernel supports: no interrupt of a polling thread for completion
+/// work (5.19), one submitting thread (6.0).
 ///
-/// With `is_polled` it asks the device for completions, and none comes by itself.
-fn set_up<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+/// With `is_polled`, the device is polled for completions (IOPOLL).
+fn build_ring<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
     entries: u32,
     is_polled: bool,
 ) -> io::Result<IoUring<S, C>> {
@@ -342,6 +344,6 @@ fn set_up<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
         better.setup_coop_taskrun().setup_taskrun_flag();
         better.build(entries).or_else(|_| builder().build(entries))
     })?;
-    free_workers(&ring.submitter());
+    set_worker_affinity(&ring.submitter());
     Ok(ring)
 }

@@ -1,16 +1,14 @@
-//! [`PassRing`]: commands of one NVMe namespace that the kernel passes to the drive as they are (io_uring's
+//! [`PassRing`]: commands to one NVMe namespace, which the kernel passes to the drive unchanged (io_uring
 //! passthrough of `/dev/ng0n1`).
 //!
-//! The kernel does not look at what a command asks for: a drive that is told of more blocks than there is
-//! memory would write anywhere. So the ring itself makes the commands that move data, from the piece of the
-//! buffer that they are for, with the block size that [`Namespace`] asked of the drive; all others are
-//! commands without data.
+//! The kernel does not check the number of blocks in a command: a drive that is given more blocks than the
+//! memory has would write beyond it. The ring therefore makes all commands with data itself, from the piece
+//! of the buffer and the block size that Identify returned ([`Namespace`]). All other commands have no data.
 //!
-//! With `is_polled` every [`PassRing::poll`] asks the drive for completions, where it has queues that can be
-//! asked.
+//! With `is_polled`, every [`PassRing::poll`] asks the drive for completions, if it has poll queues.
 //!
-//! What it does not do: it knows no status and does not try again what the drive refused. A format of the
-//! namespace while it is served changes the size of its blocks behind the ring's back.
+//! What it does not do: it interprets no status and retries nothing that the drive refused. It does not
+//! notice when the namespace is formatted with another block size while it is served.
 //!
 //! Limits: as [`Ring`](super::Ring); one namespace a ring, without metadata.
 
@@ -30,60 +28,61 @@ use crate::mem::{Buf, Pool};
 const COMMAND: u32 = 0xc048_4e80;
 const COMMAND_VECTORS: u32 = 0xc048_4e81;
 
-/// Bytes of an entry that are the command's.
+/// Bytes of a 128-byte entry that hold the command.
 const COMMAND_BYTES: usize = 80;
 
 /// Opcodes and bits of the NVM command set (NVM Command Set 1.0 sections 3.2.4 and 3.2.6).
 const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
-/// Bits 1:0 of an opcode: the way of its data; 00 is none (Base 2.0 section 3.1.2).
+/// Bits 1:0 of an opcode: direction of the data; 00b is no data (Base 2.0 section 3.1.2).
 const DATA_DIRECTION: u8 = 0b11;
 /// Most blocks of one command: NLB has 16 bits and is zero-based.
 const BLOCKS_MAX: usize = 1 << 16;
 
-/// What a command says besides its namespace and its data.
+/// A command without its namespace and data pointer, which the ring adds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PassCommand {
-    /// The opcode.
+    /// Opcode of the NVM command set.
     pub opcode: u8,
     /// Command dwords 10 to 15.
     pub dwords: [u32; 6],
 }
 
-/// Why a command was not done.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {
-    /// The device said so: the 15 bits of its status field.
+    /// Status of the drive: the 15 bits of the status field, without the phase tag.
     #[error("the device's status is {0:#x}")]
     Status(u16),
-    /// The kernel did not pass it on, or lost the device.
+    /// The kernel did not pass the command to the drive, or lost the drive.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// A command that has ended.
+/// A completed command: token, status and buffer.
 pub type PassDone = Completion<PassError>;
 
-/// The namespace of a ring.
-pub struct Passed {
+/// Namespace of a ring, with its device file.
+pub struct PassNamespace {
     device: OwnedFd,
     is_registered: bool,
     nsid: u32,
     block_bytes: usize,
 }
 
-/// A ring for the commands of one device. Each panics when as many are in flight as the ring has entries: a
-/// bug of the caller.
-pub type PassRing = Ring<Passed>;
+/// A ring for commands to one namespace. Each command panics when as many are in flight as the ring has
+/// entries: a bug of the caller.
+pub type PassRing = Ring<PassNamespace>;
 
-impl Ring<Passed> {
-    /// A ring for `entries` commands in flight of `namespace`, which `device` is of. The memory of `pool` is
-    /// registered as it is used, if the kernel allows that.
+impl Ring<PassNamespace> {
+    /// A ring for `entries` commands in flight to `namespace`, whose device file is `device`. Memory of
+    /// `pool` is registered as it is used, if the kernel allows it.
     ///
-    /// # Errors The system's, as where io_uring is disabled or older than Linux 5.19; `InvalidInput` for 0 or
-    /// more than [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries, and for a device of another
-    /// namespace.
+    /// # Errors
+    /// That of io_uring_setup(2), for example where io_uring is disabled or older than Linux 5.19;
+    /// `InvalidInput` for 0 or more than [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries, and for a
+    /// device of another namespace.
     pub fn new(
         entries: u32,
         pool: &Pool,
@@ -105,7 +104,7 @@ impl Ring<Passed> {
         is_polled: bool,
     ) -> io::Result<PassRing> {
         let block_bytes = namespace.block_bytes() as usize;
-        let device = Passed { device, is_registered: false, nsid: namespace.id(), block_bytes };
+        let device = PassNamespace { device, is_registered: false, nsid: namespace.id(), block_bytes };
         let mut made = Ring::make(entries, pool, is_polled, device)?;
         let number = made.device.device.as_raw_fd();
         made.device.is_registered = made.ring.submitter().register_files(&[number]).is_ok();
@@ -118,7 +117,7 @@ impl Ring<Passed> {
     /// When bits 1:0 of the opcode say that it moves data; and as [`PassRing`] says.
     pub fn command(&mut self, token: u64, command: PassCommand) {
         assert_eq!(command.opcode & DATA_DIRECTION, 0, "a command that moves data");
-        self.take(Flight::bare(token, command));
+        self.start(Flight::without_data(token, command));
     }
 
     /// Read the blocks from `lba` on into `piece` of `buf`.
@@ -127,7 +126,7 @@ impl Ring<Passed> {
     /// When `buf` is shared, or `piece` is not whole blocks of it, 1 to 65536; and as [`PassRing`] says.
     pub fn read(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>) {
         let command = self.transfer(READ, lba, 0, &buf, &piece);
-        self.take(Flight::read(token, command, buf, piece));
+        self.start(Flight::read(token, command, buf, piece));
     }
 
     /// Write `piece` of `buf` to the blocks from `lba` on; with `fua` they are on the medium when it
@@ -137,10 +136,10 @@ impl Ring<Passed> {
     /// When `piece` is not whole blocks of `buf`, 1 to 65536; and as [`PassRing`] says.
     pub fn write(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>, fua: bool) {
         let command = self.transfer(WRITE, lba, if fua { FORCE_UNIT_ACCESS } else { 0 }, &buf, &piece);
-        self.take(Flight::write(token, command, buf, piece));
+        self.start(Flight::write(token, command, buf, piece));
     }
 
-    /// The command whose data are just this piece.
+    /// The command for the blocks of `piece`.
     fn transfer(&self, opcode: u8, lba: u64, bits: u32, buf: &Buf, piece: &Range<usize>) -> PassCommand {
         assert!(piece.start <= piece.end && piece.end <= buf.len(), "a piece of the buffer");
         assert!(piece.len().is_multiple_of(self.device.block_bytes), "whole blocks");
@@ -153,7 +152,7 @@ impl Ring<Passed> {
     }
 }
 
-impl Device for Passed {
+impl Device for PassNamespace {
     type Submission = squeue::Entry128;
     type Completion = cqueue::Entry32;
     type Operation = PassCommand;
@@ -206,10 +205,10 @@ mod tests {
     use crate::alloc_count::allocations_here;
     use crate::mem::{Pages, ZoneSpec};
 
-    /// What is free of that pool.
+    /// Free bytes of that pool.
     const FREE: u64 = 8 * 4096;
 
-    /// A pool of which 8192 bytes come in two pieces, and the buffer that they would otherwise come in.
+    /// A pool in which a buffer of 8192 bytes consists of two pieces, and its only larger buffer, taken.
     fn pool() -> (Pool, Buf) {
         let zones = [ZoneSpec { buffer_bytes: 4096, count: 8 }, ZoneSpec { buffer_bytes: 8192, count: 1 }];
         let pool = Pool::new(&zones, Pages::Base).expect("pool");
@@ -217,7 +216,7 @@ mod tests {
         (pool, large)
     }
 
-    /// A ring for what is at `path`. `/dev/null` takes every command, and does nothing.
+    /// A ring for the device at `path`. `/dev/null` accepts every command and does nothing.
     fn ring(path: &str, pool: &Pool, is_polled: bool) -> PassRing {
         let device = File::options().read(true).write(true).open(path).expect("opens");
         let namespace = Namespace::parse(1, Box::new([0; 4096])).expect_err("no blocks");
@@ -282,7 +281,7 @@ mod tests {
         let mut ring = ring("/dev/null", &pool, false);
         ring.command(1, FLUSH);
         ring.read(2, 8, pool.take(4096).expect("buffer"), 0..4096);
-        // Two pieces of the pool, of which a part is moved.
+        // Two pieces of the pool, a part of which is written.
         ring.write(3, 8, pool.take(8192).expect("buffer"), 512..8192, true);
         ring.write(4, 8, Buf::zeroes(4096), 0..512, false);
         let done = finish(&mut ring);

@@ -1,29 +1,28 @@
-//! [`Pieces`]: which of the pool's memory the kernel knows.
+//! [`Pieces`]: the parts of a pool's memory that are registered with the kernel.
 //!
-//! Registering memory pins it, so all of it at once would make an unused target resident. So zones are cut
-//! into pieces, and each is registered when a buffer in it is first used; the pool gives the same few buffers
-//! again and again, so that a busy ring soon knows all that it needs. Where the kernel refuses a piece
-//! (locked memory is limited without privilege) it is not asked again, and the rest is used unregistered.
+//! Registered memory is pinned, so registering all of it would make an unused target resident. Zones are
+//! therefore cut into pieces, and each is registered when a buffer in it is first used. The pool reuses the
+//! same few buffers, so a busy ring soon has all that it needs. Once the kernel refuses a piece (locked
+//! memory is limited without privilege), no more are registered, and the rest is used unregistered.
 
 use arrayvec::ArrayVec;
 
-/// Bytes of a piece, unless one buffer is larger: pinned in about 0.1 ms, which a polling core can spare now
-/// and then.
+/// Bytes of a piece, unless one buffer is larger. Pinning one takes a polling core about 0.1 ms.
 const PIECE_BYTES: usize = 1 << 20;
-/// Most registered buffers of a ring that the kernel takes (IORING_MAX_REG_BUFFERS).
+/// Most registered buffers of a ring (IORING_MAX_REG_BUFFERS).
 const PIECES_MAX: usize = 1 << 14;
 
-/// A zone of the pool: whole buffers from `start` on.
+/// A zone of the pool: whole buffers from address `start` on.
 #[derive(Debug, Clone, Copy)]
 struct Zone {
     start: usize,
     bytes: usize,
     piece_bytes: usize,
-    /// Number of its first piece.
+    /// Index of its first piece.
     first: usize,
 }
 
-/// What is to be registered as number `index`.
+/// Memory that is registered, or can be, at `index` of the kernel's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) index: u16,
@@ -31,18 +30,18 @@ pub(super) struct Piece {
     pub(super) bytes: usize,
 }
 
-/// Where a buffer lies.
+/// Registration of the memory in which a buffer lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BufferLocation {
-    /// In memory that the kernel does not know, and shall not.
+    /// Memory that is not registered and will not be.
     Unknown,
-    /// In a piece that is not registered yet.
+    /// A piece that is not registered yet.
     Fresh(Piece),
-    /// In the piece with this number.
+    /// The registered piece with this index.
     Registered(u16),
 }
 
-/// The table of one ring.
+/// The pieces of one ring's pool.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
     zones: ArrayVec<Zone, 16>,
@@ -51,7 +50,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// For zones given as start, bytes of the zone, bytes of a buffer; by number.
+    /// For zones given as (start address, bytes, bytes of a buffer), in the order of their numbers.
     pub(super) fn new(zones: impl Iterator<Item = (usize, usize, usize)>) -> Pieces {
         let mut first = 0;
         let zones = zones.map(|(start, bytes, buffer_bytes)| {
@@ -65,16 +64,16 @@ impl Pieces {
         Pieces { zones, is_registered: vec![false; first.min(PIECES_MAX)].into(), is_refused: false }
     }
 
-    /// How many the kernel's table has to hold.
+    /// Number of entries that the kernel's table needs.
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.is_registered.len()).unwrap_or(0)
     }
 
-    /// Where the buffer at `addr` lies, of which its pool says that it is in `zone`.
+    /// Registration of the buffer at `addr`, which is in `zone` of its pool.
     #[inline]
-    pub(super) fn place(&self, addr: usize, zone: u8) -> BufferLocation {
+    pub(super) fn location_of(&self, addr: usize, zone: u8) -> BufferLocation {
         let Some(zone) = self.zones.get(usize::from(zone)) else { return BufferLocation::Unknown };
-        // Of another pool's zone, perhaps.
+        // The zone may be one of another pool.
         let Some(at) = addr.checked_sub(zone.start).filter(|at| *at < zone.bytes) else {
             return BufferLocation::Unknown;
         };
@@ -94,19 +93,18 @@ impl Pieces {
         BufferLocation::Fresh(Piece { index, start: zone.start + begin, bytes })
     }
 
-    /// The kernel has taken this piece.
     pub(super) fn on_registered(&mut self, piece: Piece) {
         if let Some(is_registered) = self.is_registered.get_mut(usize::from(piece.index)) {
             *is_registered = true;
         }
     }
 
-    /// The kernel has refused a piece.
+    /// No more pieces are registered from now on.
     pub(super) fn on_refused(&mut self) {
         self.is_refused = true;
     }
 
-    /// How many are registered.
+    /// Number of registered pieces.
     #[cfg(test)]
     pub(super) fn registered(&self) -> usize {
         self.is_registered.iter().filter(|is_registered| **is_registered).count()
@@ -135,20 +133,20 @@ mod tests {
         let mut covered = 0;
         for (number, (start, bytes, buffer)) in (0u8..).zip(&zones) {
             for addr in (*start..start + bytes).step_by(*buffer) {
-                match pieces.place(addr, number) {
+                match pieces.location_of(addr, number) {
                     BufferLocation::Fresh(piece) => {
                         assert_eq!(piece.start, addr, "the first buffer in it");
                         assert!(piece.start + piece.bytes <= start + bytes);
                         covered += piece.bytes;
                         pieces.on_registered(piece);
                         assert_eq!(
-                            pieces.place(addr + buffer - 1, number),
+                            pieces.location_of(addr + buffer - 1, number),
                             BufferLocation::Registered(piece.index)
                         );
                     }
                     BufferLocation::Registered(index) => {
                         assert_eq!(
-                            pieces.place(addr + buffer - 1, number),
+                            pieces.location_of(addr + buffer - 1, number),
                             BufferLocation::Registered(index)
                         );
                     }
@@ -164,21 +162,23 @@ mod tests {
     fn other_memory_and_what_comes_after_a_refusal_is_unknown() {
         let mut pieces = Pieces::new([(16 * MIB, 4 * MIB, 4096)].into_iter());
         for (addr, zone) in [(16 * MIB - 1, 0), (20 * MIB, 0), (16 * MIB, 1), (0, 0)] {
-            assert_eq!(pieces.place(addr, zone), BufferLocation::Unknown, "{addr:#x}");
+            assert_eq!(pieces.location_of(addr, zone), BufferLocation::Unknown, "{addr:#x}");
         }
-        let BufferLocation::Fresh(first) = pieces.place(17 * MIB + 4096, 0) else { panic!("of the zone") };
+        let BufferLocation::Fresh(first) = pieces.location_of(17 * MIB + 4096, 0) else {
+            panic!("of the zone")
+        };
         assert_eq!(first, Piece { index: 1, start: 17 * MIB, bytes: MIB });
         pieces.on_registered(first);
         pieces.on_refused();
-        assert_eq!(pieces.place(17 * MIB, 0), BufferLocation::Registered(1));
-        assert_eq!(pieces.place(16 * MIB, 0), BufferLocation::Unknown);
+        assert_eq!(pieces.location_of(17 * MIB, 0), BufferLocation::Registered(1));
+        assert_eq!(pieces.location_of(16 * MIB, 0), BufferLocation::Unknown);
     }
 
     #[test]
     fn a_pool_with_more_pieces_than_the_kernel_takes_is_registered_in_part() {
         let pieces = Pieces::new((0..16).map(|zone| (zone << 30, 1 << 30, 768 << 10)));
         assert_eq!(pieces.len() as usize, PIECES_MAX);
-        assert!(matches!(pieces.place(0, 0), BufferLocation::Fresh(_)));
-        assert_eq!(pieces.place((16 << 30) - 1, 15), BufferLocation::Unknown);
+        assert!(matches!(pieces.location_of(0, 0), BufferLocation::Fresh(_)));
+        assert_eq!(pieces.location_of((16 << 30) - 1, 15), BufferLocation::Unknown);
     }
 }

@@ -1,5 +1,5 @@
-//! The Changed Attached Namespace List (log page 04h): which namespaces came, went or changed since the host
-//! read it.
+//! The Changed Attached Namespace List (log page 04h): namespaces that were added, removed or changed since
+//! the host read it.
 
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::zerocopy::little_endian::U32;
@@ -10,10 +10,10 @@ use crate::snapshot::{NSID_MAX, Namespace, Subsystem};
 const WORD_BITS: u32 = u64::BITS;
 const WORDS: usize = (NSID_MAX / WORD_BITS) as usize;
 
-// Every NSID has its bit, and the list has room for all of them (1,024 entries), so it never overflows.
+// Every NSID has a bit, and the list has 1,024 entries, so it never overflows.
 const _: () = assert!(NSID_MAX.is_multiple_of(WORD_BITS) && NSID_MAX <= 1024);
 
-/// A bit for each NSID.
+/// Bit `nsid - 1` is set for a changed namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChangedNamespaces {
     words: [u64; WORDS],
@@ -26,7 +26,7 @@ impl Default for ChangedNamespaces {
 }
 
 impl ChangedNamespaces {
-    /// Note what differs. True when anything does.
+    /// Adds the namespaces that differ. True when there are any.
     pub(super) fn compare(&mut self, old: Option<&Subsystem>, new: &Subsystem) -> bool {
         let mut is_changed = false;
         for nsid in 1..=NSID_MAX {
@@ -45,7 +45,7 @@ impl ChangedNamespaces {
         is_changed
     }
 
-    /// Namespace `nsid` (1 ..= [`NSID_MAX`]) has changed.
+    /// Adds namespace `nsid`, 1 ..= [`NSID_MAX`]; others are ignored.
     pub(super) fn insert(&mut self, nsid: u32) {
         let Some(index) = nsid.checked_sub(1) else { return };
         let word = usize::try_from(index / WORD_BITS).ok().and_then(|word| self.words.get_mut(word));
@@ -54,7 +54,7 @@ impl ChangedNamespaces {
         }
     }
 
-    /// The list, in ascending order.
+    /// Writes the log page: NSIDs in ascending order.
     pub(super) fn write(&self, window: &mut Window<'_>) {
         let mut at = 0;
         for nsid in self.iter() {
@@ -71,7 +71,7 @@ impl ChangedNamespaces {
     }
 }
 
-/// The same disk, name, size and shape.
+/// True with the same disk, identifiers and geometry.
 fn is_same(before: &Namespace, after: &Namespace) -> bool {
     before.disk == after.disk
         && before.uuid == after.uuid

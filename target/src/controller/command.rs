@@ -1,4 +1,4 @@
-//! Admin commands: parsed into an enum, then asked for the data they move, then run.
+//! Admin commands: parsed into an enum and checked; then their data length; then their execution.
 
 use nvme_spec::admin::Abort;
 use nvme_spec::feature::{GetFeatures, SetFeatures};
@@ -13,7 +13,7 @@ use super::limits::ABORTS_MAX;
 use super::{Context, Controller, Kind, Need, Outcome};
 use crate::refusal::{Refusal, field};
 
-/// An admin command that this kind of controller knows.
+/// An admin command that this kind of controller supports.
 pub(super) enum Command<'a> {
     Identify(Identify<'a>),
     GetLogPage(GetLogPage<'a>),
@@ -25,7 +25,7 @@ pub(super) enum Command<'a> {
     EndFormer(EndFormerAssociations<'a>),
 }
 
-/// [`IDENTIFY_BYTES`] as a length of data.
+/// [`IDENTIFY_BYTES`] as `u32`.
 const IDENTIFY_DATA_BYTES: u32 = 4096;
 const _: () = assert!(IDENTIFY_BYTES == IDENTIFY_DATA_BYTES as usize);
 
@@ -87,7 +87,7 @@ impl Controller {
         data: &mut [u8],
     ) -> Result<Outcome, Refusal> {
         let need = self.need_of(command)?;
-        // Too short is the caller's mistake, or a configuration that changed in between: nothing is done.
+        // A short buffer is a mistake of the caller, or the configuration changed after `need`.
         let data = usize::try_from(need.bytes).ok().and_then(|bytes| data.get_mut(..bytes));
         let data = data.ok_or(Refusal::of(Status::INTERNAL_ERROR, None))?;
         match command {
@@ -97,12 +97,12 @@ impl Controller {
             Command::SetFeatures(set) => self.set_feature(cx, *set, data).map(success),
             Command::Abort(abort) => self.abort(*abort),
             Command::AsyncEventRequest => {
-                if self.events.hold() {
-                    return Ok(Outcome::HoldAsyncEvent);
+                if self.events.park() {
+                    return Ok(Outcome::ParkAsyncEvent);
                 }
                 Err(Refusal::at(Status::ASYNC_EVENT_LIMIT_EXCEEDED, field::OPCODE))
             }
-            // The traffic is noted already.
+            // `execute` has recorded the traffic.
             Command::KeepAlive => Ok(Outcome::success(0)),
             Command::EndFormer(end) => Ok(Outcome::EndFormer { token: end.token() }),
         }

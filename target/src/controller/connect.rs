@@ -1,9 +1,9 @@
-//! Connect: what a host must say to get a queue (Base 2.0 section 6.3), and the refusals, each with field,
-//! value and what is allowed.
+//! Connect: the checks of its fields (Base 2.0 section 6.3), and the refusals, each with field, value and
+//! allowed values.
 //!
-//! Controllers are dynamic: an admin Connect makes one, an I/O Connect joins it. A refusal that a host could
-//! outlive by trying again (all identifiers taken, the controller just reset) comes without DNR, since Linux
-//! gives up for good on DNR.
+//! Only the dynamic controller model is supported: an admin Connect creates a controller, an I/O Connect adds
+//! a queue to it. A refusal that a retry can resolve (no CNTLID free, the controller was just reset) has no
+//! DNR, since Linux does not reconnect after DNR.
 
 use std::sync::Arc;
 
@@ -17,36 +17,36 @@ use super::{Context, Controller, Kind};
 use crate::shared::{ControllerShared, IO_QUEUES_MAX};
 use crate::snapshot::Subsystem;
 
-/// A queue was made.
+/// Result of a successful Connect.
 #[derive(Debug)]
 pub struct Connected {
-    /// Which.
+    /// The queue, with its controller.
     pub queue: ConnectedQueue,
-    /// Its entries.
+    /// Entries of the submission queue (SQSIZE + 1).
     pub entries: u16,
     /// SQ flow control is off: SQHD is FFFFh in every completion.
     pub is_sq_flow_off: bool,
 }
 
-/// The queue that a Connect has made.
+/// A queue that Connect has created.
 #[derive(Debug)]
 pub enum ConnectedQueue {
-    /// The admin queue, and its own controller with it.
+    /// The admin queue of a new controller.
     Admin(Box<Controller>),
-    /// An I/O queue of a controller that was made before. Its `qid` is claimed; give it back with
+    /// An I/O queue of an existing controller. Its `qid` is claimed; free it with
     /// [`ControllerShared::release_queue`].
     Io {
-        /// The controller.
+        /// Its controller.
         shared: Arc<ControllerShared>,
-        /// The queue's identifier, 1 and up.
+        /// QID, from 1.
         qid: u16,
-        /// HOSTID is another than that of the admin queue, for the first time; that one is kept.
+        /// HOSTID differs from that of the admin queue, for the first time. The admin queue's is kept.
         has_other_id: bool,
     },
 }
 
-/// Why a Connect was refused. `Display` names the field and what is allowed; [`ConnectRefusal::about`] adds
-/// the names in its data.
+/// Why a Connect was refused. `Display` names the field and what is allowed; [`ConnectRefusal::log_text`]
+/// adds the names in its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// RECFMT is not 0.
@@ -61,45 +61,45 @@ pub enum Reason {
     /// An I/O queue of a discovery controller.
     #[error("qid = {0}: a discovery controller has queue 0 only")]
     DiscoveryQueue(u16),
-    /// SUBNQN is not a name.
+    /// SUBNQN is not a valid NQN.
     #[error("subnqn: {0}")]
     SubsystemName(NqnError),
-    /// HOSTNQN is not a name.
+    /// HOSTNQN is not a valid NQN.
     #[error("hostnqn: {0}")]
     HostName(NqnError),
-    /// There is no such subsystem on this listener.
+    /// No subsystem with this SUBNQN is offered on this listener.
     #[error("subnqn: names of subsystems on this listener are allowed")]
     Subsystem,
     /// The host is not in the subsystem's list.
     #[error("hostnqn: the subsystem's hosts are allowed")]
     HostNotAllowed,
-    /// An admin Connect asks for a controller by its identifier.
+    /// An admin Connect names a CNTLID: the static controller model is not supported.
     #[error("cntlid = {0:#x}: {CNTLID_DYNAMIC:#x} is allowed on the admin queue")]
     StaticController(u16),
-    /// An I/O Connect names a controller that is not there.
+    /// An I/O Connect names a controller that does not exist.
     #[error("cntlid = {0:#x}: live controllers of the subsystem are allowed")]
     Controller(u16),
     /// KATO is too long: its value, the longest allowed, in ms.
     #[error("kato = {0} ms: 0 to {1} ms are allowed")]
     KeepAlive(u32, u32),
-    /// All controller identifiers of the range are taken.
+    /// All CNTLIDs of the range (lowest, highest) are in use.
     #[error("no controller identifier is free in {0} to {1}")]
     Busy(u16, u16),
     /// HOSTNQN is not that of the controller's admin queue.
     #[error("hostnqn: controller {0:#x} belongs to another host")]
     OtherHost(u16),
-    /// The controller is not enabled, or on its way out.
+    /// The controller is not enabled, or has failed.
     #[error("cntlid = {0:#x}: enabled controllers (CC.EN 1) are allowed")]
     NotReady(u16),
-    /// The queue is there already.
+    /// The queue is connected already, or disks have commands of its predecessor.
     #[error("qid = {0}: queues that do not exist yet are allowed")]
     QueueLive(u16),
-    /// Not said to the host: it waits.
+    /// Not reported to the host: its Connect waits and is retried.
     #[error("commands of this host's former association are at a disk")]
     OrphanedCommands,
 }
 
-/// A Connect that was refused: the completion, and the reason for the log.
+/// A refused Connect: its completion, and the reason for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct ConnectRefusal {
@@ -107,15 +107,15 @@ pub struct ConnectRefusal {
     pub status: Status,
     /// Dword 0: IPO and IATTR where the status is `CONNECT_INVALID_PARAMETERS`.
     pub result: u32,
-    /// Why.
+    /// Reason for the log, from which status and result follow.
     pub reason: Reason,
 }
 
 impl ConnectRefusal {
-    /// The reason and the names in the host's data, for the log. Names that are not well formed are left out:
-    /// they are a peer's bytes.
+    /// The reason and the NQNs in the host's data, for the log. Invalid NQNs are left out: they may contain
+    /// any bytes.
     #[must_use]
-    pub fn about(&self, data: &ConnectData) -> String {
+    pub fn log_text(&self, data: &ConnectData) -> String {
         let named = |field, name: Result<Nqn, _>| name.map(|name| format!("; {field} = {name}"));
         let names = [named("subnqn", data.subnqn()), named("hostnqn", data.hostnqn())];
         [self.reason.to_string()].into_iter().chain(names.into_iter().flatten()).collect()
@@ -126,8 +126,8 @@ impl ConnectRefusal {
         ConnectRefusal { status, result: u32::from(field), reason }
     }
 
-    /// The same, but the host may try again.
-    fn passing(self) -> ConnectRefusal {
+    /// The same without DNR: the host may retry.
+    fn without_dnr(self) -> ConnectRefusal {
         ConnectRefusal { status: self.status.code(), ..self }
     }
 
@@ -136,8 +136,8 @@ impl ConnectRefusal {
     }
 }
 
-/// A Connect command that was found well formed.
-struct Asked {
+/// Fields of a Connect command that passed [`parse`].
+struct ConnectFields {
     subsystem_nqn: Nqn,
     host_nqn: Nqn,
     host_id: [u8; 16],
@@ -148,40 +148,46 @@ struct Asked {
     is_sq_flow_off: bool,
 }
 
-/// Make a queue: the answer to a Connect command.
+/// Executes a Connect command: creates a controller or adds a queue to one.
 ///
 /// `limits` are those of the connection. On success the `u32` is dword 0 of the completion.
 ///
 /// # Errors
-/// [`ConnectRefusal`]; the connection may try again with another Connect.
+/// [`ConnectRefusal`] when a field is invalid, the host is not allowed or no CNTLID is free. The host may
+/// send another Connect on the connection.
 pub fn connect(
     cx: &Context<'_>,
     sqe: &Sqe,
     data: &ConnectData,
     limits: &Limits,
 ) -> Result<(Connected, u32), ConnectRefusal> {
-    let asked = parse(cx, sqe, data, limits)?;
-    let queue = match asked.qid {
-        0 => connect_admin(cx, &asked, limits)?,
-        qid if asked.subsystem_nqn.is_discovery() => {
+    let fields = parse(cx, sqe, data, limits)?;
+    let queue = match fields.qid {
+        0 => connect_admin(cx, &fields, limits)?,
+        qid if fields.subsystem_nqn.is_discovery() => {
             return Err(ConnectRefusal::invalid(Reason::DiscoveryQueue(qid), ConnectInvalid::QID));
         }
-        _ => connect_io(cx, &asked)?,
+        _ => connect_io(cx, &fields)?,
     };
     let cntlid = match &queue {
         ConnectedQueue::Admin(controller) => controller.shared.cntlid,
         ConnectedQueue::Io { shared, .. } => shared.cntlid,
     };
-    let connected = Connected { queue, entries: asked.entries, is_sq_flow_off: asked.is_sq_flow_off };
+    let connected = Connected { queue, entries: fields.entries, is_sq_flow_off: fields.is_sq_flow_off };
     Ok((connected, ConnectResult::new().with_cntlid(cntlid).into_bits()))
 }
 
-/// Most entries of a queue on this connection: MQES + 1.
+/// Most entries of a queue on this connection (MQES + 1).
 pub(super) fn queue_entries_max(cx: &Context<'_>, limits: &Limits) -> u16 {
     limits.queue_entries.min(cx.snapshot.limits.queue_entries).max(2)
 }
 
-fn parse(cx: &Context<'_>, sqe: &Sqe, data: &ConnectData, limits: &Limits) -> Result<Asked, ConnectRefusal> {
+fn parse(
+    cx: &Context<'_>,
+    sqe: &Sqe,
+    data: &ConnectData,
+    limits: &Limits,
+) -> Result<ConnectFields, ConnectRefusal> {
     let command = Connect::new(sqe);
     if command.recfmt() != 0 {
         let reason = Reason::Format(command.recfmt());
@@ -196,13 +202,13 @@ fn parse(cx: &Context<'_>, sqe: &Sqe, data: &ConnectData, limits: &Limits) -> Re
         .subnqn()
         .map_err(|error| ConnectRefusal::invalid(Reason::SubsystemName(error), ConnectInvalid::SUBNQN))?;
     let host_nqn = match data.hostnqn() {
-        // SPDK's initiator sends none unless it is given one. It is a host that no list names.
+        // SPDK's initiator sends no HOSTNQN unless it is configured. No list of allowed hosts contains it.
         Err(NqnError::Empty) => Nqn::unnamed(),
         name => {
             name.map_err(|error| ConnectRefusal::invalid(Reason::HostName(error), ConnectInvalid::HOSTNQN))?
         }
     };
-    Ok(Asked {
+    Ok(ConnectFields {
         subsystem_nqn,
         host_nqn,
         host_id: data.hostid,
@@ -214,83 +220,90 @@ fn parse(cx: &Context<'_>, sqe: &Sqe, data: &ConnectData, limits: &Limits) -> Re
     })
 }
 
-/// The subsystem, if it is offered on this listener to this host. Where a reload has taken the listener away
-/// meanwhile, hosts that are connected get the queues that they have begun to connect.
-fn find_subsystem<'a>(cx: &Context<'a>, asked: &Asked) -> Result<&'a Arc<Subsystem>, ConnectRefusal> {
+/// The subsystem, if it is offered on this listener to this host. On a listener that a reload has removed,
+/// hosts that are connected can still connect I/O queues.
+fn find_subsystem<'a>(
+    cx: &Context<'a>,
+    fields: &ConnectFields,
+) -> Result<&'a Arc<Subsystem>, ConnectRefusal> {
     let listener = cx.peer.listener;
     let is_gone = cx.snapshot.listeners.get(listener).is_some_and(|listener| !listener.is_open);
     let is_offered = |subsystem: &Subsystem| subsystem.listeners.contains(&listener);
     let subsystem = cx
         .snapshot
-        .subsystem(&asked.subsystem_nqn)
-        .filter(|subsystem| is_offered(subsystem) || is_gone && asked.qid != 0)
+        .subsystem(&fields.subsystem_nqn)
+        .filter(|subsystem| is_offered(subsystem) || is_gone && fields.qid != 0)
         .ok_or_else(|| ConnectRefusal::invalid(Reason::Subsystem, ConnectInvalid::SUBNQN))?;
-    if !subsystem.hosts.allows(&asked.host_nqn) {
+    if !subsystem.hosts.allows(&fields.host_nqn) {
         return Err(ConnectRefusal::with_status(Reason::HostNotAllowed, Status::CONNECT_INVALID_HOST.dnr()));
     }
     Ok(subsystem)
 }
 
-/// The admin queue of a new controller, of a subsystem or of the discovery service.
-fn connect_admin(cx: &Context<'_>, asked: &Asked, limits: &Limits) -> Result<ConnectedQueue, ConnectRefusal> {
+/// Creates a controller of an NVM subsystem or of the discovery subsystem.
+fn connect_admin(
+    cx: &Context<'_>,
+    fields: &ConnectFields,
+    limits: &Limits,
+) -> Result<ConnectedQueue, ConnectRefusal> {
     let configured = &cx.snapshot.limits;
-    let (kind, range, io_queues) = if asked.subsystem_nqn.is_discovery() {
+    let (kind, range, io_queues) = if fields.subsystem_nqn.is_discovery() {
         (Kind::Discovery, (1, CNTLID_MAX), 0)
     } else {
-        let subsystem = find_subsystem(cx, asked)?;
+        let subsystem = find_subsystem(cx, fields)?;
         (Kind::Io, subsystem.cntlid_range, subsystem.io_queues_max.clamp(1, IO_QUEUES_MAX))
     };
-    if asked.cntlid != CNTLID_DYNAMIC {
-        return Err(ConnectRefusal::invalid(Reason::StaticController(asked.cntlid), ConnectInvalid::CNTLID));
+    if fields.cntlid != CNTLID_DYNAMIC {
+        return Err(ConnectRefusal::invalid(Reason::StaticController(fields.cntlid), ConnectInvalid::CNTLID));
     }
-    if asked.kato_ms > configured.keep_alive_ms_max {
-        let reason = Reason::KeepAlive(asked.kato_ms, configured.keep_alive_ms_max);
+    if fields.kato_ms > configured.keep_alive_ms_max {
+        let reason = Reason::KeepAlive(fields.kato_ms, configured.keep_alive_ms_max);
         return Err(ConnectRefusal::invalid(reason, ConnectInvalid::KATO));
     }
     let busy = |reason| ConnectRefusal::with_status(reason, Status::CONNECT_CONTROLLER_BUSY);
-    // Last of all, so that a Connect which would be refused does not wait.
-    if kind == Kind::Io && cx.registry.has_orphans(&asked.subsystem_nqn, &asked.host_nqn, &asked.host_id) {
+    // After all other checks, so that an invalid Connect is refused at once.
+    if kind == Kind::Io && cx.registry.has_orphans(&fields.subsystem_nqn, &fields.host_nqn, &fields.host_id) {
         return Err(busy(Reason::OrphanedCommands));
     }
-    // 0 is no identifier that hosts expect, FFF0h and above are reserved.
+    // CNTLID 0 is avoided because hosts do not expect it; FFF0h and above are reserved.
     let range = (range.0.max(1), range.1.min(CNTLID_MAX));
     let shared = cx
         .registry
-        .create(asked.subsystem_nqn, range, asked.host_nqn, asked.host_id, cx.core)
+        .create(fields.subsystem_nqn, range, fields.host_nqn, fields.host_id, cx.core)
         .ok_or(busy(Reason::Busy(range.0, range.1)))?;
-    // A host that asks for no time-out of the discovery service reads the log and goes; one that asks for one
-    // stays (a persistent controller).
-    let is_default = kind == Kind::Discovery && asked.kato_ms == 0;
-    let kato_ms = if is_default { configured.discovery_keep_alive_ms } else { asked.kato_ms };
+    // A discovery host with KATO 0 reads the log and disconnects, and gets a default in case it does not; one
+    // with a KATO stays (persistent discovery controller).
+    let is_default = kind == Kind::Discovery && fields.kato_ms == 0;
+    let kato_ms = if is_default { configured.discovery_keep_alive_ms } else { fields.kato_ms };
     Ok(ConnectedQueue::Admin(Box::new(Controller::new(cx, shared, kind, kato_ms, limits, io_queues))))
 }
 
-fn connect_io(cx: &Context<'_>, asked: &Asked) -> Result<ConnectedQueue, ConnectRefusal> {
-    let subsystem = find_subsystem(cx, asked)?;
-    let cntlid = asked.cntlid;
+fn connect_io(cx: &Context<'_>, fields: &ConnectFields) -> Result<ConnectedQueue, ConnectRefusal> {
+    let subsystem = find_subsystem(cx, fields)?;
+    let cntlid = fields.cntlid;
     let shared =
-        cx.registry.find(&asked.subsystem_nqn, cntlid).filter(|shared| !shared.is_gone()).ok_or_else(
-            || ConnectRefusal::invalid(Reason::Controller(cntlid), ConnectInvalid::CNTLID).passing(),
+        cx.registry.find(&fields.subsystem_nqn, cntlid).filter(|shared| !shared.is_gone()).ok_or_else(
+            || ConnectRefusal::invalid(Reason::Controller(cntlid), ConnectInvalid::CNTLID).without_dnr(),
         )?;
-    if shared.host_nqn != asked.host_nqn {
+    if shared.host_nqn != fields.host_nqn {
         return Err(ConnectRefusal::invalid(Reason::OtherHost(cntlid), ConnectInvalid::HOSTNQN));
     }
     let qid_max = subsystem.io_queues_max.min(IO_QUEUES_MAX);
-    if asked.qid > qid_max {
-        return Err(ConnectRefusal::invalid(Reason::QueueId(asked.qid, qid_max), ConnectInvalid::QID));
+    if fields.qid > qid_max {
+        return Err(ConnectRefusal::invalid(Reason::QueueId(fields.qid, qid_max), ConnectInvalid::QID));
     }
-    if !shared.claim_queue(asked.qid) {
-        let reason = Reason::QueueLive(asked.qid);
+    if !shared.claim_queue(fields.qid) {
+        let reason = Reason::QueueLive(fields.qid);
         return Err(ConnectRefusal::with_status(reason, Status::COMMAND_SEQUENCE_ERROR));
     }
-    // After the claim: a reset that comes now finds the queue in the map.
+    // Checked after the claim: a reset from here on finds the queue in the map.
     if !shared.is_ready() || shared.is_gone() {
-        shared.release_queue(asked.qid);
+        shared.release_queue(fields.qid);
         let reason = Reason::NotReady(cntlid);
         return Err(ConnectRefusal::with_status(reason, Status::COMMAND_SEQUENCE_ERROR));
     }
-    // Base 2.0 wants the HOSTID of the admin queue here too. Initiators exist that make a new one for each
-    // queue; nvmet and SPDK's target compare the name alone, and so it is here.
-    let has_other_id = shared.host_id != asked.host_id && shared.note_other_host_id();
-    Ok(ConnectedQueue::Io { shared, qid: asked.qid, has_other_id })
+    // Base 2.0 demands the HOSTID of the admin queue here too. Some initiators send a new one for each queue;
+    // like nvmet and SPDK's target, this one compares HOSTNQN alone.
+    let has_other_id = shared.host_id != fields.host_id && shared.note_other_host_id();
+    Ok(ConnectedQueue::Io { shared, qid: fields.qid, has_other_id })
 }

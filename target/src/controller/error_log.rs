@@ -1,4 +1,5 @@
-//! The error log (log page 01h): the newest failures on any queue of the controller, with the field to blame.
+//! The error log (log page 01h): the newest failed commands on any queue of the controller, with the field at
+//! fault.
 
 use std::collections::VecDeque;
 
@@ -13,17 +14,17 @@ use super::{Kind, Window};
 /// A command that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorRecord {
-    /// Its queue.
+    /// QID of its submission queue.
     pub sqid: u16,
-    /// Its identifier.
+    /// CID of the command.
     pub cid: u16,
-    /// Its status.
+    /// Status of its completion.
     pub status: Status,
-    /// Byte offset of the field to blame in its submission queue entry.
+    /// Byte offset of the field at fault in its submission queue entry.
     pub field: Option<u16>,
-    /// First block that it failed on; 0 where it has none.
+    /// SLBA of an I/O command; 0 for others.
     pub lba: u64,
-    /// Its namespace.
+    /// NSID of the command.
     pub nsid: u32,
 }
 
@@ -32,23 +33,23 @@ pub struct ErrorRecord {
 pub(super) struct ErrorLog {
     /// Oldest first.
     ring: VecDeque<ErrorRecord>,
-    /// Entries ever made; the newest's number.
+    /// Entries ever added; also the number of the newest.
     pub(super) count: u64,
 }
 
-/// Bytes of an entry.
+/// Bytes of an entry of the log page.
 const ENTRY_BYTES: u64 = 64;
 
-/// Bytes of the log.
+/// Bytes of the log page.
 pub(super) const BYTES: u64 = ERROR_ENTRIES as u64 * ENTRY_BYTES;
 
-/// Memory of a full log.
+/// Bytes of memory of a full log.
 pub(super) fn memory_bytes() -> usize {
     ERROR_ENTRIES * size_of::<ErrorRecord>()
 }
 
 impl ErrorLog {
-    /// An empty log. All memory is taken here; a discovery controller has no error log and takes none.
+    /// An empty log. Allocates its memory; none for a discovery controller, which has no error log.
     pub(super) fn new(kind: Kind) -> ErrorLog {
         let capacity = match kind {
             Kind::Io => ERROR_ENTRIES,
@@ -57,7 +58,7 @@ impl ErrorLog {
         ErrorLog { ring: VecDeque::with_capacity(capacity), count: 0 }
     }
 
-    /// False when it is counted but not kept.
+    /// Adds a record; the oldest is dropped from a full log. False for a discovery controller: only counted.
     pub(super) fn push(&mut self, record: ErrorRecord) -> bool {
         self.count = self.count.saturating_add(1);
         if self.ring.capacity() == 0 {
@@ -70,7 +71,7 @@ impl ErrorLog {
         true
     }
 
-    /// The log, newest first.
+    /// Writes the log page, newest entry first.
     pub(super) fn write(&self, window: &mut Window<'_>, transport: TransportType) {
         let mut at = 0;
         let mut number = self.count;

@@ -1,12 +1,11 @@
-//! Asynchronous events (Base 2.0 section 5.2): what happened, until the host has read the log that tells
-//! about it.
+//! Asynchronous events (Base 2.0 section 5.2), from their cause until the host has read the log page.
 //!
 //! ```text
-//!   Quiet ── raised, enabled ──> Pending ── a request is held ──> Reported
+//!   Quiet ── raised, enabled ──> Pending ── an AER is parked ──> Reported
 //!     ^                            │                                │
-//!     └──── its log was read with RAE = 0, or the event was disabled ──┘
+//!     └──── its log page was read with RAE = 0, or it was disabled ─┘
 //! ```
-//! A kind that is reported masks all of its event type until its log was read, as the specification wants.
+//! A reported event masks all events of its type until its log page was read, as the specification demands.
 
 use nvme_spec::admin::{AsyncEvent, AsyncEventType, AsyncHealth, AsyncNotice};
 use nvme_spec::feature::AsyncEventConfig;
@@ -14,10 +13,10 @@ use nvme_spec::log::{CriticalWarning, LogId};
 
 use super::limits::ASYNC_EVENTS_MAX;
 
-/// What a controller can tell without being asked.
+/// Events that a controller reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A drive is not what it was, or takes no more writes: type 1 (SMART), information 00h, log page 02h.
+    /// A drive's reliability is degraded, or it is read-only: type 1 (SMART), information 00h, log page 02h.
     Reliability,
     /// Temperature threshold: type 1 (SMART), information 01h, log page 02h.
     Temperature,
@@ -29,12 +28,12 @@ pub enum Kind {
     DiscoveryChanged,
 }
 
-/// All kinds, in their order: that in which they are told.
+/// All kinds, in the order in which they are reported.
 const KINDS: [Kind; 5] =
     [Kind::Reliability, Kind::Temperature, Kind::Spare, Kind::NamespaceChanged, Kind::DiscoveryChanged];
 
 impl Kind {
-    /// The bits of the Asynchronous Event Configuration feature (0Bh) that let it through: any of them.
+    /// Bits of the Asynchronous Event Configuration feature (0Bh), any of which enables it.
     #[must_use]
     pub const fn enable_bits(self) -> u32 {
         match self {
@@ -46,8 +45,8 @@ impl Kind {
         }
     }
 
-    /// The critical warnings of the SMART log that it tells about (Base 2.0 figure "Asynchronous Event
-    /// Information - SMART / Health Status").
+    /// Critical warnings of the SMART log that raise it (Base 2.0 figure "Asynchronous Event Information -
+    /// SMART / Health Status"); none for a notice.
     #[must_use]
     pub const fn warnings(self) -> CriticalWarning {
         let none = CriticalWarning::new();
@@ -63,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// The log page by which it is cleared.
+    /// Log page whose reading clears the event.
     #[must_use]
     pub const fn log_page(self) -> LogId {
         match self {
@@ -73,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// Dword 0 of the completion.
+    /// Dword 0 of the completion that reports it.
     #[must_use]
     pub const fn result(self) -> u32 {
         let page = self.log_page();
@@ -87,7 +86,7 @@ impl Kind {
         .into_bits()
     }
 
-    /// Of the same event type: one that is reported masks the other.
+    /// True for events of the same type: one that is reported masks the other.
     fn masks(self, other: Kind) -> bool {
         (self.warnings() == CriticalWarning::new()) == (other.warnings() == CriticalWarning::new())
     }
@@ -101,24 +100,23 @@ enum State {
     Reported,
 }
 
-/// The events of one controller, and how many requests it holds to tell them with.
+/// Events of one controller, and the number of parked AERs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Events {
     states: [State; KINDS.len()],
-    /// What the host lets through.
+    /// Value of the Asynchronous Event Configuration feature.
     pub(super) enabled: u32,
-    /// Requests that are held.
     pub(super) parked_aers: u8,
 }
 
 impl Events {
-    /// Nothing has happened; `enabled` as the feature has it.
+    /// No event and no parked AER; `enabled` is the value of feature 0Bh.
     #[must_use]
     pub fn new(enabled: u32) -> Events {
         Events { states: [State::Quiet; KINDS.len()], enabled, parked_aers: 0 }
     }
 
-    /// The host chooses; what it does not want any more is forgotten.
+    /// Sets feature 0Bh; drops pending events that it disables.
     pub fn set_enabled(&mut self, enabled: u32) {
         self.enabled = enabled;
         for (kind, state) in KINDS.into_iter().zip(&mut self.states) {
@@ -128,9 +126,9 @@ impl Events {
         }
     }
 
-    /// A request arrives. False: there are too many.
+    /// Parks an AER. False: [`ASYNC_EVENTS_MAX`] are parked already.
     #[must_use]
-    pub fn hold(&mut self) -> bool {
+    pub fn park(&mut self) -> bool {
         if self.parked_aers >= ASYNC_EVENTS_MAX {
             return false;
         }
@@ -138,12 +136,12 @@ impl Events {
         true
     }
 
-    /// A held request was aborted.
-    pub fn unhold(&mut self) {
+    /// A parked AER was aborted.
+    pub fn unpark(&mut self) {
         self.parked_aers = self.parked_aers.saturating_sub(1);
     }
 
-    /// It happened.
+    /// Makes an event pending, if it is enabled and neither pending nor reported.
     pub fn raise(&mut self, kind: Kind) {
         let is_enabled = self.enabled & kind.enable_bits() != 0;
         let state = self.state(kind);
@@ -153,7 +151,7 @@ impl Events {
         }
     }
 
-    /// The next event to tell, if there is one and a request to tell it with: dword 0 of its completion.
+    /// Takes the next pending event and a parked AER: dword 0 of its completion. `None` without either.
     pub fn take(&mut self) -> Option<u32> {
         if self.parked_aers == 0 {
             return None;
@@ -178,7 +176,7 @@ impl Events {
         }
     }
 
-    /// Controller Reset: nothing is pending, no request is held, `enabled` is the default again.
+    /// Controller Reset or shutdown: no pending event, no parked AER, and `enabled` as given.
     pub fn reset(&mut self, enabled: u32) {
         *self = Events::new(enabled);
     }
@@ -197,7 +195,7 @@ mod tests {
     #[test]
     fn a_namespace_notice_is_reported_with_the_words_that_linux_expects() {
         let mut events = Events::new(ALL);
-        assert!(events.hold());
+        assert!(events.park());
         events.raise(Kind::NamespaceChanged);
         assert_eq!(events.take(), Some(0x0004_0002));
         assert_eq!(Kind::DiscoveryChanged.result(), 0x0070_f002);
@@ -209,16 +207,16 @@ mod tests {
         let mut events = Events::new(ALL);
         events.raise(Kind::NamespaceChanged);
         assert_eq!(events.take(), None);
-        assert!(events.hold());
+        assert!(events.park());
         assert!(events.take().is_some());
-        assert!(events.hold());
+        assert!(events.park());
         assert_eq!((events.take(), events.parked_aers), (None, 1));
     }
 
     #[test]
     fn a_reported_event_is_masked_until_its_log_is_read() {
         let mut events = Events::new(ALL);
-        assert!(events.hold() && events.hold());
+        assert!(events.park() && events.park());
         events.raise(Kind::NamespaceChanged);
         assert!(events.take().is_some());
         events.raise(Kind::NamespaceChanged);
@@ -233,7 +231,7 @@ mod tests {
     #[test]
     fn a_reported_warning_masks_the_others_of_its_type_and_reading_the_log_clears_them_all() {
         let mut events = Events::new(ALL);
-        assert!((0..4).all(|_| events.hold()));
+        assert!((0..4).all(|_| events.park()));
         events.raise(Kind::Spare);
         assert_eq!(events.take(), Some(0x0002_0201));
         events.raise(Kind::Reliability);
@@ -249,7 +247,7 @@ mod tests {
     #[test]
     fn a_disabled_event_is_not_told_also_not_later() {
         let mut events = Events::new(ALL);
-        assert!(events.hold());
+        assert!(events.park());
         events.raise(Kind::NamespaceChanged);
         events.set_enabled(0);
         assert_eq!(events.take(), None);
@@ -261,12 +259,12 @@ mod tests {
     #[test]
     fn the_fifth_request_is_one_too_many() {
         let mut events = Events::new(ALL);
-        assert!((0..4).all(|_| events.hold()));
-        assert!(!events.hold());
-        events.unhold();
-        assert!(events.hold());
+        assert!((0..4).all(|_| events.park()));
+        assert!(!events.park());
+        events.unpark();
+        assert!(events.park());
         events.reset(0);
-        events.unhold();
+        events.unpark();
         assert_eq!((events.parked_aers, events.enabled), (0, 0));
     }
 }

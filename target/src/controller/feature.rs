@@ -1,5 +1,5 @@
-//! Get and Set Features (Base 2.0 sections 5.15 and 5.27). None is saveable: after a Controller Reset each
-//! has its default.
+//! Get and Set Features (Base 2.0 sections 5.15 and 5.27). No feature is saveable: a Controller Reset sets
+//! each to its default.
 
 use nvme_spec::feature::{
     Arbitration, AsyncEventConfig, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect, GetFeatures,
@@ -19,29 +19,28 @@ use crate::snapshot::NSID_MAX;
 
 use std::sync::atomic::Ordering;
 
-/// Bit of [`ControllerShared::feature_bits`]: the volatile write cache is enabled; clear, every write is as
-/// with FUA.
+/// Bit of [`ControllerShared::feature_bits`]: the volatile write cache is enabled. While it is clear, every
+/// write has FUA.
 pub(crate) const FEATURE_WRITE_CACHE: u32 = 1 << 0;
 
-/// Arbitration burst of 64 commands; 111b would be no limit. What a host sets is kept, round robin takes no
-/// notice.
+/// Arbitration burst of 64 commands, as log2. A host's value is stored but has no effect on the round robin.
 const ARBITRATION_DEFAULT: u32 = 6;
 
-/// TMPSEL: the composite temperature, and all sensors (Set only).
+/// TMPSEL: composite temperature; all sensors (Set only).
 const SENSOR_COMPOSITE: u8 = 0;
 const SENSOR_ALL: u8 = 0xf;
-/// THSEL.
+/// THSEL of Temperature Threshold.
 const THRESHOLD_OVER: u8 = 0;
 const THRESHOLD_UNDER: u8 = 1;
 
-/// Timestamp origin: cleared by a Controller Reset, or set by the host.
+/// Timestamp origin: counts from a Controller Reset, or was set by the host.
 const ORIGIN_RESET: u8 = 0;
 const ORIGIN_SET: u8 = 1;
-/// The timestamp has 48 bits.
+/// Width of the Timestamp feature, which wraps.
 const TIMESTAMP_BITS: u32 = 48;
 
-/// Features of an I/O controller.
-const IO_FEATURES: [FeatureId; 13] = [
+/// Features of an I/O controller, also in log page 12h.
+const IO_FEATURES: &[FeatureId] = &[
     FeatureId::ARBITRATION,
     FeatureId::POWER_MANAGEMENT,
     FeatureId::TEMPERATURE_THRESHOLD,
@@ -58,29 +57,29 @@ const IO_FEATURES: [FeatureId; 13] = [
 ];
 
 /// Features of a discovery controller.
-const DISCOVERY_FEATURES: [FeatureId; 2] = [FeatureId::ASYNC_EVENT_CONFIG, FeatureId::KEEP_ALIVE_TIMER];
+const DISCOVERY_FEATURES: &[FeatureId] = &[FeatureId::ASYNC_EVENT_CONFIG, FeatureId::KEEP_ALIVE_TIMER];
 
-/// The feature has a value for each namespace.
+/// True for a feature with a value for each namespace.
 pub(super) fn is_namespace_specific(id: FeatureId) -> bool {
     id == FeatureId::ERROR_RECOVERY
 }
 
-/// What may be done with a feature. Over Fabrics the host identifier comes with Connect and stays.
+/// Capabilities that Get Features reports. Host Identifier is not changeable: over Fabrics Connect sets it.
 fn capabilities(id: FeatureId) -> FeatureCapabilities {
     FeatureCapabilities::new()
         .with_namespace_specific(is_namespace_specific(id))
         .with_changeable(id != FeatureId::HOST_IDENTIFIER)
 }
 
-/// All features of this kind of controller.
-pub(super) fn all(kind: Kind) -> &'static [FeatureId] {
+/// Supported features of this kind of controller.
+pub(super) fn supported(kind: Kind) -> &'static [FeatureId] {
     match kind {
-        Kind::Io => &IO_FEATURES,
-        Kind::Discovery => &DISCOVERY_FEATURES,
+        Kind::Io => IO_FEATURES,
+        Kind::Discovery => DISCOVERY_FEATURES,
     }
 }
 
-/// What is let through before the host says anything: the notices that this kind of controller has.
+/// Default of Asynchronous Event Configuration (0Bh): the notices that this kind of controller supports.
 pub(super) fn async_events_default(kind: Kind) -> u32 {
     match kind {
         Kind::Io => event::Kind::NamespaceChanged.enable_bits(),
@@ -88,7 +87,8 @@ pub(super) fn async_events_default(kind: Kind) -> u32 {
     }
 }
 
-/// What may be let through: the notices, and on an I/O controller any critical warning.
+/// Allowed bits of Asynchronous Event Configuration: the notices, and for an I/O controller all critical
+/// warnings.
 fn async_events_allowed(kind: Kind) -> u32 {
     let warnings = AsyncEventConfig::new().with_critical_warnings(u8::MAX).into_bits();
     match kind {
@@ -97,7 +97,7 @@ fn async_events_allowed(kind: Kind) -> u32 {
     }
 }
 
-/// Volatile write cache on or off, for the I/O queues.
+/// Enables or disables the volatile write cache for the I/O queues.
 pub(super) fn set_write_cache(shared: &ControllerShared, is_enabled: bool) {
     if is_enabled {
         shared.feature_bits.fetch_or(FEATURE_WRITE_CACHE, Ordering::Relaxed);
@@ -110,39 +110,40 @@ fn write_cache(shared: &ControllerShared) -> bool {
     shared.feature_bits.load(Ordering::Relaxed) & FEATURE_WRITE_CACHE != 0
 }
 
-/// Error recovery (TLER) by namespace, where a host has set it. At most an entry for each NSID.
+/// Error Recovery (TLER) by namespace. `by_namespace` has at most an entry for each NSID; `all` is for the
+/// others.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct ErrorRecoveries {
     all: u32,
-    own: Vec<(u32, u32)>,
+    by_namespace: Vec<(u32, u32)>,
 }
 
 impl ErrorRecoveries {
     fn get(&self, nsid: u32) -> u32 {
-        self.own.iter().find(|(other, _)| *other == nsid).map_or(self.all, |(_, value)| *value)
+        self.by_namespace.iter().find(|(other, _)| *other == nsid).map_or(self.all, |(_, value)| *value)
     }
 
     fn set(&mut self, nsid: u32, value: u32) {
         if nsid == NSID_ALL {
-            *self = ErrorRecoveries { all: value, own: Vec::new() };
+            *self = ErrorRecoveries { all: value, by_namespace: Vec::new() };
             return;
         }
-        self.own.retain(|(other, _)| *other != nsid);
-        if value != self.all && self.own.len() < NSID_MAX as usize {
-            self.own.push((nsid, value));
+        self.by_namespace.retain(|(other, _)| *other != nsid);
+        if value != self.all && self.by_namespace.len() < NSID_MAX as usize {
+            self.by_namespace.push((nsid, value));
         }
     }
 }
 
-/// Where the timestamp counts from.
+/// State of the Timestamp feature: `milliseconds` at time `at`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Clock {
+struct HostTimestamp {
     milliseconds: u64,
     at: Nanos,
     origin: u8,
 }
 
-/// Current values, except those that are elsewhere (events, keep alive, write cache).
+/// Current values of the features, except event configuration, keep alive and write cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Features {
     arbitration: u32,
@@ -153,12 +154,12 @@ pub(super) struct Features {
     queues_max: u16,
     queues: NumberOfQueues,
     write_atomicity: u32,
-    clock: Clock,
+    clock: HostTimestamp,
     acre: u8,
 }
 
 impl Features {
-    /// Defaults; `queues_max` I/O queues may be had.
+    /// Default values, with at most `queues_max` I/O queues.
     pub(super) fn new(queues_max: u16, now: Nanos) -> Features {
         Features {
             arbitration: ARBITRATION_DEFAULT,
@@ -169,17 +170,16 @@ impl Features {
             queues_max,
             queues: NumberOfQueues::both(u32::from(queues_max)),
             write_atomicity: 0,
-            clock: Clock { milliseconds: 0, at: now, origin: ORIGIN_RESET },
+            clock: HostTimestamp { milliseconds: 0, at: now, origin: ORIGIN_RESET },
             acre: 0,
         }
     }
 
-    /// Controller Reset.
     pub(super) fn reset(&mut self, now: Nanos) {
         *self = Features::new(self.queues_max, now);
     }
 
-    /// The temperature (in kelvins; 0: not known) is at or beyond a threshold that the host has set.
+    /// True when the temperature (in kelvin; 0: not known) is at or beyond a threshold of the host.
     pub(super) fn is_temperature_beyond(&self, kelvin: u16) -> bool {
         kelvin != 0 && (kelvin >= self.temperature_over || kelvin <= self.temperature_under)
     }
@@ -192,10 +192,10 @@ impl Features {
 }
 
 impl Controller {
-    /// The controller has this feature now.
+    /// Checks that the controller supports the feature.
     fn check_feature(&self, cx: &Context<'_>, id: FeatureId) -> Result<(), Refusal> {
-        // Base 2.0 section 5.27.1.4: without a volatile write cache the feature is not there.
-        let is_there = all(self.kind).contains(&id)
+        // Base 2.0 section 5.27.1.4: the feature is not supported without a volatile write cache.
+        let is_there = supported(self.kind).contains(&id)
             && (id != FeatureId::VOLATILE_WRITE_CACHE
                 || identify_controller::has_volatile_cache(self.subsystem(cx)?));
         if is_there { Ok(()) } else { Err(Refusal::invalid(field::CDW10)) }
@@ -221,7 +221,7 @@ impl Controller {
                     asked.sensor() == SENSOR_COMPOSITE && asked.threshold_type() <= THRESHOLD_UNDER;
                 if is_known { Ok(()) } else { Err(Refusal::invalid(field::CDW11)) }
             }
-            // Every host here has 128 bits.
+            // CTRATT reports 128-bit host identifiers, so EXHID must be set.
             FeatureId::HOST_IDENTIFIER if !HostIdentifier::from_bits(get.argument()).extended() => {
                 Err(Refusal::at(Status::HOST_ID_INCONSISTENT_FORMAT, field::CDW11))
             }
@@ -247,7 +247,7 @@ impl Controller {
                 let (events, kato) = (self.events.enabled, self.keep_alive.timeout_ms);
                 Ok(self.feature_value(&self.features, (cache, events, kato), cx, get, data))
             }
-            // Nothing is saved, so what is saved is the default.
+            // No feature is saveable, so the saved value is the default.
             _ => {
                 let default = Features::new(self.features.queues_max, cx.now);
                 let elsewhere = (true, async_events_default(self.kind), self.keep_alive_ms_default);
@@ -256,7 +256,7 @@ impl Controller {
         }
     }
 
-    /// A value out of `from`, or of what is elsewhere: write cache, events, keep alive.
+    /// Value of a feature: from `from`, or one of the three that are stored elsewhere.
     fn feature_value(
         &self,
         from: &Features,
@@ -293,7 +293,7 @@ impl Controller {
                 window.put(0, &self.shared.host_id);
                 0
             }
-            // I/O command set profile: combination 0, the only one.
+            // I/O Command Set Profile: combination 0, the only one.
             _ => 0,
         }
     }
@@ -304,8 +304,8 @@ impl Controller {
             return Err(Refusal::at(Status::FEATURE_NOT_SAVEABLE, field::CDW10));
         }
         if set.fid() == FeatureId::HOST_IDENTIFIER {
-            // Base 2.0 section 5.27.1.25: over Fabrics it comes with Connect, and setting it is out of
-            // sequence.
+            // Base 2.0 section 5.27.1.25: over Fabrics Connect sets it, and Set Features is refused with
+            // Command Sequence Error.
             return Err(Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::CDW10));
         }
         let nsid = set.sqe().nsid();
@@ -319,12 +319,12 @@ impl Controller {
         self.check_value(set)
     }
 
-    /// Is the value (dword 11) one that the feature can have?
+    /// Checks the value (dword 11) of Set Features.
     fn check_value(&self, set: SetFeatures<'_>) -> Result<(), Refusal> {
         let value = set.value();
         let is_allowed = match set.fid() {
             FeatureId::ARBITRATION => value & !arbitration_mask() == 0,
-            // There is power state 0 only (NPSS 0).
+            // Power state 0 is the only one (NPSS 0).
             FeatureId::POWER_MANAGEMENT => {
                 let hint = PowerManagement::from_bits(value).workload_hint();
                 PowerManagement::new().with_workload_hint(hint).into_bits() == value
@@ -338,7 +338,7 @@ impl Controller {
                     .with_threshold_type(asked.threshold_type());
                 is_sensor_known && asked.threshold_type() <= THRESHOLD_UNDER && known == asked
             }
-            // NSFEAT bit 2 is clear: deallocated blocks read as zeroes, never as errors.
+            // NSFEAT bit 2 is clear, so DULBE must be 0: deallocated blocks can be read.
             FeatureId::ERROR_RECOVERY => {
                 let known =
                     ErrorRecovery::new().with_time_limit(ErrorRecovery::from_bits(value).time_limit());
@@ -348,12 +348,13 @@ impl Controller {
             FeatureId::WRITE_ATOMICITY => {
                 value <= WriteAtomicity::new().with_disable_normal(true).into_bits()
             }
-            // Base 2.0 section 5.27.1.5: only before the first I/O queue.
-            FeatureId::NUMBER_OF_QUEUES if self.shared.live_queues() > 0 => {
+            // Base 2.0 section 5.27.1.5: allowed only before the first I/O queue.
+            FeatureId::NUMBER_OF_QUEUES if self.shared.taken_qids() > 0 => {
                 return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
             }
             FeatureId::NUMBER_OF_QUEUES => {
-                // The same section: 65,536 queues of a kind are refused, everything less is cut.
+                // The same section: 65,536 queues (FFFFh) are refused; smaller values are reduced to the
+                // limit.
                 let asked = NumberOfQueues::from_bits(value);
                 asked.submission_z() != u16::MAX && asked.completion_z() != u16::MAX
             }
@@ -392,13 +393,14 @@ impl Controller {
             FeatureId::ERROR_RECOVERY => self.features.error_recovery.set(set.sqe().nsid(), value),
             FeatureId::VOLATILE_WRITE_CACHE => set_write_cache(&self.shared, value != 0),
             FeatureId::NUMBER_OF_QUEUES => {
-                self.features.queues = grant(NumberOfQueues::from_bits(value), self.features.queues_max);
+                self.features.queues =
+                    granted_queues(NumberOfQueues::from_bits(value), self.features.queues_max);
                 return Ok(self.features.queues.into_bits());
             }
             FeatureId::WRITE_ATOMICITY => self.features.write_atomicity = value,
             FeatureId::ASYNC_EVENT_CONFIG => {
                 self.events.set_enabled(value);
-                self.look_at_health_anew(cx);
+                self.recheck_health(cx);
             }
             FeatureId::TIMESTAMP => self.set_timestamp(cx, data)?,
             FeatureId::KEEP_ALIVE_TIMER => self.set_keep_alive(cx, value),
@@ -414,24 +416,25 @@ impl Controller {
         } else {
             self.features.temperature_under = asked.kelvins();
         }
-        self.look_at_health_anew(cx);
+        self.recheck_health(cx);
     }
 
     fn set_timestamp(&mut self, cx: &Context<'_>, data: &[u8]) -> Result<(), Refusal> {
         let time = Timestamp::read_from_bytes(data).map_err(|_| Refusal::of(Status::INTERNAL_ERROR, None))?;
-        self.features.clock = Clock { milliseconds: time.milliseconds(), at: cx.now, origin: ORIGIN_SET };
+        self.features.clock =
+            HostTimestamp { milliseconds: time.milliseconds(), at: cx.now, origin: ORIGIN_SET };
         Ok(())
     }
 
     fn set_keep_alive(&mut self, cx: &Context<'_>, asked_ms: u32) {
-        // A discovery host that turns keep alive off is as one that never asked for it.
+        // A discovery host that disables keep alive gets the default, as at Connect.
         let is_default = asked_ms == 0 && self.kind == Kind::Discovery;
         let asked_ms = if is_default { cx.snapshot.limits.discovery_keep_alive_ms } else { asked_ms };
         self.keep_alive.set_timeout_ms(keep_alive::granted_ms(asked_ms), cx.now);
     }
 
-    /// Advanced command retry is accepted (it asks for nothing while CRDT is 0); the others are not
-    /// supported.
+    /// Host Behavior Support: accepts ACRE (Advanced Command Retry; no effect while CRDT is 0), refuses the
+    /// other fields.
     fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Refusal> {
         let behavior =
             HostBehavior::ref_from_bytes(data).map_err(|_| Refusal::of(Status::INTERNAL_ERROR, None))?;
@@ -448,7 +451,7 @@ impl Controller {
     }
 }
 
-/// Bytes of a feature's data structure; 0: all of it is in a dword.
+/// Bytes of a feature's data structure; 0: its value is a dword.
 fn data_bytes(id: FeatureId) -> u32 {
     match id {
         FeatureId::TIMESTAMP => 8,
@@ -458,8 +461,8 @@ fn data_bytes(id: FeatureId) -> u32 {
     }
 }
 
-/// As many queues as were asked for, up to `queues_max`.
-fn grant(asked: NumberOfQueues, queues_max: u16) -> NumberOfQueues {
+/// The requested numbers of queues, at most `queues_max` each.
+fn granted_queues(asked: NumberOfQueues, queues_max: u16) -> NumberOfQueues {
     let max_z = queues_max.saturating_sub(1);
     NumberOfQueues::new()
         .with_submission_z(asked.submission_z().min(max_z))

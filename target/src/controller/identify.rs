@@ -16,17 +16,18 @@ use super::{Context, Controller, Kind, Window};
 use crate::refusal::{Refusal, field};
 use crate::snapshot::{NSID_MAX, Namespace, Subsystem};
 
-/// CNTID that means the controller that is asked.
+/// CNTID FFFFh: the controller that executes the command.
 const CNTID_SELF: u16 = 0xffff;
 
 impl Controller {
-    /// The subsystem; it may be gone from a new snapshot before its controllers know.
+    /// The controller's subsystem; Internal Error if the snapshot has removed it and the controller still
+    /// exists.
     pub(super) fn subsystem<'a>(&self, cx: &Context<'a>) -> Result<&'a Subsystem, Refusal> {
         let subsystem = cx.snapshot.subsystem(&self.shared.subsystem_nqn);
         subsystem.map(AsRef::as_ref).ok_or(Refusal::of(Status::INTERNAL_ERROR, None))
     }
 
-    /// Is this a data structure that the controller has?
+    /// Checks that CNS and CSI name a data structure that this kind of controller supports.
     pub(super) fn check_identify(&self, identify: Identify<'_>) -> Result<(), Refusal> {
         let is_known = match (self.kind, identify.cns()) {
             (_, Cns::CONTROLLER) => true,
@@ -61,31 +62,33 @@ impl Controller {
             (Kind::Discovery, Cns::CONTROLLER) => self.identify_discovery(view(data)?),
             (_, Cns::NAMESPACE) => {
                 if let Some(namespace) = find_or_inactive(self.subsystem(cx)?, nsid)? {
-                    self.namespace(namespace, view(data)?);
+                    self.identify_namespace(namespace, view(data)?);
                 }
             }
             (_, Cns::INDEPENDENT_NAMESPACE) => {
                 if let Some(namespace) = find_or_inactive(self.subsystem(cx)?, nsid)? {
-                    independent(namespace, view(data)?);
+                    identify_independent(namespace, view(data)?);
                 }
             }
             (_, Cns::CSI_NAMESPACE) => {
-                // No protection information, no storage tag: all zero, as for a namespace that is not active.
+                // No protection information, no storage tag: all zero, as for an inactive namespace.
                 find_or_inactive(self.subsystem(cx)?, nsid)?;
             }
             (_, Cns::CSI_CONTROLLER) => Controller::identify_nvm(view(data)?),
             (_, Cns::ACTIVE_NAMESPACE_LIST | Cns::CSI_ACTIVE_NAMESPACE_LIST) => {
                 active_list(self.subsystem(cx)?, nsid, view(data)?)?;
             }
-            (_, Cns::NAMESPACE_DESCRIPTORS) => descriptors(find_active(self.subsystem(cx)?, nsid)?, data),
+            (_, Cns::NAMESPACE_DESCRIPTORS) => {
+                namespace_descriptors(find_active(self.subsystem(cx)?, nsid)?, data)
+            }
             (_, Cns::IO_COMMAND_SETS) => self.command_sets(cx, identify.cntid(), view(data)?)?,
             _ => return Err(Refusal::invalid(field::CDW10)),
         }
         Ok(())
     }
 
-    /// CNS 00h.
-    fn namespace(&self, namespace: &Namespace, id: &mut IdentifyNamespace) {
+    /// CNS 00h: Identify Namespace.
+    fn identify_namespace(&self, namespace: &Namespace, id: &mut IdentifyNamespace) {
         let geometry = namespace.source.geometry();
         let block_bytes = geometry.block_bytes.max(1);
         let preferred_z = blocks_z(PREFERRED_BYTES, block_bytes);
@@ -118,7 +121,7 @@ impl Controller {
         }
     }
 
-    /// CNS 1Ch: the NVM command set, in one combination.
+    /// CNS 1Ch: the NVM command set, in the only combination.
     fn command_sets(&self, cx: &Context<'_>, cntid: u16, sets: &mut IoCommandSets) -> Result<(), Refusal> {
         let is_self = cntid == CNTID_SELF || cntid == self.shared.cntlid;
         if !is_self && cx.registry.find(&self.shared.subsystem_nqn, cntid).is_none() {
@@ -131,8 +134,8 @@ impl Controller {
     }
 }
 
-/// CNS 08h.
-fn independent(namespace: &Namespace, id: &mut IdentifyNamespaceIndependent) {
+/// CNS 08h: I/O Command Set Independent Identify Namespace.
+fn identify_independent(namespace: &Namespace, id: &mut IdentifyNamespaceIndependent) {
     let geometry = namespace.source.geometry();
     id.nmic = Nmic::new().with_shared(true).into_bits();
     id.nsattr = Nsattr::new().with_write_protected(geometry.is_read_only).into_bits();
@@ -141,7 +144,7 @@ fn independent(namespace: &Namespace, id: &mut IdentifyNamespaceIndependent) {
 
 /// CNS 02h and 07h: active namespaces above `nsid`, ascending.
 fn active_list(subsystem: &Subsystem, nsid: u32, list: &mut NamespaceList) -> Result<(), Refusal> {
-    // Base 2.0 section 5.17.2.2: FFFFFFFEh and FFFFFFFFh have nothing above them and are refused.
+    // Base 2.0 section 5.17.2.2: FFFFFFFEh and FFFFFFFFh are refused.
     if nsid >= NSID_ALL - 1 {
         return Err(Refusal::namespace());
     }
@@ -152,8 +155,8 @@ fn active_list(subsystem: &Subsystem, nsid: u32, list: &mut NamespaceList) -> Re
     Ok(())
 }
 
-/// CNS 03h: UUID, NGUID and command set; there is no EUI-64.
-fn descriptors(namespace: &Namespace, data: &mut [u8]) {
+/// CNS 03h: UUID, NGUID and command set identifier; no namespace has an EUI-64.
+fn namespace_descriptors(namespace: &Namespace, data: &mut [u8]) {
     let mut window = Window::new(0, data);
     let mut at = 0;
     let mut put = |kind, bytes: u8, identifier: &[u8]| {
@@ -174,12 +177,12 @@ fn nsfeat(can_deallocate: bool) -> Nsfeat {
     Nsfeat::new().with_thin(can_deallocate).with_preferred_sizes(true)
 }
 
-/// Bytes as blocks, one less than the count.
+/// Bytes as a 0's based number of blocks.
 fn blocks_z(bytes: u32, block_bytes: u32) -> u16 {
     u16::try_from((bytes / block_bytes).saturating_sub(1)).unwrap_or(u16::MAX)
 }
 
-/// NUSE: what the disk holds, where it can give space back; else all of it.
+/// NUSE in blocks: the disk's used space if it can deallocate, else its size.
 fn blocks_used(namespace: &Namespace, block_count: u64, block_bytes: u32, can_deallocate: bool) -> u64 {
     if !can_deallocate {
         return block_count;
@@ -187,7 +190,7 @@ fn blocks_used(namespace: &Namespace, block_count: u64, block_bytes: u32, can_de
     namespace.source.usage().bytes_used.div_ceil(u64::from(block_bytes)).min(block_count)
 }
 
-/// The namespace; `None` where the number is allowed but not in use.
+/// The namespace; `None` for a valid NSID that is not active.
 fn find_or_inactive(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Refusal> {
     if nsid == 0 || nsid > NSID_MAX {
         return Err(Refusal::namespace());
@@ -195,12 +198,12 @@ fn find_or_inactive(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespac
     Ok(subsystem.namespace(nsid).map(AsRef::as_ref))
 }
 
-/// The namespace; a number that is not in use fails.
+/// The namespace; Invalid Namespace or Format for an NSID that is not active.
 pub(super) fn find_active(subsystem: &Subsystem, nsid: u32) -> Result<&Namespace, Refusal> {
     subsystem.namespace(nsid).map(AsRef::as_ref).ok_or(Refusal::namespace())
 }
 
-/// The data buffer as the structure that it is to hold.
+/// The data buffer as structure `T`; Internal Error if the lengths differ.
 pub(super) fn view<T>(data: &mut [u8]) -> Result<&mut T, Refusal>
 where
     T: FromBytes + IntoBytes + KnownLayout + Immutable,

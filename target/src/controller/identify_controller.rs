@@ -1,5 +1,4 @@
-//! Identify Controller (CNS 01h) and the NVM command set's part of it (CNS 06h): the truth about this
-//! controller.
+//! Identify Controller (CNS 01h) and its part of the NVM command set (CNS 06h).
 
 use nvme_spec::cqe::CQE_BYTES;
 use nvme_spec::identify::{
@@ -20,30 +19,30 @@ use super::limits::{
 use super::{Controller, property};
 use crate::snapshot::{NSID_MAX, Subsystem};
 
-/// IOCCSZ and IORCSZ count in these bytes.
+/// Unit of IOCCSZ and IORCSZ in bytes.
 const CAPSULE_UNIT_BYTES: u32 = 16;
 
 /// Bytes of an SGL descriptor.
 const SGL_BYTES: u32 = 16;
 
-/// CDFS: the formats of Copy descriptors that are taken, a bit each.
+/// Bit of CDFS: Copy descriptor format 0h is supported.
 const COPY_FORMAT_0: u16 = 1 << 0;
 
-/// What is true of a controller because it is true of all its namespaces, or of any.
-struct Together {
+/// Fields of Identify Controller that depend on the namespaces.
+struct NamespaceSummary {
     atomic_blocks: u32,
     has_compare_and_write: bool,
     any_volatile_cache: bool,
 }
 
-impl Together {
-    fn of(subsystem: &Subsystem) -> Together {
+impl NamespaceSummary {
+    fn of(subsystem: &Subsystem) -> NamespaceSummary {
         let geometries = || subsystem.active().map(|namespace| namespace.source.geometry());
-        // There is no such bit of a namespace, and VMFS takes no controller without it. A namespace that
-        // cannot refuses each pair, as it would without the bit. Hosts ask once: others may come.
+        // The bit is per controller, and VMFS uses no controller without it. A namespace without support
+        // refuses each pair. Without namespaces it is set, since hosts read it once and some may be added.
         let has_compare_and_write =
             geometries().any(|geometry| geometry.can_compare_and_write) || geometries().next().is_none();
-        Together {
+        NamespaceSummary {
             atomic_blocks: geometries().map(|geometry: Geometry| geometry.atomic_blocks).min().unwrap_or(1),
             has_compare_and_write,
             any_volatile_cache: has_volatile_cache(subsystem),
@@ -59,7 +58,7 @@ pub(super) fn has_volatile_cache(subsystem: &Subsystem) -> bool {
 impl Controller {
     /// CNS 01h of an I/O controller.
     pub(super) fn identify_io(&self, subsystem: &Subsystem, id: &mut IdentifyController) {
-        let together = Together::of(subsystem);
+        let summary = NamespaceSummary::of(subsystem);
         self.identify_common(&subsystem.nqn, id);
         id.sn = padded_ascii(&subsystem.serial);
         id.mn = padded_ascii(&subsystem.model);
@@ -83,13 +82,13 @@ impl Controller {
         id.mnan = U32::new(NSID_MAX);
         id.oncs = oncs().into();
         id.cdfs = U16::new(COPY_FORMAT_0);
-        id.fuses = Fuses::new().with_compare_and_write(together.has_compare_and_write).into();
+        id.fuses = Fuses::new().with_compare_and_write(summary.has_compare_and_write).into();
         id.vwc = Vwc::new()
-            .with_present(together.any_volatile_cache)
+            .with_present(summary.any_volatile_cache)
             .with_flush_all(Vwc::FLUSH_ALL_SUPPORTED)
             .into_bits();
-        // One block is atomic by the power of the medium alone; more is known only while the power is on.
-        id.awun_z = U16::new(u16::try_from(together.atomic_blocks.saturating_sub(1)).unwrap_or(u16::MAX));
+        // AWUN counts without a power failure; with one (AWUPF) only one block is atomic, so AWUPF stays 0.
+        id.awun_z = U16::new(u16::try_from(summary.atomic_blocks.saturating_sub(1)).unwrap_or(u16::MAX));
         id.set_spindle_features(SpindleFeatures::new().with_end_former_associations(true));
     }
 
@@ -104,7 +103,7 @@ impl Controller {
 
     fn identify_common(&self, subsystem_nqn: &Nqn, id: &mut IdentifyController) {
         id.fr = padded_ascii(FIRMWARE);
-        // Strings are padded also where they are empty.
+        // Empty strings are padded with spaces too.
         id.sn = padded_ascii("");
         id.mn = padded_ascii("Spindle");
         id.mdts = page_exponent(self.transfer_bytes);
@@ -123,7 +122,7 @@ impl Controller {
         id.ofcs = Ofcs::new().with_disconnect(true).into();
     }
 
-    /// Descriptors that a command may have. Over RDMA a list of them travels as in-capsule data.
+    /// MSDBD: most SGL descriptors of a command. Over RDMA a list of descriptors is in-capsule data.
     fn msdbd(&self) -> u8 {
         let room = u8::try_from(self.in_capsule_bytes / SGL_BYTES).unwrap_or(u8::MAX);
         match self.transport {
@@ -140,10 +139,10 @@ impl Controller {
         }
     }
 
-    /// CNS 06h.
+    /// CNS 06h: the NVM command set's part.
     pub(super) fn identify_nvm(id: &mut IdentifyControllerNvm) {
-        // VSL 0: a Verify goes in steps, so it has no limit. DMRL, DMRSL, DMSL 0: none but the 256 ranges of
-        // the command.
+        // VSL 0: a Verify is done in steps, so it has no limit. DMRL, DMRSL, DMSL 0: no limit but the 256
+        // ranges of the command.
         id.wzsl = page_exponent(WRITE_ZEROES_BYTES_MAX);
     }
 }

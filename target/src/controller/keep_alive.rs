@@ -1,50 +1,50 @@
-//! The keep-alive timer (Base 2.0 section 3.9), traffic based: any command on any queue is a sign of life.
+//! The keep-alive timer (Base 2.0 section 3.9), traffic based: any command on any queue restarts it.
 //!
-//! The queues only set a flag in [`ControllerShared`](crate::shared::ControllerShared); the timer looks at it
-//! once per time-out, so a host is given up between one and two time-outs after its last command.
+//! The queues only set a flag in [`ControllerShared`](crate::shared::ControllerShared); the timer checks it
+//! once per time-out, so a controller expires between one and two time-outs after its last command.
 
 use spindle_reactor::clock::Nanos;
 
 use super::Expired;
 use super::limits::{ASSOCIATION_TIMEOUT, KEEP_ALIVE_STEP_MS};
 
-/// A controller's timer.
+/// Keep-alive and association timer of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// What was granted, in ms; 0: the timer is off.
+    /// Granted time-out in ms; 0: keep alive is off.
     pub(super) timeout_ms: u32,
-    /// When the timer rings; `None`: never.
+    /// Next expiry of the timer; `None`: it does not run.
     pub(super) deadline: Option<Nanos>,
-    /// The controller is not enabled: ring when the association is to be given up, whatever the traffic.
+    /// The controller is not enabled: `deadline` is that of [`ASSOCIATION_TIMEOUT`], whatever the traffic.
     is_idle: bool,
 }
 
-/// A time-out in whole steps of KAS, rounded up; 0 stays 0.
+/// The requested time-out rounded up to whole steps of KAS; 0 stays 0.
 #[must_use]
 pub fn granted_ms(asked_ms: u32) -> u32 {
     asked_ms.div_ceil(KEEP_ALIVE_STEP_MS).saturating_mul(KEEP_ALIVE_STEP_MS)
 }
 
 impl KeepAlive {
-    /// A timer for a fresh controller, which is not enabled yet.
+    /// Timer of a new controller, which is not enabled yet.
     #[must_use]
     pub fn new(timeout_ms: u32, now: Nanos) -> KeepAlive {
         KeepAlive { timeout_ms, deadline: Some(now + ASSOCIATION_TIMEOUT), is_idle: true }
     }
 
-    /// The controller was enabled: the time runs from now.
+    /// The controller was enabled: keep alive starts now.
     pub fn start(&mut self, now: Nanos) {
         self.is_idle = false;
         self.deadline = (self.timeout_ms != 0).then(|| now + Nanos::from_ms(u64::from(self.timeout_ms)));
     }
 
-    /// The controller was reset or shut down: keep alive stops, the association's own time runs.
+    /// The controller was reset or shut down: keep alive stops, [`ASSOCIATION_TIMEOUT`] starts.
     pub fn stop(&mut self, now: Nanos) {
         self.is_idle = true;
         self.deadline = Some(now + ASSOCIATION_TIMEOUT);
     }
 
-    /// The host sets another time-out; it runs from now.
+    /// The host has set another time-out, which starts now.
     pub fn set_timeout_ms(&mut self, timeout_ms: u32, now: Nanos) {
         self.timeout_ms = timeout_ms;
         if !self.is_idle {
@@ -52,16 +52,16 @@ impl KeepAlive {
         }
     }
 
-    /// Look at the time; `None`: there was a sign of life, or it is not yet time. `had_traffic` is asked only
-    /// when the timer rings.
+    /// Checks the timer. `None`: the deadline has not passed, or there was traffic. `had_traffic` is called
+    /// only once the deadline has passed.
     pub fn tick(&mut self, now: Nanos, had_traffic: impl FnOnce() -> bool) -> Option<Expired> {
         let deadline = self.deadline.filter(|deadline| *deadline <= now)?;
         if self.is_idle {
             self.deadline = None;
             return Some(Expired::NeverEnabled);
         }
-        // Where the look itself is late, it was this process that slept (a paused machine, a debugger): what
-        // hosts sent meanwhile has not been read yet, so they get a period in which it can be.
+        // If this check is late, the process was stopped (a paused machine, a debugger). Commands that hosts
+        // sent meanwhile have not been received yet, so they get another period.
         let was_asleep = now - deadline >= Nanos::from_ms(u64::from(self.timeout_ms) / 2);
         if had_traffic() || was_asleep {
             self.start(now);

@@ -8,29 +8,29 @@
 //!     │ └─┼──────────────────┘   └──────────────────┘ │ │
 //!     │   └──────────────────── Shutdown ─────────────┼─┘
 //!     └──────────────────────── Disable ──────────────┘
-//!   each of these ── Expire, Lose ──> Failed ── Remove ──> Gone
+//!   each of these ── Expire, Revoke ──> Failed ── Remove ──> Removed
 //! ```
-//! Reset and shutdown take no time in this table. What remains to be done, closing I/O queues, is said by
-//! [`Step::effect`]; until that is over, and the disks have nothing of them any more, CSTS shows RDY or SHST
-//! as they were on the way (`Controller::csts`).
+//! Reset and shutdown change the state at once. [`Step::effect`] tells the caller to close I/O queues; until
+//! they are closed and the disks have no commands of them, CSTS reports the reset or shutdown as in progress
+//! (`Controller::csts`).
 
-/// Where a controller is in its life.
+/// State of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Connected; CC.EN is 0. Left by Property Set, or given up after a while.
+    /// Connected; CC.EN is 0. Ends by Property Set, or fails after
+    /// [`ASSOCIATION_TIMEOUT`](super::limits::ASSOCIATION_TIMEOUT).
     Disabled,
-    /// CC.EN and CSTS.RDY are 1: commands are taken.
+    /// CC.EN and CSTS.RDY are 1: commands are accepted.
     Enabled,
-    /// The host said CC.SHN; CSTS.SHST is complete. Left by a reset, or by the host's going away.
+    /// The host has set CC.SHN. Ends by a reset, an enable or the end of the admin connection.
     ShutDown,
-    /// Fatal: the keep-alive time passed or the subsystem was taken away. CSTS.CFS is 1. Left only by
-    /// removal.
+    /// CSTS.CFS is 1: a time-out has passed, or the host has lost its subsystem. Ends only by removal.
     Failed,
-    /// Removed; nothing is answered any more.
-    Gone,
+    /// Removed after the end of the admin connection.
+    Removed,
 }
 
-/// What happens to a controller.
+/// Input of the state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// CC.EN went from 0 to 1.
@@ -39,61 +39,61 @@ pub enum Event {
     Disable,
     /// CC.SHN went from none to normal or abrupt.
     Shutdown,
-    /// No sign of the host in time.
+    /// The keep-alive time-out has passed, or the controller was not enabled in time.
     Expire,
-    /// Its subsystem, or its host's right to it, was taken away.
-    Lose,
+    /// A reload has removed its subsystem, or its host from the allowed hosts.
+    Revoke,
     /// The admin connection has ended.
     Remove,
 }
 
-/// What the owner has to do after a step.
+/// Action of the caller after a transition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Nothing.
+    /// No action.
     None,
-    /// Close all I/O queues; the admin queue stays. Held Asynchronous Event Requests are forgotten, without
-    /// an answer.
+    /// Close all I/O queues; the admin queue stays. Parked AERs are dropped without a reply.
     CloseIoQueues,
-    /// Close all queues, the admin queue last: the controller is over.
+    /// Close all queues of the controller.
     CloseAll,
 }
 
-/// One entry of the table.
+/// One entry of the transition table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// The state after it.
+    /// State after the transition.
     pub state: State,
-    /// What is to be done.
+    /// Action of the caller.
     pub effect: Effect,
 }
 
-/// All states.
-pub const STATES: [State; 5] = [State::Disabled, State::Enabled, State::ShutDown, State::Failed, State::Gone];
+/// All states, for tests.
+pub const STATES: [State; 5] =
+    [State::Disabled, State::Enabled, State::ShutDown, State::Failed, State::Removed];
 
-/// All events.
+/// All events, for tests.
 pub const EVENTS: [Event; 6] =
-    [Event::Enable, Event::Disable, Event::Shutdown, Event::Expire, Event::Lose, Event::Remove];
+    [Event::Enable, Event::Disable, Event::Shutdown, Event::Expire, Event::Revoke, Event::Remove];
 
 impl State {
-    /// True while commands other than Fabrics commands are taken.
+    /// True while commands other than Fabrics commands are accepted.
     #[must_use]
     pub fn is_ready(self) -> bool {
         self == State::Enabled
     }
 
-    /// True once the controller will not come back.
+    /// True in the states from which the controller can only be removed.
     #[must_use]
     pub fn is_over(self) -> bool {
-        matches!(self, State::Failed | State::Gone)
+        matches!(self, State::Failed | State::Removed)
     }
 }
 
-/// The table.
+/// The transition table.
 #[must_use]
 pub const fn step(state: State, event: Event) -> Step {
     use Effect::{CloseAll, CloseIoQueues, None};
-    use State::{Disabled, Enabled, Failed, Gone, ShutDown};
+    use State::{Disabled, Enabled, Failed, Removed, ShutDown};
     let (state, effect) = match (state, event) {
         (Disabled | ShutDown, Event::Enable) => (Enabled, None),
         (Enabled | Failed, Event::Enable) => (state, None),
@@ -101,10 +101,10 @@ pub const fn step(state: State, event: Event) -> Step {
         (Disabled | Failed, Event::Disable) => (state, None),
         (Disabled | Enabled, Event::Shutdown) => (ShutDown, CloseIoQueues),
         (ShutDown | Failed, Event::Shutdown) => (state, None),
-        (Disabled | Enabled | ShutDown, Event::Expire | Event::Lose) => (Failed, CloseAll),
-        (Failed, Event::Expire | Event::Lose) => (Failed, None),
-        (Disabled | Enabled | ShutDown | Failed, Event::Remove) => (Gone, CloseAll),
-        (Gone, _) => (Gone, None),
+        (Disabled | Enabled | ShutDown, Event::Expire | Event::Revoke) => (Failed, CloseAll),
+        (Failed, Event::Expire | Event::Revoke) => (Failed, None),
+        (Disabled | Enabled | ShutDown | Failed, Event::Remove) => (Removed, CloseAll),
+        (Removed, _) => (Removed, None),
     };
     Step { state, effect }
 }
@@ -119,32 +119,32 @@ Disabled + Enable -> Enabled, None
 Disabled + Disable -> Disabled, None
 Disabled + Shutdown -> ShutDown, CloseIoQueues
 Disabled + Expire -> Failed, CloseAll
-Disabled + Lose -> Failed, CloseAll
-Disabled + Remove -> Gone, CloseAll
+Disabled + Revoke -> Failed, CloseAll
+Disabled + Remove -> Removed, CloseAll
 Enabled + Enable -> Enabled, None
 Enabled + Disable -> Disabled, CloseIoQueues
 Enabled + Shutdown -> ShutDown, CloseIoQueues
 Enabled + Expire -> Failed, CloseAll
-Enabled + Lose -> Failed, CloseAll
-Enabled + Remove -> Gone, CloseAll
+Enabled + Revoke -> Failed, CloseAll
+Enabled + Remove -> Removed, CloseAll
 ShutDown + Enable -> Enabled, None
 ShutDown + Disable -> Disabled, CloseIoQueues
 ShutDown + Shutdown -> ShutDown, None
 ShutDown + Expire -> Failed, CloseAll
-ShutDown + Lose -> Failed, CloseAll
-ShutDown + Remove -> Gone, CloseAll
+ShutDown + Revoke -> Failed, CloseAll
+ShutDown + Remove -> Removed, CloseAll
 Failed + Enable -> Failed, None
 Failed + Disable -> Failed, None
 Failed + Shutdown -> Failed, None
 Failed + Expire -> Failed, None
-Failed + Lose -> Failed, None
-Failed + Remove -> Gone, CloseAll
-Gone + Enable -> Gone, None
-Gone + Disable -> Gone, None
-Gone + Shutdown -> Gone, None
-Gone + Expire -> Gone, None
-Gone + Lose -> Gone, None
-Gone + Remove -> Gone, None
+Failed + Revoke -> Failed, None
+Failed + Remove -> Removed, CloseAll
+Removed + Enable -> Removed, None
+Removed + Disable -> Removed, None
+Removed + Shutdown -> Removed, None
+Removed + Expire -> Removed, None
+Removed + Revoke -> Removed, None
+Removed + Remove -> Removed, None
 ";
 
     #[test]

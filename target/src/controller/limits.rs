@@ -1,49 +1,45 @@
-//! What a controller promises in Identify and obeys elsewhere: numbers with their reasons.
+//! Limits that Identify reports and other files enforce, with their reasons.
 
 use spindle_reactor::clock::Nanos;
 
-/// Asynchronous Event Requests that may be outstanding: AERL 3, one less than the count (what Linux and SPDK
-/// send is 1 and 4).
+/// Most outstanding Asynchronous Event Requests; AERL is one less. Linux sends 1, SPDK 4.
 pub const ASYNC_EVENTS_MAX: u8 = 4;
 
-/// Abort commands that may be outstanding: ACL 3, one less than the count, the least that Base 2.0
-/// recommends.
+/// Most outstanding Abort commands; ACL is one less. The minimum that Base 2.0 recommends.
 pub const ABORTS_MAX: u8 = 4;
 
-/// Entries of the error log that are kept: ELPE 63, one less than the count. One 4 KiB page.
+/// Entries of the error log, 4 KiB together; ELPE is one less.
 pub const ERROR_ENTRIES: usize = 64;
 
 /// KAS in units of 100 ms: keep-alive time-outs are rounded up to whole seconds.
 pub const KEEP_ALIVE_UNITS: u16 = 10;
 
-/// The same granularity in milliseconds.
+/// [`KEEP_ALIVE_UNITS`] in milliseconds.
 pub const KEEP_ALIVE_STEP_MS: u32 = KEEP_ALIVE_UNITS as u32 * 100;
 
-/// How long a controller may stay connected without being enabled (before CC.EN, after a reset or a shutdown)
-/// until it is given up, as SPDK's association time-out.
+/// Longest time for which a controller may be connected without being enabled (before CC.EN, after a reset or
+/// a shutdown). As SPDK's association time-out.
 pub const ASSOCIATION_TIMEOUT: Nanos = Nanos::from_secs(120);
 
-/// CAP.TO and CRTO.CRWMT in units of 500 ms. A controller is ready at once; a reset takes as long as what
-/// the host had at the disks, at most [`ORPHAN_MAX`](crate::orphaned_commands::ORPHAN_MAX), and 5 s are
-/// added.
+/// CAP.TO and CRTO.CRWMT in units of 500 ms. An enable completes at once; a reset waits for the host's
+/// commands at the disks, at most [`ORPHAN_MAX`](crate::orphaned_commands::ORPHAN_MAX), plus 5 s of margin.
 pub const READY_TIMEOUT_UNITS: u8 = 90;
 
-/// The smallest memory page (CAP.MPSMIN 0), in which MDTS, VSL and WZSL count.
+/// Bytes of the smallest memory page (CAP.MPSMIN 0), the unit of MDTS, VSL and WZSL.
 pub const PAGE_BYTES: u32 = 4096;
 
-/// What the preferred granularity of writes and deallocation is: a page of memory, of a file system, of most
+/// Preferred granularity of writes and deallocation in bytes: a page of memory, of a file system, of most
 /// drives.
 pub const PREFERRED_BYTES: u32 = 4096;
 
-/// Most source ranges of a Copy: MSRC 127, one less than the count. 4 KiB of descriptors of 32 bytes.
+/// Most source ranges of a Copy, 4 KiB of descriptors of 32 bytes; MSRC is one less.
 pub const COPY_RANGES_MAX: u16 = 128;
 
-/// Most bytes that one Write Zeroes should name (WZSL): 65,536 blocks of 512 bytes. Without it, Linux takes
-/// MDTS for the limit and zeroes in small pieces; with more, it would cut the 16 bits of NLB.
+/// Most bytes of one Write Zeroes (WZSL): 65,536 blocks of 512 bytes. Without WZSL Linux uses MDTS as the
+/// limit and zeroes in small pieces; a larger value would truncate the 16 bits of NLB.
 pub const WRITE_ZEROES_BYTES_MAX: u32 = 32 << 20;
 
-/// Kelvin. There is no thermometer: a fixed value, so that monitors on hosts see a thing that is neither hot
-/// nor broken.
+/// Composite temperature in kelvin of disks without a sensor: a fixed value that monitors on hosts accept.
 pub const TEMPERATURE_KELVIN: u16 = 300;
 
 /// WCTEMP in Kelvin, also the default threshold: 70 degrees Celsius.
@@ -69,8 +65,8 @@ pub fn copy_blocks_max(transfer_bytes: u32, block_bytes: u32) -> u32 {
     u32::from(copy_range_blocks_max(transfer_bytes, block_bytes)) * u32::from(COPY_RANGES_MAX)
 }
 
-/// Bytes as the power of two of [`PAGE_BYTES`] that MDTS, VSL and WZSL hold, rounded down; 0 (no limit) never
-/// comes out of a size of two pages or more.
+/// log2 of `bytes` in units of [`PAGE_BYTES`], rounded down: the encoding of MDTS, VSL and WZSL. Less than
+/// two pages gives 0, which means no limit.
 #[must_use]
 pub fn page_exponent(bytes: u32) -> u8 {
     let pages = bytes / PAGE_BYTES;

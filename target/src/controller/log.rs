@@ -1,5 +1,5 @@
-//! Get Log Page (Base 2.0 section 5.16): which pages there are, which part the host asked for ([`Window`]),
-//! what reading clears; and the pages that say what commands and features do (05h, 12h).
+//! Get Log Page (Base 2.0 section 5.16): the list of pages, the requested part of a page ([`Window`]), what
+//! a read clears; and the pages of command and feature effects (05h, 12h).
 
 use nvme_spec::identify::Csi;
 use nvme_spec::log::{
@@ -20,8 +20,8 @@ use super::{Context, Controller, Kind, Need, error_log, feature, identify, smart
 use crate::discovery::{DiscoveryLog, transport_type};
 use crate::refusal::{Refusal, field};
 
-/// Pages of an I/O controller.
-const IO_PAGES: [LogId; 8] = [
+/// Log pages of an I/O controller. Each needs a length in `log_bytes` and its content in `get_log`.
+pub const IO_PAGES: &[LogId] = &[
     LogId::SUPPORTED_LOG_PAGES,
     LogId::ERROR,
     LogId::SMART,
@@ -32,17 +32,17 @@ const IO_PAGES: [LogId; 8] = [
     LogId::MI_COMMAND_EFFECTS,
 ];
 
-/// Pages of a discovery controller.
-const DISCOVERY_PAGES: [LogId; 2] = [LogId::SUPPORTED_LOG_PAGES, LogId::DISCOVERY];
+/// Log pages of a discovery controller.
+pub const DISCOVERY_PAGES: &[LogId] = &[LogId::SUPPORTED_LOG_PAGES, LogId::DISCOVERY];
 
-/// Offsets and lengths are in dwords.
+/// Offsets and lengths of Get Log Page are multiples of this.
 const DWORD_BYTES: u64 = 4;
 
 impl Controller {
-    fn pages(&self) -> &'static [LogId] {
+    pub(super) fn pages(&self) -> &'static [LogId] {
         match self.kind {
-            Kind::Io => &IO_PAGES,
-            Kind::Discovery => &DISCOVERY_PAGES,
+            Kind::Io => IO_PAGES,
+            Kind::Discovery => DISCOVERY_PAGES,
         }
     }
 
@@ -53,7 +53,7 @@ impl Controller {
         }
         let nsid = log.sqe().nsid();
         if nsid != 0 && nsid != NSID_ALL {
-            // Only the SMART log has a namespace's own (LPA bit 0).
+            // Only the SMART log exists per namespace (LPA bit 0).
             if lid != LogId::SMART {
                 return Err(Refusal::invalid(field::NSID));
             }
@@ -62,7 +62,7 @@ impl Controller {
         if lid == LogId::COMMAND_EFFECTS && log.csi() != Csi::NVM {
             return Err(Refusal::invalid(field::CDW14));
         }
-        // OT 1 counts the offset in entries: of no page here.
+        // OT 1 (offset in entries) is supported by no page.
         if log.ot() {
             return Err(Refusal::invalid(field::CDW14));
         }
@@ -77,16 +77,17 @@ impl Controller {
         bytes.map(Need::to_host).ok_or(Refusal::invalid(field::CDW10_HIGH))
     }
 
-    /// How long a page is; what is read beyond it is zero.
-    fn log_bytes(&self, cx: &Context<'_>, lid: LogId) -> u64 {
+    /// Length of a page in bytes; bytes beyond it read as zero.
+    pub(super) fn log_bytes(&self, cx: &Context<'_>, lid: LogId) -> u64 {
         match lid {
+            // A dword for each identifier.
+            LogId::SUPPORTED_LOG_PAGES | LogId::FEATURE_EFFECTS => 1024,
             LogId::ERROR => error_log::BYTES,
             LogId::SMART | LogId::FIRMWARE_SLOT => 512,
             LogId::CHANGED_NAMESPACES => CHANGED_NAMESPACE_LIST_BYTES as u64,
             LogId::COMMAND_EFFECTS | LogId::MI_COMMAND_EFFECTS => 4096,
             LogId::DISCOVERY => DiscoveryLog::new(cx.snapshot, cx.peer, &self.shared.host_nqn).bytes(),
-            // Supported log pages, feature effects: a dword for each identifier.
-            _ => 1024,
+            _ => 0,
         }
     }
 
@@ -98,21 +99,22 @@ impl Controller {
     ) -> Result<(), Refusal> {
         let mut window = Window::new(log.lpo(), data);
         match log.lid() {
-            LogId::SUPPORTED_LOG_PAGES => window.put(0, supported(self.pages()).as_bytes()),
+            LogId::SUPPORTED_LOG_PAGES => window.put(0, supported_log_pages(self.pages()).as_bytes()),
             LogId::ERROR => self.errors.write(&mut window, transport_type(self.transport)),
             LogId::SMART => {
                 let log = smart::smart(self, cx, log.sqe().nsid())?;
                 window.put(0, log.as_bytes());
             }
-            LogId::FIRMWARE_SLOT => window.put(0, firmware().as_bytes()),
+            LogId::FIRMWARE_SLOT => window.put(0, firmware_slot_log().as_bytes()),
             LogId::CHANGED_NAMESPACES => self.changed.write(&mut window),
             LogId::COMMAND_EFFECTS => window.put(0, command_effects().as_bytes()),
             LogId::FEATURE_EFFECTS => write_feature_effects(self.kind, &mut window),
             LogId::DISCOVERY => {
                 DiscoveryLog::new(cx.snapshot, cx.peer, &self.shared.host_nqn).write(&mut window);
             }
-            // MI command effects: none is supported, all zero.
-            _ => {}
+            // No command is supported: all zero.
+            LogId::MI_COMMAND_EFFECTS => {}
+            _ => return Err(Refusal::at(Status::INVALID_LOG_PAGE, field::CDW10)),
         }
         if !log.rae() {
             self.events.on_log_read(log.lid());
@@ -124,7 +126,7 @@ impl Controller {
     }
 }
 
-fn supported(pages: &[LogId]) -> SupportedLogPages {
+fn supported_log_pages(pages: &[LogId]) -> SupportedLogPages {
     let mut log = SupportedLogPages::default();
     for page in pages {
         log.set(*page, SupportedLogPage::new().with_supported(true));
@@ -132,7 +134,7 @@ fn supported(pages: &[LogId]) -> SupportedLogPages {
     log
 }
 
-fn firmware() -> FirmwareSlotLog {
+fn firmware_slot_log() -> FirmwareSlotLog {
     let mut log = FirmwareSlotLog { afi: 1, ..FirmwareSlotLog::default() };
     if let Some(slot) = log.frs.first_mut() {
         *slot = padded_ascii(FIRMWARE);
@@ -140,14 +142,13 @@ fn firmware() -> FirmwareSlotLog {
     log
 }
 
-/// Scope: the command or feature is about a namespace.
+/// FSP bit 0: the feature affects a namespace.
 const SCOPE_NAMESPACE: u16 = 1 << 0;
-/// Scope: it is about the controller.
+/// FSP bit 1: the feature affects the controller.
 const SCOPE_CONTROLLER: u16 = 1 << 1;
 
-/// Admin commands of an I/O controller. None changes what another command sees; Set Features changes the
-/// controller.
-const ADMIN_COMMANDS: [AdminOpcode; 8] = [
+/// Admin commands of an I/O controller, in log page 05h.
+const ADMIN_COMMANDS: &[AdminOpcode] = &[
     AdminOpcode::GET_LOG_PAGE,
     AdminOpcode::IDENTIFY,
     AdminOpcode::ABORT,
@@ -158,8 +159,8 @@ const ADMIN_COMMANDS: [AdminOpcode; 8] = [
     END_FORMER_ASSOCIATIONS,
 ];
 
-/// I/O commands, and whether they change blocks.
-const IO_COMMANDS: [(IoOpcode, bool); 8] = [
+/// I/O commands in log page 05h, and whether they change logical blocks (LBCC).
+const IO_COMMANDS: &[(IoOpcode, bool)] = &[
     (IoOpcode::FLUSH, false),
     (IoOpcode::WRITE, true),
     (IoOpcode::READ, false),
@@ -170,14 +171,13 @@ const IO_COMMANDS: [(IoOpcode, bool); 8] = [
     (IoOpcode::COPY, true),
 ];
 
-/// Log page 05h. The scope is left unreported: Linux takes any bit but CSUPP and LBCC of an I/O command for
-/// an unusual effect, and warns.
+/// Log page 05h. No scope is reported: Linux warns of any bit but CSUPP and LBCC of an I/O command.
 fn command_effects() -> CommandEffects {
     let mut log = CommandEffects::default();
     for opcode in ADMIN_COMMANDS {
-        log.set_admin(opcode, CommandEffect::new().with_supported(true));
+        log.set_admin(*opcode, CommandEffect::new().with_supported(true));
     }
-    for (opcode, changes_blocks) in IO_COMMANDS {
+    for &(opcode, changes_blocks) in IO_COMMANDS {
         let effect = CommandEffect::new().with_supported(true).with_logical_block_content(changes_blocks);
         log.set_io(opcode, effect);
     }
@@ -186,37 +186,37 @@ fn command_effects() -> CommandEffects {
 
 /// Log page 12h: a dword for each feature, with the bits of [`CommandEffect`].
 fn write_feature_effects(kind: Kind, window: &mut Window<'_>) {
-    for id in feature::all(kind) {
+    for id in feature::supported(kind) {
         let scope = if feature::is_namespace_specific(*id) { SCOPE_NAMESPACE } else { SCOPE_CONTROLLER };
         let effect = CommandEffect::new().with_supported(true).with_scope(scope);
         window.put(u64::from(id.0) * 4, U32::from(effect).as_bytes());
     }
 }
 
-/// The part `offset .. offset + length` of a log that the host asked for, zeroed before. Pieces of the log
-/// are put where they are in the whole; what is outside is dropped, so a log of any length is read at any
-/// offset without being built.
+/// The requested part `offset .. offset + data.len()` of a log page; the caller has zeroed `data`. Pieces are
+/// written at their offset in the page, and bytes outside of the part are dropped, so that the whole page
+/// need not be built.
 pub(crate) struct Window<'a> {
     offset: u64,
     data: &'a mut [u8],
 }
 
 impl<'a> Window<'a> {
-    /// `data` shows the log from `offset`.
+    /// The part of `data.len()` bytes from `offset` on.
     pub(crate) fn new(offset: u64, data: &'a mut [u8]) -> Window<'a> {
         Window { offset, data }
     }
 
-    /// True when any of `bytes` bytes at `at` is to be seen.
+    /// True when the part contains any of the `bytes` bytes at offset `at`.
     pub(crate) fn shows(&self, at: u64, bytes: u64) -> bool {
         let end = self.offset.saturating_add(u64::try_from(self.data.len()).unwrap_or(u64::MAX));
         at < end && at.saturating_add(bytes) > self.offset
     }
 
-    /// The log has `bytes` at `at`.
+    /// Writes `bytes`, which are at offset `at` of the page.
     pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
-        // One of the two is 0: what is cut off in front of the piece, or where the piece begins in the
-        // window.
+        // `skip`: bytes of the piece before the part. `start`: offset of the piece in the part. One of them
+        // is 0.
         let Ok(skip) = usize::try_from(self.offset.saturating_sub(at)) else { return };
         let Ok(start) = usize::try_from(at.saturating_sub(self.offset)) else { return };
         let (Some(from), Some(to)) = (bytes.get(skip..), self.data.get_mut(start..)) else { return };

@@ -1,23 +1,22 @@
-//! Controllers: Connect, properties, admin commands. Pure: no I/O, no clock, nothing that a host sends can
-//! make it panic.
+//! Controllers: Connect, properties, admin commands. No I/O and no clock; no input of a host makes it panic.
 //!
 //! ```text
 //!   Connect ──> connect() ──> ConnectedQueue::Admin(controller) | ConnectedQueue::Io { shared, qid }
 //!   Property Get/Set ──> Controller::property ──> reply, Effect (close I/O queues)
-//!   admin command ──> Controller::need (bytes, which way) ──> [buffer, data from the host]
+//!   admin command ──> Controller::need (bytes, direction) ──> [buffer, data from the host]
 //!                 ──> Controller::execute ──> Outcome
 //!   snapshot swapped, error on a queue, time ──> on_snapshot, on_error, tick
 //!                 ──> take_async_event, Effect, Expired
 //! ```
-//! A [`Controller`] belongs to its admin queue and lives on that queue's core; what other cores need of it is
-//! in [`ControllerShared`]. `lifetime` has its states as a table; `property` the registers; `identify`,
-//! `log`, `feature` the three big commands; `event` the asynchronous events; `keep_alive` the timer; `limits`
-//! every number that is promised to hosts.
+//! A [`Controller`] is owned by its admin queue, on that queue's core; state that other cores need is in
+//! [`ControllerShared`]. `lifetime` has its states as a table; `property` the registers; `identify`, `log`,
+//! `feature` the three large commands; `event` the asynchronous events; `keep_alive` the timer; `limits` the
+//! numbers that Identify reports.
 //!
-//! What it does not do: it takes no buffer, waits for nothing, aborts and ends nothing itself
-//! ([`Outcome::Abort`], [`Outcome::EndFormer`]), and has neither reservations, asymmetric access,
-//! authentication, namespace management, firmware update nor directives: those commands, log pages and
-//! features are refused and not advertised.
+//! The caller takes buffers and executes Abort and End Former Associations ([`Outcome::Abort`],
+//! [`Outcome::EndFormer`]). Not supported: reservations, asymmetric access, authentication, namespace
+//! management, firmware update, directives; those commands, log pages and features are refused and not
+//! advertised.
 //!
 //! Limits: [`limits`], [`NSID_MAX`](crate::snapshot::NSID_MAX) namespaces,
 //! [`IO_QUEUES_MAX`](crate::shared::IO_QUEUES_MAX) I/O queues.
@@ -53,6 +52,7 @@ pub use self::connect::{ConnectRefusal, Connected, ConnectedQueue, connect};
 pub use self::error_log::ErrorRecord;
 pub use self::lifetime::{Effect, State};
 pub(crate) use self::log::Window;
+pub use self::log::{DISCOVERY_PAGES, IO_PAGES};
 
 use self::changed::ChangedNamespaces;
 use self::error_log::ErrorLog;
@@ -65,38 +65,38 @@ use crate::refusal::{Refusal, field};
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{Snapshot, Subsystem};
 
-/// What a controller looks at while it answers a command.
+/// Input of a controller's functions besides the command.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// The configuration.
+    /// The configuration that is advertised to hosts; for I/O queues the newest.
     pub snapshot: &'a Snapshot,
-    /// All live controllers.
+    /// Controllers of the process.
     pub registry: &'a Registry,
-    /// The two ends of the connection.
+    /// Addresses and transport of the connection.
     pub peer: &'a Peer,
     /// Time of this turn.
     pub now: Nanos,
     /// When the process started, on the same clock.
-    pub started: Nanos,
+    pub process_started: Nanos,
     /// Wall clock, in ms since 1970.
     pub wall_ms: u64,
-    /// The core.
+    /// Index of the admin queue's core.
     pub core: usize,
-    /// How many cores there are.
+    /// Number of cores of the process.
     pub cores: usize,
 }
 
-/// Data that an admin command moves.
+/// Data transfer of an admin command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
-    /// Length in bytes; 0: it moves none.
+    /// Length in bytes; 0: no data.
     pub bytes: u32,
     /// From the controller to the host.
     pub is_to_host: bool,
 }
 
 impl Need {
-    /// No data.
+    /// The command transfers no data.
     pub const NONE: Need = Need::to_host(0);
 
     pub(crate) const fn to_host(bytes: u32) -> Need {
@@ -108,37 +108,37 @@ impl Need {
     }
 }
 
-/// How an admin command ends, or goes on.
+/// Result of an admin command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Reply now.
     Reply {
-        /// Status.
+        /// Status of the completion.
         status: Status,
-        /// Dwords 0 and 1.
+        /// Dwords 0 and 1 of the completion.
         result: u64,
-        /// Byte offset of the field to blame.
+        /// Byte offset of the field at fault, for the error log.
         field: Option<u16>,
     },
-    /// Hold the command until [`Controller::take_async_event`] gives its result.
-    HoldAsyncEvent,
-    /// End the former associations of this host that have noted this token, and reply when that is over.
+    /// Park the command until [`Controller::take_async_event`] returns its result.
+    ParkAsyncEvent,
+    /// End the former associations of this host that have the same token, then reply.
     EndFormer {
-        /// The token; not 0.
+        /// Token of the command; not 0.
         token: u64,
     },
-    /// Look for this command and abort it if it has not begun; reply with bit 0 of dword 0 clear if it was
-    /// aborted; then call [`Controller::abort_done`].
+    /// Abort the command if it has not begun; reply with bit 0 of dword 0 clear if it was aborted; then call
+    /// [`Controller::abort_done`].
     Abort {
-        /// Its queue.
+        /// Submission queue of the command to abort.
         sqid: u16,
-        /// Its identifier.
+        /// CID of the command to abort.
         cid: u16,
     },
 }
 
 impl Outcome {
-    /// Success with this result.
+    /// Reply with success and this result in dwords 0 and 1.
     #[must_use]
     pub const fn success(result: u64) -> Outcome {
         Outcome::Reply { status: Status::SUCCESS, result, field: None }
@@ -151,7 +151,7 @@ impl From<Refusal> for Outcome {
     }
 }
 
-/// Why a controller is given up by [`Controller::tick`].
+/// Why [`Controller::tick`] ends a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expired {
     /// No command came within the keep-alive time-out.
@@ -163,18 +163,18 @@ pub enum Expired {
     NeverEnabled,
 }
 
-/// What a controller is for.
+/// Controller type, from SUBNQN of Connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Namespaces of a subsystem.
+    /// Of an NVM subsystem, with I/O queues.
     Io,
-    /// The discovery log.
+    /// Of the discovery subsystem, with an admin queue only.
     Discovery,
 }
 
-/// One controller, with all that is not shared between cores.
+/// One controller: the state that only the core of its admin queue uses.
 pub struct Controller {
-    /// What is.
+    /// The state that all cores use.
     pub shared: Arc<ControllerShared>,
     kind: Kind,
     state: State,
@@ -192,9 +192,8 @@ pub struct Controller {
     changed: ChangedNamespaces,
     errors: ErrorLog,
     aborts: u8,
-    /// A reset or a shutdown is not complete: I/O queues are not closed yet, or have left something at a
-    /// disk.
-    is_settling: bool,
+    /// A reset or a shutdown is not complete: I/O queues are not closed, or disks have commands of them.
+    is_quiescing: bool,
 }
 
 impl fmt::Debug for Controller {
@@ -209,7 +208,7 @@ impl fmt::Debug for Controller {
 }
 
 impl Controller {
-    /// Bytes of a controller with a full error log.
+    /// Bytes of memory of a controller with a full error log.
     pub(crate) fn bytes() -> usize {
         size_of::<Controller>() + size_of::<ControllerShared>() + error_log::memory_bytes()
     }
@@ -242,30 +241,30 @@ impl Controller {
             changed: ChangedNamespaces::default(),
             errors: ErrorLog::new(kind),
             aborts: 0,
-            is_settling: false,
+            is_quiescing: false,
         }
     }
 
-    /// How many data bytes an admin command (not a Fabrics command) moves, and which way.
+    /// Length and direction of the data of an admin command (not a Fabrics command).
     ///
     /// # Errors
-    /// The command is refused, before any data moves.
+    /// The command is invalid and is refused before its data is transferred.
     pub fn need(&self, cx: &Context<'_>, sqe: &Sqe) -> Result<Need, Refusal> {
         let command = self.parse(cx, sqe)?;
         self.need_of(&command)
     }
 
-    /// Execute an admin command. `data` is as long as [`Controller::need`] said: zeroed where it goes to the
-    /// host, filled where it came from the host.
+    /// Executes an admin command. `data` has the length that [`Controller::need`] returned: zeroed for a
+    /// transfer to the host, else filled with the host's data.
     pub fn execute(&mut self, cx: &Context<'_>, sqe: &Sqe, data: &mut [u8]) -> Outcome {
         self.shared.note_traffic();
         self.parse(cx, sqe).and_then(|command| self.run(cx, &command, data)).unwrap_or_else(Outcome::from)
     }
 
-    /// Property Get or Set.
+    /// Executes Property Get or Set. The caller applies the [`Effect`] after the reply.
     pub fn property(&mut self, cx: &Context<'_>, sqe: &Sqe) -> (Outcome, Effect) {
         self.shared.note_traffic();
-        self.is_settling = self.is_settling && self.shared.live_queues() > 0;
+        self.is_quiescing = self.is_quiescing && self.shared.taken_qids() > 0;
         let done = match sqe.fctype() {
             FabricsType::PROPERTY_GET => self.property_get(sqe).map(|value| (value, Effect::None)),
             FabricsType::PROPERTY_SET => self.property_set(cx, sqe).map(|effect| (0, effect)),
@@ -277,24 +276,23 @@ impl Controller {
         }
     }
 
-    /// An event to tell the host, if an Asynchronous Event Request is held for it: dword 0 of that command's
-    /// completion.
+    /// Takes a pending event if an Asynchronous Event Request is parked: dword 0 of its completion.
     pub fn take_async_event(&mut self) -> Option<u32> {
         self.events.take()
     }
 
-    /// A held Asynchronous Event Request was aborted.
+    /// A parked Asynchronous Event Request was aborted.
     pub fn async_event_aborted(&mut self) {
-        self.events.unhold();
+        self.events.unpark();
     }
 
-    /// An Abort command was answered.
+    /// The reply to an Abort command was sent: another may be outstanding.
     pub fn abort_done(&mut self) {
         self.aborts = self.aborts.saturating_sub(1);
     }
 
-    /// The configuration has changed. [`Effect::CloseAll`] where the host has lost its subsystem or its right
-    /// to it.
+    /// The configuration has changed: raises events. [`Effect::CloseAll`] when the subsystem was removed or
+    /// the host is not allowed any more.
     pub fn on_snapshot(&mut self, old: &Snapshot, new: &Snapshot) -> Effect {
         match self.kind {
             Kind::Discovery => {
@@ -307,7 +305,7 @@ impl Controller {
                 let nqn = &self.shared.subsystem_nqn;
                 let allowed = |subsystem: &&Arc<Subsystem>| subsystem.hosts.allows(&self.shared.host_nqn);
                 let Some(after) = new.subsystem(nqn).filter(allowed) else {
-                    return self.step(Nanos::ZERO, lifetime::Event::Lose);
+                    return self.step(Nanos::ZERO, lifetime::Event::Revoke);
                 };
                 if self.changed.compare(old.subsystem(nqn).map(Arc::as_ref), after) {
                     self.events.raise(event::Kind::NamespaceChanged);
@@ -317,14 +315,13 @@ impl Controller {
         }
     }
 
-    /// A command on one of the controller's queues failed: an entry for the error log. False: this kind of
-    /// controller keeps none.
+    /// Adds a failed command of one of the controller's queues to the error log. False for a discovery
+    /// controller, which has none.
     pub fn on_error(&mut self, entry: ErrorRecord) -> bool {
         self.errors.push(entry)
     }
 
-    /// Look at the time. `Some`: the host has fallen silent, the controller has failed (CSTS.CFS), close all
-    /// its queues.
+    /// Checks the timers. `Some`: the controller has failed (CSTS.CFS), and the caller closes all its queues.
     pub fn tick(&mut self, now: Nanos) -> Option<Expired> {
         let shared = &self.shared;
         let expired = self.keep_alive.tick(now, || shared.take_traffic())?;
@@ -332,13 +329,13 @@ impl Controller {
         Some(expired)
     }
 
-    /// The admin connection has ended: the identifier is free again, and no queue is added any more.
+    /// The admin queue has ended: frees the CNTLID; no further queue can connect.
     pub fn remove(&mut self, registry: &Registry) {
         self.step(Nanos::ZERO, lifetime::Event::Remove);
         registry.remove(&self.shared);
     }
 
-    /// The only place where the state changes.
+    /// Makes a transition of [`lifetime`]; no other function changes the state.
     fn step(&mut self, now: Nanos, event: lifetime::Event) -> Effect {
         let lifetime::Step { state, effect } = lifetime::step(self.state, event);
         if state == self.state {
@@ -347,7 +344,7 @@ impl Controller {
         self.state = state;
         match state {
             State::Enabled => {
-                // What came before counts as no sign of life: the time runs from here.
+                // Traffic before the enable does not count: keep alive starts now.
                 let _ = self.shared.take_traffic();
                 self.keep_alive.start(now);
                 self.shared.set_ready(true);
@@ -363,17 +360,17 @@ impl Controller {
                 self.events.reset(self.events.enabled);
                 self.aborts = 0;
             }
-            State::Failed | State::Gone => self.shared.set_gone(),
+            State::Failed | State::Removed => self.shared.set_gone(),
         }
-        self.is_settling = effect == Effect::CloseIoQueues && self.shared.live_queues() > 0;
+        self.is_quiescing = effect == Effect::CloseIoQueues && self.shared.taken_qids() > 0;
         effect
     }
 
-    /// Controller Reset: features have their defaults, no event is pending. KATO stays what Connect made it.
+    /// Controller Reset: features get their defaults, events are cleared. KATO keeps its value.
     fn reset(&mut self, now: Nanos) {
         self.events.reset(feature::async_events_default(self.kind));
         self.features.reset(now);
-        self.health = self.health.anew();
+        self.health = self.health.restarted();
         self.changed = ChangedNamespaces::default();
         self.aborts = 0;
         feature::set_write_cache(&self.shared, true);

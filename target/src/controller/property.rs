@@ -12,14 +12,14 @@ use super::limits::READY_TIMEOUT_UNITS;
 use super::{Context, Controller, Kind};
 use crate::refusal::{Refusal, field};
 
-/// The version that controllers conform to.
+/// VS: the NVMe version that controllers report.
 pub(super) const VERSION: Vs = Vs::V2_0;
 
-/// IOSQES and IOCQES that an I/O controller must be given: 64 and 16 bytes.
+/// Required CC.IOSQES and CC.IOCQES of an I/O controller, as powers of two: 64 and 16 bytes.
 const ENTRY_SIZES: (u8, u8) = (6, 4);
 
 impl Controller {
-    /// The value of a property and how many bytes it has.
+    /// Value of a property and its size in bytes; `None`: there is no property at `offset`.
     fn property_value(&self, offset: u32) -> Option<(u64, u8)> {
         let dword = |value: u32| Some((u64::from(value), 4));
         match offset {
@@ -27,15 +27,15 @@ impl Controller {
             register::VS => dword(VERSION.into_bits()),
             register::CC => dword(self.cc.into_bits()),
             register::CSTS => dword(self.csts().into_bits()),
-            // CAP.NSSRS is 0 (one host is not to take the subsystem away from the others), so it reads as 0
-            // and is not written.
+            // CAP.NSSRS is 0 (one host must not reset the subsystem for others), so NSSR reads as 0 and
+            // writes are refused.
             register::NSSR => dword(0),
             register::CRTO => dword(Crto::new().with_crwmt(u16::from(READY_TIMEOUT_UNITS)).into_bits()),
             _ => None,
         }
     }
 
-    /// CAP.
+    /// Value of the Controller Capabilities register (Base 2.0, 3.1.3.1).
     #[must_use]
     pub fn cap(&self) -> Cap {
         Cap::new()
@@ -47,17 +47,17 @@ impl Controller {
             .with_crwms(true)
     }
 
-    /// CSTS.
+    /// Value of the Controller Status register (Base 2.0, 3.1.3.6).
     #[must_use]
     pub fn csts(&self) -> Csts {
         let shst = match self.state {
-            State::ShutDown if self.is_settling => ShutdownStatus::OCCURRING,
+            State::ShutDown if self.is_quiescing => ShutdownStatus::OCCURRING,
             State::ShutDown => ShutdownStatus::COMPLETE,
-            State::Disabled | State::Enabled | State::Failed | State::Gone => ShutdownStatus::NORMAL,
+            State::Disabled | State::Enabled | State::Failed | State::Removed => ShutdownStatus::NORMAL,
         };
-        // RDY follows EN, down only when nothing of what came before can change a disk any more; a shutdown
-        // leaves it (section 3.6.1), a failure takes it.
-        let is_resetting = self.state == State::Disabled && self.is_settling;
+        // RDY follows EN, but falls only once no earlier command can change a disk. A shutdown does not
+        // change it (section 3.6.1); a failure clears it.
+        let is_resetting = self.state == State::Disabled && self.is_quiescing;
         let rdy = (self.cc.en() || is_resetting) && !self.state.is_over();
         Csts::new().with_rdy(rdy).with_cfs(self.state == State::Failed).with_shst(shst.0)
     }
@@ -83,14 +83,15 @@ impl Controller {
         self.set_cc(cx, Cc::from_bits(command.value_u32()))
     }
 
-    /// A write to CC: checked as a whole, then acted on bit by bit.
+    /// Writes CC: checks all fields, then acts on EN and SHN.
     fn set_cc(&mut self, cx: &Context<'_>, new: Cc) -> Result<Effect, Refusal> {
         if self.state.is_over() {
             return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
         }
         self.check_cc(new)?;
-        // Section 3.1.3.5: what a host gets that does not wait for RDY is not defined. It may try again.
-        if new.en() && !self.cc.en() && self.is_settling {
+        // Section 3.1.3.5: the result is undefined for a host that does not wait for RDY. Without DNR it may
+        // retry.
+        if new.en() && !self.cc.en() && self.is_quiescing {
             return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR, Some(field::PROPERTY_VALUE)));
         }
         let old = std::mem::replace(&mut self.cc, new);
@@ -112,7 +113,7 @@ impl Controller {
         let refused = Err(Refusal::invalid(field::PROPERTY_VALUE));
         let css = CommandSetSelected(new.css());
         let is_css_known = css == CommandSetSelected::NVM || css == CommandSetSelected::ALL;
-        // CAP: MPSMIN and MPSMAX 0, AMS 0, CRIMS 0. What is reserved must be 0 too.
+        // CAP has MPSMIN and MPSMAX 0, AMS 0, CRIMS 0, so those fields and reserved bits must be 0.
         let known = Cc::new()
             .with_en(new.en())
             .with_css(new.css())
@@ -127,7 +128,7 @@ impl Controller {
         if new.en() && !is_size_known {
             return refused;
         }
-        // What the queues were made with does not change under them.
+        // Fields that queues depend on must not change while the controller is enabled.
         let is_running = self.cc.en() && new.en();
         if is_running && (new.css() != self.cc.css() || sizes != (self.cc.iosqes(), self.cc.iocqes())) {
             return refused;

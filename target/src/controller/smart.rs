@@ -1,8 +1,8 @@
-//! The SMART / health log (log page 02h): counters of the subsystem, or of one namespace, and what the drives
-//! behind it say of their health: of several, the worst. A warning that is new is told as an event.
+//! The SMART / health log (log page 02h): counters of the subsystem, or of one namespace, and the health of
+//! its drives: of several, the worst of each value. A new warning raises an asynchronous event.
 //!
-//! Cores count on their own how long a namespace was busy, and no core sees which of those times overlap. The
-//! controller busy time is the longest of them: the controller was busy for at least so long.
+//! Each core measures the busy time of a namespace by itself, and overlaps between cores are not known. The
+//! controller busy time is the longest of these times, a lower bound.
 
 use nvme_spec::feature::AsyncEventConfig;
 use nvme_spec::log::{CriticalWarning, SmartLog};
@@ -16,11 +16,11 @@ use super::{Context, Controller, Kind, State, event, identify};
 use crate::counters::IoTotals;
 use crate::refusal::Refusal;
 
-/// Between two looks at the drives' warnings. They are asked for their own health less often than that.
+/// Period of checks for new warnings. The drives' own SMART logs are read less often.
 const HEALTH_PERIOD: Nanos = Nanos::from_secs(1);
-/// Data units are thousands of 512 bytes, rounded up.
+/// SMART data units are thousands of 512 bytes, rounded up.
 const UNITS_PER_DATA_UNIT: u64 = 1000;
-/// Available spare and its threshold in percent: nothing here wears out.
+/// Available spare and its threshold in percent, for disks that are no drives.
 const SPARE_PERCENT: u8 = 100;
 const SPARE_THRESHOLD_PERCENT: u8 = 10;
 
@@ -30,16 +30,16 @@ pub(super) fn smart(controller: &mut Controller, cx: &Context<'_>, nsid: u32) ->
     let (totals, health) = if is_whole {
         let totals = subsystem.active().map(|namespace| namespace.counters.totals());
         let health = subsystem.active().filter_map(|namespace| namespace.source.health());
-        (totals.fold(IoTotals::default(), IoTotals::with), worst(health))
+        (totals.fold(IoTotals::default(), IoTotals::merged_with), worst(health))
     } else {
         let namespace = identify::find_active(subsystem, nsid)?;
         let health = worst(namespace.source.health().into_iter());
         (namespace.counters.totals(), health)
     };
-    let uptime = cx.now - cx.started;
+    let uptime = cx.now - cx.process_started;
     let mut busy_ns = totals.busy_ns.min(uptime.as_u64());
     if is_whole {
-        // A reload may have taken the busiest namespace away.
+        // A reload may have removed the busiest namespace; the value must not fall.
         busy_ns = busy_ns.max(controller.health.busy_ns);
         controller.health.busy_ns = busy_ns;
     }
@@ -49,51 +49,51 @@ pub(super) fn smart(controller: &mut Controller, cx: &Context<'_>, nsid: u32) ->
         available_spare: health.spare_percent,
         available_spare_threshold: health.spare_threshold_percent,
         percentage_used: health.used_percent,
-        data_units_read: wide(totals.units_read.div_ceil(UNITS_PER_DATA_UNIT)),
-        data_units_written: wide(totals.units_written.div_ceil(UNITS_PER_DATA_UNIT)),
-        host_reads: wide(totals.reads),
-        host_writes: wide(totals.writes),
-        controller_busy_minutes: wide(busy_ns / Nanos::from_secs(60).as_u64()),
-        power_on_hours: wide(uptime.as_u64() / Nanos::from_secs(3600).as_u64()),
+        data_units_read: to_u128(totals.units_read.div_ceil(UNITS_PER_DATA_UNIT)),
+        data_units_written: to_u128(totals.units_written.div_ceil(UNITS_PER_DATA_UNIT)),
+        host_reads: to_u128(totals.reads),
+        host_writes: to_u128(totals.writes),
+        controller_busy_minutes: to_u128(busy_ns / Nanos::from_secs(60).as_u64()),
+        power_on_hours: to_u128(uptime.as_u64() / Nanos::from_secs(3600).as_u64()),
         unsafe_shutdowns: U128::new(health.unsafe_shutdowns),
         media_errors: U128::new(health.media_errors.saturating_add(u128::from(totals.media_errors))),
-        error_log_entries: wide(controller.errors.count),
+        error_log_entries: to_u128(controller.errors.count),
         ..SmartLog::default()
     })
 }
 
-/// What the drives warn of, and the host's own thresholds.
+/// Critical warnings of the drives, and temperatures beyond the host's thresholds.
 fn warnings(controller: &Controller, health: &Health) -> u8 {
     let is_beyond = controller.features.is_temperature_beyond(health.temperature_kelvin);
     CriticalWarning::new().with_temperature(is_beyond).into_bits() | health.critical_warning
 }
 
-/// Critical warnings and what the host knows of them.
+/// State of the checks for new warnings, and the busy time that was reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct HealthWatch {
-    /// When to look again.
-    due: Nanos,
-    /// Warnings that were there, and let through, at the last look.
-    known: u8,
-    /// The controller busy time that the host was told of.
+    /// Time of the next check.
+    next_check: Nanos,
+    /// Enabled warnings at the last check.
+    reported_warnings: u8,
+    /// Largest controller busy time that was reported, in ns.
     busy_ns: u64,
 }
 
 impl HealthWatch {
-    /// It knows of no warning. The busy time goes on: it never falls.
-    pub(super) fn anew(self) -> HealthWatch {
+    /// Initial state, but with the busy time, which must not fall.
+    pub(super) fn restarted(self) -> HealthWatch {
         HealthWatch { busy_ns: self.busy_ns, ..HealthWatch::default() }
     }
 }
 
 impl Controller {
-    /// Look at the health of the drives, once a `HEALTH_PERIOD`: a critical warning that the host lets
-    /// through, and that was not there before, is an event. Where the host lets none through none is asked.
-    pub fn look_at_health(&mut self, cx: &Context<'_>) {
-        if self.state != State::Enabled || cx.now < self.health.due {
+    /// Checks the health of the drives, once a `HEALTH_PERIOD`. A new critical warning that the host has
+    /// enabled raises an event. With none enabled the drives are not queried.
+    pub fn check_health(&mut self, cx: &Context<'_>) {
+        if self.state != State::Enabled || cx.now < self.health.next_check {
             return;
         }
-        self.health.due = cx.now + HEALTH_PERIOD;
+        self.health.next_check = cx.now + HEALTH_PERIOD;
         let wanted = AsyncEventConfig::from_bits(self.events.enabled).critical_warnings();
         let Ok(subsystem) = self.subsystem(cx) else { return };
         if wanted == 0 || self.kind != Kind::Io {
@@ -101,8 +101,8 @@ impl Controller {
         }
         let health = worst(subsystem.active().filter_map(|namespace| namespace.source.health()));
         let warnings = warnings(self, &health) & wanted;
-        let new = warnings & !self.health.known;
-        self.health.known = warnings;
+        let new = warnings & !self.health.reported_warnings;
+        self.health.reported_warnings = warnings;
         for kind in [event::Kind::Reliability, event::Kind::Temperature, event::Kind::Spare] {
             if new & kind.warnings().into_bits() != 0 {
                 self.events.raise(kind);
@@ -110,15 +110,15 @@ impl Controller {
         }
     }
 
-    /// The host has changed what it wants to know: what is there now is told, also what was told before.
-    pub(super) fn look_at_health_anew(&mut self, cx: &Context<'_>) {
-        self.health = self.health.anew();
-        self.look_at_health(cx);
+    /// The host has changed the enabled events or a threshold: reports all current warnings again.
+    pub(super) fn recheck_health(&mut self, cx: &Context<'_>) {
+        self.health = self.health.restarted();
+        self.check_health(cx);
     }
 }
 
-/// Disks that are no drives.
-const NOTHING_WEARS_OUT: Health = Health {
+/// Health of disks that are no drives.
+const DEFAULT_HEALTH: Health = Health {
     critical_warning: 0,
     temperature_kelvin: TEMPERATURE_KELVIN,
     spare_percent: SPARE_PERCENT,
@@ -128,12 +128,13 @@ const NOTHING_WEARS_OUT: Health = Health {
     unsafe_shutdowns: 0,
 };
 
-/// Of all of them, the worst; drives only, where there is one.
+/// The worst health of all drives; [`DEFAULT_HEALTH`] without a drive.
 fn worst(of_drives: impl Iterator<Item = Health>) -> Health {
-    of_drives.reduce(worse).unwrap_or(NOTHING_WEARS_OUT)
+    of_drives.reduce(worse).unwrap_or(DEFAULT_HEALTH)
 }
 
-/// The worse of both, in each respect. A spare is as bad as it is near to its threshold.
+/// The worse of both in each value; the sums of errors and shutdowns. Of two spares, that with the smaller
+/// margin above its threshold.
 fn worse(a: Health, b: Health) -> Health {
     let margin =
         |health: &Health| i16::from(health.spare_percent) - i16::from(health.spare_threshold_percent);
@@ -149,7 +150,7 @@ fn worse(a: Health, b: Health) -> Health {
     }
 }
 
-fn wide(value: u64) -> U128 {
+fn to_u128(value: u64) -> U128 {
     U128::new(u128::from(value))
 }
 
@@ -159,7 +160,7 @@ mod tests {
 
     #[test]
     fn of_several_drives_the_worst_is_told_and_of_none_the_best() {
-        let good = Health { temperature_kelvin: 280, media_errors: 1, ..NOTHING_WEARS_OUT };
+        let good = Health { temperature_kelvin: 280, media_errors: 1, ..DEFAULT_HEALTH };
         let worn = Health {
             critical_warning: 0b100,
             temperature_kelvin: 320,
@@ -170,7 +171,7 @@ mod tests {
             unsafe_shutdowns: 2,
         };
         let scarce = Health { critical_warning: 1, spare_percent: 12, ..good };
-        assert_eq!(worst([].into_iter()), NOTHING_WEARS_OUT);
+        assert_eq!(worst([].into_iter()), DEFAULT_HEALTH);
         assert_eq!(worst([good].into_iter()), good, "its own temperature, not a made-up one");
         let expected = Health {
             critical_warning: 0b101,

@@ -1,8 +1,8 @@
-//! The connections of a core, as shells use them.
+//! [`Connections`] of a [`TargetCore`]: the interface that the shells call.
 
+use spindle_transport::ConnectionId;
 use std::net::SocketAddr;
 
-use spindle_reactor::slab::Slot;
 use spindle_transport::admission::Admitted;
 use spindle_transport::{Connections, Peer, Transport};
 
@@ -20,48 +20,48 @@ impl<T: Transport> Connections for TargetCore<T> {
         self.qpairs.is_full().then_some("no room for a connection on this core")
     }
 
-    fn accept(&mut self, conn: T, peer: Peer) -> Result<Slot, T> {
+    fn accept(&mut self, conn: T, peer: Peer) -> Result<ConnectionId, T> {
         if self.refusal().is_some() {
             return Err(conn);
         }
         let qpair = Qpair::new(conn, peer, self.env.now);
-        let id = self.qpairs.insert(qpair).map_err(|qpair| qpair.transport)?;
+        let id = ConnectionId(self.qpairs.insert(qpair).map_err(|qpair| qpair.transport)?);
         self.unconnected.push(id, &self.qpairs);
         Ok(id)
     }
 
-    fn set_admitted(&mut self, id: Slot, admitted: Admitted) {
-        if let Some(qpair) = self.qpairs.get_mut(id) {
+    fn set_admitted(&mut self, id: ConnectionId, admitted: Admitted) {
+        if let Some(qpair) = self.qpairs.get_mut(id.0) {
             qpair.admitted = Some(admitted);
         }
     }
 
     #[inline]
-    fn transport(&mut self, id: Slot) -> Option<&mut T> {
-        self.qpairs.get_mut(id).map(|qpair| &mut qpair.transport)
+    fn transport(&mut self, id: ConnectionId) -> Option<&mut T> {
+        self.qpairs.get_mut(id.0).map(|qpair| &mut qpair.transport)
     }
 
-    fn peer(&self, id: Slot) -> Option<&Peer> {
-        self.qpairs.get(id).map(|qpair| &qpair.peer)
+    fn peer(&self, id: ConnectionId) -> Option<&Peer> {
+        self.qpairs.get(id.0).map(|qpair| &qpair.peer)
     }
 
     #[inline]
-    fn step(&mut self, id: Slot) {
-        self.with(id, |qpair, env| qpair.step(id, env));
+    fn step(&mut self, id: ConnectionId) {
+        self.with_qpair(id, |qpair, env| qpair.step(id, env));
         self.deliver_own();
     }
 
     #[inline]
-    fn step_sent(&mut self, id: Slot) {
+    fn step_sent(&mut self, id: ConnectionId) {
         self.run_qpair(id, false, |qpair, env| qpair.step(id, env));
         self.deliver_own();
     }
 
-    fn next_closed(&mut self) -> Option<(Slot, T)> {
+    fn next_closed(&mut self) -> Option<(ConnectionId, T)> {
         self.closed.pop()
     }
 
-    fn on_violation(&mut self, id: Slot, text: String) {
+    fn on_violation(&mut self, id: ConnectionId, text: String) {
         if let Some(remote) = self.peer(id).map(|peer| peer.remote) {
             self.env.notice(Notice::Violation { remote, text });
         }

@@ -1,13 +1,14 @@
-//! What is not I/O: Connect, Property Get and Set, Disconnect, the admin commands, asynchronous events,
-//! Abort.
+//! Commands that are not I/O: Connect, Property Get and Set, Disconnect, the admin commands, asynchronous
+//! events, Abort.
 //!
-//! The controller (`crate::controller`) decides what they mean; here they get their memory and data by the
-//! same states as I/O.
+//! `crate::controller` executes them; this file takes their memory and fetches their data, with the same
+//! request states as I/O.
 
 use nvme_spec::fabrics::{Connect, ConnectData};
 use nvme_spec::opcode::FabricsType;
 use nvme_spec::status::Status;
-use spindle_reactor::slab::{Slab, Slot};
+use spindle_reactor::slab::Slab;
+use spindle_transport::RequestId;
 use spindle_transport::{CloseReason, DataPointer, Transport};
 use std::sync::Arc;
 use zerocopy::FromBytes;
@@ -22,21 +23,20 @@ use crate::env::{AbortFrom, Env, Message};
 use crate::notice::Notice;
 use crate::orphaned_commands::ORPHAN_MAX;
 use crate::refusal::{Refusal, field};
-use crate::shared::{ControllerShared, QueueEnds};
+use crate::shared::{ControllerShared, QueueConnection};
 
-/// Bytes of Connect's data.
+/// Bytes of Connect's data (NVMe-oF, Connect data).
 const CONNECT_BYTES: u32 = 1024;
-/// Connect's data.
 pub(super) type ConnectBytes = [u8; CONNECT_BYTES as usize];
 
-/// The controller's view of the world: what hosts are shown.
+/// Input of the controller's functions, with the advertised configuration.
 fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
     Context {
         snapshot: &env.advertised_snapshot,
         registry: &env.registry,
         peer,
         now: env.now,
-        started: env.started,
+        process_started: env.process_started,
         wall_ms: env.wall_ms,
         core: env.core,
         cores: env.cores,
@@ -45,7 +45,7 @@ fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
 
 impl<T: Transport> Qpair<T> {
     /// The first command of a connection must be Connect.
-    pub(super) fn step_fresh(&mut self, env: &mut Env, slot: Slot) {
+    pub(super) fn step_fresh(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let sqe = &request.sqe;
         if !sqe.is_fabrics() || sqe.fctype() != FabricsType::CONNECT {
@@ -58,14 +58,14 @@ impl<T: Transport> Qpair<T> {
         self.take_admin_buffer(env, slot, CONNECT_BYTES);
     }
 
-    /// Take a buffer of the reserve and go on, or wait for one.
-    fn take_admin_buffer(&mut self, env: &mut Env, slot: Slot, bytes: u32) {
+    /// Takes a buffer of the admin pool and continues, or waits for one.
+    fn take_admin_buffer(&mut self, env: &mut Env, slot: RequestId, bytes: u32) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let is_to_host = matches!(request.work, Work::Admin { is_to_host: true, .. });
         if is_to_host {
             request.buf = env.admin_share(bytes).take_contiguous(bytes);
-        } else if self.connect_at_once(env, slot, bytes) {
+        } else if self.connect_from_capsule(env, slot, bytes) {
             return;
         }
         let Some(request) = self.requests.get_mut(slot) else { return };
@@ -86,11 +86,11 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A Connect with all of its data in its capsule waits for nothing, so it needs no place among those
-    /// whose data is to come, however many keep theirs back.
-    fn connect_at_once(&mut self, env: &mut Env, slot: Slot, bytes: u32) -> bool {
+    /// Executes a Connect whose data is in its capsule. It does not count against the share of commands whose
+    /// data is still to come, so hosts that send none cannot block it. False: it takes the other path.
+    fn connect_from_capsule(&mut self, env: &mut Env, slot: RequestId, bytes: u32) -> bool {
         let Some(request) = self.requests.get_mut(slot) else { return false };
-        // A fresh queue has one command: it is the one that came last.
+        // A fresh queue has one command, so the pending capsule is this command's.
         if request.work != Work::Connect || !matches!(request.pointer, DataPointer::InCapsule { .. }) {
             return false;
         }
@@ -103,7 +103,7 @@ impl<T: Transport> Qpair<T> {
         true
     }
 
-    pub(super) fn retry_admin_buffer(&mut self, env: &mut Env, slot: Slot) {
+    pub(super) fn retry_admin_buffer(&mut self, env: &mut Env, slot: RequestId) {
         let bytes = match self.requests.get(slot).map(|request| request.work) {
             Some(Work::Connect) => CONNECT_BYTES,
             Some(Work::Admin { bytes, .. }) => bytes,
@@ -112,8 +112,8 @@ impl<T: Transport> Qpair<T> {
         self.take_admin_buffer(env, slot, bytes);
     }
 
-    /// Connect's data is here.
-    pub(super) fn step_connect(&mut self, env: &mut Env, slot: Slot) {
+    /// Executes Connect, whose data was fetched.
+    pub(super) fn step_connect(&mut self, env: &mut Env, slot: RequestId) {
         let mut bytes = [0; CONNECT_BYTES as usize];
         if let Some(buf) = self.requests.get(slot).and_then(|request| request.buf.as_ref()) {
             buf.copy_out(0, &mut bytes);
@@ -121,9 +121,9 @@ impl<T: Transport> Qpair<T> {
         self.try_connect(env, slot, &bytes);
     }
 
-    /// Once more for a Connect that waits for what its host has left at the disks.
+    /// Retries a Connect that waits for orphaned commands of its host.
     pub(super) fn retry_connect(&mut self, env: &mut Env) {
-        // A fresh queue has no other.
+        // A fresh queue cannot wait with End Former Associations.
         let Some(ConnectBlocked::Connect(bytes)) = self.connect_blocked.take() else { return };
         let connect_blocked =
             self.requests.iter().find(|(_, request)| request.state == State::ConnectBlocked);
@@ -132,19 +132,19 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Its Connect waits for what its host has left at the disks.
+    /// True while its Connect waits for orphaned commands of its host.
     pub(crate) fn is_connect_waiting(&self) -> bool {
         matches!(self.connect_blocked, Some(ConnectBlocked::Connect(_)))
     }
 
-    /// It has not sent Connect: on a full core a newcomer may have its place.
+    /// True before it has sent Connect: a full core may close it in favour of a new connection.
     #[must_use]
-    pub fn may_end_for_newcomer(&self) -> bool {
+    pub fn may_be_evicted(&self) -> bool {
         !self.is_connected() && !self.is_connect_waiting()
     }
 
-    /// It waits, without the buffer that its data came in: there are few of those.
-    fn block_connect(&mut self, env: &Env, slot: Slot, bytes: &ConnectBytes) {
+    /// Lets a Connect wait. Its data is copied to the heap and its buffer freed: the admin pool is small.
+    fn block_connect(&mut self, env: &Env, slot: RequestId, bytes: &ConnectBytes) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         if request.state != State::ConnectBlocked {
             request.state = State::ConnectBlocked;
@@ -154,7 +154,7 @@ impl<T: Transport> Qpair<T> {
         self.connect_blocked = Some(ConnectBlocked::Connect(Box::new(*bytes)));
     }
 
-    fn try_connect(&mut self, env: &mut Env, slot: Slot, bytes: &ConnectBytes) {
+    fn try_connect(&mut self, env: &mut Env, slot: RequestId, bytes: &ConnectBytes) {
         let limits = self.transport.limits();
         let Some(request) = self.requests.get(slot) else { return };
         let Ok(data) = ConnectData::ref_from_bytes(bytes) else { return };
@@ -166,14 +166,14 @@ impl<T: Transport> Qpair<T> {
             .get(self.peer.listener)
             .is_some_and(|listener| listener.is_open);
         if !is_admin || !is_known {
-            // Another core may know before this one that all have the newest, and accept by a listener that
-            // is new in it: it is here, whatever is shown.
+            // Another core may learn earlier that all cores have the newest configuration, and accept on a
+            // listener that only that one has. This core has it too, but does not advertise it yet.
             context.snapshot = &env.snapshot;
         }
         match controller::connect(&context, &request.sqe, data, &limits) {
             Ok((connected, result)) => {
-                self.take_role(env, connected);
-                // The slab is made anew for the queue's size; Connect is its first entry.
+                self.set_role(env, connected);
+                // A new slab of the queue's size replaces the old; Connect is its first entry.
                 if self.reinsert_connect(slot).is_none() {
                     return;
                 }
@@ -189,7 +189,7 @@ impl<T: Transport> Qpair<T> {
                 let notice = Notice::Refused {
                     remote: self.peer.remote,
                     status: refusal.status,
-                    reason: refusal.about(data),
+                    reason: refusal.log_text(data),
                 };
                 env.notice(notice);
                 self.finish(slot, refusal.status, u64::from(refusal.result), None);
@@ -209,12 +209,12 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    fn take_role(&mut self, env: &mut Env, connected: Connected) {
+    fn set_role(&mut self, env: &mut Env, connected: Connected) {
         let Connected { queue, entries, is_sq_flow_off } = connected;
         match queue {
             ConnectedQueue::Admin(controller) => {
                 controller.shared.set_admin_queue(env.current);
-                controller.shared.note_ends(QueueEnds { qid: 0, core: env.core, peer: self.peer });
+                controller.shared.add_connection(QueueConnection { qid: 0, core: env.core, peer: self.peer });
                 self.role = Role::Admin(controller);
             }
             ConnectedQueue::Io { shared, qid, has_other_id } => {
@@ -222,11 +222,11 @@ impl<T: Transport> Qpair<T> {
                     env.notice(Notice::OtherHostId { host: shared.host_nqn, cntlid: shared.cntlid, qid });
                 }
                 let Some(subsystem) = env.snapshot.subsystem(&shared.subsystem_nqn).cloned() else { return };
-                shared.note_ends(QueueEnds { qid, core: env.core, peer: self.peer });
+                shared.add_connection(QueueConnection { qid, core: env.core, peer: self.peer });
                 self.role = Role::Io(IoRole { shared, qid, subsystem });
             }
         }
-        // Before the answer leaves: a host that has it may open its next connection.
+        // Before the reply is sent: then the host may open its next connection.
         self.admitted = None;
         self.entries = entries;
         self.is_sq_flow_off = is_sq_flow_off;
@@ -238,24 +238,24 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A slab for the queue's size, with the Connect that is about to be answered in it. By its name the
-    /// transport knows its descriptors, and the key that its answer is to invalidate: it keeps that.
-    fn reinsert_connect(&mut self, connect: Slot) -> Option<()> {
+    /// Replaces the slab by one of the queue's size that contains Connect in the same slot: the transport
+    /// keeps Connect's descriptors, and the key that the reply invalidates, by that slot.
+    fn reinsert_connect(&mut self, connect: RequestId) -> Option<()> {
         let request = self.requests.remove(connect)?;
         debug_assert!(self.requests.is_empty(), "a fresh queue has one entry");
-        self.requests = Slab::with_first(usize::from(self.entries), connect, request)?.into();
+        self.requests = Slab::with_first(usize::from(self.entries), connect.0, request)?.into();
         Some(())
     }
 
-    /// A Fabrics command on a queue that is connected. Authentication is not offered.
-    pub(super) fn step_fabrics(&mut self, env: &mut Env, slot: Slot) {
+    /// A Fabrics command after Connect. Authentication is not supported.
+    pub(super) fn step_fabrics(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get(slot) else { return };
         let sqe = request.sqe;
         let status = match (sqe.fctype(), &mut self.role) {
             (FabricsType::PROPERTY_GET | FabricsType::PROPERTY_SET, Role::Admin(controller)) => {
                 let (outcome, effect) = controller.property(&context(env, &self.peer), &sqe);
                 self.end_admin(env, slot, outcome);
-                return self.apply(env, effect);
+                return self.apply_effect(env, effect);
             }
             (FabricsType::DISCONNECT, Role::Io(_)) => {
                 self.finish(slot, Status::SUCCESS, 0, None);
@@ -268,8 +268,7 @@ impl<T: Transport> Qpair<T> {
         self.refuse(env, slot, Refusal::at(status, field::FCTYPE));
     }
 
-    /// A command on the admin queue.
-    pub(super) fn step_admin(&mut self, env: &mut Env, slot: Slot) {
+    pub(super) fn step_admin(&mut self, env: &mut Env, slot: RequestId) {
         let (Role::Admin(controller), Some(request)) = (&mut self.role, self.requests.get_mut(slot)) else {
             return;
         };
@@ -298,8 +297,8 @@ impl<T: Transport> Qpair<T> {
         self.take_admin_buffer(env, slot, bytes);
     }
 
-    /// Memory and data are there.
-    pub(super) fn step_admin_execute(&mut self, env: &mut Env, slot: Slot) {
+    /// Executes an admin command that has its memory and data.
+    pub(super) fn step_admin_execute(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Admin { is_to_host, .. } = request.work else { return };
         request.state = State::Executing;
@@ -321,15 +320,15 @@ impl<T: Transport> Qpair<T> {
         self.deliver_async_events();
     }
 
-    fn end_admin(&mut self, env: &mut Env, slot: Slot, outcome: Outcome) {
+    fn end_admin(&mut self, env: &mut Env, slot: RequestId, outcome: Outcome) {
         match outcome {
             Outcome::Reply { status, result, field } if !status.is_success() && result == 0 => {
                 self.refuse(env, slot, Refusal { status, field });
             }
             Outcome::Reply { status, result, .. } => self.finish(slot, status, result, None),
-            Outcome::HoldAsyncEvent => {
+            Outcome::ParkAsyncEvent => {
                 if let Some(request) = self.requests.get_mut(slot) {
-                    request.state = State::Held;
+                    request.state = State::Parked;
                 }
                 let is_held = self.parked_aers.try_push(slot).is_ok();
                 debug_assert!(is_held, "the controller holds no more than AERL + 1");
@@ -339,7 +338,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    pub(super) fn apply(&mut self, env: &mut Env, effect: Effect) {
+    pub(super) fn apply_effect(&mut self, env: &mut Env, effect: Effect) {
         let Role::Admin(controller) = &self.role else { return };
         match effect {
             Effect::None => {}
@@ -353,8 +352,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A reset or a shutdown forgets the outstanding event requests, without an answer: an initiator may have
-    /// forgotten them before (SPDK's has, and takes an answer to one for a broken target).
+    /// Drops the parked AERs without a reply: a reset or a shutdown does so. SPDK's initiator has dropped
+    /// them before, and takes a reply to one for a protocol error.
     fn drop_parked_aers(&mut self) {
         for slot in std::mem::take(&mut self.parked_aers) {
             self.requests.remove(slot);
@@ -362,23 +361,23 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Time has passed on the admin queue of a controller that lives.
+    /// Timer of a connected admin queue.
     pub(super) fn on_admin_time(&mut self, env: &mut Env) {
-        self.look_at_former(env);
-        self.look_at_health(env);
+        self.poll_end_former(env);
+        self.check_health(env);
     }
 
-    /// Tell of drives that warn.
-    fn look_at_health(&mut self, env: &mut Env) {
+    /// Reports new critical warnings of drives as asynchronous events.
+    fn check_health(&mut self, env: &mut Env) {
         if self.parked_aers.is_empty() {
             return;
         }
         let Role::Admin(controller) = &mut self.role else { return };
-        controller.look_at_health(&context(env, &self.peer));
+        controller.check_health(&context(env, &self.peer));
         self.deliver_async_events();
     }
 
-    /// Complete held event requests for events that are pending and wanted.
+    /// Completes parked AERs with pending events that the host has enabled.
     pub(super) fn deliver_async_events(&mut self) {
         loop {
             let Role::Admin(controller) = &mut self.role else { return };
@@ -391,8 +390,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Abort: on this queue at once, on an I/O queue by asking all cores.
-    fn begin_abort(&mut self, env: &mut Env, slot: Slot, sqid: u16, cid: u16) {
+    /// Aborts a command of this queue at once; for one of an I/O queue sends `Message::Abort` to all cores.
+    fn begin_abort(&mut self, env: &mut Env, slot: RequestId, sqid: u16, cid: u16) {
         if sqid == 0 {
             let is_aborted = self.abort(env, cid, Some(slot));
             return self.end_abort(slot, is_aborted);
@@ -406,8 +405,8 @@ impl<T: Transport> Qpair<T> {
         env.broadcast(&Message::Abort { controller, qid: sqid, cid, from });
     }
 
-    /// One core has answered.
-    pub(crate) fn on_abort_answer(&mut self, env: &mut Env, slot: Slot, is_aborted: bool) {
+    /// One core has answered an Abort; after the last one the Abort completes.
+    pub(crate) fn on_abort_answer(&mut self, env: &mut Env, slot: RequestId, is_aborted: bool) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::Aborting, "an answer that was not asked for");
         request.progress.index += 1;
@@ -418,15 +417,15 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Dword 0 bit 0: the command was *not* aborted (Base 2.0, 5.1).
-    fn end_abort(&mut self, slot: Slot, is_aborted: bool) {
+    /// Completes an Abort. Dword 0 bit 0 set: the command was *not* aborted (Base 2.0, 5.1).
+    fn end_abort(&mut self, slot: RequestId, is_aborted: bool) {
         if let Role::Admin(controller) = &mut self.role {
             controller.abort_done();
         }
         self.finish(slot, Status::SUCCESS, u64::from(!is_aborted), None);
     }
 
-    /// True when this is the I/O queue `qid` of `controller`.
+    /// True for the I/O queue `qid` of `controller`; `None`: for any of its I/O queues.
     pub(crate) fn is_io_queue_of(&self, controller: &Arc<ControllerShared>, qid: Option<u16>) -> bool {
         match &self.role {
             Role::Io(role) => Arc::ptr_eq(&role.shared, controller) && qid.is_none_or(|qid| qid == role.qid),
@@ -434,24 +433,22 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// True when this is the admin queue of any controller.
     pub(crate) fn is_admin_queue(&self) -> bool {
         matches!(self.role, Role::Admin(_))
     }
 
-    /// True when this is the admin queue of `controller`.
     pub(crate) fn is_admin_queue_of(&self, controller: &Arc<ControllerShared>) -> bool {
         matches!(&self.role, Role::Admin(own) if Arc::ptr_eq(&own.shared, controller))
     }
 
-    /// End command `cid` if it has not started: true when it will have no effect.
-    pub(crate) fn abort(&mut self, env: &mut Env, cid: u16, except: Option<Slot>) -> bool {
+    /// Aborts command `cid`, except the request `except`. True: it was found and ends without effect.
+    pub(crate) fn abort(&mut self, env: &mut Env, cid: u16, except: Option<RequestId>) -> bool {
         let found = self.requests.iter().find(|(slot, request)| {
             request.cid() == cid && Some(*slot) != except && request.state != State::Replying
         });
         let Some((slot, state)) = found.map(|(slot, request)| (slot, request.state)) else { return false };
         match state {
-            State::Held => {
+            State::Parked => {
                 self.parked_aers.retain(|held| *held != slot);
                 if let Role::Admin(controller) = &mut self.role {
                     controller.async_event_aborted();
@@ -468,7 +465,7 @@ impl<T: Transport> Qpair<T> {
                 self.abort_fetch(env, slot);
                 true
             }
-            State::Moving => self.abort_bulk(slot),
+            State::Bulk => self.abort_bulk(slot),
             State::New
             | State::NeedBuffer
             | State::Executing
@@ -480,9 +477,9 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The command ends at once, whenever its host sends the data, if ever; a fused one with its other half.
-    /// Where a device has the buffer, it ends when that is through.
-    fn abort_fetch(&mut self, env: &mut Env, slot: Slot) {
+    /// Aborts a command in `Fetching`: it ends at once, or when the transport returns its buffer. A fused one
+    /// ends with its other half.
+    fn abort_fetch(&mut self, env: &mut Env, slot: RequestId) {
         let status = Status::ABORTED_BY_REQUEST;
         if !self.stop_fetch(slot, status) {
             return;
@@ -494,11 +491,11 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    fn is_paired(&self, slot: Slot) -> bool {
+    fn is_paired(&self, slot: RequestId) -> bool {
         self.requests.get(slot).is_some_and(|request| request.partner.is_some())
     }
 
-    /// An I/O queue's command failed: into the error log.
+    /// Adds the record of an I/O queue's failed command to the error log.
     pub(crate) fn on_failed(&mut self, record: controller::ErrorRecord) {
         if let Role::Admin(controller) = &mut self.role {
             controller.on_error(record);

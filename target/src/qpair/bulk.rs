@@ -1,25 +1,24 @@
-//! Bulk: a large Read or Write in pieces, so that the disk and the wire work at the same time.
+//! Bulk transfers: a large Read or Write in pieces, so that the disk and the network work at the same time.
 //!
 //! ```text
-//!   read:   free buffer ──> disk ──> send_part ── SentPart ──> free      the reply goes behind the last part
+//!   read:   free buffer ──> disk ──> send_part ── SentPart ──> free      the reply follows the last part
 //!   write:  free buffer ──> fetch_part ── FetchedPart ──> (ready) ──> disk ──> free      then the reply
 //! ```
 //!
-//! A command that is cut has at most two buffers of a piece each, and one piece at the disk. It begins with
-//! one buffer and takes the second when it has a use for it, where its share allows it and no command waits;
-//! with one it makes progress as well, only that disk and wire take turns. It never waits for a buffer while
-//! it has one.
+//! A bulk transfer has at most two buffers of a piece each, and one piece at the disk. It begins with one
+//! buffer and takes the second when it can use it, its share allows it and no command waits. With one buffer
+//! disk and network alternate. It never waits for a buffer while it has one.
 //!
-//! When a piece fails, or the command is aborted, no other is begun, and the command is answered once what
-//! was under way has come back: no buffer is given up that a disk or the wire has.
+//! When a piece fails, or the command is aborted, no further piece is begun, and the reply is sent once the
+//! disk and the transport have returned their buffers.
 //!
-//! Cut are commands whose data lies at the host, of disks that work with the pool's buffers and promise no
-//! more than one block to change in one step: what Identify says of atomic writes stays true.
+//! Commands are cut whose data is not in the capsule, on disks that use buffers of the pool and whose atomic
+//! write unit is one block: a larger unit, as Identify reports it, would not survive the cut.
 
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, Disk, DiskError, Op};
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
+use spindle_transport::{ConnectionId, RequestId};
 use spindle_transport::{DataPointer, Transport};
 
 use super::request::{IoCommand, IoOp, Request, State};
@@ -27,47 +26,46 @@ use super::{Qpair, Role, Work, status_of, token};
 use crate::env::Env;
 use crate::refusal::Refusal;
 
-/// Most buffers of a command.
+/// Most buffers of a bulk transfer: one at the disk, one on the wire.
 const BUFFERS_MAX: u8 = 2;
 
-/// What to do next.
 enum Step {
-    /// A piece for the disk.
+    /// Submit a piece to the disk.
     Submit { range: BlockRange, buf: Buf },
-    /// A piece of the host's data.
+    /// Fetch a piece of the host's data.
     Fetch { offset: u32, buf: Buf },
-    /// Nothing before something comes back.
+    /// Wait for the disk or the transport.
     Wait,
-    /// There is no buffer, and none will come back.
+    /// Wait for a buffer of the pool: the command has none.
     WaitForMemory,
-    /// Answer.
+    /// Reply.
     End,
 }
 
-/// Bytes of the pieces into which a Read or Write of more than `unit` bytes is cut, whose disk works with the
-/// pool's buffers; 0: it is not.
+/// Bytes of a piece of a Read or Write of more than `unit` bytes, `unit` rounded down to whole blocks. 0: the
+/// command is not cut.
 #[cold]
-pub(super) fn unit_of(disk: &dyn Disk, pointer: DataPointer, io: &IoCommand, unit: u32) -> u32 {
+pub(super) fn piece_unit(disk: &dyn Disk, pointer: DataPointer, io: &IoCommand, unit: u32) -> u32 {
     let is_at_host = matches!(pointer, DataPointer::Host { .. });
     let is_atomic = io.is_fused || disk.geometry().atomic_blocks > 1;
     if is_at_host && !is_atomic { unit >> io.block_shift << io.block_shift } else { 0 }
 }
 
 impl<T: Transport> Qpair<T> {
-    /// A command that is cut has its first buffer, or waited for one in between.
-    pub(super) fn begin_bulk(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+    /// Begins a bulk transfer, or resumes one that waited for a buffer.
+    pub(super) fn begin_bulk(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::Moving;
-        self.drive_bulk(id, env, slot);
+        request.state = State::Bulk;
+        self.advance_bulk(id, env, slot);
     }
 
-    /// Begin all that can begin.
-    fn drive_bulk(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+    /// Begins all pieces that can begin.
+    fn advance_bulk(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         // Bounded: each round gives a buffer to the wire or to the disk, or ends.
         while matches!(self.role, Role::Io(_)) {
-            let may_take = !env.is_crowded && self.waiting.is_empty();
+            let may_take = !env.has_memory_waiters && self.waiting.is_empty();
             let Some(request) = self.requests.get_mut(slot) else { return };
-            assert_eq!(request.state, State::Moving, "a piece of a request that is elsewhere");
+            assert_eq!(request.state, State::Bulk, "a piece of a request that is elsewhere");
             let Work::Io(io) = request.work else { return };
             match next_step(request, &io, env, may_take) {
                 Step::Submit { range, buf } => self.submit_piece(id, env, slot, &io, range, buf),
@@ -77,13 +75,13 @@ impl<T: Transport> Qpair<T> {
                     self.transport.fetch_part(slot, cid, offset, buf);
                 }
                 Step::Wait => return,
-                Step::WaitForMemory => return self.wait_for_step(slot),
+                Step::WaitForMemory => return self.wait_for_next_step(slot),
                 Step::End => return self.end_bulk(env, slot, &io),
             }
         }
     }
 
-    fn end_bulk(&mut self, env: &mut Env, slot: Slot, io: &IoCommand) {
+    fn end_bulk(&mut self, env: &mut Env, slot: RequestId, io: &IoCommand) {
         match self.requests.get(slot).and_then(|request| request.abort_status) {
             Some(status) => self.refuse(env, slot, Refusal::of(status, None)),
             None => {
@@ -95,9 +93,9 @@ impl<T: Transport> Qpair<T> {
 
     fn submit_piece(
         &mut self,
-        id: Slot,
+        id: ConnectionId,
         env: &mut Env,
-        slot: Slot,
+        slot: RequestId,
         io: &IoCommand,
         range: BlockRange,
         buf: Buf,
@@ -113,21 +111,21 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A disk has ended a piece that it had taken its time for.
+    /// A disk completed a piece after `submit` returned.
     pub(super) fn on_piece_done(
         &mut self,
-        id: Slot,
+        id: ConnectionId,
         env: &mut Env,
-        slot: Slot,
+        slot: RequestId,
         result: Result<(), DiskError>,
         buf: Option<Buf>,
     ) {
         self.end_piece(env, slot, result, buf);
-        self.drive_bulk(id, env, slot);
+        self.advance_bulk(id, env, slot);
     }
 
-    /// The disk is through with a piece.
-    fn end_piece(&mut self, env: &mut Env, slot: Slot, result: Result<(), DiskError>, buf: Option<Buf>) {
+    /// Handles the completion of a piece by the disk: its data goes to the transport, or its buffer is free.
+    fn end_piece(&mut self, env: &mut Env, slot: RequestId, result: Result<(), DiskError>, buf: Option<Buf>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
         let offset = request.pieces.at_disk.take();
@@ -159,22 +157,22 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A piece of the host's data is here, or is damaged.
+    /// The transport has fetched a piece of the host's data, or it failed (`result`).
     pub(super) fn step_fetched_part(
         &mut self,
-        id: Slot,
+        id: ConnectionId,
         env: &mut Env,
-        slot: Slot,
+        slot: RequestId,
         offset: u32,
         buf: Buf,
         result: Result<(), Status>,
     ) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        assert_eq!(request.state, State::Moving, "a piece for a request that did not ask for it");
+        assert_eq!(request.state, State::Bulk, "a piece for a request that did not ask for it");
         self.fetches.end();
         request.pieces.on_wire -= 1;
         if matches!(self.role, Role::Closing) {
-            return; // nothing begins any more; the buffer goes home
+            return; // no new piece while closing; the buffer is freed
         }
         match result {
             Ok(()) => {
@@ -186,22 +184,22 @@ impl<T: Transport> Qpair<T> {
                 request.abort_status.get_or_insert(status);
             }
         }
-        self.drive_bulk(id, env, slot);
+        self.advance_bulk(id, env, slot);
     }
 
-    /// A piece has left for the host. The answer may have been given meanwhile: then the buffer goes home.
-    pub(super) fn step_sent_part(&mut self, id: Slot, env: &mut Env, slot: Slot, buf: Buf) {
+    /// The transport has sent a piece. If the reply was given meanwhile, the buffer is freed.
+    pub(super) fn step_sent_part(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId, buf: Buf) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.pieces.on_wire -= 1;
-        if request.state == State::Moving {
+        if request.state == State::Bulk {
             request.buf = Some(buf);
-            self.drive_bulk(id, env, slot);
+            self.advance_bulk(id, env, slot);
         }
     }
 
-    /// True when a command that is cut will end without effect: a Write of which the disk has seen nothing,
-    /// and any Read. It ends when what is on its way is here.
-    pub(super) fn abort_bulk(&mut self, slot: Slot) -> bool {
+    /// Aborts a bulk transfer. True: it ends without effect, once the pieces under way are complete. False: a
+    /// Write of which a piece was submitted to the disk; it continues.
+    pub(super) fn abort_bulk(&mut self, slot: RequestId) -> bool {
         let Some(request) = self.requests.get_mut(slot) else { return false };
         let Work::Io(io) = request.work else { return false };
         let has_effect = request.pieces.done > 0 || request.pieces.at_disk.is_some();
@@ -213,7 +211,7 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
-/// What a command that is cut does next; what it needs for that is taken.
+/// The next step of a bulk transfer, with the buffer that it needs taken.
 fn next_step(request: &mut Request, io: &IoCommand, env: &Env, may_take: bool) -> Step {
     let pieces = request.pieces;
     let is_disk_free = pieces.at_disk.is_none();
@@ -250,7 +248,7 @@ fn next_step(request: &mut Request, io: &IoCommand, env: &Env, may_take: bool) -
     };
     let Some(mut buf) = buf else { return Step::Wait };
     if buf.len() != bytes as usize {
-        buf.set_len(bytes); // the last
+        buf.set_len(bytes); // the last piece is shorter
     }
     request.pieces.next += bytes;
     if is_read {
@@ -261,12 +259,11 @@ fn next_step(request: &mut Request, io: &IoCommand, env: &Env, may_take: bool) -
     Step::Fetch { offset, buf }
 }
 
-/// Bytes of the piece at `offset`.
 fn piece_bytes(request: &Request, io: &IoCommand, offset: u32) -> u32 {
     request.pieces.unit.min(io.data_bytes - offset)
 }
 
-/// Its blocks.
+/// Blocks of the piece at `offset`.
 fn range_of(io: &IoCommand, offset: u32, bytes: u32) -> BlockRange {
     let lba = io.range.lba + u64::from(offset >> io.block_shift);
     BlockRange { lba, blocks: bytes >> io.block_shift }

@@ -1,12 +1,12 @@
 //! Commands of several disk steps: Compare, Verify, Copy, Deallocate with its ranges, Flush of all
 //! namespaces.
 //!
-//! Compare, Verify and Copy are the disk's own commands where it has them (`Disk::abilities`), else reads and
-//! writes: which of both is decided once, when the command begins.
+//! A disk that has commands for Compare, Verify and Copy (`Disk::abilities`) executes them itself; otherwise
+//! they become reads and writes. That is decided once, when the command begins.
 //!
-//! One loop drives them all: ask for the next [`Step`], submit it, feed its result back. A disk that answers
-//! at once (RAM) stays in the loop, but for at most [`STEPS_PER_TURN`] pieces: then the command waits for its
-//! next turn, so that a long one does not hold up the core.
+//! One loop drives them all: get the next [`Step`], submit it, pass its result to the next. With a disk that
+//! completes in `submit` (RAM) the loop does at most [`STEPS_PER_TURN`] steps; then the command waits for the
+//! next turn, so that a long one does not delay the core's other commands.
 
 use nvme_spec::io::{CopyRangeFormat0, DsmRange};
 use nvme_spec::sqe::NSID_ALL;
@@ -14,8 +14,8 @@ use nvme_spec::status::Status;
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_disk::{BlockRange, Disk, DiskError, Done, Op, Prepared, Token};
 use spindle_reactor::mem::{Buf, Pool};
-use spindle_reactor::slab::Slot;
 use spindle_transport::Transport;
+use spindle_transport::{ConnectionId, RequestId};
 
 use super::io::check_range;
 use super::request::{IoCommand, IoOp, Progress, Request, State};
@@ -24,16 +24,14 @@ use crate::controller::limits;
 use crate::env::Env;
 use crate::refusal::{Refusal, field};
 
-/// Pieces that one command may do in a turn before others have theirs.
+/// Most steps of one command in a turn.
 const STEPS_PER_TURN: u32 = 16;
-/// Most bytes that Copy and Verify move in one step: large enough to be efficient, small enough for the
-/// others' latency.
+/// Most bytes that Copy and Verify move in one step: large for throughput, small for the latency of others.
 const PIECE_BYTES_MAX: u32 = 128 << 10;
 
-/// What a step brought.
+/// Result of a step, and the buffer that the disk returned.
 type Outcome = (Result<(), DiskError>, Option<Buf>);
 
-/// What to do next.
 enum Step {
     Submit {
         disk: usize,
@@ -41,21 +39,21 @@ enum Step {
         range: BlockRange,
         buf: Option<Buf>,
     },
-    /// The disk's own copy.
+    /// Executed by the disk itself.
     Copy {
         disk: usize,
         from: BlockRange,
         to: u64,
         fua: bool,
     },
-    /// Again in a later turn: no memory for the next piece.
+    /// Retry in a later turn: no memory for the next piece.
     Wait,
     Finish,
     Refuse(Refusal),
     Fail(DiskError),
 }
 
-/// Flush of all namespaces, as an [`IoCommand`].
+/// A Flush with NSID FFFFFFFFh. `disk` and `block_shift` are not used.
 pub(super) fn flush_all() -> IoCommand {
     let range = BlockRange { lba: 0, blocks: 0 };
     IoCommand {
@@ -71,13 +69,13 @@ pub(super) fn flush_all() -> IoCommand {
     }
 }
 
-/// Bytes of a step: no more than the pool has in one buffer, or the command would wait for ever.
+/// Most bytes of a step. More than the largest buffer of the pool would wait for ever.
 fn piece_bytes(pool: &Pool) -> u32 {
     PIECE_BYTES_MAX.min(pool.buffer_bytes_max())
 }
 
-/// True for a command that the disk does itself.
-pub(super) fn is_disks(disk: &dyn Disk, op: IoOp) -> bool {
+/// True when the disk has a command for `op` and executes it itself.
+pub(super) fn is_offloaded(disk: &dyn Disk, op: IoOp) -> bool {
     match op {
         IoOp::Compare => disk.abilities().compare,
         IoOp::Verify => disk.abilities().verify,
@@ -92,7 +90,7 @@ pub(super) fn is_disks(disk: &dyn Disk, op: IoOp) -> bool {
     }
 }
 
-/// Bytes of the buffer that Copy and Verify carry their pieces in.
+/// Bytes of the buffer that holds one piece of a Copy or Verify.
 pub(super) fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
     let most = piece_bytes(pool);
     if io.op != IoOp::Verify {
@@ -103,9 +101,15 @@ pub(super) fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Drive a compound command as far as it goes. `done`: what the step in flight brought; `None` at the
-    /// start.
-    pub(super) fn step_compound(&mut self, id: Slot, env: &mut Env, slot: Slot, done: Option<Outcome>) {
+    /// Executes steps until one is in flight, the command ends or its turn is over. `done`: outcome of the
+    /// step that was in flight; `None` at the start.
+    pub(super) fn step_compound(
+        &mut self,
+        id: ConnectionId,
+        env: &mut Env,
+        slot: RequestId,
+        done: Option<Outcome>,
+    ) {
         let mut done = done;
         for _ in 0..STEPS_PER_TURN {
             let Some(request) = self.requests.get_mut(slot) else { return };
@@ -118,12 +122,12 @@ impl<T: Transport> Qpair<T> {
                     let Some(handle) = env.disk(disk) else {
                         return self.fail(env, slot, &io, DiskError::Gone);
                     };
-                    match begin(handle, token(id, slot), &io, step) {
+                    match submit_step(handle, token(id, slot), &io, step) {
                         Some(ended) => done = Some((ended.result, ended.buf)),
                         None => return,
                     }
                 }
-                Step::Wait => return self.wait_for_step(slot),
+                Step::Wait => return self.wait_for_next_step(slot),
                 Step::Finish => {
                     self.count_io(env.core, &io);
                     return self.finish(slot, Status::SUCCESS, 0, None);
@@ -132,12 +136,12 @@ impl<T: Transport> Qpair<T> {
                 Step::Fail(error) => return self.fail(env, slot, &io, error),
             }
         }
-        // Its share of this turn is used up; the last step's outcome must not be lost.
-        self.absorb(env, slot, done);
+        // Out of steps for this turn: the last outcome is kept for the next.
+        self.save_outcome(env, slot, done);
     }
 
-    /// Keep the outcome of a step that ended as the turn did, and wait for the next turn.
-    fn absorb(&mut self, env: &mut Env, slot: Slot, done: Option<Outcome>) {
+    /// Keeps the outcome of the last step of a turn and waits for the next turn.
+    fn save_outcome(&mut self, env: &mut Env, slot: RequestId, done: Option<Outcome>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
         if let Some((result, buf)) = done {
@@ -147,13 +151,14 @@ impl<T: Transport> Qpair<T> {
                 return self.fail(env, slot, &io, error);
             }
             request.progress.has_outcome = true;
-            // Read pieces of a pinning disk come back in a buffer; everyone else's is the piece itself.
+            // `buf`: pages that a RAM disk has pinned, or the buffer that was submitted. Without one `aux`
+            // keeps the piece.
             request.aux = buf.or(request.aux.take());
         }
-        self.wait_for_step(slot);
+        self.wait_for_next_step(slot);
     }
 
-    pub(super) fn wait_for_step(&mut self, slot: Slot) {
+    pub(super) fn wait_for_next_step(&mut self, slot: RequestId) {
         if let Some(request) = self.requests.get_mut(slot) {
             let was_waiting = self.waiting.contains(&slot);
             request.state = State::NeedStepBuffer;
@@ -163,8 +168,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The next turn of a command that waited between two steps.
-    pub(super) fn resume(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+    /// Resumes a command that waited between two steps.
+    pub(super) fn resume_step(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::NeedStepBuffer, "a step of a request that is elsewhere");
         if request.pieces.unit > 0 {
@@ -179,7 +184,7 @@ impl<T: Transport> Qpair<T> {
         self.step_compound(id, env, slot, done);
     }
 
-    fn fail(&mut self, env: &mut Env, slot: Slot, io: &IoCommand, error: DiskError) {
+    fn fail(&mut self, env: &mut Env, slot: RequestId, io: &IoCommand, error: DiskError) {
         // Copy: the lowest source range that was not copied whole, in dword 0 (NVM Command Set, Copy).
         let (IoOp::Copy { .. }, Some(request)) = (io.op, self.requests.get(slot)) else {
             return self.disk_failed(env, slot, io, error);
@@ -190,8 +195,8 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
-/// Give a step to the disk.
-fn begin(disk: &mut dyn Disk, token: Token, io: &IoCommand, step: Step) -> Option<Done> {
+/// Submits a step to the disk. `Some`: it completed at once.
+fn submit_step(disk: &mut dyn Disk, token: Token, io: &IoCommand, step: Step) -> Option<Done> {
     match step {
         Step::Submit { op, range, buf, .. } => disk.submit(token, &io.request(op, range), buf),
         Step::Copy { from, to, fua, .. } => disk.copy(token, from, to, fua),
@@ -199,7 +204,7 @@ fn begin(disk: &mut dyn Disk, token: Token, io: &IoCommand, step: Step) -> Optio
     }
 }
 
-/// Deallocate is a hint: a disk that cannot has done all that was asked.
+/// True when a disk without deallocation refuses a Deallocate: a hint, so the command succeeds.
 fn is_hint_refused(io: &IoCommand, error: DiskError) -> bool {
     error == DiskError::NotSupported && matches!(io.op, IoOp::Deallocate { .. })
 }
@@ -213,8 +218,9 @@ fn next_step(
 ) -> Step {
     match done {
         Some((Err(error), _)) if is_hint_refused(io, error) => {}
-        // It could when the command began: the host may ask again, and it is done the other way.
-        Some((Err(DiskError::NotSupported), _)) if request.progress.is_disks => {
+        // The disk supported the command when it began. Internal Error has no DNR: a retry uses reads and
+        // writes.
+        Some((Err(DiskError::NotSupported), _)) if request.progress.is_offloaded => {
             return Step::Fail(DiskError::Internal);
         }
         Some((Err(error), _)) => return Step::Fail(error),
@@ -223,21 +229,21 @@ fn next_step(
     }
     if request.progress == Progress::default() {
         let disk = env.disk_ref(io.disk);
-        request.progress.is_disks = disk.is_some_and(|disk| is_disks(disk, io.op));
-        if request.progress.is_disks {
+        request.progress.is_offloaded = disk.is_some_and(|disk| is_offloaded(disk, io.op));
+        if request.progress.is_offloaded {
             request.aux = None;
         }
     }
     match io.op {
         IoOp::Compare => {
-            let (op, buf) = if request.progress.is_disks {
+            let (op, buf) = if request.progress.is_offloaded {
                 (Op::Compare, request.buf.take())
             } else {
                 (Op::Read, request.aux.take())
             };
             Step::Submit { disk: io.disk, op, range: io.range, buf }
         }
-        IoOp::Verify if request.progress.is_disks => {
+        IoOp::Verify if request.progress.is_offloaded => {
             Step::Submit { disk: io.disk, op: Op::Verify, range: io.range, buf: None }
         }
         IoOp::Verify => verify_next(request, io, &env.pool, false),
@@ -248,10 +254,10 @@ fn next_step(
     }
 }
 
-/// A step went well.
+/// The step that follows a successful one; `buf` is what the disk returned.
 fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut Env, buf: Option<Buf>) -> Step {
     match io.op {
-        IoOp::Compare | IoOp::Verify if request.progress.is_disks => Step::Finish,
+        IoOp::Compare | IoOp::Verify if request.progress.is_offloaded => Step::Finish,
         IoOp::Compare => compare_end(request, buf),
         IoOp::Verify => {
             request.aux = keep_piece(env, io, buf);
@@ -264,7 +270,7 @@ fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut En
     }
 }
 
-/// A pool piece is used again; a pin is dropped.
+/// Keeps a buffer of the pool for the next piece; drops pinned pages of a RAM disk.
 fn keep_piece(env: &Env, io: &IoCommand, buf: Option<Buf>) -> Option<Buf> {
     let is_pool = reads_into_pool(env, io.disk);
     buf.filter(|_| is_pool)
@@ -299,11 +305,16 @@ fn verify_next(request: &mut Request, io: &IoCommand, pool: &Pool, is_piece_done
         return Step::Finish;
     }
     let range = BlockRange { lba: io.range.lba + blocks, blocks: piece };
-    Step::Submit { disk: io.disk, op: Op::Read, range, buf: fit(request.aux.take(), piece << io.block_shift) }
+    Step::Submit {
+        disk: io.disk,
+        op: Op::Read,
+        range,
+        buf: set_buf_len(request.aux.take(), piece << io.block_shift),
+    }
 }
 
-/// The buffer as long as the piece: the last may be shorter.
-fn fit(buf: Option<Buf>, bytes: u32) -> Option<Buf> {
+/// Sets the buffer's length to that of the piece: the last may be shorter.
+fn set_buf_len(buf: Option<Buf>, bytes: u32) -> Option<Buf> {
     buf.map(|mut buf| {
         buf.set_len(bytes);
         buf
@@ -325,7 +336,7 @@ fn flush_next(request: &mut Request, role: &IoRole) -> Step {
     Step::Submit { disk: Env::disk_index(namespace.disk), op: Op::Flush, range, buf: None }
 }
 
-/// Entry `index` of the list in the request's buffer.
+/// Entry `index` of the list of ranges in the request's buffer.
 fn list_entry<E: FromBytes + IntoBytes>(request: &Request, index: u32) -> E {
     let mut entry = E::new_zeroed();
     if let Some(buf) = &request.buf {
@@ -334,7 +345,6 @@ fn list_entry<E: FromBytes + IntoBytes>(request: &Request, index: u32) -> E {
     entry
 }
 
-/// Range `index` of a Dataset Management.
 fn dsm_range(request: &Request, index: u32) -> BlockRange {
     let range: DsmRange = list_entry(request, index);
     BlockRange { lba: range.slba.get(), blocks: range.blocks.get() }
@@ -370,20 +380,19 @@ fn deallocate_next(request: &mut Request, io: &IoCommand, ranges: u16) -> Step {
     Step::Finish
 }
 
-/// Source range `index` of a Copy.
 fn copy_source(request: &Request, index: u32) -> BlockRange {
     let range: CopyRangeFormat0 = list_entry(request, index);
     BlockRange { lba: range.slba.get(), blocks: u32::from(range.nlb_z.get()) + 1 }
 }
 
-/// Blocks of the source ranges before `index`.
+/// Sum of the blocks of the source ranges before `index`.
 fn copied_before(request: &Request, index: u32) -> u64 {
     (0..index).map(|index| u64::from(copy_source(request, index).blocks)).sum()
 }
 
 fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16, fua: bool) -> Step {
-    if !request.progress.is_disks && request.progress != Progress::default() {
-        // Waited between a piece's read and its write.
+    if !request.progress.is_offloaded && request.progress != Progress::default() {
+        // The command waited for memory between the read of a piece and its write.
         return match request.aux.take() {
             Some(read) => copy_write(request, io, env, read, fua),
             None => copy_read(request, io, &env.pool, None, ranges),
@@ -417,15 +426,15 @@ fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16,
             return Step::Refuse(Refusal::at(Status::OVERLAPPING_IO_RANGE, field::CDW10));
         }
     }
-    if request.progress.is_disks {
+    if request.progress.is_offloaded {
         return copy_range(request, io, ranges, fua);
     }
     let piece = request.aux.take();
     copy_read(request, io, &env.pool, piece, ranges)
 }
 
-/// The next source range for the disk to copy, or the end. One at a time, so that the one that fails is
-/// known.
+/// Lets the disk copy the next source range, or ends. One range at a time, since the completion reports the
+/// range that failed.
 fn copy_range(request: &Request, io: &IoCommand, ranges: u16, fua: bool) -> Step {
     let index = request.progress.index;
     if index >= u32::from(ranges) {
@@ -435,7 +444,7 @@ fn copy_range(request: &Request, io: &IoCommand, ranges: u16, fua: bool) -> Step
     Step::Copy { disk: io.disk, from: copy_source(request, index), to, fua }
 }
 
-/// Read the next piece, or end.
+/// Reads the next piece, or ends after the last.
 fn copy_read(request: &mut Request, io: &IoCommand, pool: &Pool, piece: Option<Buf>, ranges: u16) -> Step {
     if request.progress.index >= u32::from(ranges) {
         return Step::Finish;
@@ -446,10 +455,10 @@ fn copy_read(request: &mut Request, io: &IoCommand, pool: &Pool, piece: Option<B
     request.progress.piece = blocks;
     request.progress.is_writing = false;
     let range = BlockRange { lba: source.lba + request.progress.blocks, blocks };
-    Step::Submit { disk: io.disk, op: Op::Read, range, buf: fit(piece, blocks << io.block_shift) }
+    Step::Submit { disk: io.disk, op: Op::Read, range, buf: set_buf_len(piece, blocks << io.block_shift) }
 }
 
-/// A range was copied, or a piece was written: go on. A piece was read: write it.
+/// The step after a successful one of a Copy: write the piece that was read, or continue with the next.
 fn copy_done(
     request: &mut Request,
     io: &IoCommand,
@@ -458,7 +467,7 @@ fn copy_done(
     ranges: u16,
     fua: bool,
 ) -> Step {
-    if request.progress.is_disks {
+    if request.progress.is_offloaded {
         request.progress.index += 1;
         return copy_range(request, io, ranges, fua);
     }
@@ -485,7 +494,7 @@ fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, f
     let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
         return Step::Fail(DiskError::Gone);
     };
-    let share = env.pool.share(env.current);
+    let share = env.pool.share(env.current.0);
     let buf = match disk.prepare(&io.request(Op::Write { fua }, range), None) {
         Prepared::Pool if read.is_writable() => {
             return Step::Submit { disk: io.disk, op: Op::Write { fua }, range, buf: Some(read) };
@@ -495,12 +504,12 @@ fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, f
         Prepared::Wait | Prepared::Later | Prepared::Ready(_) => None,
     };
     let Some(mut buf) = buf else { return wait_to_write(request, read) };
-    copy(&read, &mut buf);
+    copy_bytes(&read, &mut buf);
     Step::Submit { disk: io.disk, op: Op::Write { fua }, range, buf: Some(buf) }
 }
 
-/// No memory to write to. A pin on what was read is dropped, and the piece read again: it would keep memory
-/// of the disk from coming free, perhaps just that which is waited for.
+/// Waits for memory to write to. Pages that the read has pinned are dropped and read again later: pinned,
+/// they would keep memory of the disk that this command may be waiting for.
 fn wait_to_write(request: &mut Request, read: Buf) -> Step {
     if read.is_writable() {
         request.aux = Some(read);
@@ -510,7 +519,7 @@ fn wait_to_write(request: &mut Request, read: Buf) -> Step {
     Step::Wait
 }
 
-fn copy(from: &Buf, to: &mut Buf) {
+fn copy_bytes(from: &Buf, to: &mut Buf) {
     let mut at = 0;
     for piece in from.segments() {
         to.copy_in(at, piece);

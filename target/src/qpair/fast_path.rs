@@ -1,26 +1,27 @@
-//! The short way of the commonest commands: a read of a disk that has its data in place, and a write whose
-//! data is in its capsule, to a disk that gives the memory for it.
+//! The fast path: a Read from a disk that has the data in memory, and a Write with in-capsule data to a disk
+//! that gives the memory for it.
 //!
-//! Nothing has to be waited for there, so such a command is checked, done and answered as it comes, without a
-//! place among the requests. Whatever is not exactly like that takes the long way, from the beginning, with
-//! nothing changed; so does a command that a disk does not end at once or ends with an error.
+//! Such a command waits for nothing: it is checked, executed and replied to in the turn that receives it,
+//! without a request in the slab. A command that fails a check takes the slab path from the beginning;
+//! nothing has changed. A Read without data in place continues in `continue_read`; a Write that the disk did
+//! not complete in `submit`, or failed, continues in `continue_write`.
 
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_disk::{Disk, Done, Geometry, IoRequest, Op, Prepared};
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
+use spindle_transport::{ConnectionId, RequestId};
 use spindle_transport::{DataPointer, FAST_PATH, Reply, Transport};
 
 use super::io;
-use super::request::{Answer, IoCommand, IoOp, Request, State, Work};
+use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
 use super::{IoRole, Qpair, Role, token};
 use crate::counters;
 use crate::env::Env;
 use crate::snapshot::Namespace;
 
-/// A command that passed every check, but that a Write is of a disk which takes it.
+/// A command that passed all checks except one: that a Write's disk is writable.
 struct Checked<'r, 'e> {
     namespace: &'r Namespace,
     disk: &'e mut (dyn Disk + 'static),
@@ -28,7 +29,8 @@ struct Checked<'r, 'e> {
     request: IoRequest,
 }
 
-/// The checks that reads and writes share; `bytes` is what the command's SGL moves. `None`: not at once.
+/// The checks that Reads and Writes share. `bytes` is the length of the command's SGL. `None`: the command
+/// takes the slab path, which repeats the checks for the status.
 #[inline]
 fn check<'r, 'e>(
     role: &'r IoRole,
@@ -52,11 +54,11 @@ fn check<'r, 'e>(
 }
 
 impl<T: Transport> Qpair<T> {
-    /// False: the command takes the long way.
+    /// False: the command takes the slab path; nothing has changed.
     #[inline]
     pub(super) fn step_fast_path(
         &mut self,
-        id: Slot,
+        id: ConnectionId,
         env: &mut Env,
         sqe: &Sqe,
         pointer: DataPointer,
@@ -72,12 +74,12 @@ impl<T: Transport> Qpair<T> {
     }
 
     #[inline]
-    fn read_fast_path(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
+    fn read_fast_path(&mut self, id: ConnectionId, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
         let Role::Io(role) = &self.role else { return false };
         let core = env.core;
         let Some(checked) = check(role, env, sqe, Op::Read, bytes) else { return false };
         let Checked { namespace, disk, geometry, request } = checked;
-        // What is looked up for a later command comes while this one is worked on.
+        // The page-table entry of the next Read is prefetched while this one is served.
         let next = self.transport.peek_command().filter(|next| next.nsid() == sqe.nsid()).map(Sqe::slba);
         let data = match disk.prepare(&request, next) {
             Prepared::Ready(data) => data,
@@ -95,7 +97,7 @@ impl<T: Transport> Qpair<T> {
                 };
                 role.shared.note_traffic();
                 env.note_command(namespace, namespace.counters.core(core));
-                self.read_on(id, env, sqe, io, prepared);
+                self.continue_read(id, env, sqe, io, prepared);
                 return true;
             }
         };
@@ -109,10 +111,10 @@ impl<T: Transport> Qpair<T> {
     }
 
     #[inline]
-    fn write_fast_path(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
+    fn write_fast_path(&mut self, id: ConnectionId, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
         let Role::Io(role) = &self.role else { return false };
-        // Who comes now does not overtake who has waited for memory before.
-        if env.is_crowded || self.has_waiting() {
+        // A new command does not overtake those that wait for memory.
+        if env.has_memory_waiters || self.has_waiting() {
             return false;
         }
         let core = env.core;
@@ -122,7 +124,7 @@ impl<T: Transport> Qpair<T> {
         else {
             return false;
         };
-        let Some(slot) = self.requests.next_slot().filter(|_| !geometry.is_read_only) else { return false };
+        let Some(slot) = self.requests.next_id().filter(|_| !geometry.is_read_only) else { return false };
         let Prepared::Fill(mut buf) = disk.prepare(&request, None) else { return false };
         if !self.transport.take_in_capsule(&mut buf) {
             return false;
@@ -136,13 +138,20 @@ impl<T: Transport> Qpair<T> {
                 env.note_command(namespace, counters);
                 self.reply_fast_path(sqe.cid(), None);
             }
-            ended => self.go_on(id, env, slot, sqe, bytes, ended),
+            ended => self.continue_write(id, env, slot, sqe, bytes, ended),
         }
         true
     }
 
-    /// A read whose data is not in place: it takes the long way from here, with what its disk has said.
-    fn read_on(&mut self, id: Slot, env: &mut Env, sqe: &Sqe, io: IoCommand, prepared: Prepared) {
+    /// A Read whose data is not in memory gets a request; `prepared` is what its disk returned.
+    fn continue_read(
+        &mut self,
+        id: ConnectionId,
+        env: &mut Env,
+        sqe: &Sqe,
+        io: IoCommand,
+        prepared: Prepared,
+    ) {
         let mut request = Request::new(*sqe, DataPointer::Host { bytes: io.data_bytes });
         request.work = Work::Io(io);
         let is_whole = match prepared {
@@ -158,12 +167,12 @@ impl<T: Transport> Qpair<T> {
                 false
             }
             Prepared::Wait => {
-                request.answer = Answer::Wait;
+                request.data_memory = DataMemory::Wait;
                 false
             }
         };
-        let is_waiting = request.answer == Answer::Wait;
-        let Ok(slot) = self.requests.insert(request) else { return };
+        let is_waiting = request.data_memory == DataMemory::Wait;
+        let Some(slot) = self.requests.insert(request) else { return };
         self.transport.set_slot(slot);
         if is_whole {
             self.step_execute(id, env, slot);
@@ -183,18 +192,26 @@ impl<T: Transport> Qpair<T> {
         self.transport.reply(Reply { slot: FAST_PATH, cqe, data, may_omit_cqe: self.is_sq_flow_off });
     }
 
-    /// The disk has the write and takes its time, or has failed it: it gets the place that the disk knows it
-    /// by.
+    /// A Write that the disk did not complete in `submit` (`ended` is `None`), or failed, gets a request in
+    /// `slot`: the disk command's token names that slot.
     #[cold]
-    fn go_on(&mut self, id: Slot, env: &mut Env, slot: Slot, sqe: &Sqe, bytes: u32, ended: Option<Done>) {
+    fn continue_write(
+        &mut self,
+        id: ConnectionId,
+        env: &mut Env,
+        slot: RequestId,
+        sqe: &Sqe,
+        bytes: u32,
+        ended: Option<Done>,
+    ) {
         let Role::Io(role) = &self.role else { return };
         let mut request = Request::new(*sqe, DataPointer::InCapsule { bytes });
-        // It passed these checks before, a moment ago.
+        // `check` accepted the command in this turn, so this cannot fail.
         request.work = super::check_io(role, env, &request).map_or(Work::None, Work::Io);
         request.state = State::Executing;
-        let is_inserted = self.requests.insert(request).is_ok_and(|own| own == slot);
+        let is_inserted = self.requests.insert(request).is_some_and(|own| own == slot);
         debug_assert!(is_inserted, "the slab gave another place than it said");
-        // The transport keeps by it what it answers with.
+        // The transport needs the slot for the reply: it keeps per-command state by it.
         self.transport.set_slot(slot);
         if let Some(done) = ended {
             self.on_done(id, env, slot, done);

@@ -1,71 +1,71 @@
-//! [`Fetches`]: whether the data comes that a queue pair has asked its host for, and whether the host takes
-//! its answers ([`Progress`]).
+//! Time-outs of a queue pair whose host does not send the data of its commands ([`Fetches`]) or does not read
+//! its replies ([`StallDetector`]).
 //!
-//! Each fetch holds memory, and so does an answer that lies on a disk. A host that keeps its data back or
-//! does not read, and lives on otherwise, would keep that for ever; so a queue pair that makes no progress
-//! has an end. What counts is that so many of its commands get all of their data, or leave: a slow line with
-//! many commands makes progress, and one command now and then is none where hundreds are waited for.
+//! Each fetch holds memory, and so does a reply with data of a disk. A host that keeps its connection alive
+//! but neither sends nor reads would hold that memory for ever, so its queue pair is closed. Progress is an
+//! eighth of the outstanding commands within the time-out: a slow network with many commands makes progress,
+//! one command now and then among hundreds does not.
 
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::slab::Slot;
+use spindle_transport::RequestId;
 use spindle_transport::Transport;
 
 use super::request::State;
 use super::{Qpair, Role};
 use crate::env::Env;
 
-/// How long too few of the commands that wait for data may get it: at 2 MiB, 70 KB/s.
+/// Time within which an eighth of the commands that wait for data must get it. For one of 2 MiB: 70 KB/s.
 pub const FETCH_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// The same for Connect and admin commands while others wait for a buffer of the reserve; theirs are at most
-/// 8 KiB.
+/// [`FETCH_TIMEOUT`] of Connect and admin commands while others wait for a buffer of the admin pool; these
+/// have at most 8 KiB of data.
 pub const FETCH_TIMEOUT_SHORT: Nanos = Nanos::from_secs(1);
-/// How long too few answers may leave.
+/// Time within which an eighth of the replies that wait must be sent.
 pub const REPLY_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// The same while a disk has hardly any memory left and the answers that wait are more than that: writers on
-/// all cores wait for what they pin.
+/// [`REPLY_TIMEOUT`] while a disk has little memory left and the waiting replies pin more than that: writers
+/// on all cores wait for it.
 pub const REPLY_TIMEOUT_SHORT: Nanos = Nanos::from_secs(2);
-/// One of so many that are waited for has to come within the time.
-const QUOTA: u32 = 8;
+/// One in this many of the outstanding commands or replies must end within the time-out.
+const QUOTA_DIVISOR: u32 = 8;
 
-/// Whether enough of what is waited for ends.
+/// Measures for how long too few of the outstanding commands or replies have ended.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Progress {
-    /// How many had ended when the time began.
-    seen: u32,
-    /// How many of them were to end.
+pub(super) struct StallDetector {
+    /// `ended` when the measurement began.
+    ended_before: u32,
+    /// How many must end to begin a new measurement.
     quota: u32,
+    /// Begin of the measurement; `None`: nothing was outstanding.
     since: Option<Nanos>,
 }
 
-impl Progress {
-    /// How long too few have ended, as far as it was looked at: `outstanding` are waited for, `ended` have
-    /// ended ever.
+impl StallDetector {
+    /// Time since the quota was met last, as far as the calls can tell. `ended` is a total that wraps.
     pub(super) fn stalled_for(&mut self, now: Nanos, outstanding: u32, ended: u32) -> Nanos {
         if outstanding == 0 {
             self.since = None;
             return Nanos::ZERO;
         }
-        let quota = outstanding.div_ceil(QUOTA);
+        let quota = outstanding.div_ceil(QUOTA_DIVISOR);
         match self.since {
-            // Who waits for less than at the beginning need not bring more than that.
-            Some(since) if ended.wrapping_sub(self.seen) < self.quota.min(quota) => {
+            // If less is outstanding than at the beginning, the smaller quota counts.
+            Some(since) if ended.wrapping_sub(self.ended_before) < self.quota.min(quota) => {
                 Nanos(now.0.saturating_sub(since.0))
             }
             Some(_) | None => {
-                *self = Progress { seen: ended, quota, since: Some(now) };
+                *self = StallDetector { ended_before: ended, quota, since: Some(now) };
                 Nanos::ZERO
             }
         }
     }
 }
 
-/// How many fetches were begun and have ended.
+/// Totals of the fetches of a queue pair; both wrap.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Fetches {
     begun: u32,
     ended: u32,
-    progress: Progress,
+    stalls: StallDetector,
 }
 
 impl Fetches {
@@ -79,21 +79,21 @@ impl Fetches {
         self.ended = self.ended.wrapping_add(1);
     }
 
-    /// The data is not waited for any more. That is no progress.
+    /// A fetch was cancelled: it is not outstanding any more, but that is no progress.
     pub(super) fn cancel(&mut self) {
         self.begun = self.begun.wrapping_sub(1);
     }
 
-    /// How long too few have come, as far as it was looked at.
+    /// Time for which too few fetches have ended.
     pub(super) fn stalled_for(&mut self, now: Nanos) -> Nanos {
-        self.progress.stalled_for(now, self.begun.wrapping_sub(self.ended), self.ended)
+        self.stalls.stalled_for(now, self.begun.wrapping_sub(self.ended), self.ended)
     }
 }
 
 impl<T: Transport> Qpair<T> {
-    /// The data of a request in `Fetching` is not wanted any more. True: nothing of it comes. False: it does,
-    /// soon, and the request ends with `status` then.
-    pub(super) fn stop_fetch(&mut self, slot: Slot, status: Status) -> bool {
+    /// Cancels the fetch of a request in `Fetching`. True: it is cancelled. False: the transport is about to
+    /// complete it, and the request ends with `status` then.
+    pub(super) fn stop_fetch(&mut self, slot: RequestId, status: Status) -> bool {
         if self.transport.cancel(slot) {
             self.fetches.cancel();
             if let Some(request) = self.requests.get_mut(slot) {
@@ -107,7 +107,7 @@ impl<T: Transport> Qpair<T> {
         false
     }
 
-    /// The host keeps back what it was asked for.
+    /// True when the host has sent too little of the fetched data within the time-out.
     pub(super) fn is_stalled(&mut self, env: &Env) -> bool {
         let limit = match &self.role {
             Role::Closing => return false,
@@ -117,14 +117,14 @@ impl<T: Transport> Qpair<T> {
         self.fetches.stalled_for(env.now) >= limit
     }
 
-    /// The host does not take its answers.
+    /// True when the host has read too few replies within the time-out.
     pub(super) fn is_unread(&mut self, env: &Env) -> bool {
         if matches!(self.role, Role::Closing) {
             return false;
         }
         let slotted = if self.requests.is_empty() { 0 } else { self.count(State::Replying) };
         let outstanding = u32::try_from(slotted + self.fast_path_inflight as usize).unwrap_or(u32::MAX);
-        let stalled = self.replies.stalled_for(env.now, outstanding, self.left);
+        let stalled = self.reply_stalls.stalled_for(env.now, outstanding, self.replies_sent);
         stalled >= REPLY_TIMEOUT
             || stalled >= REPLY_TIMEOUT_SHORT && self.transport.unsent_bytes() > env.scarce_bytes
     }

@@ -1,20 +1,21 @@
-//! End Former Associations: what the host has left behind is ended and waited for.
+//! End Former Associations (vendor specific): ends the host's former controllers and waits for their
+//! commands.
 //!
 //! ```text
-//!   command ─> Registry::end_former: formers are gone for every core ─> CloseController to their cores
-//!     ─> ConnectBlocked ── Registry::former, now and at each look at the time ──> nothing is left: answered
-//!                  CloseController ─> admin queue gone ─> CloseQueues ─> I/O queues gone ─> orphans
+//!   command ─> Registry::end_former: marks the former controllers ─> CloseController to their cores
+//!     ─> ConnectBlocked ── Registry::former_state, now and at each timer period ──> nothing is left: reply
+//!                  CloseController ─> admin queue closed ─> CloseQueues ─> I/O queues closed ─> orphans
 //! ```
-//! From the first step on no queue of a former controller takes a command; what it has taken and not begun is
-//! given up when its core closes it. An I/O queue is in the controller's map until then, and while a disk has
-//! something of it: the messages need no answers.
+//! From the first step on no queue of a former controller takes a command; commands that it has taken and not
+//! begun are dropped when its core closes it. The controller's map has the bit of an I/O queue until then,
+//! and while a disk has commands of it, so the messages need no answers.
 
+use spindle_transport::RequestId;
 use std::sync::Arc;
 
 use nvme_spec::status::Status;
 use nvme_spec::vendor::FormerAssociations;
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::slab::Slot;
 use spindle_transport::{CloseReason, Transport};
 
 use super::admin::ConnectBytes;
@@ -24,36 +25,36 @@ use crate::env::{Env, Message};
 use crate::notice::Notice;
 use crate::orphaned_commands::ORPHAN_MAX;
 use crate::refusal::{Refusal, field};
-use crate::shared::Former;
+use crate::shared::FormerState;
 
-/// The request of a queue pair that waits until nothing of its host's former associations is at a disk.
+/// The request of a queue pair that waits until the disks have completed the commands of its host's former
+/// associations.
 pub(super) enum ConnectBlocked {
-    /// Connect of an admin queue; its data.
+    /// Connect of an admin queue, with its data.
     Connect(Box<ConnectBytes>),
-    /// End Former Associations.
-    EndFormer(Wait),
+    EndFormer(PendingEndFormer),
 }
 
-/// An End Former Associations that is not answered yet.
-pub(super) struct Wait {
-    slot: Slot,
+/// An End Former Associations that waits. `ended`: number of controllers that it ended.
+pub(super) struct PendingEndFormer {
+    slot: RequestId,
     ended: u16,
-    until: Nanos,
+    deadline: Nanos,
 }
 
 impl<T: Transport> Qpair<T> {
-    /// The command: end them, and answer when they are over.
-    pub(super) fn end_former(&mut self, env: &mut Env, slot: Slot, token: u64) {
+    /// Marks the former controllers as ended, tells their cores to close them, and replies once that is done.
+    pub(super) fn end_former(&mut self, env: &mut Env, slot: RequestId, token: u64) {
         let Role::Admin(controller) = &self.role else { return };
         let own = Arc::clone(&controller.shared);
         if self.connect_blocked.is_some() {
-            // Not for good: one at a time.
+            // One at a time; without DNR, so the host may retry.
             let status = Status::COMMAND_SEQUENCE_ERROR;
             self.refuse(env, slot, Refusal::of(status, Some(field::OPCODE)));
             return;
         }
         let Some(former) = env.registry.end_former(&own, token) else {
-            // Another controller has ended this one, and the message that closes it is on its way.
+            // Another controller has ended this one; the message that closes it is in a mailbox.
             return self.close(env, CloseReason::ControllerGone);
         };
         for controller in &former {
@@ -71,23 +72,23 @@ impl<T: Transport> Qpair<T> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::ConnectBlocked;
         let ended = u16::try_from(former.len()).unwrap_or(u16::MAX);
-        let until = env.now + ORPHAN_MAX;
-        self.connect_blocked = Some(ConnectBlocked::EndFormer(Wait { slot, ended, until }));
-        self.look_at_former(env);
+        let deadline = env.now + ORPHAN_MAX;
+        self.connect_blocked = Some(ConnectBlocked::EndFormer(PendingEndFormer { slot, ended, deadline }));
+        self.poll_end_former(env);
     }
 
-    /// Answer the command if they are over, or it has waited long enough.
-    pub(super) fn look_at_former(&mut self, env: &Env) {
+    /// Replies once the former controllers have no commands at a disk, or at the deadline.
+    pub(super) fn poll_end_former(&mut self, env: &Env) {
         let (Some(ConnectBlocked::EndFormer(wait)), Role::Admin(controller)) =
             (&self.connect_blocked, &self.role)
         else {
             return;
         };
-        let may_land = match env.registry.former(&controller.shared) {
-            Former::Over => false,
-            Former::MayLand => true,
-            Former::Ending if env.now >= wait.until => true,
-            Former::Ending => return,
+        let may_land = match env.registry.former_state(&controller.shared) {
+            FormerState::Over => false,
+            FormerState::MayLand => true,
+            FormerState::Ending if env.now >= wait.deadline => true,
+            FormerState::Ending => return,
         };
         let slot = wait.slot;
         let result = FormerAssociations::new().with_ended(wait.ended).with_may_land(may_land);
@@ -95,9 +96,9 @@ impl<T: Transport> Qpair<T> {
         self.finish(slot, Status::SUCCESS, u64::from(result.into_bits()), None);
     }
 
-    /// A reset or a shutdown forgets the command, without an answer.
+    /// Drops the command without a reply: a reset or a shutdown does so.
     pub(super) fn drop_end_former(&mut self) {
-        if let Some(ConnectBlocked::EndFormer(Wait { slot, .. })) = self.connect_blocked {
+        if let Some(ConnectBlocked::EndFormer(PendingEndFormer { slot, .. })) = self.connect_blocked {
             self.connect_blocked = None;
             self.requests.remove(slot);
             self.transport.end_without_reply(slot);

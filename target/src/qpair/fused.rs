@@ -1,31 +1,31 @@
-//! Fused Compare and Write: two adjacent commands of one queue that are one step (Base 2.0, 3.4.2).
+//! Fused Compare and Write: two adjacent commands of one queue, executed atomically (Base 2.0, 3.4.2).
 //!
 //! ```text
 //!   Compare, FIRST  ── takes both buffers, fetches its data ───> Fused ─┐
-//!   Write, SECOND   ── takes over its buffer, fetches its data ─> Fused ┴─> Disk::compare_and_write
+//!   Write, SECOND   ── gets its buffer of the first, fetches ──> Fused ─┴─> Disk::compare_and_write
 //! ```
 //!
-//! A first half without its second, or the other way round, ends with Command Aborted due to Missing Fused
-//! Command; when one half fails, the other ends with Command Aborted due to Failed Fused Command.
+//! A half without the other ends with Command Aborted due to Missing Fused Command. When one half fails, the
+//! other ends with Command Aborted due to Failed Fused Command.
 
 use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
 use spindle_disk::{DiskError, Op, Prepared};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::slab::Slot;
 use spindle_transport::Transport;
+use spindle_transport::{ConnectionId, RequestId};
 
 use super::request::{IoCommand, IoOp, State};
 use super::{Qpair, Work, status_of, token};
 use crate::env::Env;
 use crate::refusal::{Refusal, field};
 
-/// How long a first half waits for its second: hosts send both at once. As long as for data.
+/// How long a first half waits for its second; as long as for data. Hosts send both at once.
 pub const FUSED_TIMEOUT: Nanos = Nanos::from_secs(30);
 
 impl<T: Transport> Qpair<T> {
-    /// A command passed its checks and is half of a pair, or follows a first half.
-    pub(super) fn step_fused(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+    /// A checked command that is half of a pair, or that follows a first half.
+    pub(super) fn step_fused(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get(slot) else { return };
         let Work::Io(io) = request.work else { return };
         let is_write = matches!(io.op, IoOp::Write { .. });
@@ -33,7 +33,7 @@ impl<T: Transport> Qpair<T> {
             (Some(first), Fuse::SECOND) if is_write => {
                 if self.are_of_one_range(first, &io) {
                     self.fused_first = None;
-                    self.join(env, first, slot);
+                    self.link_pair(env, first, slot);
                 } else {
                     self.end_first(env, Status::ABORTED_FAILED_FUSED);
                     self.refuse(env, slot, Refusal::invalid(field::CDW10));
@@ -58,15 +58,15 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The two halves name the same blocks of the same namespace.
-    fn are_of_one_range(&self, first: Slot, second: &IoCommand) -> bool {
+    /// True when both halves have the same blocks of the same namespace.
+    fn are_of_one_range(&self, first: RequestId, second: &IoCommand) -> bool {
         let work = self.requests.find(first).map(|request| request.work);
         matches!(work, Some(Work::Io(first)) if first.nsid == second.nsid && first.disk == second.disk
             && first.range == second.range && first.data_bytes == second.data_bytes)
     }
 
-    /// A command that failed its checks ends its pair too.
-    pub(super) fn refuse_io(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
+    /// Refuses a command of an I/O queue that failed its checks; a first half that waits ends too.
+    pub(super) fn refuse_io(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal) {
         let Some(request) = self.requests.get(slot) else { return };
         let is_second = request.sqe.fuse() == Fuse::SECOND;
         let status = if is_second { Status::ABORTED_FAILED_FUSED } else { Status::ABORTED_MISSING_FUSED };
@@ -74,17 +74,16 @@ impl<T: Transport> Qpair<T> {
         self.refuse(env, slot, refusal);
     }
 
-    /// A first half that waits for its second gets none.
+    /// Ends a first half that waits for its second, with `status`.
     pub(super) fn end_first(&mut self, env: &mut Env, status: Status) {
         if let Some(first) = self.fused_first.take() {
             self.end_half(env, first, Refusal::at(status, field::FLAGS));
         }
     }
 
-    /// A first half has waited too long. What it holds would be its host's for as long as it is connected,
-    /// and others wait for memory.
-    pub(super) fn end_lone_first(&mut self, env: &mut Env) {
-        match (self.fused_first, self.lone_first) {
+    /// Ends a first half whose deadline has passed: it holds two buffers that others may wait for.
+    pub(super) fn expire_fused_first(&mut self, env: &mut Env) {
+        match (self.fused_first, self.fused_first_deadline) {
             (Some(first), Some((slot, until))) if first == slot => {
                 if env.now >= until {
                     self.end_first(env, Status::ABORTED_MISSING_FUSED);
@@ -92,13 +91,13 @@ impl<T: Transport> Qpair<T> {
             }
             (first, _) => {
                 let until = env.now + FUSED_TIMEOUT;
-                self.lone_first = first.map(|slot| (slot, until));
+                self.fused_first_deadline = first.map(|slot| (slot, until));
             }
         }
     }
 
-    /// A half ends because of the other: at once, or when a device that has its buffer is through.
-    fn end_half(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
+    /// Ends a half because of the other: at once, or when the transport returns its buffer.
+    fn end_half(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal) {
         let Some(request) = self.requests.find_mut(slot) else { return };
         match request.state {
             State::Fetching => {
@@ -106,12 +105,12 @@ impl<T: Transport> Qpair<T> {
                     self.refuse(env, slot, refusal);
                 }
             }
-            State::Moving => {
+            State::Bulk => {
                 request.abort_status.get_or_insert(refusal.status);
             }
             State::Replying => {}
             State::NeedBuffer => {
-                // The line may stand for long: who is answered does not stay in it.
+                // The queue for memory may not move for long: a completed request leaves it at once.
                 self.waiting.retain(|waiting| *waiting != slot);
                 self.refuse(env, slot, refusal);
             }
@@ -119,14 +118,14 @@ impl<T: Transport> Qpair<T> {
             | State::Executing
             | State::NeedStepBuffer
             | State::Fused
-            | State::Held
+            | State::Parked
             | State::Aborting
             | State::ConnectBlocked => self.refuse(env, slot, refusal),
         }
     }
 
     /// The first half takes the memory of both, so that no pair holds one buffer while it waits for another.
-    fn begin_first(&mut self, env: &mut Env, slot: Slot) {
+    fn begin_first(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
         let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
@@ -134,8 +133,8 @@ impl<T: Transport> Qpair<T> {
             self.fused_first.take_if(|first| *first == slot);
             return self.end_pair(env, slot, partner, status_of(DiskError::Gone));
         };
-        let is_behind = (env.is_crowded || !self.waiting.is_empty()) && request.state == State::New;
-        let share = env.pool.share(env.current);
+        let is_behind = (env.has_memory_waiters || !self.waiting.is_empty()) && request.state == State::New;
+        let share = env.pool.share(env.current.0);
         let write = io.request(Op::Write { fua: false }, io.range);
         let both = match (!is_behind).then(|| disk.prepare(&write, None)) {
             Some(Prepared::Fill(data)) => Some((share.take(io.data_bytes), Some(data))),
@@ -158,15 +157,16 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Memory for a first half that waited.
-    pub(super) fn retry_fused(&mut self, env: &mut Env, slot: Slot) {
+    /// Retries to take the memory of a first half. A second half waits for its first, so nothing is done for
+    /// it.
+    pub(super) fn retry_fused(&mut self, env: &mut Env, slot: RequestId) {
         if self.requests.get(slot).is_some_and(|request| request.sqe.fuse() == Fuse::FIRST) {
             self.begin_first(env, slot);
         }
     }
 
-    /// Both halves are here.
-    fn join(&mut self, env: &mut Env, first: Slot, second: Slot) {
+    /// Links the two halves of a pair and begins the second, unless the first still waits for memory.
+    fn link_pair(&mut self, env: &mut Env, first: RequestId, second: RequestId) {
         if let Some(request) = self.requests.find_mut(first) {
             request.partner = Some(second);
         }
@@ -177,15 +177,15 @@ impl<T: Transport> Qpair<T> {
             self.requests.find(first).is_some_and(|request| request.state == State::NeedBuffer);
         if is_first_waiting {
             if let Some(request) = self.requests.find_mut(second) {
-                request.state = State::NeedBuffer; // begun by its first half
+                request.state = State::NeedBuffer; // `begin_first` begins it
             }
             return self.stash_capsule(second);
         }
         self.begin_second(env, first, second);
     }
 
-    /// The second half takes over the buffer that the first took for it.
-    fn begin_second(&mut self, env: &mut Env, first: Slot, second: Slot) {
+    /// Gives the second half the buffer that the first took for it, and fetches its data.
+    fn begin_second(&mut self, env: &mut Env, first: RequestId, second: RequestId) {
         let data = self.requests.find_mut(first).and_then(|request| request.aux.take());
         let Some(request) = self.requests.find_mut(second) else { return };
         request.buf = data;
@@ -196,13 +196,19 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// One half has its data, or fails.
-    pub(super) fn on_fused_fetched(&mut self, id: Slot, env: &mut Env, slot: Slot, failure: Option<Status>) {
+    /// One half has its data, or fails with `failure`.
+    pub(super) fn on_fused_fetched(
+        &mut self,
+        id: ConnectionId,
+        env: &mut Env,
+        slot: RequestId,
+        failure: Option<Status>,
+    ) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Fused;
         let (partner, is_first) = (request.partner, request.sqe.fuse() == Fuse::FIRST);
         if let Some(status) = failure {
-            // Where its second half is still to come, it will find none.
+            // A second half that arrives later is refused for want of a first.
             self.fused_first.take_if(|first| *first == slot);
             return self.end_pair(env, slot, partner, status);
         }
@@ -215,7 +221,7 @@ impl<T: Transport> Qpair<T> {
         self.execute_pair(id, env, first, second);
     }
 
-    fn execute_pair(&mut self, id: Slot, env: &mut Env, first: Slot, second: Slot) {
+    fn execute_pair(&mut self, id: ConnectionId, env: &mut Env, first: RequestId, second: RequestId) {
         let expected = self.requests.find_mut(first).and_then(|request| {
             request.state = State::Executing;
             request.buf.take()
@@ -233,8 +239,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The disk has carried out the pair, or not. `second` is the Write.
-    pub(super) fn on_fused_done(&mut self, env: &mut Env, second: Slot, result: Result<(), DiskError>) {
+    /// The disk completed the pair with `result`. `second` is the Write.
+    pub(super) fn on_fused_done(&mut self, env: &mut Env, second: RequestId, result: Result<(), DiskError>) {
         let Some(first) = self.requests.find(second).and_then(|request| request.partner) else { return };
         let io_of = |slot| match self.requests.find(slot)?.work {
             Work::Io(io) => Some(io),
@@ -270,11 +276,11 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// `slot` fails with `status`, and its other half, unless it is answered already, because of it.
-    fn end_pair(&mut self, env: &mut Env, slot: Slot, partner: Option<Slot>, status: Status) {
+    /// Refuses `slot` with `status`, and its other half, unless it was replied to, as Failed Fused Command.
+    fn end_pair(&mut self, env: &mut Env, slot: RequestId, partner: Option<RequestId>, status: Status) {
         self.refuse(env, slot, Refusal::of(status, None));
         if let Some(partner) = partner {
-            // The states of the two are one step: nothing of the pair is on the disk when one half fails.
+            // The pair is submitted as one disk command, so the disk is unchanged when one half fails.
             self.end_half(env, partner, Refusal::of(Status::ABORTED_FAILED_FUSED, None));
         }
     }

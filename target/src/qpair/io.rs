@@ -1,8 +1,9 @@
 //! Parse and check of the commands of an I/O queue: pure functions from a submission queue entry to an
 //! [`IoCommand`].
 //!
-//! Everything that can be refused without looking at data is refused here, with the status and the field at
-//! fault. What passes is inside of the namespace and of the limits, and its data length is what the SGL says.
+//! Everything that can be refused without the command's data is refused here, with the status and the field
+//! at fault. A command that passes is inside the namespace and the limits, and its SGL has the length of its
+//! data.
 
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::{Fuse, Sqe};
@@ -19,25 +20,25 @@ pub const COPY_RANGE_BYTES: u32 = 32;
 /// Bytes of a Dataset Management range.
 pub const DSM_RANGE_BYTES: u32 = 16;
 
-/// CDW12 bit 30 of Read, Write, Write Zeroes, Copy...: force unit access.
+/// CDW12 bit 30 of Read, Write, Write Zeroes and Copy: force unit access.
 const FUA: u32 = 1 << 30;
 /// CDW12 bit 25 of Write Zeroes: deallocate.
 const DEAC: u32 = 1 << 25;
 /// CDW11 bit 2 of Dataset Management: deallocate.
 const AD: u32 = 1 << 2;
 
-/// What the checks need to know of the namespace.
+/// The namespace's disk and the limits that [`parse`] checks a command against.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Index of its disk.
+    /// Index in [`Env::disks`](crate::env::Env::disks).
     pub disk: usize,
-    /// Shape of the disk.
+    /// Blocks and abilities of the disk at the time of the command.
     pub geometry: Geometry,
-    /// Most bytes that a command moves.
+    /// Most bytes of data of one command (MDTS).
     pub transfer_bytes: u32,
 }
 
-/// The host asks for force unit access.
+/// True with FUA (force unit access) set; for Read, Write, Write Zeroes and Copy.
 #[inline]
 #[must_use]
 pub fn is_fua(sqe: &Sqe) -> bool {
@@ -51,10 +52,10 @@ pub fn hints(sqe: &Sqe) -> u8 {
     sqe.cdw13().to_le_bytes()[0]
 }
 
-/// Parse and check a command for the namespace `target`.
+/// Parses and checks a command for the namespace `target`.
 ///
 /// # Errors
-/// A [`Refusal`] with the status of the specification.
+/// [`Refusal`] with the status that the specification demands and the field at fault.
 #[inline]
 pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoCommand, Refusal> {
     let block_shift = target.geometry.block_bytes.trailing_zeros();
@@ -125,7 +126,7 @@ fn parse_fuse(sqe: &Sqe) -> Result<bool, Refusal> {
     }
 }
 
-/// The only fused pair is Compare and Write, of at most as many blocks as ACWU says: one.
+/// The only fused pair is Compare and Write, of at most one block (ACWU).
 fn check_fused(is_fused: bool, io: &IoCommand, target: &Target) -> Result<bool, Refusal> {
     if !is_fused {
         return Ok(false);
@@ -147,7 +148,7 @@ fn changes_data(op: IoOp) -> bool {
     }
 }
 
-/// SLBA and NLB, inside of the namespace (NVM Command Set 2.1: else LBA Out of Range).
+/// SLBA and NLB, checked against the namespace size (NVM Command Set, 2.1).
 #[inline]
 fn range(sqe: &Sqe, target: &Target) -> Result<BlockRange, Refusal> {
     let range = BlockRange { lba: sqe.slba(), blocks: sqe.blocks() };
@@ -155,7 +156,7 @@ fn range(sqe: &Sqe, target: &Target) -> Result<BlockRange, Refusal> {
     Ok(range)
 }
 
-/// A range is on the disk.
+/// Checks that the range ends within the disk.
 ///
 /// # Errors
 /// LBA Out of Range.
@@ -166,10 +167,10 @@ pub fn check_range(range: BlockRange, geometry: &Geometry) -> Result<(), Refusal
     if is_inside { Ok(()) } else { Err(Refusal::at(Status::LBA_OUT_OF_RANGE, field::CDW10)) }
 }
 
-/// The range and its bytes, which must not exceed MDTS (Base 5.17.2.1: Invalid Field in Command).
+/// The range of a Read, Write or Compare and its length in bytes.
 ///
 /// # Errors
-/// That, or LBA Out of Range.
+/// LBA Out of Range; Invalid Field in Command beyond MDTS (Base 2.0, 5.17.2.1).
 #[inline]
 pub fn data_range(sqe: &Sqe, target: &Target, block_shift: u32) -> Result<(BlockRange, u32), Refusal> {
     let range = range(sqe, target)?;
@@ -201,8 +202,8 @@ fn parse_copy(
     Ok(command(op, BlockRange { lba, blocks: 0 }, ranges * COPY_RANGE_BYTES))
 }
 
-/// The SGL moves exactly the command's data. A longer SGL would be allowed only with SGLS bit 18, which we do
-/// not set.
+/// Checks that the SGL has exactly the length of the command's data. A longer SGL is allowed only with SGLS
+/// bit 18, which this target does not set.
 #[inline]
 fn check_pointer(io: &IoCommand, pointer: DataPointer) -> Result<(), Refusal> {
     match io.op.direction() {
@@ -217,7 +218,7 @@ fn check_pointer(io: &IoCommand, pointer: DataPointer) -> Result<(), Refusal> {
             }
         },
         Direction::FromHost => {
-            // Linux sends a whole page of ranges whatever NR says; the ranges that count are at its start.
+            // Linux sends a whole page of ranges for any NR; the valid ranges are at its start.
             let is_list = matches!(io.op, IoOp::Deallocate { .. } | IoOp::Hint | IoOp::Copy { .. });
             let bytes = pointer.bytes();
             if bytes == io.data_bytes

@@ -1,58 +1,57 @@
-//! Memory: which buffers a command takes, the line of those that got none, and what they wait for.
+//! Memory: which buffers a command takes, the queue of commands that got none, and what they wait for.
 //!
-//! A command takes all that it needs or nothing. Beyond its connection's share of the pool it waits like one
-//! that finds the pool empty, but then it waits alone: others pass it by, and a core may sleep meanwhile.
+//! A command takes all the memory that it needs or nothing. Beyond its connection's share of the pool it
+//! waits as with an empty pool, but other connections overtake it, and the core may sleep meanwhile.
 //!
-//! The memory of a disk (the frames of a RAM disk) is shared in the same way: a connection that holds more of
-//! it, for data that its host has not brought, than the disk has left gets no more. That is asked only where
-//! data is to be waited for; what has its data with it holds nothing.
+//! The memory of a disk (the frames of a RAM disk) is shared in the same way: a connection gets no more of it
+//! while it holds more, for data that its host has not sent, than the disk has free. A command with
+//! in-capsule data on the fast path is not limited: it holds no memory while it waits.
 
 use spindle_disk::{Disk, Op, Prepared};
 use spindle_reactor::mem::{Buf, Pool, Share};
-use spindle_reactor::slab::Slot;
+use spindle_transport::{ConnectionId, RequestId};
 use spindle_transport::{DataPointer, Transport};
 
-use super::request::{Answer, IoCommand, IoOp, Request, State, Work};
+use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
 use super::{Qpair, bulk, compound};
 use crate::env::Env;
 
-/// What another try for requests that wait has brought.
+/// Outcome of a retry for requests that wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Retried {
-    /// Some got what they waited for, or are over.
-    pub(crate) has_moved: bool,
-    /// Some still wait.
+    /// A request got its memory or ended.
+    pub(crate) has_progress: bool,
     pub(crate) has_waiting: bool,
 }
 
-/// What the oldest request of a line waits for.
+/// The resource that the oldest waiting request of a queue pair needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
-    /// Its turn, or memory of the disk.
+    /// Its turn, or memory of the disk with the connection within its share.
     Turn,
-    /// A buffer of so many bytes of the pool, for which others wait too.
+    /// A buffer of `bytes` of the pool; the connection is within its share.
     Pool { bytes: u32 },
-    /// Its connection's own buffers: it is above its share.
+    /// Buffers that its own connection frees: the connection is above its share of the pool.
     Share {
-        /// And besides there is not enough of the pool for anybody.
+        /// The pool has too little free for any connection.
         is_empty: bool,
     },
-    /// Its connection holds more of the disk's memory than is left. (Other cores that give some back do not
-    /// tell it.)
+    /// Memory of the disk: its connection holds more of it than is free. Polled, because other cores that
+    /// free some do not send a message.
     DiskShare {
-        /// And besides there is not enough for anybody.
+        /// The disk has too little free for any connection.
         is_empty: bool,
     },
-    /// A buffer of the reserve.
+    /// A buffer of the admin pool.
     Reserve {
-        /// There may be one now.
+        /// The pool and the share may have one now.
         is_open: bool,
     },
 }
 
 impl WaitsFor {
-    /// Others that need memory have to line up behind it.
-    pub(crate) fn is_in_the_way(self) -> bool {
+    /// True when other requests must queue behind it.
+    pub(crate) fn blocks_others(self) -> bool {
         match self {
             WaitsFor::Turn | WaitsFor::Pool { .. } => true,
             WaitsFor::Share { is_empty } | WaitsFor::DiskShare { is_empty } => is_empty,
@@ -60,39 +59,39 @@ impl WaitsFor {
         }
     }
 
-    /// Another try may bring something, for all that is known here.
-    pub(crate) fn is_worth_a_try(self) -> bool {
+    /// True when a retry may succeed before its own connection frees a buffer.
+    pub(crate) fn may_succeed(self) -> bool {
         !matches!(self, WaitsFor::Share { .. } | WaitsFor::Reserve { is_open: false })
     }
 }
 
 impl<T: Transport> Qpair<T> {
-    /// A request gets to the end of the line for memory. Its in-capsule data gets out of the way of what is
-    /// behind it in the connection: that may be the data of the very commands that hold the memory.
+    /// Appends a request to the queue for memory. Its in-capsule data is copied out of the receive batch: the
+    /// bytes behind it may be the data of the commands that hold the memory.
     #[cold]
-    pub(super) fn wait_for_buffer(&mut self, slot: Slot) {
+    pub(super) fn wait_for_buffer(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::NeedBuffer;
         self.waiting.push_back(slot);
         self.stash_capsule(slot);
     }
 
-    /// The in-capsule data of a request that is not fetched yet lets by what is behind it.
-    pub(super) fn stash_capsule(&mut self, slot: Slot) {
+    /// Copies in-capsule data that is not fetched yet out of the receive batch, so that receiving continues.
+    pub(super) fn stash_capsule(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get(slot) else { return };
         if let DataPointer::InCapsule { .. } = request.pointer {
             self.transport.stash_capsule(slot, request.cid());
         }
     }
 
-    /// What the oldest request in the line waits for. `id` is this queue pair's.
-    pub(crate) fn waits_for(&self, id: Slot, env: &Env) -> Option<WaitsFor> {
+    /// The resource that the oldest waiting request needs. `id` is this queue pair's slot.
+    pub(crate) fn waits_for(&self, id: ConnectionId, env: &Env) -> Option<WaitsFor> {
         let request = self.requests.get(*self.waiting.front()?)?;
         if request.state != State::NeedBuffer {
             return Some(WaitsFor::Turn);
         }
         let of_pool = |bytes| {
-            if env.pool.share(id).is_within() {
+            if env.pool.share(id.0).is_within() {
                 WaitsFor::Pool { bytes }
             } else {
                 WaitsFor::Share { is_empty: env.pool.free_bytes() < u64::from(bytes) }
@@ -105,7 +104,7 @@ impl<T: Transport> Qpair<T> {
             },
             Work::Admin { bytes, .. } if bytes > env.admin_pool.buffer_bytes_max() => of_pool(bytes),
             Work::Admin { is_to_host: true, .. } => {
-                let is_open = env.admin_pool.free_bytes() > 0 && env.admin_pool.share(id).is_within();
+                let is_open = env.admin_pool.free_bytes() > 0 && env.admin_pool.share(id.0).is_within();
                 WaitsFor::Reserve { is_open }
             }
             Work::Admin { is_to_host: false, .. } | Work::Connect | Work::None => {
@@ -115,16 +114,16 @@ impl<T: Transport> Qpair<T> {
         })
     }
 
-    /// A write to a disk that has no memory to give, where this connection is above its share of that.
+    /// `Some` for a Write that waits for disk memory, when this connection is above its share of it.
     fn disk_share(&self, env: &Env, request: &Request, io: &IoCommand) -> Option<WaitsFor> {
         let free = env.disk_ref(io.disk)?.free_bytes();
-        let is_above = request.answer == Answer::Wait && self.charged > free;
+        let is_above = request.data_memory == DataMemory::Wait && self.charged > free;
         is_above.then_some(WaitsFor::DiskShare { is_empty: free < u64::from(io.data_bytes) })
     }
 }
 
-/// The largest buffer that [`take_buffers`] takes of the pool for a command that is neither a Read nor a
-/// Write; 0: it takes none.
+/// Bytes of the largest pool buffer that [`take_buffers`] takes for a command that is neither Read nor Write;
+/// 0: it takes none.
 fn list_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
     match io.op {
         IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint => io.data_bytes,
@@ -134,18 +133,18 @@ fn list_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
     }
 }
 
-/// The largest buffer that [`take_buffers`] takes of the pool, if it is known to take any.
+/// Bytes of the largest pool buffer that [`take_buffers`] takes; `None`: none, or not known yet.
 fn pool_bytes(env: &Env, request: &Request, io: &IoCommand) -> Option<u32> {
     if matches!(io.op, IoOp::Read | IoOp::Write { .. }) {
-        return (request.answer == Answer::Pool).then(|| request.first_bytes(io));
+        return (request.data_memory == DataMemory::Pool).then(|| request.first_bytes(io));
     }
     Some(list_bytes(env.disk_ref(io.disk)?, &env.pool, io)).filter(|bytes| *bytes > 0)
 }
 
-/// Bytes of the buffer into which a Compare, Verify or Copy is read, piece by piece; 0 where it is not read,
-/// or into memory of the disk.
+/// Bytes of the pool buffer into which a Compare, Verify or Copy reads its pieces; 0 where the disk executes
+/// the command itself or reads into its own memory.
 fn piece_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
-    if disk.abilities().reads_in_place || compound::is_disks(disk, io.op) {
+    if disk.abilities().reads_in_place || compound::is_offloaded(disk, io.op) {
         0
     } else if io.op == IoOp::Compare {
         io.data_bytes
@@ -159,35 +158,35 @@ pub(super) fn reads_into_pool(env: &Env, disk: usize) -> bool {
     handle.is_some_and(|disk| !disk.abilities().reads_in_place)
 }
 
-/// What came of [`take_buffers`].
+/// Outcome of [`take_buffers`].
 pub(super) enum Taken {
-    /// The command is a Read, and this is its data.
+    /// Data of a Read: the command is done.
     Ready(Buf),
-    /// It has what it needs.
+    /// The request has all its memory.
     All,
-    /// It has nothing, and waits.
+    /// The request has none and waits.
     Nothing,
 }
 
-/// What bounds the memory of a command.
+/// State of the queue pair that limits the memory of a command.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    /// Others have waited for memory before.
+    /// Other requests have waited for memory before.
     pub(super) is_behind: bool,
-    /// What its connection holds of the memory of disks.
+    /// [`Qpair::charged`].
     pub(super) charged: u64,
-    /// See [`Qpair`].
+    /// [`Qpair::bulk_unit`].
     pub(super) bulk_unit: u32,
 }
 
-/// Take the memory of an I/O command, all of it or none, so that no command holds one buffer while it waits
-/// for another. A command that is cut can do with one buffer of the unit.
+/// Takes all memory of an I/O command or none, so that no command keeps one buffer while it waits for
+/// another. A bulk transfer needs one buffer of a piece.
 #[inline]
 pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand, bounds: Bounds) -> Taken {
     let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
         return Taken::All; // without a disk the command fails at once
     };
-    let share = env.pool.share(env.current);
+    let share = env.pool.share(env.current.0);
     let has_all = match io.op {
         IoOp::Read => return take_data(disk, share, request, io, Op::Read, bounds),
         IoOp::Write { fua } => return take_data(disk, share, request, io, Op::Write { fua }, bounds),
@@ -197,10 +196,10 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand,
             let pieces = [io.data_bytes, piece_bytes(disk, &env.pool, io)];
             share.take_both(pieces).is_some_and(|(first, second)| {
                 request.aux = second;
-                set(&mut request.buf, first)
+                store_buf(&mut request.buf, first)
             })
         }
-        IoOp::Deallocate { .. } | IoOp::Hint => set(&mut request.buf, share.take(io.data_bytes)),
+        IoOp::Deallocate { .. } | IoOp::Hint => store_buf(&mut request.buf, share.take(io.data_bytes)),
         IoOp::Copy { .. } | IoOp::Verify => {
             let piece = piece_bytes(disk, &env.pool, io);
             let list = if io.op == IoOp::Verify { 0 } else { io.data_bytes };
@@ -210,7 +209,7 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand,
     if has_all { Taken::All } else { Taken::Nothing }
 }
 
-/// The same for a Read or a Write.
+/// [`take_buffers`] of a Read or a Write.
 #[inline]
 fn take_data(
     disk: &mut dyn Disk,
@@ -221,11 +220,11 @@ fn take_data(
     bounds: Bounds,
 ) -> Taken {
     let is_write = op != Op::Read;
-    // A Read that finds its data takes nothing.
+    // A Read whose data is in memory needs no buffer, so it does not queue.
     if is_write && bounds.is_behind {
         return Taken::Nothing;
     }
-    if request.answer != Answer::Pool {
+    if request.data_memory != DataMemory::Pool {
         let is_above = is_write && bounds.charged > 0 && bounds.charged > disk.free_bytes();
         match if is_above { Prepared::Wait } else { disk.prepare(&io.request(op, io.range), None) } {
             Prepared::Ready(data) => return Taken::Ready(data),
@@ -236,29 +235,29 @@ fn take_data(
             }
             Prepared::Later => return Taken::All,
             Prepared::Wait => {
-                request.answer = Answer::Wait;
+                request.data_memory = DataMemory::Wait;
                 return Taken::Nothing;
             }
             Prepared::Pool => request.set_pool(disk, io, bounds.bulk_unit),
         }
     }
     let bytes = request.first_bytes(io);
-    let has_buf = !bounds.is_behind && set(&mut request.buf, share.take(bytes));
+    let has_buf = !bounds.is_behind && store_buf(&mut request.buf, share.take(bytes));
     if has_buf { Taken::All } else { Taken::Nothing }
 }
 
 impl Request {
-    /// Its disk works with the pool's buffers.
+    /// Notes that its disk uses buffers of the pool, and cuts a large transfer into pieces.
     #[inline]
     pub(super) fn set_pool(&mut self, disk: &dyn Disk, io: &IoCommand, bulk_unit: u32) {
-        self.answer = Answer::Pool;
+        self.data_memory = DataMemory::Pool;
         if io.data_bytes > bulk_unit {
-            self.pieces.unit = bulk::unit_of(disk, self.pointer, io, bulk_unit);
+            self.pieces.unit = bulk::piece_unit(disk, self.pointer, io, bulk_unit);
         }
     }
 }
 
-pub(super) fn set(place: &mut Option<Buf>, buf: Option<Buf>) -> bool {
-    *place = buf;
-    place.is_some()
+pub(super) fn store_buf(target: &mut Option<Buf>, buf: Option<Buf>) -> bool {
+    *target = buf;
+    target.is_some()
 }

@@ -1,22 +1,22 @@
-//! [`Qpair`]: one connection's queue pair, from the first byte to the last buffer, and the one request
-//! machine.
+//! [`Qpair`]: the queue pair of one connection, and the state machine of its requests.
 //!
 //! ```text
 //!   Fresh ── Connect, qid 0 ──> Admin (owns the Controller) ──┐
-//!     │ └─── Connect, qid n ──> Io (shares the controller) ───┼──> Closing ──> Closed event ──> gone
+//!     │ └─── Connect, qid n ──> Io (shares the controller) ───┼──> Closing ──> Closed event ──> removed
 //!     └───── no Connect in time, first command is another ────┘
 //! ```
 //!
-//! A read goes `step -> step_command -> step_io -> io::parse -> take_buffers -> submit -> Disk::submit ...
-//! on_done -> finish -> Transport::reply -> Sent`. A write stops between `take_buffers` and `submit` for
-//! `Transport::fetch ... Fetched`. Where nothing has to be waited for, both are answered as they come
-//! (`fast_path`). `state` of a request changes only in this folder; every function that moves one begins with
-//! the state it expects.
+//! A Read: `step_command -> read_fast_path -> Disk::prepare`. `Ready`: replied to at once. Any other outcome:
+//! `continue_read -> step_buffer -> step_execute -> Disk::submit ... on_done -> finish -> Transport::reply
+//! ... Sent`. A Write on the slab path: `step_io -> io::parse -> step_buffer -> take_buffers ->
+//! Transport::fetch ... step_fetched -> step_execute`, then as a Read. `state` of a request changes only in
+//! this folder; a function that changes it asserts the state it expects.
 //!
-//! Files: `request` (the states), `fast_path` (the short way), `bulk` (large transfers in pieces), `io`
-//! (parse and check), `admin` (Connect, properties, admin commands, Abort), `compound` (commands of several
-//! disk steps), `fused` (Compare and Write), `memory` (who takes what, the line for memory), `fetches` (data
-//! that does not come), `former` (End Former Associations).
+//! Files: `request` (the states), `fast_path` (Reads and Writes without a request in the slab), `bulk` (large
+//! transfers in pieces), `io` (parse and check), `admin` (Connect, properties, admin commands, Abort),
+//! `compound` (commands of several disk steps), `fused` (Compare and Write), `memory` (buffers, and the queue
+//! of requests that wait for them), `fetches` (time-outs of data and replies), `former` (End Former
+//! Associations).
 
 mod admin;
 mod bulk;
@@ -30,6 +30,7 @@ pub(crate) mod memory;
 pub mod request;
 mod requests;
 
+use spindle_transport::{ConnectionId, RequestId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ use nvme_spec::status::Status;
 use spindle_disk::{DiskError, Done, Op, Owner, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::{Slab, Slot};
+use spindle_reactor::slab::Slab;
 use spindle_transport::admission::Admitted;
 use spindle_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport};
 
@@ -53,7 +54,7 @@ use crate::refusal::{Refusal, field};
 use crate::shared::ControllerShared;
 use crate::snapshot::{Snapshot, Subsystem};
 pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
-use fetches::{Fetches, Progress};
+use fetches::{Fetches, StallDetector};
 use former::ConnectBlocked;
 pub use fused::FUSED_TIMEOUT;
 pub(crate) use memory::Retried;
@@ -61,101 +62,99 @@ use memory::{Bounds, Taken, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Request, State, Work};
 use requests::Requests;
 
-/// How long a connection may take until Connect is through: a host with many queues opens all their
-/// connections first, and then sends one Connect after the other. What it holds until then others cannot
-/// have.
+/// Longest time from accept to the success of Connect. A host with many queues opens all its connections
+/// first and then sends one Connect after another; meanwhile each takes a place that other hosts could use.
 pub const CONNECT_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// Entries of a queue before Connect has named its size: Connect itself. No second command comes before its
-/// answer has left, so the slab can be made anew for the queue's size with nothing but Connect in it.
+/// Entries of a queue before Connect sets its size: Connect itself. A second command before the reply is a
+/// host error, so the slab that replaces this one (`reinsert_connect`) has only Connect to take over.
 const FRESH_ENTRIES: usize = 1;
-/// Messages on their way to other cores beyond which failed commands are not told any more: what a peer can
-/// cause is bounded.
+/// Messages in the outbox beyond which failed commands are not reported to the error log: bounds what a host
+/// can cause.
 const FAILED_BACKLOG_MAX: usize = 256;
 
-/// What a queue pair is.
 pub(crate) enum Role {
-    /// Not connected yet.
+    /// Before Connect.
     Fresh,
-    /// The admin queue of a controller, and its owner.
+    /// The admin queue; it owns the controller.
     Admin(Box<Controller>),
-    /// An I/O queue.
     Io(IoRole),
-    /// On its way out; what arrives is not looked at.
+    /// Closed by this side; what arrives is ignored until the transport reports `Closed`.
     Closing,
 }
 
-/// An I/O queue's view of its controller.
+/// Identity of an I/O queue. `subsystem` is that of the newest configuration.
 pub(crate) struct IoRole {
     pub(crate) shared: Arc<ControllerShared>,
     pub(crate) qid: u16,
     pub(crate) subsystem: Arc<Subsystem>,
 }
 
-/// Whether a queue pair lives on after a step.
+/// Result of a step of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Life {
-    /// It does.
+pub enum Liveness {
+    /// The connection exists; the queue pair stays.
     Open,
-    /// The transport has said `Closed`; nothing is left.
+    /// The transport reported `Closed`; the queue pair is removed.
     Closed,
 }
 
-/// One queue pair. See the module.
+/// The queue pair of one connection. See the module.
 pub struct Qpair<T: Transport> {
     pub(crate) transport: T,
     pub(crate) peer: Peer,
     pub(crate) role: Role,
     requests: Requests,
     /// Requests in `NeedBuffer` or `NeedStepBuffer`, oldest first.
-    waiting: VecDeque<Slot>,
+    waiting: VecDeque<RequestId>,
     sq_head: u16,
     entries: u16,
     is_sq_flow_off: bool,
-    /// Larger Reads and Writes may be cut into pieces of so many bytes.
+    /// Reads and Writes of more bytes may be cut into pieces of this size; `u32::MAX`: none is.
     bulk_unit: u32,
-    fused_first: Option<Slot>,
-    /// The first half that was there when time was looked at, and until when it may wait.
-    lone_first: Option<(Slot, Nanos)>,
-    parked_aers: ArrayVec<Slot, { limits::ASYNC_EVENTS_MAX as usize }>,
+    fused_first: Option<RequestId>,
+    /// The first half that the last timer found without its second, and its deadline.
+    fused_first_deadline: Option<(RequestId, Nanos)>,
+    parked_aers: ArrayVec<RequestId, { limits::ASYNC_EVENTS_MAX as usize }>,
     fetches: Fetches,
-    /// Bytes of disks' memory that it holds for data which its host is to bring.
+    /// Bytes of disk memory held for data that the host has not sent yet.
     charged: u64,
-    /// Replies that have left, and whether they do.
-    left: u32,
-    replies: Progress,
+    /// Replies sent, ever (wraps).
+    replies_sent: u32,
+    /// Detects a host that does not read its replies.
+    reply_stalls: StallDetector,
     connect_deadline: Nanos,
-    /// Its place among the connections without Connect.
+    /// Counts this connection among those without Connect; dropped at Connect.
     pub(crate) admitted: Option<Admitted>,
-    /// Its request in state `ConnectBlocked`.
+    /// Data of its request in state `ConnectBlocked`.
     connect_blocked: Option<ConnectBlocked>,
-    /// Commands that were answered as they came and whose reply has not left yet.
+    /// Replies of the fast path that are not sent yet: they occupy entries of the queue, but no slot.
     fast_path_inflight: u32,
-    is_touched: bool,
-    /// It is in the core's list of queue pairs that wait.
+    is_send_ready: bool,
+    /// True while it is in `TargetCore::waiting`.
     pub(crate) is_listed: bool,
 }
 
-/// The name under which a disk knows a request.
+/// Token of a request, for disk commands: the queue pair's slot above the request's.
 #[inline]
-pub(crate) fn token(qpair: Slot, slot: Slot) -> Token {
+pub(crate) fn token(qpair: ConnectionId, slot: RequestId) -> Token {
     Token(u64::from(qpair.to_wire()) << 32 | u64::from(slot.to_wire()))
 }
 
-/// The name under which a disk knows all requests of a queue pair.
+/// Owner of all tokens of a queue pair, for `Disk::cancel_owner`.
 #[inline]
-pub(crate) fn owner(qpair: Slot) -> Owner {
-    token(qpair, Slot::from_wire(0)).owner()
+pub(crate) fn owner(qpair: ConnectionId) -> Owner {
+    token(qpair, RequestId::from_wire(0)).owner()
 }
 
-/// The request and its queue pair, back from a token.
+/// Inverse of [`token`]: slots of the queue pair and of its request.
 #[inline]
-pub(crate) fn from_token(token: Token) -> (Slot, Slot) {
+pub(crate) fn from_token(token: Token) -> (ConnectionId, RequestId) {
     let high = u32::try_from(token.0 >> 32).unwrap_or(0);
     let low = u32::try_from(token.0 & 0xffff_ffff).unwrap_or(0);
-    (Slot::from_wire(high), Slot::from_wire(low))
+    (ConnectionId::from_wire(high), RequestId::from_wire(low))
 }
 
-/// The host's answer to a disk's failure: DNR where repeating cannot help.
+/// NVMe status for a disk error; DNR where a retry cannot help.
 #[must_use]
 pub fn status_of(error: DiskError) -> Status {
     match error {
@@ -168,13 +167,13 @@ pub fn status_of(error: DiskError) -> Status {
         DiskError::Internal => Status::INTERNAL_ERROR,
         DiskError::Gone => Status::INTERNAL_ERROR.dnr(),
         DiskError::Device(status) => status,
-        // Not sent: its queue pair is gone.
+        // Never sent: the queue pair was removed before.
         DiskError::Cancelled => Status::ABORTED_SQ_DELETION,
     }
 }
 
 impl<T: Transport> Qpair<T> {
-    /// A queue pair on a connection that was just accepted.
+    /// A queue pair of a connection accepted at `now`; Connect must succeed within [`CONNECT_TIMEOUT`].
     #[must_use]
     pub fn new(transport: T, peer: Peer, now: Nanos) -> Self {
         Qpair {
@@ -188,62 +187,62 @@ impl<T: Transport> Qpair<T> {
             is_sq_flow_off: false,
             bulk_unit: u32::MAX,
             fused_first: None,
-            lone_first: None,
+            fused_first_deadline: None,
             parked_aers: ArrayVec::new(),
             fetches: Fetches::default(),
             charged: 0,
-            left: 0,
-            replies: Progress::default(),
+            replies_sent: 0,
+            reply_stalls: StallDetector::default(),
             connect_deadline: now + CONNECT_TIMEOUT,
             admitted: None,
             connect_blocked: None,
             fast_path_inflight: 0,
-            is_touched: false,
+            is_send_ready: false,
             is_listed: false,
         }
     }
 
-    /// Marks that the transport may have something to send; true the first time.
+    /// Marks that the transport may have something to send. False if it was marked already.
     #[inline]
-    pub(crate) fn touch(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_touched, true)
+    pub(crate) fn set_send_ready(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_send_ready, true)
     }
 
-    pub(crate) fn untouch(&mut self) {
-        self.is_touched = false;
+    pub(crate) fn clear_send_ready(&mut self) {
+        self.is_send_ready = false;
     }
 
-    /// Connect is through: it is the queue of a controller, or was.
+    /// True once Connect has succeeded or the queue pair closes.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         !matches!(self.role, Role::Fresh)
     }
 
-    /// Requests in each state, for operators and tests.
+    /// Number of requests in `state`.
     #[must_use]
     pub fn count(&self, state: State) -> usize {
         self.requests.iter().filter(|(_, request)| request.state == state).count()
     }
 
-    /// Places in the line for memory, for tests.
+    /// Number of requests that wait for memory or for their next step.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// True when nothing is in flight that a drain has to wait for.
+    /// True when a drain need not wait: only parked AERs and a blocked Connect are left.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.requests.len() == self.parked_aers.len() + usize::from(self.connect_blocked.is_some())
             && self.fast_path_inflight == 0
     }
 
-    /// Pull all events out of the transport and act on them.
+    /// Handles all events that the transport has. `id` is this queue pair's slot.
     #[inline]
-    pub fn step(&mut self, id: Slot, env: &mut Env) -> Life {
-        let left = self.transport.take_left();
-        self.fast_path_inflight -= left;
-        self.left = self.left.wrapping_add(left);
+    pub fn step(&mut self, id: ConnectionId, env: &mut Env) -> Liveness {
+        let sent = self.transport.take_fast_path_sent();
+        self.fast_path_inflight -= sent;
+        self.replies_sent = self.replies_sent.wrapping_add(sent);
         while let Some(event) = self.transport.next_event() {
             match event {
                 Event::Command { sqe, data } => self.step_command(id, env, sqe, data),
@@ -255,18 +254,18 @@ impl<T: Transport> Qpair<T> {
                 Event::SentPart { slot, buf, .. } => self.step_sent_part(id, env, slot, buf),
                 Event::Closed => {
                     self.on_closed(env);
-                    return Life::Closed;
+                    return Liveness::Closed;
                 }
             }
         }
-        Life::Open
+        Liveness::Open
     }
 
     #[inline]
-    fn step_command(&mut self, id: Slot, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
-        // What comes while the appliance shuts down is not taken: the host repeats it on its next connection.
+    fn step_command(&mut self, id: ConnectionId, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
+        // Commands that arrive during shutdown are dropped: the host repeats them on its next connection.
         if matches!(self.role, Role::Closing) || env.is_draining {
-            // The data of commands that are under way may be behind it.
+            // The data of earlier commands may follow it in the stream.
             return self.transport.ignore();
         }
         env.commands += 1;
@@ -281,8 +280,8 @@ impl<T: Transport> Qpair<T> {
         if self.step_fast_path(id, env, &sqe, pointer) {
             return;
         }
-        let Ok(slot) = self.requests.insert(Request::new(sqe, pointer)) else {
-            return; // room was checked above
+        let Some(slot) = self.requests.insert(Request::new(sqe, pointer)) else {
+            return; // capacity was checked above
         };
         self.transport.set_slot(slot);
         if let Err(status) = data {
@@ -297,7 +296,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A completion queue entry as this queue sends it.
+    /// A completion queue entry with this queue's SQHD.
     #[inline]
     fn cqe(&self, cid: u16, status: Status) -> Cqe {
         let mut cqe = Cqe::new(cid, status);
@@ -306,9 +305,8 @@ impl<T: Transport> Qpair<T> {
         cqe
     }
 
-    /// A command on an I/O queue.
     #[inline]
-    fn step_io(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+    fn step_io(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let (Role::Io(role), Some(request)) = (&self.role, self.requests.get_mut(slot)) else { return };
         role.shared.note_traffic();
         if request.sqe.is_fabrics() {
@@ -317,8 +315,8 @@ impl<T: Transport> Qpair<T> {
         }
         if !role.shared.is_ready() {
             if role.shared.is_gone() {
-                // The message that closes this queue is on its way. A refusal would be for good, and the host
-                // is to repeat the command on its next controller.
+                // `CloseQueues` for this queue is under way. A status with DNR would reach the application,
+                // but the host must repeat the command on its next controller.
                 return self.close(env, CloseReason::ControllerGone);
             }
             return self.refuse_io(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::OPCODE));
@@ -338,15 +336,15 @@ impl<T: Transport> Qpair<T> {
         self.step_buffer(id, env, slot);
     }
 
-    /// Take what memory the command needs; then fetch or execute. Without memory it waits its turn.
+    /// Takes the memory that the command needs, then fetches or executes. Without memory it waits in order.
     #[inline]
-    fn step_buffer(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+    fn step_buffer(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let Work::Io(io) = request.work else { return };
-        // Who comes now does not overtake who has waited for memory before.
-        let has_line = env.is_crowded || !self.waiting.is_empty();
-        let is_behind = has_line && request.state == State::New;
+        // A new command does not overtake those that wait for memory.
+        let has_waiters = env.has_memory_waiters || !self.waiting.is_empty();
+        let is_behind = has_waiters && request.state == State::New;
         let bounds = Bounds { is_behind, charged: self.charged, bulk_unit: self.bulk_unit };
         match take_buffers(env, request, &io, bounds) {
             Taken::All => {}
@@ -366,7 +364,7 @@ impl<T: Transport> Qpair<T> {
         if request.pieces.unit > 0 && request.buf.is_some() {
             return self.begin_bulk(id, env, slot);
         }
-        // Nothing to fetch into: the disk went while the command waited, and so it fails.
+        // No buffer: the disk was removed while the command waited, so `step_execute` fails it.
         if io.op.direction() == Direction::FromHost && request.buf.is_some() {
             self.fetch(slot);
         } else {
@@ -374,9 +372,9 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Hand the buffer to the transport to be filled with the host's data.
+    /// Hands the buffer to the transport, which fills it with the host's data.
     #[inline]
-    fn fetch(&mut self, slot: Slot) {
+    fn fetch(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Fetching;
         if let Some(buf) = request.buf.take() {
@@ -387,13 +385,20 @@ impl<T: Transport> Qpair<T> {
     }
 
     #[inline]
-    fn step_fetched(&mut self, id: Slot, env: &mut Env, slot: Slot, buf: Buf, result: Result<(), Status>) {
+    fn step_fetched(
+        &mut self,
+        id: ConnectionId,
+        env: &mut Env,
+        slot: RequestId,
+        buf: Buf,
+        result: Result<(), Status>,
+    ) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::Fetching, "data for a request that did not ask for it");
         self.fetches.end();
         self.charged -= u64::from(std::mem::take(&mut request.charged));
         if matches!(self.role, Role::Closing) {
-            return; // nothing begins any more; the buffer goes home
+            return; // no new step while closing; the buffer is freed
         }
         request.buf = Some(buf);
         let failure = request.abort_status.or(result.err());
@@ -413,9 +418,9 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// All memory and data are there: to the disk.
+    /// Submits a command that has its memory and data to its disk.
     #[inline]
-    fn step_execute(&mut self, id: Slot, env: &mut Env, slot: Slot) {
+    fn step_execute(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
         request.state = State::Executing;
@@ -441,10 +446,10 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A disk has ended a command (or a step of one) that it had taken its time for.
-    pub(crate) fn on_done(&mut self, id: Slot, env: &mut Env, slot: Slot, done: Done) {
+    /// A disk completed a command, or a step of one, after `submit` returned.
+    pub(crate) fn on_done(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId, done: Done) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        if request.state == State::Moving {
+        if request.state == State::Bulk {
             return self.on_piece_done(id, env, slot, done.result, done.buf);
         }
         assert_eq!(request.state, State::Executing, "a disk completed a request twice");
@@ -466,7 +471,7 @@ impl<T: Transport> Qpair<T> {
     fn on_simple_done(
         &mut self,
         env: &mut Env,
-        slot: Slot,
+        slot: RequestId,
         io: &IoCommand,
         result: Result<(), DiskError>,
         buf: Option<Buf>,
@@ -481,12 +486,12 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    pub(crate) fn disk_failed(&mut self, env: &mut Env, slot: Slot, io: &IoCommand, error: DiskError) {
+    pub(crate) fn disk_failed(&mut self, env: &mut Env, slot: RequestId, io: &IoCommand, error: DiskError) {
         self.note_disk_error(env, io, error);
         self.refuse(env, slot, Refusal::of(status_of(error), None));
     }
 
-    /// Count a disk's failure, and tell the operator.
+    /// Counts a disk error in the SMART log and writes it to the log. A Compare that differs is no error.
     pub(crate) fn note_disk_error(&self, env: &mut Env, io: &IoCommand, error: DiskError) {
         let Role::Io(role) = &self.role else { return };
         if error == DiskError::CompareDiffers {
@@ -525,9 +530,9 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Answer the host. The request ends with `Sent`.
+    /// Sends the completion, with `data` for a command that reads. `Sent` frees the request.
     #[inline]
-    pub(crate) fn finish(&mut self, slot: Slot, status: Status, result: u64, data: Option<Buf>) {
+    pub(crate) fn finish(&mut self, slot: RequestId, status: Status, result: u64, data: Option<Buf>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_ne!(request.state, State::Replying, "answered twice");
         request.state = State::Replying;
@@ -538,13 +543,13 @@ impl<T: Transport> Qpair<T> {
         self.transport.reply(Reply { slot, cqe, data, may_omit_cqe: self.is_sq_flow_off });
     }
 
-    /// Answer with a failure, and log it where the host reads its error log.
-    pub(crate) fn refuse(&mut self, env: &mut Env, slot: Slot, refusal: Refusal) {
+    /// Completes a command with an error and adds it to the controller's error log.
+    pub(crate) fn refuse(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal) {
         self.refuse_with(env, slot, refusal, 0);
     }
 
-    /// The same, with dwords 0 and 1 of the completion.
-    pub(crate) fn refuse_with(&mut self, env: &mut Env, slot: Slot, refusal: Refusal, result: u64) {
+    /// [`Qpair::refuse`] with dwords 0 and 1 of the completion.
+    pub(crate) fn refuse_with(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal, result: u64) {
         let Some(request) = self.requests.get(slot) else { return };
         let mut status = refusal.status;
         if status.code() != Status::ABORTED_BY_REQUEST {
@@ -557,19 +562,19 @@ impl<T: Transport> Qpair<T> {
                 nsid: request.sqe.nsid(),
             };
             if self.record_error(env, record) {
-                // Base 2.0, figure 93, M: there is more about it in the error log.
+                // Base 2.0, figure 93, M (More): the error log has an entry for this command.
                 status = status.more();
             }
         }
         self.finish(slot, status, result, None);
     }
 
-    /// True when the error log has it, or gets it in a moment.
+    /// True when the error log has the record, or a message with it is queued.
     fn record_error(&mut self, env: &mut Env, record: ErrorRecord) -> bool {
         match &mut self.role {
             Role::Admin(controller) => controller.on_error(record),
-            // A host that fails commands faster than the core of its admin queue reads of them loses entries
-            // of its log.
+            // A host whose commands fail faster than the core of its admin queue takes the messages loses
+            // entries of its error log.
             Role::Io(_) if env.outbox.len() >= FAILED_BACKLOG_MAX => false,
             Role::Io(role) => {
                 let controller = Arc::clone(&role.shared);
@@ -580,7 +585,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Its queue identifier; 0 before Connect.
+    /// QID; 0 for an admin queue, before Connect and while closing.
     #[must_use]
     pub fn qid(&self) -> u16 {
         match &self.role {
@@ -590,8 +595,8 @@ impl<T: Transport> Qpair<T> {
     }
 
     #[inline]
-    fn step_sent(&mut self, slot: Slot) {
-        self.left = self.left.wrapping_add(1);
+    fn step_sent(&mut self, slot: RequestId) {
+        self.replies_sent = self.replies_sent.wrapping_add(1);
         let request = self.requests.remove(slot);
         debug_assert!(
             request.is_none_or(|request| request.state == State::Replying),
@@ -599,9 +604,9 @@ impl<T: Transport> Qpair<T> {
         );
     }
 
-    /// Try again for requests that wait for memory, oldest first.
-    pub(crate) fn retry_buffers(&mut self, id: Slot, env: &mut Env) -> Retried {
-        let mut has_moved = false;
+    /// Retries requests that wait for memory or for their next step, oldest first.
+    pub(crate) fn retry_buffers(&mut self, id: ConnectionId, env: &mut Env) -> Retried {
+        let mut has_progress = false;
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.front().copied() else { break };
             match self.requests.get(slot).map(|request| request.state) {
@@ -610,23 +615,23 @@ impl<T: Transport> Qpair<T> {
                     Some(Work::Io(_)) => self.step_buffer(id, env, slot),
                     _ => self.retry_admin_buffer(env, slot),
                 },
-                Some(State::NeedStepBuffer) => self.resume(id, env, slot),
+                Some(State::NeedStepBuffer) => self.resume_step(id, env, slot),
                 _ => {}
             }
             if self.waiting.front() != Some(&slot) {
-                continue; // the queue pair was closed meanwhile
+                continue; // the request left the queue: the queue pair was closed
             }
             let state = self.requests.get(slot).map(|request| request.state);
             if state == Some(State::NeedBuffer) {
-                break; // in order: none overtakes the oldest
+                break; // no request overtakes the oldest
             }
-            has_moved = true;
+            has_progress = true;
             self.waiting.pop_front();
             if state == Some(State::NeedStepBuffer) {
-                self.waiting.push_back(slot); // a long command goes on next turn, behind the others
+                self.waiting.push_back(slot); // its next step is due next turn, behind the others
             }
         }
-        Retried { has_moved, has_waiting: !self.waiting.is_empty() }
+        Retried { has_progress, has_waiting: !self.waiting.is_empty() }
     }
 
     /// True when requests wait for memory or for their next step.
@@ -635,25 +640,25 @@ impl<T: Transport> Qpair<T> {
         !self.waiting.is_empty()
     }
 
-    /// The host broke a rule of the queue: the connection ends.
+    /// Closes the connection: the host violated `rule`.
     pub(crate) fn host_error(&mut self, env: &mut Env, rule: &'static str) {
         env.notice(Notice::HostError { remote: self.peer.remote, rule });
         self.close(env, CloseReason::HostError);
     }
 
-    /// End the connection. What the controller or the queue held is given up at once; `Closed` follows from
-    /// the transport.
+    /// Closes the connection. The controller or the queue is released at once; the transport reports `Closed`
+    /// later.
     pub(crate) fn close(&mut self, env: &mut Env, reason: CloseReason) {
-        self.give_up(env, Some(reason));
+        self.release(env, Some(reason));
         self.transport.close(reason);
     }
 
-    /// Shutdown: close when nothing is in flight. The admin queue goes last, because its end is the end of
-    /// its I/O queues, on whatever core they are.
+    /// Shutdown: closes when nothing is in flight. The admin queue closes last, because its end closes the
+    /// I/O queues on all cores.
     pub(crate) fn drain(&mut self, env: &mut Env) {
         self.end_first(env, Status::ABORTED_MISSING_FUSED);
         let may_close = match &self.role {
-            Role::Admin(controller) => controller.shared.live_queues() == 0,
+            Role::Admin(controller) => controller.shared.taken_qids() == 0,
             Role::Fresh | Role::Io(_) => true,
             Role::Closing => false,
         };
@@ -663,10 +668,10 @@ impl<T: Transport> Qpair<T> {
     }
 
     fn on_closed(&mut self, env: &mut Env) {
-        self.give_up(env, None);
+        self.release(env, None);
     }
 
-    fn give_up(&mut self, env: &mut Env, reason: Option<CloseReason>) {
+    fn release(&mut self, env: &mut Env, reason: Option<CloseReason>) {
         match std::mem::replace(&mut self.role, Role::Closing) {
             Role::Admin(mut controller) => {
                 let shared = Arc::clone(&controller.shared);
@@ -696,7 +701,7 @@ impl<T: Transport> Qpair<T> {
         self.fused_first = None;
     }
 
-    /// The new configuration: what the queue may see has changed.
+    /// The configuration changed: takes the new subsystem, or closes if the host has lost its access.
     pub(crate) fn on_snapshot(&mut self, env: &mut Env, old: &Snapshot) {
         let is_allowed = |shared: &ControllerShared| {
             let subsystem = env.snapshot.subsystem(&shared.subsystem_nqn);
@@ -705,7 +710,7 @@ impl<T: Transport> Qpair<T> {
         match &mut self.role {
             Role::Admin(controller) => {
                 let effect = controller.on_snapshot(old, &env.advertised_snapshot);
-                self.apply(env, effect);
+                self.apply_effect(env, effect);
                 self.deliver_async_events();
             }
             Role::Io(role) => match is_allowed(&role.shared) {
@@ -716,9 +721,9 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Time has passed: data or a second half that does not come, Connect and keep-alive time-outs.
+    /// Time-outs of fused pairs, host data, replies, Connect and keep alive. Called once a timer period.
     pub(crate) fn on_time(&mut self, env: &mut Env) {
-        self.end_lone_first(env);
+        self.expire_fused_first(env);
         if self.is_stalled(env) {
             return self.host_error(env, "the data that its commands need does not come");
         }
@@ -744,7 +749,7 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
-/// Namespace, disk and limits of a command on an I/O queue, and the checks that need them.
+/// Looks up the namespace and its disk, and checks the command against them.
 #[inline]
 fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand, Refusal> {
     let sqe = &request.sqe;

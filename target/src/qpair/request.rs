@@ -1,4 +1,4 @@
-//! [`Request`]: one command of the host with its state, from arrival until its reply has left.
+//! [`Request`]: one command of the host and its state, from arrival until its reply is sent.
 //!
 //! ```text
 //!                    ┌───────────── no buffer free: waits, in order ──────────────┐
@@ -6,8 +6,8 @@
 //!                    │                              │             │  ^          ^
 //!                    │ wrong                        │ damaged     └──┘ next     │
 //!                    └──────────────────────────────┴──────── step ─────────────┤
-//!                  cut: NeedBuffer ──> Moving ──> Replying (`bulk`)
-//!                                                    Held (async event), Fused (waits for its other half),
+//!                  cut: NeedBuffer ──> Bulk ──> Replying (`bulk`)
+//!                                                    Parked (async event), Fused (waits for its other half),
 //!                                                    Aborting (waits for the answer of another core) ────┘
 //! ```
 
@@ -15,98 +15,99 @@ use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, IoRequest, Op};
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
+use spindle_transport::RequestId;
 
 use spindle_transport::DataPointer;
 
-/// Where a request is. Each variant says what ends it.
+/// State of a request. Each variant names what ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Just arrived; left within the same call.
+    /// Just arrived; another state follows within the same call.
     New,
     /// Waits for a buffer of the pool, of the admin pool or of the disk; ended by `Qpair::retry_buffers`.
     NeedBuffer,
-    /// The transport brings the host's data; ended by `Fetched`.
+    /// The transport fetches the host's data; ended by `Fetched`.
     Fetching,
-    /// A disk has it (or a step of it); ended by `Done`.
+    /// A disk executes it, or a step of it; ended by `Done`.
     Executing,
-    /// Waits for a second buffer between two steps; ended by `Qpair::retry_buffers`.
+    /// Waits between two steps for a buffer or for its next turn; ended by `Qpair::retry_buffers`.
     NeedStepBuffer,
-    /// It is cut: its pieces are at the disk and on the wire; ended when the last of them is through.
-    Moving,
+    /// A bulk transfer, with pieces at the disk and on the wire; ended when the last piece has completed.
+    Bulk,
     /// Half of a fused pair with its data; ended by the arrival of the other half.
     Fused,
     /// An Asynchronous Event Request; ended by an event, an abort or the end of the controller.
-    Held,
+    Parked,
     /// An Abort that another core carries out; ended by its answer.
     Aborting,
-    /// A Connect, or an End Former Associations, that waits until nothing of its host's former associations
-    /// is at a disk; ended by `Qpair::retry_connect`, `Qpair::look_at_former`.
+    /// A Connect or an End Former Associations that waits until the disks have completed the commands of its
+    /// host's former associations; ended by `Qpair::retry_connect`, `Qpair::poll_end_former`.
     ConnectBlocked,
     /// The transport has the reply; ended by `Sent`.
     Replying,
 }
 
 impl State {
-    /// All states, for counters and whole-matrix tests.
+    /// In the order of the request's life, for counters and tests.
     pub const ALL: [State; 11] = [
         State::New,
         State::NeedBuffer,
         State::Fetching,
         State::Executing,
         State::NeedStepBuffer,
-        State::Moving,
+        State::Bulk,
         State::Fused,
-        State::Held,
+        State::Parked,
         State::Aborting,
         State::ConnectBlocked,
         State::Replying,
     ];
 }
 
-/// What a request does, as parsed and checked.
+/// The parsed and checked command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Not parsed yet.
     None,
     /// A command of an I/O queue.
     Io(IoCommand),
-    /// Connect, whose data is being fetched.
+    /// Connect, from its arrival until its data is checked.
     Connect,
-    /// An admin command that moves data to or from the host, or neither.
+    /// An admin command, with or without data.
     Admin {
-        /// Bytes of its data.
+        /// Bytes of its data; 0: it has none.
         bytes: u32,
-        /// They go to the host.
+        /// True when the data is read by the host, false when the host sends it.
         is_to_host: bool,
     },
 }
 
-/// A checked I/O command: it has passed every check that does not need its data.
+/// An I/O command that passed every check that does not need its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoCommand {
-    /// What to do.
+    /// The operation, with the attributes that change it.
     pub op: IoOp,
     /// Half of a fused pair.
     pub is_fused: bool,
-    /// Index of the disk in the core's list.
+    /// Index of its disk in [`Env::disks`](crate::env::Env::disks).
     pub disk: usize,
-    /// The namespace.
+    /// Namespace identifier as the host sent it; FFFFFFFFh for a flush of all namespaces.
     pub nsid: u32,
-    /// The blocks; on the disk as it was when the command arrived.
+    /// Blocks of the command, checked against the disk's size at its arrival; empty for commands with a list
+    /// of ranges.
     pub range: BlockRange,
-    /// log2 of the block size.
+    /// log2 of the block size in bytes.
     pub block_shift: u8,
     /// Bytes of host data in either direction.
     pub data_bytes: u32,
-    /// What the host says of the data: the low byte of CDW13 of a Read or a Write.
+    /// Dataset Management hints of a Read or Write: the low byte of CDW13.
     pub hints: u8,
-    /// Its host: [`ControllerShared::client`](crate::shared::ControllerShared::client).
+    /// Number of its host: [`ControllerShared::client`](crate::shared::ControllerShared::client).
     pub client: u16,
 }
 
 impl IoCommand {
-    /// A step of it, for its disk.
+    /// Disk request for `range`, a part of this command, with its hints and its host.
     #[inline]
     #[must_use]
     pub fn request(&self, op: Op, range: BlockRange) -> IoRequest {
@@ -114,24 +115,24 @@ impl IoCommand {
     }
 }
 
-/// What the disk has said of the memory of a Read's or a Write's data.
+/// Memory for the data of a Read or Write, as `Disk::prepare` returned it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Answer {
-    /// It was not asked yet.
+pub enum DataMemory {
+    /// `prepare` was not called yet.
     #[default]
-    None,
-    /// Buffers of the pool. It is not asked again.
+    Unknown,
+    /// Buffers of the pool; `prepare` is not called again.
     Pool,
-    /// It has none free now.
+    /// Memory of the disk, which has none free; `prepare` is called again.
     Wait,
 }
 
-/// Commands of the NVM command set that we carry out.
+/// Supported commands of the NVM command set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoOp {
-    /// Read.
+    /// Opcode 02h.
     Read,
-    /// Write, with FUA or without.
+    /// Opcode 01h.
     Write {
         /// Force unit access.
         fua: bool,
@@ -140,9 +141,9 @@ pub enum IoOp {
     Flush,
     /// Flush of all namespaces (NSID FFFFFFFFh).
     FlushAll,
-    /// Write Zeroes.
+    /// Opcode 08h.
     WriteZeroes {
-        /// DEAC.
+        /// DEAC: the host allows the blocks to be deallocated.
         deallocate: bool,
         /// Force unit access.
         fua: bool,
@@ -152,34 +153,34 @@ pub enum IoOp {
         /// Number of ranges, 1 to 256.
         ranges: u16,
     },
-    /// Dataset Management without it: hints, which we do not need.
+    /// Dataset Management without Deallocate: access hints, which the target does not use.
     Hint,
-    /// Compare.
+    /// Opcode 05h.
     Compare,
-    /// Verify.
+    /// Opcode 0Ch.
     Verify,
-    /// Copy.
+    /// Opcode 19h.
     Copy {
-        /// Number of source ranges.
+        /// Number of source ranges, 1 to [`COPY_RANGES_MAX`](crate::controller::limits::COPY_RANGES_MAX).
         ranges: u16,
         /// Force unit access.
         fua: bool,
     },
 }
 
-/// Which way an I/O command moves host data.
+/// Direction of a command's data transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// No data.
+    /// The command transfers no data.
     None,
-    /// To the host.
+    /// Controller to host, as in a Read.
     ToHost,
-    /// From the host.
+    /// Host to controller, as in a Write.
     FromHost,
 }
 
 impl IoOp {
-    /// Which way it moves host data.
+    /// Direction of the data transfer of this operation.
     #[inline]
     #[must_use]
     pub fn direction(self) -> Direction {
@@ -194,8 +195,7 @@ impl IoOp {
 }
 
 impl IoOp {
-    /// The same, but on the medium before it is answered: what the host gets that has turned the volatile
-    /// write cache off.
+    /// The operation with FUA set: used while the host has disabled the volatile write cache.
     #[must_use]
     pub fn with_fua(self) -> IoOp {
         match self {
@@ -213,72 +213,73 @@ impl IoOp {
     }
 }
 
-/// How far a command of several steps has come.
+/// Progress of a command of several steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Range (Copy, Deallocate) or namespace (flush of all) that is next.
+    /// Index of the next range (Copy, Deallocate) or namespace (flush of all); Abort: cores that answered.
     pub index: u32,
-    /// Blocks of that range (Verify, Copy: of the piece) that are done.
+    /// Completed blocks of the command (Verify) or of the source range `index` (Copy).
     pub blocks: u64,
     /// Blocks of the piece in flight.
     pub piece: u32,
-    /// Copy: the piece was read, its write is in flight or next.
+    /// Copy: the piece was read, its write is in flight or next. Abort: a core has aborted the command.
     pub is_writing: bool,
-    /// Compare, Verify, Copy: the disk does it itself.
-    pub is_disks: bool,
-    /// A step ended well as the turn ended; its buffer is in `aux`.
+    /// Compare, Verify, Copy: the disk executes the command itself.
+    pub is_offloaded: bool,
+    /// The last step of the turn succeeded and its outcome is not handled yet; its buffer is in `aux`.
     pub has_outcome: bool,
 }
 
-/// How far a command that is cut has come, in bytes of its data.
+/// Progress of a bulk transfer. Offsets and lengths are bytes of the command's data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pieces {
-    /// Bytes of a piece, of which the last may be shorter; 0: the command is not cut.
+    /// Length of a piece; the last may be shorter. 0: no bulk transfer.
     pub unit: u32,
-    /// Where the next piece begins.
+    /// Offset of the next piece to begin.
     pub next: u32,
-    /// What the disk is through with.
+    /// Length of the pieces that the disk has completed.
     pub done: u32,
-    /// Where the piece begins that is at the disk.
+    /// Offset of the piece at the disk.
     pub at_disk: Option<u32>,
-    /// Where the piece begins that waits for the disk, with its data in `aux`.
+    /// Offset of the fetched piece that waits for the disk; its data is in `aux`.
     pub ready: Option<u32>,
-    /// Pieces on the wire.
+    /// Number of pieces that the transport sends or fetches.
     pub on_wire: u8,
 }
 
-/// One command in flight. Lives in its queue pair's slab.
+/// One command in flight, in its queue pair's slab.
 #[derive(Debug)]
 pub struct Request {
-    /// Where it is.
+    /// Changed only by `qpair`.
     pub state: State,
-    /// It is to end with this status, and without effect, as soon as its data is here: it was aborted, or
-    /// lost the other half of its pair.
+    /// The request ends with this status, without effect, once the transport and the disk have returned its
+    /// buffers: it was aborted, a piece of it failed, or the other half of its pair failed.
     pub abort_status: Option<Status>,
-    /// What it does.
+    /// `None` until the command was parsed.
     pub work: Work,
-    /// Where its data is.
+    /// Location and length of the host's data, from the SGL.
     pub pointer: DataPointer,
-    /// The command.
+    /// Submission queue entry as received.
     pub sqe: Sqe,
-    /// Its data.
+    /// Data, or the list of ranges. `None` while the transport or the disk owns the buffer.
     pub buf: Option<Buf>,
-    /// A second buffer: what a Compare read, what a Copy carries.
+    /// Second buffer: blocks read for a Compare, a Verify or a Copy; data of a Write whose Compare came
+    /// first.
     pub aux: Option<Buf>,
-    /// Where its data is to be.
-    pub answer: Answer,
-    /// Bytes of a disk's memory that are charged to the queue pair while its host brings the data.
+    /// Kind of memory for the data of a Read or Write.
+    pub data_memory: DataMemory,
+    /// Bytes of disk memory charged to the queue pair until the host has sent the data.
     pub charged: u32,
-    /// Steps.
+    /// Position within a command of several steps.
     pub progress: Progress,
-    /// Pieces.
+    /// Position within a bulk transfer.
     pub pieces: Pieces,
-    /// The other half of a fused pair.
-    pub partner: Option<Slot>,
+    /// Slot of the other half of a fused pair.
+    pub partner: Option<RequestId>,
 }
 
 impl Request {
-    /// A request in state `New`.
+    /// A request in state `New`, with no memory and not parsed.
     #[inline]
     #[must_use]
     pub fn new(sqe: Sqe, pointer: DataPointer) -> Request {
@@ -290,7 +291,7 @@ impl Request {
             sqe,
             buf: None,
             aux: None,
-            answer: Answer::None,
+            data_memory: DataMemory::Unknown,
             charged: 0,
             progress: Progress::default(),
             pieces: Pieces::default(),
@@ -298,13 +299,13 @@ impl Request {
         }
     }
 
-    /// What it takes of the pool to begin with: all of its data or, when it is cut, a piece.
+    /// Bytes of its first buffer of the pool: all of its data, or one piece of a bulk transfer.
     #[inline]
     pub(super) fn first_bytes(&self, io: &IoCommand) -> u32 {
         if self.pieces.unit > 0 { self.pieces.unit } else { io.data_bytes }
     }
 
-    /// Its command identifier, all 16 bits as the host sent it.
+    /// Command identifier as the host sent it.
     #[inline]
     #[must_use]
     pub fn cid(&self) -> u16 {

@@ -1,18 +1,18 @@
 //! [`Requests`]: a queue pair's requests by slot.
 
-use std::ops::{Deref, DerefMut};
+use spindle_transport::RequestId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use spindle_reactor::slab::{Slab, Slot};
+use spindle_reactor::slab::Slab;
 
 use super::request::Request;
 
-/// The requests of one queue pair. A slot that the queue pair itself keeps names a request until that is
-/// removed, so one that names none is a fault of this program: it is counted, and the first is logged.
+/// The requests of one queue pair. A slot that the queue pair keeps is valid until its request is removed, so
+/// a slot without a request is a bug in this program: it is counted, and the first is logged.
 pub(super) struct Requests(Slab<Request>);
 
-/// Slots that named no request, of all queue pairs.
-static LOST: AtomicU64 = AtomicU64::new(0);
+/// Look-ups of slots without a request, in all queue pairs.
+static MISSING: AtomicU64 = AtomicU64::new(0);
 
 impl From<Slab<Request>> for Requests {
     fn from(slab: Slab<Request>) -> Requests {
@@ -20,54 +20,74 @@ impl From<Slab<Request>> for Requests {
     }
 }
 
-/// Not inlined: in the function that has the fast path each look-up would cost it registers.
+/// `get` and `get_mut` are not inlined: each look-up would cost the fast path registers.
 impl Requests {
-    /// The request of a slot in use. `None` is reported: there is nothing to do for it.
+    /// The request in `slot`. `None` is logged as a bug; the caller does nothing.
     #[inline(never)]
-    pub(super) fn get(&self, slot: Slot) -> Option<&Request> {
-        self.0.get(slot).or_else(|| on_lost(slot))
+    pub(super) fn get(&self, slot: RequestId) -> Option<&Request> {
+        self.0.get(slot.0).or_else(|| on_missing(slot))
     }
 
-    /// The same, to be changed.
+    /// As [`Requests::get`].
     #[inline(never)]
-    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut Request> {
-        self.0.get_mut(slot).or_else(|| on_lost(slot))
+    pub(super) fn get_mut(&mut self, slot: RequestId) -> Option<&mut Request> {
+        self.0.get_mut(slot.0).or_else(|| on_missing(slot))
     }
 
-    /// The request of a slot that may have ended meanwhile: that of the other half of a fused pair.
-    pub(super) fn find(&self, slot: Slot) -> Option<&Request> {
-        self.0.get(slot)
+    /// The request in a slot that may be free by now: of the other half of a fused pair.
+    pub(super) fn find(&self, slot: RequestId) -> Option<&Request> {
+        self.0.get(slot.0)
     }
 
-    /// The same, to be changed.
-    pub(super) fn find_mut(&mut self, slot: Slot) -> Option<&mut Request> {
-        self.0.get_mut(slot)
+    /// As [`Requests::find`].
+    pub(super) fn find_mut(&mut self, slot: RequestId) -> Option<&mut Request> {
+        self.0.get_mut(slot.0)
+    }
+
+    /// `None` if as many commands are outstanding as the queue has entries; the request is dropped.
+    #[inline]
+    pub(super) fn insert(&mut self, request: Request) -> Option<RequestId> {
+        self.0.insert(request).ok().map(RequestId)
+    }
+
+    /// The identifier that the next `insert` gives; `None` if it will fail.
+    #[inline]
+    pub(super) fn next_id(&self) -> Option<RequestId> {
+        self.0.next_slot().map(RequestId)
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, slot: RequestId) -> Option<Request> {
+        self.0.remove(slot.0)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Request)> {
+        self.0.iter().map(|(slot, request)| (RequestId(slot), request))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Requests that fit: the entries of the queue.
+    #[inline]
+    pub(super) fn capacity(&self) -> usize {
+        self.0.capacity()
     }
 }
 
-/// Debug builds stop here, so that a test shows it.
+/// Panics in debug builds, so that tests find the bug.
 #[cold]
 #[inline(never)]
-fn on_lost<T>(slot: Slot) -> Option<T> {
+fn on_missing<T>(slot: RequestId) -> Option<T> {
     debug_assert!(false, "no request in slot {slot:?}");
-    if LOST.fetch_add(1, Ordering::Relaxed) == 0 {
+    if MISSING.fetch_add(1, Ordering::Relaxed) == 0 {
         tracing::error!(?slot, "queue pair: a slot names no request, its command gets no answer; report it");
     }
     None
-}
-
-impl Deref for Requests {
-    type Target = Slab<Request>;
-
-    #[inline]
-    fn deref(&self) -> &Slab<Request> {
-        &self.0
-    }
-}
-
-impl DerefMut for Requests {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Slab<Request> {
-        &mut self.0
-    }
 }

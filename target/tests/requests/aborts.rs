@@ -213,7 +213,7 @@ fn a_held_event_request_is_aborted_and_its_place_is_free_again() {
         rig.send(&host.admin, Sqe::async_event_request(5), 0);
         rig.send(&host.admin, Sqe::async_event_request(6), 0);
         assert_eq!(rig.answers(&host.admin), []);
-        assert_eq!(rig.states(&host.admin), [(State::Held, 4)]);
+        assert_eq!(rig.states(&host.admin), [(State::Parked, 4)]);
     });
 }
 

@@ -99,7 +99,7 @@ fn move_part(rig: &mut Rig, queue: &Queue, data: &mut [u8]) -> bool {
 fn run(rig: &mut Rig, queue: &Queue, sqe: Sqe, data: &mut [u8]) -> Answer {
     rig.send(queue, sqe, data.len());
     for _ in 0..10_000 {
-        let held = rig.cores[queue.core].pools().0.share(queue.id).held();
+        let held = rig.cores[queue.core].pools().0.share(queue.id.0).held();
         assert!(held <= 2 * u64::from(UNIT), "{held} bytes");
         if move_part(rig, queue, data) {
             continue;
@@ -128,7 +128,7 @@ fn a_piece_of_a_write_is_on_the_wire_while_the_one_before_is_at_the_disk() {
     let data = pattern(1, 5 * PIECE);
     fixture.rig.send(&io, write(1, 40), data.len());
     assert_eq!(io.line.parts(), [(1, 0, PIECE), (1, UNIT, PIECE)], "two buffers, no more");
-    assert_eq!(fixture.rig.states(&io), [(State::Moving, 1)]);
+    assert_eq!(fixture.rig.states(&io), [(State::Bulk, 1)]);
     fixture.rig.bring_part(&io, 1, 0, &data[..PIECE], Ok(()));
     for piece in 0..5_u32 {
         let next: Vec<_> = if piece < 4 { vec![(1, (piece + 1) * UNIT, PIECE)] } else { vec![] };
@@ -184,7 +184,7 @@ fn a_piece_of_a_read_is_at_the_disk_while_the_one_before_is_on_the_wire() {
     fixture.let_go();
     sent(&mut fixture, 2 * UNIT);
     assert_eq!((fixture.asked(), io.line.parts()), (vec![(32, 8)], vec![on_wire(3 * UNIT)]), "both work");
-    assert_eq!(fixture.rig.states(&io), [(State::Moving, 1)]);
+    assert_eq!(fixture.rig.states(&io), [(State::Bulk, 1)]);
     fixture.let_go();
     // The answer follows the last part at once, and takes none of the wire's buffers away.
     assert_eq!(fixture.rig.states(&io), [(State::Replying, 1)]);
@@ -438,7 +438,7 @@ fn with_one_buffer_disk_and_wire_take_turns_and_commands_wait_in_order() {
     let io = fixture.host.io.clone();
     fixture.rig.send(&io, write(1, 24), 3 * PIECE);
     fixture.rig.send(&io, read(2, 24), 3 * PIECE);
-    assert_eq!(fixture.rig.states(&io), [(State::NeedBuffer, 1), (State::Moving, 1)]);
+    assert_eq!(fixture.rig.states(&io), [(State::NeedBuffer, 1), (State::Bulk, 1)]);
     for offset in [0, UNIT, 2 * UNIT] {
         assert_eq!(io.line.parts(), [(1, offset, PIECE)]);
         fixture.rig.bring_part(&io, 1, offset, &[9; PIECE], Ok(()));
@@ -466,7 +466,7 @@ fn the_second_buffer_is_not_taken_from_who_waits_nor_beyond_the_share() {
     fixture.rig.send(&other, write(1, 24), 3 * PIECE);
     assert_eq!(other.line.parts(), [(1, 0, PIECE)], "the last one is for who has nothing");
     fixture.rig.send(&other, write(2, 24), 3 * PIECE);
-    assert_eq!(fixture.rig.states(&other), [(State::NeedBuffer, 1), (State::Moving, 1)]);
+    assert_eq!(fixture.rig.states(&other), [(State::NeedBuffer, 1), (State::Bulk, 1)]);
     // A buffer comes free, and goes to who waits and not to who has begun.
     fixture.control.set_all(Fault::Drop, 0);
     for offset in [0, UNIT, 2 * UNIT] {

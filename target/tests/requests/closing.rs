@@ -21,9 +21,9 @@ const STATES: [State; 10] = [
     State::Fetching,
     State::Executing,
     State::NeedStepBuffer,
-    State::Moving,
+    State::Bulk,
     State::Fused,
-    State::Held,
+    State::Parked,
     State::Aborting,
     State::ConnectBlocked,
     State::Replying,
@@ -86,12 +86,12 @@ fn enter(fixture: &mut Fixture, state: State) -> Queue {
         }
         State::NeedStepBuffer => rig.send(&io, Sqe::verify(1, 1, 0, 2048), 0),
         // Three pieces, of which two are on the wire.
-        State::Moving => rig.send(&io, Sqe::read(1, 1, 0, 24), 24 * 512),
+        State::Bulk => rig.send(&io, Sqe::read(1, 1, 0, 24), 24 * 512),
         State::Fused => {
             rig.send(&io, Sqe::compare(1, 1, 0, 1).with_fuse(Fuse::FIRST), 512);
             rig.bring(&io, 1, &[0; 512]);
         }
-        State::Held => rig.send(&host.admin, Sqe::async_event_request(1), 0),
+        State::Parked => rig.send(&host.admin, Sqe::async_event_request(1), 0),
         State::Aborting => {
             rig.is_mail_held = true;
             rig.send(&host.admin, Sqe::abort(1, 1, 99), 0);
@@ -108,7 +108,7 @@ fn enter(fixture: &mut Fixture, state: State) -> Queue {
         }
         State::Replying => rig.send(&io, Sqe::read(1, 1, 0, 1), 512),
     }
-    let queue = if matches!(state, State::Held | State::Aborting) { host.admin.clone() } else { io };
+    let queue = if matches!(state, State::Parked | State::Aborting) { host.admin.clone() } else { io };
     assert!(rig.states(&queue).iter().any(|(now, _)| *now == state), "{state:?}: {:?}", rig.states(&queue));
     queue
 }
@@ -150,7 +150,7 @@ fn a_queue_may_end_in_every_state_by_every_way_and_leaves_nothing_behind() {
                 let is_over =
                     rig.cores[host.io.core].qpair(host.io.id).is_none() || host.io.line.closed().is_some();
                 let is_admin_only =
-                    matches!((state, by), (State::Held | State::Aborting, End::HungUp | End::Overrun));
+                    matches!((state, by), (State::Parked | State::Aborting, End::HungUp | End::Overrun));
                 assert!(is_over || is_admin_only, "{state:?} {by:?}");
                 // The disk answers now, or after the transport is gone.
                 for is_gone_first in [false, true] {

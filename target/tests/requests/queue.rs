@@ -268,7 +268,7 @@ fn a_shutdown_or_a_reset_forgets_event_requests_without_an_answer_and_others_may
             for cid in 1..=4 {
                 rig.send(&host.admin, Sqe::async_event_request(cid), 0);
             }
-            assert_eq!(rig.states(&host.admin), [(State::Held, 4)]);
+            assert_eq!(rig.states(&host.admin), [(State::Parked, 4)]);
             assert_eq!(rig.answers(&host.admin), []);
             rig.finish();
         }

@@ -1,12 +1,12 @@
 //! Room for newcomers on a core that is full: places of connections that have not sent Connect.
 
+use spindle_transport::ConnectionId;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use nvme_spec::{Nqn, Sqe};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
@@ -23,12 +23,12 @@ fn rig(connections: usize) -> Rig {
 }
 
 /// As over TCP: it is gone at once.
-fn end_at_once(core: &mut TargetCore<Line>, id: Slot) {
+fn end_at_once(core: &mut TargetCore<Line>, id: ConnectionId) {
     core.transport(id).expect("it is there").hang_up();
     core.step(id);
 }
 
-fn none_ends(_: &mut TargetCore<Line>, id: Slot) {
+fn none_ends(_: &mut TargetCore<Line>, id: ConnectionId) {
     panic!("{id:?} need not end");
 }
 
@@ -136,7 +136,7 @@ fn one_whose_connect_waits_before_it_could_be_ended_is_not_waited_for() {
     // The other transport is to end it, and has not had its turn yet.
     assert!(!rig.cores[0].make_room(1, |_, id| assert_eq!(id, second.id)));
     begin_connect(&mut rig, &second);
-    assert!(!rig.cores[0].qpair(second.id).expect("it stays").may_end_for_newcomer());
+    assert!(!rig.cores[0].qpair(second.id).expect("it stays").may_be_evicted());
     assert!(rig.cores[0].make_room(1, end_at_once));
     assert!(rig.cores[0].qpair(third.id).is_none() && rig.cores[0].qpair(second.id).is_some());
     control.release_dropped();

@@ -29,7 +29,7 @@ fn write(cid: u16) -> Sqe {
 }
 
 fn held(rig: &Rig, queue: &Queue) -> u64 {
-    rig.cores[0].pools().0.share(queue.id).held()
+    rig.cores[0].pools().0.share(queue.id.0).held()
 }
 
 #[test]

@@ -1,61 +1,65 @@
-//! In-capsule data of requests that wait for memory.
+//! In-capsule data of requests that wait for memory, copied to the heap.
 //!
-//! A byte stream has an order: were such data left where it is, everything behind it would wait too, and
-//! with it the H2CData of commands that hold the memory which is waited for. So it is taken in, to the heap:
+//! TCP delivers bytes in order: data left in the stream would block everything after it, including the
+//! H2CData of commands that occupy the memory for which the request waits.
 //!
 //! ```text
-//!   begin ──> arriving ── end ──> here ── fetch ──> Fetched
-//!                 └────── fetch ──> wanted ── end ──> Fetched       discard: the request was answered
+//!   begin ──> Arriving ── end ────> Received ── fetch ──> Fetched
+//!                 └────── fetch ──> Requested ── end ───> Fetched       discard: the request was answered
 //! ```
 //!
-//! Limits: a queue's entries, each of IOCCSZ (8 KiB on an admin queue); taken only while the pool is empty.
+//! Limits: one entry per queue entry, each of at most IOCCSZ bytes (8 KiB on an admin queue). Used only
+//! while the pool is empty.
 
+use spindle_transport::RequestId;
 use std::collections::VecDeque;
 
 use nvme_spec::status::Status;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
 use spindle_transport::Event;
 
 #[derive(Debug)]
 enum State {
+    /// The data is being received; the request has no memory yet.
     Arriving,
-    Here(Buf, Result<(), Status>),
-    Wanted(Buf),
+    /// The data is complete, or has a wrong digest (`Err`); the request has no memory yet.
+    Received(Buf, Result<(), Status>),
+    /// The data is being received; this buffer of the request is the destination.
+    Requested(Buf),
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct CapsuleStash {
-    entries: Vec<(Slot, State)>,
-    fetched: VecDeque<(Slot, Buf, Result<(), Status>)>,
+    entries: Vec<(RequestId, State)>,
+    fetched: VecDeque<(RequestId, Buf, Result<(), Status>)>,
 }
 
 impl CapsuleStash {
-    /// The data of this request will be received into the buffer that comes back.
+    /// Adds an entry. Returns a heap buffer of `bytes` into which the data is to be received.
     #[cold]
-    pub(super) fn begin(&mut self, slot: Slot, bytes: u32) -> Buf {
+    pub(super) fn begin(&mut self, slot: RequestId, bytes: u32) -> Buf {
         self.entries.push((slot, State::Arriving));
         Buf::heap(bytes)
     }
 
-    fn take(&mut self, slot: Slot) -> Option<State> {
+    fn take(&mut self, slot: RequestId) -> Option<State> {
         let at = self.entries.iter().position(|(other, _)| *other == slot)?;
         Some(self.entries.swap_remove(at).1)
     }
 
-    /// All of it is here. That of a request which was answered meanwhile is dropped.
-    pub(super) fn end(&mut self, slot: Slot, data: Buf, result: Result<(), Status>) {
+    /// Called when all data is received. Drops it if the request was answered in the meantime.
+    pub(super) fn end(&mut self, slot: RequestId, data: Buf, result: Result<(), Status>) {
         match self.take(slot) {
-            Some(State::Wanted(buf)) => self.give(slot, &data, buf, result),
-            Some(State::Arriving) => self.entries.push((slot, State::Here(data, result))),
-            Some(State::Here(..)) | None => {}
+            Some(State::Requested(buf)) => self.copy_out(slot, &data, buf, result),
+            Some(State::Arriving) => self.entries.push((slot, State::Received(data, result))),
+            Some(State::Received(..)) | None => {}
         }
     }
 
-    /// The request has memory now. `Some`: its data is not here, and the buffer comes back.
+    /// Moves the data of the request into `buf`, now or when complete. `Some`: the stash has no entry for the
+    /// request, and `buf` is returned.
     #[inline]
-    pub(super) fn fetch(&mut self, slot: Slot, buf: Buf) -> Option<Buf> {
+    pub(super) fn fetch(&mut self, slot: RequestId, buf: Buf) -> Option<Buf> {
         if self.entries.is_empty() {
             return Some(buf);
         }
@@ -63,18 +67,18 @@ impl CapsuleStash {
     }
 
     #[cold]
-    fn fetch_stashed(&mut self, slot: Slot, buf: Buf) -> Option<Buf> {
+    fn fetch_stashed(&mut self, slot: RequestId, buf: Buf) -> Option<Buf> {
         match self.take(slot) {
-            Some(State::Here(data, result)) => self.give(slot, &data, buf, result),
-            Some(State::Arriving) => self.entries.push((slot, State::Wanted(buf))),
-            Some(State::Wanted(_)) | None => return Some(buf),
+            Some(State::Received(data, result)) => self.copy_out(slot, &data, buf, result),
+            Some(State::Arriving) => self.entries.push((slot, State::Requested(buf))),
+            Some(State::Requested(_)) | None => return Some(buf),
         }
         None
     }
 
-    /// The lengths are equal: what the request has memory for is what its descriptor says, and that is what
-    /// its capsule had.
-    fn give(&mut self, slot: Slot, data: &Buf, mut buf: Buf, result: Result<(), Status>) {
+    /// Both buffers have the length of the SGL descriptor, which was compared with that of the capsule's
+    /// data.
+    fn copy_out(&mut self, slot: RequestId, data: &Buf, mut buf: Buf, result: Result<(), Status>) {
         let mut at = 0;
         data.visit(0, data.len().min(buf.len()), |piece| {
             buf.copy_in(at, piece);
@@ -83,29 +87,27 @@ impl CapsuleStash {
         self.fetched.push_back((slot, buf, result));
     }
 
-    /// The request is answered without it.
+    /// Drops the data of a request that is answered without it.
     #[inline]
-    pub(super) fn discard(&mut self, slot: Slot) {
+    pub(super) fn discard(&mut self, slot: RequestId) {
         if !self.entries.is_empty() {
             self.take(slot);
         }
     }
 
-    /// The request has memory and does not want the data any more; false: none of its data is here or to
-    /// come.
-    pub(super) fn cancel(&mut self, slot: Slot) -> bool {
+    /// Drops the data of a request whose `fetch` is cancelled. False: the stash has none.
+    pub(super) fn cancel(&mut self, slot: RequestId) -> bool {
         let before = self.fetched.len();
         self.fetched.retain(|(other, ..)| *other != slot);
         self.fetched.len() < before || self.take(slot).is_some()
     }
 
-    /// True when [`CapsuleStash::next_fetched`] has something.
     #[inline]
     pub(super) fn has_fetched(&self) -> bool {
         !self.fetched.is_empty()
     }
 
-    /// Data that is where it was wanted.
+    /// The next completed `fetch`, as an event.
     #[inline]
     pub(super) fn next_fetched(&mut self) -> Option<Event> {
         let (slot, buf, result) = self.fetched.pop_front()?;

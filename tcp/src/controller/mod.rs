@@ -1,21 +1,23 @@
 //! The controller's end of a connection: implements [`Transport`].
 //!
-//! The order of a turn, as a shell calls it:
+//! Calls of a shell in one turn, in order:
 //!
 //! ```text
-//!   on_time(now)                                     when deadline() has come
+//!   on_time(now)                                     once now has reached deadline()
 //!   load(batch) ; next_event.. (the queue pair) ; unload() -> batch           unless is_paused()
 //!   send_pieces(..) ; sent(n)                        while wants_send()
 //!   phase()                                          HalfClosed: shut down sending; Closed: close the socket
 //! ```
 //!
-//! Sent comes before what was received after it: a host that reuses a queue entry is never counted twice.
+//! `Sent` precedes all events of bytes received after the send, so a host that reuses a queue entry is not
+//! counted twice.
 
 mod capsule_stash;
 mod receive;
 mod reply;
 mod transfers;
 
+use spindle_transport::RequestId;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
@@ -24,7 +26,6 @@ use nvme_spec::Sqe;
 use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, MAXH2CDATA_MIN, PduType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
 use spindle_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 
 use crate::inbox::RxBatch;
@@ -39,26 +40,27 @@ use transfers::{Transfer, TransferTarget, Transfers};
 
 pub use transfers::QUEUE_ENTRIES_MAX;
 
-/// Constants of a connection, from its listener. Every default says why.
+/// Constants of a connection, from its listener. Each field gives the reason for its default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnConfig {
-    /// In-capsule data of commands on I/O queues. 4096: a one-block write needs no round trip. Admin queues
-    /// and Fabrics commands always get 8192 (NVMe/TCP 1.0, "Capsules").
+    /// Most in-capsule data of a command on an I/O queue, in bytes. 4096: a one-block write needs no R2T. For
+    /// admin queues and Fabrics commands always at least 8192 (NVMe/TCP 1.0, "Capsules").
     pub in_capsule_bytes: u32,
-    /// MAXH2CDATA. 1 MiB: a write of the largest common size comes in one PDU.
+    /// MAXH2CDATA in bytes. 1 MiB: a write of the largest common size arrives in one PDU.
     pub max_h2c_data: u32,
     /// Most entries of a queue, up to [`QUEUE_ENTRIES_MAX`]. 256: a queue holds one command less than it has
     /// entries, and 128 commands are a common depth.
     pub queue_entries: u16,
-    /// Most bytes that one command moves. 1 MiB.
+    /// Most bytes of data of one command (MDTS). 1 MiB, as MAXH2CDATA.
     pub transfer_bytes: u32,
-    /// Header digests are used when the host asks for them.
+    /// Whether header digests are granted when ICReq requests them.
     pub header_digest: bool,
-    /// Data digests are used when the host asks for them.
+    /// Whether data digests are granted when ICReq requests them.
     pub data_digest: bool,
-    /// Time for ICReq to come. 10 s: as long as a Linux host waits for ICResp.
+    /// Time from accept within which ICReq must arrive. 10 s: as long as a Linux host waits for ICResp.
     pub initialize_timeout: Nanos,
-    /// Time from the decision to close to the end of the socket. 2 s: a host that reads needs one round trip.
+    /// Time from the decision to close until the socket is closed. 2 s: a host that reads needs one round
+    /// trip.
     pub close_timeout: Nanos,
 }
 
@@ -82,59 +84,59 @@ const HEAD: usize = 24 + DIGEST_BYTES;
 /// Longest tail: data digest, CapsuleResp with its digest.
 const TAIL: usize = DIGEST_BYTES + 24 + DIGEST_BYTES;
 
-/// Whose data is being received.
+/// Origin of the data being received, and the request or transfer to which it belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// In-capsule data of a request.
-    Capsule(Slot),
-    /// H2CData of the transfer with this tag.
+    /// In-capsule data of a request, received into its buffer.
+    Capsule(RequestId),
+    /// H2CData of the transfer with this TTAG.
     H2cData(u16),
-    /// In-capsule data of a request that waits for memory.
-    Stash(Slot),
+    /// In-capsule data of a request that waits for memory, received into the capsule stash.
+    Stash(RequestId),
 }
 
 /// The controller's end of one connection.
 #[derive(Debug)]
 pub struct Conn {
-    wire: Wire<HEAD, TAIL, Option<Slot>, Source>,
-    /// Requests whose reply has left, to be told.
-    sent: VecDeque<Slot>,
-    /// The same of those without a slot: how many.
-    left: u32,
+    wire: Wire<HEAD, TAIL, Option<RequestId>, Source>,
+    /// Requests whose reply was sent and whose `Sent` event is pending.
+    sent: VecDeque<RequestId>,
+    /// Replies with [`FAST_PATH`] sent since the last `take_fast_path_sent`.
+    fast_path_sent: u32,
     transfers: Transfers,
     stash: CapsuleStash,
     config: ConnConfig,
-    /// How the header of a command begins, where there are no digests; see [`Conn::plain_command`].
+    /// First bytes of a command header without digests; see [`Conn::plain_command`].
     plain_header: u64,
-    /// Most bytes of in-capsule data now, of a command that is no Fabrics command.
+    /// Most bytes of in-capsule data of a command other than a Fabrics command; changed by Connect.
     in_capsule_max: u32,
     /// PDO of the C2HData that this connection sends.
     data_offset: u8,
     is_initialized: bool,
-    is_closed_told: bool,
+    is_closed_reported: bool,
 }
 
-/// Queue entries that room is made for at once; beyond it the send queue grows with use, so that idle long
-/// queues stay small.
+/// Most queue entries for which memory is reserved at Connect. A longer send queue grows with use, so that an
+/// idle connection stays small.
 const RESERVE_ENTRIES_MAX: u16 = 128;
-/// Replies and R2Ts before Connect has said how long the queue is.
+/// Queue entries reserved at accept, before Connect gives the queue size.
 const RESERVE_ENTRIES_FIRST: u16 = 8;
 
 impl Conn {
-    /// Most bytes that a connection takes beside itself with a queue of `entries`, all of which were used at
-    /// once. What it has received while it waits for memory comes on top: in-capsule data that was set aside.
+    /// Most bytes of heap memory of a connection with a queue of `entries`, without the capsule stash.
     #[must_use]
     pub(crate) fn heap_bytes(entries: u16) -> usize {
         let entries = usize::from(entries);
-        Outbox::<HEAD, TAIL, Option<Slot>>::bytes_for(entries)
-            + entries.next_power_of_two() * size_of::<Slot>()
+        Outbox::<HEAD, TAIL, Option<RequestId>>::bytes_for(entries)
+            + entries.next_power_of_two() * size_of::<RequestId>()
             + Transfers::bytes_for(entries)
     }
 
-    /// A connection that was just accepted.
+    /// A connection that was accepted at `now` and waits for ICReq.
     ///
     /// # Panics
-    /// When MAXH2CDATA or the queue entries are out of range: the configuration is checked when it is read.
+    /// If MAXH2CDATA or the number of queue entries is out of range; the configuration was validated when
+    /// read.
     #[must_use]
     pub fn new(config: ConnConfig, now: Nanos) -> Conn {
         let max = config.max_h2c_data;
@@ -142,7 +144,7 @@ impl Conn {
         let mut conn = Conn {
             wire: Wire::new(now + config.initialize_timeout, config.close_timeout),
             sent: VecDeque::new(),
-            left: 0,
+            fast_path_sent: 0,
             transfers: Transfers::new(config.queue_entries),
             stash: CapsuleStash::default(),
             config,
@@ -150,7 +152,7 @@ impl Conn {
             in_capsule_max: config.in_capsule_bytes.max(ADMIN_IN_CAPSULE_BYTES),
             data_offset: 24,
             is_initialized: false,
-            is_closed_told: false,
+            is_closed_reported: false,
         };
         conn.set_queue_entries(RESERVE_ENTRIES_FIRST);
         conn
@@ -158,47 +160,46 @@ impl Conn {
 
     stream_methods!();
 
-    /// True while a command with in-capsule data is undecided: the shell does not read the
-    /// socket.
+    /// True while a capsule is pending; the shell must not read the socket meanwhile.
     #[inline]
     #[must_use]
     pub fn is_paused(&self) -> bool {
         matches!(self.wire.receiving, Receiving::PendingCapsule(_))
     }
 
-    /// True when there may be events without a new batch: bytes are kept from an earlier one, or `fetch`
-    /// found all of its data among them. Ask after a `fetch` or `reply` that ended a pause.
+    /// True if events may exist without a new batch: bytes of an earlier batch are unread, or a `fetch` has
+    /// all its data. Check it after a `fetch` or `reply` that ended a pause.
     #[inline]
     #[must_use]
     pub fn has_unread(&self) -> bool {
-        self.wire.inbox.stashed() > 0 || self.wire.is_payload_whole() || self.stash.has_fetched()
+        self.wire.inbox.carried() > 0 || self.wire.is_payload_whole() || self.stash.has_fetched()
     }
 
-    /// The first `count` bytes of [`Conn::send_pieces`] have left. Buffers of which the last byte has left
-    /// are given back.
+    /// The socket accepted the first `count` bytes of [`Conn::send_pieces`]. Buffers that are completely sent
+    /// are dropped.
     ///
     /// # Panics
-    /// When there were fewer.
+    /// If `count` is greater than the bytes queued.
     #[inline]
     pub fn sent(&mut self, count: usize) {
-        let mut left = count;
-        while let Some(pdu) = self.wire.outbox.advance(&mut left) {
+        let mut remaining = count;
+        while let Some(pdu) = self.wire.outbox.advance(&mut remaining) {
             pdu.body = Body::None;
             match pdu.key {
-                Some(FAST_PATH) => self.left += 1,
+                Some(FAST_PATH) => self.fast_path_sent += 1,
                 Some(slot) => self.sent.push_back(slot),
                 None => {}
             }
         }
-        assert_eq!(left, 0, "more was sent than there is");
+        assert_eq!(remaining, 0, "more was sent than there is");
         if self.wire.outbox.is_empty() {
             self.wire.lifetime.drained();
         }
     }
 
-    /// The time.
+    /// Handles [`Conn::deadline`]: starts the close timeout, or closes the connection once it has passed.
     pub fn on_time(&mut self, now: Nanos) {
-        if self.wire.lifetime.is_up(now) {
+        if self.wire.lifetime.has_expired(now) {
             if self.phase() == Phase::Open {
                 self.wire.violation.get_or_insert(Violation::InitializeTimeout);
             }
@@ -206,7 +207,7 @@ impl Conn {
         }
     }
 
-    /// The peer closed its sending half: there is nothing more to read.
+    /// The host shut down its sending side: no more bytes will arrive.
     pub fn on_peer_closed(&mut self) {
         self.wire.lifetime.peer_closed();
         if self.phase() == Phase::Closed {
@@ -214,18 +215,18 @@ impl Conn {
         }
     }
 
-    /// The socket failed (reset, broken pipe): nothing can be sent or read any more.
+    /// The socket failed (reset, broken pipe): closes the connection without sending.
     pub fn on_reset(&mut self) {
         self.abort();
     }
 
-    /// PDUs that wait to be sent, writes whose data was asked for, and bytes that are kept between batches.
+    /// Number of PDUs not completely sent, of open R2Ts, and of bytes kept from earlier batches.
     #[must_use]
     pub fn in_flight(&self) -> (usize, usize, usize) {
-        (self.wire.outbox.len(), self.transfers.len(), self.wire.inbox.stashed())
+        (self.wire.outbox.len(), self.transfers.len(), self.wire.inbox.carried())
     }
 
-    /// End it now: nothing is sent any more, every buffer is dropped.
+    /// Closes without sending what is queued, and drops all buffers.
     fn abort(&mut self) {
         self.wire.inbox.clear();
         self.wire.receiving = Receiving::Header;
@@ -234,7 +235,6 @@ impl Conn {
         self.wire.lifetime.close();
     }
 
-    /// Drop the buffers of requests.
     fn drop_buffers(&mut self) {
         self.transfers.clear();
         self.stash = CapsuleStash::default();
@@ -249,7 +249,7 @@ impl Conn {
         }
     }
 
-    /// What comes of received bytes, in any state.
+    /// The next event of received bytes, in any state of the connection.
     #[inline(never)]
     fn next_received(&mut self) -> Option<Event> {
         if let Some(fetched) = self.stash.next_fetched() {
@@ -268,10 +268,10 @@ impl Conn {
 
     #[cold]
     fn last_event(&mut self) -> Option<Event> {
-        if self.phase() != Phase::Closed || self.is_closed_told {
+        if self.phase() != Phase::Closed || self.is_closed_reported {
             return None;
         }
-        self.is_closed_told = true;
+        self.is_closed_reported = true;
         Some(Event::Closed)
     }
 }
@@ -292,35 +292,34 @@ impl Transport for Conn {
     }
 
     #[inline]
-    fn take_left(&mut self) -> u32 {
-        std::mem::take(&mut self.left)
+    fn take_fast_path_sent(&mut self) -> u32 {
+        std::mem::take(&mut self.fast_path_sent)
     }
 
-    fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf) {
+    fn fetch(&mut self, slot: RequestId, cid: u16, buf: Buf) {
         if !self.wire.lifetime.is_open() {
             return;
         }
         let Some(buf) = self.stash.fetch(slot, buf) else { return };
         match &self.wire.receiving {
-            // The length is compared too: a host that has two commands of one CID gets its own data wrong,
-            // not us.
+            // The lengths are compared because a host may use one CID for two commands at once.
             Receiving::PendingCapsule(pending)
                 if pending.cid == cid && pending.frame.data_bytes as usize == buf.len() =>
             {
                 let payload = Payload::new(Source::Capsule(slot), buf, 0, &pending.frame);
                 self.wire.receiving = Receiving::Payload(payload);
-                // At once, while it is in the batch: what is left of it there would be copied twice.
+                // Now, while the data is in the batch: `unload` would copy it to the inbox first.
                 self.wire.copy_payload();
             }
             Receiving::PendingCapsule(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {
                 let bytes = u32::try_from(buf.len()).unwrap_or(u32::MAX);
-                let place = TransferTarget::Here(buf);
-                self.ask_host(Transfer { slot, cid, is_damaged: false, received: 0, bytes, place });
+                let target = TransferTarget::Buffer(buf);
+                self.queue_r2t(Transfer { slot, cid, is_damaged: false, received: 0, bytes, target });
             }
         }
     }
 
-    fn cancel(&mut self, slot: Slot) -> bool {
+    fn cancel(&mut self, slot: RequestId) -> bool {
         if self.wire.lifetime.is_open() { self.cancel_fetch(slot) } else { false }
     }
 
@@ -340,7 +339,7 @@ impl Transport for Conn {
         self.peek_sqe()
     }
 
-    fn stash_capsule(&mut self, slot: Slot, cid: u16) {
+    fn stash_capsule(&mut self, slot: RequestId, cid: u16) {
         if let Receiving::PendingCapsule(pending) = &self.wire.receiving
             && pending.cid == cid
         {
@@ -351,7 +350,7 @@ impl Transport for Conn {
         }
     }
 
-    fn end_without_reply(&mut self, slot: Slot) {
+    fn end_without_reply(&mut self, slot: RequestId) {
         self.stash.discard(slot);
     }
 
@@ -383,8 +382,7 @@ impl Transport for Conn {
 
     fn close(&mut self, reason: CloseReason) {
         match reason {
-            // Something is to reach the host first: the reply to Disconnect, the reason of a refusal, what
-            // was acknowledged.
+            // Queued replies are sent first: that of Disconnect, a refusal, completions of finished commands.
             CloseReason::Disconnect
             | CloseReason::ControllerGone
             | CloseReason::HostError
@@ -394,7 +392,7 @@ impl Transport for Conn {
                     self.wire.drain();
                 }
             }
-            // The host is gone.
+            // The host does not respond.
             CloseReason::KeepAliveExpired | CloseReason::ConnectTimeout => self.abort(),
         }
     }

@@ -1,5 +1,4 @@
-//! What a host sends, PDU by PDU. Every check of a peer's number is here or in `frame`, once, where the
-//! number is used.
+//! PDUs from the host. Each value of the host is checked once, here or in `frame`, where it is used.
 
 use nvme_spec::Sqe;
 use nvme_spec::opcode::FabricsType;
@@ -10,7 +9,7 @@ use nvme_spec::tcp::{
     PFV, PduType, pda_bytes,
 };
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
-use spindle_reactor::slab::Slot;
+use spindle_transport::RequestId;
 use spindle_transport::{DataPointer, Event};
 
 use super::transfers::{Transfer, TransferTarget};
@@ -20,21 +19,20 @@ use crate::payload::{Filled, Payload};
 use crate::violation::Violation;
 use crate::wire::{PendingCapsule, Receiving, Stop};
 
-/// Type, flags and HLEN of a command without digests, as the first bytes of a common header.
+/// Type, flags and HLEN in the common header of a command without digests.
 const PLAIN_HEADER: u64 = u64::from_le_bytes([PduType::CAPSULE_CMD.0, 0, COMMAND_BYTES_U8, 0, 0, 0, 0, 0]);
-/// Where they are.
-const PLAIN_BITS: u64 = u64::from_le_bytes([0xff, 0xff, 0xff, 0, 0, 0, 0, 0]);
-/// No header is like this one.
+/// Mask of type, flags and HLEN.
+const PLAIN_MASK: u64 = u64::from_le_bytes([0xff, 0xff, 0xff, 0, 0, 0, 0, 0]);
+/// Differs from every masked header, so that no command is plain.
 pub(super) const NO_PLAIN_HEADER: u64 = u64::MAX;
-/// HLEN of a command capsule.
+/// HLEN of a command capsule (NVMe/TCP 1.0 section 3.6.2.5).
 const COMMAND_BYTES_U8: u8 = 72;
 const COMMAND_BYTES: usize = size_of::<CapsuleCmd>();
 const _: () = assert!(COMMAND_BYTES == COMMAND_BYTES_U8 as usize);
 
 impl Conn {
-    /// What most PDUs are, at once: a command without digests, its header whole in the batch. All that `step`
-    /// checks of such a header is a few comparisons; what is not exactly like it, or is a Fabrics command,
-    /// goes there.
+    /// The common case: a command without digests whose header is whole in the batch. A few comparisons cover
+    /// all checks of `step` on such a header. Every other PDU, and a Fabrics command, is left to `step`.
     #[inline]
     pub(super) fn plain_command(&mut self) -> Option<Event> {
         if !matches!(self.wire.receiving, Receiving::Header) || !self.wire.lifetime.is_open() {
@@ -42,7 +40,7 @@ impl Conn {
         }
         let bytes: &[u8; COMMAND_BYTES] = self.wire.inbox.peek_batch()?;
         let CapsuleCmd { header, sqe } = CapsuleCmd::ref_from_bytes(bytes).ok()?;
-        if u64::from_le_bytes(*bytes.first_chunk()?) & PLAIN_BITS != self.plain_header || sqe.is_fabrics() {
+        if u64::from_le_bytes(*bytes.first_chunk()?) & PLAIN_MASK != self.plain_header || sqe.is_fabrics() {
             return None;
         }
         let plen = header.plen();
@@ -63,7 +61,7 @@ impl Conn {
         };
         let event = Event::Command { sqe: *sqe, data };
         self.wire.inbox.consume_batch(COMMAND_BYTES);
-        self.wire.inbox.expect_header_after(data_bytes as usize);
+        self.wire.inbox.prefetch_header_after(data_bytes as usize);
         Some(event)
     }
 
@@ -75,7 +73,7 @@ impl Conn {
         CapsuleCmd::ref_from_bytes(second).ok().map(|capsule| &capsule.sqe)
     }
 
-    /// The end of a fetch that found all of the data in the batch, at once.
+    /// `Fetched` for in-capsule data without digest that `fetch` found complete in the batch.
     #[inline]
     pub(super) fn plain_fetched(&mut self) -> Option<Event> {
         let Receiving::Payload(payload) = &self.wire.receiving else { return None };
@@ -92,7 +90,7 @@ impl Conn {
         }
     }
 
-    /// One step of the receiving side: an event, or go on (`None`).
+    /// Processes one header or payload. `None`: no event, call again.
     #[inline]
     pub(super) fn step(&mut self) -> Result<Option<Event>, Stop> {
         match &self.wire.receiving {
@@ -115,10 +113,10 @@ impl Conn {
         if ch.pdu_type == PduType::CAPSULE_CMD && self.is_initialized {
             return self.step_command(&ch);
         }
-        self.step_other(&ch)
+        self.step_other_pdu(&ch)
     }
 
-    fn step_other(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
+    fn step_other_pdu(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
         let pdu_type = ch.pdu_type;
         match pdu_type {
             PduType::H2C_DATA if self.is_initialized => self.step_h2c_data(ch),
@@ -130,7 +128,7 @@ impl Conn {
         }
     }
 
-    /// ICReq (NVMe/TCP 1.0 section 3.6.2.1): what the host wants; the answer is ICResp.
+    /// Negotiates digests and alignment by ICReq (NVMe/TCP 1.0 section 3.6.2.1) and queues ICResp.
     fn step_initialize(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
         check_initialize(ch)?;
         let Some(request) = self.wire.inbox.peek_as::<IcReq>().copied() else { return Err(Stop::Wait) };
@@ -160,7 +158,7 @@ impl Conn {
         Ok(None)
     }
 
-    /// A command capsule (NVMe/TCP 1.0 section 3.6.2.5).
+    /// CapsuleCmd, NVMe/TCP 1.0 section 3.6.2.5.
     #[inline]
     fn step_command(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
         let frame = Frame::with_data(ch, 72, &self.wire.agreed)?;
@@ -168,7 +166,7 @@ impl Conn {
         if frame.data_bytes == 0 {
             self.wire.inbox.consume(frame.header_bytes as usize);
             let data = data_pointer(&sqe, 0);
-            self.note_connect(&sqe);
+            self.apply_connect(&sqe);
             return Ok(Some(Event::Command { sqe, data }));
         }
         self.step_command_data(sqe, frame)
@@ -190,28 +188,28 @@ impl Conn {
             }
             Err(_) => self.wire.skip_data(&frame),
         }
-        self.note_connect(&sqe);
+        self.apply_connect(&sqe);
         Ok(Some(Event::Command { sqe, data }))
     }
 
-    /// A Connect says whether this is an I/O queue: its in-capsule data is then limited by IOCCSZ.
+    /// After the Connect of an I/O queue (QID not 0), IOCCSZ limits the in-capsule data.
     #[inline]
-    fn note_connect(&mut self, sqe: &Sqe) {
+    fn apply_connect(&mut self, sqe: &Sqe) {
         if sqe.is_fabrics() && sqe.fctype() == FabricsType::CONNECT {
             let (is_io_queue, allowed) = (sqe.cdw10() >> 16 != 0, self.config.in_capsule_bytes);
             self.in_capsule_max = if is_io_queue { allowed } else { allowed.max(ADMIN_IN_CAPSULE_BYTES) };
         }
     }
 
-    /// Data of a write (NVMe/TCP 1.0 section 3.6.2.7). Identity, state, offset and length are looked at
-    /// together, here only.
+    /// Data of a write (NVMe/TCP 1.0 section 3.6.2.7). The only place that checks TTAG, state of the
+    /// transfer, offset and length.
     fn step_h2c_data(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
         let frame = Frame::with_data(ch, 24, &self.wire.agreed)?;
         let pdu_type = PduType::H2C_DATA;
         let header: H2cData = self.wire.header(pdu_type, &frame)?;
         let (ttag, cccid) = (header.ttag.get(), header.cccid.get());
         let (offset, bytes) = (header.datao.get(), header.datal.get());
-        // One H2CData is received at a time and is whole before the next header: the buffer is here.
+        // Each H2CData is complete before the next header, so the transfer has its buffer here.
         let transfer = self.transfers.get_mut(ttag).ok_or(Violation::Ttag(ttag))?;
         let length = transfer.bytes;
         if transfer.cid != cccid {
@@ -233,14 +231,14 @@ impl Conn {
             let expected = "LAST_PDU on the last H2CData of an R2T and on no other";
             return Err(Violation::LastFlag { pdu_type, flags: ch.flags, expected }.into());
         }
-        match std::mem::replace(&mut transfer.place, TransferTarget::Filling) {
-            TransferTarget::Here(buf) => {
+        match std::mem::replace(&mut transfer.target, TransferTarget::Receiving) {
+            TransferTarget::Buffer(buf) => {
                 self.wire.inbox.consume(frame.header_bytes as usize);
                 self.wire.receiving =
                     Receiving::Payload(Payload::new(Source::H2cData(ttag), buf, offset, &frame));
             }
-            TransferTarget::Nowhere => {
-                transfer.place = TransferTarget::Nowhere;
+            TransferTarget::Discard => {
+                transfer.target = TransferTarget::Discard;
                 transfer.received = end;
                 if end == length {
                     self.transfers.remove(ttag);
@@ -248,23 +246,23 @@ impl Conn {
                 self.wire.inbox.consume(frame.header_bytes as usize);
                 self.wire.skip_data(&frame);
             }
-            TransferTarget::Filling => return Err(Violation::Ttag(ttag).into()),
+            TransferTarget::Receiving => return Err(Violation::Ttag(ttag).into()),
         }
         Ok(None)
     }
 
-    /// Data goes where it belongs; `Fetched` when all of a command's is there.
+    /// Receives data into its buffer; returns `Fetched` when the data of the command is complete.
     #[inline]
     fn step_payload(&mut self) -> Result<Option<Event>, Stop> {
         let Some((payload, filled)) = self.wire.fill() else { return Err(Stop::Wait) };
         match payload.key {
             Source::Capsule(slot) => {
-                let result = fetched(filled == Filled::Damaged);
+                let result = fetch_result(filled == Filled::Damaged);
                 Ok(Some(Event::Fetched { slot, buf: payload.buf, result }))
             }
             Source::H2cData(ttag) => Ok(self.end_h2c_data(ttag, payload, filled)),
             Source::Stash(slot) => {
-                self.stash.end(slot, payload.buf, fetched(filled == Filled::Damaged));
+                self.stash.end(slot, payload.buf, fetch_result(filled == Filled::Damaged));
                 Ok(self.stash.next_fetched())
             }
         }
@@ -272,7 +270,7 @@ impl Conn {
 
     /// See [`Transport::cancel`](spindle_transport::Transport::cancel).
     #[cold]
-    pub(super) fn cancel_fetch(&mut self, slot: Slot) -> bool {
+    pub(super) fn cancel_fetch(&mut self, slot: RequestId) -> bool {
         if self.stash.cancel(slot) {
             return true;
         }
@@ -288,7 +286,7 @@ impl Conn {
         let end = if is_of_capsule || is_of_host { self.wire.skip_payload() } else { None };
         let Some(ttag) = ttag else { return is_of_capsule };
         let Some(transfer) = self.transfers.get_mut(ttag) else { return false };
-        transfer.place = TransferTarget::Nowhere;
+        transfer.target = TransferTarget::Discard;
         transfer.received = end.unwrap_or(transfer.received);
         if transfer.received == transfer.bytes {
             self.transfers.remove(ttag);
@@ -301,27 +299,25 @@ impl Conn {
         transfer.received = payload.end();
         transfer.is_damaged |= filled == Filled::Damaged;
         if (transfer.received as usize) < payload.buf.len() {
-            transfer.place = TransferTarget::Here(payload.buf);
+            transfer.target = TransferTarget::Buffer(payload.buf);
             return None;
         }
         let Transfer { slot, is_damaged, .. } = self.transfers.remove(ttag)?;
-        Some(Event::Fetched { slot, buf: payload.buf, result: fetched(is_damaged) })
+        Some(Event::Fetched { slot, buf: payload.buf, result: fetch_result(is_damaged) })
     }
 }
 
-/// Damaged data fails its command, which may be tried again; the connection goes on (NVMe/TCP 1.0,
-/// "PDU Header and Data Digests").
-fn fetched(is_damaged: bool) -> Result<(), Status> {
+/// A wrong data digest fails only its command, which the host may retry (NVMe/TCP 1.0, "PDU Header and Data
+/// Digests").
+fn fetch_result(is_damaged: bool) -> Result<(), Status> {
     if is_damaged { Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR) } else { Ok(()) }
 }
 
-/// Where a command's data is (NVMe/TCP 1.0, "Data Transfers"): in its capsule, or to be moved by PDUs of its
-/// own. `in_capsule` is how much data the capsule has; what the descriptor says is compared with it before
-/// anything uses it.
+/// Location and length of a command's data (NVMe/TCP 1.0, "Data Transfers"), or the status that fails the
+/// command if its descriptor is not allowed. `in_capsule`: bytes of data in its capsule, 0 for none.
 #[inline]
 fn data_pointer(sqe: &Sqe, in_capsule: u32) -> Result<DataPointer, Status> {
-    // Every command over Fabrics names SGLs (Base 2.0 section 3.3.3.1); in a Fabrics command the field is
-    // reserved.
+    // PSDT must select SGLs over Fabrics (Base 2.0 section 3.3.3.1); in a Fabrics command it is reserved.
     if !matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL) && !sqe.is_fabrics() {
         return Err(Status::INVALID_FIELD.dnr());
     }
@@ -334,7 +330,7 @@ fn data_pointer(sqe: &Sqe, in_capsule: u32) -> Result<DataPointer, Status> {
         SglKind::DATA_BLOCK_OFFSET if bytes != in_capsule => Err(Status::DATA_SGL_LENGTH_INVALID.dnr()),
         SglKind::DATA_BLOCK_OFFSET if bytes == 0 => Ok(DataPointer::None),
         SglKind::DATA_BLOCK_OFFSET => Ok(DataPointer::InCapsule { bytes }),
-        // Some hosts leave the descriptor of a command without data all zero.
+        // Some hosts send an all-zero descriptor with a command without data.
         SglKind(0) if bytes == 0 && in_capsule == 0 => Ok(DataPointer::None),
         _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()),
     }

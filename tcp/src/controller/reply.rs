@@ -1,9 +1,9 @@
-//! What a controller sends: data, completions, and R2Ts.
+//! PDUs to the host: C2HData, CapsuleResp and R2T.
 
 use nvme_spec::Cqe;
 use nvme_spec::tcp::{C2hData, CapsuleResp, Extent, LAST_PDU, R2t, SUCCESS};
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
+use spindle_transport::RequestId;
 use spindle_transport::{CloseReason, Reply, Transport};
 
 use super::Conn;
@@ -12,7 +12,7 @@ use crate::digest;
 use crate::outbox::Body;
 
 impl Conn {
-    /// Queue a completion, behind its data where there is some.
+    /// Queues the data, if any, and then the completion.
     #[inline]
     pub(super) fn queue_reply(&mut self, reply: Reply) {
         let Reply { slot, cqe, data, may_omit_cqe } = reply;
@@ -23,15 +23,15 @@ impl Conn {
     }
 
     #[inline]
-    fn queue_completion(&mut self, slot: Slot, cqe: &Cqe) {
+    fn queue_completion(&mut self, slot: RequestId, cqe: &Cqe) {
         let has_digest = self.wire.agreed.header_digest;
         self.wire.outbox.push(Some(slot)).put_head(&CapsuleResp::new(*cqe, has_digest), has_digest);
     }
 
-    /// One C2HData for all of the data (NVMe/TCP 1.0 section 3.6.2.8). Its SUCCESS flag stands for the
-    /// completion where the host does without SQHD and the completion would say nothing else.
+    /// One C2HData with all data (NVMe/TCP 1.0 section 3.6.2.8). Its SUCCESS flag replaces the completion if
+    /// SQ flow control is disabled and the completion has status success and result 0.
     #[inline]
-    fn queue_data(&mut self, slot: Slot, cqe: &Cqe, buf: Buf, may_omit_cqe: bool) {
+    fn queue_data(&mut self, slot: RequestId, cqe: &Cqe, buf: Buf, may_omit_cqe: bool) {
         let agreed = self.wire.agreed;
         let bytes = u32::try_from(buf.len()).unwrap_or(u32::MAX);
         let omits_cqe = may_omit_cqe && cqe.status().is_success() && cqe.result_u64() == 0;
@@ -52,18 +52,18 @@ impl Conn {
         }
     }
 
-    /// One R2T for all of a write's data: hosts with MAXR2T 0 (Linux) allow no second (NVMe/TCP 1.0 section
-    /// 3.6.2.9).
+    /// Queues one R2T for all data of a write: a host with MAXR2T 0 (Linux) allows no second at a time
+    /// (NVMe/TCP 1.0 section 3.6.2.9).
     ///
     /// # Panics
-    /// When there is no data to ask for: R2TL is not 0.
-    pub(super) fn ask_host(&mut self, transfer: Transfer) {
+    /// If the transfer has 0 bytes: R2TL must not be 0.
+    pub(super) fn queue_r2t(&mut self, transfer: Transfer) {
         let bytes = transfer.bytes;
         assert!(bytes > 0, "a fetch of nothing");
         let has_digest = self.wire.agreed.header_digest;
         let cid = transfer.cid;
         let Some(ttag) = self.transfers.insert(transfer) else {
-            // The queue pair lets no host have more commands than its queue has entries.
+            // Unreachable while the queue pair limits outstanding commands to the queue's entries.
             self.close(CloseReason::HostError);
             return;
         };

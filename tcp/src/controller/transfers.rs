@@ -1,39 +1,38 @@
-//! The R2Ts that are out: which H2CData may come, and whose data it is.
+//! Table of open R2Ts by TTAG: the H2CData expected from the host, and its destination.
 //!
-//! TTAG is a name with an age: `generation | index`. What a host sends back is looked up, never indexed by
-//! (STYLE 3, Identity); `controller::receive` checks tag, command, state, offset and length together, once.
+//! TTAG is `generation | index`. The generation changes with each use of an entry, so an H2CData with the
+//! TTAG of a finished transfer is detected. `controller::receive` checks command, state, offset and length.
 
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
+use spindle_transport::RequestId;
 
-/// A write whose data was asked for.
+/// A write with an open R2T.
 #[derive(Debug)]
 pub(super) struct Transfer {
-    /// The request.
-    pub(super) slot: Slot,
-    /// CID of the command.
+    /// Request that called `fetch`.
+    pub(super) slot: RequestId,
     pub(super) cid: u16,
-    /// Some of the data was damaged on its way.
+    /// An H2CData of this transfer had a wrong data digest.
     pub(super) is_damaged: bool,
-    /// Bytes received, in order.
+    /// Bytes received so far; the next H2CData must have this offset.
     pub(super) received: u32,
-    /// Bytes that were asked for.
+    /// Length of the transfer in bytes (R2TL).
     pub(super) bytes: u32,
-    pub(super) place: TransferTarget,
+    pub(super) target: TransferTarget,
 }
 
-/// Where the data of a transfer goes.
+/// Destination of a transfer's data.
 #[derive(Debug)]
 pub(super) enum TransferTarget {
-    /// Into this buffer.
-    Here(Buf),
-    /// An H2CData is being received into the buffer.
-    Filling,
-    /// Nowhere: the command was aborted and answered, and what its host still sends is taken in and dropped.
-    Nowhere,
+    /// The request's buffer; no H2CData is being received.
+    Buffer(Buf),
+    /// An H2CData is being received; its payload has the buffer.
+    Receiving,
+    /// The command was aborted; data that the host still sends is discarded.
+    Discard,
 }
 
-/// Most entries of a queue: 12 of the 16 bits of a TTAG name the entry, at least 4 are its age.
+/// Most entries of a queue: at most 12 of the 16 bits of a TTAG are the index, at least 4 the generation.
 pub const QUEUE_ENTRIES_MAX: u16 = 4096;
 
 #[derive(Debug)]
@@ -42,7 +41,8 @@ struct Entry {
     generation: u16,
 }
 
-/// The table. It grows to as many transfers as were ever out at once, at most the queue's entries.
+/// Grows to the largest number of transfers open at once, at most the number of queue entries rounded up to a
+/// power of two.
 #[derive(Debug)]
 pub(super) struct Transfers {
     entries: Vec<Entry>,
@@ -51,15 +51,15 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// Bytes of a table that has held `count` transfers at once.
+    /// Heap memory in bytes after `count` transfers were open at once.
     pub(super) const fn bytes_for(count: usize) -> usize {
         count.next_power_of_two() * (size_of::<Entry>() + size_of::<u16>())
     }
 
-    /// For at most `entries_max` transfers at once.
+    /// A table for at most `entries_max` open transfers.
     ///
     /// # Panics
-    /// When that is more than [`QUEUE_ENTRIES_MAX`].
+    /// If `entries_max` is greater than [`QUEUE_ENTRIES_MAX`].
     pub(super) fn new(entries_max: u16) -> Self {
         assert!(entries_max <= QUEUE_ENTRIES_MAX, "{entries_max} queue entries, at most {QUEUE_ENTRIES_MAX}");
         let index_bits = u16::BITS - entries_max.max(2).saturating_sub(1).leading_zeros();
@@ -70,7 +70,7 @@ impl Transfers {
         generation << self.index_bits | index
     }
 
-    /// The generation after this one: never 0, so that a tag of 0 is always stale.
+    /// Skips generation 0, so that TTAG 0 is always stale.
     fn next_generation(&self, generation: u16) -> u16 {
         match (generation + 1) & (u16::MAX >> self.index_bits) {
             0 => 1,
@@ -78,7 +78,7 @@ impl Transfers {
         }
     }
 
-    /// Put a transfer in; its TTAG. `None` when all entries are in use.
+    /// Adds a transfer and returns its TTAG. `None`: all entries are in use.
     pub(super) fn insert(&mut self, transfer: Transfer) -> Option<u16> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -99,27 +99,27 @@ impl Transfers {
         Some(index)
     }
 
-    /// The transfer with this tag, if there is one.
+    /// `None` if the TTAG is stale or was never used.
     #[inline]
     pub(super) fn get_mut(&mut self, ttag: u16) -> Option<&mut Transfer> {
         let index = self.index(ttag)?;
         self.entries[index].transfer.as_mut()
     }
 
-    /// The tag of the transfer of this request.
+    /// TTAG of the request's transfer, unless its data is being discarded.
     #[cold]
-    pub(super) fn tag_of(&self, slot: Slot) -> Option<u16> {
-        let is_it = |entry: &Entry| {
-            let wanted = |transfer: &Transfer| {
-                transfer.slot == slot && !matches!(transfer.place, TransferTarget::Nowhere)
+    pub(super) fn tag_of(&self, slot: RequestId) -> Option<u16> {
+        let is_match = |entry: &Entry| {
+            let is_of_slot = |transfer: &Transfer| {
+                transfer.slot == slot && !matches!(transfer.target, TransferTarget::Discard)
             };
-            entry.transfer.as_ref().is_some_and(wanted)
+            entry.transfer.as_ref().is_some_and(is_of_slot)
         };
-        let at = self.entries.iter().position(is_it)?;
+        let at = self.entries.iter().position(is_match)?;
         Some(self.tag(u16::try_from(at).ok()?, self.entries[at].generation))
     }
 
-    /// Take the transfer with this tag out; the tag is stale from now on.
+    /// Removes a transfer and makes its TTAG stale. `None`: the TTAG was stale before.
     pub(super) fn remove(&mut self, ttag: u16) -> Option<Transfer> {
         let index = self.index(ttag)?;
         let next = self.next_generation(self.entries[index].generation);
@@ -130,18 +130,18 @@ impl Transfers {
         Some(transfer)
     }
 
-    /// Forget them all, and their buffers.
+    /// Removes all transfers, drops their buffers, and frees the table's memory.
     pub(super) fn clear(&mut self) {
         self.entries = Vec::new();
         self.free = Vec::new();
     }
 
-    /// How many are out.
+    /// Number of open transfers.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Where a tag's entry is, if the tag is of its generation.
+    /// Index of the TTAG's entry. `None`: there is no such entry, or the generations differ.
     #[inline]
     fn index(&self, ttag: u16) -> Option<usize> {
         let index = ttag & !(u16::MAX << self.index_bits);
@@ -156,12 +156,12 @@ mod tests {
 
     fn transfer(cid: u16) -> Transfer {
         Transfer {
-            slot: Slot::from_wire(0),
+            slot: RequestId::from_wire(0),
             cid,
             is_damaged: false,
             received: 0,
             bytes: 1,
-            place: TransferTarget::Filling,
+            target: TransferTarget::Receiving,
         }
     }
 

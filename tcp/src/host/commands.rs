@@ -1,11 +1,11 @@
-//! The commands that a host has outstanding, by CID.
+//! The outstanding commands of a host, by CID.
 //!
 //! ```text
-//!            submit             CapsuleResp, C2HData SUCCESS            given out
-//!   Free ───────────> Waiting ──────────────────────────────> (event) ──────────> Free
-//!                        └─ CapsuleResp while data is leaving ─> Ended ─ it has left ─^
+//!            submit             CapsuleResp, C2HData SUCCESS
+//!   Free ───────────> Waiting ────────────────────────────────────────────> Free, Completed
+//!                        └─ CapsuleResp while data is queued ─> Ended ─ data sent ─^
 //! ```
-//! A CID that a controller sends back is looked up here with the state that the PDU needs; it never indexes.
+//! A CID from the controller is checked for range and state before the command is used.
 
 use nvme_spec::Cqe;
 use nvme_spec::status::Status;
@@ -15,15 +15,14 @@ use super::HostEvent;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// The CID can be used.
+    /// The CID can be submitted.
     Free,
     /// Submitted; no completion yet.
     Waiting,
-    /// The completion came early: the controller did not wait for data that is still leaving.
+    /// The completion arrived before the command's queued data was completely sent.
     Ended,
 }
 
-/// Which way a command's data goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     None,
@@ -35,27 +34,27 @@ pub(super) enum Direction {
 pub(super) struct Command {
     pub(super) state: State,
     pub(super) direction: Direction,
-    /// Its data is in the send queue.
-    pub(super) is_leaving: bool,
-    /// LAST_PDU of its C2HData came.
-    pub(super) is_last: bool,
-    /// Some of its data was damaged on its way.
+    /// The outbox has the command's buffer.
+    pub(super) is_sending: bool,
+    /// A C2HData with LAST_PDU arrived.
+    pub(super) has_last_pdu: bool,
+    /// A C2HData had a wrong data digest.
     pub(super) is_damaged: bool,
-    /// TTAG of the R2T that is being answered.
+    /// TTAG of the current R2T.
     pub(super) ttag: u16,
-    /// Its data; not here while it is leaving or being received.
+    /// The command's data; `None` while it is queued to be sent or being received, or if there is none.
     pub(super) buf: Option<Buf>,
-    /// How long its data is.
+    /// Length of the data in bytes.
     pub(super) bytes: u32,
-    /// To the controller: asked for so far. From the controller: received so far.
+    /// To the controller: end of the range requested so far. From the controller: bytes received so far.
     pub(super) moved: u32,
-    /// Of the R2T that is being answered: the next byte to be queued. Its end is `moved`.
+    /// Offset of the next byte of the current R2T to be queued; the R2T ends at `moved`.
     pub(super) queued: u32,
-    /// The completion, when `Ended`.
+    /// The completion, valid in state `Ended`.
     pub(super) cqe: Cqe,
 }
 
-/// The table, as long as the queue.
+/// Table indexed by CID, with one entry per queue entry.
 #[derive(Debug)]
 pub(super) struct Commands {
     commands: Box<[Command]>,
@@ -67,8 +66,8 @@ impl Commands {
         let free = || Command {
             state: State::Free,
             direction: Direction::None,
-            is_leaving: false,
-            is_last: false,
+            is_sending: false,
+            has_last_pdu: false,
             is_damaged: false,
             ttag: 0,
             buf: None,
@@ -80,18 +79,18 @@ impl Commands {
         Commands { commands: (0..entries).map(|_| free()).collect(), outstanding: 0 }
     }
 
-    /// Start a command; `None` when the CID is in use or there is none like it.
+    /// Starts a command. `None`: the CID is outstanding or out of range.
     #[inline]
     pub(super) fn start(&mut self, cid: u16, direction: Direction, bytes: u32) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
         if command.state != State::Free {
             return None;
         }
-        debug_assert!(command.buf.is_none() && !command.is_leaving);
+        debug_assert!(command.buf.is_none() && !command.is_sending);
         self.outstanding += 1;
         command.state = State::Waiting;
         command.direction = direction;
-        command.is_last = false;
+        command.has_last_pdu = false;
         command.is_damaged = false;
         command.bytes = bytes;
         command.moved = 0;
@@ -99,35 +98,35 @@ impl Commands {
         Some(command)
     }
 
-    /// The command with this CID that waits for a completion.
+    /// `None`: the CID is out of range, or its command does not wait for a completion.
     #[inline]
     pub(super) fn waiting(&mut self, cid: u16) -> Option<&mut Command> {
         self.commands.get_mut(usize::from(cid)).filter(|command| command.state == State::Waiting)
     }
 
-    /// The command of a CID of our own: one whose data we hold.
+    /// The command of a CID that this end stored with data in the inbox or outbox.
     ///
     /// # Panics
-    /// When there is none: our own bug.
+    /// If the CID is free: a command stays outstanding until its data is sent or received.
     #[inline]
-    pub(super) fn ours(&mut self, cid: u16) -> &mut Command {
+    pub(super) fn outstanding_mut(&mut self, cid: u16) -> &mut Command {
         let command = &mut self.commands[usize::from(cid)];
         assert!(command.state != State::Free, "data of command {cid:#x}, which is free");
         command
     }
 
-    /// A buffer comes back to its command.
-    pub(super) fn keep(&mut self, cid: u16, buf: Buf) {
-        let command = self.ours(cid);
-        command.is_leaving = false;
+    /// Returns the buffer to its command after it was sent, or after its receive was aborted.
+    pub(super) fn return_buf(&mut self, cid: u16, buf: Buf) {
+        let command = self.outstanding_mut(cid);
+        command.is_sending = false;
         command.buf = Some(buf);
     }
 
-    /// A command is over: its completion, and the CID is free.
+    /// Ends a command and frees its CID. Returns its `Completed` event.
     #[inline]
     pub(super) fn end(&mut self, cid: u16, cqe: Cqe) -> Option<HostEvent> {
         let command = self.commands.get_mut(usize::from(cid))?;
-        debug_assert!(command.state != State::Free && !command.is_leaving);
+        debug_assert!(command.state != State::Free && !command.is_sending);
         self.outstanding -= 1;
         command.state = State::Free;
         let status = cqe.status();
@@ -139,14 +138,14 @@ impl Commands {
         Some(HostEvent::Completed { cid, cqe, buf: command.buf.take(), result })
     }
 
-    /// As [`Commands::end`] for one whose completion came early.
+    /// As [`Commands::end`] with the stored completion of a command in state `Ended`.
     pub(super) fn take_ended(&mut self, cid: u16) -> Option<HostEvent> {
-        let cqe = self.ours(cid).cqe;
+        let cqe = self.outstanding_mut(cid).cqe;
         self.end(cid, cqe)
     }
 
-    /// Any command that is left, ended by `status`, or by its own completion where that came.
-    pub(super) fn take_any(&mut self, status: Status) -> Option<HostEvent> {
+    /// Ends any outstanding command with `status`, or with its completion in state `Ended`.
+    pub(super) fn end_any(&mut self, status: Status) -> Option<HostEvent> {
         let index = self.commands.iter().position(|command| command.state != State::Free)?;
         let cid = u16::try_from(index).ok()?;
         match self.commands[index].state {

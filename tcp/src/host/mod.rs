@@ -1,16 +1,16 @@
-//! The host's end of a connection: commands in, completions with their data out.
+//! The host's end of a connection: takes commands, returns completions with their data.
 //!
 //! ```text
 //!   ICReq ─> ICResp ─> Ready ─> submit(sqe, data)
-//!     ├─ CapsuleCmd, with the data where it fits      ─> CapsuleResp ───────────────────> Completed
+//!     ├─ CapsuleCmd, with in-capsule data if it fits  ─> CapsuleResp ───────────────────> Completed
 //!     ├─ CapsuleCmd ─> R2T ─> H2CData, H2CData ..     ─> CapsuleResp ───────────────────> Completed
 //!     └─ CapsuleCmd ─> C2HData to the caller's buffer ─> CapsuleResp, or SUCCESS flag ──> Completed
 //! ```
-//! Every submitted command is given back by exactly one `Completed`, with its buffer, also when the
-//! connection ends: then with a path error, before `Closed`.
+//! Every submitted command ends with exactly one `Completed`, which returns its buffer. When the connection
+//! ends, outstanding commands complete with a path error before `Closed`.
 //!
-//! A turn is that of the controller's end: `on_time`, `load`, `next_event`.., `unload`, `send_pieces`,
-//! `sent`, `phase`.
+//! The caller makes the same calls per turn as at the controller's end: `on_time`, `load`, `next_event`..,
+//! `unload`, `send_pieces`, `sent`, `phase`.
 
 mod commands;
 mod receive;
@@ -35,21 +35,21 @@ use crate::wire::{Receiving, Stop, Wire, stream_methods};
 
 use commands::Commands;
 
-/// What a host wants of a connection.
+/// Parameters of a host's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostConfig {
-    /// Ask for header digests.
+    /// Request header digests in ICReq; the connection ends if the controller refuses.
     pub header_digest: bool,
-    /// Ask for data digests.
+    /// Request data digests in ICReq; the connection ends if the controller refuses.
     pub data_digest: bool,
-    /// Commands that may be outstanding; CIDs are below it.
+    /// Most outstanding commands; CIDs are less than this.
     pub queue_entries: u16,
-    /// Writes up to this many bytes go in the command's capsule. 8192: what an admin queue takes (NVMe/TCP
-    /// 1.0, "Capsules"); an I/O queue takes what IOCCSZ leaves. Fabrics commands may always have 8192.
+    /// Most in-capsule data of a command in bytes. 8192: the value of admin queues and Fabrics commands
+    /// (NVMe/TCP 1.0, "Capsules"); for an I/O queue IOCCSZ x 16 - 64.
     pub in_capsule_bytes: u32,
-    /// Time for ICResp to come. 10 s, as Linux.
+    /// Time from creation within which ICResp must arrive. 10 s, as Linux.
     pub initialize_timeout: Nanos,
-    /// Time from the decision to close to the end of the socket.
+    /// Time from the decision to close until the socket is closed.
     pub close_timeout: Nanos,
 }
 
@@ -66,10 +66,9 @@ impl Default for HostConfig {
     }
 }
 
-/// What happened on a connection. [`HostEvent::Ready`] says that ICResp came; [`Conn::max_h2c_data`] is
-/// known.
+/// Event of a TCP connection. After [`HostEvent::Ready`] (ICResp) [`Conn::max_h2c_data`] is known.
 pub type HostEvent = host::HostEvent<Violation>;
-/// Why a connection ended.
+/// Why a TCP connection ended, with the [`Violation`] if there was one.
 pub type CloseCause = host::CloseCause<Violation>;
 
 /// Longest head: CapsuleCmd with its digest.
@@ -77,7 +76,7 @@ const HEAD: usize = 72 + DIGEST_BYTES;
 /// Longest tail: data digest.
 const TAIL: usize = DIGEST_BYTES;
 
-/// Data of a command being received: its CID and the flags of its C2HData.
+/// C2HData being received: CID of its command, and FLAGS of the PDU.
 #[derive(Debug, Clone, Copy)]
 struct Incoming {
     cid: u16,
@@ -89,17 +88,17 @@ struct Incoming {
 pub struct Conn {
     wire: Wire<HEAD, TAIL, Option<u16>, Incoming>,
     commands: Commands,
-    /// Commands that were completed while their data was leaving, and now it has left.
+    /// CIDs whose completion arrived before their data was completely sent, and whose data is sent now.
     finished: VecDeque<u16>,
     config: HostConfig,
-    /// Of ICResp: most bytes of data in one H2CData.
+    /// MAXH2CDATA of ICResp in bytes; `None` before ICResp.
     max_h2c_data: Option<u32>,
     cause: Option<CloseCause>,
-    is_closed_told: bool,
+    is_closed_reported: bool,
 }
 
 impl Conn {
-    /// A connection whose socket is connected, or connecting. Its ICReq is queued; [`HostEvent::Ready`]
+    /// A connection over a socket that is connected or connecting. Queues ICReq; [`HostEvent::Ready`]
     /// follows.
     #[must_use]
     pub fn new(config: HostConfig, now: Nanos) -> Conn {
@@ -111,20 +110,20 @@ impl Conn {
             config,
             max_h2c_data: None,
             cause: None,
-            is_closed_told: false,
+            is_closed_reported: false,
         };
         conn.wire.outbox.reserve(entries + 1);
         conn.queue_initialize();
         conn
     }
 
-    /// MAXH2CDATA, once ICResp has come: most bytes of data in one H2CData.
+    /// MAXH2CDATA: most bytes of data in one H2CData. `None` before ICResp.
     #[must_use]
     pub fn max_h2c_data(&self) -> Option<u32> {
         self.max_h2c_data
     }
 
-    /// How many commands are outstanding.
+    /// Number of submitted commands without a `Completed` event.
     #[inline]
     #[must_use]
     pub fn outstanding(&self) -> usize {
@@ -133,28 +132,28 @@ impl Conn {
 
     stream_methods!();
 
-    /// The first `count` bytes of [`Conn::send_pieces`] have left.
+    /// The socket accepted the first `count` bytes of [`Conn::send_pieces`].
     ///
     /// # Panics
-    /// When there were fewer.
+    /// If `count` is greater than the bytes queued.
     #[inline]
     pub fn sent(&mut self, count: usize) {
-        let mut left = count;
-        while let Some(pdu) = self.wire.outbox.advance(&mut left) {
+        let mut remaining = count;
+        while let Some(pdu) = self.wire.outbox.advance(&mut remaining) {
             let (key, body) = (pdu.key, std::mem::replace(&mut pdu.body, Body::None));
             if let (Some(cid), Body::Buf(buf)) = (key, body) {
-                self.data_left(cid, buf);
+                self.on_data_sent(cid, buf);
             }
         }
-        assert_eq!(left, 0, "more was sent than there is");
+        assert_eq!(remaining, 0, "more was sent than there is");
         if self.wire.outbox.is_empty() {
             self.wire.lifetime.drained();
         }
     }
 
-    /// The time.
+    /// Handles [`Conn::deadline`]: starts the close timeout, or closes the connection once it has passed.
     pub fn on_time(&mut self, now: Nanos) {
-        if self.wire.lifetime.is_up(now) {
+        if self.wire.lifetime.has_expired(now) {
             if self.phase() == Phase::Open {
                 self.wire.violation.get_or_insert(Violation::InitializeTimeout);
             }
@@ -162,7 +161,7 @@ impl Conn {
         }
     }
 
-    /// The controller closed its sending half: there is nothing more to read.
+    /// The controller shut down its sending side: no more bytes will arrive.
     pub fn on_peer_closed(&mut self) {
         self.cause.get_or_insert(CloseCause::ByPeer);
         self.wire.lifetime.peer_closed();
@@ -171,59 +170,59 @@ impl Conn {
         }
     }
 
-    /// The socket failed (refused, reset, broken pipe): nothing can be sent or read any more.
+    /// The socket failed (refused, reset, broken pipe): closes the connection without sending.
     pub fn on_reset(&mut self) {
         self.abort(CloseCause::Failed);
     }
 
-    /// End it now: nothing is sent any more, every buffer goes back to its command.
+    /// Closes without sending what is queued, and returns all buffers to their commands.
     fn abort(&mut self, cause: CloseCause) {
         self.cause.get_or_insert(cause);
-        self.keep_incoming();
+        self.return_incoming_buf();
         self.wire.inbox.clear();
         self.wire.outbox.clear(|key, body| {
             if let (Some(cid), Body::Buf(buf)) = (key, body) {
-                self.commands.keep(*cid, buf);
+                self.commands.return_buf(*cid, buf);
             }
         });
         self.wire.lifetime.close();
     }
 
-    /// The buffer of a payload that will not become whole goes back to its command.
-    fn keep_incoming(&mut self) {
+    /// Ends the payload being received and returns its buffer to its command.
+    fn return_incoming_buf(&mut self) {
         if let Receiving::Payload(payload) = std::mem::replace(&mut self.wire.receiving, Receiving::Header) {
-            self.commands.keep(payload.key.cid, payload.buf);
+            self.commands.return_buf(payload.key.cid, payload.buf);
         }
     }
 
     #[cold]
     fn violate(&mut self, violation: Violation) {
         self.cause.get_or_insert(CloseCause::Violation(violation));
-        self.keep_incoming();
+        self.return_incoming_buf();
         self.wire.violate(violation, PduType::H2C_TERM_REQ, None);
         if self.phase() == Phase::Closed {
             self.abort(CloseCause::Violation(violation));
         }
     }
 
-    /// Once closed: the commands that are left, one by one, then `Closed`.
+    /// Events of a closed connection: `Completed` of each outstanding command, then `Closed` once.
     #[cold]
     fn last_event(&mut self) -> Option<HostEvent> {
-        if self.phase() != Phase::Closed || self.is_closed_told {
+        if self.phase() != Phase::Closed || self.is_closed_reported {
             return None;
         }
-        if let Some(event) = self.commands.take_any(Status::HOST_PATHING_ERROR) {
+        if let Some(event) = self.commands.end_any(Status::HOST_PATHING_ERROR) {
             return Some(event);
         }
-        self.is_closed_told = true;
+        self.is_closed_reported = true;
         Some(HostEvent::Closed { why: self.cause.unwrap_or(CloseCause::ByPeer) })
     }
 
-    /// Queue a command. Its CID is the caller's choice below the queue's entries; its data pointer is set
-    /// here: in the capsule where the data fits, else by R2T or C2HData (NVMe/TCP 1.0, "Data Transfers").
+    /// Queues a command. The caller chooses a free CID less than `queue_entries`. The SGL is set here:
+    /// in-capsule data if it fits, else a transport data block (NVMe/TCP 1.0, "Data Transfers").
     ///
     /// # Errors
-    /// [`SubmitError`] gives the data back when the command cannot be taken.
+    /// The connection is not open, or the CID is not free; the data is returned.
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         if !self.is_open() {
@@ -232,7 +231,7 @@ impl Conn {
         self.queue_command(sqe, data)
     }
 
-    /// What happened next. `None`: nothing more until something came or left.
+    /// The next event. `None`: none until more bytes are received or sent.
     #[inline]
     pub fn next_event(&mut self) -> Option<HostEvent> {
         if let Some(cid) = self.finished.pop_front() {
@@ -254,24 +253,23 @@ impl Conn {
         }
     }
 
-    /// True while commands can be submitted.
+    /// True between ICResp and the decision to close: commands can be submitted.
     #[inline]
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.wire.lifetime.is_open() && self.max_h2c_data.is_some()
     }
 
-    /// End the connection: what is queued leaves first, and [`HostEvent::Closed`] follows.
+    /// Ends the connection after the queued PDUs are sent; [`HostEvent::Closed`] follows.
     pub fn close(&mut self) {
         if self.wire.lifetime.is_open() {
             self.cause.get_or_insert(CloseCause::Requested);
-            self.keep_incoming();
+            self.return_incoming_buf();
             self.wire.drain();
         }
     }
 
-    /// The controller takes so many bytes of data in a command's capsule from now on (IOCCSZ x 16 - 64 of
-    /// Identify Controller).
+    /// Sets the most in-capsule data of a command in bytes: IOCCSZ x 16 - 64 of Identify Controller.
     pub fn set_in_capsule_bytes(&mut self, in_capsule_bytes: u32) {
         self.config.in_capsule_bytes = in_capsule_bytes;
     }

@@ -1,5 +1,5 @@
-//! What a controller sends, PDU by PDU. Every check of a peer's number is here or in `frame`, once, where the
-//! number is used.
+//! PDUs from the controller. Each value of the controller is checked once, here or in `frame`, where it is
+//! used.
 
 use nvme_spec::Cqe;
 use nvme_spec::cqe::SQ_HEAD_NO_FLOW_CONTROL;
@@ -17,7 +17,7 @@ use crate::violation::Violation;
 use crate::wire::{Receiving, Stop};
 
 impl Conn {
-    /// One step of the receiving side: an event, or go on (`None`).
+    /// Processes one header or payload. `None`: no event, call again.
     #[inline]
     pub(super) fn step(&mut self) -> Result<Option<HostEvent>, Stop> {
         match &self.wire.receiving {
@@ -45,7 +45,7 @@ impl Conn {
         }
     }
 
-    /// ICResp (NVMe/TCP 1.0 section 3.6.2.2).
+    /// Checks ICResp (NVMe/TCP 1.0 section 3.6.2.2); commands can be submitted after it.
     fn step_initialize(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
         check_initialize(ch)?;
         let Some(response) = self.wire.inbox.peek_as::<IcResp>().copied() else { return Err(Stop::Wait) };
@@ -75,15 +75,15 @@ impl Conn {
         Ok(Some(HostEvent::Ready))
     }
 
-    /// Data of a read (NVMe/TCP 1.0 section 3.6.2.8). Identity, state, offset and length are looked at
-    /// together, here only.
+    /// Data of a read (NVMe/TCP 1.0 section 3.6.2.8). The only place that checks CID, state of the command,
+    /// offset and length.
     fn step_c2h_data(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
         let frame = Frame::with_data(ch, 24, &self.wire.agreed)?;
         let pdu_type = PduType::C2H_DATA;
         let header: C2hData = self.wire.header(pdu_type, &frame)?;
         let (cid, offset, bytes) = (header.cccid.get(), header.datao.get(), header.datal.get());
         let command = self.commands.waiting(cid).filter(|command| {
-            command.direction == Direction::FromController && !command.is_last && command.buf.is_some()
+            command.direction == Direction::FromController && !command.has_last_pdu && command.buf.is_some()
         });
         let Some(command) = command else {
             let expected = "an outstanding command that waits for data";
@@ -107,19 +107,19 @@ impl Conn {
             return Err(Violation::DataShort { cid, received: end, expected: command.bytes }.into());
         }
         let Some(buf) = command.buf.take() else { return Err(Stop::Wait) };
-        command.is_last = is_last;
+        command.has_last_pdu = is_last;
         self.wire.inbox.consume(frame.header_bytes as usize);
         let incoming = Incoming { cid, flags: ch.flags };
         self.wire.receiving = Receiving::Payload(Payload::new(incoming, buf, offset, &frame));
         Ok(None)
     }
 
-    /// Data goes where it belongs; SUCCESS on the last of it is the completion.
+    /// Receives data into its buffer. With the SUCCESS flag the end of the data completes the command.
     #[inline]
     fn step_payload(&mut self) -> Result<Option<HostEvent>, Stop> {
         let Some((payload, filled)) = self.wire.fill() else { return Err(Stop::Wait) };
         let Incoming { cid, flags } = payload.key;
-        let command = self.commands.ours(cid);
+        let command = self.commands.outstanding_mut(cid);
         command.moved = payload.end();
         command.is_damaged |= filled == Filled::Damaged;
         command.buf = Some(payload.buf);
@@ -131,10 +131,10 @@ impl Conn {
         Ok(self.commands.end(cid, cqe))
     }
 
-    /// A completion (NVMe/TCP 1.0 section 3.6.2.6).
+    /// CapsuleResp, NVMe/TCP 1.0 section 3.6.2.6. The event is deferred while the command's data is queued.
     #[inline]
     fn step_completion(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
-        let frame = Frame::bare(ch, 24, &self.wire.agreed)?;
+        let frame = Frame::without_data(ch, 24, &self.wire.agreed)?;
         let CapsuleResp { cqe, .. } = self.wire.header(PduType::CAPSULE_RESP, &frame)?;
         let cid = cqe.cid();
         let Some(command) = self.commands.waiting(cid) else {
@@ -144,18 +144,18 @@ impl Conn {
         if is_short && cqe.status().is_success() {
             return Err(Violation::DataShort { cid, received: command.moved, expected: command.bytes }.into());
         }
-        let is_leaving = command.is_leaving;
-        if is_leaving {
+        let is_sending = command.is_sending;
+        if is_sending {
             command.state = State::Ended;
             command.cqe = cqe;
         }
         self.wire.inbox.consume(frame.header_bytes as usize);
-        Ok(if is_leaving { None } else { self.commands.end(cid, cqe) })
+        Ok(if is_sending { None } else { self.commands.end(cid, cqe) })
     }
 
-    /// The controller asks for data of a write (NVMe/TCP 1.0 section 3.6.2.9).
+    /// R2T, NVMe/TCP 1.0 section 3.6.2.9. Queues the first H2CData of the requested range.
     fn step_r2t(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
-        let frame = Frame::bare(ch, 24, &self.wire.agreed)?;
+        let frame = Frame::without_data(ch, 24, &self.wire.agreed)?;
         let pdu_type = PduType::R2T;
         let header: R2t = self.wire.header(pdu_type, &frame)?;
         let (cid, offset, bytes) = (header.cccid.get(), header.r2to.get(), header.r2tl.get());
@@ -165,7 +165,7 @@ impl Conn {
             let expected = "an outstanding command with data to send";
             return Err(Violation::Cccid { pdu_type, cccid: cid, expected }.into());
         };
-        if command.is_leaving {
+        if command.is_sending {
             return Err(Violation::R2tLimit(cid).into());
         }
         if bytes == 0 {

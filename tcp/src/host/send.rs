@@ -1,4 +1,4 @@
-//! What a host sends: ICReq, commands, and the data that R2Ts ask for.
+//! PDUs to the controller: ICReq, CapsuleCmd and H2CData.
 
 use nvme_spec::tcp::{
     ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, DigestBits, Extent, H2cData, IcReq, LAST_PDU, MAXH2CDATA_MIN,
@@ -13,13 +13,13 @@ use crate::digest;
 use crate::frame::{Agreed, PDA};
 use crate::outbox::{Body, OutPdu};
 
-/// MAXR2T, counted from zero: one R2T for a command at a time, as Linux.
+/// MAXR2T, a zero-based value: one open R2T per command, as Linux.
 const MAX_R2T: u32 = 0;
 
 type Pdu = OutPdu<HEAD, TAIL, Option<u16>>;
 
 impl Conn {
-    /// ICReq (NVMe/TCP 1.0 section 3.6.2.1).
+    /// ICReq, NVMe/TCP 1.0 section 3.6.2.1.
     pub(super) fn queue_initialize(&mut self) {
         let digests =
             DigestBits::new().with_header(self.config.header_digest).with_data(self.config.data_digest);
@@ -27,7 +27,7 @@ impl Conn {
         self.wire.outbox.push_bytes(request.as_bytes().into(), None);
     }
 
-    /// Queue a command capsule (NVMe/TCP 1.0 section 3.6.2.5), and its data where that fits.
+    /// CapsuleCmd, NVMe/TCP 1.0 section 3.6.2.5, with data of at most `in_capsule_bytes` in the capsule.
     #[inline]
     pub(super) fn queue_command(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         let (direction, buf) = match data {
@@ -37,14 +37,14 @@ impl Conn {
         };
         let bytes = buf.as_ref().map_or(0, |buf| u32::try_from(buf.len()).unwrap_or(u32::MAX));
         let Some(command) = self.commands.start(sqe.cid(), direction, bytes) else {
-            return Err(SubmitError { kind: SubmitErrorKind::Cid, data: give_back(direction, buf) });
+            return Err(SubmitError { kind: SubmitErrorKind::Cid, data: host_data(direction, buf) });
         };
         let allowed = match sqe.is_fabrics() {
             true => self.config.in_capsule_bytes.max(ADMIN_IN_CAPSULE_BYTES),
             false => self.config.in_capsule_bytes,
         };
         if direction == Direction::ToController && bytes > 0 && bytes <= allowed {
-            command.is_leaving = true;
+            command.is_sending = true;
             command.moved = bytes;
             command.queued = bytes;
             if let Some(buf) = buf {
@@ -74,14 +74,13 @@ impl Conn {
         put_data(pdu, agreed, extent, buf, 0, bytes);
     }
 
-    /// Queue the next H2CData of the R2T that a command is answering (NVMe/TCP 1.0 section 3.6.2.7). The one
-    /// after it is queued when this has left, so that several commands take turns and the buffer stays in one
-    /// place.
+    /// Queues the next H2CData of the command's current R2T (NVMe/TCP 1.0 section 3.6.2.7). The following one
+    /// is queued after this one is sent, so that commands alternate and one PDU at a time owns the buffer.
     pub(super) fn queue_h2c_data(&mut self, cid: u16) {
         let (agreed, max) = (self.wire.agreed, self.max_h2c_data.unwrap_or(MAXH2CDATA_MIN));
-        let command = self.commands.ours(cid);
+        let command = self.commands.outstanding_mut(cid);
         let Some(buf) = command.buf.take() else { return };
-        command.is_leaving = true;
+        command.is_sending = true;
         let (offset, ttag) = (command.queued, command.ttag);
         let bytes = (command.moved - offset).min(max);
         command.queued += bytes;
@@ -99,10 +98,10 @@ impl Conn {
         Extent { pdo, plen: u32::from(pdo) + bytes + digest_bytes }
     }
 
-    /// Data of a command has left: more of it, or its completion, may have waited for that.
-    pub(super) fn data_left(&mut self, cid: u16, buf: Buf) {
-        self.commands.keep(cid, buf);
-        let command = self.commands.ours(cid);
+    /// Queued data of a command was sent: continues its R2T, or completes it if the completion has arrived.
+    pub(super) fn on_data_sent(&mut self, cid: u16, buf: Buf) {
+        self.commands.return_buf(cid, buf);
+        let command = self.commands.outstanding_mut(cid);
         match command.state {
             State::Ended => self.finished.push_back(cid),
             State::Waiting if command.queued < command.moved && self.wire.lifetime.is_open() => {
@@ -113,7 +112,7 @@ impl Conn {
     }
 }
 
-/// Padding, data and its digest behind a head.
+/// Sets padding, body and data digest of a PDU whose head is set.
 fn put_data(pdu: &mut Pdu, agreed: Agreed, extent: Extent, buf: Buf, at: u32, bytes: u32) {
     pdu.pad_to(extent.pdo);
     if agreed.data_digest {
@@ -124,7 +123,7 @@ fn put_data(pdu: &mut Pdu, agreed: Agreed, extent: Extent, buf: Buf, at: u32, by
     pdu.body_bytes = bytes;
 }
 
-fn give_back(direction: Direction, buf: Option<Buf>) -> HostData {
+fn host_data(direction: Direction, buf: Option<Buf>) -> HostData {
     match (direction, buf) {
         (Direction::ToController, Some(buf)) => HostData::ToController(buf),
         (Direction::FromController, Some(buf)) => HostData::FromController(buf),

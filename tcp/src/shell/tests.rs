@@ -1,5 +1,6 @@
 //! The shell with real sockets of this machine, and a core that reads what comes and answers nothing.
 
+use spindle_transport::ConnectionId;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 
@@ -24,33 +25,33 @@ impl Connections for Reader {
         None
     }
 
-    fn accept(&mut self, conn: Conn, _peer: Peer) -> Result<Slot, Conn> {
-        self.conns.insert(conn)
+    fn accept(&mut self, conn: Conn, _peer: Peer) -> Result<ConnectionId, Conn> {
+        self.conns.insert(conn).map(ConnectionId)
     }
 
-    fn set_admitted(&mut self, _id: Slot, _admitted: Admitted) {}
+    fn set_admitted(&mut self, _id: ConnectionId, _admitted: Admitted) {}
 
-    fn transport(&mut self, id: Slot) -> Option<&mut Conn> {
-        self.conns.get_mut(id)
+    fn transport(&mut self, id: ConnectionId) -> Option<&mut Conn> {
+        self.conns.get_mut(id.0)
     }
 
-    fn peer(&self, _id: Slot) -> Option<&Peer> {
+    fn peer(&self, _id: ConnectionId) -> Option<&Peer> {
         None
     }
 
-    fn step(&mut self, id: Slot) {
+    fn step(&mut self, id: ConnectionId) {
         self.steps[id.index()] += 1;
-        let event = self.conns.get_mut(id).and_then(Transport::next_event);
+        let event = self.conns.get_mut(id.0).and_then(Transport::next_event);
         assert!(event.is_none(), "less than a header: {event:?}");
     }
 
-    fn step_sent(&mut self, _id: Slot) {}
+    fn step_sent(&mut self, _id: ConnectionId) {}
 
-    fn next_closed(&mut self) -> Option<(Slot, Conn)> {
+    fn next_closed(&mut self) -> Option<(ConnectionId, Conn)> {
         None
     }
 
-    fn on_violation(&mut self, id: Slot, text: String) {
+    fn on_violation(&mut self, id: ConnectionId, text: String) {
         panic!("{id:?}: {text}");
     }
 

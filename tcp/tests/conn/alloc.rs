@@ -1,5 +1,6 @@
 //! In steady state nothing allocates: neither end, for no kind of command, however the stream is cut.
 
+use spindle_transport::RequestId;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
@@ -8,7 +9,6 @@ use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::alloc_count::allocations_here;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_reactor::slab::Slot;
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{self, ConnConfig};
 use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
@@ -120,7 +120,7 @@ impl Joined {
 }
 
 fn answer(conn: &mut controller::Conn, pool: &Pool, event: Event) {
-    let slot = |cid: u16| Slot::from_wire(1 << 16 | u32::from(cid));
+    let slot = |cid: u16| RequestId::from_wire(1 << 16 | u32::from(cid));
     let reply =
         |cid, data| Reply { slot: slot(cid), cqe: Cqe::new(cid, Status::SUCCESS), data, may_omit_cqe: true };
     match event {

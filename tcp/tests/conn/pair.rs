@@ -1,6 +1,7 @@
 //! Both ends joined by two byte queues under a seed: every size, cut, order, delay and scarcity that the seed
 //! draws. A model of the disk checks every read; a failing seed is named and repeats.
 
+use spindle_transport::RequestId;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
@@ -9,7 +10,7 @@ use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_reactor::slab::{Slab, Slot};
+use spindle_reactor::slab::Slab;
 use spindle_tcp::controller::{self, ConnConfig};
 use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
@@ -50,7 +51,7 @@ struct Sim {
     shadow: Vec<u8>,
     expected: Vec<Option<Expected>>,
     requests: Slab<Request>,
-    ready: Vec<Slot>,
+    ready: Vec<RequestId>,
     batch: Option<RxBatch>,
     transfer_blocks: usize,
     completed: usize,
@@ -235,14 +236,15 @@ impl Sim {
             assert!(!self.controller_is_closed, "an event after Closed");
             match event {
                 Event::Command { sqe, data: Ok(data) } => {
-                    let Ok(slot) = self.requests.insert(Request { sqe, data, buf: None }) else {
+                    let Ok(slot) = self.requests.insert(Request { sqe, data, buf: None }).map(RequestId)
+                    else {
                         panic!("more commands than queue entries: Sent came too late")
                     };
                     self.ready.push(slot);
                 }
                 Event::Command { sqe, data: Err(status) } => panic!("{sqe:?}: {status}"),
                 Event::Fetched { slot, buf, result } => {
-                    let request = self.requests.get_mut(slot).expect("a live request");
+                    let request = self.requests.get_mut(slot.0).expect("a live request");
                     request.buf = Some(buf);
                     match result {
                         Ok(()) => self.ready.push(slot),
@@ -250,7 +252,7 @@ impl Sim {
                     }
                 }
                 Event::Sent { slot } => {
-                    self.requests.remove(slot).expect("sent once");
+                    self.requests.remove(slot.0).expect("sent once");
                 }
                 Event::FetchedPart { .. } | Event::SentPart { .. } => panic!("parts over TCP"),
                 Event::Closed => self.controller_is_closed = true,
@@ -264,7 +266,7 @@ impl Sim {
             return;
         }
         let slot = self.ready.swap_remove(self.rng.below(self.ready.len()));
-        let request = self.requests.get_mut(slot).expect("a live request");
+        let request = self.requests.get_mut(slot.0).expect("a live request");
         let (cid, at, bytes) = (request.sqe.cid(), request.sqe.cdw10() as usize, request.data.bytes());
         let range = at..at + bytes as usize;
         match (request.sqe.opcode, request.buf.take()) {
@@ -293,8 +295,8 @@ impl Sim {
         }
     }
 
-    fn reply(&mut self, slot: Slot, status: Status, data: Option<Buf>) {
-        let cid = self.requests.get_mut(slot).expect("a live request").sqe.cid();
+    fn reply(&mut self, slot: RequestId, status: Status, data: Option<Buf>) {
+        let cid = self.requests.get_mut(slot.0).expect("a live request").sqe.cid();
         let cqe = Cqe::new(cid, status);
         self.controller.reply(Reply { slot, cqe, data, may_omit_cqe: self.may_omit_cqe });
     }
@@ -574,7 +576,7 @@ impl Sim {
         while let Some(event) = self.controller.next_event() {
             match event {
                 Event::Command { sqe, data } => {
-                    let slot = Slot::from_wire(1 << 16 | u32::from(sqe.cid()));
+                    let slot = RequestId::from_wire(1 << 16 | u32::from(sqe.cid()));
                     let cqe = Cqe::new(sqe.cid(), data.err().unwrap_or(Status::SUCCESS));
                     let buf = data.ok().and_then(|data| match data.bytes() {
                         0 => None,

@@ -1,5 +1,6 @@
 //! One end on a bench: bytes in as they are cut, what came of them, bytes out.
 
+use spindle_transport::RequestId;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
@@ -8,7 +9,6 @@ use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_reactor::slab::Slot;
 use spindle_tcp::controller::{self, ConnConfig};
 use spindle_tcp::host::{self, CloseCause, HostConfig, HostData, HostEvent};
 use spindle_tcp::{Phase, RxBatch};
@@ -70,8 +70,8 @@ pub struct Controller {
     pool_bytes: u64,
 }
 
-pub fn slot(cid: u16) -> Slot {
-    Slot::from_wire(1 << 16 | u32::from(cid))
+pub fn slot(cid: u16) -> RequestId {
+    RequestId::from_wire(1 << 16 | u32::from(cid))
 }
 
 impl Controller {

@@ -97,7 +97,7 @@ fn main() {
         core.step_sent(id);
         core.set_time(Nanos(left), 0);
         core.poll();
-        while core.next_touched().is_some() {}
+        while core.next_send_ready().is_some() {}
         left = left.saturating_sub(u64::from(depth));
     }
     println!("{total} commands, {bytes_out} bytes out");

@@ -4,6 +4,7 @@
 //! The files are named `seed-*`; what fuzzers found besides is left alone.
 #![forbid(unsafe_code)]
 
+use spindle_transport::RequestId;
 use std::io::IoSlice;
 use std::path::Path;
 
@@ -17,7 +18,6 @@ use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe, Status};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_reactor::slab::Slot;
 use spindle_tcp::RxBatch;
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::host::{self, HostConfig, HostData};
@@ -199,7 +199,7 @@ fn answers(status: Status, may_omit_cqe: bool) -> Vec<u8> {
 }
 
 fn answer(conn: &mut Conn, pool: &Pool, event: Event, status: Status, may_omit_cqe: bool) {
-    let slot = |cid: u16| Slot::from_wire(1 << 16 | u32::from(cid));
+    let slot = |cid: u16| RequestId::from_wire(1 << 16 | u32::from(cid));
     let reply = |cid, data: Option<Buf>| Reply {
         slot: slot(cid),
         cqe: nvme_spec::Cqe::new(cid, status),

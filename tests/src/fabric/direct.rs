@@ -235,7 +235,7 @@ impl Link {
         has_worked |= core.poll();
         self.touch();
         self.target_turn(core, rng);
-        while core.next_touched().is_some() {}
+        while core.next_send_ready().is_some() {}
         while core.next_message().is_some() {}
         while self.target_starts(core) {
             has_worked = true;

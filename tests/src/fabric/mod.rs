@@ -27,13 +27,13 @@ mod memory;
 mod queue;
 mod target;
 
+use spindle_transport::ConnectionId;
 use std::collections::VecDeque;
 
 use nvme_spec::Sqe;
 use spindle_rdma::controller::{CAPSULE_BYTES, Conn, ConnConfig};
 use spindle_rdma::host::{Conn as HostConn, HostConfig};
 use spindle_reactor::mem::{Buf, Pool};
-use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_transport::{Connections, Peer, TransportKind};
 
@@ -94,7 +94,7 @@ pub struct Link {
     /// The core that has the other end.
     pub core: usize,
     /// Its name there; `None` once its queue pair is destroyed.
-    pub id: Option<Slot>,
+    pub id: Option<ConnectionId>,
     setting: Setting,
     memory: Memory,
     /// By CID: the key that its command wants to be invalidated.
@@ -183,7 +183,7 @@ impl Link {
         self.is_excused
     }
 
-    /// The core has something for this connection, as it says by `next_touched`.
+    /// The core has something for this connection, as it says by `next_send_ready`.
     pub fn touch(&mut self) {
         self.is_touched = true;
     }

@@ -4,6 +4,7 @@
 //! queue; the second seeds how the rest is cut. Another host's queues stay on the same core and must not
 //! notice.
 
+use spindle_transport::ConnectionId;
 use std::io::IoSlice;
 use std::sync::Arc;
 
@@ -13,7 +14,6 @@ use nvme_spec::register::CC;
 use spindle_disk::DiskSource;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_reactor::slab::Slot;
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
 use spindle_tcp::controller::{Conn, ConnConfig};
@@ -99,7 +99,7 @@ impl Scene {
         [admin, io]
     }
 
-    fn accept(&mut self) -> Slot {
+    fn accept(&mut self) -> ConnectionId {
         let peer = Peer {
             transport: TransportKind::Tcp,
             listener: 0,
@@ -112,7 +112,7 @@ impl Scene {
     }
 
     /// Bytes arrive, cut as `rng` wants; what the target sends is lost.
-    pub fn feed(&mut self, id: Slot, bytes: &[u8], rng: &mut Rng) {
+    pub fn feed(&mut self, id: ConnectionId, bytes: &[u8], rng: &mut Rng) {
         let mut left = bytes;
         while !left.is_empty() {
             let count = rng.size(1, 3000).min(left.len());
@@ -136,7 +136,7 @@ impl Scene {
     }
 
     /// Some of what there is to send leaves; disks, waiting commands and time go on.
-    fn turn(&mut self, id: Slot, rng: &mut Rng) {
+    fn turn(&mut self, id: ConnectionId, rng: &mut Rng) {
         for _ in 0..3 {
             if let Some(conn) = self.core.transport(id) {
                 let total = {
@@ -148,7 +148,7 @@ impl Scene {
             }
             self.core.step_sent(id);
             self.core.poll();
-            while self.core.next_touched().is_some() {}
+            while self.core.next_send_ready().is_some() {}
             while self.core.next_closed().is_some() {}
             while self.core.notices().pop().is_some() {}
         }
@@ -159,7 +159,7 @@ impl Scene {
     /// # Panics
     /// When something is.
     pub fn finish(mut self) {
-        let ids: Vec<Slot> = self.core.connections().collect();
+        let ids: Vec<ConnectionId> = self.core.connections().collect();
         for id in ids {
             if let Some(conn) = self.core.transport(id) {
                 conn.on_reset();

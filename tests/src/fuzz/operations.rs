@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use nvme_spec::feature::FeatureId;
 use nvme_spec::identify::Cns;
-use nvme_spec::log::LogId;
 use nvme_spec::register::CC;
 use nvme_spec::sqe::{Fuse, NSID_ALL};
 use nvme_spec::{Sqe, Status};
@@ -17,6 +16,7 @@ use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{Abilities, DiskSource};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
+use spindle_target::controller::IO_PAGES;
 use spindle_target::env::Message;
 use spindle_target::qpair::FUSED_TIMEOUT;
 use spindle_target::qpair::request::State;
@@ -154,7 +154,7 @@ impl<'a> Program<'a> {
             15 => (Sqe::async_event_request(cid), 0),
             16 => (Sqe::keep_alive(cid), 0),
             17 => (Sqe::identify(cid, Cns(self.bytes.byte() % 9), nsid, 0), 4096),
-            18 => (Sqe::get_log_page(cid, LogId(self.bytes.byte() % 6), NSID_ALL, 512, 0, false), 512),
+            18 => (Sqe::get_log_page(cid, self.bytes.pick(IO_PAGES), NSID_ALL, 512, 0, false), 512),
             _ => self.rare(cid, nsid),
         }
     }
@@ -359,7 +359,7 @@ impl<'a> Program<'a> {
                 continue;
             }
             let states = self.rig.states(&peer.queue);
-            let is_endless = |(state, _): &(State, usize)| *state == State::Held;
+            let is_endless = |(state, _): &(State, usize)| *state == State::Parked;
             assert!(states.iter().all(is_endless), "requests that never end: {states:?}");
             let left: usize = states.iter().map(|(_, count)| count).sum();
             // Event requests at a reset or a shutdown: they have no answer.

@@ -96,7 +96,7 @@ fn work(direct: &mut Direct, victim: &mut Link, rng: &mut Rng) {
         victim.shake(&mut direct.core, rng, 3);
     }
     direct.core.poll();
-    while direct.core.next_touched().is_some() {}
+    while direct.core.next_send_ready().is_some() {}
 }
 
 /// The other host reads. The victim may have the memory that it needs, for as long as its time-outs let it.

@@ -1,19 +1,19 @@
 //! [`Line`]: a connection of which the test is both the host and the wire.
 
+use spindle_transport::RequestId;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use nvme_spec::Status;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
 use spindle_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 
 /// Data that the target has asked for and that has not been brought.
 #[derive(Debug)]
 pub struct Fetch {
     /// The request.
-    pub slot: Slot,
+    pub slot: RequestId,
     /// Its command.
     pub cid: u16,
     /// Where the data goes.
@@ -24,7 +24,7 @@ pub struct Fetch {
 #[derive(Debug)]
 pub struct Part {
     /// The request.
-    pub slot: Slot,
+    pub slot: RequestId,
     /// Its command.
     pub cid: u16,
     /// Where it belongs in the command's data.
@@ -59,15 +59,15 @@ struct Wire {
     parts: VecDeque<Part>,
     replies: VecDeque<Reply>,
     /// Replies that the host has seen and of which the target has not been told that they left.
-    unsent: VecDeque<Slot>,
+    unsent: VecDeque<RequestId>,
     closed: Option<CloseReason>,
     entries: u16,
     /// By its place: the name of the request that was told last.
-    slots: Vec<Slot>,
+    slots: Vec<RequestId>,
     /// A device has the buffers of fetches: none is cancelled.
     is_at_device: bool,
     /// Requests that get no answer.
-    forgotten: Vec<Slot>,
+    forgotten: Vec<RequestId>,
     /// Replies without a slot that have left.
     left: u32,
     /// In-capsule data of the next command, if it is here already.
@@ -105,7 +105,7 @@ impl Line {
     }
 
     /// The reply to this request, or one without a slot, has left.
-    pub fn left(&self, slot: Slot) {
+    pub fn left(&self, slot: RequestId) {
         if slot == FAST_PATH {
             self.0.borrow_mut().left += 1;
         } else {
@@ -160,7 +160,7 @@ impl Line {
 
     /// The oldest part for the host of a request.
     #[must_use]
-    pub fn next_part_of(&self, slot: Slot) -> Option<(u16, u32)> {
+    pub fn next_part_of(&self, slot: RequestId) -> Option<(u16, u32)> {
         let wire = self.0.borrow();
         let part = wire.parts.iter().find(|part| part.slot == slot && !part.is_fetch)?;
         Some((part.cid, part.offset))
@@ -184,7 +184,7 @@ impl Line {
 
     /// The name of the next completion that was read and has not left.
     #[must_use]
-    pub fn next_unsent(&self) -> Option<Slot> {
+    pub fn next_unsent(&self) -> Option<RequestId> {
         self.0.borrow_mut().unsent.pop_front()
     }
 
@@ -243,25 +243,25 @@ impl Transport for Line {
         wire.events.pop_front()
     }
 
-    fn take_left(&mut self) -> u32 {
+    fn take_fast_path_sent(&mut self) -> u32 {
         std::mem::take(&mut self.0.borrow_mut().left)
     }
 
-    fn set_slot(&mut self, slot: Slot) {
+    fn set_slot(&mut self, slot: RequestId) {
         let slots = &mut self.0.borrow_mut().slots;
         let count = slots.len().max(slot.index() + 1);
         slots.resize(count, FAST_PATH);
         slots[slot.index()] = slot;
     }
 
-    fn fetch(&mut self, slot: Slot, cid: u16, buf: Buf) {
+    fn fetch(&mut self, slot: RequestId, cid: u16, buf: Buf) {
         let mut wire = self.0.borrow_mut();
         if wire.closed.is_none() {
             wire.fetches.push(Fetch { slot, cid, buf });
         }
     }
 
-    fn cancel(&mut self, slot: Slot) -> bool {
+    fn cancel(&mut self, slot: RequestId) -> bool {
         let mut wire = self.0.borrow_mut();
         let at = wire.fetches.iter().position(|fetch| fetch.slot == slot);
         let at = at.filter(|_| !wire.is_at_device);
@@ -272,11 +272,11 @@ impl Transport for Line {
         true
     }
 
-    fn fetch_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
+    fn fetch_part(&mut self, slot: RequestId, cid: u16, offset: u32, buf: Buf) {
         self.add(Part { slot, cid, offset, is_fetch: true, buf });
     }
 
-    fn send_part(&mut self, slot: Slot, cid: u16, offset: u32, buf: Buf) {
+    fn send_part(&mut self, slot: RequestId, cid: u16, offset: u32, buf: Buf) {
         self.add(Part { slot, cid, offset, is_fetch: false, buf });
     }
 
@@ -287,7 +287,7 @@ impl Transport for Line {
         true
     }
 
-    fn end_without_reply(&mut self, slot: Slot) {
+    fn end_without_reply(&mut self, slot: RequestId) {
         let mut wire = self.0.borrow_mut();
         assert_eq!(wire.slots.get(slot.index()), Some(&slot), "it has another name");
         wire.slots[slot.index()] = FAST_PATH;

@@ -12,6 +12,7 @@ mod line;
 mod patience;
 mod probe;
 
+use spindle_transport::ConnectionId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -22,7 +23,6 @@ use nvme_spec::{Sqe, Status};
 use spindle_disk::DiskSource;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_reactor::slab::Slot;
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
@@ -131,7 +131,7 @@ pub struct Queue {
     /// Its core.
     pub core: usize,
     /// Its name there.
-    pub id: Slot,
+    pub id: ConnectionId,
     /// The wire.
     pub line: Line,
 }
@@ -414,7 +414,7 @@ impl Rig {
                 assert_ne!(to, from, "what a core tells itself needs no mail");
                 self.mail[from * self.setup.cores + to].push_back(message);
             }
-            while core.next_touched().is_some() {}
+            while core.next_send_ready().is_some() {}
             while core.next_closed().is_some() {}
             while let Some(notice) = core.notices().pop() {
                 self.notices.push(notice);

@@ -4,8 +4,8 @@ use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
+use spindle_transport::ConnectionId;
 use spindle_transport::host::HostData;
 use spindle_transport::{Transport, TransportKind};
 
@@ -68,7 +68,7 @@ pub trait Carrier: Sized {
     fn cut(&mut self, core: &mut TargetCore<Self::Conn>, rng: &mut Rng);
 
     /// A core says that it has something for its connection `id`.
-    fn touch(&mut self, id: Slot) {
+    fn touch(&mut self, id: ConnectionId) {
         let _ = id;
     }
 

@@ -6,8 +6,8 @@ use spindle_rdma::controller::{Conn, ConnConfig};
 use spindle_rdma::host::HostConfig;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
+use spindle_transport::ConnectionId;
 use spindle_transport::host::{HostData, HostEvent};
 use spindle_transport::{Connections, TransportKind};
 
@@ -176,7 +176,7 @@ impl Carrier for Wire {
         self.link.cut(core, rng);
     }
 
-    fn touch(&mut self, id: Slot) {
+    fn touch(&mut self, id: ConnectionId) {
         if self.link.id == Some(id) {
             self.link.touch();
         }

@@ -1,5 +1,6 @@
 //! A TCP connection without sockets: bytes on their way, in any split, with a bounded buffer each way.
 
+use spindle_transport::ConnectionId;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
@@ -8,7 +9,6 @@ use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_tcp::controller::{Conn, ConnConfig};
 use spindle_tcp::host::{self, HostConfig};
@@ -27,7 +27,7 @@ pub struct Wire {
     /// The core that has the other end.
     pub core: usize,
     /// Its name there; `None` once it is gone.
-    pub id: Option<Slot>,
+    pub id: Option<ConnectionId>,
     to_target: VecDeque<u8>,
     to_host: VecDeque<u8>,
     capacity: usize,
@@ -43,7 +43,7 @@ const PIECES: usize = 64;
 impl Wire {
     /// A wire whose buffers hold `capacity` bytes each way.
     #[must_use]
-    pub fn new(host: host::Conn, core: usize, id: Slot, capacity: usize) -> Wire {
+    pub fn new(host: host::Conn, core: usize, id: ConnectionId, capacity: usize) -> Wire {
         Wire {
             host,
             core,

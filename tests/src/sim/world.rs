@@ -443,7 +443,7 @@ impl<W: Carrier> World<W> {
             while let Some((to, message)) = self.cores[from].next_message() {
                 self.mail[from * count + to].push_back(message);
             }
-            while let Some(id) = self.cores[from].next_touched() {
+            while let Some(id) = self.cores[from].next_send_ready() {
                 let queues = self.hosts.iter_mut().flat_map(|host| &mut host.queues);
                 let wires =
                     queues.map(|queue| &mut queue.wire).chain(self.ending.iter_mut().map(|(_, wire)| wire));

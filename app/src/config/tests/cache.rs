@@ -4,8 +4,8 @@ use spindle_disk::PolicyKind;
 use spindle_target::snapshot::Snapshot;
 
 use super::*;
-use crate::config::DrivesHere;
-use crate::config::memory::{self, When};
+use crate::config::LocalDrives;
+use crate::config::memory::{self, AllocationPhase};
 
 const EXCLUSIVE: &str = "size = \"1MiB\"\nmode = \"exclusive\"";
 const AHEAD: &str = "size = \"1MiB\"\nread_ahead = 0";
@@ -30,7 +30,7 @@ fn a_file_has_the_cache_that_it_is_given() {
     let without = plan(text.split("[disk.cache]").next().expect("a beginning"));
     assert_eq!(without.disks[0].cache, None);
     // Its memory is in the sum.
-    let total = |plan: &Plan| memory::total(&memory::sums(plan), When::Filled);
+    let total = |plan: &Plan| memory::total_bytes(&memory::memory_items(plan), AllocationPhase::Filled);
     let more = total(&cached) - total(&without);
     assert!((16 << 20..17 << 20).contains(&more), "{more}");
 }
@@ -68,9 +68,9 @@ fn drive(cache: &str) -> String {
 fn the_cache_of_a_drive_is_taken_at_the_start() {
     let cached = plan(&drive("size = \"64MiB\""));
     assert_eq!(cached.disks[0].cache.expect("a cache").bytes, 64 << 20);
-    let sums = memory::sums(&cached);
+    let sums = memory::memory_items(&cached);
     let sum = sums.iter().find(|sum| sum.reason.contains("cache, mapped for its drive")).expect("a sum");
-    assert_eq!((sum.bytes(), sum.when), (64 << 20, When::Start));
+    assert_eq!((sum.bytes(), sum.phase), (64 << 20, AllocationPhase::Start));
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn caches_that_devices_reach_are_held_against_what_may_be_locked() {
         assert!(found[0].contains("(ulimit -l)") && found[0].contains("LimitMEMLOCK=infinity"), "{found:?}");
     }
     // `spindle check` may run with another limit than the service.
-    let notes = plan_on(&over_rdma, &Machine { is_to_start: false, ..small.clone() }).notes.join("\n");
+    let notes = plan_on(&over_rdma, &Machine { is_for_start: false, ..small.clone() }).notes.join("\n");
     assert!(notes.contains("a process with this limit would not start"), "{notes}");
     // Nothing but the kernel reaches it, or nothing keeps data.
     plan_on(&of_file, &small);
@@ -106,7 +106,7 @@ fn a_cache_comes_and_goes_with_the_snapshot() {
     let directory = Directory::new();
     let with = |cache: &str| plan(&file(&directory, cache));
     let without = with("size = \"1MiB\"");
-    let first = without.snapshot(None, &DrivesHere, &[]).expect("opened");
+    let first = without.snapshot(None, &LocalDrives, &[]).expect("opened");
     let has = |snapshot: &Snapshot| {
         let disk = snapshot.disks[0].as_ref().expect("a disk");
         disk.cache().map(|cache| (cache.bytes, cache.policy))
@@ -115,13 +115,13 @@ fn a_cache_comes_and_goes_with_the_snapshot() {
     let lru = with("size = \"2MiB\"\npolicy = \"lru\"");
     // What cannot be kept changes nothing.
     let mut fails = || Err(std::io::Error::other("full"));
-    assert!(lru.snapshot_kept(Some(&first), &DrivesHere, &[], &mut fails).is_err());
+    assert!(lru.snapshot_and_persist(Some(&first), &LocalDrives, &[], &mut fails).is_err());
     assert_eq!(has(&first), Some((1 << 20, PolicyKind::S3Fifo)));
-    let second = lru.snapshot(Some(&first), &DrivesHere, &[]).expect("the same disk");
+    let second = lru.snapshot(Some(&first), &LocalDrives, &[]).expect("the same disk");
     assert_eq!(has(&second), Some((2 << 20, PolicyKind::Lru)));
     let text = file(&directory, "");
     let none = plan(text.split("[disk.cache]").next().expect("a beginning"));
-    assert_eq!(has(&none.snapshot(Some(&second), &DrivesHere, &[]).expect("the same disk")), None);
+    assert_eq!(has(&none.snapshot(Some(&second), &LocalDrives, &[]).expect("the same disk")), None);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is wrong is named: file, line, field, value, what is allowed; all of it at once.
 
 use super::*;
-use crate::config::{Config, DrivesHere};
+use crate::config::{Config, LocalDrives};
 
 /// A file of a listener and these lines has these errors, each without "t.toml:"; the lines begin at 1.
 fn check(lines: &str, expected: &[&str]) {
@@ -253,7 +253,7 @@ fn sums_that_the_machine_does_not_have() {
     come to 9.1 GiB, and \
                    8 GiB are available; make it smaller, or set limits.memory_overcommit = true";
     assert_eq!(errors(&disks), [message]);
-    let to_look_at = Machine { is_to_start: false, ..machine() };
+    let to_look_at = Machine { is_for_start: false, ..machine() };
     assert!(plan_on(&disks, &to_look_at).notes.join("\n").contains("8 GiB are available now"));
     let more = disks.replace("9GiB", "16GiB");
     assert!(errors_on(&more, &to_look_at)[0].contains("and the machine has 16 GiB"));
@@ -438,7 +438,7 @@ fn drives_whose_keys_do_not_fit_them() {
 #[test]
 fn a_missing_drive_is_told_to_whoever_looks_and_does_not_keep_the_others_from_being_served() {
     let text = [LISTENER, "[[disk]]\nname = \"d\"\nnvme = \"fffe:ff:1f.7\"\n", &ram("a")].concat();
-    let to_look_at = Machine { is_to_start: false, ..machine() };
+    let to_look_at = Machine { is_for_start: false, ..machine() };
     assert_eq!(
         errors_on(&text, &to_look_at),
         ["t.toml:5: disk[0].nvme = \"fffe:ff:1f.7\": must be a drive of this machine: there is no such PCI \
@@ -679,7 +679,7 @@ fn a_medium_is_held_to_its_name() {
     // Another file takes its place before it is opened.
     std::fs::rename(&path, directory.0.join("g")).expect("moved");
     directory.file("f", 4096);
-    let error = right.snapshot(None, &DrivesHere, &[]).err().expect("refused").to_string();
+    let error = right.snapshot(None, &LocalDrives, &[]).err().expect("refused").to_string();
     assert!(error.contains(&format!("disk \"f\": medium_id = {id:?}: must be a name of")), "{error}");
     let foreign = errors(&[&ram("a"), "medium_id = \"eui.1\"\n", LISTENER].concat());
     assert!(foreign[0].contains("a ram disk has no medium_id; it is for kind = \"file\""), "{foreign:?}");

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::Config;
-use crate::config::schema::{self, Kind, Preset};
+use crate::config::schema::{self, Key, Kind, Preset};
 use crate::identity::{self, Data};
 
 fn repository(path: &str) -> String {
@@ -25,6 +25,48 @@ fn keys(text: &str) -> Vec<(String, String, String, bool)> {
     found
 }
 
+/// The words of a comment in lines of at most 110 characters, each after the first with its `# `.
+fn wrapped(words: &str) -> String {
+    let (mut text, mut column) = (String::new(), 2);
+    for word in words.split(' ') {
+        if column + word.len() > 110 {
+            text.push_str("\n# ");
+            column = 2;
+        } else if column > 2 {
+            text.push(' ');
+        }
+        text.push_str(word);
+        column += word.len() + 1;
+    }
+    text
+}
+
+/// The lines of the example for a key, to be pasted; a key without a fixed default is commented out.
+fn example(key: &Key) -> String {
+    let line = match key.preset {
+        Preset::Fixed(preset) => format!("{} = {preset}", key.name),
+        Preset::Required | Preset::Derived(_) | Preset::Section | Preset::FormerName => {
+            format!("#{} = VALUE", key.name)
+        }
+    };
+    format!("# {}\n{line}", wrapped(key.about))
+}
+
+#[test]
+fn a_missing_key_is_printed_as_the_example_needs_it() {
+    let (_, _, limits) =
+        schema::sections().into_iter().find(|(heading, ..)| heading == "[limits]").expect("limits");
+    let key = |name| limits.iter().find(|key| key.name == name).expect("a key");
+    let text = example(key("keep_alive_ms_max"));
+    let (about, line) = text.rsplit_once('\n').expect("two lines");
+    assert_eq!(line, "keep_alive_ms_max = 3600000");
+    assert!(
+        about.lines().count() > 1 && about.lines().all(|line| line.starts_with("# ") && line.len() <= 110)
+    );
+    let words = about.lines().filter_map(|line| line.strip_prefix("# ")).collect::<Vec<_>>().join(" ");
+    assert_eq!(words, key("keep_alive_ms_max").about);
+}
+
 /// Where the example deliberately differs from the default, and says so.
 const OTHER_THAN_DEFAULT: [(&str, &str); 1] = [("[[subsystem]]", "allow_any_host")];
 
@@ -35,12 +77,13 @@ fn the_example_has_every_key_with_its_default_and_its_reason() {
     let words = text.lines().filter_map(|line| line.strip_prefix("# ")).collect::<Vec<_>>().join(" ");
     for (heading, section, keys) in schema::sections() {
         assert!(words.contains(section.about), "{heading}: {}", section.about);
-        for key in keys.iter().filter(|key| key.is_told()) {
+        for key in keys.iter().filter(|key| key.is_documented()) {
             let mut of_key =
                 found.iter().filter(|(its, name, ..)| *its == heading && name == key.name).peekable();
-            assert!(of_key.peek().is_some(), "{heading} {} is missing", key.name);
-            assert!(words.contains(key.about), "{heading} {}: {}", key.name, key.about);
-            if let Preset::Is(preset) = key.preset
+            assert!(of_key.peek().is_some(), "conf/spindle.toml: add to {heading}:\n\n{}", example(key));
+            let about = format!("# {}", wrapped(key.about));
+            assert!(words.contains(key.about), "conf/spindle.toml: {heading} {} needs:\n\n{about}", key.name);
+            if let Preset::Fixed(preset) = key.preset
                 && !OTHER_THAN_DEFAULT.contains(&(heading.as_str(), key.name))
             {
                 for (_, name, value, _) in of_key {
@@ -59,7 +102,7 @@ fn the_example_has_every_key_with_its_default_and_its_reason() {
 
 #[test]
 fn the_example_is_what_runs_without_a_file() {
-    let endless = Machine { available_bytes: u64::MAX, memory_bytes: u64::MAX, ..Machine::here() };
+    let endless = Machine { available_bytes: u64::MAX, memory_bytes: u64::MAX, ..Machine::detect() };
     let of_file = parse(
         &repository("conf/spindle.toml"),
         Path::new("conf/spindle.toml"),
@@ -108,7 +151,8 @@ fn the_reference_in_the_documentation_is_the_schema() {
     if !text.ends_with(&reference) {
         let line = reference.lines().find(|line| !text.contains(line)).unwrap_or("the order of the lines");
         panic!(
-            "docs/configuration.md must end with what `spindle check --reference` prints, and has no\n{line}"
+            "docs/configuration.md must end with the output of \
+             `cargo run -p spindle-app -- check --reference`; it lacks\n{line}"
         );
     }
 }

@@ -20,7 +20,7 @@ fn machine() -> Machine {
         cores: vec![0, 1],
         memory_bytes: 16 << 30,
         available_bytes: 8 << 30,
-        is_to_start: true,
+        is_for_start: true,
         huge_bytes: 1 << 30,
         lockable_bytes: None,
         files_max: None,

@@ -9,9 +9,10 @@ use spindle_reactor::slab::Slot;
 use spindle_target::snapshot::AllowedHosts;
 
 use super::*;
-use crate::config::memory::{When, sums, total};
+use crate::config::memory::{AllocationPhase, memory_items, total_bytes};
 use crate::config::plan::{DiskKind, LogFormat};
-use crate::config::{connect_line, reachable};
+use crate::config::schema;
+use crate::config::{connect_line, reachable_address};
 use crate::size::rounded;
 
 #[test]
@@ -31,13 +32,13 @@ fn a_core_has_buffers_from_4_kib_to_2_mib_and_24_mib_of_them() {
     assert_eq!(pool.free_bytes(), plan.pool.bytes_per_core());
 }
 
-#[test]
-fn every_value_reaches_the_plan() {
-    let text = r#"
+/// Every key of the sections that a file has once, outside a disk, with a value that the test can recognize.
+const EVERY_VALUE: &str = r#"
         [reactor]
         cores = [1, 0]
         pin = false
-        idle = "spin"
+        idle = "adaptive"
+        adaptive_spin_us = 77
         [pool]
         pages = "base"
         zone = [{ buffer = 8192, count = 2 }, { buffer = "2MiB", count = 3 }]
@@ -52,6 +53,7 @@ fn every_value_reaches_the_plan() {
         unconnected_per_address = 6
         disk_commands = 11
         keep_alive_ms_max = 5000
+        memory_overcommit = true
         [tcp]
         in_capsule = 16
         max_h2c_data = "8k"
@@ -63,6 +65,9 @@ fn every_value_reaches_the_plan() {
         socket_buffer = 4097
         initialize_timeout_ms = 100
         close_timeout_ms = 101
+        [rdma]
+        shared_receives = 12
+        segments = 5
         [discovery]
         keep_alive_ms = 7000
         [log]
@@ -71,13 +76,33 @@ fn every_value_reaches_the_plan() {
         peer_lines_per_s = 3
         [control]
         socket = "/run/a/socket"
+        group = "disk"
         [shutdown]
         deadline_ms = 0
     "#;
-    let plan = plan(&format!("{text}{LISTENER}"));
+
+#[test]
+fn every_value_has_every_key() {
+    let names: Vec<&str> =
+        EVERY_VALUE.lines().filter_map(|line| Some(line.split_once(" = ")?.0.trim())).collect();
+    for (heading, _, keys) in schema::sections() {
+        // Sections that a file has once, outside a disk.
+        if heading.starts_with("[[") || heading.starts_with("[disk.") {
+            continue;
+        }
+        assert!(EVERY_VALUE.contains(&heading), "EVERY_VALUE has no section {heading}");
+        for key in keys.iter().filter(|key| key.is_documented()) {
+            assert!(names.contains(&key.name), "EVERY_VALUE gives no value to {heading} {}", key.name);
+        }
+    }
+}
+
+#[test]
+fn every_value_reaches_the_plan() {
+    let plan = plan(&format!("{EVERY_VALUE}{LISTENER}"));
     assert_eq!(
         (plan.reactor.cores.as_slice(), plan.reactor.is_pinned, plan.reactor.idle),
-        (&[1, 0][..], false, Idle::Spin)
+        (&[1, 0][..], false, Idle::SleepAfter(Nanos::from_us(77)))
     );
     assert_eq!(plan.reactor.cpus(), [None, None]);
     let zones = [ZoneSpec { buffer_bytes: 8192, count: 2 }, ZoneSpec { buffer_bytes: 2 << 20, count: 3 }];
@@ -88,7 +113,7 @@ fn every_value_reaches_the_plan() {
     assert_eq!(controller.bulk_unit, 256 << 10);
     assert_eq!((controller.keep_alive_ms_max, controller.discovery_keep_alive_ms), (5000, 7000));
     assert_eq!((plan.limits.io_queues_max, plan.limits.connections, plan.limits.disk_commands), (7, 9, 11));
-    assert_eq!(plan.limits.unconnected_per_address, 6);
+    assert_eq!((plan.limits.unconnected_per_address, plan.limits.may_overcommit), (6, true));
     assert_eq!(plan.connections_per_core(), 5, "rounded up: two cores share nine");
     let (shell, conn) = (plan.tcp.shell, plan.tcp.conn);
     assert_eq!((shell.batch_bytes, shell.user_timeout_ms, shell.socket_buffer_bytes), (65536, 1, 4097));
@@ -98,7 +123,10 @@ fn every_value_reaches_the_plan() {
     assert_eq!((conn.initialize_timeout.0, conn.close_timeout.0), (100_000_000, 101_000_000));
     let log = &plan.log;
     assert_eq!((log.level, log.format, log.peer_lines_per_s), (tracing::Level::TRACE, LogFormat::Json, 3));
-    assert_eq!((plan.drain_deadline, plan.control.socket), (Duration::ZERO, Some("/run/a/socket".into())));
+    assert_eq!((plan.rdma.srq_entries, plan.rdma.segments), (12, 5));
+    let control = (plan.control.socket, plan.control.group);
+    assert_eq!(control, (Some("/run/a/socket".into()), Some("disk".to_owned())));
+    assert_eq!(plan.drain_deadline, Duration::ZERO);
 }
 
 #[test]
@@ -230,33 +258,33 @@ fn a_ram_disk_has_no_identity_before_it_is_made() {
 fn over_rdma_ram_disks_are_resident_and_receives_are_counted() {
     let over = |transport: &str| {
         let text = ["[reactor]\ncores = [0]\n", LISTENER, transport, &ram("a")].concat();
-        let sums = sums(&plan(&text));
-        let data = sums.iter().find(|sum| sum.reason.contains("disk a: data")).map(|sum| sum.when);
-        (data, sums.iter().find(|sum| sum.reason.contains("receives over RDMA")).map(|sum| sum.bytes()))
+        let items = memory_items(&plan(&text));
+        let data = items.iter().find(|sum| sum.reason.contains("disk a: data")).map(|sum| sum.phase);
+        (data, items.iter().find(|sum| sum.reason.contains("receives over RDMA")).map(|sum| sum.bytes()))
     };
-    assert_eq!(over(""), (Some(When::Filled), None));
-    assert_eq!(over("transport = \"rdma\"\n"), (Some(When::Start), Some(8192 * (64 + 4096))));
+    assert_eq!(over(""), (Some(AllocationPhase::Filled), None));
+    assert_eq!(over("transport = \"rdma\"\n"), (Some(AllocationPhase::Start), Some(8192 * (64 + 4096))));
 }
 
 #[test]
 fn memory_is_a_sum_of_named_reasons() {
     let text = ["[reactor]\ncores = [0, 1]\n", LISTENER, &ram("a")].concat();
     let plan = plan(&text);
-    let sums = sums(&plan);
+    let items = memory_items(&plan);
     let of = |reason: &str| {
-        sums.iter().find(|sum| sum.reason.contains(reason)).unwrap_or_else(|| panic!("{reason}"))
+        items.iter().find(|sum| sum.reason.contains(reason)).unwrap_or_else(|| panic!("{reason}"))
     };
     assert_eq!((of("1024 buffers of 4 KiB").bytes(), of("3 buffers of 1 MiB").bytes()), (8 << 20, 6 << 20));
     assert_eq!(of("admin reserve").bytes(), 2 * 32 * 16384);
-    assert_eq!((of("disk a: data").bytes(), of("disk a: data").when), (64 << 20, When::Filled));
+    assert_eq!((of("disk a: data").bytes(), of("disk a: data").phase), (64 << 20, AllocationPhase::Filled));
     assert!(of("disk a: table").bytes() >= 64 << 20 >> 12, "an entry for each page");
-    let by_hand: u64 = sums.iter().map(|sum| sum.each * sum.count).sum();
-    assert_eq!(total(&sums, When::Busy), by_hand);
-    assert!(total(&sums, When::Start) < total(&sums, When::Filled));
+    let by_hand: u64 = items.iter().map(|sum| sum.each * sum.count).sum();
+    assert_eq!(total_bytes(&items, AllocationPhase::Busy), by_hand);
+    assert!(total_bytes(&items, AllocationPhase::Start) < total_bytes(&items, AllocationPhase::Filled));
     let frames =
         spindle_disk::RamSpec { bytes: 64 << 20, block_bytes: 512, pages: Pages::Transparent }.memory_bytes();
     let of_disk: u64 =
-        sums.iter().filter(|sum| sum.reason.starts_with("disk a")).map(|sum| sum.bytes()).sum();
+        items.iter().filter(|sum| sum.reason.starts_with("disk a")).map(|sum| sum.bytes()).sum();
     assert_eq!(of_disk, frames, "the reasons of a RAM disk are all that it takes");
 }
 
@@ -265,12 +293,16 @@ fn a_connection_is_counted_by_what_its_entries_really_take() {
     use spindle_target::qpair::request::Request;
     let each = |entries: u16| {
         let plan = plan(&format!("[limits]\nqueue_entries = {entries}\nconnections = 3\n{LISTENER}"));
-        let sums = sums(&plan);
-        let of = |text: &str| sums.iter().find(|sum| sum.reason.contains(text)).expect("a reason").clone();
+        let items = memory_items(&plan);
+        let of = |text: &str| items.iter().find(|sum| sum.reason.contains(text)).expect("a reason").clone();
         let sent = of("while no buffer was free");
-        assert_eq!((sent.each, sent.count, sent.when), (256 << 10, 3, When::Busy), "a receive batch");
+        assert_eq!(
+            (sent.each, sent.count, sent.phase),
+            (256 << 10, 3, AllocationPhase::Busy),
+            "a receive batch"
+        );
         let connection = of("queue entries");
-        assert_eq!((connection.count, connection.when), (3, When::Busy));
+        assert_eq!((connection.count, connection.phase), (3, AllocationPhase::Busy));
         connection.each
     };
     let (short, long) = (each(128), each(256));
@@ -377,7 +409,7 @@ fn hosts_are_told_an_address_that_they_can_use() {
         r"nvme connect -t tcp -a 10.1.2.3 -s 1 -n 'nqn.a'\''; rm -rf $HOME'"
     );
     for any in ["0.0.0.0:4420", "[::]:4420"] {
-        let address = reachable(any.parse().expect("address"));
+        let address = reachable_address(any.parse().expect("address"));
         assert!(!address.ip().is_unspecified() && address.port() == 4420, "{address}");
     }
 }

@@ -1,4 +1,4 @@
-//! Disks: what each kind needs, and what is at their paths.
+//! Validates `[[disk]]` sections: the keys of each kind, and the files and devices at their paths.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use spindle_reactor::mem::Pages;
 use super::super::document::{Errors, Location, Node};
 use super::super::machine::{self, BackingFile, Machine, PathState};
 use super::super::plan::{DiskKind, DiskPlan};
-use super::super::tree::At;
+use super::super::tree::Located;
 use super::subsystems::Unique;
 use crate::size::Bytes;
 use crate::text::quoted;
 
-/// Why a kind without a plan is refused.
 pub const NOT_SERVED: &str = "must be a kind that this version serves";
 
-/// Media of files and devices: which, where in the file, and whether another disk may share it.
+/// Media of the disks so far: identity, location of the path in the configuration, whether the disk is
+/// read-only.
 type Media = Vec<((u64, u64), Location, bool)>;
 
 pub fn plan(nodes: &[Node], pages: Pages, machine: &Machine, errors: &Errors) -> Vec<DiskPlan> {
@@ -30,7 +30,7 @@ pub fn plan(nodes: &[Node], pages: Pages, machine: &Machine, errors: &Errors) ->
     let mut disks = Vec::new();
     for node in nodes {
         if let Some(name) = node.find::<String>("name")
-            && let Some(line) = names.line_of_other(name.value.clone(), &name.location)
+            && let Some(line) = names.insert_or_line(name.value.clone(), &name.location)
         {
             name.refuse(errors, format!("also the name of the disk in line {line}"));
         }
@@ -46,7 +46,7 @@ pub fn plan(nodes: &[Node], pages: Pages, machine: &Machine, errors: &Errors) ->
         };
         if let Some((key, place, namespace)) = place
             && let Some(location) = node.location_of(key)
-            && let Some(line) = far.line_of_other((place, *namespace), location)
+            && let Some(line) = far.insert_or_line((place, *namespace), location)
         {
             let words = format!("its namespace {namespace} is also the disk in line {line}");
             location.refuse(errors, format!("{words}; two would destroy it"));
@@ -62,14 +62,14 @@ fn disk(node: &Node, machine: &Machine, media: &mut Media, errors: &Errors) -> O
     match kind.as_str() {
         "ram" => {
             let pages = ram_pages(node, errors);
-            memory(node, DiskKind::Ram { pages, is_populated: node.get("populate") }, errors)
+            memory_disk(node, DiskKind::Ram { pages, is_populated: node.get("populate") }, errors)
         }
-        "null" => memory(node, DiskKind::Null, errors),
+        "null" => memory_disk(node, DiskKind::Null, errors),
         "file" => file_disk(node, media, errors),
-        "nvme" => nvme(node, machine, errors),
-        "ng" => ng(node, media, errors),
-        "remote" => remote(node, errors),
-        // No file reaches it: the schema refuses every other word. A test holds this list to the schema.
+        "nvme" => nvme_disk(node, machine, errors),
+        "ng" => ng_disk(node, media, errors),
+        "remote" => remote_disk(node, errors),
+        // Unreachable: the schema allows no other word, which a test checks.
         _ => {
             node.refuse("kind", errors, NOT_SERVED);
             None
@@ -77,7 +77,7 @@ fn disk(node: &Node, machine: &Machine, media: &mut Media, errors: &Errors) -> O
     }
 }
 
-/// Pages of a RAM disk. `huge_pages = true` is what `pages = "huge"` was before.
+/// Pages of a RAM disk. `huge_pages = true` is the former spelling of `pages = "huge"`.
 fn ram_pages(node: &Node, errors: &Errors) -> Pages {
     let Some(former) = node.given::<bool>("huge_pages") else { return super::pages(node) };
     if node.location_of("pages").is_some() {
@@ -86,8 +86,8 @@ fn ram_pages(node: &Node, errors: &Errors) -> Pages {
     if former.value { Pages::Huge } else { Pages::Transparent }
 }
 
-/// The capacity, a multiple of the block size, and the block size. `None`: not given, or refused.
-fn shape(node: &Node, errors: &Errors) -> (Option<At<u64>>, Option<u32>) {
+/// Capacity in bytes and block size. `None`: not set, or invalid.
+fn size_and_block_bytes(node: &Node, errors: &Errors) -> (Option<Located<u64>>, Option<u32>) {
     let block_bytes = node.find::<u32>("block_bytes").map(|at| at.value);
     let size = node.find::<u64>("size");
     if let (Some(size), Some(block_bytes)) = (&size, block_bytes)
@@ -98,32 +98,32 @@ fn shape(node: &Node, errors: &Errors) -> (Option<At<u64>>, Option<u32>) {
     (size, block_bytes)
 }
 
-/// A disk of this kind, bytes of a block and capacity, with nothing in front of it yet.
-fn bare(node: &Node, (block_bytes, bytes): (u32, u64), kind: DiskKind) -> DiskPlan {
+/// A disk without cache and delay, which the caller adds.
+fn uncached_plan(node: &Node, (block_bytes, bytes): (u32, u64), kind: DiskKind) -> DiskPlan {
     let (name, medium_id) = (node.get("name"), medium_id(node));
     DiskPlan { name, block_bytes, bytes, kind, medium_id, cache: None, delay: None }
 }
 
-/// A disk without a medium: `ram` or `null`.
-fn memory(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan> {
-    let (size, block_bytes) = shape(node, errors);
+/// A `ram` or `null` disk.
+fn memory_disk(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan> {
+    let (size, block_bytes) = size_and_block_bytes(node, errors);
     if size.is_none() && node.is_absent("size") {
         let words = format!("missing; a {} disk needs one, like \"1GiB\"", kind.name());
         node.refuse("size", errors, words);
     }
-    Some(bare(node, (block_bytes?, size?.value), kind))
+    Some(uncached_plan(node, (block_bytes?, size?.value), kind))
 }
 
 fn file_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
-    let (size, block_bytes) = shape(node, errors);
-    let (path, bytes) = file(node, size, block_bytes.unwrap_or(512), media, errors)?;
+    let (size, block_bytes) = size_and_block_bytes(node, errors);
+    let (path, bytes) = path_and_size(node, size, block_bytes.unwrap_or(512), media, errors)?;
     let (is_read_only, create) = (node.get("read_only"), node.get("create"));
     let (is_direct, is_polled) = (node.get("direct"), node.get("poll"));
     let kind = DiskKind::File { path, is_read_only, create, is_direct, is_polled };
-    Some(bare(node, (block_bytes?, bytes), kind))
+    Some(uncached_plan(node, (block_bytes?, bytes), kind))
 }
 
-/// The kind, which a key that only one kind has says as well.
+/// The kind; without the key `kind` the kind of the key `nvme` or `ng`.
 fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
     let Some(kind) = node.find::<String>("kind") else {
         if let Some(kind) = ["nvme", "ng"].into_iter().find(|key| node.location_of(key).is_some()) {
@@ -138,16 +138,16 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
     Some(kind.value)
 }
 
-/// A namespace of a drive. What it is is known when it is open. A drive that is missing does not keep the
-/// other disks from being served; `spindle check` reports it.
-fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
+/// An `nvme` disk; its size is known once it is open. An absent drive is an error only in `spindle check`: at
+/// start the other disks are served.
+fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("nvme") {
         let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"";
         node.refuse("nvme", errors, words);
     }
     let address = node.find::<PciAddress>("nvme")?;
-    let found = match machine::look_at_function(address.value) {
-        Ok(false) if !machine.is_to_start => {
+    let found = match machine::probe_nvme_function(address.value) {
+        Ok(false) if !machine.is_for_start => {
             Err("there is no such PCI function; spindle nvme list shows the drives".to_owned())
         }
         found => found,
@@ -156,11 +156,11 @@ fn nvme(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
         address.refuse(errors, format!("must be a drive of this machine: {error}"));
     }
     let kind = DiskKind::Nvme { address: address.value, namespace: node.get("namespace") };
-    Some(bare(node, (0, 0), kind))
+    Some(uncached_plan(node, (0, 0), kind))
 }
 
-/// A namespace of a drive with the kernel. What it is is known when it is open.
-fn ng(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
+/// An `ng` disk; its size is known once it is open.
+fn ng_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("ng") {
         let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
         node.refuse("ng", errors, words);
@@ -168,7 +168,7 @@ fn ng(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
     let path = node.find::<PathBuf>("ng")?;
     let is_read_only: bool = node.get("read_only");
     match spindle_disk::ng::look_at(&path.value) {
-        // The block device and the generic one are one medium.
+        // The generic device has the same identity as its block device: both are one medium.
         Ok(location) => check_medium(&path, (u64::MAX, location.block_number), is_read_only, media, errors),
         Err(error) => {
             let words = format!("must be the generic device of an NVMe namespace, like /dev/ng0n1: {error}");
@@ -177,12 +177,11 @@ fn ng(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
     }
     check_medium_id(node, &path.value, errors);
     let kind = DiskKind::Ng { path: path.value, is_read_only };
-    Some(bare(node, (0, 0), kind))
+    Some(uncached_plan(node, (0, 0), kind))
 }
 
-/// A namespace of another target. What it is is known when it is open. One that is away does not keep the
-/// other disks from being served.
-fn remote(node: &Node, errors: &Errors) -> Option<DiskPlan> {
+/// A `remote` disk; its size is known once it is open. The far target is not contacted here.
+fn remote_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
     for (key, example) in [("address", "192.0.2.7:4420"), ("nqn", "nqn.2026-01.io.spindle:far")] {
         if node.is_absent(key) {
             let words = format!("missing; a remote disk needs that of the other target, like \"{example}\"");
@@ -204,10 +203,10 @@ fn remote(node: &Node, errors: &Errors) -> Option<DiskPlan> {
         command_timeout: ms("command_timeout_ms"),
         quiesce: ms("quiesce_ms"),
     };
-    Some(bare(node, (0, 0), kind))
+    Some(uncached_plan(node, (0, 0), kind))
 }
 
-/// The cache in front of a disk of this kind.
+/// `[disk.cache]` of a disk; `None` without the section or its size.
 fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<CacheSpec> {
     let section = node.section("cache");
     if !section.is_given {
@@ -242,7 +241,7 @@ fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<
     Some(CacheSpec { bytes: section.find::<u64>("size")?.value, policy, mode, read_ahead, pages })
 }
 
-/// How slow the disk is made. A section that makes it no slower is a mistake.
+/// `[disk.delay]` of a disk. A section without any delay is an error.
 fn delay(node: &Node, errors: &Errors) -> Option<DelaySpec> {
     let section = node.section("delay");
     if !section.is_given {
@@ -252,7 +251,7 @@ fn delay(node: &Node, errors: &Errors) -> Option<DelaySpec> {
     let values = keys.map(|key| section.find::<u64>(key).map(|at| at.value));
     let [latency_us, bandwidth, seek_us] = values;
     let (latency_us, seek_us) = (latency_us.unwrap_or(0), seek_us.unwrap_or(0));
-    // A wrong value is refused for itself.
+    // An invalid value already has its own error.
     let is_wrong = keys.iter().zip(values).any(|(key, value)| value.is_none() && !section.is_absent(key));
     if latency_us == 0 && seek_us == 0 && bandwidth.is_none() && !is_wrong {
         let words =
@@ -262,8 +261,8 @@ fn delay(node: &Node, errors: &Errors) -> Option<DelaySpec> {
     Some(DelaySpec { latency: Nanos::from_us(latency_us), bandwidth, seek: Nanos::from_us(seek_us) })
 }
 
-/// Keys that are only for disks of these kinds.
-const FOREIGN: [(&str, &[&str]); 16] = [
+/// Keys and the kinds of disks that have them.
+const KIND_KEYS: [(&str, &[&str]); 16] = [
     ("path", &["file"]),
     ("populate", &["ram"]),
     ("read_only", &["file", "ng"]),
@@ -282,9 +281,9 @@ const FOREIGN: [(&str, &[&str]); 16] = [
     ("quiesce_ms", &["remote"]),
 ];
 
-/// Keys that the file gives and that this kind has no use for: the user expects an effect of them.
+/// Refuses keys of other kinds, which would have no effect.
 fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
-    for (key, of) in FOREIGN.iter().filter(|(_, of)| !of.contains(&kind)) {
+    for (key, of) in KIND_KEYS.iter().filter(|(_, of)| !of.contains(&kind)) {
         if let Some(location) = node.location_of(key) {
             let of = quoted(*of).replace(", ", " or ");
             location.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = {of}"));
@@ -305,10 +304,10 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     }
 }
 
-/// Path and size of a file disk, when there will be one.
-fn file(
+/// Path and size in bytes of a file disk; `None` after an error that leaves one of them unknown.
+fn path_and_size(
     node: &Node,
-    size: Option<At<u64>>,
+    size: Option<Located<u64>>,
     block_bytes: u32,
     media: &mut Media,
     errors: &Errors,
@@ -317,7 +316,7 @@ fn file(
         node.refuse("path", errors, "missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\"");
     }
     let path = node.find::<PathBuf>("path")?;
-    let state = match machine::look_at(&path.value) {
+    let state = match machine::path_state(&path.value) {
         Ok(state) => state,
         Err(error) => {
             path.refuse(errors, format!("must be a file or block device that can be looked at: {error}"));
@@ -327,14 +326,15 @@ fn file(
     refuse_poll(node, &state, errors);
     let is_read_only: bool = node.get("read_only");
     let bytes = match &state {
-        PathState::Missing { has_directory } => return missing(node, &path, size, *has_directory, errors),
+        PathState::Missing { has_directory } => {
+            return missing_file(node, &path, size, *has_directory, errors);
+        }
         PathState::Other(what) => {
             path.refuse(errors, format!("must be a regular file or a block device; this is {what}"));
             return None;
         }
         PathState::Regular(medium) => {
-            // Writable files grow to the size that is asked for and are never cut; others are served up to
-            // it.
+            // A writable file grows to `size` and is never truncated; a read-only one is served up to `size`.
             let is_cut = size.as_ref().is_some_and(|size| size.value < medium.bytes) && !is_read_only;
             if let Some(size) = size.as_ref().filter(|_| is_cut) {
                 let what =
@@ -342,7 +342,7 @@ fn file(
                 size.refuse(errors, format!("{what}; leave the size out, or shorten the file yourself"));
             }
             let bytes = size.as_ref().map_or(medium.bytes, |size| size.value);
-            check_end(&path, size.as_ref(), bytes, medium, is_read_only, errors);
+            check_size_fits(&path, size.as_ref(), bytes, medium, is_read_only, errors);
             if bytes == 0 || !bytes.is_multiple_of(block_bytes.into()) {
                 let what = format!(
                     "the file has {bytes} bytes, which are not a multiple of block_bytes = {block_bytes}"
@@ -352,8 +352,15 @@ fn file(
             bytes
         }
         PathState::Block(medium) => {
-            check_end(&path, size.as_ref(), size.as_ref().map_or(0, |size| size.value), medium, true, errors);
-            // A device may end with a part of a block, which no host sees.
+            check_size_fits(
+                &path,
+                size.as_ref(),
+                size.as_ref().map_or(0, |size| size.value),
+                medium,
+                true,
+                errors,
+            );
+            // A partial block at the end of the device is not served.
             size.as_ref().map_or(medium.bytes - medium.bytes % u64::from(block_bytes), |size| size.value)
         }
     };
@@ -372,11 +379,11 @@ fn medium_id(node: &Node) -> Option<String> {
     node.given::<String>("medium_id").map(|at| at.value)
 }
 
-/// What is at the path is the medium that was meant. Looked at again when it is open: then a namespace may
-/// have names that the kernel does not tell, so one of another sort is no reason to refuse it here.
+/// Checks the medium at `path` against `medium_id`; `snapshot` checks the open disk again. sysfs may lack
+/// some names of an NVMe namespace, so a `medium_id` of a type that is not among them is accepted here.
 fn check_medium_id(node: &Node, path: &Path, errors: &Errors) {
     let Some(wanted) = node.given::<String>("medium_id") else { return };
-    // What cannot be looked at is refused for that.
+    // An unreadable path already has its own error.
     let Ok(ids) = medium_id::at(path) else { return };
     let sort = |id: &str| id.split('.').next().map(str::to_owned);
     let is_namespace = ids.iter().any(|id| id.contains('/'));
@@ -384,12 +391,12 @@ fn check_medium_id(node: &Node, path: &Path, errors: &Errors) {
         return;
     }
     if !ids.contains(&wanted.value) {
-        wanted.refuse(errors, medium_refusal(&path.display().to_string(), &ids));
+        wanted.refuse(errors, medium_id_error(&path.display().to_string(), &ids));
     }
 }
 
-/// What a medium is instead of the one that was meant.
-pub fn medium_refusal(what: &str, ids: &[String]) -> String {
+/// Error text for a medium whose names `ids` do not contain the configured `medium_id`.
+pub fn medium_id_error(what: &str, ids: &[String]) -> String {
     if ids.is_empty() {
         return format!("{what} has no name of its own to be known by; leave the key out");
     }
@@ -397,8 +404,8 @@ pub fn medium_refusal(what: &str, ids: &[String]) -> String {
     format!("must be a name of the medium that is meant; {what} is another one, {ids}")
 }
 
-/// Polling works on block devices, past the page cache. Whether the device has queues for it shows when it is
-/// open.
+/// Refuses `poll` except on block devices with O_DIRECT. Whether the device has poll queues is known once it
+/// is open.
 fn refuse_poll(node: &Node, state: &PathState, errors: &Errors) {
     let Some(poll) = node.given::<bool>("poll").filter(|poll| poll.value) else { return };
     if !matches!(state, PathState::Block(_)) {
@@ -408,10 +415,10 @@ fn refuse_poll(node: &Node, state: &PathState, errors: &Errors) {
     }
 }
 
-/// A disk does not reach beyond what it is on, where that cannot grow.
-fn check_end(
-    path: &At<PathBuf>,
-    size: Option<&At<u64>>,
+/// Refuses a `size` beyond the end of a device or read-only file, which cannot grow.
+fn check_size_fits(
+    path: &Located<PathBuf>,
+    size: Option<&Located<u64>>,
     bytes: u64,
     medium: &BackingFile,
     is_fixed: bool,
@@ -426,9 +433,9 @@ fn check_end(
     }
 }
 
-/// One medium is one disk; read-only disks may share it.
+/// Refuses a medium that is already a disk, unless both disks are read-only.
 fn check_medium(
-    path: &At<PathBuf>,
+    path: &Located<PathBuf>,
     identity: (u64, u64),
     is_read_only: bool,
     media: &mut Media,
@@ -445,10 +452,11 @@ fn check_medium(
     media.push((identity, path.location.clone(), is_read_only));
 }
 
-fn missing(
+/// Path and size of a file that does not exist yet; an error without `create`.
+fn missing_file(
     node: &Node,
-    path: &At<PathBuf>,
-    size: Option<At<u64>>,
+    path: &Located<PathBuf>,
+    size: Option<Located<u64>>,
     has_directory: bool,
     errors: &Errors,
 ) -> Option<(PathBuf, u64)> {

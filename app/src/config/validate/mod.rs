@@ -1,12 +1,12 @@
-//! From the tree of a file to a [`Plan`]: what values demand of each other and of the machine.
+//! Builds the [`Plan`] from the tree of a file and checks rules between values and against the machine.
 //!
-//! Every check adds to the errors and goes on, so that one run names all that is wrong. What comes back is
-//! used only when nothing was added.
+//! A failed check adds an error and validation continues, so that one run reports all errors. The plan is
+//! used only if there are none.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | this | cores, pool, limits, NVMe/TCP, log; sums of memory |
-//! | [`disks`] | disks and what is at their paths |
+//! | this | cores, pool, limits, NVMe/TCP, log; memory |
+//! | [`disks`] | disks, with the files and devices at their paths |
 //! | [`subsystems`] | listeners, subsystems, namespaces, referrals |
 
 pub mod disks;
@@ -27,16 +27,16 @@ use super::machine::Machine;
 use super::memory;
 use super::plan::{
     ControlPlan, DiskKind, DiskPlan, LimitsPlan, LogFormat, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
-    delay_words,
+    delay_text,
 };
 use super::schema;
-use super::tree::At;
+use super::tree::Located;
 use crate::size::{Bytes, rounded};
 use crate::text::alternatives;
 
-/// The zones of a core's pool when the file has none, sizes and counts. 4 KiB for most commands, 64 KiB and
-/// its doubles up to 2 MiB for the others; each lends to the next, so few of the large are enough. 24 MiB in
-/// all, so that an idle target stays small.
+/// Default zones of a core's pool. 4 KiB for most commands, 64 KiB to 2 MiB for larger ones; few large
+/// buffers suffice because a command can take several smaller ones. 24 MiB in all, so that an idle target
+/// stays small.
 const ZONES_DEFAULT: [ZoneSpec; 7] = [
     ZoneSpec { buffer_bytes: 4 << 10, count: 1024 },
     ZoneSpec { buffer_bytes: 64 << 10, count: 64 },
@@ -46,15 +46,15 @@ const ZONES_DEFAULT: [ZoneSpec; 7] = [
     ZoneSpec { buffer_bytes: 1 << 20, count: 3 },
     ZoneSpec { buffer_bytes: 2 << 20, count: 1 },
 ];
-/// Most zones, and most bytes of one: as `Pool::new` has them.
+/// Most zones and most bytes of one zone: the limits of `Pool::new`.
 const ZONES_MAX: usize = 16;
 const ZONE_BYTES_MAX: u64 = 1 << 30;
 
-/// Files that are open besides connections: disks, listeners, what each core waits with, and 128 clients of
+/// File descriptors besides connections: 64 for disks, listeners and each core's epoll, 128 for clients of
 /// the control socket.
-const FILES_BESIDES: u64 = 64 + 128;
+const OTHER_FILES: u64 = 64 + 128;
 
-/// The plan of the file with this tree on this machine. To be used only when `errors` stays empty.
+/// Validates the tree against itself and `machine`. The plan is valid only if `errors` stays empty.
 pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     let mut notes = Vec::new();
     let reactor = reactor(root.section("reactor"), machine, errors, &mut notes);
@@ -80,14 +80,14 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         drain_deadline: Duration::from_millis(root.section("shutdown").get("deadline_ms")),
         notes: Vec::new(),
     };
-    // Sums of values that are wrong already would only mislead.
+    // Memory of invalid values would cause misleading errors.
     if errors.borrow().is_empty() {
         check_zones(root, &plan, errors);
     }
     if errors.borrow().is_empty() {
         check_memory(root, &plan, machine, errors, &mut notes);
         check_lockable(root, &plan, machine, errors, &mut notes);
-        remark(&plan, machine, &mut notes);
+        note_unusual(&plan, machine, &mut notes);
     }
     Plan { notes, ..plan }
 }
@@ -100,7 +100,7 @@ fn control(node: &Node) -> ControlPlan {
 fn reactor(node: &Node, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) -> ReactorPlan {
     let allowed = || alternatives(machine.cores.iter().map(usize::to_string));
     let mut cores: Vec<usize> = Vec::new();
-    match node.find::<Vec<At<usize>>>("cores") {
+    match node.find::<Vec<Located<usize>>>("cores") {
         Some(list) => {
             if list.value.is_empty() {
                 list.refuse(errors, "must name at least one core");
@@ -168,13 +168,13 @@ fn pool(root: &Node, errors: &Errors) -> PoolPlan {
     let transfer = root.section("limits").find::<u64>("transfer");
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
     let transfer = transfer.filter(|transfer| transfer.value > u64::from(largest) && largest > 0);
-    // Those that are there without the file hold the largest that there is.
+    // The default zones hold the largest allowed transfer.
     if let (Some(transfer), false) = (transfer, nodes.is_empty()) {
         let (asked, has) = (Bytes::new(transfer.value), Bytes::new(largest.into()));
         let what = format!(
             "the largest buffer must hold a whole transfer, limits.transfer = {asked}, and has {has}"
         );
-        last_zone(root, "buffer").refuse(errors, what);
+        last_zone_location(root, "buffer").refuse(errors, what);
     }
     PoolPlan {
         pages: pages(node),
@@ -247,25 +247,25 @@ fn rdma(node: &Node) -> spindle_rdma::shell::ShellConfig {
 }
 
 fn log(node: &Node) -> LogPlan {
-    // What is wrong is refused for itself.
+    // An invalid level already has its own error.
     let level = node.get::<String>("level").parse().unwrap_or(tracing::Level::INFO);
     let is_json = node.get::<String>("format") == "json";
     let format = if is_json { LogFormat::Json } else { LogFormat::Text };
     LogPlan { level, format, peer_lines_per_s: node.get("peer_lines_per_s") }
 }
 
-/// Bytes of the longest list of ranges that a command brings (Copy, Dataset Management).
+/// Most bytes of a range list (Copy, Dataset Management).
 const LIST_BYTES_MAX: u32 = 8 << 10;
-/// Most bytes of a piece in which Copy is done.
+/// Most bytes that Copy moves at once.
 const COPY_BYTES_MAX: u32 = 128 << 10;
 
-/// Every command gets its buffers when no other has any: those that one command takes at once must be in the
-/// zones, or it waits without end, and with it all that comes after.
+/// Checks that the zones can serve the buffers that a single command needs at once. A command for which they
+/// cannot would wait forever and block the commands after it.
 fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
     let zones = &plan.pool.zones;
     let transfer = plan.limits.controller.transfer_bytes;
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
-    // Disks that are not memory themselves read into the pool.
+    // Disks other than `ram` and `null` read into pool buffers.
     let takes_two = plan.disks.iter().any(|disk| disk.kind.can_have_cache());
     let always = [("a list of ranges takes", [LIST_BYTES_MAX, 0])];
     let of_pool = [
@@ -288,29 +288,29 @@ fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
         bytes.join(" and "),
         Bytes::new(transfer.into()),
     );
-    last_zone(root, "count").refuse(errors, what);
+    last_zone_location(root, "count").refuse(errors, what);
 }
 
-/// What is taken at the start must fit the memory that there is; with full RAM disks, that which is
-/// available.
+/// Memory allocated at the start must fit the machine's memory; with full RAM disks it must fit the available
+/// memory.
 fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
-    let sums = memory::sums(plan);
-    let at_start = memory::total(&sums, memory::When::Start);
+    let items = memory::memory_items(plan);
+    let at_start = memory::total_bytes(&items, memory::AllocationPhase::Start);
     if at_start > machine.memory_bytes {
         let (asked, has) = (rounded(at_start), rounded(machine.memory_bytes));
         let what = format!("all that is taken at the start comes to {asked}, and the machine has {has}");
-        let of_disks: Vec<_> = sums.iter().filter(|sum| sum.reason.starts_with("disk ")).cloned().collect();
-        if memory::total(&of_disks, memory::When::Start) > at_start / 2
-            && let Some(location) = largest_ram_disk(root, plan)
+        let of_disks: Vec<_> = items.iter().filter(|sum| sum.reason.starts_with("disk ")).cloned().collect();
+        if memory::total_bytes(&of_disks, memory::AllocationPhase::Start) > at_start / 2
+            && let Some(location) = largest_ram_disk_location(root, plan)
         {
             location
                 .refuse(errors, format!("{what}, most of it for the tables of RAM disks; make it smaller"));
             return;
         }
-        last_zone(root, "count").refuse(errors, format!("{what}; take fewer buffers"));
+        last_zone_location(root, "count").refuse(errors, format!("{what}; take fewer buffers"));
         return;
     }
-    let (huge, ordinary) = memory::huge_and_ordinary(plan, &sums, machine.huge_bytes, notes);
+    let (huge, ordinary) = memory::huge_and_ordinary(plan, &items, machine.huge_bytes, notes);
     if ordinary <= machine.available_bytes {
         return;
     }
@@ -326,7 +326,7 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
     }
     let has = if ordinary > machine.memory_bytes {
         format!("the machine has {}", rounded(machine.memory_bytes))
-    } else if machine.is_to_start {
+    } else if machine.is_for_start {
         format!("{has} are available")
     } else {
         notes.push(format!(
@@ -335,23 +335,25 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
         return;
     };
     let what = format!("{asked}, and {has}; make it smaller, or set limits.memory_overcommit = true");
-    let location = largest_ram_disk(root, plan);
+    let location = largest_ram_disk_location(root, plan);
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, what);
 }
 
-/// Caches that devices reach are locked as a whole, and the process may be allowed less.
+/// Memory that devices access by DMA is locked, so it must fit RLIMIT_MEMLOCK.
 fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
-    let (Some(lockable), Some(locked)) = (machine.lockable_bytes, memory::locked(plan)) else { return };
-    let memory::Locked { what, bytes, largest } = locked;
+    let (Some(lockable), Some(locked)) = (machine.lockable_bytes, memory::locked_memory(plan)) else {
+        return;
+    };
+    let memory::LockedMemory { devices, bytes, largest } = locked;
     if bytes <= lockable {
         return;
     }
     let (bytes, lockable) = (rounded(bytes), rounded(lockable));
     let words = format!(
-        "caches and all else that {what} reach come to {bytes}, which is locked, and the process may lock \
+        "caches and all else that {devices} reach come to {bytes}, which is locked, and the process may lock \
          {lockable} (ulimit -l)"
     );
-    if !machine.is_to_start {
+    if !machine.is_for_start {
         notes.push(format!("{words}: a process with this limit would not start"));
         return;
     }
@@ -362,15 +364,15 @@ fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, 
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, words);
 }
 
-/// Where this key of the last zone stands; that of the pool where there is none.
-fn last_zone(root: &Node, key: &str) -> Location {
+/// Location of `key` in the last zone, or of `[pool]` without zones.
+fn last_zone_location(root: &Node, key: &str) -> Location {
     let pool = root.section("pool");
     let at = pool.sections("zone").last().and_then(|zone| zone.find::<u32>(key));
     at.map_or_else(|| pool.location.clone(), |at| at.location)
 }
 
-/// Where the size of the largest RAM disk stands.
-fn largest_ram_disk(root: &Node, plan: &Plan) -> Option<Location> {
+/// Location of the `size` of the largest RAM disk.
+fn largest_ram_disk_location(root: &Node, plan: &Plan) -> Option<Location> {
     let disks = root.sections("disk").iter().zip(&plan.disks);
     let (node, _) = disks
         .filter(|(_, disk)| matches!(disk.kind, DiskKind::Ram { .. }))
@@ -378,8 +380,8 @@ fn largest_ram_disk(root: &Node, plan: &Plan) -> Option<Location> {
     Some(node.find::<u64>("size")?.location)
 }
 
-/// RAM disks that would come back empty under an identity that hosts know.
-fn remark_on_identities(plan: &Plan, notes: &mut Vec<String>) {
+/// Notes RAM disks with a configured UUID or NGUID: after a restart they are empty under the same identity.
+fn note_ram_identities(plan: &Plan, notes: &mut Vec<String>) {
     let is_ram = |name: &str| matches!(plan.disk(name), Some(DiskPlan { kind: DiskKind::Ram { .. }, .. }));
     for subsystem in &plan.subsystems {
         for namespace in subsystem.namespaces.iter().filter(|namespace| is_ram(&namespace.disk)) {
@@ -398,8 +400,8 @@ fn remark_on_identities(plan: &Plan, notes: &mut Vec<String>) {
     }
 }
 
-/// Subsystems that some or all hosts cannot use.
-fn remark_on_subsystems(plan: &Plan, notes: &mut Vec<String>) {
+/// Notes subsystems that some or all hosts cannot use.
+fn note_unusable_subsystems(plan: &Plan, notes: &mut Vec<String>) {
     for subsystem in &plan.subsystems {
         if !subsystem.nqn.has_prefix() {
             notes.push(format!(
@@ -424,8 +426,8 @@ fn remark_on_subsystems(plan: &Plan, notes: &mut Vec<String>) {
     }
 }
 
-/// What is allowed, but perhaps not meant.
-fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
+/// Notes settings that are valid but probably unintended.
+fn note_unusual(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
     if plan.listeners.is_empty() {
         notes.push("there is no [[listener]]: no host can connect".to_owned());
     }
@@ -438,12 +440,12 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
             notes.push(format!("disk {:?} is in no namespace: no host can reach it", disk.name));
         }
         if disk.delay.is_some() {
-            let words = delay_words(disk.delay.as_ref());
+            let words = delay_text(disk.delay.as_ref());
             notes.push(format!("disk {:?} is slow on purpose: {words} ([disk.delay], for tests)", disk.name));
         }
     }
-    remark_on_subsystems(plan, notes);
-    remark_on_identities(plan, notes);
+    note_unusable_subsystems(plan, notes);
+    note_ram_identities(plan, notes);
     let is_remote = plan.listeners.iter().any(|listener| !listener.address.ip().is_loopback());
     if is_remote && plan.subsystems.iter().any(|subsystem| subsystem.nqn.as_str() == super::NQN_EXAMPLE) {
         notes.push(format!(
@@ -459,7 +461,7 @@ fn remark(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
         notes.push(format!("tcp.congestion = \"{name}\": this kernel has {all}; sockets keep the system's"));
     }
     let connections = plan.limits.connections as u64;
-    if let Some(files) = machine.files_max.filter(|files| *files < connections + FILES_BESIDES) {
+    if let Some(files) = machine.files_max.filter(|files| *files < connections + OTHER_FILES) {
         notes.push(format!(
             "the process may have {files} files open (ulimit -Hn): too few for limits.connections = \
              {connections}"

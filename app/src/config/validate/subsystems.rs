@@ -1,4 +1,4 @@
-//! What hosts see: listeners, subsystems, namespaces, referrals. Names and identities are unique.
+//! Validates listeners, subsystems, namespaces and referrals; their names and identifiers are unique.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -10,20 +10,20 @@ use spindle_transport::TransportKind;
 
 use super::super::document::{Errors, Location, Node};
 use super::super::plan::{ListenerPlan, NamespacePlan, ReferralPlan, SubsystemPlan};
-use super::super::tree::At;
+use super::super::tree::Located;
 use crate::identity::{self, Data};
 use crate::text::quoted;
 
 pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<ListenerPlan> {
     let nodes = root.sections("listener");
-    let mut addresses: Vec<(TransportKind, At<SocketAddr>)> = Vec::new();
+    let mut addresses: Vec<(TransportKind, Located<SocketAddr>)> = Vec::new();
     let mut names = Unique::default();
     let mut listeners = Vec::new();
     for node in nodes {
         let Some(address) = node.find::<SocketAddr>("address") else { continue };
         let transport = transport(node);
-        let is_taken = |(kind, other): &&(TransportKind, At<SocketAddr>)| {
-            *kind == transport && are_the_same(other.value, address.value)
+        let is_taken = |(kind, other): &&(TransportKind, Located<SocketAddr>)| {
+            *kind == transport && overlap(other.value, address.value)
         };
         if let Some((_, other)) = addresses.iter().find(is_taken) {
             let (with, line) = (other.value, other.location.line);
@@ -31,10 +31,10 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
         }
         let name = node.find::<String>("name");
         if let Some(name) = &name {
-            names.take(name.value.clone(), &name.location, "listener", errors);
+            names.insert_or_refuse(name.value.clone(), &name.location, "listener", errors);
         }
         listeners.push(ListenerPlan {
-            name: name.map_or_else(|| named_by(transport, address.value), |name| name.value),
+            name: name.map_or_else(|| default_listener_name(transport, address.value), |name| name.value),
             transport,
             address: address.value,
             in_capsule_bytes: node.find("in_capsule").map_or(in_capsule_bytes, |at| at.value),
@@ -44,7 +44,7 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
     listeners
 }
 
-/// The transport of a listener, a referral or another target; TCP where the file does not say.
+/// The transport of a listener, referral or far target; TCP by default.
 pub fn transport(node: &Node) -> TransportKind {
     match node.find::<String>("transport") {
         Some(word) if word.value == "rdma" => TransportKind::Rdma,
@@ -52,37 +52,38 @@ pub fn transport(node: &Node) -> TransportKind {
     }
 }
 
-/// The name of a listener that is given none.
-pub fn named_by(transport: TransportKind, address: SocketAddr) -> String {
+/// The name of a listener without the key `name`.
+pub fn default_listener_name(transport: TransportKind, address: SocketAddr) -> String {
     match transport {
         TransportKind::Tcp => address.to_string(),
         TransportKind::Rdma => format!("rdma:{address}"),
     }
 }
 
-/// True when both cannot be bound: they are equal, or one is all addresses of the family.
-fn are_the_same(a: SocketAddr, b: SocketAddr) -> bool {
-    let overlap = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
-    a.port() == b.port() && a.is_ipv4() == b.is_ipv4() && overlap
+/// True if the addresses cannot both be bound: equal port and family, and equal IP or one is unspecified.
+fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    let is_ip_shared = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() == b.port() && a.is_ipv4() == b.is_ipv4() && is_ip_shared
 }
 
 pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<SubsystemPlan> {
-    // Without all names it cannot be said that one is of no disk.
+    // `None` if a disk has an invalid name: then a reference to an unknown disk is not an error.
     let disks = root.sections("disk").iter().map(|disk| disk.find("name").map(|at| at.value)).collect();
-    let knows_later = |disk: &&Node| {
+    let is_identified_when_open = |disk: &&Node| {
         disk.find::<String>("kind").is_some_and(|kind| ["ram", "remote"].contains(&kind.value.as_str()))
     };
     let name = |disk: &Node| disk.find("name").map(|at| at.value);
-    let known_later = root.sections("disk").iter().filter(knows_later).filter_map(name).collect();
-    let mut taken = Taken { disks, known_later, ..Taken::default() };
+    let identified_when_open =
+        root.sections("disk").iter().filter(is_identified_when_open).filter_map(name).collect();
+    let mut used = UsedNames { disks, identified_when_open, ..UsedNames::default() };
     let subsystems = root
         .sections("subsystem")
         .iter()
-        .filter_map(|node| subsystem(node, listeners, &mut taken, errors))
+        .filter_map(|node| subsystem(node, listeners, &mut used, errors))
         .collect();
-    // As when a disk that was renamed keeps its identity, and a new one gets its name.
-    for (identity, location) in &taken.given {
-        if let Some((_, other)) = taken.derived.iter().find(|(derived, _)| derived == identity) {
+    // Example: a renamed disk keeps its identifier in the file, and a new disk takes the old name.
+    for (identity, location) in &used.given {
+        if let Some((_, other)) = used.derived.iter().find(|(derived, _)| derived == identity) {
             let line = other.line;
             location
                 .refuse(errors, format!("also what the namespace in line {line} has when it is given none"));
@@ -99,14 +100,19 @@ pub fn referrals(root: &Node, errors: &Errors) -> Vec<ReferralPlan> {
             let allowed = "must be an address at which hosts reach that service, which this is none of";
             address.refuse(errors, allowed);
         }
-        // Hosts would be told of it twice.
-        known.take((transport == TransportKind::Rdma, address.value), &address.location, "referral", errors);
+        // A duplicate would appear twice in the discovery log.
+        known.insert_or_refuse(
+            (transport == TransportKind::Rdma, address.value),
+            &address.location,
+            "referral",
+            errors,
+        );
         Some(ReferralPlan { transport, address: address.value })
     };
     root.sections("referral").iter().filter_map(&mut referral).collect()
 }
 
-/// Values that may be there once, with the location where each is.
+/// Values that must be unique in the file, with their locations.
 pub struct Unique<T>(HashMap<T, Location>);
 
 impl<T> Default for Unique<T> {
@@ -116,8 +122,8 @@ impl<T> Default for Unique<T> {
 }
 
 impl<T: Eq + Hash> Unique<T> {
-    /// The line of the other one, where the value is there already.
-    pub fn line_of_other(&mut self, value: T, location: &Location) -> Option<usize> {
+    /// Inserts the value, or returns the line of an equal one.
+    pub fn insert_or_line(&mut self, value: T, location: &Location) -> Option<usize> {
         if let Some(other) = self.0.get(&value) {
             return Some(other.line);
         }
@@ -125,54 +131,57 @@ impl<T: Eq + Hash> Unique<T> {
         None
     }
 
-    fn take(&mut self, value: T, location: &Location, whose: &str, errors: &Errors) {
-        if let Some(line) = self.line_of_other(value, location) {
-            location.refuse(errors, format!("also that of the {whose} in line {line}"));
+    /// Inserts the value, or refuses it as a duplicate.
+    fn insert_or_refuse(&mut self, value: T, location: &Location, noun: &str, errors: &Errors) {
+        if let Some(line) = self.insert_or_line(value, location) {
+            location.refuse(errors, format!("also that of the {noun} in line {line}"));
         }
     }
 }
 
-/// What the subsystems before have taken.
+/// Disk names, and the names and identifiers used by the subsystems so far.
 #[derive(Default)]
-struct Taken {
-    /// Names of all disks; `None` when one has a name that is wrong.
+struct UsedNames {
+    /// Names of all disks; `None` if one is invalid.
     disks: Option<Vec<String>>,
-    /// Names of those whose identity is known when they are open: in memory, and of other targets.
-    known_later: Vec<String>,
+    /// Names of `ram` and `remote` disks, whose identifiers are derived once they are open.
+    identified_when_open: Vec<String>,
     nqns: Unique<Nqn>,
     serials: Unique<String>,
-    used: Unique<String>,
+    /// Disks that are in a namespace.
+    used_disks: Unique<String>,
     uuids: Unique<[u8; 16]>,
     nguids: Unique<[u8; 16]>,
-    /// UUIDs and NGUIDs that the file gives, and those that are derived.
+    /// UUIDs and NGUIDs that the file sets.
     given: Vec<([u8; 16], Location)>,
+    /// UUIDs and NGUIDs derived from NQN, NSID and disk name.
     derived: Vec<([u8; 16], Location)>,
 }
 
 fn subsystem(
     node: &Node,
     listeners: &[ListenerPlan],
-    taken: &mut Taken,
+    used: &mut UsedNames,
     errors: &Errors,
 ) -> Option<SubsystemPlan> {
     let hosts = hosts(node, errors);
-    let listeners = offered_at(node, listeners, errors);
+    let listeners = listener_names(node, listeners, errors);
     let cntlid_range = cntlid_range(node, errors);
-    // An NQN that is wrong is reported; its namespaces are looked at all the same.
+    // The namespaces of a subsystem with an invalid NQN are still validated.
     let nqn = node.find::<Nqn>("nqn");
     if let Some(nqn) = &nqn {
         if nqn.value.is_discovery() {
             nqn.refuse(errors, "is the discovery service's, which every listener has; choose another name");
         }
-        taken.nqns.take(nqn.value, &nqn.location, "subsystem", errors);
+        used.nqns.insert_or_refuse(nqn.value, &nqn.location, "subsystem", errors);
     }
     let name = nqn.as_ref().map_or_else(Nqn::discovery, |nqn| nqn.value);
     let serial = node.find::<String>("serial");
     if let Some(serial) = &serial {
-        taken.serials.take(serial.value.clone(), &serial.location, "subsystem", errors);
+        used.serials.insert_or_refuse(serial.value.clone(), &serial.location, "subsystem", errors);
     }
     let serial = serial.map_or_else(|| identity::serial(&name), |serial| serial.value);
-    let namespaces = namespaces(node, &name, taken, errors);
+    let namespaces = namespaces(node, &name, used, errors);
     Some(SubsystemPlan {
         nqn: nqn?.value,
         serial,
@@ -185,7 +194,7 @@ fn subsystem(
 }
 
 fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
-    let hosts = node.find::<Vec<At<Nqn>>>("hosts");
+    let hosts = node.find::<Vec<Located<Nqn>>>("hosts");
     let is_any = node.find::<bool>("allow_any_host");
     match (hosts, is_any) {
         (Some(hosts), Some(is_any)) if is_any.value && !hosts.value.is_empty() => {
@@ -194,7 +203,7 @@ fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
         }
         (_, Some(is_any)) if is_any.value => AllowedHosts::Any,
         (Some(hosts), _) => {
-            each_once(&hosts.value, "host", errors);
+            refuse_duplicates(&hosts.value, "host", errors);
             AllowedHosts::Only(hosts.value.into_iter().map(|host| host.value).collect())
         }
         (None, is_any) => {
@@ -207,8 +216,8 @@ fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
     }
 }
 
-fn offered_at(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<String> {
-    let Some(list) = node.find::<Vec<At<String>>>("listeners") else {
+fn listener_names(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<String> {
+    let Some(list) = node.find::<Vec<Located<String>>>("listeners") else {
         return listeners.iter().map(|listener| listener.name.clone()).collect();
     };
     for name in &list.value {
@@ -217,12 +226,12 @@ fn offered_at(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<S
             name.refuse(errors, format!("must be the name of a [[listener]]; there is {all}"));
         }
     }
-    each_once(&list.value, "listener", errors);
+    refuse_duplicates(&list.value, "listener", errors);
     list.value.into_iter().map(|name| name.value).collect()
 }
 
-/// One that is named twice was perhaps meant to be another.
-fn each_once<T: Clone + Eq + Hash>(list: &[At<T>], what: &str, errors: &Errors) {
+/// Refuses duplicates in a list, which are probably typing errors.
+fn refuse_duplicates<T: Clone + Eq + Hash>(list: &[Located<T>], what: &str, errors: &Errors) {
     let mut known = HashSet::new();
     for at in list.iter().filter(|at| !known.insert(at.value.clone())) {
         at.refuse(errors, format!("the same {what} twice; it must be another one, or be left out"));
@@ -240,46 +249,46 @@ fn cntlid_range(node: &Node, errors: &Errors) -> (u16, u16) {
     (min.map_or(1, |min| min.value), max.map_or(1, |max| max.value))
 }
 
-fn namespaces(subsystem: &Node, nqn: &Nqn, taken: &mut Taken, errors: &Errors) -> Vec<NamespacePlan> {
+fn namespaces(subsystem: &Node, nqn: &Nqn, used: &mut UsedNames, errors: &Errors) -> Vec<NamespacePlan> {
     let mut nsids = Unique::default();
     let mut namespaces = Vec::new();
     for node in subsystem.sections("namespace") {
         let (nsid, disk) = (node.find::<u32>("nsid"), node.find::<String>("disk"));
         if let Some(nsid) = &nsid {
-            nsids.take(nsid.value, &nsid.location, "namespace", errors);
+            nsids.insert_or_refuse(nsid.value, &nsid.location, "namespace", errors);
         }
-        if let (Some(disk), Some(disks)) = (&disk, &taken.disks) {
+        if let (Some(disk), Some(disks)) = (&disk, &used.disks) {
             if disks.contains(&disk.value) {
-                taken.used.take(disk.value.clone(), &disk.location, "namespace", errors);
+                used.used_disks.insert_or_refuse(disk.value.clone(), &disk.location, "namespace", errors);
             } else {
                 let all = quoted(disks);
                 disk.refuse(errors, format!("must be the name of a [[disk]]; there is {all}"));
             }
         }
-        let identity = |name: &str, taken: &mut Unique<[u8; 16]>| {
+        let identity = |name: &str, unique: &mut Unique<[u8; 16]>| {
             let identity = node.find::<[u8; 16]>(name)?;
-            taken.take(identity.value, &identity.location, "namespace", errors);
+            unique.insert_or_refuse(identity.value, &identity.location, "namespace", errors);
             Some(identity)
         };
-        let (uuid, nguid) = (identity("uuid", &mut taken.uuids), identity("nguid", &mut taken.nguids));
+        let (uuid, nguid) = (identity("uuid", &mut used.uuids), identity("nguid", &mut used.nguids));
         let (Some(nsid), Some(disk)) = (nsid, disk) else { continue };
         let (nsid, disk) = (nsid.value, disk.value);
-        let is_known_later = taken.known_later.contains(&disk);
-        let mut settle = |given: Option<At<[u8; 16]>>, derived: [u8; 16]| match given {
+        let is_identified_when_open = used.identified_when_open.contains(&disk);
+        let mut record = |given: Option<Located<[u8; 16]>>, derived: [u8; 16]| match given {
             Some(given) => {
-                taken.given.push((given.value, given.location));
+                used.given.push((given.value, given.location));
                 Some(given.value)
             }
-            None if is_known_later => None,
+            None if is_identified_when_open => None,
             None => {
-                taken.derived.push((derived, node.location.clone()));
+                used.derived.push((derived, node.location.clone()));
                 Some(derived)
             }
         };
         namespaces.push(NamespacePlan {
             nsid,
-            uuid: settle(uuid, identity::uuid(nqn, nsid, Data::Named(&disk))),
-            nguid: settle(nguid, identity::nguid(nqn, nsid, Data::Named(&disk))),
+            uuid: record(uuid, identity::uuid(nqn, nsid, Data::Named(&disk))),
+            nguid: record(nguid, identity::nguid(nqn, nsid, Data::Named(&disk))),
             disk,
         });
     }

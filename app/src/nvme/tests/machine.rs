@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::nvme::change::{Busy, Held, Machine, Step};
+use crate::nvme::change::{Busy, ExclusiveHandle, Machine, Step};
 use crate::nvme::root::Root;
 
 /// Two drives of most tests.
@@ -314,7 +314,7 @@ impl Machine for Fake {
         Ok(self.program.borrow().clone())
     }
 
-    fn ask_exclusive(&self, path: &str) -> Busy {
+    fn probe_exclusive(&self, path: &str) -> Busy {
         let found = self.ask(path);
         if self.is_taken_next.borrow().as_deref() == Some(path) {
             self.busy.borrow_mut().extend(self.is_taken_next.take());
@@ -322,14 +322,14 @@ impl Machine for Fake {
         found
     }
 
-    fn hold(&self, path: &str) -> io::Result<Held> {
+    fn open_exclusive(&self, path: &str) -> io::Result<ExclusiveHandle> {
         if self.ask(path) != Busy::No || !self.held.borrow_mut().insert(path.to_owned()) {
             return Err(io::Error::from_raw_os_error(16));
         }
         Ok(Box::new(HeldDevice { path: path.to_owned(), all: Rc::clone(&self.held) }))
     }
 
-    fn ask_group(&self, path: &str) -> Busy {
+    fn probe_group(&self, path: &str) -> Busy {
         self.ask(path)
     }
 

@@ -1,4 +1,4 @@
-//! [`Acceptor`]: the TCP listeners, on the core that accepts for all.
+//! [`Acceptor`]: the poller of the TCP listeners; it accepts the connections of all cores.
 
 use std::fs::File;
 use std::io;
@@ -13,47 +13,47 @@ use super::arrivals::ACCEPTS_PER_TURN;
 use super::shared::Core;
 use super::{AdmittedTcp, CoreMessage, Handover, Listening};
 
-/// A core without listeners has one too: it may be told of some.
+/// Each core has one; only that of core `ACCEPTOR` gets listeners.
 pub struct Acceptor {
     watcher: Watcher,
-    /// With their index in the snapshot.
     listeners: Vec<Listening>,
-    /// With the generation that has them: a connection is placed on any core, so all have to know them first.
-    new: Vec<(u64, Listening)>,
-    /// The generation that the listeners are of.
-    as_of: u64,
-    /// The listener that is accepted from first in the next turn.
+    /// Listeners of a newer generation. They are opened once it is advertised: then every core has the
+    /// snapshot, and a connection may go to any core.
+    pending: Vec<(u64, Listening)>,
+    /// Snapshot generation of `listeners`.
+    generation: u64,
+    /// Index in `listeners` of the first that the next turn accepts from (round-robin).
     first: usize,
     is_ready: bool,
-    /// A descriptor to be given up where there are no others; only where there are listeners.
+    /// Open on /dev/null; closed to accept and close a connection when descriptors run out (EMFILE).
     spare: Option<File>,
     log: RateLimit,
 }
 
 impl Acceptor {
-    /// Of the listeners of the configuration with this generation.
+    /// `listeners` are those of the snapshot with `generation`.
     pub fn new(listeners: Vec<Listening>, generation: u64, watcher: Watcher) -> io::Result<Acceptor> {
         for (listener, index) in &listeners {
             watcher.add(listener, key(*index), Interest::READ)?;
         }
         Ok(Acceptor {
             watcher,
-            spare: if listeners.is_empty() { None } else { spare() },
+            spare: if listeners.is_empty() { None } else { open_spare() },
             listeners,
-            new: Vec::new(),
-            as_of: generation,
+            pending: Vec::new(),
+            generation,
             first: 0,
             is_ready: false,
             log: RateLimit::new(1, 5),
         })
     }
 
-    /// All cores have another configuration: accept from the listeners that it has, and from no other.
+    /// Opens the pending listeners of a newly advertised snapshot, and closes those that it lacks.
     #[cold]
-    fn change(&mut self, shown: &Snapshot) {
-        self.as_of = shown.generation;
-        let is_open = |index: usize| shown.listeners.get(index).filter(|listener| listener.is_open);
-        let Acceptor { listeners, watcher, new, .. } = self;
+    fn change_listeners(&mut self, advertised: &Snapshot) {
+        self.generation = advertised.generation;
+        let is_open = |index: usize| advertised.listeners.get(index).filter(|listener| listener.is_open);
+        let Acceptor { listeners, watcher, pending, .. } = self;
         listeners.retain(|(listener, index)| {
             let is_kept = is_open(*index).is_some();
             if !is_kept {
@@ -61,8 +61,9 @@ impl Acceptor {
             }
             is_kept
         });
-        for (listener, index) in new.extract_if(.., |new| new.0 <= shown.generation).map(|new| new.1) {
-            // Else it was taken away again meanwhile.
+        let new = pending.extract_if(.., |new| new.0 <= advertised.generation).map(|new| new.1);
+        for (listener, index) in new {
+            // Not open: a later reload removed it.
             let Some(Listener { address, port_id, .. }) = is_open(index) else { continue };
             match watcher.add(&listener, key(index), Interest::READ) {
                 Ok(()) => {
@@ -75,25 +76,26 @@ impl Acceptor {
             }
         }
         if !self.listeners.is_empty() && self.spare.is_none() {
-            self.spare = spare();
+            self.spare = open_spare();
         }
-        // What came before they were watched.
+        // Connections may have arrived before the listeners were watched.
         self.is_ready = true;
     }
 
-    /// Accept a few connections. The listener stays readable while there are more.
+    /// Accepts up to [`ACCEPTS_PER_TURN`] connections. Epoll is level-triggered: a listener with more is
+    /// reported again.
     fn accept(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) {
         let listeners = self.listeners.len();
-        let mut left = ACCEPTS_PER_TURN;
-        for at in 0..listeners {
-            // Each is the first in its turn: none is accepted from only while another has none.
-            let place = (self.first + at) % listeners;
-            while left > 0 {
-                let (listener, index) = &self.listeners[place];
+        let mut budget = ACCEPTS_PER_TURN;
+        for offset in 0..listeners {
+            // Round-robin, so that a busy listener does not starve the others.
+            let at = (self.first + offset) % listeners;
+            while budget > 0 {
+                let (listener, index) = &self.listeners[at];
                 let index = *index;
-                left -= 1;
+                budget -= 1;
                 match listener.accept() {
-                    // One that has no place is closed.
+                    // A connection that is not admitted is dropped, which closes it.
                     Ok(Some(accepted)) => {
                         if let Some(admitted) = core.admit(accepted.peer, turn.now) {
                             hand_over(core, turn, (accepted, admitted, index));
@@ -101,8 +103,8 @@ impl Acceptor {
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        self.tell(&error, turn.now);
-                        if !self.turn_away(place) {
+                        self.log_error(&error, turn.now);
+                        if !self.accept_and_close(at) {
                             break;
                         }
                     }
@@ -112,18 +114,18 @@ impl Acceptor {
         self.first = (self.first + 1) % listeners.max(1);
     }
 
-    fn tell(&mut self, error: &io::Error, now: Nanos) {
+    fn log_error(&mut self, error: &io::Error, now: Nanos) {
         if let Some(allowed) = self.log.allow(now) {
             tracing::warn!(%error, untold = allowed.suppressed, "cannot accept a connection; trying again");
         }
     }
 
-    /// Descriptors have run out. A connection that is not taken would wait without an answer, and keep this
-    /// core awake: take it with the descriptor that was kept for that, and close it. False: there was none.
-    fn turn_away(&mut self, listener: usize) -> bool {
+    /// Closes the next waiting connection when descriptors have run out, by means of the spare descriptor. In
+    /// the backlog it would get no answer and keep the listener readable. False: no connection was closed.
+    fn accept_and_close(&mut self, listener: usize) -> bool {
         drop(self.spare.take());
         let is_closed = matches!(self.listeners[listener].0.accept(), Ok(Some(_)));
-        self.spare = spare();
+        self.spare = open_spare();
         is_closed
     }
 }
@@ -134,10 +136,10 @@ impl Poller<Core, CoreMessage> for Acceptor {
     }
 
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
-        // Hosts are told at the same time.
-        if core.target.advertised_snapshot().generation != self.as_of {
-            let shown = std::sync::Arc::clone(core.target.advertised_snapshot());
-            self.change(&shown);
+        // Listeners change together with what hosts are told.
+        if core.target.advertised_snapshot().generation != self.generation {
+            let advertised = std::sync::Arc::clone(core.target.advertised_snapshot());
+            self.change_listeners(&advertised);
         }
         let is_ready = std::mem::take(&mut self.is_ready);
         if is_ready {
@@ -158,18 +160,18 @@ impl Poller<Core, CoreMessage> for Acceptor {
     ) -> Option<CoreMessage> {
         let CoreMessage::Listen(handover) = message else { return Some(message) };
         let (generation, listeners) = handover.take().unwrap_or_default();
-        self.new.extend(listeners.into_iter().map(|listener| (generation, listener)));
+        self.pending.extend(listeners.into_iter().map(|listener| (generation, listener)));
         None
     }
 }
 
-/// To the core with the fewest connections.
+/// Sends a connection to the core with the fewest connections.
 fn hand_over(core: &mut Core, turn: &mut Turn<'_, CoreMessage>, accepted: AdmittedTcp) {
-    let least = core.least_loaded();
-    if least == turn.core() {
+    let owner = core.assign_core();
+    if owner == turn.core() {
         core.arrivals.tcp.push(accepted);
     } else {
-        turn.send(least, CoreMessage::Accept(Handover::new(accepted)));
+        turn.send(owner, CoreMessage::Accept(Handover::new(accepted)));
     }
 }
 
@@ -177,7 +179,6 @@ fn key(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }
 
-/// A descriptor that costs nothing.
-fn spare() -> Option<File> {
+fn open_spare() -> Option<File> {
     File::open("/dev/null").ok()
 }

@@ -1,81 +1,75 @@
-//! [`Arrivals`]: connections that wait for their core to take them over, a few in each turn.
+//! [`Arrivals`]: new connections that their core has not taken over yet.
 //!
-//! Meanwhile the core's other connections wait, so a turn takes few. TCP comes first: a place that an RDMA
-//! connection leaves is free some turns later, and a flood of RDMA connections is not to take all of them.
+//! Taking one over delays the core's other connections, so a turn takes few. TCP goes before RDMA: an RDMA
+//! connection that ends occupies its slot for some more turns, and a flood of them could take every slot.
 
 use std::collections::VecDeque;
 
-/// Connections over TCP that are accepted in a turn, and that a core takes over in a turn: each is some ten
-/// system calls.
+/// TCP connections that a turn accepts, and that a turn takes over: each costs some ten system calls.
 pub const ACCEPTS_PER_TURN: usize = 4;
-/// Connections over RDMA that a core takes over in a turn: each makes a queue pair, which takes an adapter
-/// about a millisecond.
+/// RDMA connections that a turn takes over: each creates a queue pair, which takes about 1 ms.
 const RDMA_ACCEPTS_PER_TURN: usize = 1;
 
 #[derive(Debug)]
 pub struct Arrivals<T, R> {
-    pub tcp: Line<T>,
-    pub rdma: Line<R>,
+    pub tcp: ArrivalQueue<T>,
+    pub rdma: ArrivalQueue<R>,
 }
 
-/// Those of one transport, in their order.
+/// Connections of one transport, oldest first.
 #[derive(Debug)]
-pub struct Line<A> {
+pub struct ArrivalQueue<A> {
     waiting: VecDeque<A>,
     per_turn: usize,
-    /// What this turn may take yet.
-    left: usize,
+    /// How many the current turn may still take.
+    budget: usize,
 }
 
 impl<T, R> Arrivals<T, R> {
     pub fn new() -> Self {
-        Arrivals { tcp: Line::new(ACCEPTS_PER_TURN), rdma: Line::new(RDMA_ACCEPTS_PER_TURN) }
+        Arrivals { tcp: ArrivalQueue::new(ACCEPTS_PER_TURN), rdma: ArrivalQueue::new(RDMA_ACCEPTS_PER_TURN) }
     }
 
-    /// How many wait.
     pub fn waiting(&self) -> usize {
         self.tcp.waiting.len() + self.rdma.waiting.len()
     }
 
-    /// True when [`Line::take_next`] of those over RDMA has one, and none over TCP that this turn could take
-    /// waits for a place.
+    /// Whether this turn may take an RDMA connection now: the TCP queue is empty or has used its budget.
     pub fn has_next_rdma(&self) -> bool {
         !self.tcp.has_next() && self.rdma.has_next()
     }
 
-    /// A turn begins.
     pub fn begin_turn(&mut self) {
-        self.tcp.left = self.tcp.per_turn;
-        self.rdma.left = self.rdma.per_turn;
+        self.tcp.budget = self.tcp.per_turn;
+        self.rdma.budget = self.rdma.per_turn;
     }
 }
 
-impl<A> Line<A> {
+impl<A> ArrivalQueue<A> {
     fn new(per_turn: usize) -> Self {
-        Line { waiting: VecDeque::new(), per_turn, left: 0 }
+        ArrivalQueue { waiting: VecDeque::new(), per_turn, budget: 0 }
     }
 
     pub fn push(&mut self, arrival: A) {
         self.waiting.push_back(arrival);
     }
 
-    /// True when none waits, whether this turn takes any or not.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// True when [`Line::take_next`] has one.
+    /// Whether [`ArrivalQueue::take_next`] returns one.
     pub fn has_next(&self) -> bool {
-        self.left > 0 && !self.waiting.is_empty()
+        self.budget > 0 && !self.waiting.is_empty()
     }
 
-    /// The next one that this turn takes; the others have the next turn.
+    /// `None` when none waits or the budget of the turn is used up.
     pub fn take_next(&mut self) -> Option<A> {
-        if self.left == 0 {
+        if self.budget == 0 {
             return None;
         }
         let next = self.waiting.pop_front()?;
-        self.left -= 1;
+        self.budget -= 1;
         Some(next)
     }
 }
@@ -114,12 +108,12 @@ mod tests {
         assert!(!arrivals.has_next_rdma());
     }
 
-    fn take_all(line: &mut Line<i32>) -> Vec<i32> {
+    fn take_all(queue: &mut ArrivalQueue<i32>) -> Vec<i32> {
         let mut taken = Vec::new();
-        while line.has_next() {
-            taken.push(line.take_next().expect("has_next says so"));
+        while queue.has_next() {
+            taken.push(queue.take_next().expect("has_next says so"));
         }
-        assert_eq!(line.take_next(), None);
+        assert_eq!(queue.take_next(), None);
         taken
     }
 }

@@ -1,5 +1,6 @@
-//! [`Core`]: what the pollers of a core share: the target's core, and connections on their way to it.
+//! [`Core`]: state that the pollers of a core share: the target core and new connections.
 
+use spindle_transport::ConnectionId;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -7,7 +8,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::rate::RateLimit;
 use spindle_reactor::run::{LONG, LongTurn, Shared, Turns};
-use spindle_reactor::slab::Slot;
 use spindle_target::core::TargetCore;
 use spindle_target::qpair::Qpair;
 use spindle_transport::admission::{Admission, Admitted};
@@ -17,26 +17,26 @@ use super::arrivals::Arrivals;
 use super::{AdmittedRdma, AdmittedTcp};
 use crate::serve::conn::Conn;
 
-/// Between two lines about long turns of a core.
+/// Least time between two log lines about long turns of a core.
 const LONG_LOG_PERIOD: Nanos = Nanos::from_secs(60);
 
 pub struct Core {
-    /// Its connections and their queue pairs, and the disks.
+    /// Connections with their queue pairs, and disks.
     pub target: TargetCore<Conn>,
-    /// When the turn began.
+    /// Start of the current turn.
     pub now: Nanos,
-    /// Connections to take over: a few in every turn.
+    /// Connections that were handed to this core and not taken over yet.
     pub arrivals: Arrivals<AdmittedTcp, AdmittedRdma>,
     core: usize,
     loads: Arc<[AtomicUsize]>,
-    /// Generation of the configuration that hosts of each core are shown.
+    /// Per core, the generation of its advertised snapshot.
     advertised: Arc<[AtomicU64]>,
     admission: Arc<Admission>,
     refused_log: RateLimit,
-    /// When a long turn may be told again, and how many were not.
+    /// Earliest time of the next line about a long turn, and how many were not logged since the last line.
     long_log: (Nanos, u64),
-    /// Connections that are to end for newcomers of the other transport.
-    evicted: Vec<Slot>,
+    /// Connections that the poller of their transport has to end, to make room for a connection of the other.
+    evicted: Vec<ConnectionId>,
 }
 
 impl Core {
@@ -60,13 +60,12 @@ impl Core {
         }
     }
 
-    /// Its index, from 0.
     pub fn core(&self) -> usize {
         self.core
     }
 
-    /// A place among the connections without Connect. `None`: the address has as many as it may, and the
-    /// connection is to be refused.
+    /// Counts a new connection until it has sent Connect. `None`: its address has reached
+    /// `limits.unconnected_per_address`, so the caller refuses the connection.
     pub fn admit(&mut self, remote: SocketAddr, now: Nanos) -> Option<Admitted> {
         let admitted = self.admission.admit(remote.ip());
         if admitted.is_none()
@@ -84,8 +83,9 @@ impl Core {
         admitted
     }
 
-    /// The core with the fewest connections; another one's count goes up, and is corrected by itself.
-    pub fn least_loaded(&self) -> usize {
+    /// The core with the fewest connections. The load of another core is incremented here, until that core
+    /// publishes the exact number.
+    pub fn assign_core(&self) -> usize {
         let loads = &self.loads;
         let least = (0..loads.len()).min_by_key(|core| loads[*core].load(Ordering::Relaxed)).unwrap_or(0);
         if least != self.core {
@@ -94,8 +94,8 @@ impl Core {
         least
     }
 
-    /// Tell the core that places connections how many are here.
-    pub fn count_connections(&self) {
+    /// Stores this core's number of connections for [`Core::assign_core`].
+    pub fn publish_load(&self) {
         let load = &self.loads[self.core];
         let connections = self.target.usage().connections + self.arrivals.waiting();
         if load.load(Ordering::Relaxed) != connections {
@@ -103,14 +103,14 @@ impl Core {
         }
     }
 
-    /// Tell who waits for it which configuration hosts are shown.
-    pub fn tell_shown(&self) {
+    /// Stores the generation that this core advertises: the control socket's changes wait for it.
+    pub fn publish_advertised(&self) {
         self.advertised[self.core].store(self.target.advertised_snapshot().generation, Ordering::Release);
     }
 
-    /// See [`TargetCore::make_room`]. `evict` says whether the connection was one of its own; if not, the
-    /// other transport ends it when it has its turn, unless it is connected by then.
-    pub fn make_room(&mut self, evict: impl FnOnce(&mut TargetCore<Conn>, Slot) -> bool) -> bool {
+    /// [`TargetCore::make_room`] for the caller's transport. `evict` returns false when the connection is of
+    /// the other transport; the poller of that transport then ends it ([`Core::next_evicted`]).
+    pub fn make_room(&mut self, evict: impl FnOnce(&mut TargetCore<Conn>, ConnectionId) -> bool) -> bool {
         let Core { target, arrivals, evicted, .. } = self;
         target.make_room(arrivals.waiting(), |target, id| {
             if !evict(target, id) {
@@ -119,12 +119,12 @@ impl Core {
         })
     }
 
-    /// The next connection of this transport that is to end for a newcomer of the other.
-    pub fn next_evicted(&mut self, transport: TransportKind) -> Option<Slot> {
+    /// The next connection of `transport` to end, to make room for a connection of the other transport.
+    pub fn next_evicted(&mut self, transport: TransportKind) -> Option<ConnectionId> {
         let Core { target, evicted, .. } = self;
-        // One that is gone has made its room, and one that has sent Connect meanwhile keeps it.
-        evicted.retain(|id| target.qpair(*id).is_some_and(Qpair::may_end_for_newcomer));
-        let is_meant = |id: &Slot| target.peer(*id).is_some_and(|peer| peer.transport == transport);
+        // Skips connections that have ended, or have sent Connect, since they were chosen.
+        evicted.retain(|id| target.qpair(*id).is_some_and(Qpair::may_be_evicted));
+        let is_meant = |id: &ConnectionId| target.peer(*id).is_some_and(|peer| peer.transport == transport);
         let at = evicted.iter().position(is_meant)?;
         Some(evicted.swap_remove(at))
     }

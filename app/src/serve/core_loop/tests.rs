@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpStream};
 
 use super::*;
-use crate::config::{Config, DrivesHere};
+use crate::config::{Config, LocalDrives};
 use spindle_reactor::mailbox::mesh;
 use spindle_reactor::run::Idle;
 
@@ -12,7 +12,7 @@ use spindle_reactor::run::Idle;
 fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
     let mut plan = Config::builtin().plan().clone();
     (plan.reactor.idle, plan.pool.pages, plan.limits.connections) = (Idle::Spin, Pages::Base, 64);
-    let snapshot = plan.snapshot(None, &DrivesHere, &[]).expect("opened");
+    let snapshot = plan.snapshot(None, &LocalDrives, &[]).expect("opened");
     let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), 64).expect("bound");
     let address = listener.local_addr();
     let mailbox = mesh(1, 16).expect("mailboxes").pop().expect("one");

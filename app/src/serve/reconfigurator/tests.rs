@@ -12,7 +12,7 @@ use spindle_disk::{
 use spindle_nvme_emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, DriveError, Settings};
 
-use super::open_attempts::{DRIVE_AGAIN, LOOK_PERIOD, OPENING_PERIOD, REMOTE_AGAIN};
+use super::open_attempts::{CHECK_PERIOD, DRIVE_RETRY_PERIOD, OPENING_CHECK_PERIOD, REMOTE_RETRY_PERIOD};
 use super::*;
 use crate::config::{DriveSource, RemotePlan};
 
@@ -56,7 +56,7 @@ impl Bays {
 }
 
 impl DriveSource for Bays {
-    fn is_there(&self, address: PciAddress) -> bool {
+    fn is_present(&self, address: PciAddress) -> bool {
         locked(&self.drives).contains_key(&address)
     }
 
@@ -279,7 +279,7 @@ fn drives_that_come_are_taken_up_and_those_that_do_not_are_not_asked_for() {
     let now = Instant::now();
     assert_eq!((nsids(&served.snapshot), bays.asked()), (vec![1], 2));
     assert!(served.poll(now).is_none());
-    assert_eq!((bays.asked(), served.pause()), (2, LOOK_PERIOD), "nothing is there to be opened");
+    assert_eq!((bays.asked(), served.pause()), (2, CHECK_PERIOD), "nothing is there to be opened");
 
     let drive = Stepped::new();
     bays.plug(SECOND, Opens::As(drive.emulator.clone()));
@@ -308,18 +308,18 @@ fn a_drive_that_takes_for_ever_holds_up_neither_a_look_nor_the_other_drive_nor_s
     drive.emulator.set_namespace_blocks(1, blocks * 2);
     let next = look_until_changed(&mut served, now);
     assert_eq!(next.subsystems[0].namespace(3).expect("there").geometry.block_count, blocks * 2);
-    assert_eq!((bays.asked(), served.pause()), (4, OPENING_PERIOD), "one thread for a drive");
+    assert_eq!((bays.asked(), served.pause()), (4, OPENING_CHECK_PERIOD), "one thread for a drive");
 
     // It fails at last, and has a minute from then on to mend itself.
     told.send(()).expect("it waits");
-    let later = now + 2 * DRIVE_AGAIN;
+    let later = now + 2 * DRIVE_RETRY_PERIOD;
     look_until_tried(&mut served, later);
-    assert!(served.poll(later + DRIVE_AGAIN - Duration::from_secs(1)).is_none());
+    assert!(served.poll(later + DRIVE_RETRY_PERIOD - Duration::from_secs(1)).is_none());
     assert_eq!(served.attempts.opening().count(), 0, "not so soon");
-    assert!(served.poll(later + DRIVE_AGAIN).is_none());
+    assert!(served.poll(later + DRIVE_RETRY_PERIOD).is_none());
     assert_eq!(served.attempts.opening().count(), 1, "again");
     drop(told);
-    look_until_tried(&mut served, later + DRIVE_AGAIN);
+    look_until_tried(&mut served, later + DRIVE_RETRY_PERIOD);
     assert_eq!(bays.asked(), 5);
     finish(served);
 }
@@ -337,20 +337,20 @@ fn why_a_new_size_cannot_be_served_is_known_until_it_can() {
     drive.emulator.set_namespace_blocks(1, blocks * 2);
     wait(|| {
         assert!(served.poll(now).is_none());
-        !served.why.is_empty()
+        !served.size_error.is_empty()
     });
-    assert!(served.why.contains("another"), "{}", served.why);
+    assert!(served.size_error.contains("another"), "{}", served.size_error);
     // The drive takes it back: there is nothing to say, and if it comes again it is said again.
     drive.emulator.set_namespace_blocks(1, blocks);
     wait(|| {
         assert!(served.poll(now).is_none());
-        served.why.is_empty()
+        served.size_error.is_empty()
     });
     served.config = right;
     drive.emulator.set_namespace_blocks(1, blocks * 2);
     let next = look_until_changed(&mut served, now);
     assert_eq!(next.subsystems[0].namespace(2).expect("there").geometry.block_count, blocks * 2);
-    assert_eq!(served.why, "");
+    assert_eq!(served.size_error, "");
     finish(served);
 }
 
@@ -365,7 +365,7 @@ fn a_drive_without_its_namespace_is_not_the_others_harm() {
     }
     assert_eq!(nsids(&look_until_changed(&mut served, now)), [1, 3]);
     look_until_tried(&mut served, now);
-    let told = served.attempts.told();
+    let told = served.attempts.logged();
     assert!(told.iter().any(|why| why.contains("namespace = 9")), "{told:?}");
     assert_eq!(nsids(&served.snapshot), [1, 3]);
     finish(served);
@@ -390,7 +390,7 @@ fn a_drive_that_is_taken_out_of_the_file_while_it_is_opened_is_let_go() {
 struct Together(Mutex<usize>, std::sync::Condvar);
 
 impl DriveSource for Together {
-    fn is_there(&self, _: PciAddress) -> bool {
+    fn is_present(&self, _: PciAddress) -> bool {
         true
     }
 
@@ -411,7 +411,7 @@ fn the_start_opens_drives_at_once_and_each_once() {
     let served =
         Reconfigurator::open(config(&[(FIRST, 1), (SECOND, 1), (FIRST, 2)]), origins, false).expect("opened");
     assert_eq!((nsids(&served.snapshot), *locked(&drives.0)), (vec![1], 2));
-    let told = served.attempts.told();
+    let told = served.attempts.logged();
     assert!(told.len() == 2 && told.iter().all(|why| why.contains("one of 2")), "{told:?}");
 }
 
@@ -419,7 +419,7 @@ fn the_start_opens_drives_at_once_and_each_once() {
 fn what_stands_in_the_way_of_a_drive_ends_the_start() {
     struct InUse;
     impl DriveSource for InUse {
-        fn is_there(&self, _: PciAddress) -> bool {
+        fn is_present(&self, _: PciAddress) -> bool {
             true
         }
 
@@ -438,7 +438,7 @@ fn a_far_target_that_is_there_is_in_the_first_snapshot() {
     let targets = Arc::new(FarTargets::default());
     targets.now("d2", Answers::Yes);
     let served = served_remotes(&targets, &[1]);
-    assert_eq!((nsids(&served.snapshot), served.pause()), (vec![1, 2], LOOK_PERIOD));
+    assert_eq!((nsids(&served.snapshot), served.pause()), (vec![1, 2], CHECK_PERIOD));
 }
 
 #[test]
@@ -446,20 +446,20 @@ fn a_far_target_that_is_away_is_tried_again_and_each_reason_is_told_once() {
     let targets = Arc::new(FarTargets::default());
     let mut served = served_remotes(&targets, &[1, 2]);
     assert_eq!((nsids(&served.snapshot), targets.asked()), (vec![1], 2));
-    assert_eq!(served.attempts.told().len(), 2);
-    assert!(served.pause() <= REMOTE_AGAIN);
+    assert_eq!(served.attempts.logged().len(), 2);
+    assert!(served.pause() <= REMOTE_RETRY_PERIOD);
     targets.now("d2", Answers::No("reset"));
     let mut now = Instant::now();
     for round in 2..5 {
-        now += REMOTE_AGAIN;
+        now += REMOTE_RETRY_PERIOD;
         look_until_tried(&mut served, now);
         assert_eq!(targets.asked(), 2 * round);
-        assert_eq!(served.attempts.told().len(), 3, "{:?}", served.attempts.told());
-        assert!(served.poll(now + REMOTE_AGAIN - Duration::from_millis(1)).is_none());
+        assert_eq!(served.attempts.logged().len(), 3, "{:?}", served.attempts.logged());
+        assert!(served.poll(now + REMOTE_RETRY_PERIOD - Duration::from_millis(1)).is_none());
         assert_eq!(targets.asked(), 2 * round, "not so soon");
     }
     targets.now("d3", Answers::Yes);
-    let next = look_until_changed(&mut served, now + REMOTE_AGAIN);
+    let next = look_until_changed(&mut served, now + REMOTE_RETRY_PERIOD);
     assert_eq!(nsids(&next), [1, 3]);
 }
 
@@ -472,12 +472,12 @@ fn a_far_target_that_does_not_answer_holds_up_neither_the_start_nor_another_one(
     assert_eq!(nsids(&served.snapshot), [1]);
     assert!(!served.is_opening_drives(), "the end of the process does not wait for it");
     targets.now("d3", Answers::Yes);
-    let now = Instant::now() + REMOTE_AGAIN;
+    let now = Instant::now() + REMOTE_RETRY_PERIOD;
     assert_eq!(nsids(&look_until_changed(&mut served, now)), [1, 3]);
-    assert_eq!((targets.asked(), served.pause()), (3, OPENING_PERIOD), "one try of each at a time");
+    assert_eq!((targets.asked(), served.pause()), (3, OPENING_CHECK_PERIOD), "one try of each at a time");
     drop(tell);
     let next = look_until_changed(&mut served, now);
-    assert_eq!((nsids(&next), served.pause()), (vec![1, 2, 3], LOOK_PERIOD));
+    assert_eq!((nsids(&next), served.pause()), (vec![1, 2, 3], CHECK_PERIOD));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::IoRequest;
 use crate::cache::counts::{AllCounts, CoreCounts};
 use crate::cache::index::mix;
 use crate::cache::shared::policy_for;
-use crate::cache::sizes::{Paper, Sizes};
+use crate::cache::sizes::{SimulatedCache, Sizes};
 use crate::cache::{CacheMode, CacheSpec, PolicyKind};
 use crate::testing::Random;
 
@@ -56,7 +56,8 @@ fn what_half_and_twice_the_size_would_give_is_reckoned_well_from_a_sample() {
         assert_eq!(spec.mode, CacheMode::Shared);
         let sizes = Sizes::new(&spec, frames);
         let counts = CoreCounts::new(&std::sync::Arc::<AllCounts>::default());
-        let mut whole = [frames / 2, frames, frames * 2].map(|it| Paper::new(policy_for(&spec, it), it));
+        let mut whole =
+            [frames / 2, frames, frames * 2].map(|it| SimulatedCache::new(policy_for(&spec, it), it));
         let mut hits = [0_u64; 3];
         let (mut random, mut samples) = (Random(3), Vec::new());
         let reads = 1_500_000;
@@ -67,7 +68,7 @@ fn what_half_and_twice_the_size_would_give_is_reckoned_well_from_a_sample() {
             for (cache, hits) in whole.iter_mut().zip(&mut hits) {
                 *hits += u64::from(cache.read(page));
             }
-            if sizes.has(page) {
+            if sizes.is_sampled(page) {
                 samples.push(page);
                 sizes.read(&mut samples, counts.of(0));
             }

@@ -1,19 +1,19 @@
 //! Policies by themselves: what they keep.
 
 use crate::cache::index::mix;
-use crate::cache::policy::{Came, Exclusive, Ghost, Lru, Policy, S3Fifo};
-use crate::cache::sizes::Paper;
+use crate::cache::policy::{Exclusive, Ghost, InsertReason, Lru, Policy, S3Fifo};
+use crate::cache::sizes::SimulatedCache;
 use crate::testing::Random;
 
-fn both(frames: u32) -> [Paper; 2] {
+fn both(frames: u32) -> [SimulatedCache; 2] {
     [Box::new(S3Fifo::new(frames)) as Box<dyn Policy>, Box::new(Lru::new(frames))]
-        .map(|policy| Paper::new(policy, frames))
+        .map(|policy| SimulatedCache::new(policy, frames))
 }
 
-fn all(frames: u32) -> [Paper; 3] {
+fn all(frames: u32) -> [SimulatedCache; 3] {
     let [s3, lru] = both(frames);
     let exclusive = Exclusive::new(frames, Box::new(S3Fifo::new(frames)));
-    [s3, lru, Paper::new(Box::new(exclusive), frames)]
+    [s3, lru, SimulatedCache::new(Box::new(exclusive), frames)]
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn a_scan_does_not_evict_what_s3_fifo_knows_to_be_used() {
         }
         (1000..3000).for_each(|page| _ = cache.read(page));
     }
-    let hits = |cache: &mut Paper| (0..50).filter(|page| cache.read(*page)).count();
+    let hits = |cache: &mut SimulatedCache| (0..50).filter(|page| cache.read(*page)).count();
     assert_eq!((hits(&mut s3), hits(&mut lru)), (50, 0));
 }
 
@@ -56,7 +56,7 @@ fn what_a_client_was_given_goes_before_what_none_was_given() {
     // These were written: no client was given them.
     for page in 0..50 {
         let frame = cache.at[&page];
-        cache.policy.inserted(frame, mix(page), Came::Written);
+        cache.policy.inserted(frame, mix(page), InsertReason::Written);
     }
     (1000..1200).for_each(|page| _ = cache.read(page));
     assert!((0..50).all(|page| cache.at.contains_key(&page)));

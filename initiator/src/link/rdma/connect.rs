@@ -1,5 +1,5 @@
-//! Connecting over RDMA, step by step. No step waits for the other side; in one of them memory of the queue
-//! is registered.
+//! RDMA connect in steps that do not block on the target. The step after the route registers the queue's
+//! memory.
 //!
 //! ```text
 //!   address ─ which device leads there ─> route ─> queue pair, receives posted ─> connect ─> Established
@@ -25,40 +25,40 @@ use super::{Memory, RECEIVE, REPLY_BYTES, REPLY_STRIDE, RdmaLink, Verbs};
 use crate::error::{Error, RdmaRefusal};
 use crate::options::Options;
 
-/// Bytes that a SEND should carry in itself: a command without a list of descriptors.
+/// Inline bytes requested per SEND: an SQE without a list of descriptors.
 const INLINE_BYTES: u32 = 64;
-/// Pieces that a SEND gathers: the head, and three of in-capsule data.
+/// Scatter/gather elements per SEND: the capsule head, and three of in-capsule data.
 const SEND_SGE: u32 = 4;
-/// Room in the send queue beyond the commands: for those whose end was not asked for.
+/// Send queue entries beyond the depth, for unsignalled SENDs that are not known to be complete.
 const SEND_SPARE: u32 = 16;
-/// Reasons of a reject in the connection manager's numbers: no listener has the service's number; and the
-/// same over iWARP.
+/// Connection manager reject reasons for "no listener": InfiniBand's invalid service ID, and `-ECONNREFUSED`
+/// of iWARP.
 const REJECT_NO_SERVICE: i32 = 8;
 const REJECT_REFUSED: i32 = -111;
 
-/// A connection that is being made, in steps that do not wait.
+/// A connection attempt, in steps that do not block.
 pub(crate) struct RdmaOpening {
-    /// First: the queue pair goes before what it uses.
+    /// First field, so dropped first: the queue pair uses objects of `attempt`.
     step: Step,
     name: QueueName,
     registration: RegistrationLimits,
-    /// `None`: it was given out.
+    /// `None` after the link was returned.
     attempt: Option<Attempt>,
 }
 
 enum Step {
-    /// The address is looked for, and with it the device that leads there.
+    /// Address resolution, which also selects the device.
     Address,
-    /// The route is.
+    /// Route resolution.
     Route,
-    /// The other side is asked.
-    Connect(Box<Made>),
-    /// There is no more to do: it was given out, or has failed.
-    Over,
+    /// Connect request sent; waits for Established.
+    Connect(Box<QueuePairParts>),
+    /// The link was returned, or the attempt has failed.
+    Finished,
 }
 
-/// What a connection is made of.
-struct Made {
+/// Verbs objects created before the connect request.
+struct QueuePairParts {
     queue_pair: QueuePair,
     queue: CompletionQueue,
     completions: CompletionChannel,
@@ -66,7 +66,7 @@ struct Made {
     device: Arc<Device>,
 }
 
-/// Whom it goes to, and by what.
+/// Connection manager objects and parameters of the attempt.
 struct Attempt {
     id: CmId,
     channel: CmChannel,
@@ -77,7 +77,7 @@ struct Attempt {
 const CONNECT: &str = "RDMA connect";
 
 impl RdmaOpening {
-    /// Begin to look for the address.
+    /// Starts the address resolution.
     pub(in super::super) fn begin(
         address: SocketAddr,
         options: &Options,
@@ -95,39 +95,39 @@ impl RdmaOpening {
         Ok(RdmaOpening { step: Step::Address, name, registration, attempt: Some(attempt) })
     }
 
-    /// What is waited for.
+    /// Name of the current step.
     pub(in super::super) fn name(&self) -> &'static str {
         match self.step {
             Step::Address => "RDMA address",
             Step::Route => "RDMA route",
-            Step::Connect(_) | Step::Over => CONNECT,
+            Step::Connect(_) | Step::Finished => CONNECT,
         }
     }
 
-    /// On, as far as it goes at once. The link when commands can be submitted.
+    /// Advances without blocking. Returns the link when commands can be submitted.
     pub(in super::super) fn step(&mut self) -> Result<Option<RdmaLink>, Error> {
         let wanted = match self.step {
             Step::Address => CmEventKind::AddressResolved,
             Step::Route => CmEventKind::RouteResolved,
             Step::Connect(_) => CmEventKind::Established,
-            Step::Over => return Ok(None),
+            Step::Finished => return Ok(None),
         };
         let name = self.name();
         let Some(attempt) = &self.attempt else { return Ok(None) };
         let Some(event) = attempt.event(name, wanted)? else { return Ok(None) };
-        match std::mem::replace(&mut self.step, Step::Over) {
+        match std::mem::replace(&mut self.step, Step::Finished) {
             Step::Address => {
                 attempt.id.resolve_route(attempt.timeout).map_err(attempt.failed("route"))?;
                 self.step = Step::Route;
             }
             Step::Route => self.step = Step::Connect(Box::new(attempt.connect(self.name)?)),
-            Step::Connect(made) => return self.establish(*made, &event),
-            Step::Over => {}
+            Step::Connect(parts) => return self.establish(*parts, &event),
+            Step::Finished => {}
         }
         Ok(None)
     }
 
-    fn establish(&mut self, made: Made, event: &CmEvent) -> Result<Option<RdmaLink>, Error> {
+    fn establish(&mut self, parts: QueuePairParts, event: &CmEvent) -> Result<Option<RdmaLink>, Error> {
         let Some(accept) = CmAccept::parse(&event.private_data) else {
             return Err(Error::Answer { step: CONNECT, what: "the target's private data is not NVMe's" });
         };
@@ -135,17 +135,17 @@ impl RdmaOpening {
             let what = "the target receives fewer commands than the queue holds";
             return Err(Error::Answer { step: CONNECT, what });
         }
-        let Made { queue_pair, queue, completions, memory, device } = made;
+        let QueuePairParts { queue_pair, queue, completions, memory, device } = parts;
         let Some(Attempt { id, channel, .. }) = self.attempt.take() else { return Ok(None) };
         let verbs = Verbs { queue_pair, queue, completions, memory, id, channel };
         Ok(Some(RdmaLink::new(verbs, &device, self.registration, self.name.depth)))
     }
 
-    /// Sleep until the next step may go on, at most `timeout`; it may return early.
+    /// Sleeps until the next step may make progress, at most `timeout`; it may return early.
     pub(in super::super) fn wait_io(&self, timeout: Duration) {
         let timeout = Timespec::try_from(timeout).ok();
         if let Some(attempt) = &self.attempt {
-            // An error ends the wait early; the next event says what it is.
+            // An error ends the wait early; the next step reports it.
             let _ = poll(&mut [PollFd::new(&attempt.channel, PollFlags::IN)], timeout.as_ref());
         }
     }
@@ -157,7 +157,7 @@ impl Attempt {
         move |source| Error::Rdma { address, step, source }
     }
 
-    /// The next event of the connection, if there is one; it is to be of this kind.
+    /// The next event of this connection, if any; an error unless it is of kind `wanted`.
     fn event(&self, step: &'static str, wanted: CmEventKind) -> Result<Option<CmEvent>, Error> {
         while let Some(event) = self.channel.next_event().map_err(self.failed(step))? {
             if event.id != self.id.token() {
@@ -168,37 +168,37 @@ impl Attempt {
         Ok(None)
     }
 
-    /// The route is known, and the device: make the queue pair, and ask the other side.
-    fn connect(&self, name: QueueName) -> Result<Made, Error> {
-        // A device may be newer than the list of the beginning.
+    /// After route resolution: creates the queue pair and sends the connect request.
+    fn connect(&self, name: QueueName) -> Result<QueuePairParts, Error> {
+        // The device may have been added after `begin`.
         let devices = Device::all().map_err(self.failed("devices"))?;
         let device = Arc::clone(self.id.device(&devices).ok_or(Error::NoRdma)?);
-        let made = self.make_queue_pair(device, name)?;
+        let parts = self.make_queue_pair(device, name)?;
         let entries = u32::from(name.depth) + 1;
         let request = CmRequest::new(name.qid, u16::try_from(entries).unwrap_or(u16::MAX), name.cntlid);
         let parameters = ConnectParams {
             private_data: request.as_bytes(),
-            // READs of the controller that are served at once; we do none.
-            responder_resources: made.device.limits().responder_resources,
+            // RDMA READs that the controller may have outstanding to this host. The host issues none.
+            responder_resources: parts.device.limits().responder_resources,
             ..ConnectParams::default()
         };
         self.id.connect(&parameters).map_err(self.failed("connect"))?;
-        Ok(made)
+        Ok(parts)
     }
 
-    /// What an event says that was not hoped for.
+    /// The error for an unexpected event.
     fn refusal(&self, step: &'static str, event: &CmEvent) -> Error {
         let address = self.address;
         if event.kind == CmEventKind::Rejected {
-            // No listener: the connection manager itself refuses, without NVMe's words.
+            // Without a listener the connection manager rejects, without NVMe private data.
             let why = match CmReject::parse(&event.private_data) {
-                _ if [REJECT_NO_SERVICE, REJECT_REFUSED].contains(&event.status) => RdmaRefusal::Nobody,
+                _ if [REJECT_NO_SERVICE, REJECT_REFUSED].contains(&event.status) => RdmaRefusal::NoListener,
                 Some(reject) => RdmaRefusal::Status(reject.status()),
                 None => RdmaRefusal::Other(event.status),
             };
             return Error::RdmaRefused { address, why };
         }
-        // A system's error; where there is none, that the target did not answer.
+        // A negative errno of the kernel; without one, "host unreachable".
         let errno = event.status.saturating_neg();
         let errno = if errno > 0 { errno } else { rustix::io::Errno::HOSTUNREACH.raw_os_error() };
         let verb = if event.kind == CmEventKind::AddressError {
@@ -211,15 +211,15 @@ impl Attempt {
         Error::Rdma { address, step, source: VerbsError { verb, errno } }
     }
 
-    /// Everything that the connection needs, with all receives posted.
-    fn make_queue_pair(&self, device: Arc<Device>, name: QueueName) -> Result<Made, Error> {
+    /// Creates the queue pair and its objects, and posts all receives.
+    fn make_queue_pair(&self, device: Arc<Device>, name: QueueName) -> Result<QueuePairParts, Error> {
         let limits = device.limits();
         let entries = u32::from(name.depth) + 1;
         let field = "commands outstanding of a queue (RDMA device)";
         Error::in_range(field, name.depth, 1_u16, limits.send_wr.saturating_sub(1))?;
         let send_wr = (entries + SEND_SPARE).min(limits.send_wr);
         let completions = CompletionChannel::new(&device).map_err(self.failed("completion channel"))?;
-        // Each queue of a thread on another vector: their sleepers are woken by different interrupts.
+        // Spreads the queues over completion vectors, so that different interrupts signal them.
         let vector = u32::from(name.qid) % limits.vectors.max(1);
         let queue = CompletionQueue::new(&device, send_wr + entries, vector, Some(&completions))
             .map_err(self.failed("completion queue"))?;
@@ -238,15 +238,15 @@ impl Attempt {
         let mut queue_pair = queue_pair;
         let receives = (0..entries).map(|index| (RECEIVE | u64::from(index), memory.reply_sge(index)));
         queue_pair.post_receives(receives).map_err(self.failed("receives"))?;
-        Ok(Made { queue_pair, queue, completions, memory, device })
+        Ok(QueuePairParts { queue_pair, queue, completions, memory, device })
     }
 
-    /// Memory for heads and replies, registered.
+    /// Allocates and registers memory for capsules and completion entries.
     fn make_memory(&self, device: &Arc<Device>, depth: u16, entries: u32) -> Result<Memory, Error> {
         let whole = |bytes: usize| u32::try_from(bytes.next_multiple_of(4096)).unwrap_or(u32::MAX);
         let heads = whole(usize::from(depth) * ENTRY_BYTES);
         let replies = whole(entries as usize * REPLY_STRIDE);
-        // Heads are longer than replies, always: zones ascend.
+        // Zone sizes of a pool must ascend, so the capsule zone is made larger.
         let heads = if heads == replies { heads + 4096 } else { heads };
         let zones =
             [ZoneSpec { buffer_bytes: replies, count: 1 }, ZoneSpec { buffer_bytes: heads, count: 1 }];

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use spindle_rdma::host::{Keys, Piece};
 use spindle_rdma::registration::{Cache, CacheError, Limits, Registrar};
 use spindle_rdma_verbs::{Access, Device, MemoryRegion, VerbsError};
-use spindle_reactor::mem::{Area, Buf, News, Watch, unmaps};
+use spindle_reactor::mem::{Area, Buf, NewUnmaps, Watch, unmaps};
 
-/// Registers with one device. A registration keeps its memory mapped, so that it never is of other pages than
-/// it says.
+/// Registers memory with one device. A registration keeps its memory mapped, so that its address range cannot
+/// be reused for other memory.
 #[derive(Debug)]
-struct Verbs(Arc<Device>);
+struct DeviceRegistrar(Arc<Device>);
 
-impl Registrar for Verbs {
+impl Registrar for DeviceRegistrar {
     type Region = MemoryRegion;
     type Memory = Option<Area>;
     type Error = VerbsError;
@@ -26,7 +26,7 @@ impl Registrar for Verbs {
         bytes: usize,
         is_writable: bool,
     ) -> Result<MemoryRegion, VerbsError> {
-        // The heap's: no device may have it.
+        // No area: heap memory, which is never registered.
         let Some(memory) = memory else { return Err(VerbsError { verb: VERB, errno: BAD_ADDRESS }) };
         let access = if is_writable {
             Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE
@@ -42,29 +42,29 @@ impl Registrar for Verbs {
     }
 }
 
-/// The registrations with one device that one thread has.
+/// Registrations of one thread with one device.
 #[derive(Debug)]
 pub(super) struct Registrations {
     device: Arc<Device>,
     limits: Limits,
-    cache: RefCell<Cache<Verbs>>,
+    cache: RefCell<Cache<DeviceRegistrar>>,
     unmaps: RefCell<Watch<'static>>,
 }
 
 thread_local! {
-    static KNOWN: RefCell<Vec<Weak<Registrations>>> = const { RefCell::new(Vec::new()) };
+    static REGISTRATIONS: RefCell<Vec<Weak<Registrations>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Registrations {
-    /// Those of this device on this thread, which go when the last link does.
+    /// The registrations of this thread with this device and these limits; dropped with the last link.
     pub(super) fn of(device: &Arc<Device>, limits: Limits) -> Rc<Registrations> {
-        KNOWN.with_borrow_mut(|known| {
+        REGISTRATIONS.with_borrow_mut(|known| {
             known.retain(|one| one.strong_count() > 0);
             let is_same = |one: &Rc<Registrations>| Arc::ptr_eq(&one.device, device) && one.limits == limits;
             if let Some(one) = known.iter().filter_map(Weak::upgrade).find(is_same) {
                 return one;
             }
-            let cache = RefCell::new(Cache::new(Verbs(Arc::clone(device)), limits));
+            let cache = RefCell::new(Cache::new(DeviceRegistrar(Arc::clone(device)), limits));
             let unmaps = RefCell::new(unmaps().watch());
             let one = Rc::new(Registrations { device: Arc::clone(device), limits, cache, unmaps });
             known.push(Rc::downgrade(&one));
@@ -72,7 +72,7 @@ impl Registrations {
         })
     }
 
-    /// A buffer as the device and the other side need it.
+    /// Registers a buffer, or finds its registrations. Returns its addresses and keys.
     #[inline]
     pub(super) fn acquire(&self, buf: &Buf) -> Result<Keys, VerbsError> {
         let mut cache = self.cache.borrow_mut();
@@ -91,20 +91,20 @@ impl Registrations {
         Ok(Keys::many(pieces))
     }
 
-    /// The buffer's command is over.
+    /// Releases a buffer's registrations after its command has completed.
     #[inline]
     pub(super) fn release(&self, keys: &Keys) {
         let mut cache = self.cache.borrow_mut();
         keys.pieces().iter().for_each(|piece| cache.release(piece.lease));
     }
 
-    /// Once a turn, when the commands are on their way. What is not needed any more (its pool is gone) is let
-    /// go here: a registration keeps its memory mapped, so that a lookup cannot find another's.
+    /// Called once per turn, after sending. Removes registrations of dropped pools: a registration keeps its
+    /// memory mapped, so a lookup cannot find another area at the same address.
     #[inline]
     pub(super) fn tidy(&self) {
         let mut cache = self.cache.borrow_mut();
-        let news = self.unmaps.borrow_mut().news(|range| cache.invalidate(range.start, range.len()));
-        if news == News::Everything {
+        let news = self.unmaps.borrow_mut().visit_new(|range| cache.invalidate(range.start, range.len()));
+        if news == NewUnmaps::Everything {
             cache.invalidate(0, usize::MAX);
         }
         cache.tidy();
@@ -112,7 +112,12 @@ impl Registrations {
 }
 
 #[inline]
-fn piece(cache: &mut Cache<Verbs>, buf: &Buf, address: usize, bytes: usize) -> Result<Piece, VerbsError> {
+fn piece(
+    cache: &mut Cache<DeviceRegistrar>,
+    buf: &Buf,
+    address: usize,
+    bytes: usize,
+) -> Result<Piece, VerbsError> {
     let lease = cache.acquire(address, bytes, buf.is_writable(), || area(buf, address));
     let lease = lease.map_err(|error| match error {
         CacheError::Register(error) => error,
@@ -131,7 +136,7 @@ const VERB: &str = "ibv_reg_mr";
 const NO_MEMORY: i32 = rustix::io::Errno::NOMEM.raw_os_error();
 const BAD_ADDRESS: i32 = rustix::io::Errno::FAULT.raw_os_error();
 
-/// Where an address of a buffer lies: blocks of a RAM disk that were never written are not in its memory.
+/// The area of an address of a buffer. Unwritten blocks of a RAM disk are in the shared area of zeroes.
 #[cold]
 fn area(buf: &Buf, address: usize) -> Option<Area> {
     let zeroes = Area::zeroes();
@@ -139,7 +144,7 @@ fn area(buf: &Buf, address: usize) -> Option<Area> {
     if (begin..begin + zeroes.bytes()).contains(&address) { Some(zeroes) } else { buf.area() }
 }
 
-/// The pieces of a buffer, with neighbours joined.
+/// Address and length of a buffer's segments, adjacent segments merged.
 #[cold]
 fn joined(buf: &Buf) -> Vec<(usize, usize)> {
     let mut pieces: Vec<(usize, usize)> = Vec::new();

@@ -1,17 +1,17 @@
-//! [`RdmaLink`]: a queue pair and the host's end of NVMe/RDMA, joined.
+//! [`RdmaLink`]: a queue pair with the host side of the NVMe/RDMA protocol.
 //!
 //! A turn posts everything that is queued with one doorbell, takes the completions, posts the receives again,
-//! and hands on what came of it:
+//! and reports the resulting events:
 //!
 //! ```text
 //!   next_work.. ─ SEND (inline where the device does it) ─ doorbell     poll ─┬ RECV ─> received ─┐
 //!   acquire: registration of the caller's buffer, mostly kept                 └ SEND ─> completed ┴─> events
 //! ```
-//! What comes back from the device is a receive's number, or a command's chain with its generation.
+//! The ID of a work completion is the number of a receive, or a command's chain with its generation.
 //!
-//! The head memory is written again when its entry is: see `spindle_rdma::host` for why that is allowed.
-//! Nothing here reads or writes a buffer while its command is outstanding; it is given back when the command
-//! is over, or the queue pair is destroyed.
+//! The memory of a command capsule is reused with its entry: `spindle_rdma::host` explains why that is
+//! allowed. A buffer is not accessed while its command is outstanding; it is returned when the command has
+//! completed or the queue pair is destroyed.
 
 mod connect;
 mod memory;
@@ -44,28 +44,28 @@ use crate::qpair::Refusal;
 pub(super) use connect::RdmaOpening;
 use memory::Registrations;
 
-/// Bytes of a completion queue entry, and the distance of two: one to a cache line, so that the device does
-/// not write where the core reads.
+/// Bytes of a received completion queue entry, and the distance between two: one per cache line, so that the
+/// device does not write to a line that the core reads.
 const REPLY_BYTES: u32 = 16;
 const REPLY_STRIDE: usize = 64;
-/// Of a work request's number: it is a receive.
+/// Bit of a work request ID: a receive.
 const RECEIVE: u64 = 1 << 63;
-/// Of a send's number: it was signalled.
+/// Bit of a work request ID: a signalled send.
 const SIGNALLED: u64 = 1 << 32;
-/// Batches of completions that one turn takes at most: a queue is not to starve its neighbours.
+/// Most batches of completions per turn, so that other queues of the thread get their share.
 const POLLS_MAX: usize = 4;
-/// How often the connection manager is asked whether the connection has ended: a system call.
-const LOOK_PERIOD: Nanos = Nanos::from_ms(1);
-/// Pieces of one SEND.
+/// Period of polling the connection manager for a disconnect; each poll is a system call.
+const CM_POLL_PERIOD: Nanos = Nanos::from_ms(1);
+/// Most scatter/gather elements of one SEND.
 const PIECES_MAX: usize = 16;
 
-/// Memory of a queue pair.
+/// Registered memory of a queue pair: capsules and completion entries.
 #[derive(Debug)]
 struct Memory {
     region: MemoryRegion,
-    /// By CID.
+    /// Command capsules, by CID.
     heads: Buf,
-    /// By the number of the receive.
+    /// Completion queue entries, by number of the receive.
     replies: Buf,
 }
 
@@ -80,7 +80,7 @@ impl Memory {
     }
 }
 
-/// A connection's verbs. The queue pair goes first: what is below it is used by it.
+/// Verbs objects of a connection, in drop order: the queue pair uses the objects after it.
 #[derive(Debug)]
 struct Verbs {
     queue_pair: QueuePair,
@@ -91,18 +91,18 @@ struct Verbs {
     channel: CmChannel,
 }
 
-/// A connection.
+/// An NVMe/RDMA connection of one queue.
 #[derive(Debug)]
 pub(crate) struct RdmaLink {
-    /// `None`: it has ended, and the queue pair is gone.
+    /// `None` after the end, when the queue pair was destroyed.
     verbs: Option<Verbs>,
     conn: Conn,
     registrations: Rc<Registrations>,
-    /// Why it ended, where that was seen here.
+    /// Reason of the end, if this side caused or detected it.
     cause: Option<Loss>,
-    /// The next completion will be told.
+    /// The completion queue is armed: the next completion raises an event.
     is_armed: bool,
-    next_look: Nanos,
+    next_cm_poll: Nanos,
 }
 
 impl RdmaLink {
@@ -119,11 +119,10 @@ impl RdmaLink {
             registrations: Registrations::of(device, registration),
             cause: None,
             is_armed: false,
-            next_look: Nanos::ZERO,
+            next_cm_poll: Nanos::ZERO,
         }
     }
 
-    /// Queue a command.
     #[inline]
     pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
         if !self.conn.is_open() {
@@ -164,12 +163,12 @@ impl RdmaLink {
         self.conn.is_open()
     }
 
-    /// What the controller takes.
+    /// Sets the limits from Identify Controller: bytes of in-capsule data and number of SGL descriptors.
     pub(super) fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
         self.conn.set_offered(in_capsule_bytes, descriptors);
     }
 
-    /// Post what is queued, with one doorbell.
+    /// Posts queued work with one doorbell.
     #[inline]
     pub(super) fn send(&mut self) {
         if self.conn.has_queued()
@@ -186,7 +185,7 @@ impl RdmaLink {
         let inline_bytes = queue_pair.inline_bytes() as usize;
         let mut batch = queue_pair.batch();
         while let Some(Work { chain, is_signalled, op }) = conn.next_work() {
-            // A host only sends.
+            // The host side posts only SENDs.
             let Op::Send { head, head_bytes, local, .. } = op else { continue };
             let signalled = if is_signalled { SIGNALLED } else { 0 };
             let id = u64::from(chain.to_wire()) | signalled;
@@ -212,7 +211,7 @@ impl RdmaLink {
                     bytes: piece.bytes,
                     key: piece.local_key,
                 };
-                // The connection knows how many a SEND may have.
+                // `conn` limits the pieces to `max_sge`.
                 pieces.extend(keys.iter().map(sge).take(PIECES_MAX - 1));
             }
             batch.add(id, is_signalled, Operation::Send, SendData::Local(&pieces))?;
@@ -220,28 +219,28 @@ impl RdmaLink {
         batch.submit()
     }
 
-    /// Send, take completions, and tell what came of it, each with whether the connection was open. True when
-    /// anything came.
+    /// Sends, takes completions, and reports each event with whether the connection was open. True when there
+    /// was any completion, or the connection ended.
     #[inline]
     pub(super) fn turn(&mut self, now: Nanos, mut on_event: impl FnMut(LinkEvent, bool)) -> bool {
         self.send();
         let mut has_come = self.take_completions();
-        if now >= self.next_look {
-            self.next_look = now + LOOK_PERIOD;
-            self.look();
+        if now >= self.next_cm_poll {
+            self.next_cm_poll = now + CM_POLL_PERIOD;
+            self.poll_cm();
         }
         if has_come || !self.conn.is_open() {
             while let Some(event) = self.conn.next_event() {
-                self.tell(event, &mut on_event);
+                self.emit(event, &mut on_event);
             }
-            // What waited for room in the send queue may have it now.
+            // Completions may have freed send queue entries for waiting work.
             self.send();
         }
         if !self.conn.is_open() && self.verbs.is_some() {
             has_come = true;
             self.tear_down();
             while let Some(event) = self.conn.next_event() {
-                self.tell(event, &mut on_event);
+                self.emit(event, &mut on_event);
             }
         }
         self.registrations.tidy();
@@ -249,7 +248,7 @@ impl RdmaLink {
     }
 
     #[inline]
-    fn tell(&self, event: HostEvent, on_event: &mut impl FnMut(LinkEvent, bool)) {
+    fn emit(&self, event: HostEvent, on_event: &mut impl FnMut(LinkEvent, bool)) {
         let event = match event {
             HostEvent::Completed { cid, cqe, buf, result } => {
                 let buf = buf.map(|Registered { buf, keys }| {
@@ -264,7 +263,7 @@ impl RdmaLink {
         on_event(event, self.conn.is_open());
     }
 
-    /// True when there were any.
+    /// Handles work completions. True when there were any.
     #[inline]
     fn take_completions(&mut self) -> bool {
         let RdmaLink { verbs: Some(verbs), conn, cause, .. } = self else { return false };
@@ -273,7 +272,7 @@ impl RdmaLink {
         for _ in 0..POLLS_MAX {
             let mut again = ArrayVec::<(u64, Sge), POLL_BATCH>::new();
             let count = queue.poll(|completion| {
-                if let Some(index) = take(conn, memory, completion, cause) {
+                if let Some(index) = on_work_completion(conn, memory, completion, cause) {
                     again.push((completion.id, memory.reply_sge(index)));
                 }
             });
@@ -295,9 +294,9 @@ impl RdmaLink {
         has_come
     }
 
-    /// What the connection manager has to tell.
+    /// Handles an event of the connection manager.
     #[cold]
-    fn look(&mut self) {
+    fn poll_cm(&mut self) {
         let Some(verbs) = &self.verbs else { return };
         let event = match verbs.channel.next_event() {
             Ok(None) => return,
@@ -314,7 +313,7 @@ impl RdmaLink {
         }
     }
 
-    /// End it at once; every command is told in the next turn.
+    /// Aborts the connection; the next turn reports all commands.
     #[cold]
     pub(super) fn fail(&mut self, loss: Loss) {
         if self.conn.is_open() {
@@ -323,11 +322,11 @@ impl RdmaLink {
         }
     }
 
-    /// Say goodbye, and destroy the queue pair. The device touches no buffer afterwards.
+    /// Disconnects and destroys the queue pair. The device accesses no buffer afterwards.
     #[cold]
     fn tear_down(&mut self) {
         if let Some(verbs) = self.verbs.take() {
-            // Fails where the other side was first.
+            // Fails if the target has disconnected already.
             let _ = verbs.id.disconnect();
         }
         self.is_armed = false;
@@ -337,7 +336,7 @@ impl RdmaLink {
     fn loss(&self, cause: CloseCause) -> Loss {
         match (self.cause, cause) {
             (_, CloseCause::Violation(violation)) => Loss::RdmaViolation(violation),
-            // What is flushed says that the queue pair was in its error state, not why.
+            // A flushed completion shows the error state of the queue pair, not its cause.
             (Some(Loss::Work(WcStatus::FLUSHED)), _) | (None, CloseCause::ByPeer) => Loss::ByPeer,
             (Some(loss), _) => loss,
             (None, CloseCause::Requested) => Loss::Requested,
@@ -345,7 +344,7 @@ impl RdmaLink {
         }
     }
 
-    /// Have the next completion told.
+    /// Arms the completion queue: the next completion raises an event.
     fn arm(&mut self) {
         let Some(verbs) = &mut self.verbs else { return };
         if self.is_armed {
@@ -357,8 +356,8 @@ impl RdmaLink {
         }
     }
 
-    /// Sleep until something comes or `waker` is raised. The first call only arms: what came before is to be
-    /// looked for.
+    /// Sleeps until a completion arrives or `waker` is raised. The first call only arms and returns:
+    /// completions may have arrived before.
     pub(super) fn wait_io(&mut self, timeout: Duration, waker: Option<&Waker>) {
         if !self.is_armed {
             return self.arm();
@@ -367,7 +366,7 @@ impl RdmaLink {
         let timeout = Timespec::try_from(timeout).ok();
         let completions = PollFd::new(&verbs.completions, PollFlags::IN);
         let channel = PollFd::new(&verbs.channel, PollFlags::IN);
-        // A signal or an error ends the wait early; the next turn sees what there is.
+        // A signal or an error ends the wait early; the next turn handles it.
         let _ = match waker {
             Some(waker) => {
                 poll(&mut [completions, channel, PollFd::new(waker, PollFlags::IN)], timeout.as_ref())
@@ -377,27 +376,32 @@ impl RdmaLink {
         if verbs.completions.take_events(&verbs.queue) > 0 {
             self.is_armed = false;
         }
-        // The connection manager may have something to tell as well.
-        self.next_look = Nanos::ZERO;
+        // The wait may have ended by an event of the connection manager: poll it in the next turn.
+        self.next_cm_poll = Nanos::ZERO;
     }
 }
 
 impl Drop for RdmaLink {
-    /// Buffers that are outstanding go after the queue pair, and their registrations are given back.
+    /// Releases outstanding buffers and their registrations after the queue pair was destroyed.
     fn drop(&mut self) {
         self.fail(Loss::Requested);
         if self.verbs.is_some() {
             self.tear_down();
         }
         while let Some(event) = self.conn.next_event() {
-            self.tell(event, &mut |_, _| {});
+            self.emit(event, &mut |_, _| {});
         }
     }
 }
 
-/// One completion; the number of the receive that is to be posted again.
+/// Handles a work completion. Returns the number of a receive to post again.
 #[inline]
-fn take(conn: &mut Conn, memory: &Memory, it: WorkCompletion, cause: &mut Option<Loss>) -> Option<u32> {
+fn on_work_completion(
+    conn: &mut Conn,
+    memory: &Memory,
+    it: WorkCompletion,
+    cause: &mut Option<Loss>,
+) -> Option<u32> {
     if !it.is_ok && conn.is_open() && (cause.is_none() || *cause == Some(Loss::Work(WcStatus::FLUSHED))) {
         *cause = Some(Loss::Work(it.status));
     }
@@ -412,7 +416,7 @@ fn take(conn: &mut Conn, memory: &Memory, it: WorkCompletion, cause: &mut Option
         conn.end(CloseCause::Failed);
         return None;
     }
-    // The device has written its part of the memory, and goes on with others: only this part is read.
+    // The device may be writing other entries, so only this entry is read.
     let mut reply = [0; REPLY_BYTES as usize];
     memory.replies.copy_out(low as usize * REPLY_STRIDE, &mut reply);
     conn.received(reply.get(..it.bytes as usize).unwrap_or_default());

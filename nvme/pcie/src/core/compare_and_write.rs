@@ -1,28 +1,27 @@
-//! [`GuardView`]: what a core knows of its namespace's guard, and its compare-and-writes.
+//! [`GuardView`]: one core's view of its namespace's guard, and its compare-and-writes.
 //!
-//! A drive's own fused commands are not used: few drives have them. The guard (`spindle_disk::guard`) keeps
-//! every core's other writes off one block while the core that holds it reads, compares and writes.
+//! A drive's fused commands are not used: few drives have them. The guard (`spindle_disk::guard`) excludes
+//! all other writes of one block, on every core, while its owner reads, compares and writes.
 //!
 //! ```text
-//!   queued ─── the guard is free: hold ────> clearing ── every core is clear ──> read ── differs ──> Done
+//!   queued ─── guard free: take it ────────> clearing ── all cores answered ───> read ── differs ──> Done
 //!                                                                                 └─ equal ── write ──> Done
 //! ```
 //!
-//! A command costs nothing for it. A core looks once a poll whether another guard is published (one load of a
-//! word that rarely changes). What it has begun before that it has not answered for; from then on, until the
-//! guard goes, it begins nothing between polls (its `limit` is 0, as where it serves sharers) and in a poll
-//! nothing that changes the guarded block. It answers when nothing of that kind is begun any more, on the
-//! drive or to be repeated there. So the holder of the guard waits for one poll of each core that works.
+//! Other commands do not pay for it. Once in each poll a core checks whether the guard has changed (one load
+//! of a word that rarely changes). From then until the guard is released it submits nothing between polls
+//! (`limit` is 0, as with sharers), and in a poll nothing that changes the guarded block. It answers the
+//! guard once none of its commands, at the drive or queued for a retry, changes that block. So the guard's
+//! owner waits for one poll of each working core.
 //!
-//! A core that had nothing to do in a poll *rests*: its line at the guard says that nothing is in flight, so
-//! no holder waits for it, whether it sleeps or hangs. It begins nothing before it has said that this is over
-//! and looked at the guard, in that order.
+//! A core without work in a poll *rests*: its entry in the guard says that nothing is in flight, so no owner
+//! waits for it, whether it sleeps or hangs. Before its next command it ends the rest and then reads the
+//! guard, in this order.
 //!
-//! What ends it: a core whose writes do not end, as one that hangs, is waited for twice as long as a command
-//! may take; then the compare-and-write fails, and the guard goes. After a reset what was being read or
-//! written for it is repeated as any command, with the guard held. One whose submitter is gone is not
-//! written. What a core leaves with the drive when it is dropped keeps its place at the guard until the
-//! drive's queue is deleted: [`Left`].
+//! Limits: if a core's writes do not end within twice the time limit of a command, the compare-and-write
+//! fails and the guard is released. After a reset its read or write is repeated as any command, and the
+//! guard stays taken. If its submitter has ended, nothing is written. A core that is dropped with commands
+//! in flight keeps its entry in the guard until the drive's queue is deleted: [`OrphanedGuard`].
 
 use std::sync::Arc;
 
@@ -35,22 +34,22 @@ use super::{NvmeCore, Request};
 use crate::core_queue::QueueCommand;
 use crate::entry::Task;
 
-/// What a core knows of its namespace's guard, and its compare-and-writes. See the module.
+/// One core's view of its namespace's guard, and its compare-and-writes.
 pub(super) struct GuardView {
     pub(super) pairs: CompareAndWriteQueue,
-    /// The guard's generation at the last look.
-    seen: u64,
-    /// The guard that was published then.
+    /// The guard's generation when `guarded` was read.
+    generation: u64,
+    /// The guarded block; `None` without a guard.
     guarded: Option<Guarded>,
-    /// Not at rest: commands may be begun.
+    /// False while the core is at rest: it must not submit before `wake`.
     is_awake: bool,
 }
 
 impl GuardView {
     pub(super) fn new(participant: GuardParticipant) -> GuardView {
         let pairs = CompareAndWriteQueue::new(participant);
-        let mut view = GuardView { pairs, seen: 0, guarded: None, is_awake: false };
-        view.look();
+        let mut view = GuardView { pairs, generation: 0, guarded: None, is_awake: false };
+        view.refresh();
         view
     }
 
@@ -58,20 +57,20 @@ impl GuardView {
         self.pairs.participant()
     }
 
-    /// Another guard is published than at the last look, or none any more.
+    /// True if the guard has changed since `guarded` was read.
     #[inline]
     pub(super) fn has_changed(&self) -> bool {
-        self.participant().generation() != self.seen
+        self.participant().generation() != self.generation
     }
 
-    /// The generation first: should another come in between, the next look finds that it has.
-    fn look(&mut self) {
-        self.seen = self.participant().generation();
+    /// Reads the generation first: if the guard changes in between, the next `has_changed` is true.
+    fn refresh(&mut self) {
+        self.generation = self.participant().generation();
         self.guarded = self.participant().guarded();
     }
 
-    /// A turn is a usual one: what comes may be begun as it comes.
-    fn is_usual(&self) -> bool {
+    /// True if commands may be submitted between polls.
+    fn is_clear(&self) -> bool {
         self.is_awake && self.guarded.is_none() && self.pairs.is_empty()
     }
 
@@ -79,23 +78,23 @@ impl GuardView {
         if !self.is_awake {
             self.is_awake = true;
             self.participant().enter_all();
-            self.look();
+            self.refresh();
         }
     }
 }
 
-/// How a compare-and-write ends.
 fn done(pair: CompareAndWrite, result: Result<(), DiskError>) -> Done {
     Done { token: pair.token, result, buf: pair.data }
 }
 
-/// What a core that is dropped leaves at the guard while the drive may still write for it.
-pub(crate) struct Left {
+/// Guard participation of a dropped core with commands in flight. Kept until the drive cannot write for that
+/// core any more.
+pub(crate) struct OrphanedGuard {
     participant: Arc<GuardParticipant>,
     hold: Option<Hold>,
 }
 
-impl Drop for Left {
+impl Drop for OrphanedGuard {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take() {
             self.participant.release(hold);
@@ -104,7 +103,6 @@ impl Drop for Left {
 }
 
 impl NvmeCore {
-    /// See [`Disk::compare_and_write`].
     #[cold]
     pub(super) fn submit_compare_and_write(
         &mut self,
@@ -115,7 +113,7 @@ impl NvmeCore {
     ) -> Option<Done> {
         let bytes = 1 << self.rules().shift;
         let is_one_block = range.blocks == 1 && expected.len() == bytes && data.len() == bytes;
-        let error = if let Some(error) = self.absence() {
+        let error = if let Some(error) = self.absence_error() {
             Some(error)
         } else if !self.geometry().can_compare_and_write {
             Some(DiskError::WriteProtected)
@@ -133,31 +131,31 @@ impl NvmeCore {
         None
     }
 
-    /// Commands that may be begun between polls: none where a turn is not the usual one.
+    /// `limit` between polls: 0 unless the queue command is `Go`, there are no sharers and the guard is
+    /// clear.
     pub(super) fn limit_between(&self) -> usize {
-        let is_usual =
-            self.word.order() == QueueCommand::Go && self.shared_queue.is_none() && self.guard.is_usual();
+        let is_clear = self.word.queue_command() == QueueCommand::Go
+            && self.shared_queue.is_none()
+            && self.guard.is_clear();
         let depth = self.setup.as_ref().map_or(0, |setup| setup.queue.layout().depth());
-        if is_usual { usize::from(depth) } else { 0 }
+        if is_clear { usize::from(depth) } else { 0 }
     }
 
-    /// Another guard is published, or none any more.
     #[cold]
     #[inline(never)]
-    pub(super) fn look_at_guard(&mut self) {
-        self.guard.look();
+    pub(super) fn refresh_guard(&mut self) {
+        self.guard.refresh();
         self.limit = self.limit_between();
     }
 
-    /// A command has come, which may be begun at once although the core was at rest.
+    /// Ends the rest of a core, so that the command just submitted can start in this turn.
     pub(super) fn wake_for_command(&mut self) {
-        if !self.guard.is_awake && self.word.order() == QueueCommand::Go {
+        if !self.guard.is_awake && self.word.queue_command() == QueueCommand::Go {
             self.guard.wake();
             self.limit = self.limit_between();
         }
     }
 
-    /// Nothing is begun or waits.
     fn is_idle(&self) -> bool {
         self.commands.len() == 0
             && self.requests.is_empty()
@@ -165,7 +163,7 @@ impl NvmeCore {
             && self.guard.pairs.is_empty()
     }
 
-    /// No holder has to wait for this core, if there is nothing to wait for.
+    /// Leaves the guard if the core is idle, so that no holder waits for it.
     #[cold]
     #[inline(never)]
     pub(super) fn rest(&mut self) {
@@ -176,19 +174,20 @@ impl NvmeCore {
         }
     }
 
-    /// Says that nothing that was begun here changes the guarded block, when that is so.
+    /// Answers the guard once no command or begun request of this core changes the guarded block.
     pub(super) fn answer_guard(&mut self) {
         let is_new = |guarded: &Guarded| !self.guard.participant().has_answered(*guarded);
         let Some(guarded) = self.guard.guarded.filter(is_new) else { return };
         let mut whole = self.commands.iter().filter(|command| command.request.is_none());
-        let is_changing = whole.any(|command| Task::Op(command.op).changes() && guarded.is_in(command.range))
-            || self.requests.iter().any(|(_, request)| request.is_kept_off(guarded));
+        let is_changing = whole
+            .any(|command| Task::Op(command.op).changes_blocks() && guarded.is_in(command.range))
+            || self.requests.iter().any(|(_, request)| request.conflicts_with(guarded));
         if !is_changing {
             self.guard.participant().answer(guarded);
         }
     }
 
-    /// The core may begin something in this turn.
+    /// Ends the rest of a core that has requests. Returns whether the core is awake.
     pub(super) fn wake_for_turn(&mut self) -> bool {
         if !self.guard.is_awake && !self.is_idle() {
             self.guard.wake();
@@ -196,25 +195,25 @@ impl NvmeCore {
         self.guard.is_awake
     }
 
-    /// Begin what waits, as far as there is room and the guard lets it.
-    pub(super) fn step_apart(&mut self) {
-        let Some(guarded) = self.guard.guarded else { return self.step_waiting() };
-        if !self.step_begun() {
+    /// As `submit_waiting`, without pending requests that change the guarded block.
+    pub(super) fn submit_guarded(&mut self) {
+        let Some(guarded) = self.guard.guarded else { return self.submit_waiting() };
+        if !self.submit_begun() {
             return;
         }
-        // All the way round: the others keep their order.
+        // Visits every entry once, so that the skipped requests keep their order.
         for _ in 0..self.pending.len() {
             let Some(request) = self.pending.pop_front() else { break };
             let has_room = self.requests.len() < self.requests_max && self.has_room();
-            if has_room && !request.is_kept_off(guarded) {
-                self.begin(request);
+            if has_room && !request.conflicts_with(guarded) {
+                self.begin_request(request);
             } else {
                 self.pending.push_back(request);
             }
         }
     }
 
-    /// The next step of a compare-and-write of which the drive has nothing.
+    /// Takes the guard for the next compare-and-write, starts its read, or fails it at its time limit.
     pub(super) fn step_compare_and_write(&mut self) {
         if self.guard.pairs.is_empty() {
             return;
@@ -222,37 +221,38 @@ impl NvmeCore {
         self.guard.pairs.hold_next();
         if let Some(read) = self.guard.pairs.begin_read() {
             let done = self.start_compare_and_write(false, read);
-            return self.ready.extend(done);
+            return self.finished.extend(done);
         }
-        // A write that has to be aborted, and one that costs a reset, have ended by then.
+        // Twice the limit covers a write that is aborted and one that ends with a reset.
         let (now, most) = (self.word.tick(), self.shared.limits().command_ticks.saturating_mul(2));
         let is_over = |pair: &CompareAndWrite| now.wrapping_sub(pair.since) > most;
         while let Some(pair) = self.guard.pairs.take_where(is_over) {
             let (drive, core) = (&self.shared.address, self.core_queue.core);
             tracing::warn!(%drive, core, "a compare-and-write fails: writes to its block do not end");
-            self.ready.push_back(done(pair, Err(DiskError::Internal)));
+            self.finished.push_back(done(pair, Err(DiskError::Internal)));
         }
     }
 
-    /// The block is to be read or written, before anything else.
+    /// Queues the read or write of a compare-and-write before all other requests.
     fn start_compare_and_write(
         &mut self,
         is_write: bool,
         (token, range, buf): (Token, BlockRange, Buf),
     ) -> Option<Done> {
         let (task, lba, buf) = (Task::CompareAndWrite { is_write }, range.lba, Some(buf));
-        let request = Request { token, task, left: range, lba, buf, outstanding: 0, result: Ok(()) };
+        let request = Request { token, task, remaining: range, lba, buf, outstanding: 0, result: Ok(()) };
         match self.requests.insert(request) {
             Ok(slot) => {
                 self.partial.push_front(slot);
                 None
             }
-            // There is room for it, by their numbers.
+            // Does not happen: `requests` reserves one slot for it.
             Err(_) => self.finish_compare_and_write(None, Err(DiskError::Internal)),
         }
     }
 
-    /// The block was read or written, or not.
+    /// After the read: starts the write, or ends with `CompareDiffers`. After the write, or on failure: ends
+    /// it.
     #[cold]
     pub(super) fn end_compare_and_write(
         &mut self,
@@ -266,40 +266,41 @@ impl NvmeCore {
                 None => self.finish_compare_and_write(None, Err(DiskError::CompareDiffers)),
             };
         }
-        // What a drive says of a read or a write is not what we say of the pair.
+        // A drive's Compare Failure for a plain read or write must not be reported as a difference.
         let is_strange = result == Err(DiskError::CompareDiffers);
         let result = if is_strange { Err(DiskError::Internal) } else { result };
         self.finish_compare_and_write(request.buf.filter(|_| is_write), result)
     }
 
-    /// The active one has ended: the guard goes.
+    /// Ends the active compare-and-write and releases the guard.
     fn finish_compare_and_write(&mut self, data: Option<Buf>, result: Result<(), DiskError>) -> Option<Done> {
         self.guard.pairs.finish(data).map(|pair| done(pair, result))
     }
 
-    /// Those of which the drive has nothing end so: all, or those of `owner`.
+    /// Ends with `error` all queued compare-and-writes without a command at the drive; only `owner`'s if
+    /// given.
     pub(super) fn end_compare_and_writes(&mut self, owner: Option<Owner>, error: DiskError) {
         let is_over = |pair: &CompareAndWrite| owner.is_none_or(|owner| pair.token.owner() == owner);
         while let Some(pair) = self.guard.pairs.take_where(is_over) {
-            self.ready.push_back(done(pair, Err(error)));
+            self.finished.push_back(done(pair, Err(error)));
         }
     }
 
-    /// The core is dropped with commands at the drive.
-    pub(super) fn leave_at_guard(&mut self) {
+    /// Hands the guard participation of a core that is dropped with commands in flight to the core queue.
+    pub(super) fn hand_over_guard(&mut self) {
         let (participant, hold) = (Arc::clone(self.guard.pairs.participant()), self.guard.pairs.take_hold());
-        self.core_queue.keep(Left { participant, hold });
+        self.core_queue.keep_orphaned(OrphanedGuard { participant, hold });
     }
 }
 
 impl Request {
-    /// It changes the guarded block, and is not what the guard is for.
-    fn is_kept_off(&self, guarded: Guarded) -> bool {
-        if !self.task.changes() {
+    /// True if the request changes the guarded block and is not the guard's own write.
+    fn conflicts_with(&self, guarded: Guarded) -> bool {
+        if !self.task.changes_blocks() {
             return false;
         }
-        // What is left ends where all of it does, also when nothing is.
-        let blocks = (self.left.lba + u64::from(self.left.blocks)).saturating_sub(self.lba);
+        // `remaining` ends where the request ends, also with 0 blocks.
+        let blocks = (self.remaining.lba + u64::from(self.remaining.blocks)).saturating_sub(self.lba);
         guarded.is_in(BlockRange { lba: self.lba, blocks: u32::try_from(blocks).unwrap_or(u32::MAX) })
     }
 }

@@ -1,5 +1,4 @@
-//! From a controller in any state to one that is enabled and known: [`Life::bring_up`] (Base 2.0 section
-//! 3.5.1).
+//! Enables and identifies a controller in any state: [`ManagerTask::bring_up`] (Base 2.0 section 3.5.1).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use nvme_spec::register::{self, Aqa, Cap, Cc, Csts};
 use nvme_spec::sqe::Sqe;
 use nvme_spec::zerocopy::IntoBytes;
 
-use super::{Life, SLACK, Trouble, look, look_ready};
+use super::{ManagerError, ManagerTask, TIMEOUT_SLACK, check_ready, check_status};
 use crate::admin::Admin;
 use crate::bar::Bar;
 use crate::dma::{DmaMemory, PAGE_BYTES};
@@ -23,10 +22,9 @@ use crate::quirks::Quirks;
 use crate::rules::{Namespace, Rules};
 use crate::shared::DriveFacts;
 
-/// Namespaces of a drive that are looked at.
+/// Namespaces of a drive that are identified; more are ignored.
 const NAMESPACES_MAX: usize = 128;
 
-/// An enabled controller.
 pub(super) struct Controller {
     pub(super) admin: Admin,
     pub(super) bar: Bar,
@@ -38,43 +36,46 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    /// It takes SGLs as its data pointers.
+    /// True if I/O commands may use SGLs.
     pub(super) fn has_sgls(&self) -> bool {
         Sgls::from(self.id.sgls).support() != 0 && !self.quirks.has_bad_sgls
     }
 }
 
-impl Life {
-    /// Enable the controller, and learn what it is.
-    pub(super) async fn bring_up(&mut self, function: &Arc<dyn Function>) -> Result<Controller, Trouble> {
+impl ManagerTask {
+    /// Enables and identifies the controller, and sets the number of queues, shadow doorbells and events.
+    pub(super) async fn bring_up(
+        &mut self,
+        function: &Arc<dyn Function>,
+    ) -> Result<Controller, ManagerError> {
         let bar = function.bar();
         let cap = Cap::from_bits(bar.read64(register::CAP.into()));
         if cap.into_bits() == u64::MAX {
-            return Err(Trouble::Gone);
+            return Err(ManagerError::Gone);
         }
         check_cap(cap)?;
         check_doorbells(&bar, cap)?;
         let admin = Admin::new(function.as_ref(), bar.clone(), cap.dstrd())?;
-        self.told_of.push(Arc::clone(admin.memory()));
+        self.controller_memory.push(Arc::clone(admin.memory()));
         self.enable(&bar, function, cap, &admin).await?;
         let quirks = self.quirks(function);
         let mut controller =
             Controller { admin, bar, cap, id: Box::default(), shadow: None, queue_pairs: 0, quirks };
         let sqe = Sqe::identify(0, Cns::CONTROLLER, 0, 0);
-        self.ask(function, &controller, sqe, "Identify Controller").await?;
+        self.command_with_data(function, &controller, sqe, "Identify Controller").await?;
         controller.admin.data(controller.id.as_mut_bytes());
         check_entries(&controller.id)?;
         let mut nvm: Box<IdentifyControllerNvm> = Box::default();
         let sqe = Sqe::identify_csi(0, Cns::CSI_CONTROLLER, 0, Csi::NVM);
-        // Base 1.4 and before do not know it, and have no such limits.
-        match self.ask(function, &controller, sqe, "Identify Controller (NVM)").await {
+        // Base 1.4 and older refuse this CNS and have no such limits.
+        match self.command_with_data(function, &controller, sqe, "Identify Controller (NVM)").await {
             Ok(_) => controller.admin.data(nvm.as_mut_bytes()),
-            Err(Trouble::Refused { .. }) => {}
+            Err(ManagerError::Refused { .. }) => {}
             Err(other) => return Err(other),
         }
         self.number_of_queues(function, &mut controller).await?;
         let found = self.namespaces(function, &controller, &nvm).await?;
-        self.keep(&controller, found)?;
+        self.store_identity(&controller, found)?;
         self.shadow_doorbells(function, &mut controller).await?;
         self.events(function, &controller).await?;
         Ok(controller)
@@ -86,8 +87,8 @@ impl Life {
         function: &Arc<dyn Function>,
         cap: Cap,
         admin: &Admin,
-    ) -> Result<(), Trouble> {
-        let limit = Duration::from_millis(u64::from(cap.timeout_ms())) + SLACK;
+    ) -> Result<(), ManagerError> {
+        let limit = Duration::from_millis(u64::from(cap.timeout_ms())) + TIMEOUT_SLACK;
         let csts = || Csts::from_bits(bar.read32(register::CSTS.into()));
         if Cc::from_bits(bar.read32(register::CC.into())).en() || csts().rdy() {
             bar.write32(register::CC.into(), 0);
@@ -95,72 +96,74 @@ impl Life {
         }
         let off = self.within(limit, || (!csts().rdy()).then_some(())).await;
         if off.is_none() {
-            look(bar, function)?;
-            return Err(Trouble::Slow { what: "CSTS.RDY to become 0", limit });
+            check_status(bar, function)?;
+            return Err(ManagerError::Slow { what: "CSTS.RDY to become 0", limit });
         }
-        // Not before: it may have been enabled, with addresses of a time before us.
+        // Only once the controller is off: a controller that was left enabled may write to addresses that an
+        // earlier user mapped.
         function.set_bus_master(true).map_err(|source| OpenFunctionError::System {
             address: self.shared.address.clone(),
             verb: "switch it on as bus master".to_owned(),
             source,
         })?;
-        let (sq, cq, entries) = admin.place();
+        let (sq, cq, entries) = admin.queue_addresses();
         let aqa = Aqa::new().with_asqs_z(entries - 1).with_acqs_z(entries - 1);
         bar.write32(register::AQA.into(), aqa.into_bits());
         bar.write64(register::ASQ.into(), sq.0);
         bar.write64(register::ACQ.into(), cq.0);
         let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
         bar.write32(register::CC.into(), cc.into_bits());
-        // All ones has RDY as well: looked at by `look`.
+        // All ones also has RDY set; `check_status` detects that.
         let on = self.within(limit, || (csts().rdy() || csts().cfs()).then_some(())).await;
-        look(bar, function)?;
+        check_status(bar, function)?;
         if on.is_none() {
-            return Err(Trouble::Slow { what: "CSTS.RDY to become 1", limit });
+            return Err(ManagerError::Slow { what: "CSTS.RDY to become 1", limit });
         }
         Ok(())
     }
 
-    /// An admin command whose data, if it has any, is the admin queue's page.
-    pub(super) async fn ask(
+    /// Executes an admin command with the admin queue's data page as its buffer.
+    pub(super) async fn command_with_data(
         &self,
         function: &Arc<dyn Function>,
         controller: &Controller,
         sqe: Sqe,
         command: &'static str,
-    ) -> Result<Completion, Trouble> {
+    ) -> Result<Completion, ManagerError> {
         let admin = &controller.admin;
         admin.clear_data();
         let sqe = sqe.with_prp(admin.data_iova().0, 0);
         self.command(function, controller, sqe, command).await
     }
 
-    /// An admin command as it is.
+    /// Executes an admin command without changing its data pointer. Attends to aborts and events while
+    /// waiting.
     pub(super) async fn command(
         &self,
         function: &Arc<dyn Function>,
         controller: &Controller,
         sqe: Sqe,
         command: &'static str,
-    ) -> Result<Completion, Trouble> {
+    ) -> Result<Completion, ManagerError> {
         let limit = self.shared.settings.admin_timeout;
-        let slow = Trouble::Slow { what: command, limit };
+        let slow = ManagerError::Slow { what: command, limit };
         self.is_busy.set(true);
         let Some(ticket) = controller.admin.start(sqe) else { return Err(slow) };
         let ended = self.within(limit, || {
             controller.admin.poll();
             match controller.admin.take(ticket) {
                 Some(completion) => Some(Ok(completion)),
-                None => look_ready(&controller.bar, function)
-                    .and_then(|()| self.attend(controller))
+                None => check_ready(&controller.bar, function)
+                    .and_then(|()| self.step_background(controller))
                     .err()
                     .map(Err),
             }
         });
         match ended.await {
             None => Err(slow),
-            Some(Err(trouble)) => Err(trouble),
+            Some(Err(failure)) => Err(failure),
             Some(Ok(completion)) if completion.status.is_success() => Ok(completion),
-            Some(Ok(completion)) => Err(Trouble::Refused { command, status: completion.status }),
+            Some(Ok(completion)) => Err(ManagerError::Refused { command, status: completion.status }),
         }
     }
 
@@ -168,7 +171,7 @@ impl Life {
         &self,
         function: &Arc<dyn Function>,
         controller: &mut Controller,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ManagerError> {
         let wanted = self.shared.settings.queue_pairs.max(1);
         let value = NumberOfQueues::both(wanted).into_bits();
         let sqe = Sqe::set_features(0, FeatureId::NUMBER_OF_QUEUES, 0, value).with_prp(0, 0);
@@ -180,25 +183,25 @@ impl Life {
         Ok(())
     }
 
-    /// All that can be served, and the first reason for one that cannot.
+    /// Identifies the active namespaces. Those that cannot be served are logged and left out.
     async fn namespaces(
         &self,
         function: &Arc<dyn Function>,
         controller: &Controller,
         nvm: &IdentifyControllerNvm,
-    ) -> Result<Vec<(Namespace, Rules)>, Trouble> {
+    ) -> Result<Vec<(Namespace, Rules)>, ManagerError> {
         let mut list: Box<NamespaceList> = Box::default();
         let sqe = Sqe::identify(0, Cns::ACTIVE_NAMESPACE_LIST, 0, 0);
-        self.ask(function, controller, sqe, "Identify (active namespaces)").await?;
+        self.command_with_data(function, controller, sqe, "Identify (active namespaces)").await?;
         controller.admin.data(list.as_mut_bytes());
         let mut found = Vec::new();
         for nsid in list.iter().take(NAMESPACES_MAX) {
             let mut id: Box<IdentifyNamespace> = Box::default();
             let sqe = Sqe::identify(0, Cns::NAMESPACE, nsid, 0);
-            match self.ask(function, controller, sqe, "Identify Namespace").await {
+            match self.command_with_data(function, controller, sqe, "Identify Namespace").await {
                 Ok(_) => controller.admin.data(id.as_mut_bytes()),
-                // Of another command set, or just detached: the others are none the worse for it.
-                Err(refused @ Trouble::Refused { .. }) if !self.is_used(nsid) => {
+                // Of another command set, or just detached.
+                Err(refused @ ManagerError::Refused { .. }) if !self.is_used(nsid) => {
                     tracing::warn!(drive = %self.shared.address, nsid, "cannot be served: {refused}");
                     continue;
                 }
@@ -221,7 +224,6 @@ impl Life {
         Ok(found)
     }
 
-    /// A core has this namespace open.
     pub(super) fn is_used(&self, nsid: u32) -> bool {
         self.shared
             .state()
@@ -230,8 +232,13 @@ impl Life {
             .any(|core_queue| core_queue.nsid == nsid && !core_queue.is_closed())
     }
 
-    /// Take over what the drive is; refuse another one than before.
-    fn keep(&self, controller: &Controller, found: Vec<(Namespace, Rules)>) -> Result<(), Trouble> {
+    /// Stores the identity of the drive. Fails if the serial or model number, or a namespace in use, differs
+    /// from before.
+    fn store_identity(
+        &self,
+        controller: &Controller,
+        found: Vec<(Namespace, Rules)>,
+    ) -> Result<(), ManagerError> {
         let id = &controller.id;
         let facts = DriveFacts {
             serial: id.serial().to_owned(),
@@ -244,7 +251,7 @@ impl Life {
         };
         let mut state = self.shared.state();
         let another = |field, value: &str, was: &str| {
-            Err(Trouble::Another { field, value: value.to_owned(), was: was.to_owned() })
+            Err(ManagerError::Another { field, value: value.to_owned(), was: was.to_owned() })
         };
         if let Some(before) = state.facts.as_ref().filter(|_| self.has_served) {
             if before.serial != facts.serial {
@@ -260,7 +267,7 @@ impl Life {
                     .iter()
                     .any(|core_queue| core_queue.nsid == nsid && !core_queue.is_closed());
                 if is_used && !found.iter().any(|(now, _)| now.is_same(namespace)) {
-                    return Err(Trouble::another(namespace));
+                    return Err(ManagerError::another(namespace));
                 }
             }
         }
@@ -278,44 +285,48 @@ impl Life {
         Ok(())
     }
 
-    /// Doorbells in memory, where the drive has them and they fit a page.
+    /// Sets up shadow doorbells (Doorbell Buffer Config), where the controller supports them.
     async fn shadow_doorbells(
         &mut self,
         function: &Arc<dyn Function>,
         controller: &mut Controller,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ManagerError> {
         if !Oacs::from(controller.id.oacs).doorbell_buffer() {
             return Ok(());
         }
         let memory = DmaMemory::new(function.as_ref(), 2 * PAGE_BYTES as usize)?;
-        self.told_of.push(Arc::clone(&memory));
+        self.controller_memory.push(Arc::clone(&memory));
         let (shadow, event) = (memory.iova(), memory.iova().plus(PAGE_BYTES.into()));
         let sqe = Sqe::doorbell_buffer_config(0, shadow.0, event.0);
         match self.command(function, controller, sqe, "Doorbell Buffer Config").await {
             Ok(_) => controller.shadow = Some(Shadow { memory }),
-            // Registers serve as well.
-            Err(Trouble::Refused { .. }) => {}
+            // Without them the doorbell registers are used.
+            Err(ManagerError::Refused { .. }) => {}
             Err(other) => return Err(other),
         }
         Ok(())
     }
 
-    /// Ask for events about health and namespaces.
-    async fn events(&self, function: &Arc<dyn Function>, controller: &Controller) -> Result<(), Trouble> {
+    /// Enables events about health and namespaces.
+    async fn events(
+        &self,
+        function: &Arc<dyn Function>,
+        controller: &Controller,
+    ) -> Result<(), ManagerError> {
         let offered = Oaes::from(controller.id.oaes);
         let wanted = AsyncEventConfig::new()
             .with_critical_warnings(0x1f)
             .with_namespace_attribute(offered.namespace_attribute());
         let sqe = Sqe::set_features(0, FeatureId::ASYNC_EVENT_CONFIG, 0, wanted.into_bits()).with_prp(0, 0);
         match self.command(function, controller, sqe, "Set Features (Asynchronous Events)").await {
-            Ok(_) | Err(Trouble::Refused { .. }) => Ok(()),
+            Ok(_) | Err(ManagerError::Refused { .. }) => Ok(()),
             Err(other) => Err(other),
         }
     }
 }
 
-fn check_cap(cap: Cap) -> Result<(), Trouble> {
-    let unfit = |field, value: String, allowed| Err(Trouble::Unfit { field, value, allowed });
+fn check_cap(cap: Cap) -> Result<(), ManagerError> {
+    let unfit = |field, value: String, allowed| Err(ManagerError::Unfit { field, value, allowed });
     if !cap.css_nvm() {
         return unfit(
             "CAP.CSS",
@@ -332,17 +343,17 @@ fn check_cap(cap: Cap) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// A doorbell that is not in the registers has no effect.
-fn check_doorbells(bar: &Bar, cap: Cap) -> Result<(), Trouble> {
+/// Fails if BAR 0 does not contain the doorbells of the admin queue and one I/O queue pair.
+fn check_doorbells(bar: &Bar, cap: Cap) -> Result<(), ManagerError> {
     if queue_pairs_in(bar.bytes(), cap.dstrd()) > 0 {
         return Ok(());
     }
     let value = format!("{}, and BAR 0 has {} bytes", cap.dstrd(), bar.bytes());
     let allowed = "the doorbells of the admin queue and of one I/O queue pair must lie in BAR 0";
-    Err(Trouble::Unfit { field: "CAP.DSTRD", value, allowed })
+    Err(ManagerError::Unfit { field: "CAP.DSTRD", value, allowed })
 }
 
-/// I/O queue pairs whose doorbells, behind those of the admin queue, lie in so many bytes of registers.
+/// I/O queue pairs whose doorbells lie within `bytes` of registers, after those of the admin queue.
 fn queue_pairs_in(bytes: usize, dstrd: u8) -> u32 {
     let bytes = (bytes as u64).saturating_sub(u64::from(register::DOORBELLS));
     // The last one needs its own 4 bytes only.
@@ -350,7 +361,7 @@ fn queue_pairs_in(bytes: usize, dstrd: u8) -> u32 {
     u32::try_from(doorbells / 2).unwrap_or(u32::MAX).saturating_sub(1)
 }
 
-fn check_entries(id: &IdentifyController) -> Result<(), Trouble> {
+fn check_entries(id: &IdentifyController) -> Result<(), ManagerError> {
     let fits = |size: u8, needed: u8| {
         let size = EntrySize::from_bits(size);
         (size.required()..=size.largest()).contains(&needed)
@@ -359,7 +370,11 @@ fn check_entries(id: &IdentifyController) -> Result<(), Trouble> {
         return Ok(());
     }
     let value = format!("{:#x} and {:#x}", id.sqes, id.cqes);
-    Err(Trouble::Unfit { field: "SQES and CQES", value, allowed: "must have entries of 64 and of 16 bytes" })
+    Err(ManagerError::Unfit {
+        field: "SQES and CQES",
+        value,
+        allowed: "must have entries of 64 and of 16 bytes",
+    })
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
-//! [`Manager`]: the life of one drive, off the data path: opened, enabled, watched, reset, lost, opened
-//! again, shut down.
+//! [`Manager`]: control of one drive, off the data path: open, enable, watch, reset, open again after a
+//! loss, shut down.
 //!
 //! ```text
-//!   open ─> bring_up ─> serve ── trouble ─> halt ─> bring_up ...            (halt: Stop, disable, Rewind)
+//!   open ─> bring_up ─> serve ── error ───> halt ─> bring_up ...            (halt: Stop, disable, Rewind)
 //!                         │                  └─ cannot: cut off ─> away
-//!                         └── gone, or to be removed ─> away: closed ── once a second: open ...
+//!                         └── gone, or removal requested ─> away: closed ── once a second: open ...
 //! ```
 //!
-//! While the drive is away requests wait ([`Absence::Waiting`]) for as long as `return_timeout` says; then
-//! they fail ([`Absence::Over`]). `docs/guarantees.md` says what hosts see of it.
+//! While the drive is away requests wait ([`Absence::Waiting`]) for `return_timeout`; then they fail
+//! ([`Absence::Over`]). `docs/guarantees.md` says what hosts see of it.
 //!
-//! It is one future, written as one goes about it, and polled by [`Manager::step`] with the time: by the
-//! drive's thread, or by a test. Nothing in it blocks; what it waits for it looks at in each step.
+//! The manager is one future. [`Manager::step`] polls it with the current time, on the drive's thread or in
+//! a test. It never blocks: each step checks the condition that it waits for.
 
 mod away;
 mod bring_up;
@@ -41,11 +41,11 @@ use crate::shared::{NotOpened, Shared, TICK_MS};
 use away::Absence;
 use bring_up::Controller;
 use queues::QueueSlot;
-use serve::Beside;
+use serve::Background;
 
-/// Why a drive does not go on as it did.
+/// Why the controller cannot be used, or has to be reset or closed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Trouble {
+pub(crate) enum ManagerError {
     #[error("it is gone (its registers read as nothing)")]
     Gone,
     #[error("its removal was asked for")]
@@ -78,81 +78,84 @@ pub(crate) enum Trouble {
     Closing,
 }
 
-impl Trouble {
-    /// The drive is not there or does not work, as opposed to one that does not fit or cannot be had here.
-    fn is_the_drives(&self) -> bool {
+impl ManagerError {
+    /// True if the drive is missing or does not work. False if it works but does not fit, or the machine
+    /// prevents its use.
+    fn is_drive_failure(&self) -> bool {
         match self {
-            Trouble::Gone
-            | Trouble::Removal
-            | Trouble::Fatal
-            | Trouble::NotReady
-            | Trouble::Slow { .. }
-            | Trouble::Refused { .. }
-            | Trouble::Stuck
-            | Trouble::Replay { .. }
-            | Trouble::Open(OpenFunctionError::Missing { .. }) => true,
-            Trouble::Unfit { .. }
-            | Trouble::Namespace(_)
-            | Trouble::Open(_)
-            | Trouble::Memory(_)
-            | Trouble::Map(_)
-            | Trouble::Another { .. }
-            | Trouble::Closing => false,
+            ManagerError::Gone
+            | ManagerError::Removal
+            | ManagerError::Fatal
+            | ManagerError::NotReady
+            | ManagerError::Slow { .. }
+            | ManagerError::Refused { .. }
+            | ManagerError::Stuck
+            | ManagerError::Replay { .. }
+            | ManagerError::Open(OpenFunctionError::Missing { .. }) => true,
+            ManagerError::Unfit { .. }
+            | ManagerError::Namespace(_)
+            | ManagerError::Open(_)
+            | ManagerError::Memory(_)
+            | ManagerError::Map(_)
+            | ManagerError::Another { .. }
+            | ManagerError::Closing => false,
         }
     }
 
-    /// A drive that had to be reset for this may have begun anew, without what was in its write cache.
+    /// True if the drive may have lost its volatile write cache.
     fn may_lose_cache(&self) -> bool {
-        // Not ready, and not by us: it may have been without power for a while.
-        matches!(self, Trouble::Gone | Trouble::NotReady | Trouble::Fatal | Trouble::Slow { .. })
+        // `NotReady`: not caused by this driver, so power may have been lost.
+        matches!(
+            self,
+            ManagerError::Gone | ManagerError::NotReady | ManagerError::Fatal | ManagerError::Slow { .. }
+        )
     }
 
-    /// A namespace that is used is another now.
-    fn another(namespace: &Namespace) -> Trouble {
+    fn another(namespace: &Namespace) -> ManagerError {
         let was = format!("{} of {} bytes a block", namespace.nsid, 1_u64 << namespace.shift);
         let value = "missing or of another identity or format".to_owned();
-        Trouble::Another { field: "namespace", value, was }
+        ManagerError::Another { field: "namespace", value, was }
     }
 }
 
-/// Function resets before a drive is given up.
+/// Resets without a calm period between them before the function is closed.
 const RESETS_MAX: u32 = 3;
 
-/// See the module.
+/// Control of one drive: its controller's state, queues and recovery. [`Manager::step`] does the work.
 pub struct Manager {
     shared: Arc<Shared>,
     now: Rc<Cell<u64>>,
     is_busy: Rc<Cell<bool>>,
-    life: Pin<Box<dyn Future<Output = ()>>>,
+    task: Pin<Box<dyn Future<Output = ()>>>,
     has_ended: bool,
 }
 
 impl Manager {
     pub(crate) fn new(shared: Arc<Shared>, bus: Arc<dyn Bus>) -> Manager {
         let (now, is_busy) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
-        let life = Life {
+        let task = ManagerTask {
             shared: Arc::clone(&shared),
             bus,
             now: Rc::clone(&now),
             is_busy: Rc::clone(&is_busy),
             queue_slots: Vec::new(),
-            told_of: Vec::new(),
+            controller_memory: Vec::new(),
             has_served: false,
-            told: String::new(),
+            logged_reason: String::new(),
             lost_at: None,
             absence: Cell::new(Absence::No),
             closing_since: Cell::new(None),
             replaying_since: None,
-            beside: RefCell::new(None),
+            background: RefCell::new(None),
         };
-        Manager { shared, now, is_busy, life: Box::pin(life.live()), has_ended: false }
+        Manager { shared, now, is_busy, task: Box::pin(task.run()), has_ended: false }
     }
 
-    /// Go on. `now_ms` is a time that only goes forward. True when it is soon to be called again (a
-    /// millisecond), false when 20 are soon enough.
+    /// Runs the manager once. `now_ms` is a monotonic time in milliseconds. True if the next call is due
+    /// after 1 ms, false after 20 ms.
     pub fn step(&mut self, now_ms: u64) -> bool {
         self.now.set(now_ms);
-        // Cores measure only how long something takes: the 32 bits may come round.
+        // The 32 bits may wrap: cores compute differences only.
         let [a, b, c, d, ..] = (now_ms / TICK_MS).to_le_bytes();
         let tick = u32::from_le_bytes([a, b, c, d]);
         for core_queue in &self.shared.state().core_queues {
@@ -160,97 +163,99 @@ impl Manager {
                 core_queue.set_tick(tick);
             }
         }
-        self.shared.let_released_go();
+        self.shared.drop_released();
         if !self.has_ended {
             let mut context = Context::from_waker(Waker::noop());
-            self.has_ended = self.life.as_mut().poll(&mut context).is_ready();
+            self.has_ended = self.task.as_mut().poll(&mut context).is_ready();
         }
         self.is_busy.get()
     }
 
-    /// The drive is shut down and closed.
+    /// True once the drive is shut down and closed.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 }
 
-/// What the future has.
-struct Life {
+/// State of the manager's future.
+struct ManagerTask {
     shared: Arc<Shared>,
     bus: Arc<dyn Bus>,
     now: Rc<Cell<u64>>,
     is_busy: Rc<Cell<bool>>,
     queue_slots: Vec<QueueSlot>,
-    /// What the controller was told of besides: the admin queue, doorbells. Let go when it is off or cut off:
-    /// until then it may write there, and another drive of the container would get the same addresses.
-    told_of: Vec<Arc<DmaMemory>>,
-    /// It was in service once: afterwards it is the same drive or none.
+    /// Admin queue and shadow doorbells. Dropped once the controller is off or cut off: until then it may
+    /// write there, and another drive of the container would get the same addresses.
+    controller_memory: Vec<Arc<DmaMemory>>,
+    /// The drive was in service once; from then on another drive is refused.
     has_served: bool,
-    /// Why it is not in service, as it was logged; empty while it is.
-    told: String,
-    /// Since when cores cannot work with it; `None` while they do.
+    /// Last logged reason why the drive is out of service; empty while it is in service.
+    logged_reason: String,
+    /// Manager time in milliseconds since which cores cannot use the drive; `None` while they can.
     lost_at: Option<u64>,
     absence: Cell<Absence>,
-    /// Since when the drive is not needed any more.
+    /// Manager time in milliseconds at which closing began.
     closing_since: Cell<Option<u64>>,
-    /// Since when cores repeat what the drive had before a reset; `None` while none does.
+    /// Manager time in milliseconds since which cores repeat commands from before a reset; `None` while none
+    /// does.
     replaying_since: Option<u64>,
-    /// While it is in service.
-    beside: RefCell<Option<Beside>>,
+    /// `Some` while the drive is in service.
+    background: RefCell<Option<Background>>,
 }
 
-/// How the controller was stopped.
+/// Result of [`ManagerTask::disable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Off {
+enum StopMethod {
     /// CSTS.RDY is 0.
     Disabled,
-    /// By a function level reset.
+    /// Stopped by a function reset.
     Reset,
-    /// Not at all: it may still reach memory.
+    /// Not stopped: the controller may still access memory.
     No,
 }
 
-impl Life {
-    async fn live(mut self) {
-        while !self.is_over() {
+impl ManagerTask {
+    async fn run(mut self) {
+        while !self.may_close() {
             let end = self.open_and_serve().await;
-            let was_first = self.shared.state().first.is_none();
+            let was_first = self.shared.state().first_result.is_none();
             if was_first {
-                // The opener hears of it, and there is no drive.
-                self.let_go(QueueCommand::Gone).await;
-                let failure = NotOpened { why: end.to_string(), is_absent: end.is_the_drives() };
-                self.shared.tell_first(Err(failure));
+                // Opening fails with this reason.
+                self.release_function(QueueCommand::Gone).await;
+                let failure = NotOpened { why: end.to_string(), is_absent: end.is_drive_failure() };
+                self.shared.set_first_result(Err(failure));
                 break;
             }
-            if matches!(end, Trouble::Closing) {
+            if matches!(end, ManagerError::Closing) {
                 break;
             }
-            self.tell_once(&end);
-            let order = self.order_for(&end);
-            self.let_go(order).await;
+            self.log_once(&end);
+            let queue_command = self.command_for(&end);
+            self.release_function(queue_command).await;
             self.pause(self.shared.settings.reopen_interval).await;
         }
-        self.let_go(QueueCommand::Gone).await;
-        self.shared.offloaded.tell(&self.shared.address);
-        self.shared.tell_first(Err(NotOpened { why: "closed".to_owned(), is_absent: false }));
+        self.release_function(QueueCommand::Gone).await;
+        self.shared.offloaded.log(&self.shared.address);
+        self.shared.set_first_result(Err(NotOpened { why: "closed".to_owned(), is_absent: false }));
     }
 
-    /// One line for each reason, however often the drive is tried.
-    fn tell_once(&mut self, why: &Trouble) {
+    /// Logs a reason once, however many attempts fail with it.
+    fn log_once(&mut self, why: &ManagerError) {
         let why = why.to_string();
-        if why != self.told {
+        if why != self.logged_reason {
             tracing::error!(drive = %self.shared.address, "drive out of service, and tried again: {why}");
-            self.told = why;
+            self.logged_reason = why;
         }
     }
 
-    /// Until the drive is lost, or not needed any more; it reaches no memory then.
-    async fn open_and_serve(&mut self) -> Trouble {
+    /// Opens the function and serves until the drive is lost or closing. The drive reaches no memory when
+    /// this returns.
+    async fn open_and_serve(&mut self) -> ManagerError {
         self.is_busy.set(true);
         let function = match self.bus.open() {
             Ok(function) => function,
-            Err(error) => return Trouble::Open(error),
+            Err(error) => return ManagerError::Open(error),
         };
         self.shared.state().function = Some(Arc::clone(&function));
         let mut resets = 0;
@@ -258,81 +263,81 @@ impl Life {
             self.is_busy.set(true);
             let bar = function.bar();
             let mut is_saved = false;
-            let trouble = match self.bring_up(&function).await {
+            let failure = match self.bring_up(&function).await {
                 Ok(controller) => {
-                    let trouble = self.serve(&function, &controller, &mut resets).await;
+                    let failure = self.serve(&function, &controller, &mut resets).await;
                     self.lost_at.get_or_insert(self.now.get());
-                    self.may_lose_cache(trouble.may_lose_cache());
+                    self.may_lose_cache(failure.may_lose_cache());
                     self.stop_all().await;
-                    let is_over = matches!(trouble, Trouble::Closing | Trouble::Removal);
-                    is_saved = is_over && self.shut_down(&bar, &controller).await;
-                    trouble
+                    let may_close = matches!(failure, ManagerError::Closing | ManagerError::Removal);
+                    is_saved = may_close && self.shut_down(&bar, &controller).await;
+                    failure
                 }
-                Err(trouble) => trouble,
+                Err(failure) => failure,
             };
             let off = self.disable(&bar, &function).await;
-            let is_off = off != Off::No;
+            let is_off = off != StopMethod::No;
             if is_off {
-                self.told_of.clear();
+                self.controller_memory.clear();
             }
-            // Closed now, it would lose what it was not told to save.
+            // Without a completed shutdown, closing may lose the volatile write cache.
             self.may_lose_cache(!is_saved);
             let address = &self.shared.address;
-            match (&trouble, is_off) {
-                (Trouble::Closing, _) => {
-                    self.cut_off(&function, is_off);
-                    return trouble;
+            match (&failure, is_off) {
+                (ManagerError::Closing, _) => {
+                    self.disable_bus_master(&function, is_off);
+                    return failure;
                 }
-                (Trouble::Gone, _) if self.has_served && resets < RESETS_MAX => {
-                    if !self.comes_back(&bar, &function).await {
-                        self.cut_off(&function, is_off);
-                        return trouble;
+                (ManagerError::Gone, _) if self.has_served && resets < RESETS_MAX => {
+                    if !self.recover_link(&bar, &function).await {
+                        self.disable_bus_master(&function, is_off);
+                        return failure;
                     }
                     resets += 1;
                     tracing::warn!(drive = %address, resets, "its registers are back; it is reset");
-                    self.told_of.clear();
-                    self.hold_all(true).await;
+                    self.controller_memory.clear();
+                    self.rewind_all(true).await;
                 }
-                (Trouble::Gone | Trouble::Removal, _) => {
-                    self.removal_known(&function).await;
-                    self.cut_off(&function, is_off);
-                    return trouble;
+                (ManagerError::Gone | ManagerError::Removal, _) => {
+                    self.wait_removal_request(&function).await;
+                    self.disable_bus_master(&function, is_off);
+                    return failure;
                 }
-                // It was never in service: the opener decides.
+                // Not in service yet: the opener gets the reason instead of a retry.
                 _ if !self.has_served => {
-                    self.cut_off(&function, is_off);
-                    return trouble;
+                    self.disable_bus_master(&function, is_off);
+                    return failure;
                 }
-                _ if is_off && resets < RESETS_MAX && !matches!(trouble, Trouble::Another { .. }) => {
+                _ if is_off && resets < RESETS_MAX && !matches!(failure, ManagerError::Another { .. }) => {
                     resets += 1;
-                    tracing::warn!(drive = %address, resets, "controller is reset: {trouble}");
-                    self.hold_all(trouble.may_lose_cache() || off == Off::Reset).await;
+                    tracing::warn!(drive = %address, resets, "controller is reset: {failure}");
+                    self.rewind_all(failure.may_lose_cache() || off == StopMethod::Reset).await;
                 }
                 _ => {
-                    self.cut_off(&function, is_off);
-                    return trouble;
+                    self.disable_bus_master(&function, is_off);
+                    return failure;
                 }
             }
         }
     }
 
-    /// The drive reaches no memory from here on.
-    fn cut_off(&mut self, function: &Arc<dyn Function>, is_off: bool) {
+    /// Turns bus mastering off, so that the drive reaches no memory.
+    fn disable_bus_master(&mut self, function: &Arc<dyn Function>, is_off: bool) {
         if let Err(error) = function.set_bus_master(false)
             && !is_off
         {
             tracing::warn!(drive = %self.shared.address, %error, "bus mastering cannot be turned off");
         }
-        self.told_of.clear();
+        self.controller_memory.clear();
     }
 
-    /// Whether a core that is told to stop, or that the drive is gone, must fear for what was not flushed.
-    fn may_lose_cache(&self, may_it: bool) {
-        self.shared.may_lose_cache.store(may_it, Ordering::Relaxed);
+    /// Whether cores that apply the next command must assume the loss of unflushed writes.
+    fn may_lose_cache(&self, may_lose: bool) {
+        self.shared.may_lose_cache.store(may_lose, Ordering::Relaxed);
     }
 
-    /// Tell the controller that power may go (Base 2.0 section 3.6.1), and wait for it. True when the drive
-    /// says that everything is on the medium.
+    /// Sends the shutdown notification (Base 2.0 section 3.6.1) and waits for it. True if the controller
+    /// reports completion.
     async fn shut_down(&self, bar: &Bar, controller: &Controller) -> bool {
         use register::{CC, CSTS, Cc, Csts, ShutdownNotification, ShutdownStatus};
         if bar.read32(CSTS.into()) == u32::MAX {
@@ -352,39 +357,39 @@ impl Life {
         is_saved == Some(true)
     }
 
-    /// CC.EN 0 and CSTS.RDY 0, or a function reset.
-    async fn disable(&self, bar: &Bar, function: &Arc<dyn Function>) -> Off {
+    /// Clears CC.EN and waits for CSTS.RDY 0; otherwise resets the function.
+    async fn disable(&self, bar: &Bar, function: &Arc<dyn Function>) -> StopMethod {
         use register::{CAP, CC, CSTS, Cap, Cc, Csts};
         if bar.read32(CSTS.into()) == u32::MAX {
-            return Off::No;
+            return StopMethod::No;
         }
         let cc = Cc::from_bits(bar.read32(CC.into())).with_en(false).with_shn(0);
         bar.write32(CC.into(), cc.into_bits());
         self.within(self.quirks(function).ready_delay, || None::<()>).await;
         let timeout = Cap::from_bits(bar.read64(CAP.into())).timeout_ms();
-        let limit = Duration::from_millis(u64::from(timeout)) + SLACK;
+        let limit = Duration::from_millis(u64::from(timeout)) + TIMEOUT_SLACK;
         let is_off = || {
             let csts = bar.read32(CSTS.into());
             if csts == u32::MAX { Some(false) } else { (!Csts::from_bits(csts).rdy()).then_some(true) }
         };
         if self.within(limit, is_off).await == Some(true) {
-            return Off::Disabled;
+            return StopMethod::Disabled;
         }
         match function.reset() {
-            Ok(()) => Off::Reset,
+            Ok(()) => StopMethod::Reset,
             Err(error) => {
                 tracing::warn!(drive = %self.shared.address, %error, "function reset failed");
-                Off::No
+                StopMethod::No
             }
         }
     }
 
-    /// What this drive needs. Of one that cannot be asked, nothing.
+    /// Quirks by PCI identifier; none if it cannot be read.
     fn quirks(&self, function: &Arc<dyn Function>) -> Quirks {
         function.id().map(Quirks::of).unwrap_or_default()
     }
 
-    /// What `f` gives, or nothing when `limit` is over.
+    /// Calls `f` in each step until it returns `Some`; `None` after `limit`.
     async fn within<T>(&self, limit: Duration, mut f: impl FnMut() -> Option<T>) -> Option<T> {
         let end = self.now.get().saturating_add(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
         wait(|| {
@@ -398,63 +403,62 @@ impl Life {
         .await
     }
 
-    /// Let time pass, unless the drive is not needed any more.
+    /// Waits for `time`, or until the drive may close.
     async fn pause(&mut self, time: Duration) {
         self.is_busy.set(false);
         let end = self.now.get().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-        while self.now.get() < end && !self.is_over() {
+        while self.now.get() < end && !self.may_close() {
             self.end_absence();
             self.drop_closed();
-            wait(once()).await;
+            wait(next_step()).await;
         }
         self.is_busy.set(true);
     }
 }
 
-/// More than CAP.TO says.
-const SLACK: Duration = Duration::from_millis(500);
-/// How long a controller may take to save what it has: what it says itself (RTD3E, Base 2.0 section 5.17.2.1,
-/// in microseconds), from 10 to 60 seconds. Linux bounds it so as well (`nvme_init_identify`: at least its
-/// `shutdown_timeout` of 5 s, at most 60).
+/// Tolerance added to CAP.TO.
+const TIMEOUT_SLACK: Duration = Duration::from_millis(500);
+/// Time limit of the shutdown notification: RTD3E (Base 2.0 section 5.17.2.1, in microseconds), at least 10 s
+/// and at most 60 s. Linux: at least its `shutdown_timeout` of 5 s, at most 60 s (`nvme_init_identify`).
 fn shutdown_limit(rtd3e_us: u32) -> Duration {
     Duration::from_micros(rtd3e_us.into()).clamp(SHUTDOWN_MIN, SHUTDOWN_MAX)
 }
 
 const SHUTDOWN_MIN: Duration = Duration::from_secs(10);
-/// See [`shutdown_limit`].
+/// Upper bound of [`shutdown_limit`].
 pub(crate) const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
 
-/// Poll `f` once a step until it gives something.
+/// Calls `f` once in each step until it returns `Some`.
 async fn wait<T>(mut f: impl FnMut() -> Option<T>) -> T {
     poll_fn(|_| f().map_or(Poll::Pending, Poll::Ready)).await
 }
 
-/// Pending once, then done.
-fn once() -> impl FnMut() -> Option<()> {
+/// Waits for the next step.
+fn next_step() -> impl FnMut() -> Option<()> {
     let mut has_waited = false;
     move || std::mem::replace(&mut has_waited, true).then_some(())
 }
 
-/// What a look at the registers tells.
-fn look(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), Trouble> {
+/// Fails if the registers read as absent, a removal was asked for, or CSTS.CFS is set.
+fn check_status(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), ManagerError> {
     let csts = bar.read32(register::CSTS.into());
-    // A bus answers ones where nothing is, an emulated one zeroes; no version is either.
+    // A missing function reads as all ones, on QEMU as zeroes; VS is never either.
     if csts == u32::MAX || matches!(bar.read32(register::VS.into()), 0 | u32::MAX) {
-        return Err(Trouble::Gone);
+        return Err(ManagerError::Gone);
     }
     if function.is_removal_asked() {
-        return Err(Trouble::Removal);
+        return Err(ManagerError::Removal);
     }
     if register::Csts::from_bits(csts).cfs() {
-        return Err(Trouble::Fatal);
+        return Err(ManagerError::Fatal);
     }
     Ok(())
 }
 
-/// The same of a controller that was ready.
-fn look_ready(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), Trouble> {
-    look(bar, function)?;
-    // Somebody reset it behind us, or it was pulled where the bus answers zeroes.
+/// As `check_status`, and fails if CSTS.RDY is 0.
+fn check_ready(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), ManagerError> {
+    check_status(bar, function)?;
+    // Reset by another agent, or pulled where the bus reads as zeroes.
     let is_ready = register::Csts::from_bits(bar.read32(register::CSTS.into())).rdy();
-    if is_ready { Ok(()) } else { Err(Trouble::NotReady) }
+    if is_ready { Ok(()) } else { Err(ManagerError::NotReady) }
 }

@@ -1,4 +1,4 @@
-//! [`QueueSlot`]: a core queue's queue pair on the controller, as the manager makes and deletes it.
+//! [`QueueSlot`]: the manager's state of a core queue; creates and deletes its queue pair on the controller.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use nvme_spec::sqe::Sqe;
 
 use super::away::STOP_MS;
-use super::{Controller, Life, Trouble};
+use super::{Controller, ManagerError, ManagerTask};
 use crate::bar::Bar;
 use crate::core_queue::{CoreQueue, QueueCommand, Setup};
 use crate::dma::{DmaError, DmaMemory, PAGE_BYTES};
@@ -16,99 +16,96 @@ use crate::queue::{Layout, QueuePair, Shadow};
 use crate::shared::TICK_MS;
 use crate::shared_queue::{SHARER_QID, Sharer};
 
-/// What belongs to one core_queue.
+/// The manager's state of one core queue.
 pub(super) struct QueueSlot {
     pub(super) core_queue: Arc<CoreQueue>,
-    /// 1 on.
+    /// Queue identifier, from 1; [`SHARER_QID`] for a sharer.
     qid: u16,
-    /// Of the function that is open now.
+    /// Memory of the queue pair, mapped for the function that is open.
     memory: Option<(Layout, Arc<DmaMemory>)>,
     pool: Option<Box<dyn Mapping>>,
-    /// The controller has queues for it.
+    /// The controller has its queues, or for a sharer a host serves them.
     has_queues: bool,
-    /// It had queues once: commands may be with it that are to be repeated.
+    /// It had queues before: its core may have commands to repeat.
     has_worked: bool,
-    /// Its core was given a queue, and has not answered yet.
-    asked: Option<Asked>,
-    /// The drive has no queue pair for it: it works with another core's.
+    /// Set while the core has not answered the `Rewind` with its queue.
+    offer: Option<Offer>,
+    /// The drive has no queue pair for it, so a host core submits its commands.
     pub(super) is_sharer: bool,
-    /// Whose it works with.
+    /// The host of a sharer.
     host: Option<Arc<CoreQueue>>,
-    /// No core can be its host: its requests wait until then.
+    /// Set while no core can be its host: manager time in milliseconds at which its requests fail.
     hostless_until: Option<u64>,
     doorbells: Option<Shadow>,
-    /// Its core did not stop in time. Until it answers it has no queue, and no other core gets its
-    /// identifier: it may still write to the doorbells.
-    pub(super) is_left: bool,
+    /// Its core did not stop in time and may still write to the doorbells. Until it answers it gets no queue,
+    /// and its queue identifier is not reused.
+    pub(super) is_left_behind: bool,
 }
 
-/// When a core was asked for something.
+/// A queue that was given to a core, until the core answers. Times are manager times in milliseconds.
 #[derive(Clone, Copy)]
-struct Asked {
+struct Offer {
     at: u64,
-    /// From when on it is told of; `None`: it was.
-    tell_from: Option<u64>,
+    /// When a missing answer is logged; `None` once it was.
+    log_from: Option<u64>,
 }
 
 impl QueueSlot {
-    /// The core works, or is to stop working, with a queue.
+    /// True if the core may access its queue and must be stopped.
     pub(super) fn is_live(&self) -> bool {
         !matches!(
-            self.core_queue.word().order(),
+            self.core_queue.word().queue_command(),
             QueueCommand::Gone | QueueCommand::Absent | QueueCommand::Wait | QueueCommand::Stop
         )
     }
 
-    /// Its queues' identifier.
     pub(super) fn qid(&self) -> u16 {
         self.qid
     }
 
-    /// The controller has queues for it.
     pub(super) fn has_queues(&self) -> bool {
         self.has_queues
     }
 
-    /// It needs queues.
     fn is_new(&self) -> bool {
-        !self.has_queues && !self.is_left && !self.core_queue.is_closed()
+        !self.has_queues && !self.is_left_behind && !self.core_queue.is_closed()
     }
 
-    /// Its core was given a queue, and has not answered yet.
-    pub(super) fn is_asked(&self) -> bool {
-        self.asked.is_some() && !self.core_queue.is_closed()
+    pub(super) fn is_offered(&self) -> bool {
+        self.offer.is_some() && !self.core_queue.is_closed()
     }
 
-    /// A sharer whose requests wait for a core that could be its host.
+    /// True for a sharer that waits for a host.
     fn is_hostless(&self) -> bool {
-        let is_waiting = matches!(self.core_queue.word().order(), QueueCommand::Wait | QueueCommand::Rewind);
-        self.is_sharer && is_waiting && self.is_new() && !self.is_asked()
+        let is_waiting =
+            matches!(self.core_queue.word().queue_command(), QueueCommand::Wait | QueueCommand::Rewind);
+        self.is_sharer && is_waiting && self.is_new() && !self.is_offered()
     }
 
-    /// Its host's core does not work.
+    /// True if its host's core has not answered for `STOP_MS`.
     pub(super) fn is_host_hung(&self) -> bool {
         let ticks = u32::try_from(STOP_MS / TICK_MS).unwrap_or(u32::MAX);
-        self.host.as_ref().is_some_and(|host| host.is_behind(ticks))
+        self.host.as_ref().is_some_and(|host| host.is_unresponsive(ticks))
     }
 
-    /// It gets a queue pair of the drive's, or has to be a sharer.
+    /// Assigns a queue identifier of the drive, or makes it a sharer with `None`.
     fn set_qid(&mut self, qid: Option<u16>) {
         if self.is_sharer {
-            // A host that hangs may still write to it.
+            // A host that hangs may still write to the old queue memory.
             self.memory = None;
         }
         (self.is_sharer, self.qid) = (qid.is_none(), qid.unwrap_or(SHARER_QID));
         (self.host, self.doorbells) = (None, None);
     }
 
-    /// It may have something to repeat, and has no queue yet.
+    /// True if it may have commands to repeat and has no queue yet.
     fn is_to_repeat(&self) -> bool {
-        let is_new = self.is_new() && self.core_queue.word().order() == QueueCommand::Rewind;
-        self.has_worked && (is_new || self.is_asked())
+        let is_new = self.is_new() && self.core_queue.word().queue_command() == QueueCommand::Rewind;
+        self.has_worked && (is_new || self.is_offered())
     }
 
-    /// A queue pair for it: one that the drive is to be told of, or a sharer's, in fresh memory, since a host
-    /// that hangs may still write to that of the one before.
+    /// Makes the queue pair in memory. A sharer's is in fresh memory, as a host that hangs may still write to
+    /// the old one.
     fn queue(
         &mut self,
         function: &Arc<dyn Function>,
@@ -134,40 +131,41 @@ impl QueueSlot {
         Ok(queue.with_shadow(controller.shadow.clone()))
     }
 
-    /// The core is not waited for any more. Its order stays: [`QueueCommand::Absent`] makes it give its
-    /// buffers back, and the drive may still reach them.
-    pub(super) fn leave(&mut self) {
-        self.is_left = true;
-        self.asked = None;
+    /// Stops waiting for the core. Its queue command stays: [`QueueCommand::Absent`] would release buffers
+    /// that the drive may still access.
+    pub(super) fn leave_behind(&mut self) {
+        self.is_left_behind = true;
+        self.offer = None;
         self.core_queue.put_setup(None);
     }
 
-    /// The same when the drive cannot reach the buffers: what the core had with it fails when it goes on.
-    pub(super) fn leave_absent(&mut self) {
-        self.leave();
-        self.core_queue.order(QueueCommand::Absent);
+    /// As [`QueueSlot::leave_behind`], when the drive reaches no memory: the core's commands fail once it
+    /// continues.
+    pub(super) fn leave_behind_absent(&mut self) {
+        self.leave_behind();
+        self.core_queue.set_queue_command(QueueCommand::Absent);
     }
 
-    /// A core that was left behind has obeyed [`QueueCommand::Stop`] since. It touches its queue no more, and
-    /// what it had can be repeated.
+    /// Clears `is_left_behind` if the core has applied [`QueueCommand::Stop`] late: it does not access its
+    /// queue any more, so its commands can be repeated.
     pub(super) fn take_late_stop(&mut self) {
-        if self.core_queue.word().order() == QueueCommand::Stop && self.core_queue.has_answered() {
-            self.is_left = false;
+        if self.core_queue.word().queue_command() == QueueCommand::Stop && self.core_queue.has_answered() {
+            self.is_left_behind = false;
         }
     }
 
-    /// The drive does not see the core's pool any more, nor what the core alone has left with it.
+    /// Unmaps the core's pool and the memory kept for a dropped core.
     pub(super) fn unmap(&mut self) {
         self.pool = None;
-        self.core_queue.drop_left();
+        self.core_queue.drop_orphaned_memory();
         drop(self.core_queue.take_mapping());
     }
 
-    /// The function is closed.
-    pub(super) fn let_go(&mut self) {
+    /// Drops everything that belongs to the function or the deleted queue pair.
+    pub(super) fn release(&mut self) {
         self.has_queues = false;
-        self.asked = None;
-        self.is_left = false;
+        self.offer = None;
+        self.is_left_behind = false;
         drop(self.core_queue.take_sharers());
         (self.host, self.hostless_until, self.doorbells) = (None, None, None);
         self.core_queue.put_setup(None);
@@ -176,11 +174,11 @@ impl QueueSlot {
     }
 }
 
-impl Life {
-    /// Members that were opened since, as far as there are identifiers up to `qid_max` for them. One that
-    /// waits for a core queue that goes has to wait. One for which there will be none works with another
-    /// core's.
-    pub(super) fn adopt(&mut self, qid_max: u32) {
+impl ManagerTask {
+    /// Adds core queues that were opened since the last call, each with a free queue identifier up to
+    /// `qid_max`. If closed core queues still have identifiers, it waits for theirs; otherwise it becomes a
+    /// sharer.
+    pub(super) fn add_slots(&mut self, qid_max: u32) {
         let core_queues: Vec<_> = self.shared.state().core_queues.clone();
         for core_queue in core_queues {
             if self.queue_slots.iter().any(|queue_slot| Arc::ptr_eq(&queue_slot.core_queue, &core_queue)) {
@@ -200,17 +198,17 @@ impl Life {
                 pool: None,
                 has_queues: false,
                 has_worked: false,
-                asked: None,
+                offer: None,
                 is_sharer: is_short,
                 host: None,
                 hostless_until: None,
                 doorbells: None,
-                is_left: false,
+                is_left_behind: false,
             });
         }
     }
 
-    /// Members whose core is gone, and that have no queues any more.
+    /// Removes core queues that are closed and have no queues.
     pub(super) fn drop_closed(&mut self) {
         self.queue_slots.retain(|queue_slot| !queue_slot.core_queue.is_closed() || queue_slot.has_queues);
         let queue_slots = &self.queue_slots;
@@ -221,66 +219,66 @@ impl Life {
         self.shared.state().core_queues.retain(is_kept);
     }
 
-    /// The controller was disabled: it has no queues, and identifiers begin at 1 again, but for those of
-    /// cores that have not stopped. Those that get none of `queue_pairs` are sharers.
-    pub(super) fn forget_queues(&mut self, queue_pairs: u32) {
+    /// After a reset: no core has queues. Assigns identifiers from 1 again, except those of cores that have
+    /// not stopped. Cores beyond `queue_pairs` become sharers.
+    pub(super) fn reset_queues(&mut self, queue_pairs: u32) {
         self.replaying_since = None;
         for queue_slot in &mut self.queue_slots {
-            (queue_slot.has_queues, queue_slot.asked, queue_slot.host) = (false, None, None);
+            (queue_slot.has_queues, queue_slot.offer, queue_slot.host) = (false, None, None);
             queue_slot.hostless_until = None;
             drop(queue_slot.core_queue.take_sharers());
         }
         self.drop_closed();
-        let is_kept = |queue_slot: &&QueueSlot| queue_slot.is_left && !queue_slot.is_sharer;
+        let is_kept = |queue_slot: &&QueueSlot| queue_slot.is_left_behind && !queue_slot.is_sharer;
         let kept: Vec<_> = self.queue_slots.iter().filter(is_kept).map(|queue_slot| queue_slot.qid).collect();
         let mut free = (1..=u16::try_from(queue_pairs).unwrap_or(u16::MAX)).filter(|qid| !kept.contains(qid));
-        for queue_slot in self.queue_slots.iter_mut().filter(|queue_slot| !queue_slot.is_left) {
+        for queue_slot in self.queue_slots.iter_mut().filter(|queue_slot| !queue_slot.is_left_behind) {
             let qid = free.next();
             queue_slot.set_qid(qid);
         }
     }
 
-    /// Queues for every core queue that has none, and no queues for core queues that are gone.
-    pub(super) async fn settle(
+    /// Deletes queues of closed core queues and makes queues for those without.
+    pub(super) async fn update_queues(
         &mut self,
         function: &Arc<dyn Function>,
         controller: &Controller,
-    ) -> Result<(), Trouble> {
-        // First those that go: a drive may have no queue pair to spare.
+    ) -> Result<(), ManagerError> {
+        // Deletes first: the drive may have no other free queue pair.
         for index in 0..self.queue_slots.len() {
-            let is_over = |queue_slot: &QueueSlot| {
+            let may_close = |queue_slot: &QueueSlot| {
                 queue_slot.has_queues && !queue_slot.is_sharer && queue_slot.core_queue.is_closed()
             };
-            if self.queue_slots.get(index).is_some_and(is_over) {
-                self.delete(function, controller, index).await?;
+            if self.queue_slots.get(index).is_some_and(may_close) {
+                self.delete_queues(function, controller, index).await?;
             }
         }
         self.drop_closed();
-        self.settle_sharers(controller.queue_pairs);
-        // One that was left behind goes on, without what it had.
+        self.update_sharers(controller.queue_pairs);
+        // A core that was left behind and has answered gets a queue again.
         for queue_slot in self
             .queue_slots
             .iter_mut()
-            .filter(|queue_slot| queue_slot.is_left && queue_slot.core_queue.has_answered())
+            .filter(|queue_slot| queue_slot.is_left_behind && queue_slot.core_queue.has_answered())
         {
-            queue_slot.is_left = false;
-            // A drive that came back may have fewer queues than it had.
+            queue_slot.is_left_behind = false;
+            // The drive may have fewer queue pairs than before.
             if u32::from(queue_slot.qid) > controller.queue_pairs {
                 queue_slot.set_qid(None);
             }
         }
-        self.adopt(controller.queue_pairs);
+        self.add_slots(controller.queue_pairs);
         for index in 0..self.queue_slots.len() {
             if self.queue_slots.get(index).is_some_and(QueueSlot::is_new) {
-                self.make(function, controller, index).await?;
+                self.make_queues(function, controller, index).await?;
             }
         }
-        self.release_all()
+        self.resume_all()
     }
 
-    /// Sharers that are closed go once nothing of them is with the drive; those whose host has gone get its
-    /// queue pair, or another host. What they had with it, which is deleted, they give to the drive again.
-    fn settle_sharers(&mut self, queue_pairs: u32) {
+    /// Releases closed sharers without commands at the drive. A sharer whose host has closed gets the free
+    /// queue pair or another host, and repeats the commands of the deleted queue.
+    fn update_sharers(&mut self, queue_pairs: u32) {
         let hosts: Vec<_> =
             self.queue_slots.iter().map(|queue_slot| Arc::clone(&queue_slot.core_queue)).collect();
         let is_there = |host: &Arc<CoreQueue>| hosts.iter().any(|there| Arc::ptr_eq(there, host));
@@ -288,22 +286,22 @@ impl Life {
             self.queue_slots.iter_mut().filter(|queue_slot| queue_slot.is_sharer && queue_slot.has_queues)
         {
             if queue_slot.core_queue.is_closed() {
-                // A host that has closed may have left commands with the drive until its queue pair is
-                // deleted. It closes before it lets go of its sharers, so it is looked at after them.
+                // A closed host may have left commands at the drive until its queue pair is deleted. It
+                // closes before it drops its sharers, so `is_hosted` is read first.
                 let is_free = !queue_slot.core_queue.is_hosted();
                 if is_free && !queue_slot.host.as_ref().is_some_and(|host| host.is_closed() && is_there(host))
                 {
-                    queue_slot.let_go();
+                    queue_slot.release();
                 }
             } else if !queue_slot.host.as_ref().is_some_and(is_there) {
                 (queue_slot.has_queues, queue_slot.host) = (false, None);
-                // The drive goes on: nothing is lost.
+                // The drive was not reset, so its write cache is intact.
                 self.shared.may_lose_cache.store(false, Ordering::Relaxed);
             }
         }
         self.drop_closed();
         let is_waiting =
-            |queue_slot: &QueueSlot| queue_slot.is_sharer && queue_slot.is_new() && !queue_slot.is_asked();
+            |queue_slot: &QueueSlot| queue_slot.is_sharer && queue_slot.is_new() && !queue_slot.is_offered();
         while let Some(index) = self.queue_slots.iter().position(is_waiting) {
             let is_free = |qid: &u16| {
                 self.queue_slots.iter().all(|queue_slot| queue_slot.is_sharer || queue_slot.qid != *qid)
@@ -316,13 +314,13 @@ impl Life {
         }
     }
 
-    /// A core that has a queue pair of the drive's and can serve another one: the same if there is one, else
-    /// one with the fewest sharers.
+    /// The host for a sharer of `core`: a core queue of the same core if there is one, else the one with the
+    /// fewest sharers. `None` if no core has a working queue pair.
     fn host_for(&self, core: usize) -> Option<Arc<CoreQueue>> {
         let can_serve = |queue_slot: &&QueueSlot| {
             queue_slot.has_queues
                 && !queue_slot.is_sharer
-                && !queue_slot.is_left
+                && !queue_slot.is_left_behind
                 && !queue_slot.core_queue.is_closed()
         };
         let sharers_of = |host: &Arc<CoreQueue>| {
@@ -336,10 +334,10 @@ impl Life {
         Some(Arc::clone(&host.core_queue))
     }
 
-    /// Cores that have their queues work with them, once nothing is left to be repeated on any of them: what
-    /// was with the drive before a reset is not to be done after what came later.
-    fn release_all(&mut self) -> Result<(), Trouble> {
-        // First: what a sharer has to repeat keeps all cores waiting.
+    /// Sends `Replay`, then `Go`, to cores with queues. `Go` waits until no core has commands to repeat: they
+    /// must not execute after newer ones.
+    fn resume_all(&mut self) -> Result<(), ManagerError> {
+        // First, as a sharer without a host that must repeat commands makes all cores wait.
         self.end_hostless();
         if self.queue_slots.iter().any(QueueSlot::is_to_repeat) {
             return Ok(());
@@ -349,10 +347,10 @@ impl Life {
             .iter()
             .any(|queue_slot| queue_slot.has_queues && queue_slot.core_queue.is_replaying());
         for queue_slot in self.queue_slots.iter().filter(|queue_slot| queue_slot.has_queues) {
-            match (queue_slot.core_queue.word().order(), is_replaying) {
-                (QueueCommand::Rewind, true) => queue_slot.core_queue.order(QueueCommand::Replay),
+            match (queue_slot.core_queue.word().queue_command(), is_replaying) {
+                (QueueCommand::Rewind, true) => queue_slot.core_queue.set_queue_command(QueueCommand::Replay),
                 (QueueCommand::Rewind | QueueCommand::Replay, false) => {
-                    queue_slot.core_queue.order(QueueCommand::Go)
+                    queue_slot.core_queue.set_queue_command(QueueCommand::Go)
                 }
                 _ => {}
             }
@@ -365,22 +363,22 @@ impl Life {
         Ok(())
     }
 
-    /// Sharers wait for a host no longer than for a drive that is away; cores that could be one have as long
-    /// to answer as any. Then their requests fail, until there is a host. The drive has nothing of them:
-    /// since then the controller was off, or the queue pair of the host that they had was deleted.
+    /// Fails the requests of sharers that have waited for a host for `return_timeout` since the drive was
+    /// lost, and for at least `STOP_MS`. The drive has none of their commands: the controller was off, or
+    /// their host's queue pair was deleted, since then.
     fn end_hostless(&mut self) {
         let now = self.now.get();
         let limit = self.lost_at.unwrap_or(now).saturating_add(self.return_limit_ms());
         let limit = limit.max(now.saturating_add(STOP_MS));
         for index in 0..self.queue_slots.len() {
-            // One whose host has come back in this turn gets it in the next.
+            // A sharer whose host has just returned is assigned in the next step.
             let has_host = self.host_for(self.queue_slots[index].core_queue.core).is_some();
             let queue_slot = &mut self.queue_slots[index];
             if !queue_slot.is_hostless() || has_host {
                 queue_slot.hostless_until = None;
             } else if now >= *queue_slot.hostless_until.get_or_insert(limit) {
                 queue_slot.hostless_until = None;
-                queue_slot.core_queue.order(QueueCommand::Absent);
+                queue_slot.core_queue.set_queue_command(QueueCommand::Absent);
                 let (drive, core) = (&self.shared.address, queue_slot.core_queue.core);
                 tracing::error!(%drive, core, "no core that has a queue pair answers: requests of this core, \
                     which has none, fail until one does");
@@ -392,34 +390,35 @@ impl Life {
         u64::try_from(self.shared.settings.return_timeout.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Requests of all cores wait for what is repeated, with the time that the drive was away no longer than
-    /// for one that is away, but what is repeated has as long as a core has to stop. A reset ends what the
-    /// drive swallowed, and leaves a core behind that hangs.
-    fn check_replay(&mut self) -> Result<(), Trouble> {
+    /// Fails if the repetition after a reset has taken `STOP_MS` and the drive has been lost for
+    /// `return_timeout`. The reset that follows ends commands that the drive never completes, and leaves
+    /// cores behind that hang.
+    fn check_replay(&mut self) -> Result<(), ManagerError> {
         let (now, limit) = (self.now.get(), self.shared.settings.return_timeout);
         let since = *self.replaying_since.get_or_insert(now);
         let lost_at = self.lost_at.unwrap_or(since);
         let is_late =
             now.saturating_sub(lost_at) >= self.return_limit_ms() && now.saturating_sub(since) >= STOP_MS;
-        if is_late { Err(Trouble::Replay { limit }) } else { Ok(()) }
+        if is_late { Err(ManagerError::Replay { limit }) } else { Ok(()) }
     }
 
-    /// The core queue's memory and queues; then it works. Until its core has answered there is nothing to do.
-    async fn make(
+    /// Gives the core its queue and, once the core has answered, creates the queues at the controller or
+    /// assigns the host.
+    async fn make_queues(
         &mut self,
         function: &Arc<dyn Function>,
         controller: &Controller,
         index: usize,
-    ) -> Result<(), Trouble> {
-        if !self.has_queue_asked(function, controller, index)? {
+    ) -> Result<(), ManagerError> {
+        if !self.offer_queue(function, controller, index)? {
             return Ok(());
         }
         let Some(queue_slot) = self.queue_slots.get_mut(index) else { return Ok(()) };
         let Some((layout, memory)) = &queue_slot.memory else { return Ok(()) };
         let (layout, sq, qid) = (*layout, memory.iova(), queue_slot.qid);
-        queue_slot.asked = None;
-        // Of the queue before: its identifiers are others' now.
-        queue_slot.core_queue.forget_asked();
+        queue_slot.offer = None;
+        // Requests for Aborts name CIDs of the previous queue.
+        queue_slot.core_queue.clear_requests();
         if let (Some(host), Some(doorbells)) = (&queue_slot.host, &queue_slot.doorbells) {
             host.add_sharer(Sharer::new(&queue_slot.core_queue, memory, doorbells, layout));
             (queue_slot.has_queues, queue_slot.has_worked) = (true, true);
@@ -436,15 +435,15 @@ impl Life {
         Ok(())
     }
 
-    /// Give the core its queue, if that was not done. True when it has taken it.
-    fn has_queue_asked(
+    /// Gives the core its queue, if not done yet. True once the core has taken it.
+    fn offer_queue(
         &mut self,
         function: &Arc<dyn Function>,
         controller: &Controller,
         index: usize,
-    ) -> Result<bool, Trouble> {
-        let is_asked = self.queue_slots.get(index).is_some_and(QueueSlot::is_asked);
-        if !is_asked && !self.give(function, controller, index)? {
+    ) -> Result<bool, ManagerError> {
+        let is_offered = self.queue_slots.get(index).is_some_and(QueueSlot::is_offered);
+        if !is_offered && !self.assign_queue(function, controller, index)? {
             return Ok(false);
         }
         let (now, core_queue) = match self.queue_slots.get(index) {
@@ -454,29 +453,29 @@ impl Life {
         if core_queue.has_answered() {
             return Ok(!core_queue.is_closed());
         }
-        let Some(mut asked) = self.queue_slots.get(index).and_then(|queue_slot| queue_slot.asked) else {
+        let Some(mut offer) = self.queue_slots.get(index).and_then(|queue_slot| queue_slot.offer) else {
             return Ok(false);
         };
-        self.tell_hung(&core_queue, &mut asked.tell_from);
+        self.log_hung(&core_queue, &mut offer.log_from);
         let Some(queue_slot) = self.queue_slots.get_mut(index) else { return Ok(false) };
-        queue_slot.asked = Some(asked);
-        // The others wait for what it has to repeat. The drive has none of it: since then the controller was
-        // off, or the host's queue pair was deleted, and the new queue is not made yet.
-        if queue_slot.has_worked && now.saturating_sub(asked.at) >= STOP_MS {
-            queue_slot.leave_absent();
-            self.tell_left(&core_queue);
+        queue_slot.offer = Some(offer);
+        // The other cores wait for its repetition. The drive has none of its commands: the controller was
+        // off, or the host's queue pair was deleted, and the new queue does not exist yet.
+        if queue_slot.has_worked && now.saturating_sub(offer.at) >= STOP_MS {
+            queue_slot.leave_behind_absent();
+            self.log_left_behind(&core_queue);
         }
         Ok(false)
     }
 
-    /// The core queue's memory, and a queue for its core. False where there is none for it now.
-    fn give(
+    /// Maps the memory and gives the core a queue with `Rewind`. False if there is no host or no namespace.
+    fn assign_queue(
         &mut self,
         function: &Arc<dyn Function>,
         controller: &Controller,
         index: usize,
-    ) -> Result<bool, Trouble> {
-        let asked = Asked { at: self.now.get(), tell_from: self.answer_limit() };
+    ) -> Result<bool, ManagerError> {
+        let offer = Offer { at: self.now.get(), log_from: self.answer_limit() };
         let Some((core, is_sharer)) =
             self.queue_slots.get(index).map(|it| (it.core_queue.core, it.is_sharer))
         else {
@@ -489,10 +488,10 @@ impl Life {
         let Some(queue_slot) = self.queue_slots.get_mut(index) else { return Ok(false) };
         let core_queue = Arc::clone(&queue_slot.core_queue);
         let Some(rules) = self.shared.rules(core_queue.nsid) else {
-            if core_queue.word().order() != QueueCommand::Gone {
+            if core_queue.word().queue_command() != QueueCommand::Gone {
                 let (drive, nsid) = (&self.shared.address, core_queue.nsid);
                 tracing::error!(%drive, core, nsid, "no such namespace any more");
-                core_queue.order(QueueCommand::Gone);
+                core_queue.set_queue_command(QueueCommand::Gone);
             }
             return Ok(false);
         };
@@ -502,7 +501,7 @@ impl Life {
         };
         let window = Window::new(&core_queue.pool, pool.iova());
         queue_slot.pool = Some(pool);
-        let others = core_queue.fronts.map(function.as_ref())?;
+        let cache_windows = core_queue.fronts.map(function.as_ref())?;
         let queue = queue_slot.queue(function, controller)?;
         if let Some(host) = host {
             let (drive, nsid, host_core) = (&self.shared.address, core_queue.nsid, host.core);
@@ -511,27 +510,27 @@ impl Life {
                 this core works with another one's");
             queue_slot.host = Some(host);
         }
-        let pointers = Pointers { window, others, has_sgls: controller.has_sgls() };
-        queue_slot.asked = Some(asked);
+        let pointers = Pointers { window, cache_windows, has_sgls: controller.has_sgls() };
+        queue_slot.offer = Some(offer);
         core_queue.put_setup(Some(Setup { queue, pointers, rules }));
-        core_queue.order(QueueCommand::Rewind);
+        core_queue.set_queue_command(QueueCommand::Rewind);
         Ok(true)
     }
 
-    /// The controller has no queues for it any more, nor the memory.
-    async fn delete(
+    /// Deletes the queues at the controller and drops their memory.
+    async fn delete_queues(
         &mut self,
         function: &Arc<dyn Function>,
         controller: &Controller,
         index: usize,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ManagerError> {
         let Some(qid) = self.queue_slots.get(index).map(|queue_slot| queue_slot.qid) else { return Ok(()) };
         let sqe = Sqe::delete_io_sq(0, qid);
         self.command(function, controller, sqe, "Delete I/O Submission Queue").await?;
         let sqe = Sqe::delete_io_cq(0, qid);
         self.command(function, controller, sqe, "Delete I/O Completion Queue").await?;
         if let Some(queue_slot) = self.queue_slots.get_mut(index) {
-            queue_slot.let_go();
+            queue_slot.release();
         }
         Ok(())
     }

@@ -13,43 +13,43 @@ use spindle_reactor::mem::Area;
 use vfio_bindings::bindings::vfio::VFIO_GROUP_FLAGS_VIABLE;
 use vfio_ioctls::VfioContainer;
 
-use super::iova::RANGES_UNTOLD;
+use super::iova::RANGES_DEFAULT;
 use super::sysfs::{Sysfs, unfit};
 use super::table::{Iommu, Table};
 use super::{info, system};
 use crate::address::PciAddress;
 use crate::function::OpenFunctionError;
 
-/// What the drives of a process share: an IOMMU container, made when the first of them is opened and let go
+/// The IOMMU container that all drives of the process share. Made when the first drive is opened, released
 /// with the last.
 ///
-/// So an area is mapped and pinned once for all drives, and counts once against RLIMIT_MEMLOCK. The price: a
-/// drive can reach what was mapped for another one; what else the machine has in memory it cannot.
+/// An area is mapped and pinned once for all drives, and counts once against RLIMIT_MEMLOCK. The cost: a
+/// drive can access memory that was mapped for another drive, but no other memory of the machine.
 pub struct Vfio {
     pub(super) sysfs: Sysfs,
-    current: Lock<Current>,
+    current: Lock<ContainerState>,
 }
 
 #[derive(Default)]
-struct Current {
-    /// While there are groups. A new one each time: the kernel forgets what an empty one was told, and a
-    /// [`Mapping`](crate::Mapping) that is left over then belongs to the old one.
+struct ContainerState {
+    /// `Some` while there are groups. A new container each time: the kernel drops the mappings of an empty
+    /// one, and a remaining [`Mapping`](crate::Mapping) belongs to the old one.
     container: Option<Arc<Table<Container>>>,
     groups: BTreeMap<u32, Group>,
 }
 
-/// A group in the container. It can be opened once only, so drives of the same group share it.
+/// A group in the container. The kernel opens a group only once, so drives of the same group share it.
 struct Group {
     file: Arc<File>,
     uses: usize,
 }
 
-/// The kernel's.
+/// Container of the kernel, without its mappings.
 pub(super) struct Container(VfioContainer);
 
 impl Iommu for Container {
     fn map(&self, iova: u64, area: &Area) -> io::Result<()> {
-        system::map(&self.0, iova, area).map_err(|error| explain(error, area.bytes(), memory_limit()))
+        system::map(&self.0, iova, area).map_err(|error| add_remedy(error, area.bytes(), memory_limit()))
     }
 
     fn unmap(&self, iova: u64, bytes: usize) -> io::Result<()> {
@@ -57,15 +57,15 @@ impl Iommu for Container {
     }
 }
 
-/// How much memory this process may pin, in bytes; `None`: any.
+/// Bytes that this process may pin (RLIMIT_MEMLOCK); `None` if unlimited or with CAP_IPC_LOCK.
 fn memory_limit() -> Option<u64> {
     let has = rustix::thread::capabilities(None).map(|sets| sets.effective);
     let is_bound = !has.is_ok_and(|has| has.contains(CapabilitySet::IPC_LOCK));
     getrlimit(Resource::Memlock).current.filter(|_| is_bound)
 }
 
-/// Why memory could not be mapped, with what to do about it.
-fn explain(error: io::Error, bytes: usize, limit: Option<u64>) -> io::Error {
+/// Adds the remedy to an error caused by RLIMIT_MEMLOCK.
+fn add_remedy(error: io::Error, bytes: usize, limit: Option<u64>) -> io::Error {
     let is_limit = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM));
     let Some(limit) = limit.filter(|_| is_limit) else { return error };
     let says = format!(
@@ -78,11 +78,11 @@ fn explain(error: io::Error, bytes: usize, limit: Option<u64>) -> io::Error {
     io::Error::new(error.kind(), says)
 }
 
-/// A use of a group, and of the container it is in. The group goes with the last.
+/// A use of a group and its container. The last one closes the group.
 pub(super) struct Lease {
     vfio: Arc<Vfio>,
     group: u32,
-    /// Until it is dropped.
+    /// `None` only while the lease is dropped.
     file: Option<Arc<File>>,
     container: Arc<Table<Container>>,
 }
@@ -92,13 +92,12 @@ impl Lease {
         &self.container
     }
 
-    /// Open a function of the group.
     pub(super) fn open_device(&self, address: PciAddress) -> Result<File, OpenFunctionError> {
         let file = self.file.as_ref().ok_or_else(|| missing(address))?;
         system::open_device(file, &address.to_string()).map_err(|source| match source.raw_os_error() {
-            // It went meanwhile.
+            // Removed since sysfs was read.
             Some(libc::ENODEV) => missing(address),
-            _ => refuse(address, "open it out of its group", source),
+            _ => system_error(address, "open it out of its group", source),
         })
     }
 }
@@ -106,7 +105,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut current = self.vfio.current.lock();
-        // Closed before anybody else can look: a group can be opened once only.
+        // Closed under the lock: a group can be opened only once.
         self.file = None;
         let Some(member) = current.groups.get_mut(&self.group) else { return };
         member.uses -= 1;
@@ -125,12 +124,16 @@ fn missing(address: PciAddress) -> OpenFunctionError {
     OpenFunctionError::Missing { address: address.to_string() }
 }
 
-pub(super) fn refuse(address: PciAddress, verb: impl Into<String>, source: io::Error) -> OpenFunctionError {
+pub(super) fn system_error(
+    address: PciAddress,
+    verb: impl Into<String>,
+    source: io::Error,
+) -> OpenFunctionError {
     OpenFunctionError::System { address: address.to_string(), verb: verb.into(), source }
 }
 
 impl Vfio {
-    /// Nothing is opened yet.
+    /// Opens nothing: the container is made with the first drive.
     #[must_use]
     pub fn new() -> Arc<Vfio> {
         Vfio::with_sysfs(Sysfs::at("/sys"))
@@ -140,7 +143,7 @@ impl Vfio {
         Arc::new(Vfio { sysfs, current: Lock::default() })
     }
 
-    /// Have the group of a function in the container.
+    /// Opens the group of a function, if needed, and attaches it to the container.
     pub(super) fn join(
         self: &Arc<Self>,
         address: PciAddress,
@@ -183,11 +186,11 @@ impl Vfio {
                     format!("none for {}", path.display()),
                     format!("run as root, or give the user the file: `chown USER {}`", path.display()),
                 ),
-                _ => refuse(address, format!("open {}", path.display()), source),
+                _ => system_error(address, format!("open {}", path.display()), source),
             }
         })?;
         let flags = system::group_flags(&file)
-            .map_err(|source| refuse(address, "ask for the state of its group", source))?;
+            .map_err(|source| system_error(address, "ask for the state of its group", source))?;
         if flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
             return Err(self.not_viable(address, group));
         }
@@ -195,7 +198,7 @@ impl Vfio {
     }
 
     fn not_viable(&self, address: PciAddress, group: u32) -> OpenFunctionError {
-        let others = self.sysfs.in_the_way(address);
+        let others = self.sysfs.blocking_functions(address);
         let value = if others.is_empty() {
             format!("{group}, not viable")
         } else {
@@ -216,7 +219,7 @@ impl Vfio {
     ) -> Result<(), OpenFunctionError> {
         let vfio = &container.iommu().0;
         system::set_container(file, vfio).map_err(|source| match source.raw_os_error() {
-            // Another driver was bound since we asked.
+            // Another driver was bound since the state was read.
             Some(libc::EBUSY) => self.not_viable(address, group),
             _ => no_remapping(address, source, "put its group into the container of the other drives"),
         })?;
@@ -225,16 +228,16 @@ impl Vfio {
                 .map_err(|source| no_remapping(address, source, "set up the IOMMU for it"))?;
         }
         let info = system::iommu_info(vfio)
-            .map_err(|source| refuse(address, "ask for the addresses that its IOMMU takes", source))?;
-        container.set_ranges(info::iova_ranges(&info).unwrap_or_else(|| RANGES_UNTOLD.to_vec()));
+            .map_err(|source| system_error(address, "ask for the addresses that its IOMMU takes", source))?;
+        container.set_ranges(info::iova_ranges(&info).unwrap_or_else(|| RANGES_DEFAULT.to_vec()));
         Ok(())
     }
 }
 
-/// A refusal to attach a group: EPERM has one cause only.
+/// Error of attaching a group: EPERM means that interrupt remapping is off.
 fn no_remapping(address: PciAddress, source: io::Error, verb: &str) -> OpenFunctionError {
     if source.raw_os_error() != Some(libc::EPERM) {
-        return refuse(address, verb, source);
+        return system_error(address, verb, source);
     }
     unfit(
         address,
@@ -256,7 +259,7 @@ fn open_container(address: PciAddress) -> Result<VfioContainer, OpenFunctionErro
             "none for /dev/vfio/vfio",
             "run as root, or give users the file: `chmod 0666 /dev/vfio/vfio`; that alone opens no drive",
         ),
-        _ => refuse(address, "open /dev/vfio/vfio", source),
+        _ => system_error(address, "open /dev/vfio/vfio", source),
     })
 }
 
@@ -267,7 +270,7 @@ mod tests {
     #[test]
     fn a_refusal_for_want_of_memory_names_the_limit_and_what_to_set() {
         let refused = || io::Error::from_raw_os_error(libc::ENOMEM);
-        let said = explain(refused(), 4 << 20, Some(8 << 20)).to_string();
+        let said = add_remedy(refused(), 4 << 20, Some(8 << 20)).to_string();
         assert!(said.contains("RLIMIT_MEMLOCK is 8192 KiB") && said.contains("at least 4096 KiB"), "{said}");
         assert!(said.contains("LimitMEMLOCK=infinity") && said.contains("CAP_IPC_LOCK"), "{said}");
     }
@@ -275,8 +278,8 @@ mod tests {
     #[test]
     fn other_refusals_and_those_of_a_process_without_a_limit_are_left_as_they_are() {
         let refused = |number| io::Error::from_raw_os_error(number);
-        assert_eq!(explain(refused(libc::EINVAL), 1, Some(1)).raw_os_error(), Some(libc::EINVAL));
-        assert_eq!(explain(refused(libc::ENOMEM), 1, None).raw_os_error(), Some(libc::ENOMEM));
+        assert_eq!(add_remedy(refused(libc::EINVAL), 1, Some(1)).raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(add_remedy(refused(libc::ENOMEM), 1, None).raw_os_error(), Some(libc::ENOMEM));
     }
 
     #[test]

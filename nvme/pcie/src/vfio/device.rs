@@ -1,4 +1,4 @@
-//! [`VfioFunction`]: one function that VFIO has given us.
+//! [`VfioFunction`]: one PCI function, opened through VFIO.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use spindle_reactor::mem::Area;
 use vfio_bindings::bindings::vfio::{VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX};
 
-use super::container::{Lease, refuse};
+use super::container::{Lease, system_error};
 use super::info;
 use super::sysfs::unfit;
 use super::system::{self, Registers};
@@ -25,39 +25,39 @@ use crate::quirks::PciId;
 const COMMAND: u64 = 4;
 /// Offset of revision and class, which VFIO reads from the function itself.
 const CLASS: u64 = 8;
-/// It answers to accesses of its memory.
+/// The function responds to accesses of its BARs.
 const MEMORY_SPACE: u16 = 1 << 1;
-/// It may access memory itself.
+/// The function may access memory (DMA).
 const BUS_MASTER: u16 = 1 << 2;
 
-/// It raises no interrupt by its pin, which VFIO enables: completions of the admin queue would, without a
-/// handler, and the kernel would switch the line off for all devices on it.
+/// Disables INTx, which VFIO enables: completions of the admin queue would raise it without a handler, and
+/// the kernel would disable the interrupt line for all devices on it.
 const INTERRUPT_DISABLE: u16 = 1 << 10;
 
-/// Less cannot hold the registers and a page of doorbells.
+/// Least size of BAR 0: the registers and a page of doorbells.
 const BAR_BYTES_MIN: u64 = DOORBELLS as u64 + 0x1000;
 
-/// A function while it is open, in the order in which it is closed.
-struct Held {
+/// What an open function owns, in the order in which it is closed.
+struct OpenDevice {
     registers: Registers,
     device: File,
     lease: Lease,
 }
 
-/// A PCI function that VFIO has given to this process.
+/// A PCI function that is open through VFIO.
 pub(super) struct VfioFunction {
     address: PciAddress,
     bar: Bar,
-    held: Arc<Held>,
-    /// Where configuration space lies in the device's file.
+    held: Arc<OpenDevice>,
+    /// Offset of configuration space in the device's file.
     configuration: u64,
-    /// Counted up by the kernel when it wants the function back.
+    /// Event that the kernel signals when it requests the removal.
     removal: OwnedFd,
     is_removal_asked: AtomicBool,
 }
 
 impl VfioFunction {
-    /// Open the function `address` of the group that is leased.
+    /// Opens the function `address` of the leased group and maps BAR 0.
     pub(super) fn open(address: PciAddress, lease: Lease) -> Result<VfioFunction, OpenFunctionError> {
         let device = lease.open_device(address)?;
         let configuration = region(address, &device, VFIO_PCI_CONFIG_REGION_INDEX)?.head.offset;
@@ -69,15 +69,15 @@ impl VfioFunction {
             return Err(unfit(address, "BAR 0", value, allowed));
         }
         let removal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| refuse(address, "make an event", error.into()))?;
+            .map_err(|error| system_error(address, "make an event", error.into()))?;
         system::arm_removal(&device, removal.as_fd())
-            .map_err(|source| refuse(address, "be told of its removal", source))?;
+            .map_err(|source| system_error(address, "be told of its removal", source))?;
         write_command(&device, configuration, false)
-            .map_err(|source| refuse(address, "switch its registers on", source))?;
+            .map_err(|source| system_error(address, "switch its registers on", source))?;
         let bytes = usize::try_from(mappable).unwrap_or(usize::MAX);
         let registers = Registers::map(&device, region.head.offset, bytes)
-            .map_err(|source| refuse(address, "map its registers", source))?;
-        let held = Arc::new(Held { registers, device, lease });
+            .map_err(|source| system_error(address, "map its registers", source))?;
+        let held = Arc::new(OpenDevice { registers, device, lease });
         Ok(VfioFunction {
             address,
             bar: Registers::bar(&held, |held| &held.registers),
@@ -93,10 +93,11 @@ type Region = info::Info<vfio_bindings::bindings::vfio::vfio_region_info>;
 
 fn region(address: PciAddress, device: &File, index: u32) -> Result<Region, OpenFunctionError> {
     system::region_info(device, index)
-        .map_err(|source| refuse(address, format!("ask for its region {index}"), source))
+        .map_err(|source| system_error(address, format!("ask for its region {index}"), source))
 }
 
-/// The command word that follows `now`. Memory space stays on whatever was read: see the module on SIGBUS.
+/// New value of the command register. Memory space stays on whatever was read, to avoid SIGBUS (see
+/// `vfio/mod.rs`).
 fn command_word(now: u16, is_master: bool) -> u16 {
     let master = if is_master { BUS_MASTER } else { 0 };
     now & !BUS_MASTER | MEMORY_SPACE | INTERRUPT_DISABLE | master
@@ -133,7 +134,7 @@ impl Function for VfioFunction {
     }
 
     fn reset(&self) -> io::Result<()> {
-        // Of a function that does not answer, the kernel would wait more than a minute for the end of it.
+        // Checked first: the kernel would wait more than a minute for a function that does not respond.
         let mut class = [0; 4];
         self.held.device.read_exact_at(&mut class, self.configuration + CLASS)?;
         if class == [0xff; 4] {
@@ -150,7 +151,7 @@ impl Function for VfioFunction {
     }
 
     fn is_removal_asked(&self) -> bool {
-        // The count is not of interest; without one the read would block, which is refused.
+        // Non-blocking: fails with EAGAIN until the event was signalled.
         let mut count = [0; 8];
         if rustix::io::read(&self.removal, &mut count).is_ok() {
             self.is_removal_asked.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What VFIO says about regions and addresses: structures with a chain of capabilities behind them.
+//! VFIO's region and IOMMU information: structures that are followed by a chain of capabilities.
 
 use std::ops::RangeInclusive;
 
@@ -6,69 +6,69 @@ use vfio_bindings::bindings::vfio::{
     VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE, VFIO_REGION_INFO_CAP_SPARSE_MMAP, VFIO_REGION_INFO_FLAG_MMAP,
 };
 
-/// What an ioctl that may answer with capabilities answered.
+/// Result of an ioctl with a structure and optional capabilities.
 pub(super) struct Info<T> {
-    /// The structure itself.
+    /// The structure at the beginning of the result.
     pub(super) head: T,
-    /// All of the answer, the structure at its beginning.
+    /// The whole result including `head`; empty without capabilities.
     pub(super) bytes: Vec<u8>,
-    /// Where the first capability is; 0 where there is none.
+    /// Offset of the first capability in `bytes`; 0 for none.
     pub(super) first: u32,
 }
 
 impl<T> Info<T> {
-    /// The capability `id`, from its header on. `None` where there is none, or the chain is broken.
+    /// Bytes from the header of capability `id`. `None` if it is missing or the chain is broken.
     fn capability(&self, id: u32) -> Option<&[u8]> {
         let mut at = usize::try_from(self.first).ok()?;
         while at > 0 {
             let here = self.bytes.get(at..)?;
-            let (found, next) = (half(here, 0)?, usize::try_from(word(here, 4)?).ok()?);
+            let (found, next) = (u16_at(here, 0)?, usize::try_from(u32_at(here, 4)?).ok()?);
             if u32::from(found) == id {
                 return Some(here);
             }
-            // Forwards only, so that it ends.
+            // Only larger offsets are followed, so that the loop ends.
             at = next.checked_sub(at).filter(|step| *step > 0).map_or(0, |_| next);
         }
         None
     }
 
-    /// The pairs of 8 bytes of such a capability, of which the word at 8 says how many there are.
+    /// The pairs of 64-bit values of a capability, from offset 16; the 32-bit word at offset 8 is their
+    /// number.
     fn pairs(&self, id: u32) -> Option<Vec<(u64, u64)>> {
         let here = self.capability(id)?;
-        let count = usize::try_from(word(here, 8)?).ok()?;
-        let pair = |at: usize| Some((long(here, at)?, long(here, at.checked_add(8)?)?));
-        // As many as are there: what the kernel says beyond its own answer is not read.
+        let count = usize::try_from(u32_at(here, 8)?).ok()?;
+        let pair = |at: usize| Some((u64_at(here, at)?, u64_at(here, at.checked_add(8)?)?));
+        // Stops at the end of the result, whatever the number is.
         Some((0..count).map_while(|index| pair(index.checked_mul(16)?.checked_add(16)?)).collect())
     }
 }
 
-fn part<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    part(bytes, at).map(u16::from_ne_bytes)
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes_at(bytes, at).map(u16::from_ne_bytes)
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    part(bytes, at).map(u32::from_ne_bytes)
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes_at(bytes, at).map(u32::from_ne_bytes)
 }
 
-fn long(bytes: &[u8], at: usize) -> Option<u64> {
-    part(bytes, at).map(u64::from_ne_bytes)
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes_at(bytes, at).map(u64::from_ne_bytes)
 }
 
-/// The addresses that the IOMMU takes; `None` where the kernel does not say.
+/// Valid IOVA ranges of the IOMMU; `None` if the kernel does not report them.
 pub(super) fn iova_ranges<T>(info: &Info<T>) -> Option<Vec<RangeInclusive<u64>>> {
     let pairs = info.pairs(VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE)?;
     Some(pairs.into_iter().map(|(first, last)| first..=last).collect())
 }
 
-/// How many bytes from its beginning a region can be mapped; 0: it cannot be.
+/// Bytes that can be mapped from the beginning of a region; 0 for none.
 ///
-/// All of it, unless the kernel has a hole in it: one before 4.16 does not map the page with the MSI-X table.
-/// Registers and doorbells lie before that table in the drives that have it in BAR 0, so what is before the
-/// hole will do.
+/// Less than the region if it has a hole: kernels before 4.16 do not map the page with the MSI-X table. In
+/// drives with that table in BAR 0 the registers and doorbells lie before it.
 pub(super) fn mappable_bytes<T>(info: &Info<T>, flags: u32, bytes: u64) -> u64 {
     if flags & VFIO_REGION_INFO_FLAG_MMAP == 0 {
         return 0;
@@ -106,7 +106,7 @@ mod tests {
         let info = info(&[capability(2, 24 + 16, &[]), capability(1, 0, &told)], 24);
         assert_eq!(iova_ranges(&info), Some(RANGES.to_vec()));
     }
-    const RANGES: [RangeInclusive<u64>; 2] = super::super::iova::RANGES_UNTOLD;
+    const RANGES: [RangeInclusive<u64>; 2] = super::super::iova::RANGES_DEFAULT;
 
     #[test]
     fn no_capability_is_no_ranges_and_a_broken_chain_ends() {

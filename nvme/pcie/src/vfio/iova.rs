@@ -1,44 +1,44 @@
-//! [`IovaSpace`]: which addresses the drives of a container see memory at.
+//! [`IovaSpace`]: allocator of I/O virtual addresses of a container.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// Every piece begins at a multiple of this: a huge page of memory is then one of the IOMMU as well.
+/// Alignment of every range: a huge page of memory is then one of the IOMMU as well.
 pub(super) const ALIGN: u64 = 2 << 20;
 
-/// What may be used where the kernel does not say (before 5.4): below the 39 bits that the narrowest IOMMU
-/// has, without the window of x86's message signalled interrupts.
-pub(super) const RANGES_UNTOLD: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
+/// Ranges if the kernel does not report them (before 5.4): 39 bits as in the narrowest IOMMU, without the MSI
+/// window of x86.
+pub(super) const RANGES_DEFAULT: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
 
-/// The addresses of a container: what may be used, and what is.
+/// Allocator of a container's IOVA ranges.
 ///
-/// The lowest piece that fits is taken, so that a drive with a narrower IOMMU can still join later.
+/// First fit from the lowest address, so that a drive with a narrower IOMMU can still join later.
 pub(super) struct IovaSpace {
     ranges: Vec<RangeInclusive<u64>>,
-    /// First byte to last byte, without overlap.
+    /// Allocated ranges, first to last byte, without overlap.
     used: BTreeMap<u64, u64>,
 }
 
 impl IovaSpace {
-    /// Nothing may be used yet.
+    /// Without usable ranges.
     pub(super) fn new() -> IovaSpace {
         IovaSpace { ranges: Vec::new(), used: BTreeMap::new() }
     }
 
-    /// From now on these may be used. What is used already stays.
+    /// Replaces the usable ranges. Allocations stay.
     pub(super) fn set_ranges(&mut self, mut ranges: Vec<RangeInclusive<u64>>) {
         ranges.sort_by_key(|range| *range.start());
         self.ranges = ranges;
     }
 
-    /// Take `bytes`, aligned to [`ALIGN`] and never at 0. `None` when they fit nowhere.
+    /// Allocates `bytes` at a multiple of [`ALIGN`], never at 0. `None` if they do not fit.
     pub(super) fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let start = self.ranges.iter().find_map(|range| self.first_fit(range, bytes))?;
         self.used.insert(start, start + (bytes - 1));
         Some(start)
     }
 
-    /// Give back what begins at `start`.
+    /// Frees the allocation at `start`.
     pub(super) fn free(&mut self, start: u64) {
         self.used.remove(&start);
     }
@@ -48,7 +48,8 @@ impl IovaSpace {
         let mut start = (*range.start()).max(1).checked_next_multiple_of(ALIGN)?;
         loop {
             let end = start.checked_add(length).filter(|end| end <= range.end())?;
-            // Pieces do not overlap, so the last one that begins at or before the end is the one in the way.
+            // Allocations do not overlap, so only the last one that begins at or before `end` can be in
+            // conflict.
             match self.used.range(..=end).next_back() {
                 Some((_, last)) if *last >= start => {
                     start = last.checked_add(1)?.checked_next_multiple_of(ALIGN)?;
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_window_of_interrupts_is_left_out() {
-        let mut space = space(&RANGES_UNTOLD);
+        let mut space = space(&RANGES_DEFAULT);
         // All of the lower range but the huge page at 0.
         let below = (0xfee0_0000 / ALIGN - 1) * ALIGN;
         assert_eq!(space.allocate(below), Some(ALIGN));
@@ -104,7 +105,7 @@ mod tests {
 
     #[test]
     fn an_area_of_many_gib_lies_where_it_fits_and_its_place_is_used_again() {
-        let mut space = space(&RANGES_UNTOLD);
+        let mut space = space(&RANGES_DEFAULT);
         let pool = space.allocate(64 << 20).expect("room");
         let large = space.allocate(100 << 30).expect("room");
         assert!(pool < large && large >= 0xff00_0000);

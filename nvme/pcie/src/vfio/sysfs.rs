@@ -1,4 +1,4 @@
-//! What sysfs says about a function before VFIO is asked, so that a refusal can say what to do.
+//! Checks of a function in sysfs before VFIO opens it, so that errors contain the remedy.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,16 +7,15 @@ use std::path::{Path, PathBuf};
 use crate::address::PciAddress;
 use crate::function::OpenFunctionError;
 
-/// Mass storage, non-volatile memory, NVM Express.
+/// PCI class code: mass storage, non-volatile memory, NVM Express.
 const CLASS: u32 = 0x01_08_02;
-/// The driver that gives functions to processes.
+/// Kernel driver that makes functions available through VFIO.
 pub(super) const DRIVER: &str = "vfio-pci";
-/// Name of a group without an IOMMU.
 const NO_IOMMU: &str = "vfio-noiommu";
-/// Drivers that reach no memory through the IOMMU, and so may share a group with us.
-const HARMLESS: [&str; 4] = [DRIVER, "pci-stub", "pcieport", "shpchp"];
+/// Drivers without DMA, which may share an IOMMU group with VFIO.
+const DRIVERS_WITHOUT_DMA: [&str; 4] = [DRIVER, "pci-stub", "pcieport", "shpchp"];
 
-/// The kernel's tree; a folder of a test's own in tests.
+/// Root of sysfs: `/sys`, or a temporary directory in tests.
 #[derive(Debug)]
 pub(super) struct Sysfs {
     root: PathBuf,
@@ -31,10 +30,10 @@ impl Sysfs {
         self.root.join("bus/pci/devices").join(address.to_string())
     }
 
-    /// Which IOMMU group an NVMe drive is in that VFIO can open.
+    /// IOMMU group of an NVMe drive that is bound to vfio-pci.
     ///
     /// # Errors
-    /// What is wrong with it, and what to do.
+    /// The first unmet requirement, with the remedy.
     pub(super) fn group(&self, address: PciAddress) -> Result<u32, OpenFunctionError> {
         let path = self.function(address);
         if !path.exists() {
@@ -45,13 +44,13 @@ impl Sysfs {
             let allowed = format!("allowed is {CLASS:#08x}, an NVMe controller");
             return Err(unfit(address, "class", class, allowed));
         }
-        // Before the driver: without an IOMMU, binding would not help.
+        // Checked before the driver: without an IOMMU, binding to vfio-pci does not help.
         let Some(group) = target(&path.join("iommu_group")) else {
             let allowed = "the machine needs an IOMMU that is on: VT-d or AMD-Vi in the firmware's settings, \
                  and intel_iommu=on or amd_iommu=on on the kernel's command line";
             return Err(unfit(address, "iommu_group", "none", allowed));
         };
-        // Also a group has one that the kernel made for want of an IOMMU (enable_unsafe_noiommu_mode).
+        // With `enable_unsafe_noiommu_mode` the kernel makes a group without an IOMMU.
         if self.read(address, "iommu_group/name").is_ok_and(|name| name == NO_IOMMU) {
             let allowed = "the machine needs an IOMMU that is on; without one a drive reaches all memory";
             return Err(unfit(address, "iommu_group", format!("{group}, {NO_IOMMU}"), allowed));
@@ -66,8 +65,8 @@ impl Sysfs {
         Ok(group)
     }
 
-    /// The functions of the same group whose drivers keep it from being used, with these drivers.
-    pub(super) fn in_the_way(&self, address: PciAddress) -> Vec<String> {
+    /// Functions of the same group whose drivers make it unusable, with their drivers.
+    pub(super) fn blocking_functions(&self, address: PciAddress) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.function(address).join("iommu_group/devices")) else {
             return Vec::new();
         };
@@ -76,18 +75,18 @@ impl Sysfs {
                 let entry = entry.ok()?;
                 let driver = target(&entry.path().join("driver"))?;
                 let name = entry.file_name().to_string_lossy().into_owned();
-                (!HARMLESS.contains(&driver.as_str())).then(|| format!("{name} bound to {driver}"))
+                (!DRIVERS_WITHOUT_DMA.contains(&driver.as_str())).then(|| format!("{name} bound to {driver}"))
             })
             .collect();
         found.sort();
         found
     }
 
-    /// An attribute of a function, without the line's end.
+    /// Reads an attribute of a function, without trailing white space.
     fn read(&self, address: PciAddress, name: &str) -> Result<String, OpenFunctionError> {
         match fs::read_to_string(self.function(address).join(name)) {
             Ok(text) => Ok(text.trim_end().to_owned()),
-            // It went meanwhile.
+            // Removed meanwhile.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 Err(OpenFunctionError::Missing { address: address.to_string() })
             }
@@ -100,7 +99,6 @@ impl Sysfs {
     }
 }
 
-/// The refusal of something that is there and not as it must be.
 pub(super) fn unfit(
     address: PciAddress,
     field: &'static str,
@@ -115,7 +113,7 @@ pub(super) fn unfit(
     }
 }
 
-/// The last part of what a link names.
+/// File name of a link's target.
 fn target(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_string_lossy().into_owned())
 }
@@ -241,7 +239,7 @@ mod tests {
             .with("0000:00:01.0", "0x060400", Some("17"), Some("pcieport"))
             .with("0000:02:00.0", "0x010802", Some("18"), Some("nvme"));
         assert_eq!(
-            tree.sysfs().in_the_way(address()),
+            tree.sysfs().blocking_functions(address()),
             ["0000:01:00.1 bound to ahci", "0000:01:00.2 bound to e1000e"]
         );
     }

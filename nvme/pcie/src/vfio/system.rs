@@ -23,42 +23,43 @@ use vfio_ioctls::{VfioContainer, VfioError};
 use super::info::Info;
 use crate::bar::Bar;
 
-/// The number of an ioctl: VFIO's carry neither size nor direction.
-const fn number(offset: u32) -> u32 {
+/// ioctl number. VFIO's contain neither size nor direction.
+const fn ioctl_number(offset: u32) -> u32 {
     (VFIO_TYPE as u32) << 8 | (VFIO_BASE + offset)
 }
-const SET_IOMMU: u32 = number(2);
-const GROUP_GET_STATUS: u32 = number(3);
-const GROUP_SET_CONTAINER: u32 = number(4);
-const GROUP_GET_DEVICE_FD: u32 = number(6);
-const DEVICE_GET_REGION_INFO: u32 = number(8);
-const DEVICE_SET_IRQS: u32 = number(10);
-const DEVICE_RESET: u32 = number(11);
-const IOMMU_GET_INFO: u32 = number(12);
-const IOMMU_MAP_DMA: u32 = number(13);
+const SET_IOMMU: u32 = ioctl_number(2);
+const GROUP_GET_STATUS: u32 = ioctl_number(3);
+const GROUP_SET_CONTAINER: u32 = ioctl_number(4);
+const GROUP_GET_DEVICE_FD: u32 = ioctl_number(6);
+const DEVICE_GET_REGION_INFO: u32 = ioctl_number(8);
+const DEVICE_SET_IRQS: u32 = ioctl_number(10);
+const DEVICE_RESET: u32 = ioctl_number(11);
+const IOMMU_GET_INFO: u32 = ioctl_number(12);
+const IOMMU_MAP_DMA: u32 = ioctl_number(13);
 
-/// Answers of the kernel longer than this are not asked for.
+/// Most bytes of an ioctl result that are read.
 const INFO_BYTES_MAX: u32 = 64 << 10;
 
-/// One ioctl; what it returns.
+/// Executes an ioctl and returns its result.
 ///
 /// # Safety
-/// `argument` is what `request` wants, valid for reads and writes as long as the structure says it is.
+/// `argument` points to what `request` expects, valid for the reads and writes that the structure's size
+/// fields allow.
 unsafe fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: *mut c_void) -> io::Result<c_int> {
-    // SAFETY: an open descriptor; the argument is the caller's promise.
+    // SAFETY: `fd` is borrowed and so open; the caller guarantees the argument.
     match unsafe { libc::ioctl(fd.as_raw_fd(), c_ulong::from(request), argument) } {
         -1 => Err(io::Error::last_os_error()),
         value => Ok(value),
     }
 }
 
-/// The descriptor of a container, which the crate gives as a number only.
+/// Borrows the descriptor of a container, which the crate returns as a number only.
 fn fd_of(container: &VfioContainer) -> BorrowedFd<'_> {
-    // SAFETY: open for as long as the container is borrowed.
+    // SAFETY: the container owns the descriptor, and the result borrows the container.
     unsafe { BorrowedFd::borrow_raw(container.as_raw_fd()) }
 }
 
-/// What the system said, out of an error of the crate.
+/// The system's error within an error of the crate.
 pub(super) fn reason(error: VfioError) -> io::Error {
     if let VfioError::OpenContainer(source) = error {
         return source;
@@ -69,33 +70,31 @@ pub(super) fn reason(error: VfioError) -> io::Error {
     io::Error::other(error)
 }
 
-/// The flags of a group (`VFIO_GROUP_FLAGS_`).
 pub(super) fn group_flags(group: &File) -> io::Result<u32> {
     let mut status = vfio_group_status { argsz: size_of_u32::<vfio_group_status>(), flags: 0 };
-    // SAFETY: the structure that this call wants, of the size it says.
+    // SAFETY: this ioctl writes a `vfio_group_status`, which is a local variable of that size.
     unsafe { ioctl(group.as_fd(), GROUP_GET_STATUS, (&raw mut status).cast()) }?;
     Ok(status.flags)
 }
 
-/// Put a group into a container.
 pub(super) fn set_container(group: &File, container: &VfioContainer) -> io::Result<()> {
     let mut fd: c_int = container.as_raw_fd();
-    // SAFETY: the call reads one descriptor.
+    // SAFETY: this ioctl reads one descriptor number, which is a local variable.
     unsafe { ioctl(group.as_fd(), GROUP_SET_CONTAINER, (&raw mut fd).cast()) }.map(drop)
 }
 
-/// Give a container with its first group in it an IOMMU of type 1, version 2.
+/// Sets IOMMU type 1, version 2. The container must have a group.
 pub(super) fn set_iommu(container: &VfioContainer) -> io::Result<()> {
     let kind = std::ptr::without_provenance_mut(VFIO_TYPE1v2_IOMMU as usize);
-    // SAFETY: the argument is a number, no address.
+    // SAFETY: this ioctl takes a number; the kernel does not access it as an address.
     unsafe { ioctl(fd_of(container), SET_IOMMU, kind) }.map(drop)
 }
 
-/// What the IOMMU of a container can do.
+/// IOMMU information of a container, with capabilities.
 pub(super) fn iommu_info(container: &VfioContainer) -> io::Result<Info<vfio_iommu_type1_info>> {
     let fd = fd_of(container);
     let size = size_of_u32::<vfio_iommu_type1_info>();
-    // SAFETY: `info` makes the memory as long as the structure says.
+    // SAFETY: a structure of plain numbers for this ioctl, whose `argsz` is its size.
     unsafe {
         info(
             fd,
@@ -107,10 +106,10 @@ pub(super) fn iommu_info(container: &VfioContainer) -> io::Result<Info<vfio_iomm
     }
 }
 
-/// What a region of a device is.
+/// Information about a region of a device, with capabilities.
 pub(super) fn region_info(device: &File, index: u32) -> io::Result<Info<vfio_region_info>> {
     let size = size_of_u32::<vfio_region_info>();
-    // SAFETY: `info` makes the memory as long as the structure says.
+    // SAFETY: a structure of plain numbers for this ioctl, whose `argsz` is its size.
     unsafe {
         info(
             device.as_fd(),
@@ -122,11 +121,11 @@ pub(super) fn region_info(device: &File, index: u32) -> io::Result<Info<vfio_reg
     }
 }
 
-/// Ask twice: how long the answer is, then for all of it.
+/// Executes an ioctl twice: for the length of the result, then for the whole result.
 ///
 /// # Safety
-/// `T` is a structure of plain numbers that `request` takes and fills, `argsz` its member of that name, which
-/// is at first the size of `T`.
+/// `T` is a structure of plain numbers that `request` reads and writes, and `argsz` returns its member of
+/// that name, which at first is the size of `T`.
 unsafe fn info<T: Copy>(
     fd: BorrowedFd<'_>,
     request: u32,
@@ -135,7 +134,7 @@ unsafe fn info<T: Copy>(
     first: impl Fn(&T) -> u32,
 ) -> io::Result<Info<T>> {
     let mut head = question;
-    // SAFETY: as long as `argsz` says.
+    // SAFETY: `head` is a local `T`, and its `argsz` is the size of `T`.
     unsafe { ioctl(fd, request, (&raw mut head).cast()) }?;
     let wanted = *argsz(&mut head);
     if first(&head) == 0 && wanted <= size_of_u32::<T>() {
@@ -144,12 +143,13 @@ unsafe fn info<T: Copy>(
     if wanted > INFO_BYTES_MAX {
         return Err(io::Error::other(format!("an answer of {wanted} bytes, at most {INFO_BYTES_MAX}")));
     }
-    // Words of 8, so that it is aligned as any of these structures.
+    // 64-bit words, so that the memory is aligned for each of these structures.
     let mut words = vec![0_u64; (wanted as usize).max(size_of::<T>()).div_ceil(8)];
     let mut long = question;
     *argsz(&mut long) = wanted.max(size_of_u32::<T>());
     let place = words.as_mut_ptr().cast::<T>();
-    // SAFETY: the words are as many bytes as `argsz` says, at least one `T`, and aligned to 8.
+    // SAFETY: `words` has at least `argsz` bytes, at least one `T`, is aligned to 8 and lives until the end
+    // of the function.
     let head = unsafe {
         place.write(long);
         ioctl(fd, request, place.cast())?;
@@ -159,15 +159,15 @@ unsafe fn info<T: Copy>(
     Ok(Info { head, bytes, first: first(&head) })
 }
 
-/// Let the drives of a container read an area and, where it is writable, write to it. Its pages are pinned
-/// until it is unmapped, or the container lets go of its last group.
+/// Maps an area for all drives of a container, writable if the area is. Its pages are pinned until they are
+/// unmapped or the container's last group is closed.
 pub(super) fn map(container: &VfioContainer, iova: u64, area: &Area) -> io::Result<()> {
     if area.is_writable() {
-        // SAFETY: an area is memory for devices, seen through handles that know of them; its pages are
-        // pinned, so what a drive writes later than that lands in pages without another user.
+        // SAFETY: an `Area` is memory that devices may write to, accessed through handles that allow for
+        // that. Its pages are pinned, so a later write of a drive does not reach pages of another user.
         return unsafe { container.vfio_dma_map(iova, area.bytes(), area.base().as_ptr()) }.map_err(reason);
     }
-    // The crate maps writable only.
+    // The crate supports only writable mappings.
     let mut map = vfio_iommu_type1_dma_map {
         argsz: size_of_u32::<vfio_iommu_type1_dma_map>(),
         flags: VFIO_DMA_MAP_FLAG_READ,
@@ -175,24 +175,25 @@ pub(super) fn map(container: &VfioContainer, iova: u64, area: &Area) -> io::Resu
         iova,
         size: area.bytes() as u64,
     };
-    // SAFETY: the structure that this call wants; a device that only reads changes nothing.
+    // SAFETY: this ioctl reads a `vfio_iommu_type1_dma_map`, which is a local variable; a read-only mapping
+    // cannot change memory.
     unsafe { ioctl(fd_of(container), IOMMU_MAP_DMA, (&raw mut map).cast()) }.map(drop)
 }
 
-/// Open the device of this name out of its group.
+/// Opens the device `name` of a group.
 pub(super) fn open_device(group: &File, name: &str) -> io::Result<File> {
     let name = CString::new(name)?;
-    // SAFETY: the call reads a string that ends in a zero.
+    // SAFETY: this ioctl reads a zero-terminated string, which `name` owns.
     let fd = unsafe { ioctl(group.as_fd(), GROUP_GET_DEVICE_FD, name.as_ptr().cast_mut().cast()) }?;
-    // SAFETY: a descriptor that the kernel just made for us.
+    // SAFETY: the kernel has just opened this descriptor, and nothing else owns it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// Have `event` counted up whenever the kernel wants the device back.
+/// Makes the kernel signal `event` when it requests the removal of the device.
 pub(super) fn arm_removal(device: &File, event: BorrowedFd<'_>) -> io::Result<()> {
-    /// `vfio_irq_set` with one descriptor behind it.
+    /// `vfio_irq_set`, followed by one descriptor.
     #[repr(C)]
-    struct Set {
+    struct IrqSet {
         argsz: u32,
         flags: u32,
         index: u32,
@@ -200,22 +201,21 @@ pub(super) fn arm_removal(device: &File, event: BorrowedFd<'_>) -> io::Result<()
         count: u32,
         fd: c_int,
     }
-    let mut set = Set {
-        argsz: size_of_u32::<Set>(),
+    let mut set = IrqSet {
+        argsz: size_of_u32::<IrqSet>(),
         flags: VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER,
         index: VFIO_PCI_REQ_IRQ_INDEX,
         start: 0,
         count: 1,
         fd: event.as_raw_fd(),
     };
-    // SAFETY: the structure that this call wants, of the size it says; the kernel takes a reference of its
-    // own to the event.
+    // SAFETY: this ioctl reads a `vfio_irq_set` of `argsz` bytes, which `set` is; the kernel takes its own
+    // reference to the event.
     unsafe { ioctl(device.as_fd(), DEVICE_SET_IRQS, (&raw mut set).cast()) }.map(drop)
 }
 
-/// Reset the function.
 pub(super) fn reset(device: &File) -> io::Result<()> {
-    // SAFETY: the call has no argument.
+    // SAFETY: this ioctl ignores its argument.
     unsafe { ioctl(device.as_fd(), DEVICE_RESET, std::ptr::null_mut()) }.map(drop)
 }
 
@@ -223,22 +223,22 @@ fn size_of_u32<T>() -> u32 {
     u32::try_from(size_of::<T>()).expect("structures are small")
 }
 
-/// The registers of a device, mapped until this is dropped.
+/// A mapping of a device's registers.
 pub(super) struct Registers {
     base: NonNull<c_void>,
     bytes: usize,
 }
 
-// SAFETY: an address and a length; nothing is done with them but unmapping, once.
+// SAFETY: the address is only used to unmap the registers once, in `drop`, which any thread may do.
 unsafe impl Send for Registers {}
-// SAFETY: as above.
+// SAFETY: shared references only read the address and the length.
 unsafe impl Sync for Registers {}
 
 impl Registers {
-    /// Map `bytes` of the device from `offset` on.
+    /// Maps `bytes` of the device's file at `offset`.
     pub(super) fn map(device: &File, offset: u64, bytes: usize) -> io::Result<Registers> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, where the kernel likes.
+        // SAFETY: a new mapping at an address that the kernel chooses, so it replaces no other mapping.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, device, offset)
         }?;
@@ -246,18 +246,19 @@ impl Registers {
         Ok(Registers { base, bytes })
     }
 
-    /// The registers that `of` says are in `keep`, which stays as long as the answer or a clone of it.
+    /// A [`Bar`] of the registers within `keep`, which the `Bar` and its clones keep alive.
     pub(super) fn bar<T: Any + Send + Sync>(keep: &Arc<T>, of: fn(&T) -> &Registers) -> Bar {
         let Registers { base, bytes } = of(keep);
-        // SAFETY: mapped readable and writable, page-aligned, until these registers are dropped: they are
-        // lent out of `keep`, which has no way to replace them (it is shared).
+        // SAFETY: the registers are mapped readable and writable, page-aligned, until they are dropped.
+        // `keep` owns them, and as it is shared they cannot be moved out or replaced.
         unsafe { Bar::new(base.cast(), *bytes, Arc::<T>::clone(keep)) }
     }
 }
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        // SAFETY: our mapping, and the last who knows its address is gone (`bar`).
+        // SAFETY: this value made the mapping, and every `Bar` with its address keeps this value alive
+        // (`bar`).
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr(), self.bytes) };
         if let Err(error) = unmapped {
             tracing::error!(%error, "cannot unmap the registers of a drive");

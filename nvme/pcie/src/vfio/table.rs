@@ -1,7 +1,7 @@
-//! [`Table`]: which memory the drives of a container reach, and where they see it.
+//! [`Table`]: the DMA mappings of a container.
 //!
-//! All drives of a process share one container, so memory that several of them are given (each core's pool)
-//! is mapped and pinned once: the first that maps an area gets a new address, the others the same.
+//! All drives of a process share one container, so an area that several drives map (each core's pool) is
+//! mapped and pinned once: the first mapping allocates an IOVA, the others share it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,16 +15,15 @@ use super::iova::IovaSpace;
 use crate::dma::Iova;
 use crate::function::Mapping;
 
-/// What maps.
+/// Executes mappings; the kernel's container, or a test's.
 pub(super) trait Iommu: Send + Sync {
-    /// Let the drives see an area at `iova`.
+    /// Maps an area at `iova`, for all drives.
     fn map(&self, iova: u64, area: &Area) -> io::Result<()>;
 
-    /// No longer.
+    /// Removes the mapping at `iova`.
     fn unmap(&self, iova: u64, bytes: usize) -> io::Result<()>;
 }
 
-/// The mappings of a container.
 pub(super) struct Table<I> {
     iommu: I,
     state: Lock<State>,
@@ -32,22 +31,22 @@ pub(super) struct Table<I> {
 
 struct State {
     space: IovaSpace,
-    /// By address and length.
-    pieces: BTreeMap<(usize, usize), Piece>,
+    /// By address and length in bytes.
+    areas: BTreeMap<(usize, usize), MappedArea>,
 }
 
-struct Piece {
+struct MappedArea {
     iova: u64,
-    /// [`Mapped`] values there are. 0: it could not be unmapped, and is kept so that nothing else gets its
-    /// address or its memory.
+    /// Number of [`Mapped`] values. 0 if unmapping failed: the piece stays, so that neither its IOVA nor its
+    /// memory is reused.
     uses: usize,
     _area: Area,
 }
 
 impl<I: Iommu + 'static> Table<I> {
-    /// Nothing is mapped; a drive is about to be put in.
+    /// A table without mappings and usable addresses.
     pub(super) fn new(iommu: I) -> Arc<Table<I>> {
-        let state = State { space: IovaSpace::new(), pieces: BTreeMap::new() };
+        let state = State { space: IovaSpace::new(), areas: BTreeMap::new() };
         Arc::new(Table { iommu, state: Lock::new(state) })
     }
 
@@ -55,35 +54,35 @@ impl<I: Iommu + 'static> Table<I> {
         &self.iommu
     }
 
-    /// Which addresses may be used from now on.
+    /// Replaces the usable IOVA ranges.
     pub(super) fn set_ranges(&self, ranges: Vec<RangeInclusive<u64>>) {
         self.state.lock().space.set_ranges(ranges);
     }
 
-    /// The last drive leaves: `close` makes the kernel forget all of it and let go of the memory. Nothing is
-    /// unmapped meanwhile: what the kernel has forgotten cannot be.
+    /// Closes the container's last group with `close`, by which the kernel removes all mappings. Holds the
+    /// lock, so that nothing is unmapped meanwhile; later drops of [`Mapped`] have no effect.
     pub(super) fn detach(&self, close: impl FnOnce()) {
         let mut state = self.state.lock();
         close();
-        let forgotten = std::mem::take(&mut state.pieces);
+        let forgotten = std::mem::take(&mut state.areas);
         drop(state);
         drop(forgotten);
     }
 
-    /// Let the drives reach an area until what is returned is dropped.
+    /// Maps an area until the result is dropped.
     ///
     /// # Errors
-    /// The system's, or that no addresses are left.
+    /// The system's error, or that no IOVA range is free.
     pub(super) fn map(self: &Arc<Self>, area: &Area) -> io::Result<Mapped<I>> {
         let key = (area.base().addr().get(), area.bytes());
         let mut state = self.state.lock();
-        if let Some(piece) = state.pieces.get_mut(&key)
-            && piece.uses > 0
+        if let Some(mapped) = state.areas.get_mut(&key)
+            && mapped.uses > 0
         {
-            piece.uses += 1;
-            return Ok(Mapped { table: Arc::clone(self), key, iova: piece.iova });
+            mapped.uses += 1;
+            return Ok(Mapped { table: Arc::clone(self), key, iova: mapped.iova });
         }
-        if state.pieces.contains_key(&key) {
+        if state.areas.contains_key(&key) {
             return Err(io::Error::other("it is mapped still: it could not be unmapped before"));
         }
         let Some(iova) = state.space.allocate(key.1 as u64) else {
@@ -93,23 +92,23 @@ impl<I: Iommu + 'static> Table<I> {
             state.space.free(iova);
             return Err(error);
         }
-        state.pieces.insert(key, Piece { iova, uses: 1, _area: area.clone() });
+        state.areas.insert(key, MappedArea { iova, uses: 1, _area: area.clone() });
         Ok(Mapped { table: Arc::clone(self), key, iova })
     }
 
     fn unmap(&self, key: (usize, usize)) {
         let mut state = self.state.lock();
-        // Not there: the last drive has left (`detach`).
-        let Some(piece) = state.pieces.get_mut(&key) else { return };
-        piece.uses = piece.uses.saturating_sub(1);
-        if piece.uses > 0 {
+        // Missing after `detach`.
+        let Some(mapped) = state.areas.get_mut(&key) else { return };
+        mapped.uses = mapped.uses.saturating_sub(1);
+        if mapped.uses > 0 {
             return;
         }
-        let iova = piece.iova;
+        let iova = mapped.iova;
         match self.iommu.unmap(iova, key.1) {
             Ok(()) => {
                 state.space.free(iova);
-                state.pieces.remove(&key);
+                state.areas.remove(&key);
             }
             Err(error) => {
                 tracing::error!(%error, iova, bytes = key.1, "memory of drives stays mapped: it is kept");
@@ -118,7 +117,7 @@ impl<I: Iommu + 'static> Table<I> {
     }
 }
 
-/// One use of an area by a drive. It holds the container's table, and no drive.
+/// One use of a mapped area. Keeps the container's table, not the drive.
 pub(super) struct Mapped<I: Iommu + 'static> {
     table: Arc<Table<I>>,
     key: (usize, usize),
@@ -217,7 +216,7 @@ mod tests {
         // Its place is not given to another area, which would then be taken for it.
         assert_ne!(Area::map(1, Pages::Base).expect("memory").base(), base);
         table.detach(|| {});
-        assert!(table.state.lock().pieces.is_empty());
+        assert!(table.state.lock().areas.is_empty());
         drop(mapping);
     }
 

@@ -43,7 +43,7 @@ fn a_drive_that_wants_long_queues_has_them_and_no_more_commands() {
 #[test]
 fn a_drive_that_must_not_be_looked_at_too_early_is_left_alone_for_a_while() {
     for (vendor, device) in [(0x144d, 0xa821), (0x144d, 0xa822), (0x144d, 0xa826), (0x1c5f, 0x0540)] {
-        let spec = EmulatorSpec { deaf_steps: 2400, timeout: 10, ..drive(vendor, device) };
+        let spec = EmulatorSpec { csts_ones_steps: 2400, timeout: 10, ..drive(vendor, device) };
         let mut world = World::with(spec, settings(), 1);
         world.write(3, &[7; 512], false).expect("written");
         world.emulator.set_fatal();

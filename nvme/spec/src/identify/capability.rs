@@ -1,145 +1,144 @@
-//! The bits of Identify Controller: what a controller can do (Base 2.0 figure "Identify Controller Data
-//! Structure").
+//! Bitfields of Identify Controller (Base 2.0 figure "Identify Controller Data Structure").
 
 use bitfield_struct::bitfield;
 
-/// CMIC: how the subsystem may be reached.
+/// CMIC: Controller Multi-Path I/O and Namespace Sharing Capabilities.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Cmic {
-    /// The subsystem may have several ports.
+    /// Bit 0: the NVM subsystem may have more than one port.
     pub multiple_ports: bool,
-    /// The subsystem may have several controllers.
+    /// Bit 1: the NVM subsystem may have more than one controller.
     pub multiple_controllers: bool,
     #[bits(6)]
     __: u8,
 }
 
-/// OAES: asynchronous events that may be sent; the same bits turn them on (feature 0Bh).
+/// OAES: Optional Asynchronous Events Supported; feature 0Bh enables them with the same bits.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Oaes {
     __: u8,
-    /// Attached namespace attributes changed.
+    /// Bit 8, Attached Namespace Attribute Notices.
     pub namespace_attribute: bool,
-    /// Firmware activation starts.
+    /// Bit 9, Firmware Activation Notices.
     pub firmware_activation: bool,
     #[bits(21)]
     __: u32,
-    /// Discovery log page changed.
+    /// Bit 31, Discovery Log Page Change Notification.
     pub discovery_log: bool,
 }
 
-/// CTRATT: controller attributes.
+/// CTRATT: Controller Attributes.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Ctratt {
-    /// HIDS: 128-bit host identifier.
+    /// HIDS: Host Identifier Support, 128 bits.
     pub host_id_128: bool,
     #[bits(5)]
     __: u8,
-    /// TBKAS: any command keeps the association alive.
+    /// TBKAS: Traffic Based Keep Alive Support; any command restarts the keep alive timer.
     pub traffic_based_keep_alive: bool,
     #[bits(25)]
     __: u32,
 }
 
-/// OACS: optional admin commands.
+/// OACS: Optional Admin Command Support.
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct Oacs {
     __: u8,
-    /// Doorbell Buffer Config.
+    /// Bit 8: Doorbell Buffer Config.
     pub doorbell_buffer: bool,
     #[bits(7)]
     __: u8,
 }
 
-/// FRMW: firmware slots and how they are activated.
+/// FRMW: Firmware Updates.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Frmw {
-    /// Slot 1 is read only.
+    /// Bit 0: firmware slot 1 is read only.
     pub first_slot_read_only: bool,
-    /// How many slots, 1 to 7.
+    /// Bits 3:1: number of firmware slots, 1 to 7.
     #[bits(3)]
     pub slots: u8,
     #[bits(4)]
     __: u8,
 }
 
-/// LPA: log pages.
+/// LPA: Log Page Attributes.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Lpa {
-    /// SMART log for each namespace.
+    /// Bit 0: SMART / Health Information log page per namespace.
     pub smart_per_namespace: bool,
-    /// Commands Supported and Effects log.
+    /// Bit 1: Commands Supported and Effects log page.
     pub command_effects: bool,
-    /// Extended data: offset and 32-bit NUMD in Get Log Page.
+    /// Bit 2, Extended Data: LPO and 32-bit NUMD in Get Log Page.
     pub extended_data: bool,
     #[bits(2)]
     __: u8,
-    /// LID 00h, and the scope of each log; LID 12h and 13h.
+    /// Bit 5: log pages 00h, 12h and 13h, and the scope of each command in log page 05h.
     pub supported_log_pages: bool,
     #[bits(2)]
     __: u8,
 }
 
-/// SQES and CQES: sizes of queue entries, as powers of two.
+/// SQES and CQES: Submission and Completion Queue Entry Size, `1 << size` bytes.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct EntrySize {
-    /// The required size; 6 for SQES, 4 for CQES.
+    /// Bits 3:0: required size; 6 for SQES, 4 for CQES.
     #[bits(4)]
     pub required: u8,
-    /// The largest size.
+    /// Bits 7:4: largest supported size.
     #[bits(4)]
     pub largest: u8,
 }
 
-/// ONCS: optional NVM commands.
+/// ONCS: Optional NVM Command Support.
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct Oncs {
-    /// Compare.
+    /// Bit 0: Compare is supported.
     pub compare: bool,
     __: bool,
-    /// Dataset Management.
+    /// Bit 2: Dataset Management is supported.
     pub dataset_management: bool,
-    /// Write Zeroes.
+    /// Bit 3: Write Zeroes is supported.
     pub write_zeroes: bool,
-    /// Save and Select of features.
+    /// Bit 4: SV of Set Features and SEL of Get Features.
     pub save_select: bool,
-    /// Reservations.
+    /// Bit 5: Reservations are supported.
     pub reservations: bool,
-    /// Timestamp.
+    /// Bit 6: feature 0Eh.
     pub timestamp: bool,
-    /// Verify.
+    /// Bit 7: Verify is supported.
     pub verify: bool,
-    /// Copy.
+    /// Bit 8: Copy is supported.
     pub copy: bool,
     #[bits(7)]
     __: u8,
 }
 
-/// FUSES: fused operations.
+/// FUSES: Fused Operation Support.
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct Fuses {
-    /// Compare and Write.
+    /// Bit 0: the fused operation Compare and Write.
     pub compare_and_write: bool,
     #[bits(15)]
     __: u16,
 }
 
-/// VWC: volatile write cache.
+/// VWC: Volatile Write Cache.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Vwc {
-    /// There is one.
+    /// Bit 0: the controller has a volatile write cache.
     pub present: bool,
-    /// Flush with NSID FFFFFFFFh: 2 is refused, 3 flushes all namespaces.
+    /// Bits 2:1, Flush with NSID FFFFFFFFh: 2 is not supported, 3 flushes all namespaces.
     #[bits(2)]
     pub flush_all: u8,
     #[bits(5)]
@@ -147,34 +146,34 @@ pub struct Vwc {
 }
 
 impl Vwc {
-    /// `flush_all`: Flush with NSID FFFFFFFFh flushes every namespace.
+    /// Value of `flush_all`: Flush with NSID FFFFFFFFh flushes all namespaces.
     pub const FLUSH_ALL_SUPPORTED: u8 = 3;
 }
 
-/// SGLS: what SGLs the controller takes.
+/// SGLS: SGL Support.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Sgls {
-    /// 0 none, 1 without alignment, 2 aligned to dwords.
+    /// Bits 1:0: 0 is no SGLs, 1 SGLs without alignment requirement, 2 with dword alignment.
     #[bits(2)]
     pub support: u8,
-    /// Keyed Data Block.
+    /// Bit 2: Keyed SGL Data Block descriptor.
     pub keyed: bool,
     #[bits(17)]
     __: u32,
-    /// The address field may be an offset: in-capsule data.
+    /// Bit 20: the address field may be an offset (in-capsule data).
     pub offset: bool,
-    /// Transport Data Block.
+    /// Bit 21: Transport SGL Data Block descriptor.
     pub transport: bool,
     #[bits(10)]
     __: u16,
 }
 
-/// OFCS: optional Fabrics commands.
+/// OFCS: Optional Fabrics Commands Support.
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct Ofcs {
-    /// Disconnect.
+    /// Bit 0: Disconnect of an I/O queue is supported.
     pub disconnect: bool,
     #[bits(15)]
     __: u16,

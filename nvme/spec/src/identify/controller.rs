@@ -1,137 +1,124 @@
-//! Identify Controller (CNS 01h) and the NVM command set's own part of it (CNS 06h); their bits are in
-//! `capability`.
+//! Identify Controller (CNS 01h) and Identify Controller of the NVM Command Set (CNS 06h); `capability` has
+//! their bitfields.
 
 use zerocopy::little_endian::{U16, U32, U64};
 
 wire! {
     /// Identify Controller, CNS 01h (Base 2.0 figure "Identify Controller Data Structure").
     pub struct IdentifyController[4096] {
-        /// VID: PCI vendor; 0 over Fabrics.
+        /// VID: PCI Vendor ID; 0 over Fabrics.
         vid @ 0: U16,
-        /// SSVID: PCI subsystem vendor; 0 over Fabrics.
+        /// SSVID: PCI Subsystem Vendor ID; 0 over Fabrics.
         ssvid @ 2: U16,
-        /// SN: serial number, ASCII padded with spaces.
+        /// SN: Serial Number, ASCII padded with spaces.
         sn @ 4: [u8; 20],
-        /// MN: model number, ASCII padded with spaces.
+        /// MN: Model Number, ASCII padded with spaces.
         mn @ 24: [u8; 40],
-        /// FR: firmware revision, ASCII padded with spaces.
+        /// FR: Firmware Revision, ASCII padded with spaces.
         fr @ 64: [u8; 8],
-        /// Reserved, or not used here.
         reserved72 @ 72: [u8; 4],
         /// CMIC; see [`Cmic`](super::Cmic).
         cmic @ 76: u8,
-        /// MDTS: largest transfer as a power of two of the smallest memory page; 0 for no limit.
+        /// MDTS: Maximum Data Transfer Size, `1 << MDTS` pages of CAP.MPSMIN; 0 is no limit.
         mdts @ 77: u8,
-        /// CNTLID: controller identifier.
+        /// CNTLID: Controller ID.
         cntlid @ 78: U16,
-        /// VER: the value of VS.
+        /// VER: Version, the value of property VS.
         ver @ 80: U32,
-        /// Reserved, or not used here.
         reserved84 @ 84: [u8; 4],
-        /// RTD3E: entry latency, in microseconds.
+        /// RTD3E: RTD3 Entry Latency in microseconds.
         rtd3e @ 88: U32,
         /// OAES; see [`Oaes`](super::Oaes).
         oaes @ 92: U32,
         /// CTRATT; see [`Ctratt`](super::Ctratt).
         ctratt @ 96: U32,
-        /// Reserved, or not used here.
         reserved100 @ 100: [u8; 11],
-        /// CNTRLTYPE.
+        /// CNTRLTYPE: Controller Type.
         cntrltype @ 111: ControllerType,
-        /// Reserved, or not used here.
         reserved112 @ 112: [u8; 144],
         /// OACS; see [`Oacs`](super::Oacs).
         oacs @ 256: U16,
-        /// ACL: Abort commands at once, one less than the count.
+        /// ACL: Abort Command Limit, concurrent commands, zero-based.
         acl_z @ 258: u8,
-        /// AERL: Asynchronous Event Requests at once, one less than the count.
+        /// AERL: Asynchronous Event Request Limit, concurrent commands, zero-based.
         aerl_z @ 259: u8,
         /// FRMW; see [`Frmw`](super::Frmw).
         frmw @ 260: u8,
         /// LPA; see [`Lpa`](super::Lpa).
         lpa @ 261: u8,
-        /// ELPE: entries of the error log, one less than the count.
+        /// ELPE: Error Log Page Entries, zero-based.
         elpe_z @ 262: u8,
-        /// Reserved, or not used here.
         reserved263 @ 263: [u8; 3],
-        /// WCTEMP: warning temperature, in kelvins.
+        /// WCTEMP: Warning Composite Temperature Threshold in kelvins.
         wctemp @ 266: U16,
-        /// CCTEMP: critical temperature, in kelvins.
+        /// CCTEMP: Critical Composite Temperature Threshold in kelvins.
         cctemp @ 268: U16,
-        /// Reserved, or not used here.
         reserved270 @ 270: [u8; 50],
-        /// KAS: granularity of the keep alive timer, in 100 ms; 0 where there is none.
+        /// KAS: Keep Alive Support, granularity of the timer in units of 100 ms; 0 is no support.
         kas @ 320: U16,
-        /// Reserved, or not used here.
         reserved322 @ 322: [u8; 190],
         /// SQES; see [`EntrySize`](super::EntrySize).
         sqes @ 512: u8,
         /// CQES; see [`EntrySize`](super::EntrySize).
         cqes @ 513: u8,
-        /// MAXCMD: commands of one queue that are processed at a time; not 0 over Fabrics.
+        /// MAXCMD: Maximum Outstanding Commands of an I/O queue; not 0 over Fabrics.
         maxcmd @ 514: U16,
-        /// NN: largest NSID.
+        /// NN: Number of Namespaces, the largest valid NSID.
         nn @ 516: U32,
         /// ONCS; see [`Oncs`](super::Oncs).
         oncs @ 520: U16,
         /// FUSES; see [`Fuses`](super::Fuses).
         fuses @ 522: U16,
-        /// Reserved, or not used here.
         reserved524 @ 524: u8,
         /// VWC; see [`Vwc`](super::Vwc).
         vwc @ 525: u8,
-        /// AWUN: atomic write, in logical blocks, one less than the count.
+        /// AWUN: Atomic Write Unit Normal in logical blocks, zero-based.
         awun_z @ 526: U16,
-        /// Reserved, or not used here.
         reserved528 @ 528: [u8; 6],
-        /// CDFS: a bit for each Copy descriptor format.
+        /// CDFS: Copy Descriptor Formats Supported, one bit per format.
         cdfs @ 534: U16,
         /// SGLS; see [`Sgls`](super::Sgls).
         sgls @ 536: U32,
-        /// MNAN: most namespaces; 0 for NN.
+        /// MNAN: Maximum Number of Allowed Namespaces; 0 means NN.
         mnan @ 540: U32,
-        /// Reserved, or not used here.
         reserved544 @ 544: [u8; 224],
-        /// SUBNQN: name of the subsystem, NUL terminated.
+        /// SUBNQN: NVM Subsystem NQN, NUL terminated.
         subnqn @ 768: [u8; 256],
-        /// Reserved.
         reserved1024 @ 1024: [u8; 768],
-        /// IOCCSZ: command capsule of an I/O queue, in 16 bytes.
+        /// IOCCSZ: I/O Queue Command Capsule Supported Size in units of 16 bytes.
         ioccsz @ 1792: U32,
-        /// IORCSZ: response capsule of an I/O queue, in 16 bytes.
+        /// IORCSZ: I/O Queue Response Capsule Supported Size in units of 16 bytes.
         iorcsz @ 1796: U32,
-        /// ICDOFF: where data begins after the entry in a capsule, in 16 bytes.
+        /// ICDOFF: In Capsule Data Offset from the end of the entry, in units of 16 bytes.
         icdoff @ 1800: U16,
-        /// Reserved, or not used here.
         reserved1802 @ 1802: u8,
-        /// MSDBD: most SGL data block descriptors in a capsule; 0 for no limit.
+        /// MSDBD: Maximum SGL Data Block Descriptors in a capsule; 0 is no limit.
         msdbd @ 1803: u8,
         /// OFCS; see [`Ofcs`](super::Ofcs).
         ofcs @ 1804: U16,
-        /// DCTYPE.
+        /// DCTYPE: Discovery Controller Type.
         dctype @ 1806: DiscoveryControllerType,
-        /// Reserved, or not used here.
         reserved1807 @ 1807: [u8; 1265],
-        /// Vendor specific.
+        /// Vendor Specific; see [`SpindleArea`](crate::vendor::SpindleArea).
         vs @ 3072: [u8; 1024],
     }
 }
 
 impl IdentifyController {
-    /// ACL with its zero base taken away: Abort commands at once.
+    /// Maximum number of concurrent Abort commands: ACL plus one.
     #[must_use]
     pub fn aborts_max(&self) -> u32 {
         u32::from(self.acl_z) + 1
     }
 
-    /// MDTS in bytes with this CAP.MPSMIN; `None` where there is no limit, or none that 64 bits hold.
+    /// MDTS in bytes; `mpsmin` is CAP.MPSMIN. `None` if there is no limit or the limit exceeds 64 bits.
     #[must_use]
     pub fn transfer_bytes_max(&self, mpsmin: u8) -> Option<u64> {
         let shift = 12 + u32::from(mpsmin) + u32::from(self.mdts);
         if self.mdts == 0 { None } else { 1_u64.checked_shl(shift) }
     }
 
-    /// Most bytes of data in a command capsule of an I/O queue: IOCCSZ less the entry and ICDOFF.
+    /// Maximum in-capsule data of an I/O queue in bytes: IOCCSZ minus the entry and ICDOFF.
     #[must_use]
     pub fn in_capsule_bytes(&self) -> u64 {
         (u64::from(self.ioccsz.get()) * 16)
@@ -139,19 +126,19 @@ impl IdentifyController {
             .saturating_sub(u64::from(self.icdoff.get()) * 16)
     }
 
-    /// SN without its padding.
+    /// SN: Serial Number, without padding.
     #[must_use]
     pub fn serial(&self) -> &str {
         crate::nqn::trimmed_ascii(&self.sn)
     }
 
-    /// MN without its padding.
+    /// MN: Model Number, without padding.
     #[must_use]
     pub fn model(&self) -> &str {
         crate::nqn::trimmed_ascii(&self.mn)
     }
 
-    /// FR without its padding.
+    /// FR: Firmware Revision, without padding.
     #[must_use]
     pub fn firmware(&self) -> &str {
         crate::nqn::trimmed_ascii(&self.fr)
@@ -159,19 +146,16 @@ impl IdentifyController {
 }
 
 open_enum! {
-    /// CNTRLTYPE: what the controller is for.
+    /// CNTRLTYPE: Controller Type.
     pub struct ControllerType: u8 {
-        /// I/O controller.
         IO = 1,
-        /// Discovery controller.
         DISCOVERY = 2,
     }
 }
 
 open_enum! {
-    /// DCTYPE: what kind of discovery controller it is.
+    /// DCTYPE: Discovery Controller Type.
     pub struct DiscoveryControllerType: u8 {
-        /// Direct discovery controller.
         DIRECT = 1,
     }
 }
@@ -179,21 +163,18 @@ open_enum! {
 wire! {
     /// Identify Controller of the NVM Command Set, CNS 06h CSI 00h (NVM Command Set 1.0 section 4.1.5.2).
     pub struct IdentifyControllerNvm[4096] {
-        /// VSL: most of Verify, as MDTS; 0 for no limit.
+        /// VSL: Verify Size Limit, encoded as MDTS; 0 is no limit.
         vsl @ 0: u8,
-        /// WZSL: most of Write Zeroes, as MDTS; 0 for no limit.
+        /// WZSL: Write Zeroes Size Limit, encoded as MDTS; 0 is no limit.
         wzsl @ 1: u8,
-        /// Reserved, or not used here.
         reserved2 @ 2: [u8; 2],
-        /// DMRSL: most logical blocks in one range; 0 for no limit.
+        /// DMRSL: Dataset Management Range Size Limit in logical blocks; 0 is no limit.
         dmrsl @ 4: U32,
-        /// DMSL: most logical blocks in all ranges; 0 for no limit.
+        /// DMSL: Dataset Management Size Limit of all ranges in logical blocks; 0 is no limit.
         dmsl @ 8: U64,
-        /// Reserved, or not used here.
         reserved16 @ 16: u8,
-        /// WZDSL: most of Write Zeroes that deallocates, as MDTS (NVM Command Set 1.1).
+        /// WZDSL: Write Zeroes With Deallocate Size Limit, encoded as MDTS (NVM Command Set 1.1).
         wzdsl @ 17: u8,
-        /// Reserved, or not used here.
         reserved18 @ 18: [u8; 4078],
     }
 }

@@ -7,80 +7,72 @@ use zerocopy::little_endian::{U16, U32, U64, U128};
 wire! {
     /// Identify Namespace, CNS 00h (NVM Command Set 1.0 section 4.1.5.1).
     pub struct IdentifyNamespace[4096] {
-        /// NSZE: size, in logical blocks.
+        /// NSZE: Namespace Size in logical blocks.
         nsze @ 0: U64,
-        /// NCAP: capacity, in logical blocks.
+        /// NCAP: Namespace Capacity in logical blocks.
         ncap @ 8: U64,
-        /// NUSE: use, in logical blocks.
+        /// NUSE: Namespace Utilization in logical blocks.
         nuse @ 16: U64,
         /// NSFEAT; see [`Nsfeat`].
         nsfeat @ 24: u8,
-        /// Reserved, or not used here.
         reserved25 @ 25: u8,
         /// FLBAS; see [`Flbas`].
         flbas @ 26: u8,
-        /// Reserved, or not used here.
         reserved27 @ 27: [u8; 3],
         /// NMIC; see [`Nmic`].
         nmic @ 30: u8,
-        /// Reserved, or not used here.
         reserved31 @ 31: [u8; 2],
         /// DLFEAT; see [`Dlfeat`].
         dlfeat @ 33: u8,
-        /// NAWUN: atomic write, in logical blocks, one less than the count.
+        /// NAWUN: Namespace Atomic Write Unit Normal in logical blocks, zero-based.
         nawun_z @ 34: U16,
-        /// Reserved, or not used here.
         reserved36 @ 36: [u8; 4],
-        /// NABSN: atomic boundary, in logical blocks, one less than the count; 0 for none.
+        /// NABSN: Namespace Atomic Boundary Size Normal in logical blocks, zero-based; 0 is no boundary.
         nabsn_z @ 40: U16,
-        /// Reserved, or not used here.
         reserved42 @ 42: [u8; 4],
-        /// NOIOB: best boundary of I/O, in logical blocks; 0 for none.
+        /// NOIOB: Namespace Optimal I/O Boundary in logical blocks; 0 is not reported.
         noiob @ 46: U16,
-        /// NVMCAP: capacity, in bytes.
+        /// NVMCAP: NVM Capacity in bytes.
         nvmcap @ 48: U128,
-        /// NPWG: preferred granularity of writes, in logical blocks, one less than the count.
+        /// NPWG: Namespace Preferred Write Granularity in logical blocks, zero-based.
         npwg_z @ 64: U16,
-        /// NPWA: preferred alignment of writes, in logical blocks, one less than the count.
+        /// NPWA: Namespace Preferred Write Alignment in logical blocks, zero-based.
         npwa_z @ 66: U16,
-        /// NPDG: preferred granularity of deallocation, in logical blocks, one less than the count.
+        /// NPDG: Namespace Preferred Deallocate Granularity in logical blocks, zero-based.
         npdg_z @ 68: U16,
-        /// NPDA: preferred alignment of deallocation, in logical blocks, one less than the count.
+        /// NPDA: Namespace Preferred Deallocate Alignment in logical blocks, zero-based.
         npda_z @ 70: U16,
-        /// NOWS: best size of writes, in logical blocks, one less than the count.
+        /// NOWS: Namespace Optimal Write Size in logical blocks, zero-based.
         nows_z @ 72: U16,
-        /// MSSRL: most logical blocks in one source range of Copy.
+        /// MSSRL: Maximum Single Source Range Length of Copy in logical blocks.
         mssrl @ 74: U16,
-        /// MCL: most logical blocks in one Copy.
+        /// MCL: Maximum Copy Length in logical blocks.
         mcl @ 76: U32,
-        /// MSRC: most source ranges in one Copy, one less than the count.
+        /// MSRC: Maximum Source Range Count of Copy, zero-based.
         msrc_z @ 80: u8,
-        /// Reserved, or not used here.
         reserved81 @ 81: [u8; 18],
         /// NSATTR; see [`Nsattr`].
         nsattr @ 99: u8,
-        /// Reserved, or not used here.
         reserved100 @ 100: [u8; 4],
-        /// NGUID, most significant byte first.
+        /// NGUID: Namespace Globally Unique Identifier, big-endian.
         nguid @ 104: [u8; 16],
-        /// EUI64, most significant byte first.
+        /// EUI64: IEEE Extended Unique Identifier, big-endian.
         eui64 @ 120: [u8; 8],
-        /// LBAF: the formats.
+        /// LBAF: LBA Format Support, selected by [`Flbas::format_index`].
         lbaf @ 128: [LbaFormat; 64],
-        /// Reserved, or not used here.
         reserved384 @ 384: [u8; 3712],
     }
 }
 
 impl IdentifyNamespace {
-    /// The format in use.
+    /// LBA format that FLBAS selects.
     #[must_use]
     pub fn format(&self) -> LbaFormat {
         let index = Flbas::from_bits(self.flbas).format_index();
         self.lbaf.get(usize::from(index)).copied().unwrap_or_default()
     }
 
-    /// Bytes of a logical block; `None` where the format names no size that is allowed (512 and more).
+    /// Size of a logical block in bytes; `None` unless LBADS is 9 to 31 (512 bytes to 2 GiB).
     #[must_use]
     pub fn block_bytes(&self) -> Option<u32> {
         let lbads = u32::from(self.format().lbads);
@@ -89,24 +81,24 @@ impl IdentifyNamespace {
 }
 
 wire! {
-    /// An LBA format (NVM Command Set 1.0 figure "LBA Format Data Structure").
+    /// LBA Format (NVM Command Set 1.0 figure "LBA Format Data Structure").
     pub struct LbaFormat[4] {
-        /// MS: bytes of metadata of a logical block.
+        /// MS: Metadata Size per logical block in bytes.
         ms @ 0: U16,
-        /// LBADS: bytes of a logical block, as a power of two; 0 where there is no format here.
+        /// LBADS: LBA Data Size, `1 << LBADS` bytes; 0 if the format is not available.
         lbads @ 2: u8,
-        /// RP: relative performance in bits 1:0; 0 is best, 3 is degraded.
+        /// RP: Relative Performance in bits 1:0; 0 is best, 3 is degraded.
         rp @ 3: u8,
     }
 }
 
-/// NSFEAT: features of a namespace.
+/// NSFEAT: Namespace Features.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Nsfeat {
-    /// THINP: NCAP may be less than NSZE.
+    /// THINP: Thin Provisioning; NCAP may be less than NSZE.
     pub thin: bool,
-    /// NSABP: NAWUN, NAWUPF, NACWU say more than AWUN, AWUPF, ACWU.
+    /// NSABP: NAWUN, NAWUPF and NACWU are defined and replace AWUN, AWUPF and ACWU.
     pub atomics: bool,
     #[bits(2)]
     __: u8,
@@ -116,65 +108,65 @@ pub struct Nsfeat {
     __: u8,
 }
 
-/// FLBAS: the format in use.
+/// FLBAS: Formatted LBA Size.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Flbas {
-    /// Bits 3:0 of the index.
+    /// Bits 3:0 of the LBA format index.
     #[bits(4)]
     pub index_low: u8,
     __: bool,
-    /// Bits 5:4 of the index.
+    /// Bits 5:4 of the LBA format index.
     #[bits(2)]
     pub index_high: u8,
     __: bool,
 }
 
 impl Flbas {
-    /// The index, 0 to 63.
+    /// Index in LBAF of the format in use, 0 to 63.
     #[must_use]
     pub const fn format_index(self) -> u8 {
         self.index_high() << 4 | self.index_low()
     }
 }
 
-/// NMIC: how a namespace may be shared.
+/// NMIC: Namespace Multi-path I/O and Namespace Sharing Capabilities.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Nmic {
-    /// The namespace may be attached to several controllers at a time.
+    /// Bit 0: the namespace may be attached to two or more controllers at the same time.
     pub shared: bool,
     #[bits(7)]
     __: u8,
 }
 
-/// DLFEAT: what deallocated blocks are.
+/// DLFEAT: Deallocate Logical Block Features.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Dlfeat {
-    /// What they read as: 0 not reported, 1 zeroes, 2 FFh.
+    /// Bits 2:0: content of deallocated logical blocks; 0 is not reported, 1 is 00h, 2 is FFh.
     #[bits(3)]
     pub read_behavior: u8,
-    /// Write Zeroes with DEAC deallocates.
+    /// Bit 3: Write Zeroes supports DEAC.
     pub deallocate_in_write_zeroes: bool,
     #[bits(4)]
     __: u8,
 }
 
 impl Dlfeat {
-    /// `read_behavior`: not reported.
+    /// Value of `read_behavior`: not reported.
     pub const READS_NOT_REPORTED: u8 = 0;
-    /// `read_behavior`: all bytes 00h.
+    /// Value of `read_behavior`: all bytes are 00h.
     pub const READS_ZEROES: u8 = 1;
-    /// `read_behavior`: all bytes FFh.
+    /// Value of `read_behavior`: all bytes are FFh.
     pub const READS_ONES: u8 = 2;
 }
 
-/// NSATTR: attributes of a namespace.
+/// NSATTR: Namespace Attributes.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Nsattr {
-    /// The namespace is write protected.
+    /// Bit 0: the namespace is write protected.
     pub write_protected: bool,
     #[bits(7)]
     __: u8,
@@ -184,44 +176,40 @@ wire! {
     /// Identify Namespace independent of the command set, CNS 08h (Base 2.0 figure "I/O Command Set
     /// Independent Identify Namespace Data Structure").
     pub struct IdentifyNamespaceIndependent[4096] {
-        /// Reserved, or not used here.
         reserved0 @ 0: u8,
         /// NMIC; see [`Nmic`].
         nmic @ 1: u8,
-        /// Reserved, or not used here.
         reserved2 @ 2: [u8; 6],
         /// NSATTR; see [`Nsattr`].
         nsattr @ 8: u8,
-        /// Reserved, or not used here.
         reserved9 @ 9: [u8; 5],
         /// NSTAT; see [`Nstat`].
         nstat @ 14: u8,
-        /// Reserved, or not used here.
         reserved15 @ 15: [u8; 4081],
     }
 }
 
-/// NSTAT: status of a namespace.
+/// NSTAT: Namespace Status.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Nstat {
-    /// NRDY: the namespace is ready.
+    /// NRDY: Namespace Ready.
     pub ready: bool,
     #[bits(7)]
     __: u8,
 }
 
-/// Bytes of an EUI64 descriptor's identifier.
+/// NIDL of an EUI64 descriptor, in bytes.
 pub const EUI64_BYTES: u8 = 8;
-/// Bytes of an NGUID descriptor's identifier.
+/// NIDL of an NGUID descriptor, in bytes.
 pub const NGUID_BYTES: u8 = 16;
-/// Bytes of a UUID descriptor's identifier.
+/// NIDL of a UUID descriptor, in bytes.
 pub const UUID_BYTES: u8 = 16;
-/// Bytes of a CSI descriptor's identifier.
+/// NIDL of a CSI descriptor, in bytes.
 pub const CSI_BYTES: u8 = 1;
 
 open_enum! {
-    /// NIDT: type of a namespace identifier (Base 2.0 figure "Namespace Identification Descriptor").
+    /// NIDT: Namespace Identifier Type (Base 2.0 figure "Namespace Identification Descriptor").
     pub struct NamespaceDescriptorType: u8 {
         /// IEEE Extended Unique Identifier, 8 bytes.
         EUI64 = 1,
@@ -235,27 +223,26 @@ open_enum! {
 }
 
 wire! {
-    /// Header of a namespace identification descriptor; NIDL bytes of identifier follow (Base 2.0 figure
-    /// "Namespace Identification Descriptor", CNS 03h). A descriptor with NIDL 0 ends the list.
+    /// Header of a Namespace Identification Descriptor (CNS 03h; Base 2.0 figure "Namespace Identification
+    /// Descriptor"). NIDL bytes of identifier follow; a descriptor with NIDL 0 ends the list.
     pub struct NamespaceDescriptor[4] {
-        /// NIDT.
+        /// NIDT: Namespace Identifier Type.
         nidt @ 0: NamespaceDescriptorType,
-        /// NIDL: bytes that follow.
+        /// NIDL: Namespace Identifier Length, bytes of the identifier after the header.
         nidl @ 1: u8,
-        /// Reserved.
         reserved2 @ 2: [u8; 2],
     }
 }
 
 impl NamespaceDescriptor {
-    /// A header.
+    /// Header; the caller appends `nidl` bytes of identifier.
     #[must_use]
     pub fn new(nidt: NamespaceDescriptorType, nidl: u8) -> Self {
         Self { nidt, nidl, ..Self::default() }
     }
 
-    /// The descriptors in the data of Identify CNS 03h, up to the one with NIDL 0 or the first that does
-    /// not fit.
+    /// Type and identifier of each descriptor in the data of Identify CNS 03h. Ends at NIDL 0 or at a
+    /// descriptor that exceeds `data`.
     pub fn iter(data: &[u8]) -> impl Iterator<Item = (NamespaceDescriptorType, &[u8])> {
         let mut rest = data;
         core::iter::from_fn(move || {

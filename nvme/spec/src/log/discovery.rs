@@ -5,26 +5,25 @@ use zerocopy::little_endian::{U16, U64};
 
 use crate::nqn::{Nqn, NqnError, trimmed_ascii};
 
-/// Bytes of the header and of each entry.
+/// Size of the header and of each entry in bytes.
 pub const DISCOVERY_ENTRY_BYTES: usize = 1024;
 
 wire! {
-    /// Header of the discovery log page; NUMREC entries follow.
+    /// Header of the discovery log page; NUMREC of [`DiscoveryLogEntry`] follow.
     pub struct DiscoveryLogHeader[1024] {
-        /// GENCTR: grows with each change; the same at begin and end of reading means that what was read is
-        /// whole.
+        /// GENCTR: Generation Counter, incremented with each change. The log page was read consistently if
+        /// the value is the same before and after.
         genctr @ 0: U64,
-        /// NUMREC: how many entries follow.
+        /// NUMREC: Number of Records, count of the entries.
         numrec @ 8: U64,
-        /// RECFMT: 0.
+        /// RECFMT: Record Format, 0.
         recfmt @ 16: U16,
-        /// Reserved.
         reserved18 @ 18: [u8; 1006],
     }
 }
 
 impl DiscoveryLogHeader {
-    /// A header.
+    /// Header with RECFMT 0; `numrec` is the count of the entries.
     #[must_use]
     pub fn new(genctr: u64, numrec: u64) -> Self {
         Self { genctr: U64::new(genctr), numrec: U64::new(numrec), ..Self::default() }
@@ -32,61 +31,59 @@ impl DiscoveryLogHeader {
 }
 
 wire! {
-    /// An entry of the discovery log page: one way to one subsystem.
+    /// Entry of the discovery log page: one transport address of one subsystem.
     pub struct DiscoveryLogEntry[1024] {
-        /// TRTYPE.
+        /// TRTYPE: Transport Type.
         trtype @ 0: TransportType,
-        /// ADRFAM.
+        /// ADRFAM: Address Family.
         adrfam @ 1: AddressFamily,
-        /// SUBTYPE.
+        /// SUBTYPE: Subsystem Type.
         subtype @ 2: SubsystemType,
-        /// TREQ; see [`Treq`].
+        /// TREQ: Transport Requirements; see [`Treq`].
         treq @ 3: u8,
-        /// PORTID: which port of the subsystem.
+        /// PORTID: Port ID, identifies a port of the subsystem.
         portid @ 4: U16,
-        /// CNTLID: FFFFh for the dynamic controller model.
+        /// CNTLID: Controller ID; FFFFh for the dynamic controller model.
         cntlid @ 6: U16,
-        /// ASQSZ: most entries of the admin submission queue; *not* zero-based, at least 32.
+        /// ASQSZ: Admin Max SQ Size in entries, at least 32; *not* zero-based.
         asqsz @ 8: U16,
-        /// EFLAGS; see [`Eflags`].
+        /// EFLAGS: Entry Flags; see [`Eflags`].
         eflags @ 10: U16,
-        /// Reserved.
         reserved12 @ 12: [u8; 20],
-        /// TRSVCID: the port as decimal digits, ASCII padded with spaces.
+        /// TRSVCID: Transport Service Identifier; the port number in decimal, ASCII padded with spaces.
         trsvcid @ 32: [u8; 32],
-        /// Reserved.
         reserved64 @ 64: [u8; 192],
-        /// SUBNQN, NUL terminated.
+        /// SUBNQN: NVM Subsystem NQN, NUL terminated.
         subnqn @ 256: [u8; 256],
-        /// TRADDR: the address, ASCII padded with spaces.
+        /// TRADDR: Transport Address, ASCII padded with spaces.
         traddr @ 512: [u8; 256],
-        /// TSAS: specific to the transport; [`TsasTcp`], [`TsasRdma`].
+        /// TSAS: Transport Specific Address Subtype; see [`TsasTcp`] and [`TsasRdma`].
         tsas @ 768: [u8; 256],
     }
 }
 
 impl DiscoveryLogEntry {
-    /// TRADDR without its padding (spaces, or NULs as some write it).
+    /// TRADDR: Transport Address, without trailing spaces and NULs (some targets pad with NULs).
     #[must_use]
     pub fn traddr(&self) -> &str {
         trimmed_ascii(&self.traddr)
     }
 
-    /// TRSVCID without its padding.
+    /// TRSVCID: Transport Service Identifier, without trailing spaces and NULs.
     #[must_use]
     pub fn trsvcid(&self) -> &str {
         trimmed_ascii(&self.trsvcid)
     }
 
-    /// SUBNQN, checked.
+    /// SUBNQN: NVM Subsystem NQN.
     ///
     /// # Errors
-    /// The field is not a name.
+    /// The field does not have a valid NQN.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
     }
 
-    /// TREQ.
+    /// TREQ: Transport Requirements.
     #[must_use]
     pub const fn treq(&self) -> Treq {
         Treq::from_bits(self.treq)
@@ -94,59 +91,59 @@ impl DiscoveryLogEntry {
 }
 
 open_enum! {
-    /// TRTYPE: transport, by the name that hosts are shown.
+    /// TRTYPE: Transport Type.
     pub struct TransportType: u8 {
         RDMA = 1,
         FC = 2,
         TCP = 3,
-        /// Within one host; not on a wire.
+        /// Intra-host transport; no network.
         LOOP = 254,
     }
 }
 
 open_enum! {
-    /// ADRFAM: kind of address, by the name that hosts are shown.
+    /// ADRFAM: Address Family.
     pub struct AddressFamily: u8 {
         IPV4 = 1,
         IPV6 = 2,
         INFINIBAND = 3,
         FC = 4,
-        /// Within one host; not on a wire.
+        /// Intra-host transport; no network.
         LOOP = 254,
     }
 }
 
 open_enum! {
-    /// SUBTYPE: what is found there.
+    /// SUBTYPE: Subsystem Type.
     pub struct SubsystemType: u8 {
-        /// Another discovery service: a referral.
+        /// Referral to another discovery service.
         REFERRAL = 1,
-        /// A subsystem with namespaces.
+        /// NVM subsystem with I/O controllers.
         NVM = 2,
-        /// This discovery service itself.
+        /// The discovery service that returns the log page.
         CURRENT_DISCOVERY = 3,
     }
 }
 
-/// TREQ: what the transport requires.
+/// TREQ: Transport Requirements.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Treq {
     #[bits(2)]
     __: u8,
-    /// The controller can do without SQ flow control.
+    /// Bit 2: the controller supports disabling SQ flow control.
     pub sq_flow_control_disable: bool,
     #[bits(5)]
     __: u8,
 }
 
-/// EFLAGS: of an entry.
+/// EFLAGS: Entry Flags.
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct Eflags {
-    /// DUPRETINFO: what another port of this service returns is the same.
+    /// DUPRETINFO: Duplicate Returned Information; another port returns the same log page.
     pub duplicate_information: bool,
-    /// EPCSD: explicit persistent connections to the discovery service are supported.
+    /// EPCSD: Explicit Persistent Connection Support for Discovery.
     pub persistent_connection: bool,
     #[bits(14)]
     __: u16,
@@ -155,7 +152,7 @@ pub struct Eflags {
 wire_bits!(Eflags => U16);
 
 open_enum! {
-    /// SECTYPE, the first byte of TSAS of TCP (NVMe/TCP Transport 1.0 section 3.1.1).
+    /// SECTYPE: Security Type, the first byte of TSAS of NVMe/TCP (NVMe/TCP Transport 1.0 section 3.1.1).
     pub struct TsasTcp: u8 {
     }
 }
@@ -163,13 +160,12 @@ open_enum! {
 wire! {
     /// TSAS of RDMA (NVMe/RDMA Transport 1.0 section 3.1.1).
     pub struct TsasRdma[256] {
-        /// RDMA_QPTYPE: 1 reliable connected, 2 reliable datagram.
+        /// RDMA_QPTYPE: RDMA QP Service Type; 1 is reliable connected, 2 reliable datagram.
         qptype @ 0: u8,
-        /// RDMA_PRTYPE: 1 not specified, 2 InfiniBand, 3 RoCE, 4 RoCE v2, 5 iWARP.
+        /// RDMA_PRTYPE: RDMA Provider Type; 1 is not specified, 2 InfiniBand, 3 RoCE, 4 RoCE v2, 5 iWARP.
         prtype @ 1: u8,
-        /// RDMA_CMS: 1 RDMA CM with IP addresses.
+        /// RDMA_CMS: RDMA Connection Management Service; 1 is RDMA CM with IP addresses.
         cms @ 2: u8,
-        /// Reserved, or not used here.
         reserved3 @ 3: [u8; 253],
     }
 }

@@ -1,4 +1,5 @@
-//! A command capsule: its checks, and where its data is (NVMe/RDMA Transport, "Capsules and Data Transfer").
+//! Command capsules: validation, and the location of the data (NVMe/RDMA Transport, "Capsules and Data
+//! Transfer").
 
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
@@ -13,61 +14,60 @@ use crate::work::Remote;
 
 /// Bytes of a capsule without in-capsule data: one submission queue entry.
 pub const CAPSULE_BYTES: u32 = 64;
-/// Most descriptors of a command: what Identify Controller says.
+/// Maximum data descriptors of a command (MSDBD of Identify Controller).
 pub const DESCRIPTORS_MAX: usize = spindle_transport::RDMA_DESCRIPTORS_MAX as usize;
-/// Bytes of a descriptor.
 const DESCRIPTOR_BYTES: u32 = 16;
 
-/// What a host may not do; it ends the connection.
+/// A protocol violation by the host, which ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A message that is no capsule.
+    /// The message is shorter than a submission queue entry.
     #[error("a capsule of {bytes} bytes, at least {CAPSULE_BYTES} are needed")]
     CapsuleBytes {
-        /// How long it was.
+        /// Bytes received.
         bytes: u32,
     },
-    /// More capsules than it said that it would send without an answer.
+    /// More unanswered capsules than HSQSIZE allows.
     #[error("more capsules without an answer than the {allowed} of HSQSIZE")]
     Capsules {
-        /// As many as it said.
+        /// HSQSIZE + 1.
         allowed: u16,
     },
-    /// More data at the host than the command has memory for, or less.
+    /// The descriptors' total length differs from the command's transfer length.
     #[error("descriptors of {bytes} bytes for a transfer of {expected}")]
     TransferBytes {
-        /// What the descriptors have.
+        /// Total bytes of the descriptors.
         bytes: u32,
-        /// What is to be moved.
+        /// Bytes of the transfer.
         expected: u32,
     },
 }
 
-/// What a receive brought.
+/// A received command capsule.
 #[derive(Debug)]
 pub struct Capsule {
-    /// Bytes of the whole message.
+    /// Bytes received, with the submission queue entry.
     pub bytes: u32,
-    /// Its submission queue entry.
+    /// Copied from the first 64 bytes of the message.
     pub sqe: Sqe,
-    /// The buffer with all of it; `None` when nothing is behind the entry.
+    /// The receive buffer with the whole message; `None` if nothing follows the entry.
     pub buf: Option<Buf>,
 }
 
-/// What a capsule's descriptors say.
+/// The result of parsing a capsule's data pointer.
 #[derive(Debug)]
 pub(super) struct Parsed {
     pub(super) data: Result<DataPointer, Status>,
     pub(super) blocks: Blocks,
     pub(super) invalidate: Option<u32>,
-    /// Bytes of in-capsule data that are to be fetched.
+    /// Bytes of in-capsule data to be copied; 0 if the data is at the host.
     pub(super) in_capsule_bytes: u32,
 }
 
-/// Look at a capsule.
+/// Parses a capsule's data pointer. An invalid descriptor fails the command: `data` is the status.
 ///
 /// # Errors
-/// [`Violation`] when it is none. What is wrong with the descriptors fails the command only.
+/// [`Violation::CapsuleBytes`]: the message is shorter than 64 bytes.
 #[inline]
 pub(super) fn parse(capsule: &Capsule, in_capsule_max: u32) -> Result<Parsed, Violation> {
     let bytes = capsule.bytes;
@@ -89,11 +89,11 @@ pub(super) fn parse(capsule: &Capsule, in_capsule_max: u32) -> Result<Parsed, Vi
 }
 
 impl Parsed {
-    /// Where the data is. Offset and length are compared with what came before anything uses them.
+    /// The data pointer of the entry's SGL. Offsets and lengths are checked against the received bytes.
     #[inline]
     fn pointer(&mut self, sqe: &Sqe, room: &[u8]) -> Result<DataPointer, Status> {
-        // Every command over Fabrics names SGLs (Base 2.0 section 3.3.3.1); in a Fabrics command the field is
-        // reserved.
+        // PSDT of every command over Fabrics selects SGLs (Base 2.0 section 3.3.3.1); in a Fabrics command
+        // the field is reserved.
         if !matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL) && !sqe.is_fabrics() {
             return Err(Status::INVALID_FIELD.dnr());
         }
@@ -116,13 +116,13 @@ impl Parsed {
                 Ok(if bytes == 0 { DataPointer::None } else { DataPointer::InCapsule { bytes } })
             }
             SglKind::LAST_SEGMENT_OFFSET => self.list(&sgl, room),
-            // Some hosts leave the descriptor of a command without data all zero.
+            // Some hosts send an all-zero descriptor with a command without data.
             SglKind(0) if sgl.bytes() == 0 => Ok(DataPointer::None),
             _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()),
         }
     }
 
-    /// A list of keyed descriptors behind the submission queue entry.
+    /// Parses a list of keyed descriptors that follows the submission queue entry.
     #[cold]
     fn list(&mut self, sgl: &Sgl, room: &[u8]) -> Result<DataPointer, Status> {
         let (offset, bytes) = (sgl.address(), sgl.bytes());
@@ -150,7 +150,8 @@ impl Parsed {
         Ok(self.host_pointer())
     }
 
-    /// One keyed block. Of several that ask for it, the key of the first is invalidated: a SEND names one.
+    /// Adds one keyed block. A SEND invalidates one key: if several descriptors request it, the first is
+    /// used.
     #[inline]
     fn add(&mut self, keyed: &KeyedSgl) -> Result<(), Status> {
         let bytes = keyed.bytes();
@@ -164,7 +165,7 @@ impl Parsed {
         if remote.address.checked_add(u64::from(bytes)).is_none() {
             return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
         }
-        // At most as many as were counted: 16 of 24 bits each stay far below 32.
+        // `list` has checked the count. The sum of 16 lengths of 24 bits fits into 32 bits.
         self.blocks.try_push(Block { remote, bytes }).map_err(|_| Status::INVALID_SGL_DESCRIPTOR_COUNT.dnr())
     }
 
@@ -177,7 +178,7 @@ impl Parsed {
     }
 }
 
-/// Copy in-capsule data to where it belongs.
+/// Copies the in-capsule data, which follows the submission queue entry, to `to`.
 #[inline]
 pub(super) fn copy_data(capsule: &Buf, bytes: u32, to: &mut Buf) {
     let data = CAPSULE_BYTES as usize..(CAPSULE_BYTES + bytes) as usize;

@@ -1,61 +1,62 @@
-//! Chains: the READs of a fetch, or the WRITEs and the SEND of a reply, and what they cost.
+//! Chains: the READs of a fetch, or the WRITEs and the SEND of a reply, and their use of send queue entries
+//! and READ credits.
 //!
 //! ```text
 //!   fetch ──> READ (signalled, a credit each) .. ── all completed ──> Fetched
 //!   fetch_part ──> the same READs ──> FetchedPart
 //!   send_part ──> WRITE .. ──> WRITE (signalled) ── completed ──> SentPart
 //!   reply ──> WRITE .. (not signalled) ──> SEND (signalled) ── completed ──> Sent
-//!                └─ the send queue is full: the last is signalled, and the chain goes on after it
-//!   probe ──> WRITE of no bytes (signalled)                       whether the host is there
+//!                └─ the send queue is full: the last is signalled, and the chain continues after it
+//!   probe ──> WRITE of zero bytes (signalled)                      detects a dead host
 //! ```
 //!
-//! The send queue completes in order, so a signalled work request gives back the places of all before it in
-//! its chain. No chain asks for all of its places or credits at once, so a transfer of more READs than there
-//! are credits goes through, one after the other.
+//! The send queue completes in order, so a signalled completion frees the entries of all earlier work
+//! requests of its chain. A chain posts work one request at a time as entries and credits allow, so a
+//! transfer with more READs than credits completes.
 
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
+use spindle_transport::RequestId;
 use spindle_transport::{Event, FAST_PATH};
 
 use super::capsule::Violation;
 use super::{Block, Blocks, Conn, Phase};
 use crate::work::{HEAD_BYTES_MAX, Op, Remote, Span, Work};
 
-/// Bytes of a completion queue entry.
 const CQE_BYTES: u8 = 16;
-/// Most bytes of one message: what every device and `u32` hold.
+/// Maximum bytes of one work request: 4 MiB, which every device supports.
 const MESSAGE_BYTES_MAX: usize = 1 << 22;
 
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum ChainKind {
     Fetch,
-    /// A part of the host's data.
+    /// READs of a part of the data of a write.
     FetchPart {
-        /// Where it begins.
+        /// Offset in bytes in the command's data.
         offset: u32,
     },
-    /// A part of the data for the host: WRITEs only. Its reply is a chain behind it.
+    /// WRITEs of a part of the data of a read. The reply is a later chain.
     SendPart {
-        /// Where it begins.
+        /// Offset in bytes in the command's data.
         offset: u32,
     },
     Reply {
         head: [u8; HEAD_BYTES_MAX],
-        /// A key to be invalidated with it.
+        /// Remote key that the SEND invalidates.
         invalidate: Option<u32>,
     },
-    /// Whether the host is there.
+    /// WRITE of zero bytes that detects a dead host.
     Probe,
 }
 
-impl Kind {
+impl ChainKind {
     #[inline]
     fn is_fetch(&self) -> bool {
-        matches!(self, Kind::Fetch | Kind::FetchPart { .. })
+        matches!(self, ChainKind::Fetch | ChainKind::FetchPart { .. })
     }
 }
 
-/// The part of the host's memory of a command that begins at `offset`; shorter when there is not so much.
+/// The blocks for `bytes` from `offset` of a command's data; fewer bytes if the descriptors end before.
 pub(super) fn part_of(blocks: &Blocks, offset: u32, bytes: usize) -> Blocks {
     let mut part = Blocks::new();
     let (mut skip, mut left) = (offset, u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -71,29 +72,29 @@ pub(super) fn part_of(blocks: &Blocks, offset: u32, bytes: usize) -> Blocks {
     part
 }
 
-/// See the module.
+/// Work requests for one buffer of one command, in order; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Chain {
-    /// The request.
-    slot: Slot,
-    kind: Kind,
+    /// Slot of the request; [`FAST_PATH`] without one.
+    slot: RequestId,
+    kind: ChainKind,
     buf: Option<Buf>,
     blocks: Blocks,
-    /// The block that is next, and how much of it is posted.
+    /// Index of the next block, and how many of its bytes are posted.
     block: usize,
     block_at: u32,
-    /// Bytes of the buffer that are posted.
+    /// Bytes of the buffer already posted.
     at: usize,
-    /// Work requests posted and not known to have completed.
+    /// Posted work requests not known to have completed.
     pub(super) in_flight: u32,
-    /// A WRITE is signalled because the queue was full; nothing is posted before it has completed.
+    /// The send queue was full: the last WRITE is signalled, and no more is posted until it completes.
     is_stopped: bool,
-    /// The last work request is posted.
+    /// The chain's last work request is posted.
     is_posted: bool,
 }
 
 impl Chain {
-    pub(super) fn new(slot: Slot, kind: Kind, buf: Option<Buf>, blocks: Blocks) -> Chain {
+    pub(super) fn new(slot: RequestId, kind: ChainKind, buf: Option<Buf>, blocks: Blocks) -> Chain {
         let buf = buf.filter(|buf| !buf.is_empty());
         Chain {
             slot,
@@ -109,29 +110,28 @@ impl Chain {
         }
     }
 
-    /// Bytes for the host that it holds.
+    /// Bytes for the host in this chain's buffer.
     pub(super) fn unsent_bytes(&self) -> u64 {
         if self.kind.is_fetch() { 0 } else { self.bytes() as u64 }
     }
 
-    /// All of a request's data is to be fetched, and no device knows of it yet.
-    pub(super) fn is_unposted_fetch_of(&self, slot: Slot) -> bool {
-        self.slot == slot && matches!(self.kind, Kind::Fetch) && self.at == 0
+    /// True for a whole-data fetch of this request without a posted READ.
+    pub(super) fn is_unposted_fetch_of(&self, slot: RequestId) -> bool {
+        self.slot == slot && matches!(self.kind, ChainKind::Fetch) && self.at == 0
     }
 
-    /// Bytes to be moved.
     fn bytes(&self) -> usize {
         self.buf.as_ref().map_or(0, Buf::len)
     }
 
-    /// The host's memory is as long as ours.
+    /// Compares the descriptors' length with the buffer's.
     fn check(&self) -> Result<(), Violation> {
         let bytes = self.blocks.iter().map(|block| block.bytes).sum();
         let expected = u32::try_from(self.bytes()).unwrap_or(u32::MAX);
         if bytes == expected { Ok(()) } else { Err(Violation::TransferBytes { bytes, expected }) }
     }
 
-    /// The next piece of the transfer: within one block, and within what one work request gathers.
+    /// The next piece of the transfer: within one block, and within the maximum of scatter/gather entries.
     fn next_piece(&mut self, segments_max: usize) -> Option<(Span, Remote)> {
         let buf = self.buf.as_ref()?;
         let left = buf.len() - self.at;
@@ -156,8 +156,8 @@ impl Chain {
 }
 
 impl Conn {
-    /// Take a chain up. What its command's descriptors have and what is to be moved was compared when the
-    /// command was checked; a difference here would leave a chain that never ends.
+    /// Inserts a chain. The lengths of descriptors and buffer were compared when the command was parsed; a
+    /// chain in which they differ would never complete, so a difference ends the connection.
     #[inline]
     pub(super) fn add_chain(&mut self, chain: Chain) -> Option<Slot> {
         if let Err(violation) = chain.check() {
@@ -171,16 +171,16 @@ impl Conn {
         slot
     }
 
-    /// The next work request, if the send queue has room for it. All that comes until `None` is posted with
-    /// one doorbell.
+    /// The next work request, if the send queue has a free entry. All work requests until `None` share one
+    /// doorbell.
     #[inline]
     pub fn next_work(&mut self) -> Option<Work> {
         if self.send_free == 0 || !matches!(self.phase, Phase::Open | Phase::Draining) {
             return None;
         }
         let work = match self.is_fetch_next {
-            true => self.next_read().or_else(|| self.next_of_reply()),
-            false => self.next_of_reply().or_else(|| self.next_read()),
+            true => self.next_read().or_else(|| self.next_write_or_send()),
+            false => self.next_write_or_send().or_else(|| self.next_read()),
         };
         if work.is_some_and(|work| work.is_signalled) {
             self.is_fetch_next = !self.is_fetch_next;
@@ -188,14 +188,14 @@ impl Conn {
         work
     }
 
-    /// The buffer of a chain, whose spans its work requests name.
+    /// The buffer of a chain, to which the spans of its work requests refer.
     #[inline]
     #[must_use]
     pub fn buffer(&self, chain: Slot) -> Option<&Buf> {
         self.chains.get(chain)?.buf.as_ref()
     }
 
-    /// The same, for one who carries out READs by copying.
+    /// As [`Conn::buffer`], for a simulated device that executes READs by copying.
     pub fn buffer_mut(&mut self, chain: Slot) -> Option<&mut Buf> {
         self.chains.get_mut(chain)?.buf.as_mut()
     }
@@ -218,7 +218,7 @@ impl Conn {
     }
 
     #[inline]
-    fn next_of_reply(&mut self) -> Option<Work> {
+    fn next_write_or_send(&mut self) -> Option<Work> {
         let slot = *self.replies.front()?;
         let chain = self.chains.get_mut(slot)?;
         if chain.is_stopped {
@@ -227,7 +227,7 @@ impl Conn {
         let mut is_signalled = false;
         let op = if chain.at < chain.bytes() {
             let (local, remote) = chain.next_piece(self.config.segments_max)?;
-            if chain.at == chain.bytes() && matches!(chain.kind, Kind::SendPart { .. }) {
+            if chain.at == chain.bytes() && matches!(chain.kind, ChainKind::SendPart { .. }) {
                 is_signalled = true;
                 chain.is_posted = true;
                 self.replies.pop_front();
@@ -239,12 +239,12 @@ impl Conn {
         } else {
             let local = Span { offset: 0, bytes: 0 };
             let op = match chain.kind {
-                Kind::Reply { head, invalidate } => {
+                ChainKind::Reply { head, invalidate } => {
                     Op::Send { head, head_bytes: CQE_BYTES, local, invalidate }
                 }
-                // Without bytes neither address nor key is looked at.
-                Kind::Probe => Op::Write { local, remote: Remote { address: 0, key: 0 } },
-                Kind::Fetch | Kind::FetchPart { .. } | Kind::SendPart { .. } => return None,
+                // A WRITE of zero bytes does not use address and key.
+                ChainKind::Probe => Op::Write { local, remote: Remote { address: 0, key: 0 } },
+                ChainKind::Fetch | ChainKind::FetchPart { .. } | ChainKind::SendPart { .. } => return None,
             };
             is_signalled = true;
             chain.is_posted = true;
@@ -258,10 +258,11 @@ impl Conn {
         Some(Work { chain: slot, is_signalled, op })
     }
 
-    /// A signalled work request of a chain has completed.
+    /// Frees the entries and credits of a completed signalled work request, and ends the chain after its last
+    /// one.
     #[inline]
-    pub(super) fn chain_completed(&mut self, slot: Slot, is_ok: bool) {
-        let Some(chain) = self.chains.get_mut(slot) else { return };
+    pub(super) fn chain_completed(&mut self, id: Slot, is_ok: bool) {
+        let Some(chain) = self.chains.get_mut(id) else { return };
         let is_fetch = chain.kind.is_fetch();
         let places = if is_fetch { chain.in_flight.min(1) } else { chain.in_flight };
         chain.in_flight -= places;
@@ -272,30 +273,30 @@ impl Conn {
             self.reads_free += places;
         }
         let is_ended = !matches!(self.phase, Phase::Open | Phase::Draining);
-        if (is_ended && self.chains.get(slot).is_some_and(|chain| chain.in_flight == 0)) || is_over {
-            self.chain_over(slot, is_ok);
+        if (is_ended && self.chains.get(id).is_some_and(|chain| chain.in_flight == 0)) || is_over {
+            self.chain_done(id, is_ok);
         }
         self.end_if_drained();
     }
 
     #[inline]
-    fn chain_over(&mut self, slot: Slot, is_ok: bool) {
-        let Some(Chain { slot, kind, buf, .. }) = self.chains.remove(slot) else { return };
+    fn chain_done(&mut self, id: Slot, is_ok: bool) {
+        let Some(Chain { slot, kind, buf, .. }) = self.chains.remove(id) else { return };
         match (kind, buf, self.phase) {
-            (Kind::Fetch, Some(buf), Phase::Open) if is_ok => {
+            (ChainKind::Fetch, Some(buf), Phase::Open) if is_ok => {
                 self.events.push_back(Event::Fetched { slot, buf, result: Ok(()) });
             }
-            (Kind::FetchPart { offset }, Some(buf), Phase::Open) if is_ok => {
+            (ChainKind::FetchPart { offset }, Some(buf), Phase::Open) if is_ok => {
                 self.events.push_back(Event::FetchedPart { slot, offset, buf, result: Ok(()) });
             }
-            (Kind::SendPart { offset }, Some(buf), Phase::Open) if is_ok => {
+            (ChainKind::SendPart { offset }, Some(buf), Phase::Open) if is_ok => {
                 self.events.push_back(Event::SentPart { slot, offset, buf });
             }
-            (Kind::Reply { .. }, _, Phase::Open | Phase::Draining) if is_ok && slot == FAST_PATH => {
+            (ChainKind::Reply { .. }, _, Phase::Open | Phase::Draining) if is_ok && slot == FAST_PATH => {
                 self.outstanding -= 1;
-                self.left += 1;
+                self.fast_path_sent += 1;
             }
-            (Kind::Reply { .. }, _, Phase::Open | Phase::Draining) if is_ok => {
+            (ChainKind::Reply { .. }, _, Phase::Open | Phase::Draining) if is_ok => {
                 self.events.push_back(Event::Sent { slot });
             }
             _ => {}

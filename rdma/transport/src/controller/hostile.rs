@@ -1,16 +1,17 @@
-//! What a capsule may not be: every kind of descriptor, and every length and offset at its boundary.
+//! Tests of invalid capsules: each descriptor type, and each length and offset at its limit.
 
 use nvme_spec::sqe::{Psdt, SglKind};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::Pool;
+use spindle_transport::RequestId;
 use spindle_transport::{DataPointer, Event, Transport};
 
 use super::*;
 
-/// In-capsule data of the connections here.
-const ROOM: u32 = 512;
+/// Maximum in-capsule data of the tested connections, in bytes.
+const IN_CAPSULE_BYTES: u32 = 512;
 
 fn pool() -> Pool {
     Pool::of_strides(CAPSULE_BYTES + 1024, 4).expect("memory")
@@ -18,7 +19,7 @@ fn pool() -> Pool {
 
 fn conn() -> Conn {
     let mut conn = Conn::new(ConnConfig {
-        in_capsule_bytes: ROOM,
+        in_capsule_bytes: IN_CAPSULE_BYTES,
         receives: 8,
         can_invalidate: true,
         ..ConnConfig::default()
@@ -36,8 +37,8 @@ fn capsule(pool: &Pool, sqe: Sqe, behind: &[u8]) -> Capsule {
     Capsule { bytes, sqe, buf: (bytes > CAPSULE_BYTES).then_some(buf) }
 }
 
-/// What a queue pair is told of this command, and how many of its blocks are known.
-fn told_sqe(sqe: Sqe, behind: &[u8]) -> (Result<DataPointer, Status>, usize, Option<u32>) {
+/// The data pointer parsed from this capsule, and the number of its data blocks.
+fn pointer_of_sqe(sqe: Sqe, behind: &[u8]) -> (Result<DataPointer, Status>, usize, Option<u32>) {
     let (pool, mut conn) = (pool(), conn());
     conn.received(capsule(&pool, sqe, behind));
     let Some(Event::Command { data, .. }) = conn.next_event() else { panic!("a command") };
@@ -50,8 +51,8 @@ fn told_sqe(sqe: Sqe, behind: &[u8]) -> (Result<DataPointer, Status>, usize, Opt
     known
 }
 
-fn told(sgl: Sgl, behind: &[u8]) -> Result<DataPointer, Status> {
-    told_sqe(Sqe::read(1, 1, 0, 1).with_sgl(sgl), behind).0
+fn pointer_of(sgl: Sgl, behind: &[u8]) -> Result<DataPointer, Status> {
+    pointer_of_sqe(Sqe::read(1, 1, 0, 1).with_sgl(sgl), behind).0
 }
 
 fn of_kind(identifier: u8, address: u64, bytes: u32) -> Sgl {
@@ -62,7 +63,7 @@ fn list(offset: u64, bytes: u32) -> Sgl {
     of_kind(SglKind::LAST_SEGMENT_OFFSET.0, offset, bytes)
 }
 
-/// Descriptors as they are behind an entry.
+/// The bytes of a descriptor list that follows the submission queue entry.
 fn descriptors(of: &[Sgl]) -> Vec<u8> {
     of.iter().flat_map(|sgl| sgl.as_bytes().to_vec()).collect()
 }
@@ -71,7 +72,7 @@ fn block(index: u32) -> Sgl {
     Sgl::keyed(u64::from(index) << 32, 512, 100 + index, false)
 }
 
-/// Whatever holds the first of them up: not established, or a Connect that is not answered.
+/// In both cases the first capsule waits: the connection is not established, or Connect is unanswered.
 #[test]
 fn more_capsules_than_it_said_it_would_send_end_the_connection_and_hold_no_memory() {
     for is_established in [false, true] {
@@ -81,7 +82,7 @@ fn more_capsules_than_it_said_it_would_send_end_the_connection_and_hold_no_memor
             conn.received(capsule(&pool, Sqe::keep_alive(1), &[0]));
             assert!(conn.next_event().is_some(), "and no answer");
         }
-        // Those that are given out and have no answer count too: it could have twice as many once.
+        // Commands given out without a reply count too; otherwise the limit would double.
         for cid in u16::from(is_established)..2 {
             conn.received(capsule(&pool, Sqe::keep_alive(cid), &[0]));
         }
@@ -102,8 +103,7 @@ fn an_answer_or_an_end_without_one_lets_the_host_send_another_before_it_is_known
         let (pool, mut conn) = (pool(), Conn::new(config));
         conn.on_established();
         conn.set_queue_entries(2);
-        let slots =
-            [1_u16, 2].map(|index| spindle_reactor::slab::Slot::from_wire(1 << 16 | u32::from(index - 1)));
+        let slots = [1_u16, 2].map(|index| RequestId::from_wire(1 << 16 | u32::from(index - 1)));
         for (slot, cid) in slots.into_iter().zip(0..) {
             conn.received(capsule(&pool, Sqe::keep_alive(cid), &[0]));
             assert!(conn.next_event().is_some());
@@ -146,17 +146,17 @@ fn a_message_shorter_than_an_entry_ends_the_connection_and_gives_its_buffer_back
 #[test]
 fn an_entry_alone_and_one_byte_more_are_capsules() {
     for behind in [&[][..], &[1]] {
-        assert_eq!(told(Sgl::keyed(0, 512, 7, false), behind), Ok(DataPointer::Host { bytes: 512 }));
+        assert_eq!(pointer_of(Sgl::keyed(0, 512, 7, false), behind), Ok(DataPointer::Host { bytes: 512 }));
     }
-    assert_eq!(told(Sgl::in_capsule(1), &[1]), Ok(DataPointer::InCapsule { bytes: 1 }));
-    assert_eq!(told(Sgl::in_capsule(1), &[]), Err(Status::DATA_SGL_LENGTH_INVALID.dnr()));
+    assert_eq!(pointer_of(Sgl::in_capsule(1), &[1]), Ok(DataPointer::InCapsule { bytes: 1 }));
+    assert_eq!(pointer_of(Sgl::in_capsule(1), &[]), Err(Status::DATA_SGL_LENGTH_INVALID.dnr()));
 }
 
 #[test]
 fn every_kind_of_descriptor_that_is_not_of_rdma_fails_its_command_for_good() {
     let behind = descriptors(&[block(0)]);
     for identifier in 0..=255 {
-        let told = told(of_kind(identifier, 0, 16), &behind);
+        let told = pointer_of(of_kind(identifier, 0, 16), &behind);
         match SglKind(identifier) {
             SglKind::KEYED_DATA_BLOCK | SglKind::KEYED_DATA_BLOCK_INVALIDATE => {
                 assert_eq!(told, Ok(DataPointer::Host { bytes: 16 }));
@@ -166,17 +166,17 @@ fn every_kind_of_descriptor_that_is_not_of_rdma_fails_its_command_for_good() {
             _ => assert_eq!(told, Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()), "{identifier:#x}"),
         }
     }
-    assert_eq!(told(Sgl::none(), &[]), Ok(DataPointer::None), "no data, all zero");
+    assert_eq!(pointer_of(Sgl::none(), &[]), Ok(DataPointer::None), "no data, all zero");
     let prp = Sqe::read(1, 1, 0, 1).with_sgl(block(0)).with_psdt(Psdt::PRP);
-    assert_eq!(told_sqe(prp, &[]).0, Err(Status::INVALID_FIELD.dnr()));
+    assert_eq!(pointer_of_sqe(prp, &[]).0, Err(Status::INVALID_FIELD.dnr()));
     let fabrics = Sqe::property_get(1, false, nvme_spec::register::CSTS).with_psdt(Psdt::PRP);
-    assert_eq!(told_sqe(fabrics, &[]).0, Ok(DataPointer::None), "the field is reserved there");
+    assert_eq!(pointer_of_sqe(fabrics, &[]).0, Ok(DataPointer::None), "the field is reserved there");
 }
 
 #[test]
 fn in_capsule_data_begins_at_offset_0_and_ends_with_the_capsule_and_its_room() {
     let data = [5; 1024];
-    let room = ROOM as usize;
+    let room = IN_CAPSULE_BYTES as usize;
     let wrong = Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
     for (bytes, behind, expected) in [
         (0, 0, Ok(DataPointer::None)),
@@ -184,28 +184,28 @@ fn in_capsule_data_begins_at_offset_0_and_ends_with_the_capsule_and_its_room() {
         (99, 100, Ok(DataPointer::InCapsule { bytes: 99 })),
         (100, 100, Ok(DataPointer::InCapsule { bytes: 100 })),
         (101, 100, wrong),
-        (ROOM, room, Ok(DataPointer::InCapsule { bytes: ROOM })),
-        (ROOM + 1, room + 1, wrong),
+        (IN_CAPSULE_BYTES, room, Ok(DataPointer::InCapsule { bytes: IN_CAPSULE_BYTES })),
+        (IN_CAPSULE_BYTES + 1, room + 1, wrong),
         (u32::MAX, room, wrong),
         (1, 0, wrong),
     ] {
-        assert_eq!(told(Sgl::in_capsule(bytes), &data[..behind]), expected, "{bytes} of {behind}");
+        assert_eq!(pointer_of(Sgl::in_capsule(bytes), &data[..behind]), expected, "{bytes} of {behind}");
     }
     for offset in [1, 64, u64::MAX] {
         let sgl = of_kind(SglKind::DATA_BLOCK_OFFSET.0, offset, 16);
-        assert_eq!(told(sgl, &data[..100]), Err(Status::SGL_OFFSET_INVALID.dnr()), "{offset}");
+        assert_eq!(pointer_of(sgl, &data[..100]), Err(Status::SGL_OFFSET_INVALID.dnr()), "{offset}");
     }
 }
 
 #[test]
 fn a_key_has_24_bits_of_length_and_no_end_beyond_the_last_address() {
     let most = 0xff_ffff;
-    assert_eq!(told(Sgl::keyed(0, most, 1, false), &[]), Ok(DataPointer::Host { bytes: most }));
-    assert_eq!(told(Sgl::keyed(u64::MAX, 0, 1, true), &[]), Ok(DataPointer::None));
+    assert_eq!(pointer_of(Sgl::keyed(0, most, 1, false), &[]), Ok(DataPointer::Host { bytes: most }));
+    assert_eq!(pointer_of(Sgl::keyed(u64::MAX, 0, 1, true), &[]), Ok(DataPointer::None));
     let last = u64::MAX - 512;
-    assert_eq!(told(Sgl::keyed(last, 512, 1, false), &[]), Ok(DataPointer::Host { bytes: 512 }));
+    assert_eq!(pointer_of(Sgl::keyed(last, 512, 1, false), &[]), Ok(DataPointer::Host { bytes: 512 }));
     for (address, bytes) in [(last + 1, 512), (u64::MAX, 1), (u64::MAX, most)] {
-        let told = told(Sgl::keyed(address, bytes, 1, false), &[]);
+        let told = pointer_of(Sgl::keyed(address, bytes, 1, false), &[]);
         assert_eq!(told, Err(Status::DATA_SGL_LENGTH_INVALID.dnr()), "{address:#x} {bytes}");
     }
 }
@@ -213,47 +213,54 @@ fn a_key_has_24_bits_of_length_and_no_end_beyond_the_last_address() {
 #[test]
 fn a_list_lies_in_its_capsule_as_a_whole() {
     let behind = descriptors(&[block(1), block(2), block(3)]);
-    let whole = told_sqe(Sqe::read(1, 1, 0, 3).with_sgl(list(0, 48)), &behind);
+    let whole = pointer_of_sqe(Sqe::read(1, 1, 0, 3).with_sgl(list(0, 48)), &behind);
     assert_eq!(whole, (Ok(DataPointer::Host { bytes: 1536 }), 3, None));
-    assert_eq!(told(list(16, 32), &behind), Ok(DataPointer::Host { bytes: 1024 }), "the last two");
-    assert_eq!(told(list(32, 16), &behind), Ok(DataPointer::Host { bytes: 512 }));
+    assert_eq!(pointer_of(list(16, 32), &behind), Ok(DataPointer::Host { bytes: 1024 }), "the last two");
+    assert_eq!(pointer_of(list(32, 16), &behind), Ok(DataPointer::Host { bytes: 512 }));
     for (offset, bytes) in
         [(32, 32), (48, 16), (47, 16), (0, 64), (u64::MAX, 16), (u64::MAX - 15, 16), (1 << 32, 16)]
     {
-        let told = told(list(offset, bytes), &behind[..if offset == 47 { 40 } else { 48 }]);
+        let told = pointer_of(list(offset, bytes), &behind[..if offset == 47 { 40 } else { 48 }]);
         assert_eq!(told, Err(Status::SGL_OFFSET_INVALID.dnr()), "{bytes} at {offset}");
     }
-    assert_eq!(told(list(0, 48), &behind[..40]), Err(Status::SGL_OFFSET_INVALID.dnr()), "cut in the middle");
-    assert_eq!(told(list(0, 48), &[]), Err(Status::SGL_OFFSET_INVALID.dnr()), "not there");
+    assert_eq!(
+        pointer_of(list(0, 48), &behind[..40]),
+        Err(Status::SGL_OFFSET_INVALID.dnr()),
+        "cut in the middle"
+    );
+    assert_eq!(pointer_of(list(0, 48), &[]), Err(Status::SGL_OFFSET_INVALID.dnr()), "not there");
     for bytes in [0, 1, 15, 17, 47] {
-        let told = told(list(0, bytes), &behind);
+        let told = pointer_of(list(0, bytes), &behind);
         assert_eq!(told, Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR.dnr()), "{bytes}");
     }
-    // Beyond what the listener has told of, though it is here.
+    // The list exceeds the in-capsule limit, although its bytes were received.
     let long = descriptors(&vec![block(0); 40]);
-    assert_eq!(told(list(u64::from(ROOM) - 8, 16), &long), Err(Status::SGL_OFFSET_INVALID.dnr()));
+    assert_eq!(
+        pointer_of(list(u64::from(IN_CAPSULE_BYTES) - 8, 16), &long),
+        Err(Status::SGL_OFFSET_INVALID.dnr())
+    );
 }
 
 #[test]
 fn sixteen_descriptors_are_taken_and_seventeen_are_not() {
     let behind = descriptors(&(0..17).map(block).collect::<Vec<_>>());
-    let most = told_sqe(Sqe::read(1, 1, 0, 16).with_sgl(list(0, 256)), &behind);
+    let most = pointer_of_sqe(Sqe::read(1, 1, 0, 16).with_sgl(list(0, 256)), &behind);
     assert_eq!(most, (Ok(DataPointer::Host { bytes: 16 * 512 }), 16, None));
-    let more = told_sqe(Sqe::read(1, 1, 0, 17).with_sgl(list(0, 272)), &behind);
+    let more = pointer_of_sqe(Sqe::read(1, 1, 0, 17).with_sgl(list(0, 272)), &behind);
     assert_eq!((more.0, more.1), (Err(Status::INVALID_SGL_DESCRIPTOR_COUNT.dnr()), 0));
     let longest = descriptors(&vec![Sgl::keyed(0, 0xff_ffff, 1, false); 16]);
-    assert_eq!(told(list(0, 256), &longest), Ok(DataPointer::Host { bytes: 16 * 0xff_ffff }));
+    assert_eq!(pointer_of(list(0, 256), &longest), Ok(DataPointer::Host { bytes: 16 * 0xff_ffff }));
 }
 
 #[test]
 fn a_list_has_keyed_blocks_only_and_a_wrong_one_leaves_none_of_them() {
     for wrong in [Sgl::none(), Sgl::in_capsule(16), list(0, 16), Sgl::transport(512), of_kind(0x43, 0, 16)] {
         let behind = descriptors(&[block(0), wrong]);
-        let told = told_sqe(Sqe::read(1, 1, 0, 2).with_sgl(list(0, 32)), &behind);
+        let told = pointer_of_sqe(Sqe::read(1, 1, 0, 2).with_sgl(list(0, 32)), &behind);
         assert_eq!((told.0, told.1), (Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()), 0), "{wrong:?}");
     }
     let behind = descriptors(&[block(0), Sgl::keyed(u64::MAX, 2, 1, false)]);
-    let told = told_sqe(Sqe::read(1, 1, 0, 2).with_sgl(list(0, 32)), &behind);
+    let told = pointer_of_sqe(Sqe::read(1, 1, 0, 2).with_sgl(list(0, 32)), &behind);
     assert_eq!((told.0, told.1), (Err(Status::DATA_SGL_LENGTH_INVALID.dnr()), 0));
 }
 
@@ -266,7 +273,7 @@ fn of_several_keys_that_are_to_be_invalidated_the_first_is_and_no_other() {
         (vec![asks(0), asks(1)], Some(100)),
     ] {
         let behind = descriptors(&blocks);
-        let told = told_sqe(Sqe::read(1, 1, 0, 2).with_sgl(list(0, 32)), &behind);
+        let told = pointer_of_sqe(Sqe::read(1, 1, 0, 2).with_sgl(list(0, 32)), &behind);
         assert_eq!((told.1, told.2), (2, key));
     }
 }

@@ -1,24 +1,26 @@
 //! The controller's end of a connection: implements [`Transport`], without verbs.
 //!
-//! The order of a turn, as a shell calls it:
+//! Order of the calls that a shell makes in one turn:
 //!
 //! ```text
-//!   received(capsule), completed(completion) ; next_event.. (the queue pair)
-//!   next_buffer() -> post it again                   before the replies: the host may answer a reply at once
-//!   next_work() -> post                              one doorbell for all of them
-//!   phase()   Ending: end the queue pair, collect its completions, destroy it, then on_destroyed()
-//!   watch()   now and then: asks a silent host whether it is there
+//!   received(capsule), completed(completion), then next_event.. (by the target's queue pair)
+//!   next_buffer() -> post it again             before the replies: the host may answer a reply at once
+//!   next_work() -> post                      one doorbell for all of them
+//!   phase()   Ending: error state, poll the completions, destroy the queue pair, then on_destroyed()
+//!   watch()   every 50 ms: probes an idle host
 //! ```
 //!
-//! Memory: the buffer with a capsule's in-capsule data is handed in by value and comes back through
-//! [`Conn::next_buffer`] when its command has fetched the data or is answered, so a command that waits for
-//! memory waits in its receive slot. A chain owns its buffer from `fetch` or `reply` until the last of its
-//! work requests has completed; when the connection ends, until the queue pair is destroyed.
+//! Memory: a capsule with in-capsule data is handed in with its receive buffer. [`Conn::next_buffer`] returns
+//! the buffer once the command's data was copied or the command is answered, so a command that waits for
+//! memory occupies its receive slot. A chain owns its data buffer from `fetch` or `reply` until the last of
+//! its work requests has completed. When the connection ends, a chain without posted work is dropped at once;
+//! a chain with posted work is dropped when that work completes (flushed), at the latest when the queue pair
+//! is destroyed.
 //!
-//! The completion of a reply's SEND and the host's next capsule come in any order. A command for which the
-//! queue pair has no room yet is held until the completion is here.
+//! The completion of a reply's SEND and the host's next capsule arrive in either order. A command beyond the
+//! queue's entries waits in the inbox until the completion of an earlier reply's SEND frees an entry.
 //!
-//! What a host sends is checked in `capsule`, once.
+//! Capsules are checked in `capsule` only.
 
 mod capsule;
 mod chain;
@@ -27,6 +29,7 @@ mod hostile;
 #[cfg(test)]
 mod tests;
 
+use spindle_transport::RequestId;
 use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
@@ -38,55 +41,55 @@ use spindle_reactor::slab::{Slab, Slot};
 use spindle_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 
 use crate::work::{Completion, HEAD_BYTES_MAX, Remote};
-use chain::{Chain, Kind};
+use chain::{Chain, ChainKind};
 
 pub use capsule::{CAPSULE_BYTES, Capsule, DESCRIPTORS_MAX, Violation};
 
-/// Most chains of a command at a time: two parts, and the reply behind them. A disconnecting host may leave
-/// some behind.
+/// Upper bound of a command's chains: two parts and the reply, and one spare for chains of earlier commands
+/// that a disconnect left behind.
 pub(crate) const CHAINS_PER_COMMAND: usize = 4;
 
-/// Silence after which a host is asked whether it is there. 15 s: with the retries of a queue pair a dead
-/// host is gone within half a minute, and a live one is asked four times a minute.
+/// Time without a completion after which the host is probed. 15 s: with the queue pair's retries a dead host
+/// is detected within 30 s, and an idle live host gets four probes a minute.
 pub const PROBE_AFTER: Nanos = Nanos::from_secs(15);
 
-/// A part of the host's memory.
+/// One keyed data block descriptor of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
     remote: Remote,
     bytes: u32,
 }
 
-/// The host's memory of one command.
+/// All data block descriptors of one command, in order.
 type Blocks = ArrayVec<Block, DESCRIPTORS_MAX>;
 
-/// Constants of a connection: its listener's, its device's, and what its connection request agreed on.
+/// Constants of a connection, from the listener's settings, the device's limits and the connection request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnConfig {
-    /// Most bytes of in-capsule data.
+    /// Maximum in-capsule data in bytes (IOCCSZ without the submission queue entry).
     pub in_capsule_bytes: u32,
-    /// Most entries of a queue that a host is told of.
+    /// Maximum queue entries advertised to hosts (CAP.MQES + 1).
     pub queue_entries: u16,
-    /// Receives that are posted for this queue: as many commands as it may have outstanding.
+    /// Receives posted for this queue, which is also the maximum of unanswered capsules (HSQSIZE + 1).
     pub receives: u16,
-    /// Most bytes that one command moves.
+    /// Maximum data bytes of one command (MDTS).
     pub transfer_bytes: u32,
-    /// Work requests that the send queue holds, at least 2.
+    /// Capacity of the send queue in work requests, at least 2.
     pub send_queue: u32,
-    /// Segments that one work request gathers or scatters, at least 1.
+    /// Maximum scatter/gather entries of one work request, at least 1.
     pub segments_max: usize,
-    /// RDMA READs that may be outstanding, at least 1.
+    /// Maximum outstanding RDMA READs, at least 1.
     pub reads_max: u32,
-    /// The device sends with invalidate.
+    /// The device supports SEND with invalidate.
     pub can_invalidate: bool,
-    /// Time from the decision to close to the end of the queue pair.
+    /// Maximum time that a close waits for posted replies before the queue pair is ended.
     pub close_timeout: Nanos,
-    /// Silence after which the host is asked whether it is there.
+    /// Time without a completion after which an idle host is probed: [`PROBE_AFTER`].
     pub probe_after: Nanos,
 }
 
 impl Default for ConnConfig {
-    /// What a connection has before its device and its request were asked.
+    /// Placeholder values until the device and the connection request are known.
     fn default() -> Self {
         ConnConfig {
             in_capsule_bytes: 4096,
@@ -103,83 +106,83 @@ impl Default for ConnConfig {
     }
 }
 
-/// Where a connection is in its life.
+/// State of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Accepted; the host has not said that it is there. What it sends is held.
+    /// Accepted, but the connection manager has not reported ESTABLISHED. Received capsules are queued.
     Connecting,
-    /// At work.
+    /// Capsules are executed and replies are sent.
     Open,
-    /// What was replied leaves; nothing is taken any more.
+    /// Posted and queued replies are still sent; capsules are discarded.
     Draining,
-    /// The queue pair is to be ended and destroyed.
+    /// The shell must move the queue pair to the error state and destroy it.
     Ending,
-    /// It is destroyed.
+    /// The queue pair is destroyed.
     Closed,
 }
 
-/// What the connection knows of a command that is not answered yet.
+/// State of an unanswered command.
 #[derive(Debug, Default)]
 struct Pending {
-    /// Where its data is at the host.
+    /// The command's data at the host.
     blocks: Blocks,
-    /// The key to be invalidated with the reply.
+    /// Remote key that the reply's SEND invalidates.
     invalidate: Option<u32>,
-    /// The capsule, until its data is fetched; and how long that is.
+    /// Receive buffer and length in bytes of the in-capsule data, until the data is copied.
     data: Option<(Buf, u32)>,
 }
 
-/// What is known of a host's silence.
+/// Detects a host without completions: see [`Conn::watch`].
 #[derive(Debug, Default)]
 struct Silence {
-    /// Something has completed since the last look.
+    /// A work request has completed since the last call of [`Conn::watch`].
     is_broken: bool,
-    /// Since when nothing has, as far as was looked at.
+    /// First call of [`Conn::watch`] without a completion since the call before.
     since: Option<Nanos>,
 }
 
-/// The controller's end of one connection. See the module.
+/// The controller's end of one connection; see the module documentation.
 #[derive(Debug)]
 pub struct Conn {
     config: ConnConfig,
     phase: Phase,
-    /// Received and not looked at.
+    /// Capsules not parsed yet.
     inbox: VecDeque<Capsule>,
-    /// To be posted again.
+    /// Receive buffers to be posted again.
     free_buffers: VecDeque<Buf>,
-    /// The command whose event came last, until it has a slot or an answer.
+    /// The command given out by the last [`Event::Command`], until it has a slot or a reply.
     current: Option<Pending>,
-    /// By the index of the request's slot.
-    pending: Vec<(Slot, Pending)>,
+    /// Unanswered commands with a slot, indexed by the slot's index.
+    pending: Vec<(RequestId, Pending)>,
     chains: Slab<Chain>,
-    /// Chains with READs, and with a reply, to be posted, oldest first.
+    /// Chains with READs, and chains of replies, that have work to post; oldest first.
     fetches: VecDeque<Slot>,
     replies: VecDeque<Slot>,
-    /// Whose turn it is to post, where both have something.
+    /// `fetches` and `replies` alternate in the send queue.
     is_fetch_next: bool,
     send_free: u32,
     reads_free: u32,
-    /// Fetched and Sent, to be told.
+    /// Events of completed chains, not taken yet.
     events: VecDeque<Event>,
     deadline: Option<Nanos>,
     violation: Option<Violation>,
-    is_closed_told: bool,
-    /// Commands given out whose reply is not known to have left, and how many the queue pair has room for.
+    is_closed_reported: bool,
+    /// Commands given out whose reply's SEND has not completed; at most `outstanding_max`.
     outstanding: usize,
-    /// Replies without a slot that have left and were not asked for yet.
-    left: u32,
-    room: usize,
-    /// Commands given out that have no answer yet. With those not looked at they are what the host has sent
-    /// without an answer: no more than it said, whatever it holds of the shared receives.
+    /// Completed fast-path replies not yet counted by [`Transport::take_fast_path_sent`].
+    fast_path_sent: u32,
+    outstanding_max: usize,
+    /// Commands given out without a reply yet. Together with the inbox at most `receives`, else
+    /// [`Violation::Capsules`].
     unanswered: usize,
     silence: Silence,
 }
 
 impl Conn {
-    /// A connection whose queue pair was just made.
+    /// A connection in [`Phase::Connecting`], with the limits of its queue pair.
     ///
     /// # Panics
-    /// When the configuration is out of range: a bug of the shell, which has asked the device.
+    /// If `send_queue` < 2, or `segments_max` or `reads_max` is 0.
     #[must_use]
     pub fn new(config: ConnConfig) -> Conn {
         assert!(config.send_queue >= 2 && config.segments_max >= 1 && config.reads_max >= 1, "{config:?}");
@@ -191,7 +194,7 @@ impl Conn {
             free_buffers: VecDeque::with_capacity(entries),
             current: None,
             pending: std::iter::repeat_with(|| (FAST_PATH, Pending::default())).take(entries).collect(),
-            // One more: whether the host is there is asked beside all commands.
+            // One more for the probe.
             chains: Slab::with_capacity(CHAINS_PER_COMMAND * entries + 1),
             fetches: VecDeque::with_capacity(2 * entries),
             replies: VecDeque::with_capacity(CHAINS_PER_COMMAND * entries + 1),
@@ -201,23 +204,24 @@ impl Conn {
             events: VecDeque::with_capacity(CHAINS_PER_COMMAND * entries),
             deadline: None,
             violation: None,
-            is_closed_told: false,
+            is_closed_reported: false,
             outstanding: 0,
-            left: 0,
-            room: 1,
+            fast_path_sent: 0,
+            outstanding_max: 1,
             unanswered: 0,
             silence: Silence::default(),
         }
     }
 
-    /// The host is there (the connection manager's ESTABLISHED): commands that were held are looked at.
+    /// Opens the connection on the connection manager's ESTABLISHED: queued capsules are executed.
     pub fn on_established(&mut self) {
         if self.phase == Phase::Connecting {
             self.phase = Phase::Open;
         }
     }
 
-    /// A receive has completed.
+    /// Queues the capsule of a completed receive. More than `receives` unanswered capsules end the
+    /// connection.
     #[inline]
     pub fn received(&mut self, capsule: Capsule) {
         self.silence.is_broken = true;
@@ -233,7 +237,7 @@ impl Conn {
         }
     }
 
-    /// A work request of the send queue has completed.
+    /// Handles a completion of the send queue. A failed work request ends the connection.
     #[inline]
     pub fn completed(&mut self, completion: Completion) {
         self.silence.is_broken = true;
@@ -245,12 +249,13 @@ impl Conn {
         }
     }
 
-    /// The connection is lost, or the host has ended it.
+    /// Ends the connection without draining: DISCONNECTED, a lost device, or a posting error.
     pub fn on_disconnected(&mut self) {
         self.end();
     }
 
-    /// The queue pair is destroyed: no device knows a buffer of this connection any more.
+    /// The queue pair is destroyed, so no device can access a buffer of this connection: all chains are
+    /// dropped. [`Event::Closed`] follows.
     pub fn on_destroyed(&mut self) {
         self.phase = Phase::Closed;
         self.drop_unposted();
@@ -259,32 +264,33 @@ impl Conn {
         self.deadline = None;
     }
 
-    /// The buffer of a capsule that is to be posted again.
+    /// A receive buffer that is no longer used, to be posted again.
     #[inline]
     pub fn next_buffer(&mut self) -> Option<Buf> {
         self.free_buffers.pop_front()
     }
 
-    /// Where it is in its life.
+    /// Current state; the shell ends the queue pair on [`Phase::Ending`].
     #[inline]
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Work requests that were posted and have not completed: those that a drain waits for.
+    /// Posted work requests without a completion. A drain waits until this is 0.
     #[must_use]
     pub fn posted(&self) -> u32 {
         self.config.send_queue - self.send_free
     }
 
-    /// RDMA READs that may be posted now.
+    /// RDMA READs that may be posted before another READ completes.
     #[must_use]
     pub fn reads_free(&self) -> u32 {
         self.reads_free
     }
 
-    /// Buffers of capsules that are here: not looked at, with data that is not fetched, or to be given back.
+    /// Receive buffers held by this connection: of unparsed capsules, of in-capsule data not copied yet, and
+    /// those to be posted again.
     #[must_use]
     pub fn buffers_held(&self) -> usize {
         let is_held = |pending: &Pending| usize::from(pending.data.is_some());
@@ -294,27 +300,30 @@ impl Conn {
             + self.pending.iter().map(|(_, pending)| is_held(pending)).sum::<usize>()
     }
 
-    /// True when [`Transport::next_event`] has something without new completions.
+    /// True when [`Transport::next_event`] returns an event without further completions.
     #[inline]
     #[must_use]
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
-            || (self.phase == Phase::Open && !self.inbox.is_empty() && self.outstanding < self.room)
-            || (self.phase == Phase::Closed && !self.is_closed_told)
+            || (self.phase == Phase::Open
+                && !self.inbox.is_empty()
+                && self.outstanding < self.outstanding_max)
+            || (self.phase == Phase::Closed && !self.is_closed_reported)
     }
 
-    /// The rule that the host broke, once, for the log.
+    /// The violation that ended the connection, for the log; `None` after the first call.
     pub fn take_violation(&mut self) -> Option<Violation> {
         self.violation.take()
     }
 
-    /// When [`Conn::on_time`] is to be called at the latest; time zero means at once.
+    /// Time at which [`Conn::on_time`] must be called; zero means in the next turn.
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         self.deadline
     }
 
-    /// The time. A host that takes its replies too slowly loses them.
+    /// Starts the close timer of a drain, and ends the connection once it has expired: replies not sent by
+    /// then are lost.
     pub fn on_time(&mut self, now: Nanos) {
         match self.deadline {
             Some(Nanos::ZERO) => self.deadline = Some(now + self.config.close_timeout),
@@ -326,16 +335,17 @@ impl Conn {
         }
     }
 
-    /// To be called from time to time, much more often than the time to a probe. True: the host has been
-    /// silent for so long that it is asked whether it is there; there is work to be posted.
+    /// Probes an idle host. Call it much more often than `probe_after`. True if a probe was queued and must
+    /// be posted.
     ///
-    /// At most one probe is under way: while anything is posted, its completion will tell.
+    /// At most one probe is outstanding: while anything is posted, its completion shows whether the host
+    /// responds.
     ///
-    /// Keep alive ends the controller of a host that has gone without a word, but not one with KATO 0, nor an
-    /// I/O queue whose admin queue is gone. Without anything posted no device notices either. So a silent
-    /// connection posts an RDMA WRITE of no bytes: it touches no memory and needs no key (InfiniBand
-    /// Architecture 1.4, C9-88), the host's software sees nothing of it, and a host that is not there lets
-    /// the queue pair run out of retries.
+    /// Keep Alive ends the controller of a host that vanished, but not if KATO is 0, and not an I/O queue
+    /// whose admin queue is closed. An idle queue pair does not notice a dead peer either. So an idle
+    /// connection posts an RDMA WRITE of zero bytes: it accesses no memory and needs no key (InfiniBand
+    /// Architecture 1.4, C9-88), the host's software does not see it, and a dead host makes the queue pair
+    /// exceed its retries.
     pub fn watch(&mut self, now: Nanos) -> bool {
         let is_busy = std::mem::take(&mut self.silence.is_broken) || self.posted() > 0;
         if self.phase != Phase::Open || is_busy || !self.replies.is_empty() {
@@ -347,7 +357,7 @@ impl Conn {
             return false;
         }
         self.silence.since = None;
-        let probe = self.add_chain(Chain::new(FAST_PATH, Kind::Probe, None, Blocks::new()));
+        let probe = self.add_chain(Chain::new(FAST_PATH, ChainKind::Probe, None, Blocks::new()));
         self.replies.extend(probe);
         probe.is_some()
     }
@@ -379,7 +389,7 @@ impl Conn {
         }
     }
 
-    /// Nothing more is begun; what a device may still touch stays.
+    /// Drops all work that is not posted. Chains with work in flight stay until their completions.
     fn drop_unposted(&mut self) {
         self.drop_unanswered();
         self.replies.clear();
@@ -415,21 +425,21 @@ impl Conn {
         self.end();
     }
 
-    /// What is known of a request; `None` when it is not the one that its place has.
+    /// State of the request in this slot; `None` if the slot belongs to another request.
     #[inline]
-    fn pending_mut(&mut self, slot: Slot) -> Option<&mut Pending> {
+    fn pending_mut(&mut self, slot: RequestId) -> Option<&mut Pending> {
         if slot == FAST_PATH {
             return self.current.as_mut();
         }
         self.pending.get_mut(slot.index()).filter(|(owner, _)| *owner == slot).map(|(_, pending)| pending)
     }
 
-    /// The next command, if the connection is open.
+    /// Parses the next capsule if the connection is open and an entry is free.
     #[inline]
     fn next_command(&mut self) -> Option<Event> {
         while self.phase == Phase::Open {
             self.release_current();
-            if self.outstanding >= self.room {
+            if self.outstanding >= self.outstanding_max {
                 return None;
             }
             let mut capsule = self.inbox.pop_front()?;
@@ -458,8 +468,8 @@ impl Conn {
         None
     }
 
-    /// A part of a command's data; its descriptors stay until the reply.
-    fn add_part(&mut self, slot: Slot, kind: Kind, offset: u32, buf: Buf) -> Option<Slot> {
+    /// Adds a chain for a part of a command's data. The command keeps its descriptors until the reply.
+    fn add_part(&mut self, slot: RequestId, kind: ChainKind, offset: u32, buf: Buf) -> Option<Slot> {
         if self.phase != Phase::Open {
             return None;
         }
@@ -471,7 +481,7 @@ impl Conn {
         self.add_chain(Chain::new(slot, kind, Some(buf), blocks))
     }
 
-    /// The command whose event came last is not taken.
+    /// Drops the state of a command that got neither a slot nor a reply.
     #[inline]
     fn release_current(&mut self) {
         if let Some(Pending { data: Some((data, _)), .. }) = self.current.take() {
@@ -489,24 +499,25 @@ impl Transport for Conn {
             }
             return Some(event);
         }
-        if self.phase == Phase::Closed && !self.is_closed_told {
-            self.is_closed_told = true;
+        if self.phase == Phase::Closed && !self.is_closed_reported {
+            self.is_closed_reported = true;
             return Some(Event::Closed);
         }
         self.next_command()
     }
 
     #[inline]
-    fn take_left(&mut self) -> u32 {
-        std::mem::take(&mut self.left)
+    fn take_fast_path_sent(&mut self) -> u32 {
+        std::mem::take(&mut self.fast_path_sent)
     }
 
     #[inline]
-    fn set_slot(&mut self, slot: Slot) {
+    fn set_slot(&mut self, slot: RequestId) {
         let Some(current) = self.current.take() else { return };
         let old = match self.pending.get_mut(slot.index()) {
             Some(place) => std::mem::replace(place, (slot, current)).1,
-            // More requests than receives: what the shell agreed to is not what the queue pair has.
+            // A slot index beyond `receives`: the target accepts more requests than the shell posted
+            // receives.
             None => {
                 self.end();
                 current
@@ -515,7 +526,7 @@ impl Transport for Conn {
         self.free_buffers.extend(old.data.map(|(data, _)| data));
     }
 
-    fn fetch(&mut self, slot: Slot, _cid: u16, mut buf: Buf) {
+    fn fetch(&mut self, slot: RequestId, _cid: u16, mut buf: Buf) {
         if self.phase != Phase::Open {
             return;
         }
@@ -530,14 +541,14 @@ impl Transport for Conn {
             return;
         }
         let blocks = std::mem::take(&mut pending.blocks);
-        if let Some(chain) = self.add_chain(Chain::new(slot, Kind::Fetch, Some(buf), blocks)) {
+        if let Some(chain) = self.add_chain(Chain::new(slot, ChainKind::Fetch, Some(buf), blocks)) {
             self.fetches.push_back(chain);
         }
     }
 
-    /// A READ that was posted needs the host's adapter only, and not the host: it completes soon. What was
-    /// not posted never is.
-    fn cancel(&mut self, slot: Slot) -> bool {
+    /// Only a fetch without a posted READ can be cancelled. A posted READ is served by the host's adapter
+    /// without its software and completes soon.
+    fn cancel(&mut self, slot: RequestId) -> bool {
         let chains = &self.chains;
         let is_it = |chain: &Slot| chains.get(*chain).is_some_and(|chain| chain.is_unposted_fetch_of(slot));
         let Some(at) = self.fetches.iter().position(is_it) else { return false };
@@ -551,14 +562,14 @@ impl Transport for Conn {
         true
     }
 
-    fn fetch_part(&mut self, slot: Slot, _cid: u16, offset: u32, buf: Buf) {
-        if let Some(chain) = self.add_part(slot, Kind::FetchPart { offset }, offset, buf) {
+    fn fetch_part(&mut self, slot: RequestId, _cid: u16, offset: u32, buf: Buf) {
+        if let Some(chain) = self.add_part(slot, ChainKind::FetchPart { offset }, offset, buf) {
             self.fetches.push_back(chain);
         }
     }
 
-    fn send_part(&mut self, slot: Slot, _cid: u16, offset: u32, buf: Buf) {
-        if let Some(chain) = self.add_part(slot, Kind::SendPart { offset }, offset, buf) {
+    fn send_part(&mut self, slot: RequestId, _cid: u16, offset: u32, buf: Buf) {
+        if let Some(chain) = self.add_part(slot, ChainKind::SendPart { offset }, offset, buf) {
             self.replies.push_back(chain);
         }
     }
@@ -574,13 +585,13 @@ impl Transport for Conn {
         true
     }
 
-    fn end_without_reply(&mut self, slot: Slot) {
+    fn end_without_reply(&mut self, slot: RequestId) {
         if self.phase != Phase::Open {
             return;
         }
         let Some(pending) = self.pending_mut(slot).map(std::mem::take) else { return };
         self.free_buffers.extend(pending.data.map(|(data, _)| data));
-        // Its place has no owner until the next command has it.
+        // The entry is unowned until `set_slot`.
         if let Some((owner, _)) = self.pending.get_mut(slot.index()) {
             *owner = FAST_PATH;
         }
@@ -599,14 +610,15 @@ impl Transport for Conn {
         if self.phase != Phase::Open {
             return;
         }
-        // From now on the host may send another: it has its answer before we know that it left.
+        // The host may send its next command as soon as it has the reply, which may be before the SEND's
+        // completion.
         self.unanswered -= 1;
         let Reply { slot, cqe, data, may_omit_cqe: _ } = reply;
         let mut pending = self.pending_mut(slot).map(std::mem::take).unwrap_or_default();
         if let Some((data, _)) = pending.data.take() {
             self.free_buffers.push_back(data);
         }
-        let kind = Kind::Reply { head: head_of(&cqe), invalidate: pending.invalidate };
+        let kind = ChainKind::Reply { head: head_of(&cqe), invalidate: pending.invalidate };
         let blocks = if data.is_some() { pending.blocks } else { Blocks::new() };
         if let Some(chain) = self.add_chain(Chain::new(slot, kind, data, blocks)) {
             self.replies.push_back(chain);
@@ -619,7 +631,7 @@ impl Transport for Conn {
 
     fn close(&mut self, reason: CloseReason) {
         match reason {
-            // Something is to reach the host first.
+            // Queued replies are sent first.
             CloseReason::Disconnect
             | CloseReason::ControllerGone
             | CloseReason::HostError
@@ -629,7 +641,7 @@ impl Transport for Conn {
     }
 
     fn set_queue_entries(&mut self, entries: u16) {
-        self.room = usize::from(entries);
+        self.outstanding_max = usize::from(entries);
     }
 
     fn limits(&self) -> Limits {
@@ -641,7 +653,7 @@ impl Transport for Conn {
     }
 }
 
-/// A completion queue entry as the head of a SEND.
+/// Pads a completion queue entry to the head of a SEND.
 #[inline]
 fn head_of(cqe: &Cqe) -> [u8; HEAD_BYTES_MAX] {
     let mut head = [0; HEAD_BYTES_MAX];

@@ -7,6 +7,7 @@ use nvme_spec::{Sgl, Sqe};
 use proptest::prelude::*;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_transport::DataPointer;
+use spindle_transport::RequestId;
 
 use super::*;
 use crate::work::{Op, Span, Work};
@@ -46,8 +47,8 @@ fn open(config: ConnConfig) -> Conn {
     conn
 }
 
-fn slot(index: u16) -> Slot {
-    Slot::from_wire(1 << 16 | u32::from(index))
+fn slot(index: u16) -> RequestId {
+    RequestId::from_wire(1 << 16 | u32::from(index))
 }
 
 /// A command with one key for `bytes` at the host.
@@ -67,13 +68,13 @@ fn filled(pool: &Pool, cid: u16, data: &[u8]) -> Capsule {
 }
 
 /// The next event is a command, which gets this slot.
-fn command(conn: &mut Conn, slot: Slot) -> DataPointer {
+fn command(conn: &mut Conn, slot: RequestId) -> DataPointer {
     let Some(Event::Command { data, .. }) = conn.next_event() else { panic!("a command") };
     conn.set_slot(slot);
     data.expect("descriptors")
 }
 
-fn reply(slot: Slot, data: Option<Buf>) -> Reply {
+fn reply(slot: RequestId, data: Option<Buf>) -> Reply {
     let cqe = Cqe::new(u16::try_from(slot.index()).expect("small"), Status::SUCCESS);
     Reply { slot, cqe, data, may_omit_cqe: true }
 }
@@ -234,7 +235,7 @@ fn the_buffer_of_a_capsule_comes_back_whatever_becomes_of_its_command() {
         |conn, _| conn.on_disconnected(),
         |conn, _| conn.close(CloseReason::Shutdown),
         |conn, _| conn.close(CloseReason::KeepAliveExpired),
-        |conn, _| conn.completed(Completion { chain: slot(9), is_signalled: false, is_ok: false }),
+        |conn, _| conn.completed(Completion { chain: slot(9).0, is_signalled: false, is_ok: false }),
         // The next command is wrong, and one more is behind it.
         |conn, pool| {
             conn.received(Capsule { bytes: 1, ..keyed(2, 1, false) });
@@ -244,8 +245,8 @@ fn the_buffer_of_a_capsule_comes_back_whatever_becomes_of_its_command() {
         // Its slot is given to another.
         |conn, pool| {
             conn.received(filled(pool, 2, &[1]));
-            command(conn, Slot::from_wire(2 << 16 | 1));
-            conn.reply(reply(Slot::from_wire(2 << 16 | 1), None));
+            command(conn, RequestId::from_wire(2 << 16 | 1));
+            conn.reply(reply(RequestId::from_wire(2 << 16 | 1), None));
         },
     ];
     for end in ends {
@@ -304,9 +305,12 @@ fn in_capsule_data_is_copied_once_from_behind_the_entry() {
             conn.completed(ok(&work));
         }
         if is_at_once {
-            assert!((conn.next_event().is_none(), conn.take_left(), conn.take_left()) == (true, 1, 0));
+            assert!(
+                (conn.next_event().is_none(), conn.take_fast_path_sent(), conn.take_fast_path_sent())
+                    == (true, 1, 0)
+            );
         } else {
-            assert!(matches!(conn.next_event(), Some(Event::Sent { .. })) && conn.take_left() == 0);
+            assert!(matches!(conn.next_event(), Some(Event::Sent { .. })) && conn.take_fast_path_sent() == 0);
         }
     }
 }

@@ -1,12 +1,12 @@
-//! The commands that a host has outstanding, by CID.
+//! The outstanding commands of a host, by CID.
 //!
 //! ```text
-//!          submit             CQE, and the SEND need not be awaited          given out
+//!          submit             CQE, and the SEND need not be awaited         next_event
 //!   Free ──────────> Waiting ───────────────────────────────────────> Done ───────────> Free
-//!                       └── CQE ──> Ended ── the SEND is over ──────────^
+//!                       └── CQE ──> Ended ── the SEND has completed ────^
 //! ```
-//! A CID that a controller sends back is looked up here together with the state that it needs; it never
-//! indexes. What comes back from the device carries the generation of the command's use.
+//! A CID from the controller is accepted only if its command is in the expected state. A chain from the
+//! device contains the command's generation.
 
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
@@ -16,35 +16,35 @@ use super::{HostEvent, Registered};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// The CID can be used.
+    /// The CID can be used for a new command.
     Free,
-    /// Submitted; no completion yet.
+    /// Submitted; no completion queue entry yet.
     Waiting,
-    /// The completion came; the device still reads the data.
+    /// The completion queue entry has arrived, but the SEND of the in-capsule data has not completed.
     Ended,
-    /// It is over, and waits to be told.
+    /// Ended; not returned by `next_event` yet.
     Done,
 }
 
-/// Where the capsule is.
+/// State of the capsule's SEND.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Capsule {
-    /// It waits for room in the send queue.
+    /// Waits for a free send queue entry.
     Queued,
-    /// It is in the send queue, with data behind it that has to stay.
-    Leaving,
-    /// It has left; or nothing that the caller owns goes with it.
-    Left,
+    /// Posted with in-capsule data, which the device may still read.
+    Sending,
+    /// The SEND has completed, or it is posted without in-capsule data.
+    Sent,
 }
 
-/// How a command's data travels.
+/// How a capsule describes the command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Carriage {
-    /// There is none, or one descriptor in the entry names it.
+pub(super) enum DataPlacement {
+    /// No data, or one keyed descriptor in the submission queue entry.
     Entry,
-    /// In the capsule: so many bytes.
+    /// In-capsule data of this many bytes.
     InCapsule(u32),
-    /// A list of descriptors in the capsule names it.
+    /// A list of keyed descriptors that follows the submission queue entry.
     List,
 }
 
@@ -52,12 +52,12 @@ pub(super) enum Carriage {
 pub(super) struct Command {
     pub(super) state: State,
     pub(super) capsule: Capsule,
-    pub(super) carriage: Carriage,
-    /// Of this use; never 0.
+    pub(super) placement: DataPlacement,
+    /// Incremented with each use of the CID; never 0.
     pub(super) generation: u16,
     pub(super) sqe: Sqe,
     pub(super) data: Option<Registered>,
-    /// The completion, when `Ended` or `Done`.
+    /// Valid in the states `Ended` and `Done`.
     pub(super) cqe: Cqe,
 }
 
@@ -65,8 +65,8 @@ impl Command {
     fn new() -> Command {
         Command {
             state: State::Free,
-            capsule: Capsule::Left,
-            carriage: Carriage::Entry,
+            capsule: Capsule::Sent,
+            placement: DataPlacement::Entry,
             generation: 0,
             sqe: Sqe::default(),
             data: None,
@@ -74,14 +74,14 @@ impl Command {
         }
     }
 
-    /// The name of this use.
+    /// CID and generation, as the chain of the work request.
     #[inline]
     pub(super) fn chain(&self, cid: u16) -> Slot {
         Slot::from_wire(u32::from(self.generation) << 16 | u32::from(cid))
     }
 }
 
-/// The table, as long as the queue.
+/// Table of commands, indexed by CID.
 #[derive(Debug)]
 pub(super) struct Commands {
     commands: Box<[Command]>,
@@ -93,33 +93,33 @@ impl Commands {
         Commands { commands: (0..entries).map(|_| Command::new()).collect(), outstanding: 0 }
     }
 
-    /// True when a command with this CID can be started.
+    /// True if the CID is in range and unused.
     #[inline]
     pub(super) fn is_free(&self, cid: u16) -> bool {
         self.commands.get(usize::from(cid)).is_some_and(|command| command.state == State::Free)
     }
 
-    /// Start a command, whose CID [`Commands::is_free`].
+    /// Stores a submitted command; [`Commands::is_free`] must be true for its CID.
     #[inline]
-    pub(super) fn start(&mut self, sqe: Sqe, carriage: Carriage, data: Option<Registered>) {
+    pub(super) fn start(&mut self, sqe: Sqe, placement: DataPlacement, data: Option<Registered>) {
         let Some(command) = self.commands.get_mut(usize::from(sqe.cid())) else { return };
         self.outstanding += 1;
         command.state = State::Waiting;
         command.capsule = Capsule::Queued;
-        command.carriage = carriage;
+        command.placement = placement;
         command.generation = command.generation.checked_add(1).unwrap_or(1);
         command.sqe = sqe;
         command.data = data;
     }
 
-    /// The command with this CID that the controller was told of and has not answered.
+    /// The command with this CID if its capsule was posted and it has no completion queue entry yet.
     #[inline]
-    pub(super) fn asked(&mut self, cid: u16) -> Option<&mut Command> {
+    pub(super) fn posted(&mut self, cid: u16) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
         (command.state == State::Waiting && command.capsule != Capsule::Queued).then_some(command)
     }
 
-    /// The command with this CID whose capsule waits to be posted.
+    /// The command with this CID if its capsule is not posted yet.
     #[inline]
     pub(super) fn queued(&mut self, cid: u16) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
@@ -131,7 +131,7 @@ impl Commands {
         (chain.index(), u16::from_le_bytes([c, d]))
     }
 
-    /// The command of this chain, unless it is over.
+    /// The command of this chain; `None` if it has ended.
     #[inline]
     pub(super) fn get(&self, chain: Slot) -> Option<&Command> {
         let (index, generation) = Self::index(chain);
@@ -139,7 +139,6 @@ impl Commands {
         (command.generation == generation && command.state != State::Free).then_some(command)
     }
 
-    /// As [`Commands::get`], to change.
     #[inline]
     pub(super) fn get_mut(&mut self, chain: Slot) -> Option<&mut Command> {
         let (index, generation) = Self::index(chain);
@@ -147,7 +146,7 @@ impl Commands {
         (command.generation == generation && command.state != State::Free).then_some(command)
     }
 
-    /// A command is given out with its completion, and the CID is free.
+    /// Returns a command with its completion and frees the CID.
     #[inline]
     pub(super) fn end(&mut self, cid: u16) -> Option<HostEvent> {
         let command = self.commands.get_mut(usize::from(cid)).filter(|it| it.state != State::Free)?;
@@ -159,7 +158,8 @@ impl Commands {
         Some(HostEvent::Completed { cid, cqe, buf: command.data.take(), result })
     }
 
-    /// Any command that is left: ended by its own completion where that came, else by `status`.
+    /// Returns any outstanding command: with its completion queue entry if that has arrived, else with
+    /// `status`.
     pub(super) fn take_any(&mut self, status: Status) -> Option<HostEvent> {
         let index = self.commands.iter().position(|command| command.state != State::Free)?;
         let cid = u16::try_from(index).ok()?;

@@ -1,4 +1,4 @@
-//! The host's end of a connection: commands in, completions with their data out.
+//! The host's end of a connection: takes commands, returns completions with their data.
 //!
 //! ```text
 //!   submit(sqe, data) ─> next_work: SEND of the capsule ─> (the controller reads or writes the buffer) ─┐
@@ -7,21 +7,21 @@
 //!      several pieces:  entry | list of keyed descriptors  the same                                     │
 //!                                                       Completed <─ next_event <─ received(CQE) <──────┘
 //! ```
-//! Every submitted command is given back by exactly one `Completed`, with its buffer and the keys of it, also
-//! when the connection ends: then with a path error, before `Closed`.
+//! Every submitted command is returned by exactly one `Completed`, with its buffer and keys. When the
+//! connection ends, outstanding commands complete with a path error before `Closed`.
 //!
-//! **What the device still reads.** A SEND whose data is in the capsule is signalled, and its command is over
-//! when both the SEND and the completion entry are there: the device may send it again for an
-//! acknowledgement that was lost. Any other SEND reads only the entry's own head memory, which stays
-//! registered for as long as the queue pair lives and may be written again: a controller that has answered
-//! discards what comes twice. So only every 16th of those is signalled.
+//! **Buffers in use by the device.** A SEND with in-capsule data is signalled, and its command ends when both
+//! the SEND's completion and the completion queue entry have arrived: the device may retransmit the data
+//! until then. Any other SEND reads only the entry's head memory, which stays registered as long as the queue
+//! pair exists and may be overwritten: a controller that has answered discards a retransmission. So only
+//! every 16th of those is signalled.
 //!
-//! **The end.** When it ends ([`Conn::end`], or the controller broke a rule) nothing more
-//! is posted, and commands are told as lost only after [`Conn::on_gone`]: when the queue pair is no more and
-//! the device does not touch their buffers.
+//! **End.** After [`Conn::end`] or a violation by the controller nothing more is posted. Outstanding commands
+//! are reported as lost only after [`Conn::on_gone`], when the queue pair is destroyed and the device no
+//! longer accesses their buffers.
 //!
-//! A turn: `next_work`.., `received`, `completed`, `next_event`... Where [`Conn::is_open`] is false the queue
-//! pair is to be torn down.
+//! Calls of a turn: `next_work`.., `received`, `completed`, `next_event`... Once [`Conn::is_open`] is false,
+//! the caller must destroy the queue pair.
 
 mod commands;
 mod sends;
@@ -41,29 +41,29 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::work::{Completion, Op, Span, Work};
 
-use commands::{Capsule, Carriage, Commands, State};
+use commands::{Capsule, Commands, DataPlacement, State};
 use sends::Sends;
 
-/// Most descriptors of one command; more is of no use, as the controller takes no more (MSDBD of ours is 16).
+/// Maximum descriptors of one command. Spindle's controller has MSDBD 16.
 pub const DESCRIPTORS_MAX: usize = 16;
-/// Bytes of one descriptor.
+/// Bytes of one SGL descriptor.
 pub const DESCRIPTOR_BYTES: usize = 16;
-/// Head memory of one entry: the submission queue entry, and the longest list behind it.
+/// Head memory in bytes of one queue entry: the submission queue entry and the longest descriptor list.
 pub const ENTRY_BYTES: usize = SQE_BYTES + DESCRIPTORS_MAX * DESCRIPTOR_BYTES;
 
-/// What a host's queue is made with.
+/// Parameters of a host's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostConfig {
-    /// Commands that may be outstanding; CIDs are below it.
+    /// Maximum outstanding commands; every CID is less than this.
     pub entries: u16,
-    /// Work requests that the send queue holds.
+    /// Capacity of the send queue in work requests.
     pub send_wr: u32,
-    /// Pieces that the device gathers for one SEND, the head's among them.
+    /// Maximum scatter/gather entries of one SEND, including one for the head.
     pub max_sge: u8,
-    /// Writes up to this many bytes go in the command's capsule. 0 until the controller has said more
-    /// (IOCCSZ), and always on an admin queue, as Linux: its capsules have no room for data.
+    /// Maximum in-capsule data of a write in bytes. 0 until Identify Controller is known (IOCCSZ), and always
+    /// on an admin queue, as in Linux: its capsules have no in-capsule data.
     pub in_capsule_bytes: u32,
-    /// Descriptors that a command may have: MSDBD. 1 until the controller has said more.
+    /// Maximum descriptors of a command (MSDBD). 1 until Identify Controller is known.
     pub descriptors: u8,
 }
 
@@ -73,24 +73,24 @@ impl Default for HostConfig {
     }
 }
 
-/// A contiguous piece of a buffer, and the registration that it lies in.
+/// A contiguous piece of a buffer, and its memory registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Its address, here and for the other side.
+    /// Virtual address, the same locally and in descriptors.
     pub address: u64,
-    /// Its length.
+    /// Length in bytes; at most [`KeyedSgl::BYTES_MAX`] for one descriptor.
     pub bytes: u32,
-    /// The key that the other side needs.
+    /// Remote key, for the controller's READs and WRITEs.
     pub remote_key: u32,
-    /// The key that our own device needs.
+    /// Local key, for this host's SENDs.
     pub local_key: u32,
-    /// The registration, for the code that made it.
+    /// The registration in the cache, to be released with the buffer.
     pub lease: Slot,
 }
 
-/// All pieces of one buffer, in order.
+/// All pieces of one buffer, in order of the bytes.
 ///
-/// Nearly every buffer is one piece; a handle to that is small and allocates nothing.
+/// Nearly every buffer is one piece, which needs no allocation.
 #[derive(Debug)]
 pub struct Keys(Pieces);
 
@@ -101,20 +101,20 @@ enum Pieces {
 }
 
 impl Keys {
-    /// A buffer of one piece.
+    /// Keys of a contiguous buffer.
     #[inline]
     #[must_use]
     pub fn one(piece: Piece) -> Keys {
         Keys(Pieces::One(piece))
     }
 
-    /// A buffer of several.
+    /// Keys of a buffer of several pieces.
     #[must_use]
     pub fn many(pieces: Vec<Piece>) -> Keys {
         Keys(Pieces::Many(pieces))
     }
 
-    /// The pieces.
+    /// Each contiguous piece, in order of the bytes.
     #[inline]
     #[must_use]
     pub fn pieces(&self) -> &[Piece] {
@@ -124,66 +124,67 @@ impl Keys {
         }
     }
 
-    /// How long all of them are.
+    /// Total bytes of the pieces.
     fn bytes(&self) -> u64 {
         self.pieces().iter().map(|piece| u64::from(piece.bytes)).sum()
     }
 }
 
-/// A command's data, and the registration of it.
+/// A command's data buffer with its memory registrations.
 #[derive(Debug)]
 pub struct Registered {
-    /// The data.
+    /// Buffer of the data; `keys` cover all of it.
     pub buf: Buf,
-    /// As devices name it.
+    /// Addresses and keys of all of `buf`.
     pub keys: Keys,
 }
 
-/// A command's data; the keys are those of all of the buffer.
+/// Data of a command with its direction; the keys must cover the whole buffer.
 pub type HostData = host::HostData<Registered>;
-/// What happened on a connection. Never [`HostEvent::Ready`]: it is made when the queue pair is established.
+/// Events of a connection. Never [`HostEvent::Ready`], which the link emits when the queue pair is
+/// established.
 pub type HostEvent = host::HostEvent<Violation, Registered>;
-/// Why a connection ended.
+/// Why a connection ended, with this transport's [`Violation`].
 pub type CloseCause = host::CloseCause<Violation>;
-/// The connection cannot take the command now. The data is given back.
+/// A command was not taken; contains its data.
 pub type SubmitError = host::SubmitError<Registered>;
 
-/// A rule that the controller broke.
+/// A protocol violation by the controller, which ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A completion names a command that is not outstanding.
     #[error("a completion for CID {cid:#x}, which is not outstanding")]
     CompletionCid {
-        /// CID of the completion.
+        /// CID in the completion queue entry.
         cid: u16,
     },
-    /// What came is not a completion queue entry.
+    /// A message is not a completion queue entry of 16 bytes.
     #[error("a capsule of {bytes} bytes, a completion has 16")]
     CompletionLength {
-        /// Its length.
+        /// Bytes received.
         bytes: usize,
     },
 }
 
-/// How far a connection is.
+/// State of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// It ends: the queue pair is to be torn down.
+    /// The caller must destroy the queue pair.
     Ending(CloseCause),
-    /// The queue pair is gone.
-    Gone(CloseCause),
-    /// All has been told.
-    Told,
+    /// The queue pair is destroyed; outstanding commands are being reported.
+    Destroyed(CloseCause),
+    /// [`HostEvent::Closed`] was returned.
+    Closed,
 }
 
-/// The host's end of one connection.
+/// The host's end of one connection; see the module documentation.
 #[derive(Debug)]
 pub struct Conn {
     commands: Commands,
-    /// CIDs whose capsules wait to be posted, in the order in which they were submitted.
+    /// CIDs of capsules not posted yet, in order of submission.
     queued: VecDeque<u16>,
-    /// CIDs of commands that are over and not told yet.
+    /// CIDs of completed commands, not returned by [`Conn::next_event`] yet.
     finished: VecDeque<u16>,
     sends: Sends,
     config: HostConfig,
@@ -191,10 +192,10 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// A connection that is established. Memory for all that it will ever hold is taken here.
+    /// An established connection. Allocates all memory that it needs.
     ///
     /// # Panics
-    /// When the send queue holds nothing, or a SEND cannot have a head and one piece of data.
+    /// If `send_wr` is 0 or `max_sge` is less than 2 (head and one piece of data).
     #[must_use]
     pub fn new(config: HostConfig) -> Conn {
         assert!(config.send_wr > 0 && config.max_sge >= 2, "a queue pair that cannot send: {config:?}");
@@ -209,33 +210,33 @@ impl Conn {
         }
     }
 
-    /// The data pointer of a command with this data (Base 2.0 section 4.1.2; NVMe RDMA Transport 1.0, "SGL
+    /// The SGL and placement of a command's data (Base 2.0 section 4.1.2; NVMe RDMA Transport 1.0, "SGL
     /// Support").
     #[inline]
-    fn carry(&self, data: &HostData) -> Result<(Sgl, Carriage), SubmitErrorKind> {
+    fn data_pointer(&self, data: &HostData) -> Result<(Sgl, DataPlacement), SubmitErrorKind> {
         let (Registered { buf, keys }, is_to_controller) = match data {
-            // As Linux: a keyed descriptor of nothing.
-            HostData::None => return Ok((Sgl::keyed(0, 0, 0, false), Carriage::Entry)),
+            // As Linux: a keyed descriptor of zero bytes.
+            HostData::None => return Ok((Sgl::keyed(0, 0, 0, false), DataPlacement::Entry)),
             HostData::ToController(data) => (data, true),
             HostData::FromController(data) => (data, false),
         };
         let bytes = u32::try_from(buf.len()).unwrap_or(u32::MAX);
         assert_eq!(keys.bytes(), u64::from(bytes), "keys of another buffer");
         let pieces = keys.pieces();
-        // One for the head.
+        // One scatter/gather entry is for the head.
         let is_gathered = pieces.len() < usize::from(self.config.max_sge);
         if is_to_controller && bytes > 0 && bytes <= self.config.in_capsule_bytes && is_gathered {
-            return Ok((Sgl::in_capsule(bytes), Carriage::InCapsule(bytes)));
+            return Ok((Sgl::in_capsule(bytes), DataPlacement::InCapsule(bytes)));
         }
         let is_short = pieces.iter().all(|piece| piece.bytes <= KeyedSgl::BYTES_MAX);
         match pieces {
-            [] => Ok((Sgl::keyed(0, 0, 0, false), Carriage::Entry)),
-            [piece] if is_short => Ok((descriptor(piece), Carriage::Entry)),
+            [] => Ok((Sgl::keyed(0, 0, 0, false), DataPlacement::Entry)),
+            [piece] if is_short => Ok((descriptor(piece), DataPlacement::Entry)),
             _ if is_short && pieces.len() <= self.list_max() => {
                 let list = u32::try_from(pieces.len() * DESCRIPTOR_BYTES).unwrap_or(u32::MAX);
                 let identifier = SglKind::LAST_SEGMENT_OFFSET.0;
                 let sgl = Sgl { length: list.into(), identifier, ..Sgl::none() };
-                Ok((sgl, Carriage::List))
+                Ok((sgl, DataPlacement::List))
             }
             _ => {
                 let needed = |piece: &Piece| piece.bytes.div_ceil(KeyedSgl::BYTES_MAX) as usize;
@@ -245,14 +246,14 @@ impl Conn {
         }
     }
 
-    /// How many descriptors a list may have: what the controller takes, and what its capsules have room for.
+    /// Maximum descriptors of a list: limited by MSDBD and by the capsule's in-capsule bytes.
     fn list_max(&self) -> usize {
         let room = self.config.in_capsule_bytes as usize / DESCRIPTOR_BYTES;
         usize::from(self.config.descriptors).min(room).min(DESCRIPTORS_MAX)
     }
 
-    /// The next work request, to be posted at once; ring the doorbell after the last. `None`: nothing is
-    /// queued, or the send queue is full until a completion comes.
+    /// The next work request, to be posted; the caller rings the doorbell after the last. `None` if nothing
+    /// is queued, or the send queue is full until a completion.
     #[inline]
     pub fn next_work(&mut self) -> Option<Work> {
         if !self.is_open() || self.sends.is_full() {
@@ -261,11 +262,11 @@ impl Conn {
         let cid = self.queued.pop_front()?;
         let command = self.commands.queued(cid)?;
         let chain = command.chain(cid);
-        let (bytes, is_awaited) = match command.carriage {
-            Carriage::InCapsule(bytes) => (bytes, true),
-            Carriage::Entry | Carriage::List => (0, false),
+        let (bytes, is_awaited) = match command.placement {
+            DataPlacement::InCapsule(bytes) => (bytes, true),
+            DataPlacement::Entry | DataPlacement::List => (0, false),
         };
-        command.capsule = if is_awaited { Capsule::Leaving } else { Capsule::Left };
+        command.capsule = if is_awaited { Capsule::Sending } else { Capsule::Sent };
         let mut head = [0; SQE_BYTES];
         head.copy_from_slice(command.sqe.as_bytes());
         let is_signalled = self.sends.post(chain, is_awaited)?;
@@ -274,42 +275,42 @@ impl Conn {
         Some(Work { chain, is_signalled, op: Op::Send { head, head_bytes, local, invalidate: None } })
     }
 
-    /// True when something waits to be posted.
+    /// True if capsules are queued that are not posted yet.
     #[inline]
     #[must_use]
     pub fn has_queued(&self) -> bool {
         !self.queued.is_empty()
     }
 
-    /// What travels between the head of this chain's SEND and its data: the list of descriptors, mostly
-    /// empty.
+    /// The descriptor list of this chain's capsule, which follows the head; empty for most commands.
     #[inline]
     pub fn descriptors(&self, chain: Slot) -> impl Iterator<Item = Sgl> + '_ {
-        let command = self.commands.get(chain).filter(|command| command.carriage == Carriage::List);
+        let command = self.commands.get(chain).filter(|command| command.placement == DataPlacement::List);
         let keys = command.and_then(|command| command.data.as_ref()).map(|data| &data.keys);
         keys.map_or(&[][..], Keys::pieces).iter().map(descriptor)
     }
 
-    /// The data of a chain; `None` when it has none, or is over.
+    /// The data buffer of a chain; `None` if it has none or has ended.
     #[inline]
     #[must_use]
     pub fn buffer(&self, chain: Slot) -> Option<&Buf> {
         self.commands.get(chain)?.data.as_ref().map(|data| &data.buf)
     }
 
-    /// The same, for one who carries out the controller's WRITEs by copying.
+    /// As [`Conn::buffer`], for a simulated device that executes the controller's WRITEs by copying.
     pub fn buffer_mut(&mut self, chain: Slot) -> Option<&mut Buf> {
         self.commands.get_mut(chain)?.data.as_mut().map(|data| &mut data.buf)
     }
 
-    /// The keys of it.
+    /// The keys of a chain's buffer; `None` if it has none or has ended.
     #[inline]
     #[must_use]
     pub fn keys(&self, chain: Slot) -> Option<&Keys> {
         self.commands.get(chain)?.data.as_ref().map(|data| &data.keys)
     }
 
-    /// What a RECV brought. Its memory is free again when this returns.
+    /// Handles the message of a RECV: a completion queue entry. It is copied, so the receive may be posted
+    /// again.
     #[inline]
     pub fn received(&mut self, bytes: &[u8]) {
         if !self.is_open() {
@@ -319,11 +320,11 @@ impl Conn {
             return self.end(CloseCause::Violation(Violation::CompletionLength { bytes: bytes.len() }));
         };
         let cid = cqe.cid();
-        let Some(command) = self.commands.asked(cid) else {
+        let Some(command) = self.commands.posted(cid) else {
             return self.end(CloseCause::Violation(Violation::CompletionCid { cid }));
         };
         command.cqe = cqe;
-        if command.capsule == Capsule::Leaving {
+        if command.capsule == Capsule::Sending {
             command.state = State::Ended;
         } else {
             command.state = State::Done;
@@ -331,7 +332,7 @@ impl Conn {
         }
     }
 
-    /// A work request of the send queue is over.
+    /// Handles a completion of the send queue. A failed work request ends the connection.
     #[inline]
     pub fn completed(&mut self, completion: Completion) {
         let Completion { chain, is_signalled, is_ok } = completion;
@@ -347,10 +348,10 @@ impl Conn {
         if !self.sends.end(chain) {
             return self.end(CloseCause::Device);
         }
-        // A command whose SEND was not awaited may be over, and its CID in use again.
+        // If its SEND was not awaited, the command may have ended, and its CID may be in use again.
         let Some(command) = self.commands.get_mut(chain) else { return };
-        if command.capsule == Capsule::Leaving {
-            command.capsule = Capsule::Left;
+        if command.capsule == Capsule::Sending {
+            command.capsule = Capsule::Sent;
             if command.state == State::Ended {
                 command.state = State::Done;
                 self.finished.push_back(command.sqe.cid());
@@ -358,7 +359,8 @@ impl Conn {
         }
     }
 
-    /// The connection ends. What is queued does not leave any more; [`HostEvent::Closed`] follows.
+    /// Ends the connection: queued capsules are not posted. After [`Conn::on_gone`], [`HostEvent::Closed`]
+    /// follows.
     #[cold]
     pub fn end(&mut self, why: CloseCause) {
         if self.is_open() {
@@ -367,34 +369,35 @@ impl Conn {
         }
     }
 
-    /// The queue pair is destroyed: no device of anybody touches the buffers any more. What is outstanding is
-    /// told as lost, then that the connection is closed.
+    /// The queue pair is destroyed, so no device accesses the buffers. Outstanding commands are reported as
+    /// lost, then [`HostEvent::Closed`].
     ///
     /// # Panics
-    /// When the connection is open: a queue pair does not go away by itself.
+    /// If the connection is open: only an ended connection's queue pair may be destroyed.
     pub fn on_gone(&mut self) {
         match self.phase {
-            Phase::Ending(why) => self.phase = Phase::Gone(why),
-            Phase::Gone(_) | Phase::Told => {}
+            Phase::Ending(why) => self.phase = Phase::Destroyed(why),
+            Phase::Destroyed(_) | Phase::Closed => {}
             Phase::Open => panic!("the queue pair of an open connection is gone"),
         }
     }
 
-    /// How many commands are outstanding.
+    /// Commands submitted and not yet returned by [`HostEvent::Completed`].
     #[inline]
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.commands.outstanding
     }
 
-    /// Queue a command. Its CID is the caller's choice below the queue's entries; its data pointer is set
+    /// Queues a command. The caller chooses a free CID below [`HostConfig::entries`]. The data pointer is set
     /// here.
     ///
     /// # Errors
-    /// [`SubmitError`] gives the data back when the command cannot be taken.
+    /// [`SubmitError`] returns the data: the connection is closed, the CID is in use, or the data has too
+    /// many pieces.
     ///
     /// # Panics
-    /// When the keys are not those of the buffer.
+    /// If the keys do not have as many bytes as the buffer.
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         if !self.is_open() {
@@ -403,27 +406,27 @@ impl Conn {
         if !self.commands.is_free(sqe.cid()) {
             return Err(SubmitError { kind: SubmitErrorKind::Cid, data });
         }
-        let (sgl, carriage) = match self.carry(&data) {
-            Ok(carried) => carried,
+        let (sgl, placement) = match self.data_pointer(&data) {
+            Ok(pointer) => pointer,
             Err(kind) => return Err(SubmitError { kind, data }),
         };
-        self.commands.start(sqe.with_sgl(sgl), carriage, data.into_buffer());
+        self.commands.start(sqe.with_sgl(sgl), placement, data.into_buffer());
         self.queued.push_back(sqe.cid());
         Ok(())
     }
 
-    /// What happened next. `None`: nothing more until something came or left.
+    /// The next event; `None` until a message or completion was handled.
     #[inline]
     pub fn next_event(&mut self) -> Option<HostEvent> {
         if let Some(cid) = self.finished.pop_front() {
             return self.commands.end(cid);
         }
         match self.phase {
-            Phase::Open | Phase::Ending(_) | Phase::Told => None,
-            Phase::Gone(why) => {
+            Phase::Open | Phase::Ending(_) | Phase::Closed => None,
+            Phase::Destroyed(why) => {
                 let event = self.commands.take_any(Status::HOST_PATHING_ERROR);
                 if event.is_none() {
-                    self.phase = Phase::Told;
+                    self.phase = Phase::Closed;
                     return Some(HostEvent::Closed { why });
                 }
                 event
@@ -431,23 +434,22 @@ impl Conn {
         }
     }
 
-    /// True while commands can be submitted. When it becomes false the queue pair is to be torn down.
+    /// True while commands can be submitted. Once false, the caller must destroy the queue pair.
     #[inline]
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.phase == Phase::Open
     }
 
-    /// What the controller takes from now on: bytes of data in a command's capsule (IOCCSZ x 16 - 64 of
-    /// Identify Controller; used where the device gathers the pieces), and descriptors of a command (MSDBD;
-    /// 0: no limit).
+    /// Sets the controller's limits: in-capsule data in bytes (IOCCSZ x 16 - 64 of Identify Controller; used
+    /// if the device can gather the pieces), and descriptors of a command (MSDBD; 0: no limit).
     pub fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
         self.config.in_capsule_bytes = in_capsule_bytes;
         self.config.descriptors = if descriptors == 0 { u8::MAX } else { descriptors };
     }
 }
 
-/// A piece as the controller needs it. Its key stays valid: the registration is kept for other commands.
+/// The keyed descriptor of a piece, without invalidation: the registration is reused by other commands.
 #[inline]
 fn descriptor(piece: &Piece) -> Sgl {
     Sgl::keyed(piece.address, piece.bytes, piece.remote_key, false)

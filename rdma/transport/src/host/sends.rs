@@ -1,29 +1,29 @@
-//! How full the send queue is, and which of its SENDs get a completion.
+//! Free entries of the send queue, and the choice of signalled SENDs.
 //!
 //! ```text
 //!   posted:   . . . S . . . . . . . S . S        S: signalled; its completion frees the dots before it too
 //!   ledger:         4               8   2
 //! ```
-//! A device completes the work requests of one queue in their order. So a signalled one that is over says
-//! that all before it are, and the first of the ledger is the only one that can be over next.
+//! A device completes the work requests of one queue in order. So a signalled completion implies that all
+//! earlier SENDs have completed, and it must be the first of the ledger.
 
 use std::collections::VecDeque;
 
 use spindle_reactor::slab::Slot;
 
-/// Every so many SENDs one is signalled: each completion is a write of the device over the bus and a turn of
-/// the poller, and 16 in flight without one is far below any queue's length.
+/// One in 16 SENDs is signalled: each completion costs a PCIe write by the device and a step of the poller,
+/// and 16 SENDs are a small part of the queue.
 const SIGNAL_EVERY: u32 = 16;
 
-/// The send queue's ledger.
+/// Accounting of the send queue.
 #[derive(Debug)]
 pub(super) struct Sends {
     free: u32,
-    /// When no more than this are free, every SEND is signalled.
+    /// With this many free entries or fewer, every SEND is signalled.
     low: u32,
-    /// Posted since the last one that is signalled.
-    silent: u32,
-    /// The signalled ones that are in flight, and how many each frees.
+    /// SENDs posted since the last signalled one.
+    unsignalled: u32,
+    /// Signalled SENDs in flight, oldest first, and the entries that each frees.
     signalled: VecDeque<(Slot, u32)>,
 }
 
@@ -32,31 +32,31 @@ impl Sends {
         Sends {
             free: capacity,
             low: SIGNAL_EVERY.min(capacity / 2),
-            silent: 0,
+            unsignalled: 0,
             signalled: VecDeque::with_capacity(capacity as usize),
         }
     }
 
-    /// True when there is no room.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.free == 0
     }
 
-    /// One more is posted: whether it is signalled. `None`: there is no room.
+    /// Takes an entry and returns whether the SEND must be signalled; `None` if the queue is full.
     #[inline]
     pub(super) fn post(&mut self, chain: Slot, is_awaited: bool) -> Option<bool> {
         self.free = self.free.checked_sub(1)?;
-        self.silent += 1;
-        // The last free one always is, so that a full queue has one whose end makes room.
-        let is_signalled = is_awaited || self.silent >= SIGNAL_EVERY || self.free <= self.low;
+        self.unsignalled += 1;
+        // The SEND that takes the last entry is signalled, so a full queue always gets a completion.
+        let is_signalled = is_awaited || self.unsignalled >= SIGNAL_EVERY || self.free <= self.low;
         if is_signalled {
-            self.signalled.push_back((chain, std::mem::take(&mut self.silent)));
+            self.signalled.push_back((chain, std::mem::take(&mut self.unsignalled)));
         }
         Some(is_signalled)
     }
 
-    /// A signalled one is over. False when it is not the one that must be next: the device is broken.
+    /// Frees the entries of a completed signalled SEND. False if it is not the oldest: the device broke the
+    /// order.
     #[inline]
     pub(super) fn end(&mut self, chain: Slot) -> bool {
         match self.signalled.front() {
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(sends.post(chain(0), false), Some(false));
         assert_eq!(sends.post(chain(1), true), Some(true));
         assert!(sends.end(chain(1)));
-        assert_eq!((sends.free, sends.silent), (100, 0));
+        assert_eq!((sends.free, sends.unsignalled), (100, 0));
     }
 
     #[test]

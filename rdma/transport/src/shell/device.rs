@@ -1,24 +1,24 @@
-//! One core's share of one device: completion queues, the shared receive queue, keys.
+//! One core's state of one device: completion queues, shared receive queues and memory keys.
 
+use spindle_transport::ConnectionId;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use spindle_rdma_verbs::{CompletionChannel, CompletionQueue, POLL_BATCH, VerbsError, WorkCompletion};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::slab::Slot;
 
-use super::OWN;
-use super::ending::Tells;
+use super::OWN_QUEUE_BIT;
+use super::device_events::{DiskArea, Opening};
+use super::ending::DrainReporting;
 use super::keys::{KeyTable, SharedDevice};
-use super::lost::{DiskArea, Opening};
 use super::receives::Queue;
-use super::shared::{Queues, Share, SharedReceives, put_first};
+use super::shared::{Queues, Share, SharedReceives, insert_in_free};
 
-/// Most entries of a completion queue of ours; a core makes another when its connections need it.
+/// Maximum entries of a completion queue. If connections need more, the core creates another queue.
 const COMPLETIONS_MAX: u32 = 32_000;
 
-/// Numbers of queue pairs are spread well enough by themselves.
+/// Hashes queue pair ids_by_number, which hosts do not choose, without a keyed hash.
 #[derive(Debug, Default)]
 pub(super) struct NumberHasher(u64);
 
@@ -35,56 +35,56 @@ impl Hasher for NumberHasher {
 
     #[inline]
     fn write_u32(&mut self, number: u32) {
-        // The high bits choose, and they are all used: Fibonacci hashing.
+        // Fibonacci hashing: `HashMap` uses the high bits.
         self.0 = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 
-/// A completion queue, and how much of it is promised.
+/// A completion queue and the number of entries reserved in it.
 struct Completions {
     queue: CompletionQueue,
-    promised: u32,
-    /// The channel will be told of the next completion, or was and this core has not looked.
+    reserved: u32,
+    /// Armed, and its event not taken from the channel yet.
     is_armed: bool,
 }
 
-/// What a connection has reserved.
+/// A connection's reservations in a completion queue and a shared receive queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reservation {
-    /// Which completion queue, and how many entries of it.
+    /// Index of the completion queue in `DeviceCore::completions`.
     pub(super) completions: usize,
     entries: u32,
-    /// Slots of a shared receive queue; `None`: the queue pair has its own.
+    /// Slots of a shared receive queue; `None`: the queue pair has its own receive queue.
     pub(super) share: Option<Share>,
 }
 
-/// See the module.
+/// One core's queues and keys of one device.
 pub(super) struct DeviceCore {
     pub(super) shared: Arc<SharedDevice>,
     pub(super) channel: CompletionChannel,
-    /// A place is empty when its queue has failed and its connections are gone.
+    /// `None`: the queue failed and its last connection ended. Indices stay valid.
     completions: Vec<Option<Completions>>,
     pub(super) receives: Queues<SharedReceives>,
-    /// Of the shared receive queues; `None`: it has none, or refused one.
+    /// Entries of a shared receive queue; `None` if the device has none or could not create one.
     receives_max: Option<u32>,
     in_capsule_bytes: u32,
-    pub(super) tells: Tells,
+    pub(super) drain_reporting: DrainReporting,
     pub(super) keys: KeyTable,
-    /// Connections by the number of their queue pair.
-    pub(super) numbers: HashMap<u32, Slot, BuildHasherDefault<NumberHasher>>,
+    /// Connections by queue pair number.
+    pub(super) ids_by_number: HashMap<u32, ConnectionId, BuildHasherDefault<NumberHasher>>,
     vector: u32,
-    /// Found by a try to sleep, and not dispatched yet.
-    found: Vec<WorkCompletion>,
-    /// It is gone: nothing more is made on it.
+    /// Completions polled by [`DeviceCore::arm`], not dispatched yet.
+    polled: Vec<WorkCompletion>,
+    /// The device was removed or failed; nothing more is created on it.
     pub(super) is_lost: bool,
-    /// The same device has been opened anew.
+    /// librdmacm has opened the same device again.
     pub(super) is_replaced: bool,
-    /// Somebody waits for its descriptors.
+    /// Its descriptors were returned by `take_descriptors`.
     pub(super) is_watched: bool,
 }
 
 impl DeviceCore {
-    /// With the core's pools registered.
+    /// Registers the core's pools and creates the completion channel.
     pub(super) fn new(shared: &Arc<SharedDevice>, opening: &Opening) -> Result<DeviceCore, VerbsError> {
         let device = shared.device();
         let limits = device.limits();
@@ -101,24 +101,24 @@ impl DeviceCore {
             receives: Queues::new(),
             receives_max: (limits.has_srq && entries > 0).then_some(entries),
             in_capsule_bytes: opening.in_capsule_bytes,
-            tells: Tells::default(),
+            drain_reporting: DrainReporting::default(),
             keys,
-            numbers: HashMap::default(),
+            ids_by_number: HashMap::default(),
             vector: u32::try_from(opening.core).unwrap_or(0) % vectors,
-            found: Vec::with_capacity(64),
+            polled: Vec::with_capacity(64),
             is_lost: false,
             is_replaced: false,
             is_watched: false,
         })
     }
 
-    /// Register the memory of a disk, if that is not done.
+    /// Registers the memory of a disk unless it is registered.
     pub(super) fn add_disk(&mut self, disk: &DiskArea) -> Result<(), VerbsError> {
         self.keys.add(self.shared.register(&disk.area)?, true);
         Ok(())
     }
 
-    /// What has to be done now and then.
+    /// Periodic work: drops retired keys and retries failed receives.
     pub(super) fn on_time(&mut self, now: Nanos) {
         self.keys.purge(now);
         for SharedReceives { queue, receives, .. } in self.receives.all() {
@@ -126,21 +126,21 @@ impl DeviceCore {
         }
     }
 
-    /// Room for a connection's completions and receives, so that neither queue ever overflows.
+    /// Reserves completion queue entries and receives for a connection, so that neither queue overflows.
     pub(super) fn reserve(&mut self, slots: u32, send_queue: u32) -> Result<Reservation, String> {
-        // One more: what ends the queue pair may complete too.
+        // One more for the last work request of a queue pair that is ended.
         let entries = slots + send_queue + 1;
         let completions = self.completions_for(entries).map_err(|error| error.to_string())?;
         let share = self.reserve_shared(slots);
         if let Some(completions) = self.completions.get_mut(completions).and_then(Option::as_mut) {
-            completions.promised += entries;
+            completions.reserved += entries;
         }
         Ok(Reservation { completions, entries, share })
     }
 
     fn completions_for(&mut self, entries: u32) -> Result<usize, VerbsError> {
         let has_room = |it: &Completions| {
-            !it.queue.is_broken() && it.queue.entries() - it.promised.min(it.queue.entries()) >= entries
+            !it.queue.is_broken() && it.queue.entries() - it.reserved.min(it.queue.entries()) >= entries
         };
         if let Some(at) = self.completions.iter().position(|it| it.as_ref().is_some_and(has_room)) {
             return Ok(at);
@@ -148,11 +148,10 @@ impl DeviceCore {
         let device = self.shared.device();
         let size = device.limits().cqe.min(COMPLETIONS_MAX);
         let queue = CompletionQueue::new(device, size, self.vector, Some(&self.channel))?;
-        Ok(put_first(&mut self.completions, Completions { queue, promised: 0, is_armed: false }))
+        Ok(insert_in_free(&mut self.completions, Completions { queue, reserved: 0, is_armed: false }))
     }
 
-    /// As many slots of a shared queue, or none: then the queue pair has its own, as with a device that has
-    /// no shared ones.
+    /// Reserves slots of a shared receive queue; `None`: the queue pair needs its own receive queue.
     fn reserve_shared(&mut self, slots: u32) -> Option<Share> {
         let DeviceCore { receives, receives_max, in_capsule_bytes, shared, .. } = self;
         let entries = (*receives_max)?;
@@ -160,20 +159,21 @@ impl DeviceCore {
             let made = SharedReceives::new(shared, entries, *in_capsule_bytes, serial);
             made.inspect_err(|error| {
                 tracing::warn!(device = shared.device().name(), %error, "no shared receive queue");
-                // Not asked for again with each connection.
+                // Not retried for each connection.
                 *receives_max = None;
             })
             .ok()
         })
     }
 
-    /// A connection's queue pair is destroyed, and took up to `lost` shared receives along.
+    /// Releases a connection's reservations. `lost`: shared receives that its queue pair may have taken
+    /// without completing.
     pub(super) fn release(&mut self, reservation: Reservation, lost: u32) {
         if let Some(place) = self.completions.get_mut(reservation.completions)
             && let Some(completions) = place
         {
-            completions.promised -= reservation.entries;
-            if completions.promised == 0 && completions.queue.is_broken() {
+            completions.reserved -= reservation.entries;
+            if completions.reserved == 0 && completions.queue.is_broken() {
                 *place = None;
             }
         }
@@ -186,68 +186,69 @@ impl DeviceCore {
         self.completions.get(reservation.completions)?.as_ref().map(|completions| &completions.queue)
     }
 
-    /// Take what has completed; true when there was anything.
+    /// Polls each completion queue once. True if there were completions.
     #[inline]
     pub(super) fn poll(&mut self, into: &mut Vec<WorkCompletion>) -> bool {
         let before = into.len();
-        into.append(&mut self.found);
+        into.append(&mut self.polled);
         for completions in self.completions.iter_mut().flatten() {
             completions.queue.poll(|completion| into.push(completion));
         }
         into.len() > before
     }
 
-    /// Take all that has completed.
+    /// Polls all completion queues until they are empty.
     pub(super) fn poll_all(&mut self, into: &mut Vec<WorkCompletion>) {
-        into.append(&mut self.found);
+        into.append(&mut self.polled);
         for completions in self.completions.iter_mut().flatten() {
             while completions.queue.poll(|completion| into.push(completion)) == POLL_BATCH {}
         }
     }
 
-    /// The completion queue of a connection has failed: nothing on it will complete any more.
+    /// True if the connection's completion queue has failed: its work will not complete.
     pub(super) fn is_broken(&self, reservation: Reservation) -> bool {
         self.completion_queue(reservation).is_some_and(CompletionQueue::is_broken)
     }
 
-    /// A completion queue has failed, as the device tells. Which one it is, if it is this core's.
+    /// Marks a completion queue as failed (IBV_EVENT_CQ_ERR). Returns its index; `None` if another core has
+    /// it.
     pub(super) fn set_broken(&mut self, identity: usize) -> Option<usize> {
         let is_it = |it: &Option<Completions>| it.as_ref().is_some_and(|it| it.queue.identity() == identity);
         let at = self.completions.iter().position(is_it)?;
         let completions = self.completions[at].as_mut()?;
         completions.queue.set_broken();
-        if completions.promised == 0 {
+        if completions.reserved == 0 {
             self.completions[at] = None;
         }
         Some(at)
     }
 
-    /// Have the channel told of the next completion of any queue. False: there is one already.
+    /// Arms all completion queues. False if there are completions already.
     pub(super) fn arm(&mut self) -> bool {
         for completions in self.completions.iter_mut().flatten() {
             if !completions.is_armed {
-                // A device that cannot is dead: its connections end by themselves.
+                // A device that fails to arm is dead; its connections time out.
                 completions.is_armed = completions.queue.arm().is_ok();
             }
-            completions.queue.poll(|completion| self.found.push(completion));
+            completions.queue.poll(|completion| self.polled.push(completion));
         }
-        self.found.is_empty()
+        self.polled.is_empty()
     }
 
-    /// Take what the channel has told: of each armed queue at most one.
+    /// Takes the events of the completion channel, at most one for each armed queue.
     pub(super) fn take_events(&mut self) {
         while self.completions.iter().flatten().any(|completions| completions.is_armed) {
-            let Some(told) = self.channel.take_event() else { return };
+            let Some(identity) = self.channel.take_event() else { return };
             let mut all = self.completions.iter_mut().flatten();
-            if let Some(completions) = all.find(|completions| completions.queue.identity() == told) {
+            if let Some(completions) = all.find(|completions| completions.queue.identity() == identity) {
                 completions.is_armed = false;
             }
         }
     }
 
-    /// A receive of the shared queue whose connection is gone.
-    pub(super) fn orphaned(&mut self, id: u64) {
-        if id & OWN != 0 {
+    /// Posts a shared receive again that was flushed or whose connection has ended.
+    pub(super) fn repost_orphaned(&mut self, id: u64) {
+        if id & OWN_QUEUE_BIT != 0 {
             return;
         }
         if let Some(SharedReceives { queue, receives, .. }) = self.receives.posted_to(id) {

@@ -1,115 +1,117 @@
-//! When a queue pair that is ended may be destroyed, and what it may take along.
+//! Time at which an ended queue pair is destroyed, and the number of shared receives that may be lost with
+//! it.
 //!
 //! Its work requests complete as flushed. Receives that it has taken from a shared queue complete too, but
-//! nothing says which are its own: the device says when they all have (`IBV_EVENT_QP_LAST_WQE_REACHED`;
-//! InfiniBand 1.4, 10.3.1, asks to wait for that, then to take the completions, then to destroy it).
+//! their number is unknown: the device reports when all have completed (`IBV_EVENT_QP_LAST_WQE_REACHED`;
+//! InfiniBand 1.4, 10.3.1, requires to wait for that event, then to poll the completions, then to destroy the
+//! queue pair).
 //!
-//! Not every device tells: soft-RoCE of older kernels and some iWARP drivers do not. So the wait has a bound,
-//! and it is short where a device that has never told one has let a whole one pass.
+//! Some devices do not report it: soft-RoCE of older kernels and some iWARP drivers. So the wait is bounded,
+//! and the bound is short once a device without any report so far has let a whole wait pass.
 
 use spindle_reactor::clock::Nanos;
 
-/// Time for what is posted to complete, and for the event; after it the queue pair is destroyed in any case.
+/// Maximum time for posted work to complete and for the event; then the queue pair is destroyed in any case.
 const BOUND: Nanos = Nanos::from_secs(1);
-/// Time for the event on a device that has never told one.
+/// Maximum time for the event on a device that is known not to report it.
 pub(super) const SHORT_BOUND: Nanos = Nanos::from_ms(50);
 
-/// Whether a device tells when a queue pair has taken its last shared receive, as far as is known.
+/// Whether a device reports IBV_EVENT_QP_LAST_WQE_REACHED, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Tells {
+pub(super) enum DrainReporting {
     #[default]
     Unknown,
     Yes,
-    /// A wait was in vain.
+    /// No report so far, and one wait timed out.
     Never,
 }
 
-impl Tells {
-    pub(super) fn on_told(&mut self) {
-        *self = Tells::Yes;
+impl DrainReporting {
+    pub(super) fn on_report(&mut self) {
+        *self = DrainReporting::Yes;
     }
 
-    /// True: that is news.
-    pub(super) fn on_vain(&mut self) -> bool {
-        let is_news = *self == Tells::Unknown;
+    /// Notes a wait without the event. True for the first one, which is logged.
+    pub(super) fn on_timeout(&mut self) -> bool {
+        let is_news = *self == DrainReporting::Unknown;
         if is_news {
-            *self = Tells::Never;
+            *self = DrainReporting::Never;
         }
         is_news
     }
 }
 
-/// A queue pair that is being ended.
+/// Deadlines of a queue pair in the error state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ending {
-    /// When it is destroyed in any case,
-    by: Nanos,
-    /// and when even though the event has not come.
-    drained_by: Nanos,
+    /// Destroyed at this time in any case.
+    deadline: Nanos,
+    /// Destroyed at this time, without the event, once its own work has completed.
+    report_deadline: Nanos,
 }
 
-/// The end of a connection's queue pair, as far as it has come.
+/// Progress of a queue pair's end.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct End {
-    /// It is being ended.
+    /// Set when the queue pair was set to the error state.
     pub(super) ending: Option<Ending>,
-    /// It has taken its last shared receive, as the device says.
+    /// The device has reported IBV_EVENT_QP_LAST_WQE_REACHED.
     pub(super) is_drained: bool,
 }
 
 impl End {
-    /// The event has come. True: it is waited for.
+    /// Notes the event. True if the queue pair is being ended.
     pub(super) fn drain(&mut self) -> bool {
         self.is_drained = true;
         self.ending.is_some()
     }
 }
 
-/// What there is to know of it.
+/// State of a queue pair that is being ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen {
-    /// Work requests of its own that have not completed.
+pub(super) struct EndState {
+    /// Work requests of the send queue without a completion.
     pub(super) posted: u32,
-    /// Slots of the shared queue that it may have taken; 0: it has its own.
+    /// Slots of the shared queue that it may have taken; 0 with its own receive queue.
     pub(super) shared_slots: u32,
-    /// The event has come.
+    /// The event was reported.
     pub(super) is_drained: bool,
-    /// Device or completion queue have failed: nothing comes any more.
+    /// Device or completion queue failed: no completion or event will follow.
     pub(super) is_dead: bool,
-    /// The device is the kernel's software.
+    /// The device is the kernel's soft-RoCE.
     pub(super) is_soft_roce: bool,
 }
 
 impl Ending {
-    pub(super) fn begin(now: Nanos, tells: Tells) -> Ending {
-        let bound = if tells == Tells::Never { SHORT_BOUND } else { BOUND };
-        Ending { by: now + BOUND, drained_by: now + bound }
+    pub(super) fn begin(now: Nanos, reporting: DrainReporting) -> Ending {
+        let bound = if reporting == DrainReporting::Never { SHORT_BOUND } else { BOUND };
+        Ending { deadline: now + BOUND, report_deadline: now + bound }
     }
 
-    pub(super) fn is_over(self, seen: &Seen, now: Nanos) -> bool {
-        if now >= self.by {
+    pub(super) fn is_over(self, state: &EndState, now: Nanos) -> bool {
+        if now >= self.deadline {
             return true;
         }
-        seen.posted == 0 && (!seen.waits() || now >= self.drained_by)
+        state.posted == 0 && (!state.awaits_report() || now >= self.report_deadline)
     }
 }
 
-impl Seen {
-    /// The event is to come. Destroyed now, it has waited in vain.
-    pub(super) fn waits(&self) -> bool {
+impl EndState {
+    /// True while the event is still expected.
+    pub(super) fn awaits_report(&self) -> bool {
         self.shared_slots > 0 && !self.is_drained && !self.is_dead
     }
 
-    /// It is destroyed now. Receives that may never come back.
-    pub(super) fn lost(&self) -> u32 {
+    /// Maximum number of shared receives lost if the queue pair is destroyed now.
+    pub(super) fn lost_receives(&self) -> u32 {
         if self.shared_slots == 0 {
             0
         } else if self.is_dead {
-            // Completions may have been lost.
+            // Completions of taken receives may have been lost.
             self.shared_slots
         } else if self.is_soft_roce {
-            // What was taken has completed by now, but for the one of a message that had arrived in part: its
-            // responder drops that in the error state, event or not (`flush_recv_queue`).
+            // All taken receives have completed, except that of a partly received message: the responder of
+            // soft-RoCE drops it in the error state, with or without the event (`flush_recv_queue`).
             1
         } else if self.is_drained {
             0
@@ -123,8 +125,8 @@ impl Seen {
 mod tests {
     use super::*;
 
-    const SEEN: Seen =
-        Seen { posted: 0, shared_slots: 128, is_drained: false, is_dead: false, is_soft_roce: false };
+    const SEEN: EndState =
+        EndState { posted: 0, shared_slots: 128, is_drained: false, is_dead: false, is_soft_roce: false };
 
     fn at(ms: u64) -> Nanos {
         Nanos::from_secs(5) + Nanos::from_ms(ms)
@@ -132,39 +134,42 @@ mod tests {
 
     #[test]
     fn a_queue_pair_with_shared_receives_waits_for_the_last_of_them() {
-        let ending = Ending::begin(at(0), Tells::Unknown);
+        let ending = Ending::begin(at(0), DrainReporting::Unknown);
         assert!(!ending.is_over(&SEEN, at(0)), "nothing posted, but the device may hold receives");
         assert!(!ending.is_over(&SEEN, at(999)));
         assert!(ending.is_over(&SEEN, at(1000)), "a device that does not tell");
-        let told = Seen { is_drained: true, ..SEEN };
+        let told = EndState { is_drained: true, ..SEEN };
         assert!(ending.is_over(&told, at(1)));
-        assert!(!ending.is_over(&Seen { posted: 1, ..told }, at(999)), "its own work is still to come");
-        assert!(ending.is_over(&Seen { posted: 1, ..told }, at(1000)));
-        assert!(ending.is_over(&Seen { shared_slots: 0, ..SEEN }, at(0)), "its own go with it");
-        assert!(ending.is_over(&Seen { is_dead: true, ..SEEN }, at(0)), "a dead device tells nothing");
+        assert!(!ending.is_over(&EndState { posted: 1, ..told }, at(999)), "its own work is still to come");
+        assert!(ending.is_over(&EndState { posted: 1, ..told }, at(1000)));
+        assert!(ending.is_over(&EndState { shared_slots: 0, ..SEEN }, at(0)), "its own go with it");
+        assert!(ending.is_over(&EndState { is_dead: true, ..SEEN }, at(0)), "a dead device tells nothing");
     }
 
     #[test]
     fn a_device_that_never_tells_is_waited_for_once_and_then_for_a_moment() {
-        let mut tells = Tells::default();
-        assert!(SEEN.waits());
-        assert!(tells.on_vain() && !tells.on_vain(), "said once");
-        let ending = Ending::begin(at(0), tells);
+        let mut reporting = DrainReporting::default();
+        assert!(SEEN.awaits_report());
+        assert!(reporting.on_timeout() && !reporting.on_timeout(), "said once");
+        let ending = Ending::begin(at(0), reporting);
         assert!(!ending.is_over(&SEEN, at(49)) && ending.is_over(&SEEN, at(50)));
-        assert!(!ending.is_over(&Seen { posted: 1, ..SEEN }, at(999)), "its own work has its time");
-        // It does, after all; and one that has told is not given up for one that it kept to itself.
-        tells.on_told();
-        assert!(!tells.on_vain());
-        assert!(!Ending::begin(at(0), tells).is_over(&SEEN, at(999)));
-        assert!(!Seen { is_drained: true, ..SEEN }.waits() && !Seen { is_dead: true, ..SEEN }.waits());
+        assert!(!ending.is_over(&EndState { posted: 1, ..SEEN }, at(999)), "its own work has its time");
+        // A late report ends the short wait, and a later missing report does not bring it back.
+        reporting.on_report();
+        assert!(!reporting.on_timeout());
+        assert!(!Ending::begin(at(0), reporting).is_over(&SEEN, at(999)));
+        assert!(
+            !EndState { is_drained: true, ..SEEN }.awaits_report()
+                && !EndState { is_dead: true, ..SEEN }.awaits_report()
+        );
     }
 
     #[test]
     fn what_may_be_lost_is_nothing_when_the_device_has_told() {
-        assert_eq!(Seen { is_drained: true, ..SEEN }.lost(), 0);
-        assert_eq!(SEEN.lost(), 128, "all that the host may have sent");
-        assert_eq!(Seen { is_drained: true, is_dead: true, ..SEEN }.lost(), 128);
-        assert_eq!(Seen { is_drained: true, is_soft_roce: true, ..SEEN }.lost(), 1);
-        assert_eq!(Seen { shared_slots: 0, ..SEEN }.lost(), 0);
+        assert_eq!(EndState { is_drained: true, ..SEEN }.lost_receives(), 0);
+        assert_eq!(SEEN.lost_receives(), 128, "all that the host may have sent");
+        assert_eq!(EndState { is_drained: true, is_dead: true, ..SEEN }.lost_receives(), 128);
+        assert_eq!(EndState { is_drained: true, is_soft_roce: true, ..SEEN }.lost_receives(), 1);
+        assert_eq!(EndState { shared_slots: 0, ..SEEN }.lost_receives(), 0);
     }
 }

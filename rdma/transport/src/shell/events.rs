@@ -1,47 +1,47 @@
-//! What follows when a device tells of something outside of completions.
+//! Handling of a device's asynchronous events.
 //!
 //! ```text
-//!   device ──> told (core that listens) ─┬─ what may be another core's ──> tell_others ──> failed (there)
-//!                                        └─ failed (here)
+//!   device ──> on_async_event (listening core) ─┬─ may concern others ──> forward ──> on_failure (there)
+//!                                               └─ on_failure (here)
 //! ```
 
 use spindle_rdma_verbs::AsyncEvent;
-use spindle_reactor::slab::Slot;
+use spindle_transport::ConnectionId;
 
-use super::ending::{End, Tells};
+use super::ending::{DrainReporting, End};
 
-/// One core's part of the device that tells; in tests another than the shell's.
-pub(super) trait Part {
-    /// Of the device.
+/// One core's state of the device that reported an event; tests implement it without a shell.
+pub(super) trait CoreDevice {
+    /// Name of the device, for the log.
     fn name(&self) -> &str;
 
-    /// The device is gone.
-    fn lose(&mut self);
+    /// Handles the loss of the device.
+    fn on_device_lost(&mut self);
 
-    /// Every other core hears it by [`failed`].
-    fn tell_others(&mut self, event: AsyncEvent);
+    /// Forwards the event to all other cores, which call [`on_failure`].
+    fn forward(&mut self, event: AsyncEvent);
 
-    /// End the connection on this queue pair, if it is this core's.
+    /// Ends the connection on this queue pair, if it is this core's.
     fn end_queue_pair(&mut self, number: u32);
 
-    /// End the connections on this completion queue, if it is this core's.
+    /// Ends the connections on this completion queue, if it is this core's.
     fn end_completions(&mut self, queue: usize);
 
     /// The connection on this queue pair, if it is this core's.
-    fn connection(&self, number: u32) -> Option<Slot>;
+    fn connection(&self, number: u32) -> Option<ConnectionId>;
 
-    /// Whether the device tells of last receives.
-    fn tells(&mut self) -> Option<&mut Tells>;
+    /// Whether the device reports IBV_EVENT_QP_LAST_WQE_REACHED; `None` if the device was released.
+    fn drain_reporting(&mut self) -> Option<&mut DrainReporting>;
 
-    /// The end of a connection's queue pair.
-    fn end_of(&mut self, id: Slot) -> Option<&mut End>;
+    /// Progress of the end of a connection's queue pair.
+    fn queue_pair_end(&mut self, id: ConnectionId) -> Option<&mut End>;
 
-    /// See to the end of a connection.
-    fn pump(&mut self, id: Slot);
+    /// Continues the end of a connection.
+    fn pump(&mut self, id: ConnectionId);
 }
 
-/// The device has told this, on the core that listens.
-pub(super) fn told(part: &mut impl Part, event: AsyncEvent) {
+/// Handles an event of a device, on the listening core.
+pub(super) fn on_async_event(part: &mut impl CoreDevice, event: AsyncEvent) {
     match event {
         AsyncEvent::PortDown { port } => tracing::warn!(
             device = part.name(),
@@ -49,35 +49,35 @@ pub(super) fn told(part: &mut impl Part, event: AsyncEvent) {
             "RDMA port down: its connections end unless it comes back soon"
         ),
         AsyncEvent::PortUp { port } => tracing::info!(device = part.name(), port, "RDMA port up"),
-        AsyncEvent::DeviceFatal => part.lose(),
+        AsyncEvent::DeviceFatal => part.on_device_lost(),
         AsyncEvent::CompletionQueueError { .. } => {
             let device = part.name();
             tracing::error!(device, "RDMA completion queue failed: its connections end");
-            part.tell_others(event);
-            failed(part, event);
+            part.forward(event);
+            on_failure(part, event);
         }
         AsyncEvent::QueuePairFatal { number } => {
-            // A host can bring it about as often as it likes.
+            // Not a warning: hosts can cause it at will.
             tracing::debug!(device = part.name(), number, "RDMA queue pair failed");
-            part.tell_others(event);
-            failed(part, event);
+            part.forward(event);
+            on_failure(part, event);
         }
         AsyncEvent::QueuePairDrained { number } => {
             if part.connection(number).is_none() {
-                part.tell_others(event);
+                part.forward(event);
             }
-            failed(part, event);
+            on_failure(part, event);
         }
         AsyncEvent::Other(_) => {}
     }
 }
 
-/// Something of the device has failed or ended, maybe not this core's.
-pub(super) fn failed(part: &mut impl Part, event: AsyncEvent) {
+/// Handles a failed or drained object of the device, which may belong to another core.
+pub(super) fn on_failure(part: &mut impl CoreDevice, event: AsyncEvent) {
     match event {
         AsyncEvent::CompletionQueueError { queue } => part.end_completions(queue),
         AsyncEvent::QueuePairFatal { number } => part.end_queue_pair(number),
-        AsyncEvent::QueuePairDrained { number } => drained(part, number),
+        AsyncEvent::QueuePairDrained { number } => on_drained(part, number),
         AsyncEvent::PortDown { .. }
         | AsyncEvent::PortUp { .. }
         | AsyncEvent::DeviceFatal
@@ -85,14 +85,14 @@ pub(super) fn failed(part: &mut impl Part, event: AsyncEvent) {
     }
 }
 
-/// A queue pair has taken its last shared receive. It may have come to its error state by itself, and its
-/// connection end later.
-fn drained(part: &mut impl Part, number: u32) {
-    if let Some(tells) = part.tells() {
-        tells.on_told();
+/// Handles IBV_EVENT_QP_LAST_WQE_REACHED. The queue pair may have entered the error state by itself, before
+/// its connection ends.
+fn on_drained(part: &mut impl CoreDevice, number: u32) {
+    if let Some(reporting) = part.drain_reporting() {
+        reporting.on_report();
     }
     let Some(id) = part.connection(number) else { return };
-    if part.end_of(id).is_some_and(End::drain) {
+    if part.queue_pair_end(id).is_some_and(End::drain) {
         part.pump(id);
     }
 }
@@ -108,8 +108,8 @@ mod tests {
     /// A core with one connection.
     struct Core {
         number: u32,
-        id: Slot,
-        tells: Tells,
+        id: ConnectionId,
+        reporting: DrainReporting,
         end: End,
         sent: Vec<AsyncEvent>,
         done: Vec<&'static str>,
@@ -118,25 +118,25 @@ mod tests {
     impl Core {
         fn new(number: u32) -> Core {
             let id = Slab::with_capacity(1).insert(()).expect("a slot");
-            let (tells, end) = (Tells::default(), End::default());
-            Core { number, id, tells, end, sent: Vec::new(), done: Vec::new() }
+            let (reporting, end) = (DrainReporting::default(), End::default());
+            Core { number, id: ConnectionId(id), reporting, end, sent: Vec::new(), done: Vec::new() }
         }
 
         fn ending(number: u32) -> Core {
             let mut core = Core::new(number);
-            core.end.ending = Some(Ending::begin(Nanos::ZERO, core.tells));
+            core.end.ending = Some(Ending::begin(Nanos::ZERO, core.reporting));
             core
         }
     }
 
-    impl Part for Core {
+    impl CoreDevice for Core {
         fn name(&self) -> &str {
             "fake"
         }
-        fn lose(&mut self) {
+        fn on_device_lost(&mut self) {
             self.done.push("lose");
         }
-        fn tell_others(&mut self, event: AsyncEvent) {
+        fn forward(&mut self, event: AsyncEvent) {
             self.sent.push(event);
         }
         fn end_queue_pair(&mut self, number: u32) {
@@ -147,25 +147,25 @@ mod tests {
         fn end_completions(&mut self, _queue: usize) {
             self.done.push("end all");
         }
-        fn connection(&self, number: u32) -> Option<Slot> {
+        fn connection(&self, number: u32) -> Option<ConnectionId> {
             (number == self.number).then_some(self.id)
         }
-        fn tells(&mut self) -> Option<&mut Tells> {
-            Some(&mut self.tells)
+        fn drain_reporting(&mut self) -> Option<&mut DrainReporting> {
+            Some(&mut self.reporting)
         }
-        fn end_of(&mut self, id: Slot) -> Option<&mut End> {
+        fn queue_pair_end(&mut self, id: ConnectionId) -> Option<&mut End> {
             (id == self.id).then_some(&mut self.end)
         }
-        fn pump(&mut self, id: Slot) {
+        fn pump(&mut self, id: ConnectionId) {
             assert_eq!(id, self.id);
             self.done.push("pump");
         }
     }
 
-    /// The device tells core 0, and the other core hears what that passes on.
+    /// Delivers an event to core 0, and what core 0 forwards to the other core.
     fn tell(event: AsyncEvent, first: &mut Core, other: &mut Core) {
-        told(first, event);
-        first.sent.iter().for_each(|event| failed(other, *event));
+        on_async_event(first, event);
+        first.sent.iter().for_each(|event| on_failure(other, *event));
     }
 
     #[test]
@@ -174,7 +174,11 @@ mod tests {
         tell(AsyncEvent::QueuePairDrained { number: 2 }, &mut first, &mut other);
         assert!(other.end.is_drained && other.done == ["pump"]);
         assert!(!first.end.is_drained && first.done.is_empty());
-        assert_eq!((first.tells, other.tells), (Tells::Yes, Tells::Yes), "both know that the device tells");
+        assert_eq!(
+            (first.reporting, other.reporting),
+            (DrainReporting::Yes, DrainReporting::Yes),
+            "both know that the device tells"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A device for tests: it notes what is registered with it, how, and on which thread.
+//! A device for tests that records registrations: area, access, thread.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,18 +11,17 @@ use spindle_reactor::mem::Area;
 
 use super::keys::Registers;
 
-/// `ENOMEM`.
-const NO_MEMORY: i32 = 12;
+const ENOMEM: i32 = 12;
 
-/// One registration.
+/// One recorded registration.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct Registration {
     pub(super) base: usize,
     pub(super) access: Access,
     pub(super) thread: String,
-    /// Where that thread may run.
+    /// CPU affinity of that thread, as /proc prints it.
     pub(super) cores: String,
-    /// It has its last page.
+    /// The area's last page was resident.
     pub(super) is_resident: bool,
 }
 
@@ -30,10 +29,10 @@ pub(super) struct Asked {
 pub(super) struct Fake {
     name: &'static str,
     limits: DeviceLimits,
-    asked: Mutex<Vec<Asked>>,
-    /// Where one waits that registers.
+    registrations: Mutex<Vec<Registration>>,
+    /// The next registration waits for this channel.
     gate: Mutex<Option<Receiver<()>>>,
-    /// How many it takes.
+    /// Registrations that succeed before all others fail.
     room: AtomicUsize,
     live: Arc<AtomicUsize>,
     is_waited_at: AtomicBool,
@@ -41,7 +40,7 @@ pub(super) struct Fake {
     is_lost: AtomicBool,
 }
 
-/// What it gives.
+/// A registration; counts the live ones.
 #[derive(Debug)]
 pub(super) struct FakeRegion(Arc<AtomicUsize>);
 
@@ -55,7 +54,7 @@ fn make(name: &'static str, limits: DeviceLimits) -> Arc<Fake> {
     Arc::new(Fake {
         name,
         limits,
-        asked: Mutex::default(),
+        registrations: Mutex::default(),
         gate: Mutex::default(),
         room: AtomicUsize::new(usize::MAX),
         live: Arc::default(),
@@ -79,7 +78,7 @@ pub(super) fn cores_of_this_thread() -> String {
     line.expect("its cores").to_owned()
 }
 
-/// The kernel has given it a page there (`PM_PRESENT` in the page's entry).
+/// True if the page at this address is resident (`PM_PRESENT` of the page's entry).
 fn is_resident(address: usize) -> bool {
     let entries = std::fs::File::open("/proc/self/pagemap").expect("a page map");
     let mut entry = [0; 8];
@@ -88,33 +87,33 @@ fn is_resident(address: usize) -> bool {
 }
 
 impl Fake {
-    pub(super) fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().expect("not poisoned").clone()
+    pub(super) fn registrations(&self) -> Vec<Registration> {
+        self.registrations.lock().expect("not poisoned").clone()
     }
 
-    /// Registrations that there are.
+    /// Number of live registrations.
     pub(super) fn registered(&self) -> usize {
         self.live.load(Ordering::Relaxed)
     }
 
-    /// It takes so many more.
+    /// Lets `count` more registrations succeed and all later ones fail.
     pub(super) fn refuse_after(&self, count: usize) {
         self.room.store(count, Ordering::Relaxed);
     }
 
-    /// Who registers waits until what this gives is dropped, at most for a while.
+    /// Blocks the next registration until the returned sender is dropped, at most 5 s.
     pub(super) fn close(&self) -> Sender<()> {
         let (gate, is_open) = channel();
         *self.gate.lock().expect("not poisoned") = Some(is_open);
         gate
     }
 
-    /// One waits, or has waited, for that.
+    /// True once a registration has reached that wait.
     pub(super) fn is_waited_at(&self) -> bool {
         self.is_waited_at.load(Ordering::Relaxed)
     }
 
-    /// It is taken out.
+    /// Simulates the removal of the device.
     pub(super) fn take_out(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
     }
@@ -138,7 +137,7 @@ impl Registers for Fake {
         }
         let thread = std::thread::current().name().unwrap_or_default().to_owned();
         let (base, cores) = (area.base().addr().get(), cores_of_this_thread());
-        self.asked.lock().expect("not poisoned").push(Asked {
+        self.registrations.lock().expect("not poisoned").push(Registration {
             base,
             access,
             thread,
@@ -148,7 +147,7 @@ impl Registers for Fake {
         let room = self.room.load(Ordering::Relaxed);
         self.room.store(room.saturating_sub(1), Ordering::Relaxed);
         if room == 0 {
-            return Err(VerbsError { verb: "ibv_reg_mr", errno: NO_MEMORY });
+            return Err(VerbsError { verb: "ibv_reg_mr", errno: ENOMEM });
         }
         self.live.fetch_add(1, Ordering::Relaxed);
         Ok(FakeRegion(Arc::clone(&self.live)))

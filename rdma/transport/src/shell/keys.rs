@@ -1,4 +1,4 @@
-//! Which key opens which memory: all that is registered with one device, as one core looks it up.
+//! Memory registered with one device, and one core's lookup of the local key of an address.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -9,30 +9,30 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
-use super::lost::DiskArea;
-use super::used::{Marks, settle_one};
+use super::device_events::DiskArea;
+use super::used::{DeviceFlags, collapse_area};
 
-/// What registration needs of a device; in tests another than libibverbs'.
+/// The operations of a device that registration needs; tests implement them without libibverbs.
 pub trait Registers: Debug + Send + Sync + Sized + 'static {
-    /// Registered memory; deregistered on drop.
+    /// A registration; dropping it deregisters.
     type Region: Debug + Send + Sync + 'static;
 
-    /// For the log.
+    /// Name as in /sys/class/infiniband, for the log.
     fn name(&self) -> &str;
 
-    /// Which access it needs follows from them.
+    /// Determines the access flags: [`DeviceLimits::read_access`].
     fn limits(&self) -> &DeviceLimits;
 
-    /// Register all of an area.
+    /// Registers a whole area. Deregistered when the region is dropped.
     fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<Self::Region, VerbsError>;
 
-    /// The kernel has it still.
+    /// True while the kernel lists the device.
     fn is_listed(&self) -> bool;
 
-    /// It is not used any more. True for the first who says so.
+    /// Marks the device as lost. True for the first call only.
     fn set_lost(&self) -> bool;
 
-    /// Somebody has said that.
+    /// True after [`Registers::set_lost`].
     fn is_lost(&self) -> bool;
 }
 
@@ -64,43 +64,41 @@ impl Registers for Device {
     }
 }
 
-/// A device, and what is registered with it: shared by all cores, so that memory they share is registered
-/// once.
+/// A device and its memory registrations. All cores share them, so that shared memory is registered once.
 #[derive(Debug)]
 pub struct SharedDevice<D: Registers = Device> {
     device: Arc<D>,
-    /// By address.
+    /// Base address and registration of each area.
     regions: Lock<Vec<(usize, Weak<D::Region>)>>,
-    marks: Marks,
+    flags: DeviceFlags,
 }
 
 impl<D: Registers> SharedDevice<D> {
     pub(super) fn of(device: Arc<D>) -> Arc<SharedDevice<D>> {
-        Arc::new(SharedDevice { device, regions: Lock::new(Vec::new()), marks: Marks::default() })
+        Arc::new(SharedDevice { device, regions: Lock::new(Vec::new()), flags: DeviceFlags::default() })
     }
 
-    pub(super) fn marks(&self) -> &Marks {
-        &self.marks
+    pub(super) fn flags(&self) -> &DeviceFlags {
+        &self.flags
     }
 
-    /// The device.
+    /// The opened RDMA device; it stays open while it is held.
     #[must_use]
     pub fn device(&self) -> &Arc<D> {
         &self.device
     }
 
-    /// The registration of an area: an earlier one, or a new one.
+    /// The registration of an area: the existing one, else a new one.
     ///
     /// # Errors
-    /// [`VerbsError`], most often because a process may not lock so much memory (`ulimit -l`).
+    /// [`VerbsError`] of `ibv_reg_mr`; ENOMEM if the process may not lock so much memory (`ulimit -l`).
     pub fn register(&self, area: &Area) -> Result<Arc<D::Region>, VerbsError> {
         let base = area.base().as_ptr() as usize;
         if let Some(region) = find(&mut self.regions.lock(), base) {
             return Ok(region);
         }
-        // Not under the lock: it takes seconds for a large disk, and other cores register small areas. Two
-        // that register the same at once both may; the first is kept.
-        // Hosts' data comes in by READs.
+        // Not under the lock: a large disk takes seconds, and other cores register small areas. If two
+        // register the same area at once, the first registration is kept. Data of writes arrives by READs.
         let read_access = self.device.limits().read_access();
         let access = if area.is_writable() { read_access } else { Access::LOCAL_READ };
         let region = Arc::new(self.device.register(area.clone(), access)?);
@@ -114,14 +112,14 @@ impl<D: Registers> SharedDevice<D> {
     }
 }
 
-/// The registration of the area at `base`.
+/// The registration of the area at `base`. Removes entries of dropped registrations.
 fn find<R>(regions: &mut Vec<(usize, Weak<R>)>, base: usize) -> Option<Arc<R>> {
     regions.retain(|(_, region)| region.strong_count() > 0);
     regions.iter().filter(|(its, _)| *its == base).find_map(|(_, region)| region.upgrade())
 }
 
-/// The devices that memory may be registered with: those of the start, and those that come. One list for the
-/// core that takes new ones up and for the thread that registers disks which a reload adds. Keeps none alive.
+/// All devices that memory may be registered with, from the start and found later. Shared by the core that
+/// opens new devices and the thread that registers the disks of a reload. Holds weak references.
 #[derive(Debug)]
 pub struct KnownDevices<D: Registers = Device>(Arc<Lock<Vec<Weak<SharedDevice<D>>>>>);
 
@@ -132,19 +130,19 @@ impl<D: Registers> Clone for KnownDevices<D> {
 }
 
 impl<D: Registers> KnownDevices<D> {
-    /// These, which may be none.
+    /// Starts with `devices`, which may be empty.
     #[must_use]
     pub fn new(devices: &[Arc<SharedDevice<D>>]) -> KnownDevices<D> {
         KnownDevices(Arc::new(Lock::new(devices.iter().map(Arc::downgrade).collect())))
     }
 
-    /// Neither one that is there nor one that was.
+    /// True if there was never a device.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
 
-    /// One that comes, or is used from now on.
+    /// Adds a device, unless it is in the list.
     pub(super) fn add(&self, device: &Arc<SharedDevice<D>>) {
         let mut known = self.0.lock();
         known.retain(|it| it.strong_count() > 0);
@@ -153,17 +151,16 @@ impl<D: Registers> KnownDevices<D> {
         }
     }
 
-    /// One that is used and still there, and not in `done`.
+    /// A device in use that is neither lost nor in `done`.
     fn next(&self, done: &[Weak<SharedDevice<D>>]) -> Option<Arc<SharedDevice<D>>> {
-        // Not under the lock: the last drop of a device closes it.
+        // Not under the lock: dropping the last reference closes the device.
         let known = self.0.lock().clone();
         let mut others = known.iter().filter(|it| done.iter().all(|done| !done.ptr_eq(it)));
         others.find_map(|it| it.upgrade().filter(|it| it.is_in_use() && !it.device().is_lost()))
     }
 }
 
-/// Disks whose memory is registered with devices: while this is there, a core that registers it finds it
-/// done.
+/// Holds registrations of disks, so that cores that register the same disks find them registered.
 #[derive(Debug)]
 pub struct RegisteredDisks<D: Registers = Device> {
     disks: Vec<DiskArea>,
@@ -171,16 +168,16 @@ pub struct RegisteredDisks<D: Registers = Device> {
 }
 
 impl<D: Registers> RegisteredDisks<D> {
-    /// Register the memory of `disks` with those of the devices that are used and still there. Takes seconds
-    /// for large disks, so not on a core that serves. What fails is left to the cores, which say so and try
-    /// again.
+    /// Registers the memory of `disks` with all devices in use. Takes seconds for large disks: never call it
+    /// on a reactor core. Failures are ignored; the cores log and retry them.
     #[must_use]
     pub fn register(devices: &KnownDevices<D>, disks: Vec<DiskArea>) -> RegisteredDisks<D> {
         let (mut regions, mut done) = (Vec::new(), Vec::new());
-        // One that comes meanwhile may be ready before its core hears of these disks, so it gets them too.
+        // A device found meanwhile may be opened before its core gets these disks, so they are registered
+        // with it too.
         while let Some(device) = devices.next(&done) {
             if done.is_empty() {
-                disks.iter().for_each(|disk| settle_one(&format_args!("disk {}", disk.name), &disk.area));
+                disks.iter().for_each(|disk| collapse_area(&format_args!("disk {}", disk.name), &disk.area));
             }
             regions.extend(disks.iter().filter_map(|disk| device.register(&disk.area).ok()));
             done.push(Arc::downgrade(&device));
@@ -188,20 +185,20 @@ impl<D: Registers> RegisteredDisks<D> {
         RegisteredDisks { disks, _regions: regions }
     }
 
-    /// Which disks they are.
+    /// The disks given to [`RegisteredDisks::register`].
     #[must_use]
     pub fn disks(&self) -> &[DiskArea] {
         &self.disks
     }
 
-    /// Bytes of them.
+    /// Total size of the disks in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.disks.iter().map(|disk| disk.area.bytes() as u64).sum()
     }
 }
 
-/// Longer than a device takes to give a transfer up.
+/// Time for which a removed disk stays registered; longer than a device takes to abandon a transfer.
 const RETIRED_FOR: Nanos = Nanos::from_secs(30);
 
 #[derive(Debug)]
@@ -209,18 +206,19 @@ struct Range {
     start: usize,
     end: usize,
     key: u32,
-    /// Of a disk, which may go.
+    /// Memory of a disk, which a reload may remove; else of a pool.
     is_disk: bool,
     _region: Arc<MemoryRegion>,
 }
 
-/// One core's view of what is registered with one device.
+/// One core's table of the memory registered with one device.
 #[derive(Debug, Default)]
 pub(super) struct KeyTable {
     ranges: Vec<Range>,
-    /// Of disks that are gone, and since when: their data may still be on the wire.
+    /// Ranges of removed disks, and the time of the first purge after the removal: RDMA transfers may still
+    /// use them.
     retired: Vec<(Range, Option<Nanos>)>,
-    /// Where the last answer was found: a core moves data of few regions.
+    /// Index of the range that matched last; most lookups are in the same range.
     last: Cell<usize>,
 }
 
@@ -234,7 +232,7 @@ impl KeyTable {
         }
     }
 
-    /// Forget the memory of disks that are not in `keep`.
+    /// Retires the memory of disks that are not in `keep`.
     pub(super) fn retain_disks(&mut self, keep: &[DiskArea]) {
         self.last.set(0);
         let is_gone = |range: &mut Range| {
@@ -243,12 +241,12 @@ impl KeyTable {
         self.retired.extend(self.ranges.extract_if(.., is_gone).map(|range| (range, None)));
     }
 
-    /// Let go of memory of disks that have been gone for so long that nothing of theirs is on the wire.
+    /// Drops ranges retired for longer than [`RETIRED_FOR`].
     pub(super) fn purge(&mut self, now: Nanos) {
         self.retired.retain_mut(|(_, since)| now < *since.get_or_insert(now) + RETIRED_FOR);
     }
 
-    /// The key of memory that is registered as a whole; `None` for memory that is not.
+    /// The local key of memory that lies within one registration; `None` if it does not.
     #[inline]
     pub(super) fn key(&self, memory: &[u8]) -> Option<u32> {
         let start = memory.as_ptr() as usize;
@@ -281,7 +279,7 @@ mod tests {
             for area in [&own, &Area::zeroes()] {
                 shared.register(area).expect("registered");
             }
-            let asked: Vec<_> = shared.device().asked().iter().map(|it| it.access).collect();
+            let asked: Vec<_> = shared.device().registrations().iter().map(|it| it.access).collect();
             assert_eq!(asked, [expected, Access::LOCAL_READ], "the zeroes are only read");
         }
     }
@@ -293,11 +291,11 @@ mod tests {
         let held = shared.register(&areas[0]).expect("registered");
         assert!(Arc::ptr_eq(&held, &shared.register(&areas[0]).expect("known")));
         assert!(!Arc::ptr_eq(&held, &shared.register(&areas[1]).expect("registered")));
-        assert_eq!(shared.device().asked().len(), 2);
+        assert_eq!(shared.device().registrations().len(), 2);
         drop(held);
         assert_eq!(shared.device().registered(), 0);
         shared.register(&areas[0]).expect("registered");
-        assert_eq!(shared.device().asked().len(), 3);
+        assert_eq!(shared.device().registrations().len(), 3);
     }
 
     fn used(name: &'static str) -> Arc<SharedDevice<Fake>> {
@@ -319,10 +317,10 @@ mod tests {
         shells.add(&late);
         shells.add(&late);
         let registered = RegisteredDisks::register(&known, disk());
-        assert_eq!((first.device().registered(), late.device().asked().len()), (0, 1));
-        // What a core does then, or one that opens the device.
+        assert_eq!((first.device().registered(), late.device().registrations().len()), (0, 1));
+        // As a core does on the reload, or when it opens the device.
         drop(late.register(&registered.disks()[0].area).expect("known"));
-        assert_eq!(late.device().asked().len(), 1);
+        assert_eq!(late.device().registrations().len(), 1);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One connection's queue pair: carries out what the connection asks for.
+//! One connection's queue pair: posts the work requests of a [`Conn`].
 
 use arrayvec::ArrayVec;
 use spindle_rdma_verbs::{
@@ -7,47 +7,47 @@ use spindle_rdma_verbs::{
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
-use spindle_transport::FAST_PATH;
+use spindle_transport::ConnectionId;
 
 use super::device::{DeviceCore, Reservation};
-use super::ending::{End, Ending, Seen};
+use super::ending::{End, EndState, Ending};
 use super::keys::{KeyTable, SharedDevice};
 use super::receives::{Queue, Receives};
 use super::shared::SharedReceives;
-use super::{OWN, RECEIVE, SIGNALLED};
+use super::{OWN_QUEUE_BIT, RECEIVE_BIT, SIGNALLED_BIT};
 use crate::controller::{CHAINS_PER_COMMAND, Capsule, Conn};
 use crate::work::{Op, Span, Work};
 
-/// Most segments of a work request that a shell makes.
+/// Maximum scatter/gather entries of a work request that the shell posts.
 pub(super) const SEGMENTS_MAX: usize = 32;
-/// Bytes of a completion queue entry.
 const CQE_BYTES: usize = 16;
 
-/// Memory for completion queue entries on their way, where the device takes none inline.
+/// Registered memory for the completion queue entries of posted SENDs, if the device does not support inline
+/// data.
 struct Heads {
     memory: Buf,
     region: MemoryRegion,
 }
 
-/// See the module. The fields are dropped in this order: the queue pair goes before what it refers to.
+/// A connection's queue pair and its memory. Fields are dropped in this order: the queue pair before the
+/// memory that it refers to.
 pub(super) struct Link {
-    pub(super) id: Slot,
-    /// Index of the device.
+    pub(super) id: ConnectionId,
+    /// Index in `Shell::devices`.
     pub(super) device: usize,
     queue_pair: QueuePair,
     pub(super) cm: CmId,
     pub(super) reservation: Reservation,
-    /// Receives of its own, where the shared queue has no room.
+    /// Own receive queue, if no shared receive queue had enough slots.
     own: Option<Receives>,
     heads: Option<Heads>,
-    /// When it last had a completion, or nothing to complete.
+    /// Time of the last completion, or of the last check without posted work.
     pub(super) progress: Nanos,
-    /// It is in the list of those that have something to do.
+    /// True while the link is in `Shell::active`.
     pub(super) is_active: bool,
     pub(super) end: End,
 }
 
-/// What a link is made of.
 pub(super) struct Parts {
     pub(super) device: usize,
     pub(super) queue_pair: QueuePair,
@@ -56,7 +56,7 @@ pub(super) struct Parts {
 }
 
 impl Link {
-    /// With its receives posted. It has no slot yet.
+    /// Posts the receives. The slot is set after the target has accepted the connection.
     pub(super) fn new(
         parts: Parts,
         device: &SharedDevice,
@@ -74,7 +74,7 @@ impl Link {
         };
         match (own, heads) {
             (Ok(own), Ok(heads)) => Ok(Link {
-                id: FAST_PATH,
+                id: ConnectionId::from_wire(0),
                 device: index,
                 queue_pair,
                 cm,
@@ -92,7 +92,7 @@ impl Link {
         }
     }
 
-    /// The host of a connection that is accepted finds out soon that there is a receive again.
+    /// Sets the delay that the host waits after RNR NAK to 0.64 ms.
     pub(super) fn set_min_rnr_timer(&mut self) -> Result<(), VerbsError> {
         self.queue_pair.set_min_rnr_timer(RNR_0_64_MS)
     }
@@ -101,7 +101,7 @@ impl Link {
         self.queue_pair.number()
     }
 
-    /// A receive has completed.
+    /// Returns the capsule of a completed receive; `None` if the slot is not posted.
     #[inline]
     pub(super) fn received(
         &mut self,
@@ -115,17 +115,17 @@ impl Link {
         }
     }
 
-    /// Its receives, and where they are posted.
+    /// The receive slots and the queue that they are posted to, own or shared.
     #[inline]
     fn receives<'a>(&'a mut self, device: &'a mut DeviceCore) -> Option<(&'a mut Receives, Queue<'a>)> {
         if let Some(own) = &mut self.own {
             return Some((own, Queue::Own(&mut self.queue_pair)));
         }
-        let SharedReceives { queue, receives, .. } = device.receives.of_mut(self.reservation.share?)?;
+        let SharedReceives { queue, receives, .. } = device.receives.get_mut(self.reservation.share?)?;
         Some((receives, Queue::Shared(queue)))
     }
 
-    /// Post again the receives that the connection has done with.
+    /// Posts the receive buffers again that the connection has returned.
     #[inline]
     pub(super) fn post_receives(
         &mut self,
@@ -139,7 +139,7 @@ impl Link {
         Ok(())
     }
 
-    /// Post all that the connection asks for, with one doorbell.
+    /// Posts all work requests of the connection with one doorbell.
     #[inline]
     pub(super) fn post_work(&mut self, conn: &mut Conn, keys: &KeyTable) -> Result<(), String> {
         let Some(first) = conn.next_work() else { return Ok(()) };
@@ -152,17 +152,17 @@ impl Link {
         batch.submit().map_err(|error| error.to_string())
     }
 
-    /// Begin to end the queue pair: all that is posted completes as flushed.
+    /// Disconnects and sets the queue pair to the error state: posted work completes as flushed.
     pub(super) fn begin_end(&mut self, ending: Ending) {
         self.end.ending = Some(ending);
-        // Each fails where the other side was first.
+        // Errors are ignored: the peer may have disconnected first.
         let _ = self.cm.disconnect();
         let _ = self.queue_pair.set_error();
     }
 
-    /// What decides when it is destroyed; `posted`: work requests that have not completed.
-    pub(super) fn seen(&self, device: &DeviceCore, posted: u32) -> Seen {
-        Seen {
+    /// Inputs of [`Ending::is_over`]; `posted`: work requests of the send queue without a completion.
+    pub(super) fn end_state(&self, device: &DeviceCore, posted: u32) -> EndState {
+        EndState {
             posted,
             shared_slots: self.reservation.share.map_or(0, |share| share.slots),
             is_drained: self.end.is_drained,
@@ -178,7 +178,7 @@ fn own_receives(
     entries: u32,
     in_capsule_bytes: u32,
 ) -> Result<Receives, String> {
-    let mut receives = Receives::new(in_capsule_bytes, RECEIVE | OWN);
+    let mut receives = Receives::new(in_capsule_bytes, RECEIVE_BIT | OWN_QUEUE_BIT);
     while receives.slots() < entries {
         let missing = entries - receives.slots();
         receives.grow(missing, device, &mut Queue::Own(queue_pair))?;
@@ -206,7 +206,7 @@ impl Heads {
     }
 }
 
-/// The segments of a span of a chain's buffer.
+/// Scatter/gather entries of a span of a chain's buffer.
 #[inline]
 fn segments(
     conn: &Conn,
@@ -245,7 +245,7 @@ fn add(
     heads: Option<&mut Heads>,
 ) -> Result<(), String> {
     let chain = work.chain;
-    let id = u64::from(chain.to_wire()) | if work.is_signalled { SIGNALLED } else { 0 };
+    let id = u64::from(chain.to_wire()) | if work.is_signalled { SIGNALLED_BIT } else { 0 };
     let added = match &work.op {
         Op::Read { local, remote } => {
             let local = segments(conn, chain, *local, keys)?;

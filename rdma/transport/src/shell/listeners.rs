@@ -1,30 +1,31 @@
-//! The listeners of a shell, and the addresses that are not listened on for now: those are tried again
-//! (`lost`) until a device hears them.
+//! The listeners of a shell, and suspended listeners, which are retried (`device_events`) until a device has
+//! their address.
 
 use std::net::SocketAddr;
 
 use spindle_rdma_verbs::{CmChannel, CmId, CmToken, VerbsError};
 
-/// Requests that may wait to be accepted.
+/// Backlog of `rdma_listen`: pending connection requests.
 pub(super) const BACKLOG: u32 = 1024;
 
-/// Whether an address can be listened on: it is taken, and given back.
+/// Tests whether an address can be bound, and releases it.
 ///
 /// # Errors
-/// [`VerbsError`]: it is in use, or no RDMA device has it.
+/// The address is in use, or no RDMA device has it.
 pub fn check_address(address: SocketAddr) -> Result<(), VerbsError> {
     CmId::new(&CmChannel::new()?)?.bind(address)
 }
 
-/// The identifier of a listener; in tests another than librdmacm's. Dropped, it gives its address back.
+/// The connection manager's identifier of a listener; tests implement it without librdmacm. Dropping it
+/// releases the address.
 pub(super) trait ListenerId {
-    /// Its name in events.
+    /// The id that events of this listener carry.
     fn token(&self) -> CmToken;
 
-    /// The device that it is on; `None`: on all.
+    /// Name of the bound device; `None` for a listener on all addresses.
     fn device_name(&self) -> Option<String>;
 
-    /// It has its address: listen.
+    /// Listens on the bound address.
     fn listen(&self) -> Result<(), VerbsError>;
 }
 
@@ -42,43 +43,43 @@ impl ListenerId for CmId {
     }
 }
 
-/// Why an address is not listened on.
+/// SuspendReason a listener is suspended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
-    /// It is new, and was not tried yet.
+pub(super) enum SuspendReason {
+    /// Added by the configuration and not tried yet.
     New,
-    /// Its device is gone.
+    /// Its device was removed.
     Device,
-    /// It is on another port or device now.
+    /// Its address moved to another port or device.
     Moved,
-    /// That failed.
+    /// Bind or listen failed.
     Refused,
 }
 
-/// An address that is not listened on for now.
+/// A configured address that is not listened on now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SuspendedListener {
     pub(super) address: SocketAddr,
     index: usize,
-    pub(super) why: Why,
+    pub(super) reason: SuspendReason,
 }
 
 pub(super) struct Listening<L = CmId> {
     pub(super) id: L,
     address: SocketAddr,
-    /// In the configuration.
+    /// Index of the listener in the configuration.
     pub(super) index: usize,
-    /// False: the address is only taken.
+    /// False: bound, but not listening yet.
     is_open: bool,
 }
 
 impl<L> Listening<L> {
-    fn suspended(&self, why: Why) -> SuspendedListener {
-        SuspendedListener { address: self.address, index: self.index, why }
+    fn suspended(&self, reason: SuspendReason) -> SuspendedListener {
+        SuspendedListener { address: self.address, index: self.index, reason }
     }
 }
 
-/// See the module.
+/// Listening and suspended listeners; each configured address is in one of the lists.
 pub(super) struct Listeners<L = CmId> {
     listening: Vec<Listening<L>>,
     suspended: Vec<SuspendedListener>,
@@ -91,19 +92,19 @@ impl<L> Default for Listeners<L> {
 }
 
 impl<L: ListenerId> Listeners<L> {
-    /// One that has its address.
+    /// Adds a bound identifier. [`Listeners::start`] listens on it.
     pub(super) fn add(&mut self, id: L, address: SocketAddr, index: usize) {
         self.listening.push(Listening { id, address, index, is_open: false });
     }
 
-    /// Listen on the addresses that were taken. Gives what came of each; one that failed is tried again.
+    /// Listens on all bound addresses and returns the result of each. Failed ones become suspended.
     pub(super) fn start(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
         let mut opened = Vec::new();
         for listening in self.listening.iter_mut().filter(|listening| !listening.is_open) {
             listening.is_open = true;
             let result = listening.id.listen();
             if result.is_err() {
-                self.suspended.push(listening.suspended(Why::Refused));
+                self.suspended.push(listening.suspended(SuspendReason::Refused));
             }
             opened.push((listening.address, result));
         }
@@ -113,65 +114,70 @@ impl<L: ListenerId> Listeners<L> {
         opened
     }
 
-    pub(super) fn of(&self, token: CmToken) -> Option<&Listening<L>> {
+    pub(super) fn find(&self, token: CmToken) -> Option<&Listening<L>> {
         self.listening.iter().find(|it| it.id.token() == token)
     }
 
-    /// Some address is to be listened on again.
+    /// True if any listener is suspended.
     pub(super) fn has_suspended(&self) -> bool {
         !self.suspended.is_empty()
     }
 
-    /// One is on all addresses, or will be again.
+    /// True if a listener, suspended or not, is on all addresses (0.0.0.0 or ::).
     pub(super) fn is_on_all(&self) -> bool {
         let listening = self.listening.iter().map(|it| it.address);
         listening.chain(self.suspended.iter().map(|it| it.address)).any(|it| it.ip().is_unspecified())
     }
 
-    /// Listen on these addresses, with their index in the configuration, and on no others. New ones are
-    /// listened on when they are tried [`Listeners::again`].
-    pub(super) fn keep(&mut self, wanted: &[(SocketAddr, usize)]) {
+    /// Replaces the listeners by these (address, index in the configuration). New ones are suspended until
+    /// the next [`Listeners::retry`].
+    pub(super) fn set(&mut self, wanted: &[(SocketAddr, usize)]) {
         self.listening.retain(|it| wanted.contains(&(it.address, it.index)));
         self.suspended.retain(|it| wanted.contains(&(it.address, it.index)));
         for (address, index) in wanted {
             let of_listening = self.listening.iter().map(|it| it.index);
             if !of_listening.chain(self.suspended.iter().map(|it| it.index)).any(|known| known == *index) {
-                self.suspended.push(SuspendedListener { address: *address, index: *index, why: Why::New });
+                self.suspended.push(SuspendedListener {
+                    address: *address,
+                    index: *index,
+                    reason: SuspendReason::New,
+                });
             }
         }
     }
 
-    /// Listeners on a device that is gone hear nothing any more.
+    /// Suspends the listeners on a removed device.
     pub(super) fn suspend_on(&mut self, device: &str) {
         let is_on = |it: &mut Listening<L>| it.id.device_name().is_some_and(|name| name == device);
-        self.suspended.extend(self.listening.extract_if(.., is_on).map(|it| it.suspended(Why::Device)));
+        self.suspended
+            .extend(self.listening.extract_if(.., is_on).map(|it| it.suspended(SuspendReason::Device)));
     }
 
-    /// The address of the listener with this name is on another port or device. The listener is dropped here,
-    /// before it is tried again: the address is to be free by then.
-    pub(super) fn moved(&mut self, token: CmToken) -> Option<SocketAddr> {
+    /// Suspends the listener with this token, whose address moved to another port or device. Its identifier
+    /// is dropped here, so that the address is free for the retry.
+    pub(super) fn suspend(&mut self, token: CmToken) -> Option<SocketAddr> {
         let place = self.listening.iter().position(|it| it.id.token() == token)?;
-        let suspended = self.listening.swap_remove(place).suspended(Why::Moved);
+        let suspended = self.listening.swap_remove(place).suspended(SuspendReason::Moved);
         self.suspended.push(suspended);
         Some(suspended.address)
     }
 
-    /// Try again those that are not listened on. `bind` gives a new listener where a device hears it. Gives
-    /// those that are back.
-    pub(super) fn again(
+    /// Retries suspended listeners. `bind` returns a listening identifier if a device has the address.
+    /// Returns the listeners that listen again.
+    pub(super) fn retry(
         &mut self,
-        mut bind: impl FnMut(SocketAddr, Why) -> Option<L>,
+        mut bind: impl FnMut(SocketAddr, SuspendReason) -> Option<L>,
     ) -> Vec<SuspendedListener> {
         let mut back = Vec::new();
         for suspended in std::mem::take(&mut self.suspended) {
-            let SuspendedListener { address, index, why } = suspended;
-            match bind(address, why) {
+            let SuspendedListener { address, index, reason } = suspended;
+            match bind(address, reason) {
                 Some(id) => {
                     self.listening.push(Listening { id, address, index, is_open: true });
                     back.push(suspended);
                 }
-                None if why == Why::New => {
-                    self.suspended.push(SuspendedListener { why: Why::Refused, ..suspended })
+                None if reason == SuspendReason::New => {
+                    self.suspended.push(SuspendedListener { reason: SuspendReason::Refused, ..suspended })
                 }
                 None => self.suspended.push(suspended),
             }
@@ -187,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// Addresses that are taken.
+    /// Bound addresses.
     type Taken = Rc<RefCell<Vec<SocketAddr>>>;
 
     struct Fake {
@@ -229,7 +235,7 @@ mod tests {
         Some(Fake { token: CmToken::next(), device, address, is_refused: false, taken })
     }
 
-    /// Two on "a" and one on "b", listening; the token of each.
+    /// Two listeners on device "a" and one on "b"; returns their tokens.
     fn listeners(taken: &Taken) -> (Listeners<Fake>, Vec<CmToken>) {
         let mut listeners = Listeners::default();
         let mut tokens = Vec::new();
@@ -247,21 +253,24 @@ mod tests {
     fn a_listener_whose_address_moves_is_dropped_and_listens_anew_until_a_device_hears_it() {
         let taken = Taken::default();
         let (mut listeners, tokens) = listeners(&taken);
-        assert_eq!(listeners.moved(CmToken::next()), None);
-        assert_eq!(listeners.moved(tokens[1]), Some(address(4421)));
-        assert!(listeners.of(tokens[1]).is_none() && listeners.has_suspended());
+        assert_eq!(listeners.suspend(CmToken::next()), None);
+        assert_eq!(listeners.suspend(tokens[1]), Some(address(4421)));
+        assert!(listeners.find(tokens[1]).is_none() && listeners.has_suspended());
         let mut tries = 0;
         // Its new device is not ready at first.
-        assert_eq!(listeners.again(|_, _| None), []);
+        assert_eq!(listeners.retry(|_, _| None), []);
         assert!(listeners.has_suspended());
-        let back = listeners.again(|address, _| {
+        let back = listeners.retry(|address, _| {
             tries += 1;
             bind(&taken, address, "b")
         });
-        assert_eq!(back, [SuspendedListener { address: address(4421), index: 1, why: Why::Moved }]);
+        assert_eq!(
+            back,
+            [SuspendedListener { address: address(4421), index: 1, reason: SuspendReason::Moved }]
+        );
         assert!(tries == 1 && !listeners.has_suspended(), "the address was free, and is heard");
         listeners.suspend_on("b");
-        let back = listeners.again(|address, _| bind(&taken, address, "a"));
+        let back = listeners.retry(|address, _| bind(&taken, address, "a"));
         assert_eq!(back.iter().map(|it| it.index).collect::<Vec<_>>(), [2, 1], "it is on b now");
     }
 
@@ -271,14 +280,14 @@ mod tests {
         let (mut listeners, tokens) = listeners(&taken);
         listeners.suspend_on("a");
         assert_eq!(
-            tokens.iter().filter_map(|it| listeners.of(*it)).map(|it| it.index).collect::<Vec<_>>(),
+            tokens.iter().filter_map(|it| listeners.find(*it)).map(|it| it.index).collect::<Vec<_>>(),
             [2]
         );
         assert_eq!(*taken.borrow(), [address(4422)], "their addresses are free");
-        let back = listeners.again(|address, _| bind(&taken, address, "a"));
+        let back = listeners.retry(|address, _| bind(&taken, address, "a"));
         assert_eq!(
-            back.iter().map(|it| (it.index, it.why)).collect::<Vec<_>>(),
-            [(0, Why::Device), (1, Why::Device)]
+            back.iter().map(|it| (it.index, it.reason)).collect::<Vec<_>>(),
+            [(0, SuspendReason::Device), (1, SuspendReason::Device)]
         );
     }
 
@@ -287,24 +296,28 @@ mod tests {
         let taken = Taken::default();
         let (mut listeners, tokens) = listeners(&taken);
         listeners.suspend_on("b");
-        listeners.keep(&[(address(4421), 1), (address(4430), 3)]);
+        listeners.set(&[(address(4421), 1), (address(4430), 3)]);
         assert_eq!(*taken.borrow(), [address(4421)], "the others are free, and are not tried again");
-        assert!(listeners.of(tokens[1]).is_some() && listeners.has_suspended());
+        assert!(listeners.find(tokens[1]).is_some() && listeners.has_suspended());
         let tried = |listeners: &mut Listeners<Fake>, device: Option<&'static str>| {
             let mut tried = Vec::new();
-            let back = listeners.again(|address, why| {
-                tried.push((address, why));
+            let back = listeners.retry(|address, reason| {
+                tried.push((address, reason));
                 device.and_then(|device| bind(&taken, address, device))
             });
-            (tried, back.iter().map(|it| (it.index, it.why)).collect::<Vec<_>>())
+            (tried, back.iter().map(|it| (it.index, it.reason)).collect::<Vec<_>>())
         };
-        assert_eq!(tried(&mut listeners, None), (vec![(address(4430), Why::New)], vec![]));
+        assert_eq!(tried(&mut listeners, None), (vec![(address(4430), SuspendReason::New)], vec![]));
         let back = tried(&mut listeners, Some("a"));
-        assert_eq!(back, (vec![(address(4430), Why::Refused)], vec![(3, Why::Refused)]));
-        listeners.keep(&[]);
+        assert_eq!(back, (vec![(address(4430), SuspendReason::Refused)], vec![(3, SuspendReason::Refused)]));
+        listeners.set(&[]);
         assert!(taken.borrow().is_empty() && !listeners.has_suspended());
-        listeners.keep(&[(address(4430), 3)]);
-        assert_eq!(tried(&mut listeners, Some("a")).1, [(3, Why::New)], "it is back in its old place");
+        listeners.set(&[(address(4430), 3)]);
+        assert_eq!(
+            tried(&mut listeners, Some("a")).1,
+            [(3, SuspendReason::New)],
+            "it is back in its old place"
+        );
     }
 
     #[test]
@@ -317,8 +330,11 @@ mod tests {
         listeners.add(id, everywhere, 7);
         assert!(listeners.start()[0].1.is_err());
         assert!(taken.borrow().is_empty() && listeners.is_on_all() && listeners.start().is_empty());
-        let back = listeners.again(|address, _| bind(&taken, address, ""));
-        assert_eq!(back, [SuspendedListener { address: everywhere, index: 7, why: Why::Refused }]);
+        let back = listeners.retry(|address, _| bind(&taken, address, ""));
+        assert_eq!(
+            back,
+            [SuspendedListener { address: everywhere, index: 7, reason: SuspendReason::Refused }]
+        );
         assert!(listeners.is_on_all() && !listeners.has_suspended());
     }
 }

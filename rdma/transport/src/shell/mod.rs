@@ -1,17 +1,20 @@
-//! The shell of one core: joins the core's RDMA connections to their queue pairs. It carries work out and
-//! knows no protocol.
+//! The shell of one core: posts the work of the core's RDMA connections to their queue pairs and passes
+//! completions to them. It knows no NVMe.
 //!
 //! ```text
-//!   poll:   completion queues ──> Conn::received, Conn::completed ──> Connections::step ──> one doorbell
-//!           the connection manager's channel, when its descriptor says so (on_ready)
-//!   flush:  connections that disks, timers or messages gave something to send
-//!   next_request: connection requests, on the core that listens; accept: on the core that takes one over
+//!   poll:   completion queues ──> Conn::received, Conn::completed
+//!             ──> per connection: Connections::step_sent ──> pump: one doorbell
+//!           the connection manager's channel, once its descriptor is readable (on_ready)
+//!   flush:  connections with replies from disks, timers or messages ──> pump
+//!   next_request: connection requests, on the listening core; accept: on the core chosen for the connection
 //! ```
 //!
-//! A connection that is ending is disconnected, its queue pair set to its error state, its completions
-//! collected; then the queue pair is destroyed, and after it the connection's buffers are dropped.
+//! An ending connection is disconnected and its queue pair set to the error state. Chains are dropped as
+//! their work completes as flushed. Then the queue pair is destroyed, and the connection's remaining buffers
+//! are dropped.
 
 mod device;
+mod device_events;
 mod ending;
 mod events;
 #[cfg(test)]
@@ -19,13 +22,13 @@ mod fake;
 mod keys;
 mod link;
 mod listeners;
-mod lost;
 mod ready;
 mod receives;
 mod request;
 mod shared;
 mod used;
 
+use spindle_transport::ConnectionId;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -46,36 +49,36 @@ use spindle_transport::{Peer, TransportKind};
 use crate::controller::{Conn, ConnConfig, Phase};
 use crate::work::Completion;
 use device::{DeviceCore, Reservation};
+use device_events::{Opening, RETRY_PERIOD};
 use ending::{Ending, SHORT_BOUND};
 use link::{Link, Parts, SEGMENTS_MAX};
 use listeners::Listeners;
-use lost::{Opening, RETRY_PERIOD};
 use ready::Preparations;
 
+pub use device_events::{DeviceMessage, DiskArea};
 pub use keys::{KnownDevices, RegisteredDisks, SharedDevice};
 pub use listeners::check_address;
-pub use lost::{DeviceMessage, DiskArea};
 pub use ready::Ready;
-pub use request::{Request, Wanted};
+pub use request::{QueueParams, Request};
 use request::{check, reject};
 
-/// Bits of a work request's 64-bit id, above a slot's 32: a receive,
-const RECEIVE: u64 = 1 << 63;
-/// of the queue pair's own queue;
-const OWN: u64 = 1 << 62;
-/// a signalled work request of the send queue.
-const SIGNALLED: u64 = 1 << 61;
-/// Bits of a receive of a shared queue that come before its queue's serial number.
+/// Bit of a work request's 64-bit id, whose lower 32 bits are a slot: a receive.
+const RECEIVE_BIT: u64 = 1 << 63;
+/// Bit of a receive's id: posted to the queue pair's own receive queue.
+const OWN_QUEUE_BIT: u64 = 1 << 62;
+/// Bit of a send's id: a signalled work request.
+const SIGNALLED_BIT: u64 = 1 << 61;
+/// Position of the queue's serial number in the id of a receive of a shared queue.
 const SERIAL_SHIFT: u32 = 32;
 
-/// Settings of a shell. Every default says why.
+/// Settings of a shell, the same for all cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShellConfig {
-    /// Most receives that a core's connections share; beyond it a connection gets its own. 8192: 64 queues of
-    /// a Linux host, 34 MiB when all are used.
+    /// Maximum receives of a shared receive queue; a connection that does not fit gets its own receive queue.
+    /// 8192: 64 queues of a Linux host, 34 MiB when all are used.
     pub srq_entries: u32,
-    /// Most segments of one work request. 16: a scattered transfer of 64 KiB, and a longer one takes another
-    /// work request; each costs memory in every entry of every send queue.
+    /// Maximum scatter/gather entries of one work request. 16: a scattered transfer of 64 KiB; a longer one
+    /// takes another work request. Each entry costs memory in every element of every send queue.
     pub segments: u32,
 }
 
@@ -85,75 +88,76 @@ impl Default for ShellConfig {
     }
 }
 
-/// How often the connections' own time-outs are looked at.
+/// Period in which connections are checked for timeouts.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
-/// Time in which nothing that was posted completes before the connection is given up: as TCP's user time-out.
+/// A connection with posted work and no completion for this long is ended, as by TCP_USER_TIMEOUT.
 const STALLED_FOR: Nanos = Nanos::from_secs(30);
-/// Events of the connection manager in a turn: each may cost system calls.
+/// Maximum connection manager events per turn, and asynchronous events of each device; each may cost system
+/// calls.
 const EVENTS_PER_TURN: usize = 16;
-/// `ENODEV`.
-const NO_DEVICE: i32 = 19;
-/// Bytes of a completion queue entry: a SEND carries it inline.
+const ENODEV: i32 = 19;
+/// Inline bytes of a SEND: one completion queue entry.
 const INLINE_BYTES: u32 = 16;
-/// Polls of the completion queues in a turn.
+/// Maximum polls of the completion queues per turn.
 const POLLS_PER_TURN: usize = 4;
 
-/// Descriptors of a kind, which say when there is something of it to do.
+/// Kinds of file descriptors that [`Shell::take_descriptors`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// A device's completion channel.
     Completions,
-    /// The connection manager's channel.
+    /// The connection manager's event channel.
     Manager,
-    /// What a device tells of itself.
+    /// A device's asynchronous events.
     Device,
 }
 
-/// What descriptors have told.
+/// Kinds of descriptors that became readable.
 #[derive(Debug, Clone, Copy, Default)]
-struct Told {
+struct ReadableSources {
     completions: bool,
     manager: bool,
     device: bool,
 }
 
-impl Told {
+impl ReadableSources {
     fn is_any(self) -> bool {
         self.completions || self.manager || self.device
     }
 }
 
-/// One core's queue pairs. See the module.
+/// One core's devices, listeners and queue pairs; see the module documentation.
 pub struct Shell {
-    /// By the index of the connection's slot. Before the devices, whose memory they use.
+    /// Indexed by the connection's slot. Dropped before the devices, whose memory the queue pairs use.
     links: Vec<Option<Link>>,
-    /// A place is empty when its device is gone.
+    /// `None`: the device was lost or replaced, and nothing uses it any more. Indices stay valid.
     devices: Vec<Option<DeviceCore>>,
     opening: Opening,
     channel: CmChannel,
     listeners: Listeners,
-    /// Devices that are lost, or unknown ones that a request came by.
-    missing: usize,
-    /// No listener is on them: nothing is registered with them.
+    /// Number of lost devices, or at least 1 after a request on an unknown device. Nonzero: search for new
+    /// devices.
+    missing_devices: usize,
+    /// Devices without a listener; no memory is registered with them.
     unused: Vec<Arc<SharedDevice>>,
-    /// Their memory is being registered.
+    /// Devices whose memory a thread registers.
     preparing: Preparations,
-    /// Of core 0, and this one could not open them so far.
+    /// Devices announced by core 0 that this core could not open yet; retried.
     waiting: Vec<Arc<Ready>>,
-    /// Found, and not usable so far.
-    unopened: Vec<Arc<SharedDevice>>,
-    has_refused: bool,
+    /// Devices that could not be prepared yet; retried.
+    unprepared: Vec<Arc<SharedDevice>>,
+    is_refusal_logged: bool,
     messages: VecDeque<DeviceMessage>,
     disks: Vec<DiskArea>,
-    /// Names of those whose memory could not be registered.
-    refused: Vec<String>,
+    /// Names of disks whose memory could not be registered; retried.
+    unregistered_disks: Vec<String>,
     is_watched: bool,
     requests: VecDeque<Request>,
-    ids: HashMap<CmToken, Slot>,
-    active: Vec<Slot>,
+    ids: HashMap<CmToken, ConnectionId>,
+    active: Vec<ConnectionId>,
     completions: Vec<WorkCompletion>,
-    /// Descriptors have said that there is something.
-    told: Told,
+    /// Descriptors that became readable since they were last read.
+    readable: ReadableSources,
     listens: bool,
     entries_max: u16,
     next_timer: Nanos,
@@ -161,33 +165,33 @@ pub struct Shell {
     now: Nanos,
 }
 
-/// What a shell is made of.
+/// Parameters of [`Shell::new`].
 pub struct ShellSetup<'a> {
-    /// Settings.
+    /// From the configuration file.
     pub config: ShellConfig,
-    /// Index of the core.
+    /// Index of the core; selects the completion vector.
     pub core: usize,
-    /// The machine's devices: [`SharedDevice::for_listeners`].
+    /// The machine's devices, from [`SharedDevice::for_listeners`].
     pub devices: &'a [Arc<SharedDevice>],
-    /// Those that come are added to it.
+    /// Devices found later are added.
     pub known: &'a KnownDevices,
-    /// This core listens for all.
+    /// True on the one core that listens for all cores.
     pub listens: bool,
-    /// Memory of the core: its pools.
+    /// The core's buffer pools.
     pub areas: &'a [Area],
-    /// Most connections.
+    /// Maximum connections of this core.
     pub connections: usize,
-    /// Most in-capsule data of any listener.
+    /// Maximum in-capsule bytes of all listeners.
     pub in_capsule_bytes: u32,
-    /// Most entries of a queue.
+    /// Maximum entries of a queue; a larger HSQSIZE is rejected.
     pub entries_max: u16,
 }
 
 impl Shell {
-    /// A shell with its memory registered, which listens nowhere yet.
+    /// Opens the used devices and registers the core's memory with them. The shell does not listen yet.
     ///
     /// # Errors
-    /// A device that a listener depends on cannot be used, or there is no connection manager.
+    /// A device that a listener needs cannot be used, or the connection manager is not available.
     pub fn new(setup: &ShellSetup<'_>) -> Result<Shell, String> {
         let mut areas = setup.areas.to_vec();
         areas.push(Area::zeroes());
@@ -198,29 +202,29 @@ impl Shell {
             config: setup.config,
         };
         let unused = setup.devices.iter().filter(|device| setup.listens && !device.is_used());
-        let settle = || used::settle(&opening);
+        let collapse = || used::collapse(&opening);
         Ok(Shell {
-            devices: used::open(setup.devices, settle, |shared| DeviceCore::new(shared, &opening))?,
+            devices: used::open(setup.devices, collapse, |shared| DeviceCore::new(shared, &opening))?,
             unused: unused.cloned().collect(),
-            // The core that listens has these registered with devices that come.
+            // The listening core registers these with new devices.
             messages: VecDeque::from_iter((!setup.listens).then(|| DeviceMessage::Pools(setup.areas.into()))),
             opening,
             channel: CmChannel::new().map_err(|error| error.to_string())?,
             listeners: Listeners::default(),
-            missing: 0,
+            missing_devices: 0,
             preparing: Preparations::new(setup.known.clone()),
             waiting: Vec::new(),
-            unopened: Vec::new(),
-            has_refused: false,
+            unprepared: Vec::new(),
+            is_refusal_logged: false,
             disks: Vec::new(),
-            refused: Vec::new(),
+            unregistered_disks: Vec::new(),
             is_watched: false,
             requests: VecDeque::new(),
             links: (0..setup.connections).map(|_| None).collect(),
             ids: HashMap::new(),
             active: Vec::with_capacity(setup.connections),
             completions: Vec::with_capacity(1024),
-            told: Told::default(),
+            readable: ReadableSources::default(),
             listens: false,
             entries_max: setup.entries_max,
             next_timer: Nanos::ZERO,
@@ -229,79 +233,78 @@ impl Shell {
         })
     }
 
-    /// Take an address, which is number `index` in the configuration, to listen on it by
-    /// [`Shell::start_listening`].
+    /// Binds an address of the configuration (listener number `index`). [`Shell::start_listening`] listens on
+    /// it.
     ///
     /// # Errors
-    /// [`VerbsError`]: the address is in use, or no RDMA device that can be used has it.
+    /// The address is in use, or no usable RDMA device has it.
     pub fn bind(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
         let id = CmId::new(&self.channel)?;
         id.bind(address)?;
         if !self.has_device_of(&id) {
-            return Err(VerbsError { verb: "rdma_bind_addr", errno: NO_DEVICE });
+            return Err(VerbsError { verb: "rdma_bind_addr", errno: ENODEV });
         }
         self.listeners.add(id, address, index);
         self.listens = true;
         Ok(())
     }
 
-    /// Listen on the addresses that were taken. Gives what came of each; one that failed is tried again.
+    /// Listens on the bound addresses and returns the result of each. Failed ones are retried every second.
     pub fn start_listening(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
         self.listeners.start()
     }
 
-    /// Listen on these addresses, with their index in the configuration, and on no others: on the core that
-    /// listens. One that cannot be listened on is tried again.
+    /// Replaces the listeners by these (address, index in the configuration), on the listening core only.
+    /// Addresses that cannot be listened on are retried every second.
     #[cold]
     pub fn set_listeners(&mut self, wanted: &[(SocketAddr, usize)]) {
         if self.listens {
-            self.listeners.keep(wanted);
+            self.listeners.set(wanted);
             self.next_retry = Nanos::ZERO;
-            // A listener on all addresses is on all devices.
+            // A listener on all addresses uses all devices.
             let taken_up =
                 if self.listeners.is_on_all() { std::mem::take(&mut self.unused) } else { Vec::new() };
             taken_up.into_iter().for_each(|shared| self.prepare(shared));
         }
     }
 
-    /// A descriptor of this kind is readable. Only those are read: each look in vain is a system call.
+    /// Notes that a descriptor of this kind is readable. Other descriptors are not read, as each read is a
+    /// system call.
     pub fn on_ready(&mut self, source: Source) {
         match source {
-            Source::Completions => self.told.completions = true,
-            Source::Manager => self.told.manager = true,
-            Source::Device => self.told.device = true,
+            Source::Completions => self.readable.completions = true,
+            Source::Manager => self.readable.manager = true,
+            Source::Device => self.readable.device = true,
         }
     }
 
-    /// True while there are connections: their completion queues are to be polled.
+    /// True while connections exist, so that completion queues must be polled.
     #[must_use]
     pub fn has_connections(&self) -> bool {
         !self.ids.is_empty()
     }
 
-    /// A device's work is done by the kernel's threads, which need processors: the core that polls it lets
-    /// them run.
+    /// True with a soft-RoCE device: kernel threads do its work, so the polling core must yield to them.
     #[must_use]
     pub fn wants_yield(&self) -> bool {
         self.devices.iter().flatten().any(|device| device.shared.device().is_soft_roce())
     }
 
-    /// About to sleep: have the descriptors tell of completions from now on. False: there is something
-    /// already.
+    /// Arms the completion queues before a sleep. False if something is already pending.
     pub fn prepare_sleep(&mut self) -> bool {
-        let mut may_sleep = self.active.is_empty() && !self.told.is_any() && self.requests.is_empty();
+        let mut may_sleep = self.active.is_empty() && !self.readable.is_any() && self.requests.is_empty();
         for device in self.devices.iter_mut().flatten() {
             may_sleep &= device.arm();
         }
         may_sleep
     }
 
-    /// A connection request that a core is to take over.
+    /// A valid connection request, for [`Shell::accept`] of the core that takes it.
     pub fn next_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
     }
 
-    /// One turn of completions, steps and posting. True when there was anything to do.
+    /// One turn: polls completions, steps connections and posts their work. True if anything was done.
     #[inline]
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
@@ -313,7 +316,7 @@ impl Shell {
                 break;
             }
         }
-        if self.told.is_any() {
+        if self.readable.is_any() {
             has_worked = true;
             self.poll_events(core);
         }
@@ -352,7 +355,7 @@ impl Shell {
     }
 
     #[inline]
-    fn link(&mut self, id: Slot) -> Option<&mut Link> {
+    fn link(&mut self, id: ConnectionId) -> Option<&mut Link> {
         link_of(&mut self.links, id)
     }
 
@@ -365,12 +368,12 @@ impl Shell {
     ) {
         let Shell { devices, links, active, now, .. } = self;
         let Some(device) = &mut devices[device] else { return };
-        let found = device.numbers.get(&completion.queue_pair).copied();
+        let found = device.ids_by_number.get(&completion.queue_pair).copied();
         let link = found.and_then(|id| link_of(links, id));
-        let is_receive = completion.id & RECEIVE != 0;
+        let is_receive = completion.id & RECEIVE_BIT != 0;
         let Some(link) = link else {
             if is_receive {
-                device.orphaned(completion.id);
+                device.repost_orphaned(completion.id);
             }
             return;
         };
@@ -384,11 +387,11 @@ impl Shell {
                     Ok(None) | Err(_) => conn.on_disconnected(),
                 }
             } else {
-                device.orphaned(completion.id);
+                device.repost_orphaned(completion.id);
                 conn.on_disconnected();
             }
         } else {
-            let is_signalled = completion.id & SIGNALLED != 0;
+            let is_signalled = completion.id & SIGNALLED_BIT != 0;
             let chain = Slot::from_wire(low);
             if !completion.is_ok && conn.phase() == Phase::Open {
                 tracing::debug!(status = %completion.status, "a work request has failed");
@@ -400,9 +403,9 @@ impl Shell {
         }
     }
 
-    /// Post what a connection asks for, and see to its end.
+    /// Posts a connection's receives and work; ends the queue pair of an ending connection.
     #[inline]
-    fn pump<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
+    fn pump<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) {
         let Shell { devices, links, .. } = self;
         let Some(link) = link_of(links, id) else { return };
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
@@ -420,21 +423,21 @@ impl Shell {
         }
     }
 
-    /// A connection that is ending: begin, go on, or be done with it.
+    /// Starts or continues the end of a queue pair, and destroys it once it is drained or timed out.
     #[cold]
-    fn end<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
+    fn end<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) {
         let now = self.now;
         let Shell { devices, links, .. } = self;
         let Some(link) = link_of(links, id) else { return };
         let Some(device) = devices.get_mut(link.device).and_then(Option::as_mut) else { return };
         let posted = core.transport(id).and_then(Holds::held).map_or(0, |conn| conn.posted());
-        let seen = link.seen(device, posted);
-        // Not destroyed in the turn that ends it: what the device was about to receive is to come first.
-        let is_over = link.end.ending.is_some_and(|ending| ending.is_over(&seen, now));
+        let state = link.end_state(device, posted);
+        // Not destroyed in the turn that ends it, so that receives already taken by the device can complete.
+        let is_over = link.end.ending.is_some_and(|ending| ending.is_over(&state, now));
         if link.end.ending.is_none() {
-            link.begin_end(Ending::begin(now, device.tells));
+            link.begin_end(Ending::begin(now, device.drain_reporting));
         }
-        if is_over && seen.waits() && device.tells.on_vain() {
+        if is_over && state.awaits_report() && device.drain_reporting.on_timeout() {
             let device = device.shared.device().name();
             tracing::info!(
                 device,
@@ -452,9 +455,9 @@ impl Shell {
         }
     }
 
-    fn destroy<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
-        // A device forgets the completions of a queue pair that is destroyed, and with them receives of the
-        // shared queue; and its number may come again.
+    fn destroy<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) {
+        // Destroying a queue pair removes its completions, and with them receives of the shared queue; its
+        // number may be reused.
         let Some(index) = self.link(id).map(|link| link.device) else { return };
         if let Some(device) = &mut self.devices[index] {
             let mut found = std::mem::take(&mut self.completions);
@@ -469,16 +472,16 @@ impl Shell {
         ids.remove(&link.cm.token());
         let (reservation, mut lost) = (link.reservation, 0);
         if let Some(device) = &mut devices[index] {
-            device.numbers.remove(&link.number());
-            // Receives of the shared queue go back to it; those of its own queue go with it.
+            device.ids_by_number.remove(&link.number());
+            // Receives of the shared queue are posted again; those of its own queue end with the queue pair.
             if let Some(conn) = core.transport(id).and_then(Holds::held) {
                 let _ = link.post_receives(conn, device);
             }
-            lost = link.seen(device, 0).lost();
+            lost = link.end_state(device, 0).lost_receives();
         }
         drop(link);
         if let Some(device) = &mut devices[index] {
-            // After the queue pair: the shared queue that it was on may go with it.
+            // Released after the queue pair, as this may destroy its shared receive queue.
             device.release(reservation, lost);
         }
         self.release_device(index);
@@ -489,10 +492,10 @@ impl Shell {
         while core.next_closed().is_some() {}
     }
 
-    /// Post for a connection that something else than its own input gave something to send. False: it is none
-    /// of ours.
+    /// Posts the work of a connection that got replies from a disk, timer or message. False if this shell
+    /// does not have the connection.
     #[inline]
-    pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
+    pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
             return false;
         }
@@ -504,10 +507,10 @@ impl Shell {
         true
     }
 
-    /// End a connection whose place another needs. It is free when the queue pair is destroyed. False: it is
-    /// none of ours.
+    /// Ends a connection to free its slot, which becomes free when the queue pair is destroyed. False if this
+    /// shell does not have the connection.
     #[cold]
-    pub fn evict<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) -> bool {
+    pub fn evict<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
             return false;
         }
@@ -515,8 +518,8 @@ impl Shell {
         true
     }
 
-    /// A connection ends now.
-    fn disconnect<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: Slot) {
+    /// Ends a connection without draining.
+    fn disconnect<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) {
         if let Some(conn) = core.transport(id).and_then(Holds::held) {
             conn.on_disconnected();
         }
@@ -538,7 +541,7 @@ impl Shell {
             if conn.posted() == 0 {
                 link.progress = now;
             }
-            // A host that takes no replies: nothing of what was posted completes, and it holds buffers.
+            // A host that acknowledges nothing: posted work does not complete and occupies buffers.
             if is_broken || now >= link.progress + STALLED_FOR {
                 conn.on_disconnected();
             }
@@ -553,14 +556,14 @@ impl Shell {
     }
 
     fn poll_events<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
-        let told = std::mem::take(&mut self.told);
-        if told.completions {
+        let readable = std::mem::take(&mut self.readable);
+        if readable.completions {
             self.devices.iter_mut().flatten().for_each(DeviceCore::take_events);
         }
-        if told.device {
+        if readable.device {
             self.poll_devices(core);
         }
-        if !told.manager {
+        if !readable.manager {
             return;
         }
         for _ in 0..EVENTS_PER_TURN {
@@ -573,8 +576,8 @@ impl Shell {
                 }
             }
         }
-        // There may be more.
-        self.told.manager = true;
+        // EVENTS_PER_TURN was reached; the rest is read in the next turn.
+        self.readable.manager = true;
     }
 
     #[cold]
@@ -617,17 +620,18 @@ impl Shell {
     }
 
     fn on_request<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, event: &CmEvent, id: CmId) {
-        let listener = event.listener.and_then(|token| self.listeners.of(token));
+        let listener = event.listener.and_then(|token| self.listeners.find(token));
         let Some(listener) = listener.map(|it| it.index) else { return };
         let Some(device) = self.device_of(&id) else {
-            // A new one, of a listener on all addresses. Refused; the host comes again.
+            // A new device, reached through a listener on all addresses. Dropping the id rejects the request;
+            // hosts retry.
             if !self.preparing.devices().any(|it| it.device().is_of(&id)) {
-                self.missing = self.missing.max(1);
+                self.missing_devices = self.missing_devices.max(1);
             }
             return;
         };
         match check(event, device.shared.device().limits(), self.entries_max) {
-            Ok(wanted) => self.requests.push_back(Request { id, listener, wanted }),
+            Ok(params) => self.requests.push_back(Request { id, listener, params }),
             Err((status, reason)) => {
                 if let Some(remote) = id.peer_address() {
                     core.on_refused(remote, reason);
@@ -637,8 +641,8 @@ impl Shell {
         }
     }
 
-    /// Take over a connection request, which has its place among those without Connect. False: there is no
-    /// room, and the host is told.
+    /// Accepts a connection request that was admitted. False if there is no capacity; the request is then
+    /// rejected.
     pub fn accept<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
         core: &mut C,
@@ -647,7 +651,7 @@ impl Shell {
         now: Nanos,
     ) -> bool {
         self.now = now;
-        let Request { id: cm, listener, wanted } = request;
+        let Request { id: cm, listener, params } = request;
         let (Some(remote), Some(local)) = (cm.peer_address(), cm.local_address()) else { return false };
         if let Some(reason) = core.refusal() {
             let reason = reason.to_owned();
@@ -655,7 +659,7 @@ impl Shell {
             reject(&cm, CmStatus::NO_RESOURCES);
             return false;
         }
-        let mut link = match self.make_link(cm, wanted, &mut config) {
+        let mut link = match self.make_link(cm, params, &mut config) {
             Ok(link) => link,
             Err((cm, reason)) => {
                 core.on_refused(remote, reason);
@@ -669,7 +673,7 @@ impl Shell {
             let (index, reservation) = (link.device, link.reservation);
             drop(link);
             if let Some(device) = &mut self.devices[index] {
-                // It was never connected: nothing has come.
+                // Never connected, so no shared receive was taken.
                 device.release(reservation, 0);
             }
             return false;
@@ -677,35 +681,36 @@ impl Shell {
         core.set_admitted(id, admitted);
         link.id = id;
         if let Some(device) = &mut self.devices[link.device] {
-            device.numbers.insert(link.number(), id);
+            device.ids_by_number.insert(link.number(), id);
         }
         self.ids.insert(link.cm.token(), id);
-        let answer = CmAccept::new(wanted.entries);
+        let answer = CmAccept::new(params.entries);
         let accepted = link.cm.accept(&ConnectParams {
             private_data: answer.as_bytes(),
             responder_resources: 0,
-            initiator_depth: wanted.responder_resources,
+            initiator_depth: params.responder_resources,
         });
         if accepted.is_ok() {
-            // While another host has all shared receives this one asks again soon. A device that does not
-            // change it leaves it at 655 ms; nothing else depends on it.
+            // Shortens the host's retry delay after RNR NAK. If the device refuses, it stays at 655 ms;
+            // nothing else depends on it.
             let _ = link.set_min_rnr_timer();
         }
         if let Some(place) = self.links.get_mut(id.index()) {
             *place = Some(link);
         }
         if accepted.is_err() {
-            // The host has gone meanwhile.
+            // The host cancelled its request meanwhile.
             self.disconnect(core, id);
         }
         true
     }
 
-    /// The queue pair of a connection, with its receives posted; completes `config` with what it got.
+    /// Creates a connection's queue pair and posts its receives. Sets the limits in `config` to those
+    /// granted.
     fn make_link(
         &mut self,
         cm: CmId,
-        wanted: Wanted,
+        params: QueueParams,
         config: &mut ConnConfig,
     ) -> Result<Link, (CmId, String)> {
         if let Err(error) = cm.migrate(&self.channel) {
@@ -718,8 +723,8 @@ impl Shell {
             return Err((cm, "it came by a device that this core does not have".to_owned()));
         };
         let limits = device.shared.device().limits().clone();
-        let entries = u32::from(wanted.entries);
-        // A SEND, and a READ or WRITE, for each command.
+        let entries = u32::from(params.entries);
+        // For each command one SEND, and one READ or WRITE.
         let send_wr = (2 * entries).min(limits.send_wr);
         let segments = self.opening.config.segments.min(limits.sge).min(limits.sge_read.max(1));
         let reservation = match device.reserve(entries, send_wr) {
@@ -734,10 +739,10 @@ impl Shell {
                 return Err((cm, error));
             }
         };
-        config.receives = wanted.entries;
+        config.receives = params.entries;
         config.send_queue = queue_pair.send_wr().min(send_wr);
         config.segments_max = (queue_pair.send_sge() as usize).min(segments as usize).min(SEGMENTS_MAX);
-        config.reads_max = u32::from(wanted.responder_resources);
+        config.reads_max = u32::from(params.responder_resources);
         config.can_invalidate = limits.can_invalidate;
         let shared = Arc::clone(&device.shared);
         let parts = Parts { device: index, queue_pair, cm, reservation };
@@ -751,7 +756,7 @@ impl Shell {
 }
 
 #[inline]
-fn link_of(links: &mut [Option<Link>], id: Slot) -> Option<&mut Link> {
+fn link_of(links: &mut [Option<Link>], id: ConnectionId) -> Option<&mut Link> {
     links.get_mut(id.index())?.as_mut().filter(|link| link.id == id)
 }
 
@@ -762,7 +767,7 @@ fn make_queue_pair(
     (entries, send_wr, segments): (u32, u32, u32),
 ) -> Result<QueuePair, String> {
     let queue = device.completion_queue(reservation).ok_or("no completion queue")?;
-    let srq = reservation.share.and_then(|share| device.receives.of(share)).map(|it| &it.queue);
+    let srq = reservation.share.and_then(|share| device.receives.get(share)).map(|it| &it.queue);
     let config = QueuePairConfig {
         cq: queue,
         srq,

@@ -1,17 +1,18 @@
-//! Devices that come while the target serves (`lost`): a thread of its own registers memory with them.
+//! Devices that appear while the target runs (`device_events`): a thread registers memory with them.
 //!
 //! ```text
 //!   begin ──> thread: the pools of all cores, the disks ──> Ready ──> this core opens the device
 //!                                                             └ Found ──> the other cores open it
 //! ```
-//! To register a large disk takes seconds. So a core that serves does not do it: it opens a device only by a
-//! [`Ready`], which only that thread makes. While the [`Ready`] is there, what the core registers is known.
-//! Where a reload has added disks by the time it is done, a thread registers those before a core opens the
-//! device. Only a disk that could not be registered in either way is tried on the cores (`retry_disks`).
+//! Registering a large disk takes seconds, so cores that serve do not do it: a core opens a device only with
+//! a [`Ready`], which only that thread creates. While the [`Ready`] exists, the core's own registrations find
+//! the memory registered. If a reload has added disks meanwhile, a thread registers those before a core opens
+//! the device. Only disks that could not be registered in either way are retried on the cores
+//! (`retry_disks`).
 //!
-//! The first time the thread brings the memory together to huge pages, as the start does: it may lie on small
-//! ones still, which can be moved when no other device holds them. A device that is tried again is spared
-//! that, as what is left on small pages would be warned of each second.
+//! On its first use of a device the thread collapses memory to huge pages, as at the start: pages can only be
+//! moved while no device holds them. A retry skips this, as it would log the remaining small pages every
+//! second.
 
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -20,16 +21,16 @@ use spindle_rdma_verbs::Device;
 use spindle_reactor::affinity::{available_cores, cores_without_pollers, leave_to_pollers};
 use spindle_reactor::mem::Area;
 
+use super::device_events::DiskArea;
 use super::keys::{KnownDevices, Registers, SharedDevice};
-use super::lost::DiskArea;
-use super::used::settle_one;
+use super::used::collapse_area;
 
-/// A device with which all memory is registered; see the module.
+/// A device with all memory registered; see the module documentation.
 #[derive(Debug)]
 pub struct Ready<D: Registers = Device> {
     shared: Arc<SharedDevice<D>>,
     regions: Vec<Arc<D::Region>>,
-    /// Where the memory of the disks begins that is among them.
+    /// Base addresses of the disks in `regions`.
     disks: Vec<usize>,
 }
 
@@ -44,7 +45,7 @@ impl<D: Registers> Ready<D> {
         Ready { shared, regions, disks: Vec::new() }.with(disks)
     }
 
-    /// The same with these disks.
+    /// Adds the registrations of these disks. Fails if the device was lost meanwhile.
     fn with(mut self, disks: &[DiskArea]) -> Result<Ready<D>, String> {
         for disk in disks {
             if !self.has(disk) {
@@ -53,11 +54,11 @@ impl<D: Registers> Ready<D> {
                 self.disks.push(disk.area.base().addr().get());
             }
         }
-        // Here, as to let go of it all takes time as well.
+        // Checked on this thread, as deregistration takes as long as registration.
         if self.shared.device().is_lost() { Err("it is gone".to_owned()) } else { Ok(self) }
     }
 
-    /// This disk's memory is registered.
+    /// True if this disk's memory is registered.
     fn has(&self, disk: &DiskArea) -> bool {
         self.disks.contains(&disk.area.base().addr().get())
     }
@@ -72,7 +73,7 @@ struct Running<D: Registers> {
     thread: JoinHandle<Result<Ready<D>, String>>,
 }
 
-/// Try those that are not lost again to open; gives each one that is open now.
+/// Drops lost devices, retries the others, and returns the devices opened.
 pub(super) fn open_again<D: Registers>(
     waiting: &mut Vec<Arc<Ready<D>>>,
     mut open: impl FnMut(&Ready<D>) -> Result<(), String>,
@@ -81,21 +82,21 @@ pub(super) fn open_again<D: Registers>(
     waiting.extract_if(.., |ready| open(ready).is_ok()).collect()
 }
 
-/// A device has come: an older one of its name is not to take its place.
+/// Removes devices of the same name, which the newer one replaces.
 pub(super) fn remove_older<D: Registers>(waiting: &mut Vec<Arc<Ready<D>>>, newer: &Ready<D>) {
     waiting.retain(|ready| ready.shared.device().name() != newer.shared.device().name());
 }
 
-/// Of devices that are not used yet: let go of those that are gone. Gives how many.
+/// Removes devices that the kernel does not list any more. Returns their number.
 pub(super) fn drop_gone<D: Registers>(devices: &mut Vec<Arc<SharedDevice<D>>>) -> usize {
     let gone = devices.extract_if(.., |it| !it.device().is_listed());
     gone.inspect(|it| _ = it.device().set_lost()).count()
 }
 
-/// Devices whose memory is being registered.
+/// Registrations that threads are working on.
 pub(super) struct Preparations<D: Registers = Device> {
     running: Vec<Running<D>>,
-    /// Pools of the other cores.
+    /// Buffer pools of the other cores.
     others: Vec<Area>,
     known: KnownDevices<D>,
 }
@@ -105,28 +106,28 @@ impl<D: Registers> Preparations<D> {
         Preparations { running: Vec::new(), others: Vec::new(), known }
     }
 
-    /// Memory of another core, which devices that come from now on are to have as well.
+    /// Adds pools of another core, to be registered with new devices.
     pub(super) fn add_pools(&mut self, areas: &[Area]) {
         self.others.extend_from_slice(areas);
     }
 
-    /// Start a thread that registers the memory of this core, of the others and of the disks. Gives the
-    /// device back, with the reason, where there is no thread to be had.
+    /// Starts a thread that registers the pools of all cores and the disks. Returns the device if the thread
+    /// cannot be created.
     pub(super) fn begin(
         &mut self,
         shared: Arc<SharedDevice<D>>,
         own: &[Area],
         disks: &[DiskArea],
     ) -> Result<(), (Arc<SharedDevice<D>>, String)> {
-        // From now on: disks that a reload brings meanwhile are registered with it too.
+        // Before the thread starts, so that disks of a reload are registered with this device too.
         let is_first = shared.set_used();
         self.known.add(&shared);
         let areas: Vec<Area> = own.iter().chain(&self.others).cloned().collect();
         let (its, disks) = (Arc::clone(&shared), disks.to_vec());
         self.spawn(shared, move || {
             if is_first {
-                areas.iter().for_each(|area| settle_one(&"pool", area));
-                disks.iter().for_each(|disk| settle_one(&format_args!("disk {}", disk.name), &disk.area));
+                areas.iter().for_each(|area| collapse_area(&"pool", area));
+                disks.iter().for_each(|disk| collapse_area(&format_args!("disk {}", disk.name), &disk.area));
             }
             Ready::register(its, &areas, &disks)
         })
@@ -150,8 +151,8 @@ impl<D: Registers> Preparations<D> {
         }
     }
 
-    /// A device whose thread has ended, and how; with the memory of all these disks. Not one that is lost.
-    /// Does not wait.
+    /// A device whose thread has ended, with the result, once all these disks are registered. Skips lost
+    /// devices. Does not block.
     #[expect(clippy::type_complexity, reason = "said once")]
     pub(super) fn next_done(
         &mut self,
@@ -168,7 +169,7 @@ impl<D: Registers> Preparations<D> {
                 Ok(ready) if disks.iter().any(|disk| !ready.has(disk)) => ready,
                 ended => return Some((shared, ended.map(Arc::new))),
             };
-            // A reload has added some meanwhile.
+            // A reload has added disks meanwhile.
             let disks = disks.to_vec();
             if let Err((shared, error)) = self.spawn(shared, move || ready.with(&disks)) {
                 return Some((shared, Err(error)));
@@ -176,20 +177,21 @@ impl<D: Registers> Preparations<D> {
         }
     }
 
-    /// Those that are gone are lost: what their threads do is dropped. Gives how many.
+    /// Marks devices as lost that the kernel does not list any more; the results of their threads are
+    /// dropped. Returns their number.
     pub(super) fn lose_gone(&mut self) -> usize {
         let devices = self.running.iter().map(|it| it.shared.device());
         devices.filter(|device| !device.is_listed() && device.set_lost()).count()
     }
 
-    /// Devices that are not ready yet.
+    /// Devices whose registration is not finished.
     pub(super) fn devices(&self) -> impl Iterator<Item = &Arc<SharedDevice<D>>> {
         self.running.iter().map(|it| &it.shared)
     }
 }
 
-/// A thread that a core's thread starts is pinned where that one polls. It goes to the cores that no thread
-/// polls on; where there are none it stays, and the system divides the core between the two.
+/// A thread inherits the CPU affinity of the core thread that creates it. Moves it to CPUs without a polling
+/// core; if there are none, it keeps the affinity and shares the CPU.
 fn leave_pollers() {
     let others = cores_without_pollers();
     let polled: Vec<usize> = available_cores().into_iter().filter(|core| !others.contains(core)).collect();
@@ -230,10 +232,10 @@ mod tests {
     }
 
     fn asked(device: &SharedDevice<Fake>) -> Vec<usize> {
-        device.device().asked().iter().map(|it| it.base).collect()
+        device.device().registrations().iter().map(|it| it.base).collect()
     }
 
-    /// A core's devices that come have the memory of `own`, of another core's pool, and of a disk.
+    /// Starts the registration of `own`, the pool of another core, and a disk.
     fn begin(device: &Arc<SharedDevice<Fake>>) -> (Preparations<Fake>, Vec<Area>) {
         let all = areas(3);
         let mut preparing = Preparations::new(KnownDevices::new(&[]));
@@ -253,13 +255,13 @@ mod tests {
         let ready = wait(&mut preparing).expect("registered");
         assert_eq!(preparing.devices().count(), 0);
         assert_eq!(asked(&device), bases(&all));
-        let asked = device.device().asked();
+        let asked = device.device().registrations();
         assert!(asked.iter().all(|it| it.thread == "memory"), "{asked:?}");
-        // What each core does as it opens the device.
+        // Each core registers its memory again when it opens the device.
         for area in &all {
             drop(ready.shared().register(area).expect("known"));
         }
-        assert_eq!(device.device().asked().len(), all.len(), "nothing is registered by a core");
+        assert_eq!(device.device().registrations().len(), all.len(), "nothing is registered by a core");
     }
 
     #[test]
@@ -284,7 +286,7 @@ mod tests {
         wait(&mut preparing).expect("registered");
         let is_alone = available.len() == 1;
         let here = crate::shell::fake::cores_of_this_thread();
-        assert!(device.device().asked().iter().all(|it| (it.cores == here) == is_alone));
+        assert!(device.device().registrations().iter().all(|it| (it.cores == here) == is_alone));
     }
 
     #[test]
@@ -297,7 +299,7 @@ mod tests {
         let ready = wait_with(&mut preparing, &disks).expect("registered");
         assert!(disks.iter().all(|disk| ready.has(disk)));
         assert_eq!(asked(&device), bases(&all), "each once");
-        assert!(device.device().asked().iter().all(|it| it.thread == "memory"));
+        assert!(device.device().registrations().iter().all(|it| it.thread == "memory"));
         assert_eq!(device.device().registered(), all.len());
     }
 
@@ -325,7 +327,7 @@ mod tests {
             let mut preparing = Preparations::new(KnownDevices::new(&[]));
             assert!(preparing.begin(Arc::clone(&device), &all[..1], &[disk("d", &all[1])]).is_ok());
             wait(&mut preparing).expect("registered");
-            let asked = device.device().asked();
+            let asked = device.device().registrations();
             assert_eq!(asked.len(), 2);
             assert!(asked.iter().all(|it| it.is_resident != is_again), "{asked:?}");
         }

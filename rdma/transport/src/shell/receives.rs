@@ -1,14 +1,14 @@
-//! Receive slots: where capsules arrive, of a core's shared receive queue or of one queue pair's own.
+//! Receive slots of a core's shared receive queue, or of one queue pair's own receive queue.
 //!
-//! A slot is a buffer for a submission queue entry and the in-capsule data behind it:
+//! A slot has one buffer, for a submission queue entry and the in-capsule data behind it:
 //!
 //! ```text
-//!   posted ── completion ──> the entry is copied out ┬─ nothing behind it ──> posted again, at once
-//!                                                    └─ data: the connection has it ─ back ─> posted again
+//!   posted ── completion ──> the entry is copied out ┬─ no more bytes ──> posted again at once
+//!                                                    └─ data: held by the connection ─> posted again
 //! ```
-//! One segment, not two: soft-RoCE of Linux 6.12 fails a shared receive of several with "local operation
-//! error". Slots are made in chunks, as connections reserve them, and are never given back while the queue
-//! lives.
+//! A receive has one scatter/gather entry, not two: soft-RoCE of Linux 6.12 fails a shared receive of several
+//! with "local operation error". Slots are added in chunks as connections reserve them, and freed only with
+//! the queue.
 
 use nvme_spec::Sqe;
 use nvme_spec::zerocopy::FromBytes;
@@ -18,10 +18,10 @@ use spindle_reactor::mem::{Buf, Pool};
 use super::keys::SharedDevice;
 use crate::controller::{CAPSULE_BYTES, Capsule};
 
-/// Slots of a chunk.
+/// Receives that a queue grows by: one memory registration.
 pub(super) const CHUNK_SLOTS: u32 = 256;
 
-/// Where receives are posted.
+/// The receive queue that slots are posted to.
 pub(super) enum Queue<'a> {
     Shared(&'a SharedReceiveQueue),
     Own(&'a mut QueuePair),
@@ -36,18 +36,18 @@ impl Queue<'_> {
     }
 }
 
-/// The slots of one queue.
+/// The slots of one receive queue.
 pub(super) struct Receives {
-    /// Buffers that are posted, by slot.
+    /// Posted buffers, indexed by slot.
     posted: Vec<Option<Buf>>,
-    /// Slots whose buffer is with a connection.
-    free: Vec<u32>,
-    /// Slots whose buffer is here as the queue did not take it: see [`Receives::post_again`].
-    waiting: Vec<(u32, Buf)>,
-    /// Keep the chunks' memory registered. After the buffers, which lie in it.
+    /// Slots whose buffer a connection holds.
+    lent: Vec<u32>,
+    /// Slots and buffers whose posting failed; retried by [`Receives::post_again`].
+    unposted: Vec<(u32, Buf)>,
+    /// Registrations of the chunks. Dropped after the buffers, whose memory they cover.
     chunks: Vec<MemoryRegion>,
     buffer_bytes: u32,
-    /// Marks the ids of this queue's receives.
+    /// Upper bits of the work request ids of this queue's receives.
     id_bits: u64,
 }
 
@@ -56,20 +56,20 @@ impl Receives {
         let buffer_bytes = (CAPSULE_BYTES + in_capsule_bytes).next_multiple_of(64);
         Receives {
             posted: Vec::new(),
-            free: Vec::new(),
-            waiting: Vec::new(),
+            lent: Vec::new(),
+            unposted: Vec::new(),
             chunks: Vec::new(),
             buffer_bytes,
             id_bits,
         }
     }
 
-    /// How many slots there are.
+    /// Number of slots, posted or not.
     pub(super) fn slots(&self) -> u32 {
         u32::try_from(self.posted.len()).unwrap_or(u32::MAX)
     }
 
-    /// Make another chunk with up to `count` slots, and post them.
+    /// Adds a chunk of up to `count` slots and posts them.
     pub(super) fn grow(
         &mut self,
         count: u32,
@@ -85,16 +85,16 @@ impl Receives {
             let Some(buf) = pool.take(self.buffer_bytes) else { break };
             self.posted.push(None);
             if let Err(error) = self.post(self.slots() - 1, buf, queue) {
-                // Only what is posted is promised to connections.
+                // Only posted slots count as reservable.
                 self.posted.pop();
-                self.waiting.pop();
+                self.unposted.pop();
                 return Err(error.to_string());
             }
         }
         Ok(())
     }
 
-    /// A slot that is not taken waits, with its buffer.
+    /// Posts a slot. On failure, slot and buffer are kept in `unposted`.
     fn post(&mut self, slot: u32, buf: Buf, queue: &mut Queue<'_>) -> Result<(), VerbsError> {
         let segment = self.chunks.iter().find_map(|region| {
             let memory = buf.as_slice()?;
@@ -109,23 +109,23 @@ impl Receives {
                 Ok(())
             }
             Err(error) => {
-                self.waiting.push((slot, buf));
+                self.unposted.push((slot, buf));
                 Err(error)
             }
         }
     }
 
-    /// Post the slots that the queue has not taken, until it does not take one again.
+    /// Retries the slots in `unposted` until one fails.
     pub(super) fn post_again(&mut self, queue: &mut Queue<'_>) {
-        while let Some((slot, buf)) = self.waiting.pop() {
+        while let Some((slot, buf)) = self.unposted.pop() {
             if self.post(slot, buf, queue).is_err() {
                 return;
             }
         }
     }
 
-    /// What a completed receive brought. Its slot is posted again at once where nothing came behind the
-    /// entry.
+    /// The capsule of a completed receive. Its slot is posted again at once if nothing follows the submission
+    /// queue entry.
     pub(super) fn completed(
         &mut self,
         slot: u32,
@@ -136,14 +136,14 @@ impl Receives {
         let sqe = buf.as_slice().and_then(|all| Sqe::read_from_prefix(all).ok());
         let sqe = sqe.map(|(sqe, _)| sqe).unwrap_or_default();
         if bytes > CAPSULE_BYTES {
-            self.free.push(slot);
+            self.lent.push(slot);
             return Ok(Some(Capsule { bytes, sqe, buf: Some(buf) }));
         }
         self.post(slot, buf, queue)?;
         Ok(Some(Capsule { bytes, sqe, buf: None }))
     }
 
-    /// A receive that brought nothing, of a queue that goes on: posted again.
+    /// Posts a slot again whose receive was flushed or failed.
     pub(super) fn flushed(&mut self, slot: u32, queue: &mut Queue<'_>) -> Result<(), VerbsError> {
         match self.posted.get_mut(slot as usize).and_then(Option::take) {
             Some(buf) => self.post(slot, buf, queue),
@@ -151,9 +151,9 @@ impl Receives {
         }
     }
 
-    /// A buffer comes back from a connection: its slot is posted again.
+    /// Posts a buffer again that a connection has returned.
     pub(super) fn give_back(&mut self, buf: Buf, queue: &mut Queue<'_>) -> Result<(), VerbsError> {
-        match self.free.pop() {
+        match self.lent.pop() {
             Some(slot) => self.post(slot, buf, queue),
             None => Ok(()),
         }

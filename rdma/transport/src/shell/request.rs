@@ -1,5 +1,5 @@
-//! Connection requests: who is let in, with what, and with which reason others are not (NVMe/RDMA Transport,
-//! "RDMA_CM Private Data").
+//! Validation of connection requests, and the status of a rejection (NVMe/RDMA Transport, "RDMA_CM Private
+//! Data").
 
 use std::net::SocketAddr;
 
@@ -7,60 +7,60 @@ use nvme_spec::rdma::{ADMIN_QUEUE_ENTRIES, CmReject, CmRequest, CmStatus};
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_rdma_verbs::{CmEvent, CmId, DeviceLimits};
 
-/// What a host asks for, checked.
+/// Validated parameters of a connection request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
-    /// The queue that Connect will name.
+pub struct QueueParams {
+    /// QID of the private data; 0 is an admin queue.
     pub qid: u16,
-    /// Capsules that the host may have on their way: receives that are posted for it.
+    /// HSQSIZE + 1: the host's maximum of unanswered capsules, and the receives to be posted.
     pub entries: u16,
-    /// RDMA READs that the host serves at once.
+    /// RDMA READs that may be outstanding at the host: the minimum of the host's and the device's limit.
     pub responder_resources: u8,
 }
 
-/// A connection request on its way to its core.
+/// A validated connection request, not accepted yet.
 #[derive(Debug)]
 pub struct Request {
-    /// The identifier; dropped, it refuses.
+    /// The connection manager's identifier. Dropping it rejects the request.
     pub id: CmId,
-    /// Index of the listener in the configuration.
+    /// Index in the configuration of the listener that received the request.
     pub listener: usize,
-    /// What is wanted.
-    pub wanted: Wanted,
+    /// From the request's private data.
+    pub params: QueueParams,
 }
 
 impl Request {
-    /// The host's address.
+    /// The host's address; `None` if the connection manager does not know it.
     #[must_use]
     pub fn remote(&self) -> Option<SocketAddr> {
         self.id.peer_address()
     }
 
-    /// Refuse it with a reason.
+    /// Rejects the request with this status in the private data.
     pub fn reject(self, status: CmStatus) {
         reject(&self.id, status);
     }
 }
 
-/// Refuse a request with a reason. The host may have gone meanwhile; then the answer is lost.
+/// Rejects a request. Errors are ignored: the host may have cancelled the request.
 pub(super) fn reject(id: &CmId, status: CmStatus) {
     let _ = id.reject(CmReject::new(status).as_bytes());
 }
 
-/// Check what a host asks for.
+/// Validates a connection request.
 ///
 /// # Errors
-/// The code to reject it with, and the reason for the log: field, value, what is allowed.
+/// The status of the rejection, and the reason for the log: field, value, allowed range.
 pub(super) fn check(
     event: &CmEvent,
     limits: &DeviceLimits,
     entries_max: u16,
-) -> Result<Wanted, (CmStatus, String)> {
+) -> Result<QueueParams, (CmStatus, String)> {
     check_data(&event.private_data, event.initiator_depth.min(limits.initiator_depth), entries_max)
 }
 
-/// The same; `reads` is how many both the host and our device allow.
-fn check_data(data: &[u8], reads: u8, entries_max: u16) -> Result<Wanted, (CmStatus, String)> {
+/// Validates private data. `reads`: the minimum of the host's and the device's READ limit.
+fn check_data(data: &[u8], reads: u8, entries_max: u16) -> Result<QueueParams, (CmStatus, String)> {
     let request = CmRequest::parse(data).map_err(|status| {
         (
             status,
@@ -86,11 +86,11 @@ fn check_data(data: &[u8], reads: u8, entries_max: u16) -> Result<Wanted, (CmSta
     if request.host_receives() == 0 {
         return Err((CmStatus::INVALID_HRQSIZE, "hrqsize 0: at least 1".to_owned()));
     }
-    // Without READs of ours its writes could not be fetched.
+    // The target fetches the data of writes by READs.
     if reads == 0 {
         return Err((CmStatus::INVALID_IRD, "responder resources 0: at least 1".to_owned()));
     }
-    Ok(Wanted { qid, entries, responder_resources: reads })
+    Ok(QueueParams { qid, entries, responder_resources: reads })
 }
 
 #[cfg(test)]
@@ -99,7 +99,7 @@ mod tests {
 
     const ENTRIES_MAX: u16 = 128;
 
-    /// Private data with these sizes, of which `hsqsize` counts from 0.
+    /// Private data with these fields; `hsqsize` is 0-based.
     fn data(qid: u16, hrqsize: u16, hsqsize: u16) -> Vec<u8> {
         let mut data = vec![0; 56];
         data[2..4].copy_from_slice(&qid.to_le_bytes());
@@ -132,9 +132,9 @@ mod tests {
         for (data, entries) in
             [(data(0, 32, 31), 32), (data(1, 128, 127), 128), (data(1, 1, 1), 2), (data(7, 9, 99), 100)]
         {
-            let wanted = check_data(&data, 16, ENTRIES_MAX).expect("all is right");
+            let params = check_data(&data, 16, ENTRIES_MAX).expect("all is right");
             let qid = u16::from_le_bytes([data[2], data[3]]);
-            assert_eq!(wanted, Wanted { qid, entries, responder_resources: 16 });
+            assert_eq!(params, QueueParams { qid, entries, responder_resources: 16 });
         }
     }
 }

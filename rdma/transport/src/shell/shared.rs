@@ -1,17 +1,16 @@
-//! The shared receive queues of one core and device: who has reserved how much of which, and what of it may
-//! be lost.
+//! The shared receive queues of one core and device: reservations of connections, and slots that may be lost.
 //!
-//! A queue pair takes receives of the shared queue as messages arrive. What it has taken when it is destroyed
-//! and has not completed comes never back: neither to us (no completion) nor, on some devices, into the
-//! queue's room. So the end of a queue pair says how many that may be (`ending`), and:
+//! A queue pair takes receives from the shared queue as messages arrive. A receive that it has taken but not
+//! completed when it is destroyed is lost: it has no completion, and on some devices its queue entry is not
+//! freed either. So the end of a queue pair reports the maximum number of lost receives (`ending`), and:
 //!
 //! ```text
 //!   reserve:  slots >= reserved + at risk        connections always find as many as they reserved
 //!   release:  reserved - r, at risk + lost, lost <= r                       the same holds without growth
-//!   at risk >= 256: the queue is worn ─> new connections get a new one ─> its last connection ends: it goes,
-//!                                                                         and all its memory comes back
+//!   at risk >= 256: the queue is worn ─> new connections get a new queue ─> when its last connection ends,
+//!                                                              the worn queue and its memory are freed
 //! ```
-//! So however often connections come and go, no more than a chunk's slots are lost at a time.
+//! So, however many connections end, the newest queue has lost less than one chunk of slots.
 
 use std::sync::Arc;
 
@@ -19,35 +18,35 @@ use spindle_rdma_verbs::{SharedReceiveQueue, VerbsError};
 
 use super::keys::SharedDevice;
 use super::receives::{CHUNK_SLOTS, Queue, Receives};
-use super::{RECEIVE, SERIAL_SHIFT};
+use super::{RECEIVE_BIT, SERIAL_SHIFT};
 
-/// Slots of a queue that may be lost before it is replaced.
+/// Number of possibly lost slots at which a queue is replaced.
 const WORN_AT: u32 = CHUNK_SLOTS;
-/// Serial numbers fit into ids between the slot and the marks.
+/// Number of serial numbers: 28 bits of the work request id, between the slot and the flags.
 const SERIALS: u32 = 1 << 28;
 
-/// A queue with its slots; in tests another than the device's.
+/// A receive queue that can grow; tests implement it without a device.
 pub(super) trait Slots {
-    /// How many there are.
+    /// Number of slots, lost ones included.
     fn slots(&self) -> u32;
 
-    /// Make some more. False: there is no room, or no memory.
+    /// Adds a chunk of slots. False if the queue is full or there is no memory.
     fn grow(&mut self) -> bool;
 }
 
-/// What a connection has reserved.
+/// A connection's reservation in one shared receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Share {
-    place: usize,
+    index: usize,
     pub(super) slots: u32,
 }
 
-/// A queue, and what its connections have of it.
+/// A queue and the slots reserved in it.
 struct QueueEntry<Q> {
     queue: Q,
     serial: u32,
     reserved: u32,
-    /// Slots that may be lost.
+    /// Slots that may be lost, see the module documentation.
     at_risk: u32,
 }
 
@@ -57,27 +56,27 @@ impl<Q> QueueEntry<Q> {
     }
 }
 
-/// See the module.
+/// All shared receive queues of one core and device.
 pub(super) struct Queues<Q> {
-    places: Vec<Option<QueueEntry<Q>>>,
-    /// No two queues have the same for a long time, so that a completion is never another queue's.
+    queues: Vec<Option<QueueEntry<Q>>>,
+    /// Distinguishes receives of an earlier queue with the same index; wraps after 2^28 queues.
     next_serial: u32,
 }
 
 impl<Q: Slots> Queues<Q> {
     pub(super) fn new() -> Queues<Q> {
-        Queues { places: Vec::new(), next_serial: 0 }
+        Queues { queues: Vec::new(), next_serial: 0 }
     }
 
-    /// So many slots for a connection, or none. `make` makes a queue with this serial number; it is asked
-    /// where there is none, or only worn ones.
+    /// Reserves slots in the first queue that is not worn; `None` if the queue cannot grow. If there is no
+    /// such queue, `make` creates one with the given serial number.
     pub(super) fn reserve(&mut self, slots: u32, make: impl FnOnce(u32) -> Option<Q>) -> Option<Share> {
-        let fresh = self.places.iter().position(|it| it.as_ref().is_some_and(|it| !it.is_worn()));
-        let place = match fresh {
-            Some(place) => place,
-            None => self.put(make)?,
+        let fresh = self.queues.iter().position(|it| it.as_ref().is_some_and(|it| !it.is_worn()));
+        let index = match fresh {
+            Some(index) => index,
+            None => self.add_queue(make)?,
         };
-        let it = self.places.get_mut(place)?.as_mut()?;
+        let it = self.queues.get_mut(index)?.as_mut()?;
         let wanted = it.reserved + slots + it.at_risk;
         while it.queue.slots() < wanted {
             if !it.queue.grow() {
@@ -85,39 +84,40 @@ impl<Q: Slots> Queues<Q> {
             }
         }
         it.reserved += slots;
-        Some(Share { place, slots })
+        Some(Share { index, slots })
     }
 
-    fn put(&mut self, make: impl FnOnce(u32) -> Option<Q>) -> Option<usize> {
+    fn add_queue(&mut self, make: impl FnOnce(u32) -> Option<Q>) -> Option<usize> {
         let serial = self.next_serial;
         let queue = make(serial)?;
         self.next_serial = (serial + 1) % SERIALS;
         let it = QueueEntry { queue, serial, reserved: 0, at_risk: 0 };
-        Some(put_first(&mut self.places, it))
+        Some(insert_in_free(&mut self.queues, it))
     }
 
-    /// A connection's queue pair is destroyed, and took up to `lost` slots along.
+    /// Releases a reservation. `lost`: receives that the destroyed queue pair may have taken without
+    /// completing.
     pub(super) fn release(&mut self, share: Share, lost: u32) {
-        let Some(place) = self.places.get_mut(share.place) else { return };
-        let Some(it) = place else { return };
+        let Some(entry) = self.queues.get_mut(share.index) else { return };
+        let Some(it) = entry else { return };
         it.reserved -= share.slots;
         it.at_risk += lost.min(share.slots);
         if it.is_worn() && it.reserved == 0 {
-            *place = None;
+            *entry = None;
         }
     }
 
     #[inline]
-    pub(super) fn of(&self, share: Share) -> Option<&Q> {
-        self.places.get(share.place)?.as_ref().map(|it| &it.queue)
+    pub(super) fn get(&self, share: Share) -> Option<&Q> {
+        self.queues.get(share.index)?.as_ref().map(|it| &it.queue)
     }
 
     #[inline]
-    pub(super) fn of_mut(&mut self, share: Share) -> Option<&mut Q> {
-        self.places.get_mut(share.place)?.as_mut().map(|it| &mut it.queue)
+    pub(super) fn get_mut(&mut self, share: Share) -> Option<&mut Q> {
+        self.queues.get_mut(share.index)?.as_mut().map(|it| &mut it.queue)
     }
 
-    /// The queue that a receive with this id was posted to, if it is still there.
+    /// The queue that a receive with this id was posted to; `None` if it is destroyed.
     pub(super) fn posted_to(&mut self, id: u64) -> Option<&mut Q> {
         let serial = u32::try_from(id >> SERIAL_SHIFT & u64::from(SERIALS - 1)).ok()?;
         self.iter_mut().find(|it| it.serial == serial).map(|it| &mut it.queue)
@@ -128,21 +128,22 @@ impl<Q: Slots> Queues<Q> {
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueueEntry<Q>> {
-        self.places.iter_mut().flatten()
+        self.queues.iter_mut().flatten()
     }
 }
 
-/// Put something in the first place that is empty, or in a new one; where it is.
-pub(super) fn put_first<T>(places: &mut Vec<Option<T>>, it: T) -> usize {
-    let place = places.iter().position(Option::is_none).unwrap_or(places.len());
-    if place == places.len() {
-        places.push(None);
+/// Stores a value in the first empty entry, or a new one, and returns the index.
+pub(super) fn insert_in_free<T>(entries: &mut Vec<Option<T>>, it: T) -> usize {
+    let index = entries.iter().position(Option::is_none).unwrap_or(entries.len());
+    if index == entries.len() {
+        entries.push(None);
     }
-    places[place] = Some(it);
-    place
+    entries[index] = Some(it);
+    index
 }
 
-/// The device's. Fields are dropped in this order: the queue goes before the memory that it knows.
+/// A shared receive queue of the device. Fields are dropped in this order: the queue before the buffers
+/// posted to it.
 pub(super) struct SharedReceives {
     pub(super) queue: SharedReceiveQueue,
     pub(super) receives: Receives,
@@ -157,7 +158,7 @@ impl SharedReceives {
         serial: u32,
     ) -> Result<SharedReceives, VerbsError> {
         let queue = SharedReceiveQueue::new(device.device(), entries, 1)?;
-        let id_bits = RECEIVE | u64::from(serial) << SERIAL_SHIFT;
+        let id_bits = RECEIVE_BIT | u64::from(serial) << SERIAL_SHIFT;
         let receives = Receives::new(in_capsule_bytes, id_bits);
         Ok(SharedReceives { queue, receives, device: Arc::clone(device) })
     }
@@ -185,7 +186,7 @@ impl Slots for SharedReceives {
 mod tests {
     use super::*;
 
-    /// A device's queue that loses what it is told to.
+    /// A queue in which tests mark slots as lost.
     struct Fake {
         slots: u32,
         entries: u32,
@@ -207,7 +208,7 @@ mod tests {
         Some(Fake { slots: 0, entries, lost: 0 })
     }
 
-    /// What is left of a queue for its connections, less what they have reserved.
+    /// Slots neither lost nor reserved, minimum of all queues; negative is a violation.
     fn surplus(queues: &mut Queues<Fake>) -> i64 {
         let of = |it: &mut QueueEntry<Fake>| {
             i64::from(it.queue.slots) - i64::from(it.queue.lost) - i64::from(it.reserved)
@@ -226,17 +227,17 @@ mod tests {
                 fake(1024)
             });
             let share = share.expect("room, however many there were before");
-            // Each takes one along.
-            queues.of_mut(share).expect("there").lost += 1;
+            // Each queue pair loses one receive.
+            queues.get_mut(share).expect("there").lost += 1;
             queues.release(share, 1);
             assert!(surplus(&mut queues) >= 0, "after {turn} connections");
         }
         assert_eq!(made, 1 + 10_000 / WORN_AT, "a queue is used until it is worn");
-        let left = queues.places.iter().flatten().count();
+        let left = queues.queues.iter().flatten().count();
         assert_eq!(left, 2, "the one with a connection, and the newest");
-        assert!(queues.of(stays).is_some());
+        assert!(queues.get(stays).is_some());
         queues.release(stays, 0);
-        assert_eq!(queues.places.iter().flatten().count(), 1, "the worn one went with its last connection");
+        assert_eq!(queues.queues.iter().flatten().count(), 1, "the worn one went with its last connection");
     }
 
     #[test]
@@ -262,12 +263,12 @@ mod tests {
         let mut queues = Queues::new();
         let serial_of = |queues: &mut Queues<Fake>| queues.iter_mut().map(|it| it.serial).collect::<Vec<_>>();
         let first = queues.reserve(256, |_| fake(1024)).expect("room");
-        let id = |serial: u64| RECEIVE | serial << SERIAL_SHIFT | 5;
+        let id = |serial: u64| RECEIVE_BIT | serial << SERIAL_SHIFT | 5;
         assert!(queues.posted_to(id(0)).is_some());
         queues.release(first, u32::MAX);
         assert!(serial_of(&mut queues).is_empty(), "worn at once: all that was reserved may be lost");
         let second = queues.reserve(1, |_| fake(1024)).expect("room");
-        assert_eq!(second.place, first.place);
+        assert_eq!(second.index, first.index);
         assert!(queues.posted_to(id(0)).is_none() && queues.posted_to(id(1)).is_some());
     }
 }

@@ -1,12 +1,12 @@
-//! Which devices are used: those that a listener is on, and what becomes of one that cannot be used.
+//! Selection of the devices to use: those with a listener; and the handling of a device that cannot be used.
 //!
 //! | listener | devices |
 //! |---|---|
 //! | on an address of a device | that one; without it the start fails |
 //! | on all addresses | all; one that cannot be used is named in the log and left out |
 //!
-//! With the other devices nothing is registered and no queue is made. Core 0 keeps them at hand, as a bond
-//! may bring a listener to one of them (`lost`).
+//! No memory is registered with the other devices and no queue is created. Core 0 keeps them, as the failover
+//! of a bond may move a listener to one of them (`device_events`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,54 +15,54 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use spindle_rdma_verbs::{CmChannel, CmId, Device, Found, VerbsError};
 use spindle_reactor::mem::{Area, PageSizes};
 
+use super::device_events::Opening;
 use super::keys::{Registers, SharedDevice};
-use super::lost::Opening;
 
-/// What is known of a device's use. Shared by the cores.
+/// Flags of a device, shared by all cores.
 #[derive(Debug, Default)]
-pub(super) struct Marks {
+pub(super) struct DeviceFlags {
     is_used: AtomicBool,
-    /// A listener is on it alone.
+    /// A listener is bound to this device, so the start fails without it.
     is_needed: AtomicBool,
-    /// A core could not use it at the start.
+    /// A core failed to open it at the start.
     is_left_out: AtomicBool,
 }
 
-/// Where a listener is.
+/// The device or devices of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum On {
+enum ListenerDevices {
     All,
-    /// The device in this place.
+    /// Index of the device.
     Device(usize),
-    /// None that there is: the bind of the address tells why.
+    /// No device; the bind of the address reports the reason.
     Nowhere,
 }
 
-impl On {
-    fn find(channel: &CmChannel, mut address: SocketAddr, devices: &[Arc<SharedDevice>]) -> On {
+impl ListenerDevices {
+    fn find(channel: &CmChannel, mut address: SocketAddr, devices: &[Arc<SharedDevice>]) -> ListenerDevices {
         if address.ip().is_unspecified() {
-            return On::All;
+            return ListenerDevices::All;
         }
-        // Any port: only for the device.
+        // Port 0: the bind only finds the device.
         address.set_port(0);
         let id = CmId::new(channel).and_then(|id| id.bind(address).map(|()| id));
         let place = id.ok().and_then(|id| devices.iter().position(|it| it.device().is_of(&id)));
-        place.map_or(On::Nowhere, On::Device)
+        place.map_or(ListenerDevices::Nowhere, ListenerDevices::Device)
     }
 }
 
-/// Of a device: whether it is used, and whether a listener is on it alone.
-fn use_of(place: usize, listeners: &[On]) -> (bool, bool) {
-    let is_needed = listeners.contains(&On::Device(place));
-    (is_needed || listeners.contains(&On::All), is_needed)
+/// Whether a device is used, and whether a listener is bound to it.
+fn device_use(place: usize, listeners: &[ListenerDevices]) -> (bool, bool) {
+    let is_needed = listeners.contains(&ListenerDevices::Device(place));
+    (is_needed || listeners.contains(&ListenerDevices::All), is_needed)
 }
 
 impl SharedDevice {
-    /// The machine's devices that can be opened, with marks on those that listeners on these addresses use.
-    /// One that cannot be opened is named in the log.
+    /// Opens the machine's devices and marks those that listeners on these addresses use. A device that
+    /// cannot be opened is logged.
     ///
     /// # Errors
-    /// There are devices, but none can be opened; or there is no connection manager.
+    /// None of the devices can be opened, or there is no connection manager.
     pub fn for_listeners(addresses: &[SocketAddr]) -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
         let Found { devices, failed } = Device::find()?;
         for (device, error) in &failed {
@@ -73,10 +73,11 @@ impl SharedDevice {
             return failed.first().map_or(Ok(devices), |(_, error)| Err(*error));
         }
         let channel = CmChannel::new()?;
-        let listeners: Vec<_> = addresses.iter().map(|it| On::find(&channel, *it, &devices)).collect();
+        let listeners: Vec<_> =
+            addresses.iter().map(|it| ListenerDevices::find(&channel, *it, &devices)).collect();
         for (place, shared) in devices.iter().enumerate() {
-            let (is_used, is_needed) = use_of(place, &listeners);
-            shared.marks().is_needed.store(is_needed, Ordering::Relaxed);
+            let (is_used, is_needed) = device_use(place, &listeners);
+            shared.flags().is_needed.store(is_needed, Ordering::Relaxed);
             if is_used {
                 shared.set_used();
             }
@@ -86,15 +87,15 @@ impl SharedDevice {
 }
 
 impl<D: Registers> SharedDevice<D> {
-    /// It is to be registered with, and to have queues.
+    /// True if memory is registered with it and cores create queues on it.
     #[must_use]
     pub fn is_used(&self) -> bool {
-        self.marks().is_used.load(Ordering::Relaxed)
+        self.flags().is_used.load(Ordering::Relaxed)
     }
 
-    /// True for the first who says so.
+    /// Marks the device as used. True for the first call only.
     pub(super) fn set_used(&self) -> bool {
-        let is_first = !self.marks().is_used.swap(true, Ordering::Relaxed);
+        let is_first = !self.flags().is_used.swap(true, Ordering::Relaxed);
         if is_first && self.device().limits().is_iwarp {
             let device = self.device().name();
             tracing::warn!(
@@ -105,27 +106,27 @@ impl<D: Registers> SharedDevice<D> {
         is_first
     }
 
-    /// A core could not use it at the start: connections that come by it are refused.
+    /// True if a core failed to open it at the start: connections over it are rejected.
     pub(super) fn is_left_out(&self) -> bool {
-        self.marks().is_left_out.load(Ordering::Relaxed)
+        self.flags().is_left_out.load(Ordering::Relaxed)
     }
 
-    /// It is used, and every core could use it so far.
+    /// True if it is used and no core failed to open it.
     pub(super) fn is_in_use(&self) -> bool {
         self.is_used() && !self.is_left_out()
     }
 }
 
-/// Take up the devices that are used: `settle` comes before the first of them, `make` makes each.
+/// Opens the used devices with `make`, after calling `collapse` once if there are any.
 pub(super) fn open<D: Registers, C>(
     devices: &[Arc<SharedDevice<D>>],
-    settle: impl FnOnce(),
+    collapse: impl FnOnce(),
     mut make: impl FnMut(&Arc<SharedDevice<D>>) -> Result<C, VerbsError>,
 ) -> Result<Vec<Option<C>>, String> {
     let is_there = |it: &&Arc<SharedDevice<D>>| it.is_in_use();
     let mut opened = Vec::new();
     if devices.iter().any(|it| is_there(&it)) {
-        settle();
+        collapse();
     }
     for shared in devices.iter().filter(is_there) {
         let error = match make(shared) {
@@ -136,12 +137,12 @@ pub(super) fn open<D: Registers, C>(
             Err(error) => error,
         };
         let device = shared.device().name();
-        let is_needed = shared.marks().is_needed.load(Ordering::Relaxed);
-        let is_known = shared.marks().is_left_out.swap(true, Ordering::Relaxed);
+        let is_needed = shared.flags().is_needed.load(Ordering::Relaxed);
+        let is_known = shared.flags().is_left_out.swap(true, Ordering::Relaxed);
         if is_needed || !devices.iter().any(|it| is_there(&it)) {
             return Err(format!("{device}: {error}"));
         }
-        // By the first core that finds out.
+        // Logged by the first core that fails.
         if !is_known {
             tracing::error!(device, %error, "RDMA device cannot be used: it is left out");
         }
@@ -149,21 +150,23 @@ pub(super) fn open<D: Registers, C>(
     Ok(opened)
 }
 
-/// Have the core's memory on huge pages before a device takes it.
-pub(super) fn settle(opening: &Opening) {
+/// Collapses the core's pools to huge pages before a device pins them. Blocks: never call it on a reactor
+/// core that serves.
+pub(super) fn collapse(opening: &Opening) {
     for area in &opening.areas {
-        settle_one(&format_args!("pool of core {}", opening.core), area);
+        collapse_area(&format_args!("pool of core {}", opening.core), area);
     }
 }
 
-/// The same with one piece of memory. Not on a reactor core.
-pub(super) fn settle_one(memory: &dyn std::fmt::Display, area: &Area) {
-    if let Some(says) = warning(area.settle()) {
+/// Collapses one area to huge pages; logs pages that stay small. Takes seconds for a large area: never call
+/// it on a reactor core that serves.
+pub(super) fn collapse_area(memory: &dyn std::fmt::Display, area: &Area) {
+    if let Some(says) = warning(area.collapse_to_huge()) {
         tracing::warn!(%memory, bytes = area.bytes(), "{says}");
     }
 }
 
-/// What there is to say of pages that a device is about to take.
+/// The warning for memory on small pages; `None` if the pages are as configured.
 fn warning(pages: PageSizes) -> Option<String> {
     match pages {
         PageSizes::Huge | PageSizes::Base => None,
@@ -185,33 +188,38 @@ mod tests {
     use spindle_reactor::mem::Pages;
 
     use super::*;
+    use crate::shell::device_events::DiskArea;
     use crate::shell::fake::{Fake, fake};
     use crate::shell::keys::{KnownDevices, RegisteredDisks};
-    use crate::shell::lost::DiskArea;
 
     #[test]
     fn devices_that_no_listener_is_on_are_not_used() {
-        let of = |listeners: &[On]| (0..3).map(|place| use_of(place, listeners)).collect::<Vec<_>>();
+        let of = |listeners: &[ListenerDevices]| {
+            (0..3).map(|place| device_use(place, listeners)).collect::<Vec<_>>()
+        };
         let unused = (false, false);
-        assert_eq!(of(&[On::Device(1)]), [unused, (true, true), unused]);
-        assert_eq!(of(&[On::All]), [(true, false); 3]);
-        assert_eq!(of(&[On::All, On::Device(2)]), [(true, false), (true, false), (true, true)]);
-        assert_eq!(of(&[On::Nowhere]), [unused; 3]);
+        assert_eq!(of(&[ListenerDevices::Device(1)]), [unused, (true, true), unused]);
+        assert_eq!(of(&[ListenerDevices::All]), [(true, false); 3]);
+        assert_eq!(
+            of(&[ListenerDevices::All, ListenerDevices::Device(2)]),
+            [(true, false), (true, false), (true, true)]
+        );
+        assert_eq!(of(&[ListenerDevices::Nowhere]), [unused; 3]);
         assert_eq!(of(&[]), [unused; 3]);
     }
 
-    /// Devices with these marks: used, and needed by a listener.
+    /// Devices with these flags: used, needed by a listener.
     fn devices(marks: &[(bool, bool)]) -> Vec<Arc<SharedDevice<Fake>>> {
         let of = |(is_used, is_needed): &(bool, bool)| {
             let shared = SharedDevice::of(fake("fake"));
-            shared.marks().is_used.store(*is_used, Ordering::Relaxed);
-            shared.marks().is_needed.store(*is_needed, Ordering::Relaxed);
+            shared.flags().is_used.store(*is_used, Ordering::Relaxed);
+            shared.flags().is_needed.store(*is_needed, Ordering::Relaxed);
             shared
         };
         marks.iter().map(of).collect()
     }
 
-    /// What a core opens of them, where it cannot use those in `broken`.
+    /// Indices of the devices that a core opens if those in `broken` fail, and whether memory was collapsed.
     fn opened(devices: &[Arc<SharedDevice<Fake>>], broken: &[usize]) -> (Result<Vec<usize>, String>, bool) {
         let place = |shared: &Arc<_>| devices.iter().position(|it| Arc::ptr_eq(it, shared)).expect("one");
         let mut is_settled = false;
@@ -247,7 +255,7 @@ mod tests {
     #[test]
     fn memory_of_disks_is_registered_with_the_devices_that_are_in_use() {
         let all = devices(&[(true, false), (false, false), (true, false)]);
-        all[2].marks().is_left_out.store(true, Ordering::Relaxed);
+        all[2].flags().is_left_out.store(true, Ordering::Relaxed);
         let area = Area::map(1, Pages::Base).expect("memory");
         let disks = vec![DiskArea { name: "d".to_owned(), area }];
         let registered = RegisteredDisks::register(&KnownDevices::new(&all), disks);

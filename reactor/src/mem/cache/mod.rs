@@ -1,13 +1,13 @@
 //! [`CacheFrames`]: the frames of a cache, 4 KiB each, shared by all cores; [`CacheCore`]: one core's
 //! buffers of them.
 //!
-//! A shared [`Buf`] of them holds a pin on each of its frames, and is sent from where the page lies. A
-//! writable one holds the right to write them ([`Filling`]): it is what a disk reads a page into. Dropped
-//! instead of taken back ([`CacheCore::take_back`]), those of its frames are free that were doomed before;
-//! the others are lost, as an index may still name them.
+//! A shared [`Buf`] of them holds a pin on each of its frames, and the page is sent from there. A writable
+//! one holds the right to write them ([`Filling`]); a disk reads a page into it. If it is dropped instead of
+//! passed to [`CacheCore::take_back`], its frames that were doomed before become free. The others are lost,
+//! as an index may still name them.
 //!
-//! Which page is in which frame is the business of an index above (`spindle_disk::cache`).
-//! UNSAFETY: makes segments out of a region; who may read and write a frame is the rule of [`FrameWords`].
+//! The index above (`spindle_disk::cache`) knows which frame has which page.
+//! UNSAFETY: makes segments out of a region; the rules of [`FrameWords`] say who may read and write a frame.
 #![expect(unsafe_code, reason = "cuts a region into frames")]
 
 mod words;
@@ -17,14 +17,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::area::Area;
-use super::buf::{Buf, Builder, Home, Segment, Tail, Tails};
+use super::buf::{Buf, Builder, Origin, Segment, Tail, Tails};
 use super::frames::FRAME_BYTES;
 use super::region::{Pages, Region, RegionError};
 
-pub use words::{AtomicWord, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Look, Pin, Shard};
+pub use words::{AtomicWord, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin, Shard};
 
-/// Segments for which a buffer of several has room at first: those of a piece that fills frames. Those of
-/// a long read take more memory, once.
+/// Initial capacity of a buffer's list of segments: enough for a piece that fills frames. A longer read grows
+/// it once.
 const TAIL_SEGMENTS: usize = 32;
 const FRAME: usize = FRAME_BYTES as usize;
 
@@ -35,10 +35,11 @@ pub struct CacheFrames {
 }
 
 impl CacheFrames {
-    /// `shards` times `shard_frames` frames. Takes address space; memory comes as frames are first filled.
+    /// `shards` times `shard_frames` free frames, and for each shard the right to allocate from it. Maps
+    /// address space only: the kernel allocates memory when a frame is first filled.
     ///
     /// # Errors
-    /// [`RegionError`], with the system's reason.
+    /// [`RegionError`] when the address space cannot be mapped.
     ///
     /// # Panics
     /// As [`FrameWords::new`].
@@ -52,21 +53,21 @@ impl CacheFrames {
         Ok((Arc::new(CacheFrames { region, words }), rights))
     }
 
-    /// Their states.
+    /// State words of the frames.
     #[inline]
     #[must_use]
     pub fn words(&self) -> &FrameWords {
         &self.words
     }
 
-    /// Their memory, to be registered with a device.
+    /// Memory of the frames, for registration with a device.
     #[must_use]
     pub fn area(&self) -> Area {
         Area::of(&self.region)
     }
 
-    /// A core's own handle, ready for so many buffers of several segments at a time. (More are made as
-    /// they are needed.)
+    /// A handle for one core, with preallocated lists for `buffers` buffers of several segments. (More are
+    /// allocated as needed.)
     #[must_use]
     pub fn core(self: &Arc<Self>, buffers: usize) -> Rc<CacheCore> {
         Rc::new(CacheCore { frames: Arc::clone(self), tails: Tails::new(buffers, TAIL_SEGMENTS) })
@@ -76,7 +77,8 @@ impl CacheFrames {
     fn piece(&self, frame: u32, skip: u32, bytes: u32) -> Segment {
         let at = frame as usize * FRAME + skip as usize;
         assert!(skip <= FRAME_BYTES && bytes <= FRAME_BYTES - skip && at < self.region.bytes());
-        // SAFETY: inside of the region (asserted): frames lie side by side from its start on.
+        // SAFETY: `at` is inside of the region (asserted); the frame is too, as frames fill the region from
+        // its start.
         Segment { addr: unsafe { self.region.base().add(at) }, bytes }
     }
 
@@ -89,64 +91,64 @@ impl CacheFrames {
     }
 }
 
-/// One core's buffers of a cache.
+/// One core's handle on the frames of a cache.
 pub struct CacheCore {
     frames: Arc<CacheFrames>,
     tails: Tails,
 }
 
 impl CacheCore {
-    /// The frames behind it.
+    /// The frames that all cores share.
     #[inline]
     #[must_use]
     pub fn frames(&self) -> &Arc<CacheFrames> {
         &self.frames
     }
 
-    /// A shared buffer of `bytes` bytes from `skip` on of a page that is pinned.
+    /// A shared buffer of `bytes` bytes from `skip` on of a pinned page.
     ///
     /// # Panics
-    /// When they are not inside of a page.
+    /// When `skip + bytes` is more than a page.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the buffer through memory")]
     #[must_use]
-    pub fn one(self: &Rc<Self>, pin: Pin<'_>, skip: u32, bytes: u32) -> Buf {
-        let head = self.frames.piece(self.own(pin), skip, bytes);
-        Buf { head, tail: None, bytes, is_writable: false, home: Home::Cache(Rc::clone(self)) }
+    pub fn page_buf(self: &Rc<Self>, pin: Pin<'_>, skip: u32, bytes: u32) -> Buf {
+        let head = self.frames.piece(self.keep_pin(pin), skip, bytes);
+        Buf { head, tail: None, bytes, is_writable: false, origin: Origin::Cache(Rc::clone(self)) }
     }
 
-    /// A shared buffer of several pinned pages that follow each other, from byte `skip` of the first on.
+    /// A shared buffer of consecutive pinned pages, from byte `skip` of the first on.
     ///
     /// # Panics
-    /// When the pages do not have so many bytes.
-    pub fn several<'a>(self: &Rc<Self>, pins: impl Iterator<Item = Pin<'a>>, skip: u32, bytes: u32) -> Buf {
+    /// When `bytes` does not end in the last of the pages.
+    pub fn pages_buf<'a>(self: &Rc<Self>, pins: impl Iterator<Item = Pin<'a>>, skip: u32, bytes: u32) -> Buf {
         let (mut pieces, mut skip, mut left) = (Builder::new(&self.tails), skip, bytes);
         for pin in pins {
             let step = left.min(FRAME_BYTES - skip);
-            // A piece of nothing would not be given back.
+            // The drop would not unpin the frame of an empty piece.
             assert!(step > 0, "more pages than bytes");
-            pieces.push(self.frames.piece(self.own(pin), skip, step));
+            pieces.push(self.frames.piece(self.keep_pin(pin), skip, step));
             (skip, left) = (0, left - step);
         }
         assert!(left == 0, "fewer pages than bytes");
-        pieces.build(Home::Cache(Rc::clone(self)), false)
+        pieces.build(Origin::Cache(Rc::clone(self)), false)
     }
 
-    /// A writable buffer of whole frames, in this order.
+    /// A writable buffer of whole frames, in the order given.
     pub fn filling<'a>(self: &Rc<Self>, frames: impl Iterator<Item = Filling<'a>>) -> Buf {
         let mut pieces = Builder::new(&self.tails);
         for filling in frames {
             pieces.push(self.frames.piece(filling.into_frame(), 0, FRAME_BYTES));
         }
-        pieces.build(Home::Cache(Rc::clone(self)), true)
+        pieces.build(Origin::Cache(Rc::clone(self)), true)
     }
 
-    /// The frames of a buffer that [`CacheCore::filling`] made, in order.
+    /// Passes the frames of a buffer that [`CacheCore::filling`] made to `each`, in order.
     ///
     /// # Errors
-    /// A buffer of something else comes back.
+    /// Returns any other buffer.
     pub fn take_back(self: &Rc<Self>, mut buf: Buf, mut each: impl FnMut(Filling<'_>)) -> Result<(), Buf> {
-        let is_ours = matches!(&buf.home, Home::Cache(core) if Rc::ptr_eq(core, self));
+        let is_ours = matches!(&buf.origin, Origin::Cache(core) if Rc::ptr_eq(core, self));
         if !is_ours || !buf.is_writable {
             return Err(buf);
         }
@@ -157,20 +159,21 @@ impl CacheCore {
             frames.for_each(|frame| each(words.filling(frame)));
             self.tails.put(tail);
         }
-        // Nothing is left in it that its drop would give back.
-        buf.home = Home::Zeroes;
+        // The drop has nothing to give back any more.
+        buf.origin = Origin::Zeroes;
         Ok(())
     }
 
-    /// The frame of a pin that a buffer holds from now on.
+    /// Turns the pin into one that a buffer holds; returns its frame.
     #[inline]
-    fn own(&self, pin: Pin<'_>) -> u32 {
+    fn keep_pin(&self, pin: Pin<'_>) -> u32 {
         let kept = pin.keep();
         assert!(kept.is_of(self.frames.words()), "a pin of another cache does not keep our frame");
         kept.frame()
     }
 
-    /// Called by the drop of a buffer.
+    /// Called by the drop of a buffer: unpins shared frames; for a writable one see
+    /// [`FrameWords::drop_filling`].
     #[inline]
     pub(super) fn give_back(&self, head: Segment, tail: Option<Box<Tail>>, is_writable: bool) {
         let words = self.frames.words();
@@ -179,7 +182,7 @@ impl CacheCore {
             let frames = std::iter::once(head).chain(tail).flat_map(|segment| self.frames.frames_of(segment));
             return frames.for_each(|frame| words.drop_filling(frame));
         }
-        // The commonest: bytes of one page.
+        // Common case: bytes of one page.
         let at = head.addr.as_ptr().addr() - self.frames.region.base().as_ptr().addr();
         if at % FRAME + head.bytes as usize <= FRAME {
             words.unpin(u32::try_from(at / FRAME).unwrap_or(u32::MAX));
@@ -194,7 +197,8 @@ impl CacheCore {
         }
     }
 
-    /// Called by the cut of a shared buffer in one segment: `kept` is the beginning of `whole`.
+    /// Called when a shared buffer in one segment is truncated: unpins the frames of `whole` behind those of
+    /// `kept`, its beginning.
     pub(super) fn give_back_cut(&self, whole: Segment, kept: Segment) {
         let (mut frames, stay) = (self.frames.frames_of(whole), self.frames.frames_of(kept));
         frames.start = if kept.bytes == 0 { frames.start } else { stay.end };

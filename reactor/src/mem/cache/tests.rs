@@ -23,11 +23,11 @@ fn a_frame_is_free_again_after_its_last_pin() {
     let (frames, mut shard) = frames(2);
     let (core, words) = (frames.core(1), frames.words());
     let frame = fill(&core, &mut shard, 7, 0xaa);
-    let Look::Present(pin) = words.look(frame, 7) else { panic!("present") };
-    assert!(matches!(words.look(frame, 8), Look::Other), "another page");
-    let buf = core.one(pin, 512, 1024);
+    let Lookup::Present(pin) = words.lookup(frame, 7) else { panic!("present") };
+    assert!(matches!(words.lookup(frame, 8), Lookup::Other), "another page");
+    let buf = core.page_buf(pin, 512, 1024);
     assert_eq!(words.pin(frame).expect("a frame").invalidate(), Invalidated::Detached);
-    assert!(matches!(words.look(frame, 7), Look::Other), "not found any more");
+    assert!(matches!(words.lookup(frame, 7), Lookup::Other), "not found any more");
     assert!(buf.equals_at(0, &[0xaa; 1024]), "who has it reads it");
     assert_eq!(words.census(), [1, 0, 0, 1]);
     drop(buf);
@@ -43,7 +43,7 @@ fn buffers_of_several_pages_give_back_each_frame_once() {
     let pins = |at: &[u32]| -> Vec<KeptPin> {
         at.iter().map(|frame| words.pin(*frame).expect("a frame").keep()).collect()
     };
-    let buf = core.several(pins(&at).into_iter().map(|kept| words.resume(kept)), 4000, 96 + 4096 * 2 + 1);
+    let buf = core.pages_buf(pins(&at).into_iter().map(|kept| words.resume(kept)), 4000, 96 + 4096 * 2 + 1);
     for (offset, byte) in [(0, 0), (96, 2), (96 + 4096, 1), (96 + 8192, 3)] {
         assert!(buf.equals_at(offset, &[byte]), "{offset}");
     }
@@ -53,7 +53,7 @@ fn buffers_of_several_pages_give_back_each_frame_once() {
     // In one segment, cut.
     at.swap(1, 2);
     for kept in [0, 1, 4096, 4097, 3 * 4096] {
-        let mut buf = core.several(pins(&at).into_iter().map(|kept| words.resume(kept)), 0, 4 * 4096);
+        let mut buf = core.pages_buf(pins(&at).into_iter().map(|kept| words.resume(kept)), 0, 4 * 4096);
         buf.truncate(kept);
         let pinned = at.iter().filter(|frame| words.is_pinned(**frame)).count();
         assert_eq!(pinned, kept.div_ceil(4096));
@@ -69,7 +69,7 @@ fn a_doomed_fill_is_not_published_and_its_bytes_last_as_long_as_its_pin() {
     let filling = words.allocate(&mut shard, 3).expect("free");
     let frame = filling.frame();
     assert!(words.allocate(&mut shard, 4).is_none(), "there is one frame");
-    let Look::Filling(pin) = words.look(frame, 3) else { panic!("being filled") };
+    let Lookup::Filling(pin) = words.lookup(frame, 3) else { panic!("being filled") };
     assert_eq!(pin.invalidate(), Invalidated::Doomed);
     drop(pin);
     let mut buf = core.filling(std::iter::once(filling));
@@ -77,7 +77,7 @@ fn a_doomed_fill_is_not_published_and_its_bytes_last_as_long_as_its_pin() {
     let mut data = None;
     core.take_back(buf, |filling| {
         let Err(filling) = filling.publish() else { panic!("a doomed fill is published") };
-        data = Some(core.one(filling.detach(), 0, 4096));
+        data = Some(core.page_buf(filling.detach(), 0, 4096));
     })
     .expect("of this cache");
     assert!(data.as_ref().is_some_and(|data| data.equals_at(0, &[9; FRAME])));
@@ -120,13 +120,13 @@ fn heat_is_counted_up_to_its_most_and_changes_nothing_else() {
     assert_eq!(words.heat(0), None);
     let frame = fill(&core, &mut shard, 1, 1);
     for hits in 1..6_u8 {
-        let Look::Present(pin) = words.look(frame, 1) else { panic!("present") };
-        pin.warm();
+        let Lookup::Present(pin) = words.lookup(frame, 1) else { panic!("present") };
+        pin.count_hit();
         assert_eq!(words.heat(frame), Some(hits.min(HEAT_MAX)));
     }
     words.set_heat(frame, 1);
     assert_eq!(words.heat(frame), Some(1));
-    assert!(!words.is_pinned(frame) && matches!(words.look(frame, 1), Look::Present(_)));
+    assert!(!words.is_pinned(frame) && matches!(words.lookup(frame, 1), Lookup::Present(_)));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn heat_is_counted_up_to_its_most_and_changes_nothing_else() {
 fn a_pin_of_another_cache_is_refused() {
     let ((a, mut shard), (b, _other)) = (frames(1), frames(1));
     let frame = fill(&a.core(1), &mut shard, 1, 1);
-    drop(b.core(1).one(a.words().pin(frame).expect("a frame"), 0, 512));
+    drop(b.core(1).page_buf(a.words().pin(frame).expect("a frame"), 0, 512));
 }
 
 #[test]

@@ -11,14 +11,14 @@
 //! under a [`Pin`] that found it Present. A frame is freed only without pins. These three rules make the
 //! slices of [`CacheFrames`](super::CacheFrames) sound, whatever an index above them does.
 //!
-//! A pin is taken before the state is looked at: the addition orders the reader with every change of the
-//! state. A pin that finds another state or page is given back at once ("stray").
+//! A pin is added before the state is read: the addition orders the reader with every change of the state. A
+//! pin that finds another state or page is dropped at once ("stray").
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An atomic 64-bit word: the standard library's, or that of a model checker.
 pub trait AtomicWord: Send + Sync {
-    /// With a first value.
+    /// A word with this initial value.
     fn new(value: u64) -> Self;
     /// See [`AtomicU64::load`].
     fn load(&self, order: Ordering) -> u64;
@@ -29,7 +29,7 @@ pub trait AtomicWord: Send + Sync {
     /// See [`AtomicU64::compare_exchange`], with [`Ordering::AcqRel`] and [`Ordering::Acquire`].
     ///
     /// # Errors
-    /// The value that it has instead of `current`.
+    /// The value of the word, when it is not `current`.
     fn exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
 }
 
@@ -60,14 +60,14 @@ impl AtomicWord for AtomicU64 {
     }
 }
 
-/// generation (31) | unread (1) | state (3) | heat (2) | pins (27). More pins than there can be requests in a
-/// process.
+/// A word: generation (31 bits) | unread (1) | state (3) | heat (2) | pins (27). A process cannot have 2^27
+/// requests, so the pins do not overflow.
 const PIN: u64 = 1;
 const PINS: u64 = (1 << 27) - 1;
 const HEAT: u64 = 1 << 27;
 const HEATS: u64 = 3 << 27;
 const STATE: u64 = 7 << 29;
-/// Filled ahead of a request for the page, which has not come yet.
+/// The page was read ahead: no request for it has come yet.
 const UNREAD: u64 = 1 << 32;
 const GENERATION: u64 = 1 << 33;
 
@@ -77,37 +77,37 @@ const DOOMED: u64 = 2 << 29;
 const PRESENT: u64 = 3 << 29;
 const DETACHED: u64 = 4 << 29;
 
-/// Most heat of a frame: hits that its policy tells apart.
+/// Most hits that are counted for a frame.
 pub const HEAT_MAX: u8 = 3;
 
 struct Frame<W> {
-    /// Which page of the disk; of a Free frame the next one in its shard's list, plus 1.
+    /// Page of the disk; of a Free frame, the next frame of the shard's free list plus 1 (0: none).
     page: W,
     word: W,
 }
 
-/// The right to allocate frames of one shard. There is one for each.
+/// The right to allocate frames of one shard. There is one value for each shard.
 #[derive(Debug)]
 pub struct Shard(u32);
 
-/// The words of all frames. See the module.
+/// State words of all frames of a cache. See the module.
 pub struct FrameWords<W = AtomicU64> {
     frames: Box<[Frame<W>]>,
-    /// For each shard its last freed frame plus 1; 0: none. Anybody pushes, only the holder of the [`Shard`]
-    /// pops: what is popped does not come back in between.
+    /// For each shard its last freed frame plus 1 (0: none). All threads push, and only the holder of the
+    /// [`Shard`] pops, so the first frame cannot be popped and pushed again during a pop (ABA).
     free: Box<[W]>,
     shard_frames: u32,
-    /// Present frames that are unread.
+    /// Number of Present frames that are unread.
     unread: W,
 }
 
-/// What [`FrameWords::look`] found.
-pub enum Look<'a, W: AtomicWord> {
-    /// The page, which can be read while the pin lasts.
+/// Result of [`FrameWords::lookup`].
+pub enum Lookup<'a, W: AtomicWord> {
+    /// The frame has the page, which can be read while the pin lasts.
     Present(Pin<'a, W>),
     /// The page is being filled. The pin keeps the frame from being freed.
     Filling(Pin<'a, W>),
-    /// Another page, or none.
+    /// The frame has another page, or none.
     Other,
 }
 
@@ -135,13 +135,13 @@ impl<W: AtomicWord> FrameWords<W> {
         (words, (0..shards).map(Shard).collect())
     }
 
-    /// How many frames.
+    /// Number of frames, at least 1.
     #[must_use]
     pub fn len(&self) -> u32 {
         u32::try_from(self.frames.len()).unwrap_or(u32::MAX)
     }
 
-    /// False: there is at least one.
+    /// Always false: there is at least one frame.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
@@ -153,35 +153,35 @@ impl<W: AtomicWord> FrameWords<W> {
         self.shard_frames
     }
 
-    /// Have the frame's word in the processor's cache soon.
+    /// Prefetches the frame's word. No effect if there is no such frame.
     #[inline]
-    pub fn expect(&self, frame: u32) {
+    pub fn prefetch_word(&self, frame: u32) {
         if let Some(frame) = self.frames.get(frame as usize) {
             super::super::prefetch(frame);
         }
     }
 
-    /// Pin the frame if it has this page. A frame that there is not is another one.
+    /// Pins the frame if it has this page. [`Lookup::Other`] if there is no such frame.
     #[inline]
-    pub fn look(&self, frame: u32, page: u64) -> Look<'_, W> {
-        let Some(entry) = self.frames.get(frame as usize) else { return Look::Other };
+    pub fn lookup(&self, frame: u32, page: u64) -> Lookup<'_, W> {
+        let Some(entry) = self.frames.get(frame as usize) else { return Lookup::Other };
         let before = entry.word.fetch_add(PIN, Ordering::AcqRel);
         let pin = Pin { words: self, frame };
         match before & STATE {
-            PRESENT if entry.page.load(Ordering::Relaxed) == page => Look::Present(pin),
-            FILLING if entry.page.load(Ordering::Relaxed) == page => Look::Filling(pin),
-            _ => Look::Other,
+            PRESENT if entry.page.load(Ordering::Relaxed) == page => Lookup::Present(pin),
+            FILLING if entry.page.load(Ordering::Relaxed) == page => Lookup::Filling(pin),
+            _ => Lookup::Other,
         }
     }
 
-    /// Take a free frame for this page; `None` when the shard has none (or a stray pin is on the one that is
-    /// next).
+    /// Takes a free frame of the shard for `page`; it is Filling from now on. `None` when the shard has none,
+    /// or a stray pin is on the first one.
     pub fn allocate(&self, shard: &mut Shard, page: u64) -> Option<Filling<'_, W>> {
         let frame = self.pop(shard)?;
         let entry = &self.frames[frame as usize];
         let word = entry.word.load(Ordering::Acquire);
         debug_assert_eq!(word & STATE, FREE, "a frame in the list is free");
-        // Before the state: who sees the frame Filling sees of which page.
+        // Before the state: a thread that sees the frame Filling sees this page.
         entry.page.store(page, Ordering::Relaxed);
         if word & PINS != 0 || entry.word.exchange(word, (word & !STATE) | FILLING).is_err() {
             self.push(frame);
@@ -190,27 +190,29 @@ impl<W: AtomicWord> FrameWords<W> {
         Some(Filling { words: self, frame })
     }
 
-    /// The page of a frame, as of now: a hint but for who holds a pin on it or its [`Filling`].
+    /// Page of a frame. Reliable with a pin on the frame or its [`Filling`], a hint otherwise. `u64::MAX` if
+    /// there is no such frame.
     #[must_use]
     pub fn page(&self, frame: u32) -> u64 {
         self.frames.get(frame as usize).map_or(u64::MAX, |entry| entry.page.load(Ordering::Relaxed))
     }
 
-    /// Pin the frame whatever it holds, ordered after all that happened to it before.
+    /// Pins the frame in any state, ordered after all earlier changes of it. `None` if there is no such
+    /// frame.
     pub fn pin(&self, frame: u32) -> Option<Pin<'_, W>> {
         let entry = self.frames.get(frame as usize)?;
         entry.word.fetch_add(PIN, Ordering::AcqRel);
         Some(Pin { words: self, frame })
     }
 
-    /// Hits since the heat was last taken, at most [`HEAT_MAX`]. `None`: the frame is not Present.
+    /// Hits since [`FrameWords::set_heat`], at most [`HEAT_MAX`]. `None`: the frame is not Present.
     #[must_use]
     pub fn heat(&self, frame: u32) -> Option<u8> {
         let word = self.frames.get(frame as usize)?.word.load(Ordering::Relaxed);
         (word & STATE == PRESENT).then(|| u8::try_from((word & HEATS) / HEAT).unwrap_or(0))
     }
 
-    /// Set the heat of a Present frame.
+    /// Sets the heat of a Present frame; no effect in other states.
     pub fn set_heat(&self, frame: u32, heat: u8) {
         let Some(entry) = self.frames.get(frame as usize) else { return };
         let mut word = entry.word.load(Ordering::Relaxed);
@@ -223,20 +225,21 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// True when it is being filled, whether it will be published or not.
+    /// True when the frame is Filling or Doomed.
     #[must_use]
     pub fn is_filling(&self, frame: u32) -> bool {
         let state = self.frames.get(frame as usize).map(|entry| entry.word.load(Ordering::Relaxed) & STATE);
         matches!(state, Some(FILLING | DOOMED))
     }
 
-    /// Present frames that were filled ahead of a request for their pages, which has not come yet.
+    /// Number of Present frames whose page was read ahead and that no request has read yet.
     #[must_use]
     pub fn unread(&self) -> u64 {
         self.unread.load(Ordering::Relaxed)
     }
 
-    /// The frame's word has changed from `before`: count what is unread no more.
+    /// Called when a frame's word has changed from `before` to one without UNREAD: counts the frame down if
+    /// it was unread, and returns that.
     #[inline]
     fn count_read(&self, before: u64) -> bool {
         let was_unread = before & UNREAD != 0;
@@ -246,14 +249,14 @@ impl<W: AtomicWord> FrameWords<W> {
         was_unread
     }
 
-    /// True when something pins it now.
+    /// True when the frame has a pin now.
     #[must_use]
     pub fn is_pinned(&self, frame: u32) -> bool {
         self.frames.get(frame as usize).is_some_and(|entry| entry.word.load(Ordering::Relaxed) & PINS != 0)
     }
 
-    /// How many frames are in each state, nearly, where others work: free, filling (doomed ones too),
-    /// present, detached.
+    /// Number of free, filling (or doomed), present and detached frames; approximate while other threads
+    /// change states.
     #[must_use]
     pub fn census(&self) -> [u32; 4] {
         let mut counts = [0; 4];
@@ -279,8 +282,8 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// The unpin that brings a Detached frame to zero pins frees it, unless it was pinned since: then a later
-    /// unpin does.
+    /// Frees a Detached frame whose last pin was dropped, unless it was pinned since: then a later unpin
+    /// does. `word`: its value after the drop.
     #[cold]
     fn free(&self, frame: u32, word: u64) {
         let new = (word & !(STATE | HEATS | UNREAD)).wrapping_add(GENERATION);
@@ -314,7 +317,7 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// Change the state while it is `from`; false when it is another.
+    /// Changes the state from `from` to `to` and adds `pins`; false when the state is another.
     fn change(&self, frame: u32, from: u64, to: u64, pins: u64) -> bool {
         let entry = &self.frames[frame as usize];
         let mut word = entry.word.load(Ordering::Relaxed);
@@ -328,24 +331,24 @@ impl<W: AtomicWord> FrameWords<W> {
     }
 }
 
-/// Keeps a frame from being freed, and one that was found Present from being changed.
+/// Keeps a frame from being freed, and its bytes from being changed if it was found Present.
 #[must_use = "dropped, it is given back"]
 pub struct Pin<'a, W: AtomicWord = AtomicU64> {
     words: &'a FrameWords<W>,
     frame: u32,
 }
 
-/// A [`Pin`] that is put away, to be taken out by [`FrameWords::resume`]. Dropped, its frame is lost.
+/// A [`Pin`] without a borrow, for [`FrameWords::resume`]. If it is dropped, its frame is lost.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "dropped, its frame is never free again"]
 pub struct KeptPin {
     frame: u32,
-    /// Address of the words that it is of.
+    /// Address of the [`FrameWords`] to which it belongs.
     of: usize,
 }
 
 impl KeptPin {
-    /// Of which frame.
+    /// Number of the frame.
     #[must_use]
     pub fn frame(&self) -> u32 {
         self.frame
@@ -358,10 +361,10 @@ impl KeptPin {
 }
 
 impl<W: AtomicWord> FrameWords<W> {
-    /// The pin again.
+    /// Turns a kept pin into a [`Pin`] again.
     ///
     /// # Panics
-    /// When it is one of another cache.
+    /// When the pin belongs to another cache.
     #[inline]
     pub fn resume(&self, kept: KeptPin) -> Pin<'_, W> {
         assert!(kept.is_of(self), "a pin of another cache");
@@ -369,48 +372,48 @@ impl<W: AtomicWord> FrameWords<W> {
     }
 }
 
-/// What became of a frame that is to be found no longer.
+/// Result of [`Pin::invalidate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Invalidated {
-    /// It was Present. Its entry in the index is to be removed, before the pin goes.
+    /// The frame was Present. The caller removes its entry from the index before it drops the pin.
     Detached,
-    /// It was being filled, and will not be published. Its entry is to be removed.
+    /// The frame was Filling and will not be published. The caller removes its entry from the index.
     Doomed,
-    /// It was neither: another has done it.
-    Before,
+    /// The frame was in another state: another thread has invalidated it.
+    AlreadyInvalid,
 }
 
 impl<W: AtomicWord> Pin<'_, W> {
-    /// Of which frame.
+    /// Number of the frame.
     #[inline]
     #[must_use]
     pub fn frame(&self) -> u32 {
         self.frame
     }
 
-    /// Which page the frame has.
+    /// Page of the frame.
     #[must_use]
     pub fn page(&self) -> u64 {
         self.words.page(self.frame)
     }
 
-    /// Count a hit. True when it is the first of a page that was filled before anybody has asked for it.
+    /// Counts a hit. True when it is the first of a page that was read ahead.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
-    pub fn warm(&self) -> bool {
+    pub fn count_hit(&self) -> bool {
         let entry = &self.words.frames[self.frame as usize];
         let word = entry.word.load(Ordering::Relaxed);
         if word & UNREAD != 0 {
             return self.first_read();
         }
         if word & HEATS != HEATS && word & STATE == PRESENT {
-            // One that is lost to another core's hit is lost.
+            // A hit that races with another change of the word is not counted.
             let _ = entry.word.exchange(word, word + HEAT);
         }
         false
     }
 
-    /// It is what the fill was for, and no use of the page beyond that: the heat stays.
+    /// The first read of a page that was read ahead is no hit beyond the fill: the heat stays.
     #[cold]
     #[inline(never)]
     fn first_read(&self) -> bool {
@@ -425,7 +428,8 @@ impl<W: AtomicWord> Pin<'_, W> {
         false
     }
 
-    /// The page changes: the frame is not found any more. Its bytes stay for those who have pinned it.
+    /// Called when the page changes: lookups do not find the frame any more. Its bytes stay for holders of a
+    /// pin.
     pub fn invalidate(&self) -> Invalidated {
         let entry = &self.words.frames[self.frame as usize];
         let mut word = entry.word.load(Ordering::Acquire);
@@ -433,7 +437,7 @@ impl<W: AtomicWord> Pin<'_, W> {
             let (to, what) = match word & STATE {
                 PRESENT => (DETACHED, Invalidated::Detached),
                 FILLING => (DOOMED, Invalidated::Doomed),
-                _ => return Invalidated::Before,
+                _ => return Invalidated::AlreadyInvalid,
             };
             match entry.word.exchange(word, (word & !(STATE | UNREAD)) | to) {
                 Ok(_) => {
@@ -445,17 +449,18 @@ impl<W: AtomicWord> Pin<'_, W> {
         }
     }
 
-    /// The same, but only of a Present frame without another pin; `None`: it is as it was. True: the page was
-    /// filled ahead of a request, which has not come.
+    /// Detaches the frame if it is Present and has no other pin; `None` if not. True: the page was read ahead
+    /// and never read.
     pub fn evict(&self) -> Option<bool> {
         let entry = &self.words.frames[self.frame as usize];
         let word = entry.word.load(Ordering::Acquire);
-        let may_go = word & (STATE | PINS) == PRESENT | PIN;
-        let is_gone = may_go && entry.word.exchange(word, (word & !(STATE | UNREAD)) | DETACHED).is_ok();
-        is_gone.then(|| self.words.count_read(word))
+        let is_evictable = word & (STATE | PINS) == PRESENT | PIN;
+        let is_evicted =
+            is_evictable && entry.word.exchange(word, (word & !(STATE | UNREAD)) | DETACHED).is_ok();
+        is_evicted.then(|| self.words.count_read(word))
     }
 
-    /// Put it away.
+    /// Turns the pin into one without a borrow, see [`FrameWords::resume`].
     #[inline]
     pub fn keep(self) -> KeptPin {
         let kept = KeptPin { frame: self.frame, of: std::ptr::from_ref(self.words).addr() };
@@ -471,7 +476,7 @@ impl<W: AtomicWord> Drop for Pin<'_, W> {
     }
 }
 
-/// The right to write a frame: of who allocated it. Ends by [`Filling::publish`],
+/// The right to write a frame, held by the thread that allocated it. Ends by [`Filling::publish`],
 /// [`Filling::publish_unread`] or [`Filling::detach`].
 #[must_use = "dropped, its frame is never free again"]
 pub struct Filling<'a, W: AtomicWord = AtomicU64> {
@@ -480,22 +485,23 @@ pub struct Filling<'a, W: AtomicWord = AtomicU64> {
 }
 
 impl<'a, W: AtomicWord> Filling<'a, W> {
-    /// Of which frame.
+    /// Number of the frame.
     #[must_use]
     pub fn frame(&self) -> u32 {
         self.frame
     }
 
-    /// Which page is filled.
+    /// Page that is read into the frame.
     #[must_use]
     pub fn page(&self) -> u64 {
         self.words.page(self.frame)
     }
 
-    /// Let the page be found. The pin is the filler's own.
+    /// Makes the frame Present, so that lookups find it. The returned pin is the filler's own.
     ///
     /// # Errors
-    /// The page has changed since the fill began: it is not found. After the entry is removed, `detach`.
+    /// The page has changed since the fill began (Doomed). The caller removes its entry from the index, then
+    /// calls `detach`.
     pub fn publish(self) -> Result<Pin<'a, W>, Filling<'a, W>> {
         let Filling { words, frame } = self;
         match words.change(frame, FILLING, PRESENT, PIN) {
@@ -504,13 +510,13 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
         }
     }
 
-    /// The same of a page that no request has asked for yet.
+    /// As [`Filling::publish`], for a page that was read ahead.
     ///
     /// # Errors
     /// As [`Filling::publish`].
     pub fn publish_unread(self) -> Result<Pin<'a, W>, Filling<'a, W>> {
         let Filling { words, frame } = self;
-        // Before: who reads it at once counts it off.
+        // Before the change: a reader may count the frame down at once.
         words.unread.fetch_add(1, Ordering::Relaxed);
         if words.change(frame, FILLING, PRESENT | UNREAD, PIN) {
             return Ok(Pin { words, frame });
@@ -519,13 +525,13 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
         Err(self)
     }
 
-    /// It will not be published. Its entry is to be removed before `detach`.
+    /// Prevents the publication. The caller removes the entry from the index before `detach`.
     pub fn doom(&self) {
         self.words.change(self.frame, FILLING, DOOMED, 0);
     }
 
-    /// The end of a frame that is not published, and whose entry is removed. The pin keeps the bytes for who
-    /// reads them without the index; dropped, the frame is free.
+    /// Ends a fill without publication; the entry is removed from the index already. The returned pin keeps
+    /// the bytes for readers without the index; once it is dropped, the frame is free.
     pub fn detach(self) -> Pin<'a, W> {
         let Filling { words, frame } = self;
         self.doom();
@@ -534,22 +540,22 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
         Pin { words, frame }
     }
 
-    /// Its number, for who keeps the right by other means.
+    /// The frame number, for a buffer, which holds the right from now on.
     pub(super) fn into_frame(self) -> u32 {
         self.frame
     }
 }
 
 impl<W: AtomicWord> FrameWords<W> {
-    /// The buffer of a fill is dropped: nothing writes to the frame any more. It is free if it was doomed, as
-    /// then its entry is removed; otherwise it is lost, because it may still be found as being filled.
+    /// Called when the buffer of a fill is dropped, so that nothing writes to the frame any more. A Doomed
+    /// frame becomes free, as its entry is removed. Another is lost, as the index may still name it.
     pub(super) fn drop_filling(&self, frame: u32) {
         if self.change(frame, DOOMED, DETACHED, PIN) {
             drop(Pin { words: self, frame });
         }
     }
 
-    /// The right to write a frame again, of who has kept it.
+    /// The right to write a frame, from a buffer that held it.
     pub(super) fn filling(&self, frame: u32) -> Filling<'_, W> {
         Filling { words: self, frame }
     }

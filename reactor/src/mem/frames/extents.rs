@@ -64,23 +64,23 @@ use super::{FRAME, FRESH_BATCH};
 
 /// Pages of an extent: see "Rejected alternatives" above.
 pub(super) const EXTENT_PAGES: u32 = 16;
-/// No extent: the end of the stack, and frame 0 would be in it.
+/// No extent: end of the stack. Extent 0 is never used, as it contains frame 0.
 const NO_EXTENT: u32 = 0;
 const FREE_ALL: u64 = (1 << EXTENT_PAGES) - 1;
 const OWNER_SHIFT: u32 = EXTENT_PAGES;
-/// Owners are counted from 1; 0 is none. Pages are fewer than 2^32, so extents of them fit.
+/// Owner: number of the extent of pages plus 1; 0 is none. Pages are fewer than 2^32, so 28 bits are enough.
 const OWNER_MASK: u64 = (1 << 28) - 1;
-/// A home that was taken as a whole for a write and is not published yet.
+/// The extent is a home that was taken as a whole for a write and is not published yet.
 const CLAIMED: u64 = 1 << 44;
 const GENERATION: u64 = 1 << 45;
 
-/// What the frames of a store are.
+/// Numbers of extents and frames of a store.
 pub(super) struct Layout {
     /// Extents that are homes of pages.
     pub(super) homes: u64,
     /// Further extents, for large writes: half of the slack.
     pub(super) spares: u64,
-    /// Frames of no extent, for smaller ones: the other half, and what one core takes at a time.
+    /// Frames of no extent, for smaller writes: the other half of the slack, and one `FRESH_BATCH`.
     pub(super) small: u64,
 }
 
@@ -97,7 +97,7 @@ impl Layout {
     }
 }
 
-/// What is known of an extent of frames.
+/// State of an extent of frames: generation, claimed flag, owner, and one bit for each free place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ExtentState(u64);
 
@@ -106,14 +106,14 @@ impl ExtentState {
         self.0 & FREE_ALL
     }
 
-    /// The extent of pages that it was made the home of last.
+    /// The extent of pages whose home this extent is, or was last.
     fn owner(self) -> Option<u32> {
         let owner = (self.0 >> OWNER_SHIFT) & OWNER_MASK;
-        // 28 bits.
+        // Does not fail: 28 bits.
         u32::try_from(owner).ok()?.checked_sub(1)
     }
 
-    /// With every place taken, in one step.
+    /// The state with every place taken, in the next generation.
     fn taken(self) -> ExtentState {
         ExtentState((self.0 & !FREE_ALL).wrapping_add(GENERATION))
     }
@@ -124,18 +124,19 @@ impl ExtentState {
     }
 }
 
-/// All extents of a store.
+/// State of all extents of a store, and the stack of spare ones.
 pub(super) struct Extents {
-    /// By extent of frames; the first is never used.
+    /// State of each extent of frames; that of extent 0 is never used.
     words: Box<[AtomicU64]>,
-    /// By extent of pages.
+    /// Home of each extent of pages.
     homes: Box<[AtomicU32]>,
-    /// The extent below each one on the stack of spare extents.
+    /// For each extent on the stack of spare extents, the one below it.
     below: Box<[AtomicU32]>,
-    /// The uppermost, and above it a count of changes.
+    /// Top of the stack (low 32 bits), and a count of its changes (high 32 bits).
     top: AtomicU64,
-    /// Extents on the stack, and homes that were taken for writes which are not published yet.
+    /// Extents on the stack.
     spare_count: AtomicU32,
+    /// Homes that were taken for writes which are not published yet.
     claimed_count: AtomicU32,
 }
 
@@ -154,22 +155,22 @@ impl Extents {
             spare_count: AtomicU32::new(0),
             claimed_count: AtomicU32::new(0),
         };
-        // The lowest on top.
+        // The lowest extent is on top.
         (homes + 1..all).rev().for_each(|extent| extents.push(extent));
         extents
     }
 
-    /// Bytes of tables for so many extents.
+    /// Bytes of the tables.
     pub(super) fn bytes_for(homes: u64, spares: u64) -> u64 {
         homes * 4 + (homes + spares + 1) * 12
     }
 
-    /// Frames before the first that belongs to no extent.
+    /// Number of frames in all extents, extent 0 included: the first small frame.
     pub(super) fn frames(&self) -> u32 {
         u32::try_from(self.words.len()).map_or(u32::MAX, |extents| extents.saturating_mul(EXTENT_PAGES))
     }
 
-    /// The place of `page` in its home.
+    /// Frame number of the place of `page` in its home.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "a page's place in its extent")]
     pub(super) fn place_of(&self, page: usize) -> u32 {
@@ -177,7 +178,7 @@ impl Extents {
         home * EXTENT_PAGES + (page as u32) % EXTENT_PAGES
     }
 
-    /// Take the place of `page` in its home, if it is free.
+    /// Takes the place of `page` in its home if it is free.
     pub(super) fn claim(&self, page: usize) -> Option<u32> {
         let frame = self.place_of(page);
         let (word, bit) = (&self.words[(frame / EXTENT_PAGES) as usize], 1 << (frame % EXTENT_PAGES));
@@ -192,7 +193,7 @@ impl Extents {
         None
     }
 
-    /// Take a whole extent of frames for the pages of `x`: its home if all of that is free.
+    /// Takes the home of `x` as a whole for a write, if all of it is free.
     pub(super) fn claim_home(&self, x: u32) -> Option<u32> {
         let home = self.homes[x as usize].load(Ordering::SeqCst);
         let word = &self.words[home as usize];
@@ -207,26 +208,26 @@ impl Extents {
         is_taken.then_some(home)
     }
 
-    /// Frames that are spare, less those of homes that were taken and are not published: who writes to the
-    /// pages of these meanwhile needs as many others. As others change it, it is near the truth.
+    /// Frames of spare extents minus those of claimed homes: until a claimed home is published, other writes
+    /// to its pages need spare frames. Approximate, as other cores change both counts.
     pub(super) fn spare_frames(&self) -> u64 {
         let [spare, claimed] = [&self.spare_count, &self.claimed_count].map(|n| n.load(Ordering::Relaxed));
         u64::from(spare.saturating_sub(claimed)) * u64::from(EXTENT_PAGES)
     }
 
-    /// A claimed home is published, or on its way back. The caller has places of it, so that no other thread
-    /// can claim it.
+    /// Called when a claimed home is published or given back. The caller still has places of it, so no other
+    /// thread can claim it.
     pub(super) fn end_claim(&self, extent: u32) {
         if self.words[extent as usize].fetch_and(!CLAIMED, Ordering::SeqCst) & CLAIMED != 0 {
             self.claimed_count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Give back the places `free` of `extent`. When it is the home of pages: which extent of them.
+    /// Gives back the places `free` of `extent`. Returns the extent of pages whose home it is, if any.
     pub(super) fn put(&self, extent: u32, free: u64) -> Option<u32> {
         let word = &self.words[extent as usize];
-        // Before the places are free: after that another thread may claim the home, and the flag is its own.
-        // Until then the caller has places of it, so that none can.
+        // Before the places are free: afterwards another thread may claim the home, and the flag is that
+        // thread's. Until then the caller has places of it, so no thread can.
         if word.load(Ordering::Relaxed) & CLAIMED != 0 {
             self.end_claim(extent);
         }
@@ -234,7 +235,7 @@ impl Extents {
         debug_assert!(before & free == 0, "a frame was given back twice");
         let owner = ExtentState(before).owner().filter(|x| self.is_home(extent, *x));
         if owner.is_none() && (before | free) & FREE_ALL == FREE_ALL {
-            self.collect(extent);
+            self.push_if_spare(extent);
         }
         owner
     }
@@ -243,8 +244,8 @@ impl Extents {
         self.homes[x as usize].load(Ordering::SeqCst) == extent
     }
 
-    /// Make `extent`, which the caller has whole, the home of `x`.
-    pub(super) fn settle(&self, extent: u32, x: u32) {
+    /// Makes `extent`, all of whose frames the caller has, the home of `x`.
+    pub(super) fn set_home(&self, extent: u32, x: u32) {
         self.end_claim(extent);
         let word = &self.words[extent as usize];
         let seen = ExtentState(word.load(Ordering::Relaxed));
@@ -252,14 +253,14 @@ impl Extents {
         word.store(seen.owned_by(Some(x)).0, Ordering::SeqCst);
         let old = self.homes[x as usize].swap(extent, Ordering::SeqCst);
         if old != extent {
-            self.collect(old);
+            self.push_if_spare(old);
         }
     }
 
-    /// Put an extent on the stack, when all of it is free and it is no home. Who frees the last place looks
-    /// whether it is a home after that, and who takes the home away looks at the places after that: one of
-    /// them finds both.
-    fn collect(&self, extent: u32) {
+    /// Puts an extent on the stack if all of it is free and it is no home. The thread that frees the last
+    /// place checks afterwards whether the extent is a home; the thread that replaces a home checks its
+    /// places afterwards. One of them finds both conditions.
+    fn push_if_spare(&self, extent: u32) {
         let word = &self.words[extent as usize];
         let seen = ExtentState(word.load(Ordering::SeqCst));
         if seen.free() != FREE_ALL || seen.owner().is_some_and(|x| self.is_home(extent, x)) {
@@ -276,21 +277,30 @@ impl Extents {
         let mut top = self.top.load(Ordering::Relaxed);
         loop {
             self.below[extent as usize].store(extent_of(top), Ordering::Relaxed);
-            // Release: who pops it sees what is below, and that its frames were read before.
-            match self.top.compare_exchange_weak(top, next(top, extent), Ordering::SeqCst, Ordering::Relaxed)
-            {
+            // The thread that pops it must see `below`, and the reads of its frames must come before that.
+            match self.top.compare_exchange_weak(
+                top,
+                next_top(top, extent),
+                Ordering::SeqCst,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return,
                 Err(now) => top = now,
             }
         }
     }
 
-    /// Take a spare extent.
+    /// Takes a spare extent; `None` when there is none.
     pub(super) fn pop(&self) -> Option<u32> {
         let mut top = self.top.load(Ordering::Acquire);
         while extent_of(top) != NO_EXTENT {
             let below = self.below[extent_of(top) as usize].load(Ordering::Relaxed);
-            match self.top.compare_exchange_weak(top, next(top, below), Ordering::SeqCst, Ordering::Acquire) {
+            match self.top.compare_exchange_weak(
+                top,
+                next_top(top, below),
+                Ordering::SeqCst,
+                Ordering::Acquire,
+            ) {
                 Ok(_) => {
                     self.spare_count.fetch_sub(1, Ordering::Relaxed);
                     return Some(extent_of(top));
@@ -307,31 +317,32 @@ fn extent_of(top: u64) -> u32 {
     top as u32
 }
 
-/// The top after a change: counted, so that no core takes a stack that came back for the one it saw.
-fn next(top: u64, extent: u32) -> u64 {
+/// The next value of `top`. The count protects against ABA: an extent that was popped and pushed again is not
+/// mistaken for the earlier top.
+fn next_top(top: u64, extent: u32) -> u64 {
     (top >> 32).wrapping_add(1) << 32 | u64::from(extent)
 }
 
 #[cfg(test)]
 impl Extents {
-    /// Places that are free, in homes and elsewhere; for tests when nothing is going on.
+    /// Free places of all extents; exact when no other thread uses the store.
     pub(super) fn free_places(&self) -> u32 {
         self.words.iter().map(|word| ExtentState(word.load(Ordering::SeqCst)).free().count_ones()).sum()
     }
 
-    /// Homes, and spare extents when none is in use.
+    /// Number of homes, and of spare extents when none is in use.
     pub(super) fn counts(&self) -> (u32, u32) {
         let [homes, all] = [self.homes.len(), self.words.len()].map(|n| u32::try_from(n).expect("few"));
         (homes, all - 1 - homes)
     }
 
-    /// Homes that are claimed: as counted, and as their words say.
+    /// Number of claimed homes: by the counter, and by the state words.
     pub(super) fn claimed(&self) -> (u32, usize) {
         let is_claimed = |word: &&AtomicU64| word.load(Ordering::SeqCst) & CLAIMED != 0;
         (self.claimed_count.load(Ordering::SeqCst), self.words.iter().filter(is_claimed).count())
     }
 
-    /// Take every spare extent off the stack, and put them back.
+    /// Number of spare extents: takes all off the stack, and puts them back.
     pub(super) fn spares(&self) -> u32 {
         let all: Vec<u32> = std::iter::from_fn(|| self.pop()).collect();
         all.iter().rev().for_each(|extent| self.push(*extent));

@@ -1,18 +1,18 @@
-//! Changing pages: publishing what was written, zeroing, and bringing pages home.
+//! Changing pages: publishing written frames, zeroing, and moving pages to their places.
 //!
 //! ```text
-//!   small frame S filled -> entry = S, with a pin of ours -> the old frame is the page's place, and free:
+//!   small frame S filled -> entry = S, pinned by the writer -> the old frame is the page's place, and free:
 //!       copy S there -> entry = place, if it is still S  -> S is free
-//!   otherwise the page stays at S; who frees its place (the last pin, a dropped buffer) brings it home
+//!   otherwise the page stays at S; the thread that frees its place moves the page to it
 //! ```
 //!
-//! A free place is always in somebody's hands or has its bit set ([`Extents`]). Who sets the bit looks at the
-//! table after that, and who publishes away from the place looks at the bit after that, so that one of them
-//! finds both and brings the page home: a page is away only while its place is in use.
+//! The bit of a free place ([`Extents`]) is set, or one thread owns the place. A thread that sets the bit
+//! reads the table afterwards; a thread that publishes a page away from its place reads the bit afterwards.
+//! One of them sees both and moves the page, so a page is away only while its place is in use.
 
 use super::*;
 
-/// Frames that became free, collected extent by extent.
+/// Collects freed frames, so that those of one extent are given back in one step.
 struct Freed<'a> {
     core: &'a FrameCore,
     extent: u32,
@@ -52,9 +52,9 @@ impl FrameStore {
     }
 }
 
-/// Free frames.
+/// Giving back frames.
 impl FrameCore {
-    /// A frame that no core can see any more.
+    /// Gives back a frame that is in no entry and has no pin.
     #[inline]
     pub(super) fn put_frame(&self, frame: u32) {
         if self.store.is_small(frame) {
@@ -64,20 +64,20 @@ impl FrameCore {
         }
     }
 
-    /// Frames in a row that no core can see any more: places of one extent are given back in one step.
+    /// Gives back frames in a row that are in no entry and have no pin; those of one extent in one step.
     pub(super) fn put_frames(&self, frames: std::ops::Range<u32>) {
         let mut freed = Freed::new(self);
         frames.for_each(|frame| freed.push(frame));
         freed.flush();
     }
 
-    /// A whole extent that was taken for a write.
+    /// Gives back a whole extent that was taken for a write.
     #[cold]
     pub(super) fn put_extent(&self, extent: u32) {
         self.put_places(extent, (1 << EXTENT_PAGES) - 1);
     }
 
-    /// Places of an extent that became free. Pages that were published elsewhere meanwhile come home.
+    /// Gives back places of an extent. Pages that were published elsewhere meanwhile are moved to them.
     #[cold]
     fn put_places(&self, extent: u32, places: u64) {
         let Some(x) = self.store.extents.put(extent, places) else { return };
@@ -86,7 +86,7 @@ impl FrameCore {
         }
     }
 
-    /// Move the page to its place, when it is elsewhere and its place is free.
+    /// Moves the page to its place if it is elsewhere and its place is free.
     fn bring_home(&self, page: usize) {
         loop {
             let Some(entry) = self.store.table.get(page) else { return };
@@ -94,26 +94,26 @@ impl FrameCore {
             if frame == NONE || frame == self.store.extents.place_of(page) {
                 return;
             }
-            // Who has the place comes by here when it is free.
+            // If the place is taken, the thread that frees it calls this.
             let Some(place) = self.store.extents.claim(page) else { return };
             if self.move_to(page, place) {
                 return;
             }
             if self.store.extents.put(place / EXTENT_PAGES, 1 << (place % EXTENT_PAGES)).is_none() {
-                return; // no home any more: who made another one the home has written the page there
+                return; // not the home any more: a new home has been published with the page
             }
         }
     }
 
-    /// Move the page to `place`, which is free and ours; false when it is not, because the page has no bytes
-    /// now or another home.
+    /// Moves the page to `place`, which the caller has claimed. False when the page has no frame or another
+    /// home now.
     fn move_to(&self, page: usize, place: u32) -> bool {
         loop {
             let frame = self.store.pin(page);
             if frame == NONE {
                 return false;
             }
-            // After the pin: who makes another extent the home does so before it changes the entries.
+            // After the pin: a thread that replaces the home does so before it changes the entries.
             let is_home = self.store.extents.place_of(page) == place;
             let is_moved = is_home && {
                 self.store.copy_frame(frame, place);
@@ -126,7 +126,7 @@ impl FrameCore {
         }
     }
 
-    /// Put `place` into the entry, if that has `frame`, which the caller has pinned and copied to it.
+    /// Puts `place` into the entry if it names `frame`, which the caller has pinned and copied to `place`.
     fn replace(&self, page: usize, frame: u32, place: u32) -> bool {
         let before = self.exchange(page, frame, place);
         if let Some(before) = before {
@@ -137,20 +137,20 @@ impl FrameCore {
     }
 }
 
-/// Publishing.
+/// Publishing and zeroing.
 impl FrameCore {
     /// Publish `buf`, which [`FrameCore::take`] gave for the same `offset`. Each page changes in one step.
     ///
     /// # Panics
-    /// When `buf` is not from this store's `take`, or the range is outside of the disk.
+    /// When `buf` is not from `take` of this handle, or the range is outside of the disk.
     #[inline]
     pub fn write(self: &Rc<Self>, offset: u64, buf: Buf) {
         let result = self.publish(offset, buf, None);
         debug_assert!(result.is_ok(), "an unconditional write is not refused");
     }
 
-    /// Publish `buf` if the bytes on the disk are `expected` now; the comparison and the change are one step.
-    /// For ranges inside of one 4 KiB page.
+    /// Publish `buf` if the bytes on the disk equal `expected`; comparison and change are one atomic step.
+    /// The range must be inside of one 4 KiB page.
     ///
     /// # Errors
     /// [`SwapError::Differs`]; nothing has changed then.
@@ -169,15 +169,15 @@ impl FrameCore {
     }
 
     fn publish(self: &Rc<Self>, offset: u64, mut buf: Buf, expected: Option<&Buf>) -> Result<(), SwapError> {
-        self.check(offset, buf.bytes);
+        self.assert_in_range(offset, buf.bytes);
         let is_ours =
-            buf.is_writable && matches!(&buf.home, Home::Frames(core, ..) if Rc::ptr_eq(core, self));
+            buf.is_writable && matches!(&buf.origin, Origin::Frames(core, ..) if Rc::ptr_eq(core, self));
         assert!(is_ours, "a buffer of another home cannot be published");
-        // Then the frames of the buffer and the pages of the range are equally many and cut alike.
+        // Equal offsets in the page: frames of the buffer and pages of the range correspond one to one.
         let start = buf.head.addr.as_ptr() as u64;
         assert_eq!(start % FRAME, offset % FRAME, "the buffer was taken for another offset");
         let head = buf.head;
-        // The commonest by far: one page.
+        // Common case: one whole page.
         if buf.bytes == FRAME_BYTES && start.is_multiple_of(FRAME) && expected.is_none() {
             if let Some(frame) = self.store.first_frame(head) {
                 self.swap(PagePosition::of(offset).page as usize, frame);
@@ -211,19 +211,19 @@ impl FrameCore {
         let segments = std::iter::once(head).chain(tail.iter().flat_map(|tail| tail.0.iter().copied()));
         let frames = segments.flat_map(|segment| self.store.frames_of(segment));
         let mut freed = Freed::new(self);
-        // Pages before it are of a whole extent.
+        // Pages before this one belong to the last whole extent.
         let mut whole_end = 0;
         for ((page, skip, step), frame) in Self::pages(offset, bytes).zip(frames) {
             if page >= whole_end && self.is_whole(page, frame, end) {
                 let x = page / EXTENT_PAGES as usize;
-                self.store.extents.settle(frame / EXTENT_PAGES, u32::try_from(x).unwrap_or(u32::MAX));
+                self.store.extents.set_home(frame / EXTENT_PAGES, u32::try_from(x).unwrap_or(u32::MAX));
                 whole_end = page + EXTENT_PAGES as usize;
             }
             if page < whole_end {
                 let old = self.store.table[page].swap(u64::from(frame), Ordering::SeqCst);
                 self.retire(Entry(old), |frame| freed.push(frame));
-                // Another core has made another extent the home since: these pages may be where no other core
-                // looks for them.
+                // Another core has replaced the home since: no other thread would move these pages to the new
+                // one.
                 if page + 1 == whole_end && self.store.extents.place_of(page) != frame {
                     freed.flush();
                     (whole_end - EXTENT_PAGES as usize..whole_end).for_each(|page| self.bring_home(page));
@@ -238,8 +238,8 @@ impl FrameCore {
         Ok(())
     }
 
-    /// True when an extent begins with this page and frame, and all of it is in the buffer, which has pages
-    /// before `end`: [`FrameCore::take`] gives extents for whole extents only, but a buffer may be cut.
+    /// True when a whole extent begins at `page` and at `frame`, and the buffer has all of it; its pages end
+    /// before `end`. [`FrameCore::take`] gives extents for whole extents only, but a buffer may be truncated.
     fn is_whole(&self, page: usize, frame: u32, end: usize) -> bool {
         page.is_multiple_of(EXTENT_PAGES as usize)
             && frame.is_multiple_of(EXTENT_PAGES)
@@ -247,47 +247,50 @@ impl FrameCore {
             && page + EXTENT_PAGES as usize <= end
     }
 
-    /// Publish a full page in `frame`, and move it home at once when its place is free.
+    /// Publishes a full page in `frame`, then moves it to its place if that is free.
     #[inline]
     fn swap(&self, page: usize, frame: u32) {
         let store = &*self.store;
         let entry = &store.table[page];
-        // With a pin of our own: until it is dropped the frame is not free, and does not come back to this
-        // page with other bytes.
+        // With a pin of this thread: until it is dropped, the frame is not free, so it cannot be published at
+        // this page again with other bytes.
         let here = u64::from(frame) | PIN;
         let old = Entry(entry.swap(here, Ordering::SeqCst));
         let place = old.frame();
         if old.pins() > 0 || place != store.extents.place_of(page) {
-            return self.stay(page, frame, old);
+            return self.publish_away(page, frame, old);
         }
         store.copy_frame(frame, place);
         match entry.compare_exchange(here, u64::from(place), Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) => self.put_frame(frame),
-            Err(_) => self.go_or_stay(page, frame, place),
+            Err(_) => self.finish_swap(page, frame, place),
         }
     }
 
-    /// The frame is pinned by others too, or has been replaced, while its bytes were copied to `place`.
+    /// [`FrameCore::swap`] when the entry has changed while `frame` was copied to `place`: others have pinned
+    /// `frame`, or another frame has replaced it.
     #[cold]
-    fn go_or_stay(&self, page: usize, frame: u32, place: u32) {
+    fn finish_swap(&self, page: usize, frame: u32, place: u32) {
         if !self.replace(page, frame, place) {
             self.put_frame(place);
         }
         self.unpin(page, frame);
     }
 
-    /// The page has been published in `frame`, which we have pinned, in the place of `old`.
+    /// [`FrameCore::swap`] when the page cannot move at once: `frame`, which the caller has pinned, has
+    /// replaced `old` in the entry.
     #[cold]
-    fn stay(&self, page: usize, frame: u32, old: Entry) {
+    fn publish_away(&self, page: usize, frame: u32, old: Entry) {
         self.retire(old, |old| self.put_frame(old));
         if !self.store.is_small(frame) {
-            self.store.extents.end_claim(frame / EXTENT_PAGES); // of a buffer that was cut
+            self.store.extents.end_claim(frame / EXTENT_PAGES); // part of an extent, from a truncated buffer
         }
         self.unpin(page, frame);
         self.bring_home(page);
     }
 
-    /// Count that an entry got its first frame, or give back the frame that it had before.
+    /// Accounts for the replaced entry: counts the page if it had no frame, else passes the old frame to
+    /// `put` if it is free.
     #[inline]
     fn retire(&self, old: Entry, mut put: impl FnMut(u32)) {
         if old.frame() == NONE {
@@ -297,8 +300,8 @@ impl FrameCore {
         }
     }
 
-    /// Complete `frame`, of which `skip .. skip + step` is new, with the rest of the page as it is on the
-    /// disk, and publish it; begin again when another core changed the page meanwhile.
+    /// Completes `frame`, whose bytes `skip .. skip + step` are new, with the rest of the page on the disk,
+    /// and publishes it. Repeats when another core has changed the page meanwhile.
     fn merge(
         &self,
         page: usize,
@@ -317,7 +320,7 @@ impl FrameCore {
             if !differs {
                 self.store.complete(frame, old_bytes, skip, step);
             }
-            // While `old` is pinned, or there is none, an entry that names it has these bytes.
+            // While `old` is pinned, or is `NONE`, an entry that names it still has the same bytes.
             let published = if differs { None } else { self.exchange(page, old, frame) };
             if let Some(before) = published {
                 self.retire(before, |old| self.put_frame(old));
@@ -335,7 +338,7 @@ impl FrameCore {
         }
     }
 
-    /// Put `frame` into the entry, if that has `old` now; the entry as it was.
+    /// Puts `frame` into the entry if it names `old`. Returns the replaced entry.
     fn exchange(&self, page: usize, old: u32, frame: u32) -> Option<Entry> {
         let entry = &self.store.table[page];
         let mut seen = entry.load(Ordering::Relaxed);
@@ -348,22 +351,22 @@ impl FrameCore {
         None
     }
 
-    /// Make `offset .. offset + bytes` read as zeroes and free the whole pages in it. Pages given back to the
-    /// kernel when `is_released`. False when a ragged end found no fresh frame: nothing of it is lost, try
-    /// again later.
+    /// Makes `offset .. offset + bytes` read as zeroes and frees the whole pages in it; with `is_released`,
+    /// their memory is given back to the kernel. False when no frame was free for a page that is zeroed in
+    /// part: the caller tries again later.
     ///
     /// # Panics
     /// When the range is outside of the disk.
     #[must_use]
     pub fn zero(self: &Rc<Self>, offset: u64, bytes: u32, is_released: bool) -> bool {
-        self.check(offset, bytes);
+        self.assert_in_range(offset, bytes);
         let mut run: std::ops::Range<u32> = 0..0;
         for (page, skip, step) in Self::pages(offset, bytes) {
             if step < FRAME_BYTES {
                 if Entry(self.store.table[page].load(Ordering::Relaxed)).frame() == NONE {
                     continue;
                 }
-                // First what was freed: the ragged end may need one of those frames.
+                // Freed pages first: a page that is zeroed in part may need one of their frames.
                 self.release_run(std::mem::take(&mut run));
                 let Some(mut buf) = self.take(page as u64 * FRAME + u64::from(skip), step) else {
                     return false;
@@ -382,7 +385,8 @@ impl FrameCore {
                 continue; // a reply is being sent from it; its pin gives it back
             }
             if is_released {
-                // Ours alone until it is put on a list: release whole runs with one call.
+                // No other thread uses the frame until it is given back; runs of frames are released with one
+                // call.
                 if old == run.end {
                     run.end += 1;
                 } else {

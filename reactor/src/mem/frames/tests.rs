@@ -4,7 +4,7 @@ use super::*;
 
 fn store(pages: u64, slack: u64) -> Arc<FrameStore> {
     // As of a large disk: what cores see of each other's pages is harder to get right there.
-    FrameStore::made(pages * FRAME, slack * FRAME, Pages::Base, true).expect("store")
+    FrameStore::create(pages * FRAME, slack * FRAME, Pages::Base, true).expect("store")
 }
 
 fn write(core: &Rc<FrameCore>, offset: u64, bytes: &[u8]) {

@@ -6,7 +6,7 @@ use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use proptest::prelude::*;
 
 use super::*;
-use crate::controller::ErrorRecord;
+use crate::controller::{DISCOVERY_PAGES, ErrorRecord, IO_PAGES};
 
 /// What may happen to a controller.
 #[derive(Debug, Clone)]
@@ -39,7 +39,8 @@ fn near() -> impl Strategy<Value = Operation> {
     let opcode =
         prop_oneof![Just(2_u8), Just(6), Just(8), Just(9), Just(0xa), Just(0xc), Just(0x18), Just(0xc0)];
     let nsid = prop_oneof![0_u32..5, Just(0xffff_ffff), any::<u32>()];
-    let low = 0_u32..0x20;
+    let pages: Vec<u32> = IO_PAGES.iter().chain(DISCOVERY_PAGES).map(|lid| u32::from(lid.0)).collect();
+    let low = prop_oneof![2 => 0_u32..0x20, 1 => proptest::sample::select(pages)];
     let cdw10 =
         (low, prop_oneof![Just(0_u32), 0_u32..0x10, any::<u32>()]).prop_map(|(low, high)| high << 8 | low);
     let cdw11 = prop_oneof![Just(0_u32), 0_u32..0x400, any::<u32>()];
@@ -154,7 +155,7 @@ fn admin(world: &World, controller: &mut Controller, sqe: &Sqe) {
         (Ok(_), Outcome::Reply { status, .. }) => {
             assert_ne!(status.code(), Status::INVALID_OPCODE);
         }
-        (Ok(need), Outcome::HoldAsyncEvent | Outcome::Abort { .. }) => assert_eq!(need, Need::NONE),
+        (Ok(need), Outcome::ParkAsyncEvent | Outcome::Abort { .. }) => assert_eq!(need, Need::NONE),
         (Ok(need), Outcome::EndFormer { token }) => assert!(need == Need::NONE && token != 0),
     }
 }

@@ -146,12 +146,12 @@ fn what_a_host_without_a_name_left_keeps_only_the_same_host_waiting() {
     let (connected, _) = unnamed(1).make(&world).unwrap();
     let ConnectedQueue::Admin(mut controller) = connected.queue else { panic!("an I/O queue") };
     assert!(controller.shared.claim_queue(1));
-    controller.shared.queue_leaves(1);
+    controller.shared.queue_orphaned(1);
     let shared = Arc::clone(&controller.shared);
     controller.remove(&world.registry);
     assert_eq!(unnamed(1).refused(&world).status, Status::CONNECT_CONTROLLER_BUSY);
     assert!(unnamed(2).make(&world).is_ok() && Attempt::admin().make(&world).is_ok());
-    shared.queue_left(1);
+    shared.orphan_completed(1);
     assert!(unnamed(1).make(&world).is_ok());
 }
 
@@ -176,7 +176,7 @@ fn a_host_that_is_not_in_the_list_is_an_invalid_host() {
         (refusal.status, refusal.reason),
         (Status::CONNECT_INVALID_HOST.dnr(), Reason::HostNotAllowed)
     );
-    let words = refusal.about(&attempt.data);
+    let words = refusal.log_text(&attempt.data);
     assert!(words.contains("hostnqn") && words.contains(HOST) && words.contains(PRIVATE), "{words}");
     assert!(Attempt::of(PRIVATE, OTHER_HOST, 0, 0xffff).make(&world).is_ok());
 }
@@ -236,7 +236,7 @@ fn an_io_queue_joins_its_controller_once() {
     assert_eq!((connected.entries, connected.is_sq_flow_off), (32, false));
     let ConnectedQueue::Io { shared, qid: 2, .. } = connected.queue else { panic!("an admin queue") };
     assert!(Arc::ptr_eq(&shared, &controller.shared));
-    assert_eq!((result, shared.live_queues()), (u32::from(shared.cntlid), 1));
+    assert_eq!((result, shared.taken_qids()), (u32::from(shared.cntlid), 1));
     let refusal = attempt.refused(&world);
     assert_eq!((refusal.status, refusal.reason), (Status::COMMAND_SEQUENCE_ERROR, Reason::QueueLive(2)));
     shared.release_queue(2);
@@ -290,7 +290,7 @@ fn an_io_queue_before_the_controller_is_enabled_is_a_sequence_error_and_takes_no
     let controller = world.connect(SUBSYSTEM, 0);
     let refusal = Attempt::io(controller.shared.cntlid, 1).refused(&world);
     assert_eq!(refusal.status, Status::COMMAND_SEQUENCE_ERROR);
-    assert_eq!(controller.shared.live_queues(), 0);
+    assert_eq!(controller.shared.taken_qids(), 0);
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn no_connect_at_all_makes_it_panic() {
             data.cntlid = U16::new(0xffff);
         }
         if let Err(refusal) = connect_command(&world.cx(), &sqe, &data, &LIMITS) {
-            prop_assert!(!refusal.about(&data).is_empty());
+            prop_assert!(!refusal.log_text(&data).is_empty());
         }
     });
 }

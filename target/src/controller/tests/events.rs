@@ -12,7 +12,7 @@ const DISCOVERY_CHANGED: u32 = 0x0070_f002;
 fn hold(world: &World, controller: &mut Controller, count: u8) {
     for _ in 0..count {
         let outcome = controller.execute(&world.cx(), &Sqe::async_event_request(1), &mut []);
-        assert_eq!(outcome, Outcome::HoldAsyncEvent);
+        assert_eq!(outcome, Outcome::ParkAsyncEvent);
     }
 }
 
@@ -184,12 +184,12 @@ fn a_warning_of_a_drive_is_told_once_until_it_comes_again() {
     let_warnings_through(&world, &mut controller, 0xff);
     let look = |world: &mut World, controller: &mut Controller| {
         world.now += Nanos::from_secs(1);
-        controller.look_at_health(&world.cx());
+        controller.check_health(&world.cx());
         controller.take_async_event()
     };
     assert_eq!(look(&mut world, &mut controller), None);
     drive.warn(CriticalWarning::new().with_spare(true), 310);
-    controller.look_at_health(&world.cx());
+    controller.check_health(&world.cx());
     assert_eq!(controller.take_async_event(), None, "not more often than the period");
     assert_eq!(look(&mut world, &mut controller), Some(0x0002_0201));
     assert_eq!(read_smart(&world, &mut controller), 1);
@@ -226,7 +226,7 @@ fn a_drive_that_passes_the_hosts_threshold_is_told() {
     assert_eq!(controller.take_async_event(), None);
     drive.warn(CriticalWarning::new(), 330);
     world.now += Nanos::from_secs(1);
-    controller.look_at_health(&world.cx());
+    controller.check_health(&world.cx());
     assert_eq!(controller.take_async_event(), Some(0x0002_0101));
     assert_eq!(read_smart(&world, &mut controller), 2);
 }

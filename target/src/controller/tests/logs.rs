@@ -8,7 +8,7 @@ use nvme_spec::zerocopy::little_endian::U32;
 use proptest::prelude::*;
 
 use super::*;
-use crate::controller::ErrorRecord;
+use crate::controller::{DISCOVERY_PAGES, ErrorRecord, IO_PAGES};
 
 const INVALID: Status = Status::INVALID_FIELD.dnr();
 const ALL: u32 = 0xffff_ffff;
@@ -40,6 +40,47 @@ fn the_list_of_pages_names_exactly_those_that_can_be_read() {
             }
         }
     }
+}
+
+#[test]
+fn each_page_has_its_length_and_its_content() {
+    let world = World::new();
+    let mut io = world.io();
+    io.on_error(error(1));
+    let mut new = World::new();
+    new.subsystem().namespaces[0] = None;
+    io.on_snapshot(&world.snapshot, &new.snapshot);
+    for mut controller in [io, world.discovery(0)] {
+        for lid in controller.pages() {
+            let bytes = controller.log_bytes(&world.cx(), *lid);
+            assert!(bytes > 0, "{lid:?} has a length in log_bytes");
+            let log = read(&world, &mut controller, *lid, 0, 16 * 1024).unwrap();
+            let (log, beyond) = log.split_at(usize::try_from(bytes).unwrap());
+            let is_zero = log.iter().all(|byte| *byte == 0);
+            assert_eq!(is_zero, *lid == LogId::MI_COMMAND_EFFECTS, "{lid:?} has its content in get_log");
+            assert!(beyond.iter().all(|byte| *byte == 0), "{lid:?} ends where log_bytes says");
+        }
+    }
+}
+
+#[test]
+fn the_table_of_log_pages_in_the_documents_has_each_page() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operating.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, section) =
+        text.split_once("### Log pages").expect("a heading \"### Log pages\" in docs/operating.md");
+    let section = section.split("\n#").next().unwrap();
+    let pages_of = |controller: &str| -> Vec<LogId> {
+        let lid = |row: &str| {
+            let (lid, columns) = row.strip_prefix("| ")?.split_once("h |")?;
+            let is_of =
+                columns.trim_end_matches(" |").rsplit("| ").next()?.split(", ").any(|it| it == controller);
+            is_of.then(|| u8::from_str_radix(lid, 16).ok())?.map(LogId)
+        };
+        section.lines().filter_map(lid).collect()
+    };
+    assert_eq!(pages_of("I/O"), IO_PAGES, "rows `| XXh | page | controllers |` of docs/operating.md");
+    assert_eq!(pages_of("discovery"), DISCOVERY_PAGES, "rows `| XXh | page | controllers |`");
 }
 
 #[test]
@@ -178,9 +219,10 @@ fn the_feature_log_names_the_features_that_can_be_got() {
 fn only_the_smart_log_may_be_asked_for_a_namespace() {
     let world = World::new();
     let mut controller = world.io();
-    for lid in [LogId::ERROR, LogId::FIRMWARE_SLOT, LogId::CHANGED_NAMESPACES, LogId::COMMAND_EFFECTS] {
-        assert_eq!(read(&world, &mut controller, lid, 1, 512), Err((INVALID, Some(4))));
-        assert!(read(&world, &mut controller, lid, 0, 512).is_ok());
+    for lid in IO_PAGES {
+        let refused = (*lid != LogId::SMART).then_some((INVALID, Some(4)));
+        assert_eq!(read(&world, &mut controller, *lid, 1, 512).err(), refused, "{lid:?}");
+        assert!(read(&world, &mut controller, *lid, 0, 512).is_ok(), "{lid:?}");
     }
 }
 
@@ -238,12 +280,11 @@ fn any_part_of_any_page_is_that_part_of_the_whole_page() {
     new.subsystem().namespaces[0] = None;
     io.on_snapshot(&old.snapshot, &new.snapshot);
     let (io, discovery) = (RefCell::new(io), RefCell::new(world.discovery(0)));
-    let io_pages = [0, 1, 2, 3, 4, 5, 0x12, 0x13];
-    let strategy = (0_usize..10, 0_u64..2000, 1_u32..1500);
+    let strategy = (0..IO_PAGES.len() + DISCOVERY_PAGES.len(), 0_u64..2000, 1_u32..1500);
     proptest!(|((page, dword, dwords) in strategy)| {
-        let (controller, lid) = match io_pages.get(page) {
-            Some(lid) => (&io, LogId(*lid)),
-            None => (&discovery, LogId::DISCOVERY),
+        let (controller, lid) = match IO_PAGES.get(page) {
+            Some(lid) => (&io, *lid),
+            None => (&discovery, DISCOVERY_PAGES[page - IO_PAGES.len()]),
         };
         let controller = &mut controller.borrow_mut();
         let whole = read(&world, controller, lid, 0, 16 * 1024).unwrap();

@@ -227,7 +227,7 @@ impl World {
             registry: &self.registry,
             peer: &self.peer,
             now: self.now,
-            started: Nanos::from_secs(400),
+            process_started: Nanos::from_secs(400),
             wall_ms: 1_800_000_000_000,
             core: 1,
             cores: 2,
@@ -270,7 +270,7 @@ impl World {
         match outcome {
             Outcome::Reply { status: Status::SUCCESS, .. } => Ok(effect),
             Outcome::Reply { status, .. } => Err(status),
-            Outcome::HoldAsyncEvent | Outcome::Abort { .. } | Outcome::EndFormer { .. } => {
+            Outcome::ParkAsyncEvent | Outcome::Abort { .. } | Outcome::EndFormer { .. } => {
                 panic!("{outcome:?}")
             }
         }
@@ -294,7 +294,7 @@ impl World {
         match controller.execute(&self.cx(), sqe, &mut data) {
             Outcome::Reply { status: Status::SUCCESS, result, .. } => Ok((result, data)),
             Outcome::Reply { status, field, .. } => Err((status, field)),
-            Outcome::HoldAsyncEvent => Ok((u64::MAX, Vec::new())),
+            Outcome::ParkAsyncEvent => Ok((u64::MAX, Vec::new())),
             Outcome::EndFormer { token } => Ok((token, Vec::new())),
             Outcome::Abort { sqid, cid } => Ok((u64::from(sqid) << 16 | u64::from(cid), Vec::new())),
         }

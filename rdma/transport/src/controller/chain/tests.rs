@@ -6,6 +6,7 @@ use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_transport::RequestId;
 use spindle_transport::{CloseReason, DataPointer, Reply, Transport};
 
 use super::super::{CAPSULE_BYTES, Capsule, ConnConfig};
@@ -32,7 +33,7 @@ fn open(send_queue: u32, reads_max: u32) -> Conn {
     conn
 }
 
-const SLOT: Slot = Slot::from_wire(1 << 16 | 1);
+const SLOT: RequestId = RequestId::from_wire(1 << 16 | 1);
 
 /// The host's memory of a command: one block after the other has its own key and address.
 fn command(conn: &mut Conn, blocks: &[u32]) {

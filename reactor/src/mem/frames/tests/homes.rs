@@ -198,7 +198,7 @@ fn without_small_frames_small_writes_and_ragged_ends_have_spare_extents() {
     drop(taken);
     assert_eq!(versions(&core.read(0, 2 * EXTENT), 0), vec![9; 32]);
     // What is left of an extent is this core's until the next time.
-    let torn = core.torn.get();
+    let torn = core.partial_extent.get();
     let partly = if torn.0 == torn.1 { 0 } else { 16 };
     assert!(core.free_bytes() >= (4 + 16 * spares - partly) * FRAME);
     // All or nothing: what was collected goes back.

@@ -1,4 +1,4 @@
-//! [`Adapters`]: the RDMA connections of a core, and the listeners of those on the core that accepts for all.
+//! [`RdmaPoller`]: a core's RDMA connections; on core `ACCEPTOR` also the RDMA listeners.
 
 use nvme_spec::rdma::CmStatus;
 use spindle_rdma::controller::ConnConfig as RdmaConfig;
@@ -15,26 +15,25 @@ use super::shared::Core;
 use super::{AdmittedRdma, CoreMessage, CoreSetup, Handover};
 use crate::serve::{ServeError, announce};
 
-/// Connection requests that are given to their cores in a turn.
-const PLACED_PER_TURN: usize = 16;
+/// Most connection requests that a turn assigns to cores.
+const ASSIGNED_PER_TURN: usize = 16;
 
-pub struct Adapters {
+pub struct RdmaPoller {
     shell: Shell,
     watcher: Watcher,
     conn: ConnConfig,
-    /// The generation that the listeners are of.
-    as_of: u64,
+    /// Snapshot generation of the listeners.
+    generation: u64,
 }
 
-impl Adapters {
-    /// The shell with its addresses taken. It listens when the disks' memory is registered:
-    /// [`crate::serve::registrar`].
+impl RdmaPoller {
+    /// Binds the listeners. They listen once [`crate::serve::registrar`] has registered the disks' memory.
     pub fn new(
         setup: &CoreSetup,
         generation: u64,
         areas: &[Area],
         watcher: Watcher,
-    ) -> Result<Adapters, ServeError> {
+    ) -> Result<RdmaPoller, ServeError> {
         let failed = |error: &dyn std::fmt::Display| ServeError::Start(format!("RDMA: {error}"));
         let mut shell = Shell::new(&ShellSetup {
             config: setup.plan.rdma,
@@ -55,12 +54,12 @@ impl Adapters {
         for (source, descriptor) in shell.take_descriptors() {
             watcher.add(descriptor, key(source), Interest::READ).map_err(|error| failed(&error))?;
         }
-        Ok(Adapters { shell, watcher, conn: setup.plan.tcp.conn, as_of: generation })
+        Ok(RdmaPoller { shell, watcher, conn: setup.plan.tcp.conn, generation })
     }
 
-    /// The disks' memory can be used. The first time also the listeners are opened.
+    /// Uses the registered memory of disks from now on. The first call also starts the listeners.
     #[cold]
-    fn take_memory(&mut self, core: &Core, own: usize, memory: &RegisteredDisks) {
+    fn set_disk_memory(&mut self, core: &Core, own: usize, memory: &RegisteredDisks) {
         for (disk, error) in self.shell.set_disks(memory.disks().to_vec()) {
             tracing::error!(
                 core = own,
@@ -80,19 +79,19 @@ impl Adapters {
         }
     }
 
-    /// All cores have another configuration: listen on its addresses, and on no other.
+    /// Listens on exactly the RDMA addresses of a newly advertised snapshot.
     #[cold]
-    fn change(&mut self, shown: &Snapshot) {
-        self.as_of = shown.generation;
-        let listeners = shown.listeners.iter().enumerate();
+    fn change_listeners(&mut self, advertised: &Snapshot) {
+        self.generation = advertised.generation;
+        let listeners = advertised.listeners.iter().enumerate();
         let wanted = listeners.filter(|(_, it)| it.is_open && it.transport == TransportKind::Rdma);
         let wanted: Vec<_> = wanted.map(|(index, it)| (it.address, index)).collect();
         self.shell.set_listeners(&wanted);
     }
 
-    /// Wait for what a new device has to tell, too.
+    /// Watches the event descriptors of devices that were added.
     #[cold]
-    fn watch(&mut self, core: usize) {
+    fn watch_new_devices(&mut self, core: usize) {
         for (source, descriptor) in self.shell.take_descriptors() {
             if let Err(error) = self.watcher.add(descriptor, key(source), Interest::READ) {
                 tracing::error!(core, %error, "events of an RDMA device cannot be waited for");
@@ -100,26 +99,26 @@ impl Adapters {
         }
     }
 
-    /// Give connection requests to the cores with the fewest connections.
-    fn place(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) {
-        for _ in 0..PLACED_PER_TURN {
+    /// Sends each connection request to the core with the fewest connections.
+    fn assign_requests(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) {
+        for _ in 0..ASSIGNED_PER_TURN {
             let Some(request) = self.shell.next_request() else { return };
-            // One without an address is refused by being dropped.
+            // A request without a remote address is dropped, which rejects it.
             let Some(remote) = request.remote() else { continue };
             let Some(admitted) = core.admit(remote, turn.now) else {
                 request.reject(CmStatus::NO_RESOURCES);
                 continue;
             };
-            let least = core.least_loaded();
-            if least == turn.core() {
+            let owner = core.assign_core();
+            if owner == turn.core() {
                 core.arrivals.rdma.push((request, admitted));
             } else {
-                turn.send(least, CoreMessage::AcceptRdma(Handover::new((request, admitted))));
+                turn.send(owner, CoreMessage::AcceptRdma(Handover::new((request, admitted))));
             }
         }
     }
 
-    /// Take over some of the connections that wait for it; the others have the next turn.
+    /// Takes over waiting connections within the budget of the turn ([`super::arrivals`]).
     fn take_arrivals(&mut self, core: &mut Core, now: Nanos) {
         while core.arrivals.has_next_rdma() && core.make_room(|target, id| self.shell.evict(target, id)) {
             let Some(request) = core.arrivals.rdma.take_next() else { return };
@@ -141,24 +140,24 @@ impl Adapters {
     }
 }
 
-impl Poller<Core, CoreMessage> for Adapters {
+impl Poller<Core, CoreMessage> for RdmaPoller {
     fn name(&self) -> &'static str {
         "adapters"
     }
 
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
-        // Hosts are told at the same time.
-        if core.target.advertised_snapshot().generation != self.as_of {
-            self.change(core.target.advertised_snapshot());
+        // Listeners change together with what hosts are told.
+        if core.target.advertised_snapshot().generation != self.generation {
+            self.change_listeners(core.target.advertised_snapshot());
         }
         let mut has_worked = self.shell.poll(&mut core.target, turn.now);
         while let Some(message) = self.shell.next_message() {
             turn.send_to_others(&CoreMessage::Rdma(message));
         }
         if self.shell.has_descriptors() {
-            self.watch(turn.core());
+            self.watch_new_devices(turn.core());
         }
-        self.place(core, turn);
+        self.assign_requests(core, turn);
         while let Some(id) = core.next_evicted(TransportKind::Rdma) {
             has_worked = true;
             self.shell.evict(&mut core.target, id);
@@ -191,14 +190,14 @@ impl Poller<Core, CoreMessage> for Adapters {
                 }
             }
             CoreMessage::Rdma(message) => self.shell.on_message(&mut core.target, message),
-            CoreMessage::RdmaMemory(memory) => self.take_memory(core, turn.core(), &memory),
+            CoreMessage::RdmaMemory(memory) => self.set_disk_memory(core, turn.core(), &memory),
             CoreMessage::Target(_) | CoreMessage::Accept(_) | CoreMessage::Listen(_) => return Some(message),
         }
         None
     }
 
     fn flush(&mut self, core: &mut Core, _turn: &mut Turn<'_, CoreMessage>) {
-        while let Some(id) = core.target.next_touched_over(TransportKind::Rdma) {
+        while let Some(id) = core.target.next_send_ready_over(TransportKind::Rdma) {
             self.shell.flush(&mut core.target, id);
         }
     }
@@ -220,7 +219,7 @@ impl Poller<Core, CoreMessage> for Adapters {
     }
 }
 
-/// Keys of descriptors.
+/// Keys that identify a [`Source`] when its descriptor is ready.
 const COMPLETIONS: u32 = 0;
 const MANAGER: u32 = 1;
 const DEVICE: u32 = 2;

@@ -1,20 +1,20 @@
-//! Requests of a submitter that is gone.
+//! Cancels the requests of an owner: `Disk::cancel_owner`.
 
 use spindle_disk::{BlockRange, DiskError, Owner, Token};
 
-use super::{NvmeCore, Request, ended};
+use super::{NvmeCore, Request, done_of};
 use crate::entry::Task;
 
 impl NvmeCore {
-    /// What `owner` has that no command was made of ends here, and what was to be given to the drive again.
-    /// The rest is marked, so that nothing more is made of it; how much it is.
+    /// Ends all requests of `owner` without a command at the drive. Marks the others, so that they submit no
+    /// more commands and end as cancelled. Returns how many of `owner`'s requests and results remain.
     #[cold]
-    pub(super) fn forget_all(&mut self, owner: Owner) -> usize {
+    pub(super) fn cancel_requests(&mut self, owner: Owner) -> usize {
         self.end_compare_and_writes(Some(owner), DiskError::Cancelled);
         for _ in 0..self.pending.len() {
             let Some(request) = self.pending.pop_front() else { break };
             if request.token.owner() == owner {
-                self.ready.push_back(ended(request, Err(DiskError::Cancelled)));
+                self.finished.push_back(done_of(request, Err(DiskError::Cancelled)));
             } else {
                 self.pending.push_back(request);
             }
@@ -24,7 +24,7 @@ impl NvmeCore {
             let Some(slot) = self.requests.slot_at(index) else { continue };
             let own = self.requests.get_mut(slot).filter(|request| request.token.owner() == owner);
             let Some(request) = own else { continue };
-            request.left.blocks = 0;
+            request.remaining.blocks = 0;
             if request.result.is_ok() {
                 request.result = Err(DiskError::Cancelled);
             }
@@ -33,27 +33,27 @@ impl NvmeCore {
                 && let Some(request) = self.requests.remove(slot)
             {
                 let result = request.result;
-                let done = self.tell(request, result);
-                self.ready.extend(done);
+                let done = self.finish_request(request, result);
+                self.finished.extend(done);
             }
         }
-        for _ in 0..self.again.len() {
-            let Some((due, part)) = self.again.pop_front() else { break };
+        for _ in 0..self.retries.len() {
+            let Some((due, part)) = self.retries.pop_front() else { break };
             match self.requests.get(part.request).map(|request| request.result) {
                 Some(Err(error)) => {
                     let done = self.end_part(part.request, Err(error));
-                    self.ready.extend(done);
+                    self.finished.extend(done);
                 }
-                Some(Ok(())) => self.again.push_back((due, part)),
+                Some(Ok(())) => self.retries.push_back((due, part)),
                 None => {}
             }
         }
         let is_own = |token: Token| token.owner() == owner;
         self.requests.iter().filter(|(_, request)| is_own(request.token)).count()
-            + self.ready.iter().filter(|done| is_own(done.token)).count()
+            + self.finished.iter().filter(|done| is_own(done.token)).count()
     }
 
-    /// Commands of `owner` that are requests of their own become parts of requests, which can be marked.
+    /// Turns whole-request commands of `owner` into requests, which can be marked.
     fn mark_whole(&mut self, owner: Owner) {
         for slot in 0..self.commands.slots() {
             let Some(cid) = self.commands.cid_at(slot) else { continue };
@@ -61,11 +61,11 @@ impl NvmeCore {
             let Some(command) = whole.filter(|it| it.token.owner() == owner) else { continue };
             let (token, task) = (command.token, Task::Op(command.op));
             let BlockRange { lba, blocks } = command.range;
-            let left = BlockRange { lba: lba + u64::from(blocks), blocks: 0 };
+            let remaining = BlockRange { lba: lba + u64::from(blocks), blocks: 0 };
             let buf = command.buf.take();
             let result = Err(DiskError::Cancelled);
-            // There is room for all, by their numbers.
-            let request = Request { token, task, left, lba, buf, outstanding: 1, result };
+            // Does not fail: `requests` has a slot for every command.
+            let request = Request { token, task, remaining, lba, buf, outstanding: 1, result };
             match self.requests.insert(request) {
                 Ok(request) => command.request = Some(request),
                 Err(request) => command.buf = request.buf,

@@ -1,4 +1,4 @@
-//! Turns of a core that are not the usual one: see [`NvmeCore::poll_apart`].
+//! The slow path of `poll`: sharers, guards, rest, and queue commands other than `Go`.
 
 use spindle_disk::Done;
 
@@ -7,41 +7,41 @@ use crate::core_queue::QueueCommand;
 use crate::shared_queue::SharedQueue;
 
 impl NvmeCore {
-    /// Cores that are to use this one's queue pair from now on; and what takes too long of those that do.
+    /// Adds the sharers that the manager assigned since, and checks the time limits of all sharers' commands.
     pub(super) fn take_sharers(&mut self) {
-        if !matches!(self.word.order(), QueueCommand::Go | QueueCommand::Replay) {
+        if !matches!(self.word.queue_command(), QueueCommand::Go | QueueCommand::Replay) {
             return;
         }
         for sharer in self.core_queue.take_sharers() {
-            let gone = &mut self.shared_queue_gone;
-            let again = || gone.take().unwrap_or_else(|| Box::new(SharedQueue::new()));
-            self.shared_queue.get_or_insert_with(again).add(sharer);
+            let gone = &mut self.idle_shared_queue;
+            let new_queue = || gone.take().unwrap_or_else(|| Box::new(SharedQueue::new()));
+            self.shared_queue.get_or_insert_with(new_queue).add(sharer);
         }
         if let Some(shared) = &mut self.shared_queue {
             self.limit = 0;
-            shared.check_time(self.word.tick(), self.shared.limits(), &self.core_queue);
+            shared.check_timeouts(self.word.tick(), self.shared.limits(), &self.core_queue);
         }
     }
 
-    /// Give the drive what cores without a queue have.
+    /// Submits the sharers' commands and sets `limit` to what remains for this core.
     fn forward(&mut self) {
         let (Some(shared), Some(setup)) = (&mut self.shared_queue, &mut self.setup) else { return };
-        let own_wait = !self.pending.is_empty() || !self.partial.is_empty() || !self.again.is_empty();
+        let own_wait = !self.pending.is_empty() || !self.partial.is_empty() || !self.retries.is_empty();
         shared.forward(&mut setup.queue, self.commands.len(), own_wait, self.word.tick());
         let depth = setup.queue.layout().depth();
-        self.limit = shared.rest(depth);
+        self.limit = shared.own_limit(depth);
         if shared.is_empty() {
-            self.shared_queue_gone = self.shared_queue.take();
+            self.idle_shared_queue = self.shared_queue.take();
             self.limit = usize::from(depth);
         }
     }
 
-    /// A turn that is not the usual one: nothing is to be begun, others' commands are served as well, a
-    /// compare-and-write is under way somewhere, or the core was at rest.
+    /// Poll with `limit` 0: the queue command is not `Go`, the core has sharers, a guard is active, or the
+    /// core was at rest.
     #[cold]
-    pub(super) fn poll_apart(&mut self, done: &mut Vec<Done>) -> bool {
+    pub(super) fn poll_slow(&mut self, done: &mut Vec<Done>) -> bool {
         self.answer_guard();
-        let is_busy = if self.word.order() == QueueCommand::Go {
+        let is_busy = if self.word.queue_command() == QueueCommand::Go {
             self.poll_going(done)
         } else {
             self.poll_stopped(done)
@@ -56,43 +56,44 @@ impl NvmeCore {
         let depth = self.setup.as_ref().map_or(0, |setup| setup.queue.layout().depth());
         self.limit = usize::from(depth);
         self.forward();
-        self.step_apart();
+        self.submit_guarded();
         if let Some(setup) = &mut self.setup {
             setup.queue.ring();
         }
         self.take_completions(done);
         self.step_compare_and_write();
         self.forward();
-        self.step_apart();
+        self.submit_guarded();
         if let Some(setup) = &mut self.setup {
             setup.queue.acknowledge();
             setup.queue.ring();
         }
         self.limit = self.limit_between();
-        // Nothing would wake it when a sharer has a command.
-        is_awake || self.shared_queue.is_some() || !self.ready.is_empty()
+        // Nothing wakes a sleeping core when a sharer submits.
+        is_awake || self.shared_queue.is_some() || !self.finished.is_empty()
     }
 
-    /// A turn in which the core does not work: nothing, or what was with the drive before it was reset.
+    /// Poll under a queue command other than `Go`. Under `Replay` it repeats the commands from before the
+    /// reset.
     fn poll_stopped(&mut self, done: &mut Vec<Done>) -> bool {
-        if self.word.order() != QueueCommand::Replay {
-            return !self.ready.is_empty();
+        if self.word.queue_command() != QueueCommand::Replay {
+            return !self.finished.is_empty();
         }
         let depth = self.setup.as_ref().map_or(0, |setup| setup.queue.layout().depth());
         self.limit = usize::from(depth);
         self.forward();
-        self.step_begun();
+        self.submit_begun();
         self.take_completions(done);
         self.forward();
-        self.step_begun();
+        self.submit_begun();
         self.limit = 0;
         if let Some(setup) = &mut self.setup {
             setup.queue.acknowledge();
             setup.queue.ring();
         }
-        let is_replaying = self.commands.len() > 0 || !self.again.is_empty() || !self.partial.is_empty();
+        let is_replaying = self.commands.len() > 0 || !self.retries.is_empty() || !self.partial.is_empty();
         self.core_queue.set_replaying(is_replaying);
-        // Nothing would wake it when a sharer repeats what it had.
-        is_replaying || self.shared_queue.is_some() || !self.ready.is_empty()
+        // Nothing wakes a sleeping core when a sharer repeats its commands.
+        is_replaying || self.shared_queue.is_some() || !self.finished.is_empty()
     }
 }

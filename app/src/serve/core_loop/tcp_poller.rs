@@ -1,4 +1,4 @@
-//! [`Sockets`]: the TCP connections of a core.
+//! [`TcpPoller`]: a core's TCP connections.
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::Watcher;
@@ -12,26 +12,26 @@ use super::shared::Core;
 use super::{AdmittedTcp, CoreMessage};
 use crate::config::TcpPlan;
 
-pub struct Sockets {
+pub struct TcpPoller {
     shell: Shell,
     conn: ConnConfig,
     connections: usize,
-    /// When it is tried again to have all sockets watched, after one was not.
-    next_cool: Nanos,
+    /// Earliest time of the next attempt to sleep, after a socket could not be added to epoll.
+    next_sleep: Nanos,
     log: RateLimit,
 }
 
-/// How long the core stays awake when a socket cannot be watched.
-const COOL_PERIOD: Nanos = Nanos::from_ms(1);
+/// How long the core stays awake after a socket could not be added to epoll.
+const SLEEP_RETRY_PERIOD: Nanos = Nanos::from_ms(1);
 
-impl Sockets {
-    pub fn new(tcp: TcpPlan, connections: usize, watcher: Watcher) -> Sockets {
+impl TcpPoller {
+    pub fn new(tcp: TcpPlan, connections: usize, watcher: Watcher) -> TcpPoller {
         let TcpPlan { shell, conn } = tcp;
         let shell = Shell::new(shell, connections, watcher);
-        Sockets { shell, conn, connections, next_cool: Nanos::ZERO, log: RateLimit::new(1, 5) }
+        TcpPoller { shell, conn, connections, next_sleep: Nanos::ZERO, log: RateLimit::new(1, 5) }
     }
 
-    /// Take over some of the connections that wait for it; the others have the next turn.
+    /// Takes over waiting connections within the budget of the turn ([`super::arrivals`]).
     fn take_arrivals(&mut self, core: &mut Core, now: Nanos) {
         while core.arrivals.tcp.has_next() && core.make_room(|target, id| self.shell.evict(target, id)) {
             let Some(accepted) = core.arrivals.tcp.take_next() else { return };
@@ -63,7 +63,7 @@ impl Sockets {
     }
 }
 
-impl Poller<Core, CoreMessage> for Sockets {
+impl Poller<Core, CoreMessage> for TcpPoller {
     fn name(&self) -> &'static str {
         "sockets"
     }
@@ -74,7 +74,7 @@ impl Poller<Core, CoreMessage> for Sockets {
             has_worked = true;
             self.take_arrivals(core, turn.now);
         }
-        // Behind our own newcomers: the places are for those over RDMA, which have their turn next.
+        // After the TCP arrivals, so that they do not take the slots: RDMA arrivals, polled next, get them.
         while let Some(id) = core.next_evicted(TransportKind::Tcp) {
             has_worked = true;
             self.shell.evict(&mut core.target, id);
@@ -100,7 +100,7 @@ impl Poller<Core, CoreMessage> for Sockets {
     }
 
     fn flush(&mut self, core: &mut Core, _turn: &mut Turn<'_, CoreMessage>) {
-        while let Some(id) = core.target.next_touched_over(TransportKind::Tcp) {
+        while let Some(id) = core.target.next_send_ready_over(TransportKind::Tcp) {
             self.shell.flush(&mut core.target, id);
         }
     }
@@ -110,15 +110,15 @@ impl Poller<Core, CoreMessage> for Sockets {
     }
 
     fn is_quiet(&self, core: &Core) -> bool {
-        core.arrivals.tcp.is_empty() && core.now >= self.next_cool
+        core.arrivals.tcp.is_empty() && core.now >= self.next_sleep
     }
 
     fn prepare_sleep(&mut self, core: &mut Core) -> bool {
         self.shell.watch_all();
-        let is_cool = self.shell.direct_count() == 0;
-        if !is_cool {
-            self.next_cool = core.now + COOL_PERIOD;
+        let are_all_watched = self.shell.direct_count() == 0;
+        if !are_all_watched {
+            self.next_sleep = core.now + SLEEP_RETRY_PERIOD;
         }
-        is_cool
+        are_all_watched
     }
 }

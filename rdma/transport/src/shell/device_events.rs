@@ -1,18 +1,21 @@
-//! Devices that go and come back, and what else a device tells outside of completions.
+//! Removal and return of devices, and their other asynchronous events.
 //!
 //! ```text
-//!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> lose ─ its connections end ─> release_device
-//!                                                └─ told to the other cores, which do the same
-//!   once a second, where listeners are: a device not seen before ─> its memory (`ready`) ─> to all cores
-//!                                                                 └─ listen again
+//!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> on_device_lost ─ its connections end ─> release_device
+//!                                                └─ DeviceMessage::Lost ─> the same on the other cores
+//!   once a second, on the listening core:
+//!     a new device ─> memory registered (`ready`) ─> DeviceMessage::Found
+//!     suspended listeners ─> bind and listen again
 //! ```
 //!
-//! ADDR_CHANGE of a listener (a bond has gone over to its other port): it listens anew. Of a connection: it
-//! goes on as long as the network brings its packets, and ends by its own error where that is no more.
+//! ADDR_CHANGE of a listener (a bond has failed over to its other port): the listener binds and listens
+//! again. ADDR_CHANGE of a connection: it continues while the network delivers its packets, and otherwise
+//! ends by its retry timeout.
 //!
-//! A failed completion queue or queue pair ends the connections on it and nothing else. Who reads a device's
-//! events is the core that listens; what they are about may be another core's.
+//! A failed completion queue or queue pair ends only the connections on it. The listening core reads the
+//! devices' events and forwards those that may concern other cores.
 
+use spindle_transport::ConnectionId;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -20,61 +23,60 @@ use std::sync::Arc;
 use spindle_rdma_verbs::{AsyncEvent, CmId, CmToken, Device};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
-use spindle_reactor::slab::Slot;
 use spindle_transport::{Connections, Holds};
 
 use super::device::DeviceCore;
-use super::ending::{End, Tells};
-use super::events::{Part, failed, told};
-use super::listeners::{BACKLOG, Why};
+use super::ending::{DrainReporting, End};
+use super::events::{CoreDevice, on_async_event, on_failure};
+use super::listeners::{BACKLOG, SuspendReason};
 use super::ready::{Ready, drop_gone, open_again, remove_older};
-use super::shared::put_first;
+use super::shared::insert_in_free;
 use super::{SharedDevice, Shell, ShellConfig, Source};
 use crate::controller::Conn;
 
-/// How often lost devices and listeners, and memory that could not be registered, are tried again.
+/// Retry period of lost devices, suspended listeners and failed memory registrations.
 pub(super) const RETRY_PERIOD: Nanos = Nanos::from_secs(1);
 
-/// What one core tells all others.
+/// A message of one core's shell to the shells of all others.
 #[derive(Debug, Clone)]
 pub enum DeviceMessage {
-    /// The device of this serial number is gone.
+    /// The device with this serial number was removed.
     Lost(u64),
-    /// There is a new one, with the memory of all cores registered.
+    /// A new device, with the memory of all cores registered.
     Found(Arc<Ready>),
-    /// The sender's pools, for the core that has them registered with new devices.
+    /// The sender's buffer pools. The listening core registers them with new devices.
     Pools(Arc<[Area]>),
-    /// Something of the device of this serial number has failed or ended, maybe not the sender's.
+    /// A failure event of the device with this serial number, for the core that has the object.
     Failed(u64, AsyncEvent),
 }
 
-/// What a device is opened with.
+/// Parameters for opening a device on this core.
 pub(super) struct Opening {
     pub(super) core: usize,
-    /// The core's pools, and the zeroes.
+    /// The core's buffer pools and [`Area::zeroes`].
     pub(super) areas: Vec<Area>,
     pub(super) in_capsule_bytes: u32,
     pub(super) config: ShellConfig,
 }
 
-/// A disk whose memory commands move without a buffer of the pool.
+/// A disk whose memory is the source and destination of RDMA transfers, without a pool buffer.
 #[derive(Debug, Clone)]
 pub struct DiskArea {
-    /// The disk's name, for the log.
+    /// Name in the configuration, for the log.
     pub name: String,
-    /// Its memory.
+    /// Registered with every device in use.
     pub area: Area,
 }
 
-/// A core's part of a device that tells something.
-struct DevicePart<'a, C> {
+/// This core's state of a device that reported an event.
+struct ShellDevice<'a, C> {
     shell: &'a mut Shell,
     core: &'a mut C,
-    /// Of the device.
+    /// Index in `Shell::devices`.
     index: usize,
 }
 
-impl<C> DevicePart<'_, C> {
+impl<C> ShellDevice<'_, C> {
     fn device(&self) -> Option<&DeviceCore> {
         self.shell.devices.get(self.index)?.as_ref()
     }
@@ -84,16 +86,16 @@ impl<C> DevicePart<'_, C> {
     }
 }
 
-impl<C: Connections<Conn: Holds<Conn>>> Part for DevicePart<'_, C> {
+impl<C: Connections<Conn: Holds<Conn>>> CoreDevice for ShellDevice<'_, C> {
     fn name(&self) -> &str {
         self.device().map_or("", |device| device.shared.device().name())
     }
 
-    fn lose(&mut self) {
-        self.shell.lose(self.core, self.index);
+    fn on_device_lost(&mut self) {
+        self.shell.on_device_lost(self.core, self.index);
     }
 
-    fn tell_others(&mut self, event: AsyncEvent) {
+    fn forward(&mut self, event: AsyncEvent) {
         if let Some(serial) = self.device().map(|device| device.shared.device().serial()) {
             self.shell.messages.push_back(DeviceMessage::Failed(serial, event));
         }
@@ -111,42 +113,42 @@ impl<C: Connections<Conn: Holds<Conn>>> Part for DevicePart<'_, C> {
         }
     }
 
-    fn connection(&self, number: u32) -> Option<Slot> {
-        self.device()?.numbers.get(&number).copied()
+    fn connection(&self, number: u32) -> Option<ConnectionId> {
+        self.device()?.ids_by_number.get(&number).copied()
     }
 
-    fn tells(&mut self) -> Option<&mut Tells> {
-        self.device_mut().map(|device| &mut device.tells)
+    fn drain_reporting(&mut self) -> Option<&mut DrainReporting> {
+        self.device_mut().map(|device| &mut device.drain_reporting)
     }
 
-    fn end_of(&mut self, id: Slot) -> Option<&mut End> {
+    fn queue_pair_end(&mut self, id: ConnectionId) -> Option<&mut End> {
         self.shell.link(id).map(|link| &mut link.end)
     }
 
-    fn pump(&mut self, id: Slot) {
+    fn pump(&mut self, id: ConnectionId) {
         self.shell.pump(self.core, id);
     }
 }
 
 impl Shell {
-    /// What another core is to be told.
+    /// The next message for the shells of the other cores.
     pub fn next_message(&mut self) -> Option<DeviceMessage> {
         self.messages.pop_front()
     }
 
-    /// What another core tells.
+    /// Handles a message of another core's shell.
     pub fn on_message<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, message: DeviceMessage) {
         match message {
             DeviceMessage::Lost(serial) => {
-                // It is marked: one that waits here is not opened any more, but let go of.
+                // The device is marked as lost, so this drops it if it was still to be opened.
                 self.open_waiting();
-                if let Some(index) = self.place_of(serial) {
-                    self.lose(core, index);
+                if let Some(index) = self.index_of(serial) {
+                    self.on_device_lost(core, index);
                 }
             }
             DeviceMessage::Failed(serial, event) => {
-                if let Some(index) = self.place_of(serial) {
-                    failed(&mut DevicePart { shell: self, core, index }, event);
+                if let Some(index) = self.index_of(serial) {
+                    on_failure(&mut ShellDevice { shell: self, core, index }, event);
                 }
             }
             DeviceMessage::Pools(areas) => {
@@ -166,14 +168,14 @@ impl Shell {
         }
     }
 
-    /// [`Shell::take_descriptors`] has some.
+    /// True if [`Shell::take_descriptors`] would return descriptors.
     #[inline]
     #[must_use]
     pub fn has_descriptors(&self) -> bool {
         !self.is_watched || self.devices.iter().flatten().any(|device| !device.is_watched)
     }
 
-    /// Descriptors that are not watched yet. They are taken to be watched from now on, for reading.
+    /// Descriptors to be added to epoll for reading. Each is returned once.
     pub fn take_descriptors(&mut self) -> Vec<(Source, BorrowedFd<'_>)> {
         let is_new = !std::mem::replace(&mut self.is_watched, true);
         let channel = is_new.then(|| (Source::Manager, self.channel.as_fd()));
@@ -187,8 +189,8 @@ impl Shell {
         channel.into_iter().chain(of_device).collect()
     }
 
-    /// Take up a device, with the memory of this core, which is registered. A disk whose memory cannot be
-    /// registered is tried again by itself.
+    /// Opens a device on this core. A disk whose memory cannot be registered does not fail the device; it is
+    /// retried.
     fn open(&mut self, ready: &Ready) -> Result<(), String> {
         let shared = ready.shared();
         if shared.device().is_lost() {
@@ -197,14 +199,14 @@ impl Shell {
         let mut device = DeviceCore::new(shared, &self.opening).map_err(|error| error.to_string())?;
         for disk in &self.disks {
             let Err(error) = device.add_disk(disk) else { continue };
-            if !self.refused.contains(&disk.name) {
+            if !self.unregistered_disks.contains(&disk.name) {
                 let (core, disk) = (self.opening.core, &disk.name);
                 tracing::error!(core, disk, %error, "memory of the disk cannot be registered: tried again");
-                self.refused.push(disk.clone());
+                self.unregistered_disks.push(disk.clone());
             }
         }
-        // librdmacm, having looked for devices at a bad time, opens those that it has anew, and all that
-        // comes from then on is of the new one.
+        // librdmacm may have opened the same device again under a new context. New connections use the new
+        // context.
         for index in 0..self.devices.len() {
             if let Some(old) = &mut self.devices[index]
                 && old.shared.device().name() == shared.device().name()
@@ -213,13 +215,13 @@ impl Shell {
                 self.release_device(index);
             }
         }
-        put_first(&mut self.devices, device);
+        insert_in_free(&mut self.devices, device);
         Ok(())
     }
 
-    /// A device is gone: its connections end, and what is waiting for it is refused.
+    /// A device was removed: ends its connections, drops its pending requests and suspends its listeners.
     #[cold]
-    pub(super) fn lose<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, index: usize) {
+    pub(super) fn on_device_lost<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, index: usize) {
         let Some(device) = self.devices.get_mut(index).and_then(Option::as_mut) else { return };
         if std::mem::replace(&mut device.is_lost, true) {
             return;
@@ -230,14 +232,14 @@ impl Shell {
             tracing::error!(device, "RDMA device gone: its connections end; it is taken up when it is back");
             self.messages.push_back(DeviceMessage::Lost(shared.device().serial()));
         }
-        self.missing += 1;
+        self.missing_devices += 1;
         self.requests.retain(|request| !shared.device().is_of(&request.id));
         self.listeners.suspend_on(shared.device().name());
         self.end_links(core, |link_device, _, _| link_device == index);
         self.release_device(index);
     }
 
-    /// Let go of a device that is lost or replaced, once nothing of it is in use.
+    /// Closes a lost or replaced device once no connection uses it.
     pub(super) fn release_device(&mut self, index: usize) {
         let is_used = self.links.iter().flatten().any(|link| link.device == index);
         if let Some(place) = self.devices.get_mut(index)
@@ -248,7 +250,7 @@ impl Shell {
         }
     }
 
-    /// Disconnect the connections that `which` picks by device, completion queue and number.
+    /// Disconnects the connections that `which` selects by device, completion queue and queue pair number.
     fn end_links<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
         core: &mut C,
@@ -256,33 +258,33 @@ impl Shell {
     ) {
         let picked = self.links.iter().flatten();
         let picked = picked.filter(|link| which(link.device, link.reservation.completions, link.number()));
-        let picked: Vec<Slot> = picked.map(|link| link.id).collect();
+        let picked: Vec<ConnectionId> = picked.map(|link| link.id).collect();
         for id in picked {
             self.disconnect(core, id);
         }
     }
 
-    /// DEVICE_REMOVAL of an identifier.
+    /// RDMA_CM_EVENT_DEVICE_REMOVAL of a connection or listener.
     #[cold]
     pub(super) fn on_removal<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, token: CmToken) {
         let of_link = self.ids.get(&token).and_then(|id| self.links.get(id.index())?.as_ref());
-        let of_listener = || self.listeners.of(token).map(|it| &it.id);
+        let of_listener = || self.listeners.find(token).map(|it| &it.id);
         let cm = of_link.map(|link| &link.cm).or_else(of_listener);
         let Some(name) = cm.and_then(CmId::device_name) else { return };
-        // By name, as librdmacm may have opened the same device twice.
+        // By name: librdmacm may have opened the same device twice.
         for index in 0..self.devices.len() {
             let device = self.devices[index].as_ref().map(|device| device.shared.device());
             if device.is_some_and(|device| device.name() == name) {
-                self.lose(core, index);
+                self.on_device_lost(core, index);
             }
         }
         self.listeners.suspend_on(&name);
     }
 
-    /// ADDR_CHANGE of an identifier.
+    /// RDMA_CM_EVENT_ADDR_CHANGE of a connection or listener.
     #[cold]
     pub(super) fn on_address_change(&mut self, token: CmToken) {
-        if let Some(address) = self.listeners.moved(token) {
+        if let Some(address) = self.listeners.suspend(token) {
             tracing::warn!(%address, "the RDMA listener's address has moved: it listens anew");
             self.next_retry = Nanos::ZERO;
         } else if let Some(id) = self.ids.get(&token).copied() {
@@ -291,17 +293,17 @@ impl Shell {
         }
     }
 
-    /// What a device tells of itself, on the core that listens.
+    /// Handles an asynchronous event of a device, on the listening core.
     pub(super) fn on_device_event<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
         core: &mut C,
         index: usize,
         event: AsyncEvent,
     ) {
-        told(&mut DevicePart { shell: self, core, index }, event);
+        on_async_event(&mut ShellDevice { shell: self, core, index }, event);
     }
 
-    /// Once in a while: what was lost or failed is tried again.
+    /// Retries lost devices, suspended listeners and failed registrations, every [`RETRY_PERIOD`].
     pub(super) fn retry<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         self.retry_disks();
         self.open_waiting();
@@ -310,35 +312,38 @@ impl Shell {
         }
         for index in 0..self.devices.len() {
             if self.devices[index].as_ref().is_some_and(|device| !device.shared.device().is_listed()) {
-                self.lose(core, index);
+                self.on_device_lost(core, index);
             }
         }
-        // No core hears their events, so they are looked at. One without a listener is not missing.
+        // No core reads the events of these devices, so their removal is polled. A removed device without a
+        // listener is not searched for.
         drop_gone(&mut self.unused);
-        self.missing += drop_gone(&mut self.unopened) + self.preparing.lose_gone();
-        if self.missing > 0 || !self.unopened.is_empty() || self.listeners.has_suspended() {
+        self.missing_devices += drop_gone(&mut self.unprepared) + self.preparing.lose_gone();
+        if self.missing_devices > 0 || !self.unprepared.is_empty() || self.listeners.has_suspended() {
             self.search();
         }
         let mut listeners = std::mem::take(&mut self.listeners);
-        let listen = |address, why| {
+        let listen = |address, reason| {
             let listening = self.listen_again(address);
-            if listening.is_none() && why == Why::New {
+            if listening.is_none() && reason == SuspendReason::New {
                 tracing::warn!(%address, "not listened on over RDMA yet: it is tried again");
             }
             listening
         };
-        for back in listeners.again(listen) {
+        for back in listeners.retry(listen) {
             let address = back.address;
-            match back.why {
-                Why::New => tracing::info!(%address, "listening (NVMe/RDMA, discovery included)"),
-                Why::Device => tracing::info!(%address, "RDMA device is back: listening again"),
-                Why::Moved | Why::Refused => tracing::info!(%address, "listening again over RDMA"),
+            match back.reason {
+                SuspendReason::New => tracing::info!(%address, "listening (NVMe/RDMA, discovery included)"),
+                SuspendReason::Device => tracing::info!(%address, "RDMA device is back: listening again"),
+                SuspendReason::Moved | SuspendReason::Refused => {
+                    tracing::info!(%address, "listening again over RDMA")
+                }
             }
         }
         self.listeners = listeners;
     }
 
-    /// Devices that the others have, and this core could not open.
+    /// Opens devices that other cores use and this core could not open before.
     fn open_waiting(&mut self) {
         let mut waiting = std::mem::take(&mut self.waiting);
         for ready in open_again(&mut waiting, |ready| self.open(ready)) {
@@ -348,7 +353,7 @@ impl Shell {
         self.waiting = waiting;
     }
 
-    /// Listen on an address again. `None`: it cannot be had, or its device is not there or not ready.
+    /// Binds an address and listens again. `None` if the bind fails, or its device is missing or not ready.
     fn listen_again(&mut self, address: SocketAddr) -> Option<CmId> {
         let id = CmId::new(&self.channel).ok()?;
         id.bind(address).and_then(|()| id.listen(BACKLOG)).ok()?;
@@ -362,64 +367,65 @@ impl Shell {
         None
     }
 
-    /// There is the device of this listener; one on all addresses is on none.
+    /// True if the listener's device is open, or the listener is on all addresses.
     pub(super) fn has_device_of(&self, id: &CmId) -> bool {
         id.device_name().is_none() || self.device_of(id).is_some()
     }
 
-    /// The device of an identifier, where it is served.
+    /// The open device of an identifier, unless it is lost or left out.
     pub(super) fn device_of(&self, id: &CmId) -> Option<&DeviceCore> {
         let is_of =
             |it: &&DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(id);
         self.devices.iter().flatten().find(is_of)
     }
 
-    /// Look for devices that are not known yet.
+    /// Searches for devices that are not known yet.
     fn search(&mut self) {
-        let mut found = std::mem::take(&mut self.unopened);
+        let mut found = std::mem::take(&mut self.unprepared);
         if Device::is_any_new() {
-            // One may be on its way in or out: there is another time.
+            // A device may be appearing or disappearing; the search is repeated.
             let all = Device::all().unwrap_or_default();
             let is_known = |it: &Arc<Device>| {
                 let serial = it.serial();
                 let mut others = self.unused.iter().chain(&found).chain(self.preparing.devices());
-                self.place_of(serial).is_some() || others.any(|other| other.device().serial() == serial)
+                self.index_of(serial).is_some() || others.any(|other| other.device().serial() == serial)
             };
             let new: Vec<_> = all.into_iter().filter(|it| !is_known(it)).map(SharedDevice::of).collect();
-            self.missing = self.missing.saturating_sub(new.len());
+            self.missing_devices = self.missing_devices.saturating_sub(new.len());
             found.extend(new);
         }
         let is_on_all = self.listeners.is_on_all();
         for shared in found {
             let name = shared.device().name();
-            // The same device opened anew: all that comes from now on is of the new one.
+            // librdmacm has opened the same device again; new connections use this context.
             let is_again = self.devices.iter().flatten().any(|known| known.shared.device().name() == name);
             if is_on_all || is_again || shared.is_used() {
                 self.prepare(shared);
             } else {
-                // A listener that is on it takes it up.
+                // Prepared once a listener is on it.
                 self.unused.push(shared);
             }
         }
     }
 
-    /// Have a device taken up as soon as its memory is registered, which another thread does.
+    /// Starts a thread that registers memory with a device. [`Shell::take_ready`] opens the device
+    /// afterwards.
     pub(super) fn prepare(&mut self, shared: Arc<SharedDevice>) {
         if let Err((shared, error)) = self.preparing.begin(shared, &self.opening.areas, &self.disks) {
             self.refuse(shared, &error);
         }
     }
 
-    /// Use the devices that are ready by now, and have the other cores do so.
+    /// Opens the devices whose memory is registered, and announces them to the other cores.
     pub(super) fn take_ready(&mut self) {
         while let Some((shared, ended)) = self.preparing.next_done(&self.disks) {
             let device = shared.device().name();
             match ended.and_then(|ready| self.open(&ready).map(|()| ready)) {
                 Ok(ready) => {
                     tracing::info!(device, "RDMA device found");
-                    self.has_refused = false;
+                    self.is_refusal_logged = false;
                     self.messages.push_back(DeviceMessage::Found(ready));
-                    // A listener may wait for it.
+                    // A suspended listener may need this device.
                     self.next_retry = Nanos::ZERO;
                 }
                 Err(error) => self.refuse(shared, &error),
@@ -427,24 +433,24 @@ impl Shell {
         }
     }
 
-    /// A device cannot be taken up. It is tried again.
+    /// Logs that a device cannot be used, and queues it for a retry.
     fn refuse(&mut self, shared: Arc<SharedDevice>, error: &str) {
-        // Said once.
-        if !std::mem::replace(&mut self.has_refused, true) {
+        // Logged once.
+        if !std::mem::replace(&mut self.is_refusal_logged, true) {
             tracing::error!(device = shared.device().name(), error, "RDMA device cannot be used");
         }
-        self.unopened.push(shared);
+        self.unprepared.push(shared);
     }
 
-    /// Register the memory of the disks that there are now. Gives those for which that failed, and why: they
-    /// are tried again, and meanwhile commands to them end their connection.
+    /// Sets the configured disks and registers their memory. Returns the name and error of each failed disk:
+    /// it is retried, and until then a command that uses the disk's memory ends its connection.
     pub fn set_disks(&mut self, disks: Vec<DiskArea>) -> Vec<(String, String)> {
         self.disks = disks;
         for device in self.devices.iter_mut().flatten() {
             device.keys.retain_disks(&self.disks);
         }
         let failed = self.register_disks();
-        self.refused = failed.iter().map(|(name, _)| name.clone()).collect();
+        self.unregistered_disks = failed.iter().map(|(name, _)| name.clone()).collect();
         failed
     }
 
@@ -460,18 +466,18 @@ impl Shell {
     }
 
     fn retry_disks(&mut self) {
-        if self.refused.is_empty() {
+        if self.unregistered_disks.is_empty() {
             return;
         }
         let failed = self.register_disks();
         let is_done = |name: &mut String| failed.iter().all(|(failed, _)| failed != name);
-        for disk in self.refused.extract_if(.., is_done) {
+        for disk in self.unregistered_disks.extract_if(.., is_done) {
             tracing::info!(disk, "memory of the disk is registered: served over RDMA");
         }
     }
 
-    /// Where the device of this serial number is.
-    fn place_of(&self, serial: u64) -> Option<usize> {
+    /// Index of the device with this serial number.
+    fn index_of(&self, serial: u64) -> Option<usize> {
         let is_it = |device: &DeviceCore| device.shared.device().serial() == serial;
         self.devices.iter().position(|device| device.as_ref().is_some_and(is_it))
     }

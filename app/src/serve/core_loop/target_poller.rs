@@ -1,5 +1,5 @@
-//! [`Requests`]: the turn of the target's core: disks, time-outs, messages of other cores, and what the log
-//! is to say.
+//! [`TargetPoller`]: polls the [`TargetCore`](spindle_target::core::TargetCore) (disks, requests that wait
+//! for memory, time-outs), exchanges its messages with other cores, and logs its notices.
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::rate::RateLimit;
@@ -9,20 +9,20 @@ use spindle_target::notice::Notice;
 use super::CoreMessage;
 use super::shared::Core;
 
-/// Log lines that hosts can cause at once, in seconds of their rate.
+/// Burst of log lines that hosts may cause, as seconds of the configured rate.
 const LOG_BURST_SECONDS: u32 = 5;
 
-/// The last of a core's pollers.
-pub struct Requests {
+/// The last poller of a turn.
+pub struct TargetPoller {
     core: usize,
     log: RateLimit,
 }
 
-impl Requests {
-    /// Of core number `core`, whose hosts may cause so many log lines a second.
-    pub fn new(core: usize, lines_per_s: u32) -> Requests {
+impl TargetPoller {
+    /// `lines_per_s`: most log lines per second that hosts may cause (`log.peer_lines_per_s`).
+    pub fn new(core: usize, lines_per_s: u32) -> TargetPoller {
         let log = RateLimit::new(lines_per_s, lines_per_s.saturating_mul(LOG_BURST_SECONDS));
-        Requests { core, log }
+        TargetPoller { core, log }
     }
 
     fn log_notices(&mut self, core: &mut Core, now: Nanos) {
@@ -42,7 +42,7 @@ impl Requests {
     }
 }
 
-impl Poller<Core, CoreMessage> for Requests {
+impl Poller<Core, CoreMessage> for TargetPoller {
     fn name(&self) -> &'static str {
         "requests"
     }
@@ -59,19 +59,19 @@ impl Poller<Core, CoreMessage> for Requests {
     ) -> Option<CoreMessage> {
         let CoreMessage::Target(message) = message else { return Some(message) };
         core.target.on_message(message);
-        core.tell_shown();
+        core.publish_advertised();
         None
     }
 
     fn flush(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) {
-        // What finds no room stays in the target's own list: by its length it knows when to leave out what
-        // hosts can cause without end.
+        // A message without room in the mailbox stays in the target's queue. The target bounds by its length
+        // the messages that hosts can cause.
         while turn.has_room()
             && let Some((to, message)) = core.target.next_message()
         {
             turn.send(to, CoreMessage::Target(message));
         }
-        core.count_connections();
+        core.publish_load();
         self.log_notices(core, turn.now);
     }
 

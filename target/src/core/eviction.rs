@@ -1,0 +1,88 @@
+//! Eviction on a full core: a new connection replaces the oldest connection that has not sent Connect, of any
+//! transport. A connection whose Connect waits for orphaned commands has sent it and is not evicted.
+//!
+//! Over TCP the capacity is free at once; over RDMA when the queue pair is destroyed, some turns later.
+
+use spindle_transport::ConnectionId;
+use std::collections::VecDeque;
+
+use spindle_reactor::slab::Slab;
+use spindle_transport::{Connections, Transport};
+
+use super::TargetCore;
+use crate::notice::Notice;
+use crate::qpair::Qpair;
+
+/// Connections that have not sent Connect.
+#[derive(Debug, Default)]
+pub(super) struct Unconnected {
+    /// In the order of acceptance. Entries may have connected or closed meanwhile.
+    accepted: VecDeque<ConnectionId>,
+    /// Evicted connections that may not have closed yet. An entry may have sent Connect before.
+    evicted: Vec<ConnectionId>,
+}
+
+impl Unconnected {
+    /// Adds a connection that was accepted.
+    pub(super) fn push<T: Transport>(&mut self, id: ConnectionId, qpairs: &Slab<Qpair<T>>) {
+        if self.accepted.len() >= qpairs.capacity() {
+            self.accepted.retain(|id| is_unconnected(qpairs, *id));
+        }
+        self.accepted.push_back(id);
+    }
+
+    fn pop_oldest<T: Transport>(&mut self, qpairs: &Slab<Qpair<T>>) -> Option<ConnectionId> {
+        let mut at = 0;
+        while let Some(id) = self.accepted.get(at).copied() {
+            // A Connect that waits may be refused in the end, so its connection stays in the list.
+            if qpairs.get(id.0).is_some_and(Qpair::is_connect_waiting) {
+                at += 1;
+                continue;
+            }
+            self.accepted.remove(at);
+            if may_be_evicted(qpairs, id) {
+                return Some(id);
+            }
+        }
+        None
+    }
+}
+
+fn is_unconnected<T: Transport>(qpairs: &Slab<Qpair<T>>, id: ConnectionId) -> bool {
+    qpairs.get(id.0).is_some_and(|qpair| !qpair.is_connected())
+}
+
+fn may_be_evicted<T: Transport>(qpairs: &Slab<Qpair<T>>, id: ConnectionId) -> bool {
+    qpairs.get(id.0).is_some_and(Qpair::may_be_evicted)
+}
+
+impl<T: Transport> TargetCore<T> {
+    /// Called before [`Connections::accept`], with the number of connections that wait to be accepted. On a
+    /// full core, `end` closes the oldest connection that has not sent Connect: a host sends it within a few
+    /// round trips, so the oldest is the least likely to belong to a host.
+    ///
+    /// True: call `accept`. False: wait; capacity will be free in a later turn.
+    ///
+    /// A call evicts at most one connection, since that may cost system calls, and none while as many evicted
+    /// connections are still closing as connections wait.
+    pub fn make_room(&mut self, newcomers: usize, end: impl FnOnce(&mut Self, ConnectionId)) -> bool {
+        if self.env.is_draining || !self.qpairs.is_full() {
+            return true;
+        }
+        let TargetCore { unconnected, qpairs, .. } = &mut *self;
+        unconnected.evicted.retain(|id| may_be_evicted(qpairs, *id));
+        if unconnected.evicted.len() < newcomers
+            && let Some(id) = unconnected.pop_oldest(qpairs)
+        {
+            if let Some(remote) = self.peer(id).map(|peer| peer.remote) {
+                let reason = "it has not sent Connect, and a newer one needs its place".to_owned();
+                self.env.notice(Notice::ConnectionRefused { remote, reason });
+            }
+            end(self, id);
+            if self.qpairs.contains(id.0) {
+                self.unconnected.evicted.push(id);
+            }
+        }
+        !self.qpairs.is_full() || self.unconnected.evicted.is_empty()
+    }
+}

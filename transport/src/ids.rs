@@ -1,0 +1,43 @@
+//! [`ConnectionId`] and [`RequestId`]: slots of different slabs, as types that cannot be mixed up.
+
+use spindle_reactor::slab::Slot;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub Slot);
+
+        impl $name {
+            /// From 32 bits that a peer or a device has echoed; the slab checks them.
+            #[inline]
+            #[must_use]
+            pub const fn from_wire(wire: u32) -> $name {
+                $name(Slot::from_wire(wire))
+            }
+
+            /// As 32 bits, for a field that is echoed.
+            #[inline]
+            #[must_use]
+            pub const fn to_wire(self) -> u32 {
+                self.0.to_wire()
+            }
+
+            /// Which entry of the slab.
+            #[inline]
+            #[must_use]
+            pub const fn index(self) -> usize {
+                self.0.index()
+            }
+        }
+    };
+}
+
+id!(
+    /// A connection of a core: the slot of its queue pair.
+    ConnectionId
+);
+id!(
+    /// A request of a queue pair: its slot, which a transport gives back with what it has fetched or sent.
+    RequestId
+);
