@@ -1,7 +1,7 @@
 //! `spindle check`: validates a configuration and prints what it starts, its memory use, and the commands
-//! with which hosts connect. Opens no disk and no listener.
+//! with which hosts connect. It binds no listener, and reads only size and identity of files and devices.
 //!
-//! With `--against` it also prints the changes of a reload from another file.
+//! With `--against` it also prints what a reload would change in a target that serves another file.
 
 use std::fmt::Write as _;
 use std::path::Path;

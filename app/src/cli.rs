@@ -19,7 +19,7 @@ pub use ctl::{
 
 /// Spindle: a polled-mode NVMe-oF storage target.
 #[derive(Debug, Parser)]
-#[command(name = "spindle", version, about, max_term_width = 110)]
+#[command(name = "spindle", version, max_term_width = 110)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

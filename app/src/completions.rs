@@ -54,7 +54,7 @@ mod tests {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut command(), "spindle", &mut script);
             let script = String::from_utf8(script).expect("text");
-            // For fish, options are left out below the second command.
+            // `clap_complete` leaves out options of subcommands below the second level for fish.
             let option = if *shell == Shell::Fish { "subsystem" } else { "any-host" };
             for wanted in ["connections", option, "bdev_malloc_create", "listen_address.traddr"] {
                 assert!(script.contains(wanted), "{shell}: {wanted}");

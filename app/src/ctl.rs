@@ -1,5 +1,5 @@
-//! `spindle ctl`: verbs, which call methods of the control socket and print text; or any method by name, with
-//! its result as JSON.
+//! `spindle ctl`: verbs, which call methods of the control socket and print text (JSON with `--json`); or any
+//! method by name, with its result as JSON.
 //!
 //! | file | content |
 //! |---|---|
@@ -140,7 +140,7 @@ fn insert(given: &mut Map<String, Value>, path: &[&str], value: Option<&str>, pa
     }
 }
 
-/// The JSON value of an argument. It is not checked here: the target does that.
+/// The JSON value of an argument: `true` without a value. The target checks it.
 fn value_of(value: Option<&str>, kind: Option<&Kind>) -> Value {
     let Some(value) = value else { return Value::Bool(true) };
     let text = || Value::String(value.to_owned());

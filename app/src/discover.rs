@@ -45,8 +45,8 @@ pub fn run(args: &DiscoverArgs) -> Result<(), DiscoverError> {
     Ok(())
 }
 
-/// Reads the discovery log from the first address that accepts a connection. Without a port, TCP tries 8009
-/// (discovery) and then 4420 (NVMe/TCP), where targets answer discovery as well; RDMA uses 4420.
+/// Reads the discovery log from the first address that accepts a connection. If `text` has no port, TCP tries
+/// 8009 (discovery) and then 4420 (NVMe/TCP), where targets answer discovery as well; RDMA uses 4420.
 fn fetch_log(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), DiscoverError> {
     let (transport, text) = split_transport(text);
     let ports: &[u16] = match transport {

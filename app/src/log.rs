@@ -81,7 +81,7 @@ pub fn start(plan: &LogPlan) -> Result<LogControl, String> {
     Ok(LogControl { filter: variable.is_none().then_some(handle), queue })
 }
 
-/// Body of the log's thread. Its own lines, about lost ones, bypass the queue.
+/// Body of the log's thread. The lines that it logs itself, about lost lines, bypass the queue.
 fn write_out(outlet: QueueWriter, format: LogFormat) {
     let direct = tracing_subscriber::registry().with(lines(format, io::stderr().is_terminal(), io::stderr));
     let _here = tracing::subscriber::set_default(direct);

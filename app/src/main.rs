@@ -3,12 +3,13 @@
 //! ```text
 //!   main ── cli (arguments) ──┬── serve, status, ctl         run a target; show its state; change it
 //!                             ├── check, discover            check a configuration; query a target
-//!                             ├── nvme                       bind NVMe drives to vfio-pci or nvme
-//!                             └── bench                      measure a target or a disk (crate bench)
+//!                             ├── nvme                       list NVMe drives; bind them to vfio-pci or nvme
+//!                             ├── bench                      measure a target or a disk (crate bench)
+//!                             └── completions                print a completion script for a shell
 //! ```
 //!
-//! Each subcommand is a module with a `run` function that returns `Result`; this file prints the error with
-//! its sources. The exit status is 0 on success, 1 on an error, 2 on a wrong command line.
+//! Each subcommand is a module or crate with a function `run`; this file prints its error with the error's
+//! sources. The exit status is 0 on success, 1 on an error, 2 on a wrong command line.
 #![forbid(unsafe_code)]
 
 mod check;

@@ -10,7 +10,7 @@ const NAME_BYTES_MAX: usize = 256;
 /// Most characters of a name or value that a message quotes.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// `a, b or c`.
+/// `a, b or c`; `nothing` without words.
 pub fn alternatives(words: impl Iterator<Item = String>) -> String {
     let words: Vec<String> = words.collect();
     match words.split_last() {
@@ -25,7 +25,8 @@ pub fn quoted<T: Debug>(names: impl IntoIterator<Item = T>) -> String {
     alternatives(names.into_iter().map(|name| format!("{name:?}")))
 }
 
-/// The word with the smallest edit distance to `name`, if that is at most 2/5 of the longer length.
+/// The word with the smallest edit distance to `name`, if that is at most 2/5 of the longer length. `None`
+/// for a `name` longer than [`NAME_BYTES_MAX`].
 pub fn nearest<'a>(name: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = |word: &str| name.len().max(word.len()) * 2 / 5;
     // The distance is at least the difference of the lengths; skipping those words saves time.
@@ -44,7 +45,7 @@ pub fn did_you_mean<'a>(
     nearest(name, names).map_or_else(fallback, |near| format!("did you mean {near:?}?"))
 }
 
-/// The text, cut after [`SHOWN_CHARS_MAX`] characters.
+/// The text; a longer one is cut after [`SHOWN_CHARS_MAX`] characters and ends with ` ...`.
 pub fn shortened(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARS_MAX) {
         Some((end, _)) => format!("{} ...", &text[..end]),

@@ -1,8 +1,8 @@
 //! `spindle bench disk DISK`: measures a local disk through the same [`Disk`] interface that the target uses,
-//! without a network: one pinned thread submits and polls.
+//! without a network: one thread, which `--core` pins, submits and polls.
 //!
-//! The result is the most that `spindle serve` can reach with the disk, and can be compared with `fio` on the
-//! kernel's driver.
+//! The result is the most that one core of `spindle serve` can reach with the disk at this queue depth, and
+//! can be compared with `fio` on the kernel's driver.
 //!
 //! It does not check data. Writes destroy the data on the disk and need `--destroy-data`.
 
@@ -34,13 +34,13 @@ use spindle_console::size::Bytes;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Longest wait for the outstanding commands after the measured time.
 const DRAIN_MAX: Duration = Duration::from_secs(60);
-/// Most sizes in one `--cache`.
+/// Most different sizes in one `--cache`.
 const SIZES_MAX: usize = 64;
 
 /// A disk as named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskAddress {
-    /// A namespace of an NVMe drive that this process drives through vfio-pci.
+    /// An NVMe drive that this process drives through vfio-pci, and its namespace identifier.
     Nvme(PciAddress, u32),
     /// Generic device (`/dev/ngXnY`) of a namespace that the kernel drives.
     Ng(std::path::PathBuf),
@@ -61,7 +61,7 @@ impl std::fmt::Display for DiskAddress {
     }
 }
 
-/// A text that names no disk.
+/// A `DISK` argument that names no disk.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskAddressError {
     #[error("{0:?}: must be nvme:ADDRESS, nvme:ADDRESS/NAMESPACE, ng:PATH, file:PATH or null:")]
@@ -102,7 +102,7 @@ pub enum DiskBenchError {
     Core(#[from] AffinityError),
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// An option that the disk or another option does not allow.
+    /// A value out of range, or one that the disk or another option does not allow.
     #[error("{option} is {value}, but {rule}")]
     Size { option: &'static str, value: String, rule: String },
     #[error("--rw {0}: writes destroy what is on the disk; --destroy-data allows it")]
@@ -117,7 +117,7 @@ pub enum DiskBenchError {
     Plot(#[from] report::plot::PlotError),
 }
 
-/// `spindle bench disk DISK`. Fails also when a single command failed.
+/// `spindle bench disk DISK`. Fails if any command failed, also in the warm-up.
 pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
     if args.load.rw.reads_percent(args.load.mix) < 100 && !args.destroy_data {
         return Err(DiskBenchError::Destroys(args.load.rw));
@@ -244,7 +244,7 @@ fn caches(args: &DiskArgs) -> Result<Vec<CacheSpec>, DiskBenchError> {
     Ok(policies.flat_map(|policy| sizes.iter().map(move |size| spec(policy, size))).collect())
 }
 
-/// Disk, load and counters of the measuring thread. A unit is one command's blocks.
+/// Disk, load and counters of the measuring thread. A unit is the blocks of one command.
 struct Engine {
     disk: Box<dyn Disk>,
     run: Run,
@@ -361,7 +361,7 @@ impl Engine {
         })
     }
 
-    /// Submits commands until the queue depth is reached or one completes in the call.
+    /// Submits commands until the queue depth is reached or a command completes before `submit` returns.
     #[inline]
     fn fill(&mut self, now: Nanos) {
         while let Some(index) = self.free_tokens.pop() {
@@ -397,8 +397,8 @@ impl Engine {
         self.next
     }
 
-    /// Collects completions and calls `ended` with submission and completion time of each. Returns whether
-    /// there were any.
+    /// Collects completions, sets `now` to the time after that, and calls `ended` with the submission time of
+    /// each and `now`. Returns whether there were completions.
     #[inline]
     fn poll(&mut self, now: &mut Nanos, mut ended: impl FnMut(Nanos, Nanos)) -> bool {
         let mut done = std::mem::take(&mut self.done);

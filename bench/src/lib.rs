@@ -8,6 +8,8 @@
 //!   each of them ── BenchResult ── text, JSON, plot       report
 //! ```
 //!
+//! `bench delivery` and the hidden `bench line` are in `limit` too and print their own results.
+//!
 //! It serves nothing and reads no configuration file.
 #![forbid(unsafe_code)]
 
@@ -29,7 +31,8 @@ use args::BenchCommand;
 /// Runs the measurement that `args` selects and prints its result to standard output.
 ///
 /// # Errors
-/// The measurement could not run, commands failed, or `--verify` found wrong data.
+/// The measurement could not run, commands failed, `--verify` found wrong data, or the result or plot could
+/// not be written.
 pub fn run(args: &BenchArgs) -> Result<(), Box<dyn Error>> {
     match &args.command {
         None => Ok(run::run(&args.target)?),

@@ -2,8 +2,8 @@
 //! same sizes over loopback sockets, without the protocol.
 //!
 //! Two pinned, busy-polling threads of one process: the requester keeps `qd` requests in flight; the server
-//! answers all requests of one receive with one `sendmsg`. Neither parses or checks a command; message sizes,
-//! directions and payload memory are those of NVMe/TCP.
+//! answers all requests of one receive with one `send` or `sendmsg` as a rule. Neither parses or checks a
+//! command; message sizes, directions and payload memory are those of NVMe/TCP.
 //!
 //! ```text
 //!   requester (core B)                                    server (core A)
@@ -45,13 +45,13 @@ use spindle_console::size::Bytes;
 /// Warm-up before the measured time: TCP windows grow, processor caches fill.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// Smallest share of processor time of both threads with which a result is not reported as disturbed.
+/// A result is reported as disturbed if the two threads had less than this share of their cores.
 const CPU_SHARE_MIN: f64 = 0.97;
 
 /// Checked options of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Requests, and the order in which the server uses the blocks of its span.
+    /// Access pattern: the requests, and the order in which the server uses the blocks of its span.
     access: Access,
     /// Share of reads in per cent.
     reads_percent: u8,
@@ -66,7 +66,7 @@ pub(crate) struct Plan {
     inline_bytes_max: usize,
     /// TCP congestion control of both ends; `None` keeps the system's default.
     congestion: Option<String>,
-    /// SO_SNDBUF and SO_RCVBUF of the server's sockets; with 0 the kernel tunes them.
+    /// SO_SNDBUF and SO_RCVBUF of the server's sockets; 0: the kernel tunes them.
     socket_buffer_bytes: usize,
     /// The server's and the requester's core; `None` leaves both unpinned (tests).
     cores: Option<CorePair>,
@@ -226,7 +226,8 @@ impl Plan {
         })
     }
 
-    /// Time within which a run ends; the main thread sleeps that long when it draws no progress bar.
+    /// Expected duration of a run, with a margin; the main thread sleeps that long if it draws no progress
+    /// bar.
     fn expected_duration(&self) -> Duration {
         self.warm_up + self.measured + WARM_UP
     }

@@ -5,7 +5,8 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Seeds that differ only in the lowest bit give the same sequence; the state must not be 0.
+    /// Sets the lowest bit of `seed`, as the state must not be 0. So `2n` and `2n + 1` give the same
+    /// sequence.
     pub fn new(seed: u64) -> Random {
         Random(seed | 1)
     }

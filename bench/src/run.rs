@@ -1,19 +1,19 @@
 //! `spindle bench ADDRESS`: measures an NVMe/TCP or NVMe/RDMA target through the initiator library.
 //!
 //! ```text
-//!   main thread                          measuring thread (pinned, polls without a pause)
+//!   main thread                          measuring thread (--core pins it; polls without a pause)
 //!   Progress <── stage, completed ────   connect: discover, controllers, queues
 //!   table, JSON, plot <── Outcome ────   [fill] ─ load: warm-up, then measured ─ [check every block]
 //! ```
-//! Fill and check run with `--verify` only. A turn of the measuring thread is one
-//! [`QueueSet::poll`](spindle_initiator::QueueSet::poll): the clock is read once for all completions of a
-//! receive, and the commands that replace them are sent in one call.
+//! Fill and check run with `--verify` only, and the fill only if the load has reads. A turn of the measuring
+//! thread is one [`QueueSet::poll`](spindle_initiator::QueueSet::poll): the clock is read once for all
+//! completions of a queue, and the commands that replace them are sent in one call.
 //!
-//! It sends only reads and writes, at addresses that are multiples of `--bs`.
+//! Its I/O commands are reads and writes at addresses that are multiples of `--bs`.
 //!
 //! Limits: 1 GiB of data in flight. It does not hang: each step of connecting has a deadline, a connection
-//! without a completion for 30 s is closed, and after the measured time the run fails if nothing completes
-//! for [`DRAIN_MAX`].
+//! without a completion for 30 s is closed, and at the end of a stage the run fails if commands are
+//! outstanding and none completes for [`DRAIN_MAX`].
 
 mod engine;
 mod job;
@@ -40,11 +40,11 @@ use job::{Check, Fill, Load, Tally};
 
 /// Warm-up before the measured time: TCP windows grow, processor caches fill.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// Longest time without a completion after the measured time, while commands are outstanding.
+/// Longest time without a completion at the end of a stage, while commands are outstanding.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 /// Most errors that are printed; all are counted.
 const ERRORS_SHOWN: usize = 8;
-/// Smallest share of processor time of the measuring thread with which a result is not reported as disturbed.
+/// A result is reported as disturbed if the measuring thread had less than this share of a core.
 const CPU_SHARE_MIN: f64 = 0.97;
 
 /// Failure of `bench ADDRESS`: no result, or one with failed commands or wrong data.
@@ -68,7 +68,7 @@ pub enum BenchError {
     NothingOffered { address: SocketAddr, transport: initiator::TransportKind },
     #[error("the subsystem shows no namespace{0} to this host")]
     NoNamespace(String),
-    /// An option that the target or another option does not allow.
+    /// A value out of range, or one that the target or another option does not allow.
     #[error("{option} is {value}, but {rule}")]
     Size { option: &'static str, value: String, rule: String },
     #[error(transparent)]
@@ -101,7 +101,7 @@ struct Outcome {
     extras: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Sent at the start of each stage of the run: fill, load and check.
+/// Message to the main thread at the start of a stage: fill, load or check.
 #[derive(Debug)]
 struct Stage {
     title: String,
@@ -115,7 +115,7 @@ enum Total {
     Commands(u64),
 }
 
-/// `spindle bench ADDRESS`. Fails also when a single command failed or a block was wrong.
+/// `spindle bench ADDRESS`. Fails if any command failed or a read returned wrong data, in any stage.
 pub fn run(args: &BenchTargetArgs) -> Result<(), BenchError> {
     let done = AtomicU64::new(0);
     let outcome = thread::scope(|scope| {

@@ -9,11 +9,11 @@
 //! The generation of a block grows with each write; each run has its own seed. A mismatch therefore shows
 //! whether a write was lost or misdirected, and whether the block is stale, torn or from another run.
 //!
-//! A table holds the expected generation of each block. A *unit* is the blocks of one command. A unit that is
-//! being written is neither read nor written, and a unit that is being read is not written, so the expected
-//! data of a read is unambiguous.
+//! A table holds the expected generation of each block. A *unit* is the blocks of one command. While a unit
+//! is written no other command uses it, and while it is read it is not written, so the expected data of a
+//! read is unambiguous.
 //!
-//! Limit: 2^28 blocks, for which the table has 1 GiB.
+//! Limit: 2^28 blocks, whose generations take 1 GiB.
 
 use spindle_initiator::Buf;
 
@@ -107,7 +107,7 @@ fn word_of(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Pseudo-random words after the first three; each depends only on these and its index.
+/// Pseudo-random words after the first three; each depends only on the first three and on its index.
 #[derive(Clone, Copy)]
 struct Stream(u64);
 
@@ -160,7 +160,7 @@ impl GenerationTable {
         self.users.len()
     }
 
-    /// True when the content of a block of the unit is known.
+    /// Whether the content of at least one block of the unit is known.
     pub(super) fn is_known(&self, unit: usize) -> bool {
         self.blocks(unit).iter().any(|generation| generation & UNKNOWN == 0)
     }
@@ -178,7 +178,8 @@ impl GenerationTable {
         is_free
     }
 
-    /// Begins a write of the unit and fills `buf` with the next generation. False: the unit is in use.
+    /// Begins a write of the unit and fills `buf`, which must be one piece, with the next generation of each
+    /// block. False: the unit is in use.
     pub(super) fn begin_write(&mut self, unit: usize, buf: &mut Buf) -> bool {
         if self.users[unit] != 0 {
             return false;
@@ -221,7 +222,7 @@ impl GenerationTable {
         }
     }
 
-    /// The generation of the next write; it wraps from 2^31 - 1 to 1.
+    /// The generation of the write after `generation`; it wraps from 2^31 - 1 to 1.
     fn next_generation(&self, generation: u32) -> u32 {
         match generation & !UNKNOWN {
             0 => self.first_generation,

@@ -1,8 +1,8 @@
 //! [`Zipf`]: random addresses with a Zipf distribution, in which few units get most accesses.
 //!
 //! The probability of the unit of rank k, from 1 up, is proportional to 1 / k^exponent. Ranks are drawn by
-//! rejection inversion (Hörmann and Derflinger, 1996), which needs some logarithms for a draw and no table,
-//! so a disk may have any size.
+//! rejection inversion (Hörmann and Derflinger, 1996), which needs a few logarithms and exponentials for a
+//! draw and no table, so a disk may have any size.
 
 use super::random::Random;
 
@@ -11,19 +11,20 @@ use super::random::Random;
 pub struct Zipf {
     units: u64,
     exponent: f64,
-    /// Bounds of the uniform draw, as areas under x^-exponent: the area at 1.5 less the weight of rank 1, and
-    /// the area at `units` + 0.5.
+    /// Bounds of the uniform draw: [`area`] at 1.5 less 1 (the weight of rank 1), and [`area`] at `units` +
+    /// 0.5.
     areas: (f64, f64),
-    /// A point at most this far below its rank is accepted without computing the area.
+    /// A point above its rank, or at most this far below it, is accepted without computing [`area`].
     near: f64,
-    /// Distance from the unit of a rank to that of the next, modulo `units` and coprime to it.
+    /// Distance from the unit of a rank to that of the next rank, modulo `units`. Coprime to `units`.
     step: u64,
 }
 
 impl Zipf {
     /// `units` is at least 1.
     pub fn new(units: u64, exponent: f64) -> Zipf {
-        // `units` times the golden ratio: any number of first ranks is spread evenly over the units.
+        // `units` divided by the golden ratio: the first ranks, however many, are spread evenly over the
+        // units.
         let golden = (u128::from(units) * 0x9e37_79b9_7f4a_7c15) >> 64;
         let golden = u64::try_from(golden).unwrap_or(0).max(1);
         let step = (golden..).find(|step| common_divisor(*step, units) == 1).unwrap_or(1);
@@ -60,19 +61,20 @@ impl Zipf {
     }
 }
 
-/// The integral of x^-exponent from 1 to `x`.
+/// The integral of t^-exponent over t from 1 to `x`.
 fn area(exponent: f64, x: f64) -> f64 {
     let rest = 1.0 - exponent;
     if is_near_zero(rest) { x.ln() } else { (rest * x.ln()).exp_m1() / rest }
 }
 
-/// The `x` for which [`area`] is `area`.
+/// Inverse of [`area`]: the upper limit `x` at which the integral is `area`.
 fn inverse_area(exponent: f64, area: f64) -> f64 {
     let rest = 1.0 - exponent;
     if is_near_zero(rest) { area.exp() } else { ((rest * area).max(-1.0).ln_1p() / rest).exp() }
 }
 
-/// Too close to 0 to divide by without loss of all precision.
+/// Whether `rest` (1 - exponent) is so close to 0 that the formulas for exponent 1 are used: the others
+/// divide by it.
 fn is_near_zero(rest: f64) -> bool {
     rest.abs() < 1e-9
 }
@@ -88,7 +90,7 @@ fn common_divisor(mut a: u64, mut b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The share of draws that go to the most popular `ranks` of `units`.
+    /// The share of draws that return one of the `ranks` most popular units.
     fn share(units: u64, exponent: f64, ranks: u64) -> f64 {
         const DRAWS: u32 = 200_000;
         let (zipf, mut random) = (Zipf::new(units, exponent), Random::new(7));
@@ -103,7 +105,7 @@ mod tests {
         let weights = |exponent: f64, ranks: u32| -> f64 {
             (1..=ranks).map(|rank| f64::from(rank).powf(-exponent)).sum()
         };
-        // Of the harmonic numbers of 1000 and 100 000.
+        // Ratio of the harmonic numbers of 1000 and 100 000.
         assert!((weights(1.0, 1000) / weights(1.0, 100_000) - 0.619).abs() < 1e-3);
         for exponent in [0.2, 0.5, 0.9, 1.0, 1.2, 3.0] {
             for ranks in [1, 10, 1000] {

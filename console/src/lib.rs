@@ -14,14 +14,14 @@ use std::time::Duration;
 /// Longest wait for the final message: standard error may be a full pipe without a reader.
 const FINAL_MESSAGE_MAX: Duration = Duration::from_secs(1);
 
-/// `println!` for a line of a result; [`write_result`] has the handling of errors.
+/// Like `println!`, for a line of a result; a failed write ends the process (see [`write_result`]).
 #[macro_export]
 macro_rules! say {
     ($($line:tt)*) => { $crate::write_result(format_args!($($line)*)) };
 }
 
-/// Writes a line of a result to standard output. If that fails, the process exits with status 1: without a
-/// message when the reader has closed the pipe, else (full file system) with the error on standard error.
+/// Writes a line of a result to standard output. If that fails, the process exits with status 1; unless the
+/// reader has closed the pipe, standard error has the reason (for example, a full file system).
 pub fn write_result(line: Arguments<'_>) {
     let Err(error) = writeln!(io::stdout(), "{line}") else { return };
     if error.kind() != io::ErrorKind::BrokenPipe {
@@ -30,8 +30,8 @@ pub fn write_result(line: Arguments<'_>) {
     process::exit(1);
 }
 
-/// Writes a final message to standard error from a thread, and waits at most 1 s for it: a full pipe without
-/// a reader must not keep the process.
+/// Writes `text` and a newline to standard error from a thread, and waits at most 1 s for it: a full pipe
+/// without a reader must not keep the process from ending. Writes nothing if no thread can be started.
 pub fn write_final_message(text: String) {
     let (done, is_done) = sync_channel(1);
     let write = move || {

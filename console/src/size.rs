@@ -1,18 +1,18 @@
 //! Sizes in bytes with units: `4k`, `4KiB`, `256MiB`, `1GiB`, `4096`.
 //!
-//! [`Bytes`] is parsed from the command line and from the configuration file. K, M, G and T are powers of
-//! 1024, with or without `iB`: `1G` equals `1GiB`. A bare number is in bytes.
+//! [`Bytes`] is parsed from the command line and from the configuration file. K, M, G and T, in either case,
+//! are powers of 1024: `1G`, `1GB` and `1GiB` are equal. A number without a unit is in bytes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// Size in bytes, printed with the largest unit that divides it.
+/// Size in bytes, printed in the largest unit that divides it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(u64);
 
-/// Units by size, largest first, with the name that they are printed with.
+/// Units larger than a byte, largest first: (bytes, printed name).
 const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
 
 impl Bytes {
@@ -22,7 +22,7 @@ impl Bytes {
         Bytes(bytes)
     }
 
-    /// Converts the length of a slice or buffer.
+    /// A size of `len` bytes; `u64::MAX` if `len` does not fit.
     #[must_use]
     pub fn from_len(len: usize) -> Bytes {
         Bytes(u64::try_from(len).unwrap_or(u64::MAX))
@@ -42,7 +42,7 @@ impl Bytes {
 }
 
 impl FromStr for Bytes {
-    /// What is wrong with it, and what is allowed.
+    /// Message: what is wrong with the text.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Bytes, String> {
@@ -91,7 +91,8 @@ impl Serialize for Bytes {
     }
 }
 
-/// A size in three significant digits, for people.
+/// A size for people, in the largest unit that it reaches. Rounded down: to one decimal below 100 units, to a
+/// whole number from there on.
 #[must_use]
 pub fn rounded(bytes: u64) -> String {
     let Some((unit, name)) = UNITS.into_iter().find(|(unit, _)| bytes >= *unit) else {

@@ -75,7 +75,7 @@ impl ZeroMethods {
         self.can_release.load(Ordering::Relaxed)
     }
 
-    /// The preferred method. `gives_back`: the space may be freed.
+    /// The first supported method in the order of [`ZeroMethod`]; `Release` only if `gives_back` is true.
     pub(crate) fn best(&self, gives_back: bool) -> ZeroMethod {
         if gives_back && self.can_release() {
             ZeroMethod::Release
@@ -86,7 +86,8 @@ impl ZeroMethods {
         }
     }
 
-    /// Disables a method that the medium has refused; returns the next one.
+    /// Disables `method`, which the medium has refused, for all cores; returns the method to use instead.
+    /// `None` for `Write`, which cannot be disabled.
     pub(crate) fn refuse(&self, method: ZeroMethod) -> Option<ZeroMethod> {
         match method {
             ZeroMethod::Release => self.can_release.store(false, Ordering::Relaxed),
@@ -97,7 +98,7 @@ impl ZeroMethods {
     }
 }
 
-/// Executes the operations of one core. It has capacity for each request and, in addition, for the
+/// Executes the operations of one core. It has capacity for one operation of each request and one of the
 /// compare-and-write.
 pub(crate) trait AsyncBackend {
     /// Error of an operation.
@@ -119,7 +120,7 @@ pub(crate) trait AsyncBackend {
 
     fn zero_methods(&self) -> &ZeroMethods;
 
-    /// Most bytes that one [`AsyncBackend::zero`] may have with this method.
+    /// Most bytes of one [`AsyncBackend::zero`] with `method`.
     fn zero_bytes_max(&self, method: ZeroMethod) -> u64;
 
     /// Zeroes `bytes` from byte `offset` on.
@@ -135,10 +136,10 @@ pub(crate) trait AsyncBackend {
     fn disk_error(&self, error: &Self::Error, is_write: bool) -> DiskError;
 
     /// Cancels the operation of `token`: no further piece of it is given to the device, and the piece at the
-    /// device is not retried. It still completes, with any result.
+    /// device is not retried. The operation still completes, with any result.
     fn cancel(&mut self, token: u64);
 
-    /// Submits the operations begun since the last call to the device.
+    /// Submits to the device the operations begun since the last call.
     ///
     /// # Errors
     /// The backend is unusable and returns no further completions.

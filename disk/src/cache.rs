@@ -7,10 +7,11 @@
 //! ```
 //!
 //! Write-through: the affected pages are dropped from the cache, the inner disk executes the write, then the
-//! write is acknowledged. Whole pages that were in the cache are entered again with their new data when the
-//! inner disk has ended the write. The disk's guarantees are unchanged: the inner disk executes Flush and
-//! FUA, and no data is lost with the cache. Reads and writes of a block stay linearizable; the argument is in
-//! `index.rs`, the states of a frame in [`spindle_reactor::mem::FrameWords`].
+//! write is acknowledged. After a write of whole pages, up to 32 of those that were in the cache are entered
+//! again with their new data, unless another write overlapped. The disk's guarantees are unchanged: the inner
+//! disk executes Flush and FUA, and no data is lost with the cache. Reads and writes of a block stay
+//! linearizable; the argument is in `index.rs`, the states of a frame in
+//! [`spindle_reactor::mem::FrameWords`].
 //!
 //! A miss of a page that another read is filling waits for that fill: the disk reads a page once. A fill
 //! belongs to the cache: it continues when its host disconnects.
@@ -21,8 +22,8 @@
 //! detected only where the inner disk reports them ([`DiskSource::on_foreign_change`]); then all pages are
 //! dropped.
 //!
-//! Limits: pages of 4 KiB; reads of more than 512 KiB do not fill the cache, but may hit; a partial page at
-//! the end of the disk is not cached.
+//! Limits: pages of 4 KiB. A read of more than 512 KiB does not fill the cache; up to 2 MiB, it is answered
+//! from the cache if all its pages are there. A partial page at the end of the disk is not cached.
 
 mod ahead;
 mod core;
@@ -106,7 +107,8 @@ pub struct CacheSpec {
     pub policy: PolicyKind,
     /// Whether pages that a host has read stay in the cache.
     pub mode: CacheMode,
-    /// Largest read-ahead window in bytes, up to [`READ_AHEAD_BYTES_MAX`]; 0 turns read-ahead off.
+    /// Largest read-ahead window in bytes, up to [`READ_AHEAD_BYTES_MAX`]; 0 turns read-ahead off. The window
+    /// is at most 1/32 of the cache.
     pub read_ahead: u32,
     /// Size of the memory pages to allocate.
     pub pages: Pages,
@@ -139,8 +141,8 @@ pub struct CacheUse {
     pub mode: CacheMode,
     /// Totals of all cores since the cache was created.
     pub counts: CacheCounts,
-    /// Totals by host ([`IoRequest::client`](crate::IoRequest::client)). Number 0: hosts from number 256 on,
-    /// and events without a host.
+    /// Totals of each host with a nonzero counter, by [`IoRequest::client`](crate::IoRequest::client). Number
+    /// 0: hosts from number 256 on, and events without a host.
     pub by_host: Vec<(u16, CacheCounts)>,
 }
 
@@ -186,7 +188,8 @@ impl CachedDisk {
         Ok(Arc::new(CachedDisk { inner, switch, has_single_blocks: spec.is_some() }))
     }
 
-    /// Totals of all cores for the current cache, or the one that a change in progress installs.
+    /// Totals of all cores for the cache that was last set, also while cores still switch to it. Zero without
+    /// a cache.
     #[must_use]
     pub fn counts(&self) -> CacheCounts {
         self.switch.wanted().map(|shared| shared.counts.totals()).unwrap_or_default()

@@ -1,7 +1,7 @@
 //! A layer that delays the commands of any disk by the clock, for tests and benchmarks.
 //!
-//! It models one device that all cores share. The inner disk executes a command at once; the completion is
-//! held until the modelled device would have finished it:
+//! The layer models one device that all cores share. The inner disk gets a command at once; the completion is
+//! held until the modelled device would have finished the command:
 //!
 //! ```text
 //!   submit ── inner disk ──────────────────────────────────────── its Done ──┐
@@ -16,9 +16,9 @@
 //!   positions is 8/15 of `seek`. Rotation is not modelled.
 //!
 //! Read, Write, Compare, Verify, and Write Zeroes without deallocation seek to their range and transfer its
-//! bytes; Compare and Write transfers them twice; a copy seeks to both ranges and transfers the bytes twice.
-//! Flush, Deallocate and Write Zeroes with deallocation transfer nothing: they wait for the commands before
-//! them and for the latency.
+//! bytes; a compare-and-write transfers them twice; a copy seeks to both ranges and transfers the bytes
+//! twice. Flush, Deallocate and Write Zeroes with deallocation transfer nothing: they wait for the commands
+//! before them and for the latency.
 //!
 //! Times are those given to [`Disk::poll`], from the first poll after the submission on. Nothing here sleeps
 //! or spins; `poll` reports work while a command waits only for its time.
@@ -54,7 +54,7 @@ pub const LATENCY_US_MAX: u64 = 10_000_000;
 pub const SEEK_US_MAX: u64 = 1_000_000;
 /// Smallest bandwidth, in bytes per second.
 pub const BANDWIDTH_MIN: u64 = 64 << 10;
-/// Largest bandwidth, in bytes per second: 1 TiB/s, above any memory's.
+/// Largest bandwidth, in bytes per second: 1 TiB/s.
 pub const BANDWIDTH_MAX: u64 = 1 << 40;
 
 /// Settings of the delay layer. Zero or `None` adds no time.
@@ -164,9 +164,10 @@ struct DelayCore {
     ready: VecDeque<Done>,
     /// Completions of the inner disk; empty between polls.
     inner_done: Vec<Done>,
-    /// Data of a read that the inner disk has ended in `prepare`, until the read is submitted.
+    /// Data of a read that the inner disk has ended in `prepare`, until the next `prepare`, `submit` or
+    /// `poll`.
     prepared: Option<(IoRequest, Buf)>,
-    /// Commands that only wait for their due time.
+    /// Commands that the inner disk has ended and that are not due yet.
     waiting_for_time: usize,
     /// Number of commands that were given a due time.
     begun: u64,
@@ -262,8 +263,8 @@ impl Disk for DelayCore {
         Some(&*self.inner)
     }
 
-    /// A read that the inner disk ends in `prepare` must still be delayed: its data is kept until it is
-    /// submitted.
+    /// A read that the inner disk ends in `prepare` must still be delayed: its data is kept until the read is
+    /// submitted, which the caller does at once.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         self.prepared = None;
         match self.inner.prepare(request, next) {

@@ -75,8 +75,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The exporting target object of the file or block device at `path`, of all or part of it. Compared by
-/// device and inode number, not by name.
+/// The kernel target object that exports the file or block device at `path`, or a device that overlaps it.
+/// Compared by device and inode number, not by name.
 pub(crate) fn exporter(path: &Path) -> Option<String> {
     let ours = fs::metadata(path).ok()?;
     let is_same = |export: &Export| {
@@ -98,7 +98,7 @@ fn folder_of(number: u64) -> Option<PathBuf> {
     fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()
 }
 
-/// The sysfs directory of a disk, or of the disk of a partition.
+/// The sysfs directory of the disk with device number `number`; for a partition, that of its disk.
 fn disk_of(number: u64) -> Option<PathBuf> {
     let folder = folder_of(number)?;
     match folder.join("partition").exists() {
@@ -113,7 +113,7 @@ fn overlap(a: u64, b: u64) -> bool {
     a == b || is_whole(a) || is_whole(b)
 }
 
-/// True where the controller is one of the paths to the NVMe disk.
+/// True where `controller`, a character device, is a path to the NVMe disk with device number `number`.
 fn has_controller(number: u64, controller: &Path) -> bool {
     let (Some(disk), Some(name)) = (disk_of(number), controller.file_name()) else { return false };
     let device = disk.join("device");

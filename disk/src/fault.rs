@@ -15,7 +15,8 @@
 //! [`FaultControl::release_dropped`] (drop). [`FaultControl`] changes the settings at run time, from any
 //! thread. A command that fails without effect returns its buffer unchanged.
 //!
-//! Not done here: it changes no bytes, and every acknowledged command was executed by the inner disk.
+//! Not done here: the layer changes no bytes, and every command that ends without an error was executed by
+//! the inner disk.
 
 mod control;
 
@@ -68,6 +69,8 @@ impl DiskSource for FaultDisk {
     }
 
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        // The generation is loaded first: a change between the two loads causes one more refresh.
+        let generation = self.control.generation();
         let (depth, settings) = (context.depth as usize, self.control.settings());
         Ok(Box::new(FaultCore {
             inner: self.inner.open(context)?,
@@ -78,7 +81,7 @@ impl DiskSource for FaultDisk {
             due: Vec::with_capacity(depth),
             ready: VecDeque::with_capacity(depth),
             inner_done: Vec::with_capacity(depth.max(1)),
-            generation: self.control.generation(),
+            generation,
             released: settings.released,
             settings,
             polls: 0,
@@ -149,7 +152,7 @@ struct Held {
 enum HeldStage {
     /// Not submitted to the inner disk yet.
     Before(Plan, Call),
-    /// Executed; its completion is held.
+    /// Executed, or failed without effect; its completion is held.
     After(Done),
 }
 

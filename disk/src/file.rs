@@ -1,20 +1,20 @@
 //! A disk in a regular file or on a block device, through io_uring.
 //!
-//! Each core has its own ring with the file and the core's buffers registered. The cores share no data on the
-//! data path except the word of the compare-and-write guard.
+//! Each core has its own ring with the file and the core's buffers registered. On the data path the cores
+//! share only words that rarely change, such as the size and the compare-and-write guard.
 //!
 //! The path of a request: `BackendCore` in `disk/src/backend.rs`.
 //!
 //! With `is_polled`, reads and writes go through a second ring with `IORING_SETUP_IOPOLL`; all other
 //! operations, and writes with FUA, which may end with a flush, go through the first. The kernel does not
-//! poll for a transfer that it has to split (`queue/max_hw_sectors_kb`): it completes by an interrupt.
+//! poll for a transfer that it has to split (`queue/max_hw_sectors_kb`): that one completes by an interrupt.
 //!
 //! Durability: after a flush, or a write or zeroing with FUA, the bytes survive a power loss if the device
 //! honours flushes (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process, but not a power
 //! loss. Through the page cache, a failed flush has lost data that the kernel does not report again, so every
 //! later flush and write with FUA fails too, until the disk is opened anew. The kernel reports such a loss
-//! once per open file description. So each core syncs an open file of its own, one sync at a time, and no
-//! write with FUA consumes an error that belongs to a flush.
+//! once per open file description. So through the page cache each core syncs a file description of its own,
+//! one sync at a time, and no write with FUA consumes an error that belongs to a flush.
 //!
 //! Not done here: changes of the file by other processes are not detected; the lock is advisory. Blocks are
 //! only as atomic as the device or the page cache makes them: through the page cache, a read may see part of
@@ -98,8 +98,8 @@ impl Shared {
         std::mem::replace(&mut *self.prepared.lock().unwrap_or_else(PoisonError::into_inner), growth)
     }
 
-    /// Called when a sync has failed. Through the page cache the kernel reports the error once, to one core;
-    /// the flag makes it visible to all.
+    /// Called when a sync, or a write with FUA by a media error, has failed. Through the page cache the
+    /// kernel reports the error once, to one core; the flag makes it visible to all.
     fn on_sync_error(&self) {
         if !self.is_direct {
             self.has_lost_data.store(true, Ordering::Release);
@@ -108,8 +108,8 @@ impl Shared {
 }
 
 impl FileDisk {
-    /// Opens the file of a disk, or creates it where `spec` allows. It stays locked until the disk and all
-    /// its cores are dropped.
+    /// Opens the file of a disk, or creates it where `spec` allows. The file stays locked until the disk and
+    /// all its cores are dropped.
     pub fn new(name: &str, spec: &FileSpec) -> Result<Arc<FileDisk>, OpenError> {
         Self::open_within(name, spec, LOCK_WAIT)
     }
@@ -158,7 +158,8 @@ impl DiskSource for FileDisk {
         Ok(Box::new(ring::open(Arc::clone(&self.shared), context)?))
     }
 
-    /// A regular file may grow but is never truncated. A block device must have at least the new size.
+    /// A writable regular file grows if needed but is never truncated. A block device or read-only file must
+    /// have at least the new size.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let shared = &self.shared;
         let refuse = |allowed: String| Err(ResizeError::new(&shared.name, bytes, allowed));

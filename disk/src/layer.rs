@@ -23,7 +23,7 @@ impl Call {
         }
     }
 
-    /// The buffer to return when the command is not submitted.
+    /// The buffer for [`Done::buf`] when the command is not submitted.
     pub(crate) fn into_buf(self) -> Option<Buf> {
         match self {
             Call::Op(_, buf) => buf,

@@ -58,7 +58,8 @@ pub use source::{CoreContext, DiskSource, Health, OpenError, ResizeError, Usage}
 /// range 32.
 pub const BLOCKS_MAX: u32 = u32::MAX;
 
-/// Size and properties of a disk. Only a resize changes them; a `remote` disk follows its far target.
+/// Size and properties of a disk. They change by a resize, with the far target of a `remote` disk, and when
+/// the medium refuses to deallocate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of a logical block: 512 or 4096.
@@ -67,7 +68,8 @@ pub struct Geometry {
     pub block_count: u64,
     /// Writes end with [`DiskError::WriteProtected`].
     pub is_read_only: bool,
-    /// A write is on the medium only after a flush; reported to hosts as VWC in Identify Controller.
+    /// A write without FUA is on the medium only after a flush; reported to hosts as VWC in Identify
+    /// Controller.
     pub has_volatile_cache: bool,
     /// [`Op::Deallocate`] frees the space of the blocks on the medium.
     pub can_deallocate: bool,
@@ -145,7 +147,8 @@ pub struct Abilities {
     pub verify: bool,
     /// The disk does [`Disk::copy`].
     pub copy: bool,
-    /// [`Disk::prepare`] returns `Ready` for every Read (below a layer that delays it, `Later`).
+    /// [`Disk::prepare`] returns `Ready` for every Read (through the delay layer `Later`, through the fault
+    /// layer `Fill` for a read with a fault).
     /// [`Disk::submit`] of a Read without a buffer returns a pin on the data.
     pub reads_in_place: bool,
 }
@@ -174,14 +177,15 @@ pub enum DiskError {
     /// Any other failure; a repetition may succeed.
     #[error("internal error")]
     Internal,
-    /// The device was removed or is lost for good.
+    /// The device was removed, or the disk cannot use it any more.
     #[error("disk is gone")]
     Gone,
     /// Status of the NVMe device below. The host gets its code and DNR, so that it repeats the command where
     /// the device allows it. Made by [`DiskError::device`].
     #[error("the device says: {0}")]
     Device(Status),
-    /// Cut short by [`Disk::cancel_owner`]; part of the command was not executed and will not be.
+    /// Cancelled by [`Disk::cancel_owner`]; the command may have been executed in part, in whole or not at
+    /// all.
     #[error("cancelled: its submitter is gone")]
     Cancelled,
 }
@@ -196,9 +200,10 @@ impl DiskError {
         DiskError::Device(if status.is_dnr() { status.code().dnr() } else { status.code() })
     }
 
-    /// The error for a status of the NVMe controller behind a disk. A media error is passed to the host with
-    /// its DNR. Any other status concerns the command that this process has sent, which the host does not
-    /// know: an internal error.
+    /// The error for a status of the NVMe controller behind a disk. Full, write protected, invalid opcode and
+    /// compare failure have an error of their own. Other media errors, except `ACCESS_DENIED`, are passed to
+    /// the host with their DNR. Any other status concerns the command that this process has sent, which the
+    /// host does not know: an internal error.
     #[must_use]
     pub fn of_status(status: Status) -> DiskError {
         match status.code() {
@@ -249,8 +254,8 @@ pub struct Done {
     pub token: Token,
     /// Outcome.
     pub result: Result<(), DiskError>,
-    /// The filled buffer of a read; the buffer of a write or compare, returned (`None` where the disk keeps
-    /// it).
+    /// The buffer with the data of a read, or the buffer given with a write or compare (of a
+    /// compare-and-write: `data`). `None` where the disk keeps it, also after a failure.
     pub buf: Option<Buf>,
 }
 
@@ -260,12 +265,12 @@ impl Done {
         Done { token, result: Err(DiskError::NotSupported), buf }
     }
 
-    /// Completion with [`DiskError::Cancelled`] of a command that was not begun.
+    /// Completion with [`DiskError::Cancelled`]; returns the buffer unchanged.
     pub(crate) fn cancelled(token: Token, buf: Option<Buf>) -> Done {
         Done { token, result: Err(DiskError::Cancelled), buf }
     }
 
-    /// Moves completions from `ready` to the spare capacity of `done`. Each [`Disk::poll`] ends with this.
+    /// Moves completions from `ready` to `done`, up to the spare capacity of `done`.
     #[inline]
     pub fn give(ready: &mut VecDeque<Done>, done: &mut Vec<Done>) {
         let count = ready.len().min(done.capacity() - done.len());
@@ -306,7 +311,8 @@ impl IoRequest {
 pub enum Prepared {
     /// The Read has ended: its data in the disk's memory, pinned until the buffer is dropped.
     Ready(Buf),
-    /// A Write: memory of the disk for its data. The caller fills it and submits it with the command.
+    /// A Write: memory of the disk for its data. The caller fills it and submits it with the command. Through
+    /// the fault layer also a Read: the buffer to submit it with.
     Fill(Buf),
     /// The caller submits the command with a buffer of the core's pool, or each piece of the command with
     /// one.
@@ -375,17 +381,17 @@ pub trait Disk {
         Some(Done::not_supported(token, None))
     }
 
-    /// Adds completions to `done` up to its spare capacity (it is never grown), and sends the commands
-    /// submitted since the last call to the device. `now` is monotonic; timeouts and delays use it. True when
+    /// Sends to the device the commands submitted since the last call, and adds completions to `done` up to
+    /// its spare capacity (`done` is never grown). `now` is monotonic; timeouts and delays use it. True when
     /// there was any work.
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool;
 
     /// Cancels the commands of `owner`, which submits nothing after this call. No further command or piece of
     /// a command is begun and no failed one is repeated; the piece that is at the medium completes. Each
-    /// command still returns a [`Done`], with [`DiskError::Cancelled`] where it was cut short.
+    /// command still returns a [`Done`], with [`DiskError::Cancelled`] where it may have been cut short.
     ///
     /// Returns the number of completions to come. After the last of them nothing that `owner` submitted on
-    /// this core reaches the medium.
+    /// this core reaches the medium, except writes that [`Disk::may_still_write`] reports.
     fn cancel_owner(&mut self, owner: Owner) -> usize;
 
     /// True while a write of any core to some of these blocks that has ended with an error may still change

@@ -28,7 +28,8 @@ pub(crate) fn retry_busy<T>(until: Instant, ask: impl Fn() -> Result<T, Errno>) 
     }
 }
 
-/// Locks a file against a second target; readers share the lock. It is released with the last descriptor.
+/// Locks a file against a second target; read-only disks share the lock. The lock is released with the last
+/// descriptor of the open file.
 pub(crate) fn lock(file: &File, is_read_only: bool, until: Instant) -> io::Result<()> {
     let operation = match is_read_only {
         true => FlockOperation::NonBlockingLockShared,

@@ -4,14 +4,14 @@
 //! |---|---|
 //! | an NVMe namespace, by the kernel | its `wwid`, `uuid.`, `eui.`, `serial.SN/NSID`, `serial.SN` |
 //! | an NVMe namespace, by Identify | `serial.SN/NSID`, `serial.SN`, `eui.` of NGUID or EUI-64 |
-//! | other block devices | the kernel's `wwid` (`naa.`, `t10.`), `serial.` (virtio), `dm-uuid.`, `md-uuid.` |
+//! | other block devices | `wwid` (`naa.`, `t10.`), `serial.` (virtio), `dm-uuid.`, `md-uuid.` |
 //! | a partition | those of its disk with `-part1` |
-//! | a regular file | `file.`, its inode and when that was made |
+//! | a regular file | `file.` with inode number and birth time; none without birth times |
 //!
 //! A copy of a file has another identifier; the same file in a snapshot of its file system has the same one.
-//! Serial numbers precede EUI-64 and NGUID: some drive models report the same value for every unit (the
-//! kernel's `NVME_QUIRK_BOGUS_NID`). `uuid.`, `eui.` and `naa.` are spelt as in the kernel's
-//! `/sys/block/*/wwid`.
+//! From Identify, serial numbers precede NGUID and EUI-64: some drive models report the same value for every
+//! unit. The kernel ignores those values (`NVME_QUIRK_BOGUS_NID`). `uuid.`, `eui.` and `naa.` are spelt as in
+//! the kernel's `/sys/block/*/wwid`.
 //!
 //! An identifier does not depend on the contents of the medium.
 
@@ -25,7 +25,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 /// Longest sysfs attribute that is used, in bytes.
 const ATTRIBUTE_BYTES_MAX: usize = 4096;
 
-/// Identifiers of an NVMe namespace from Identify data. Zero means "not given".
+/// Identifiers of an NVMe namespace from Identify data. An `nguid` or `eui64` of zero is none.
 #[must_use]
 pub fn of_nvme(serial: &str, nsid: u32, nguid: [u8; 16], eui64: [u8; 8]) -> Vec<String> {
     let mut ids = Vec::new();
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(of(8, 0), ["t10.ATA_Disk_X"]);
         assert_eq!(of(252, 0), ["dm-uuid.LVM-abc"]);
         assert_eq!((of(253, 1), of(7, 7)), (vec![], vec![]));
-        // A partition lies in the folder of its disk.
+        // A partition lies in the directory of its disk.
         file("dev/block/259:0/nvme0n1p3/partition", "3\n");
         std::os::unix::fs::symlink("259:0/nvme0n1p3", sys.path().join("dev/block/259:3")).expect("a link");
         assert_eq!(of(259, 3)[0], "eui.0025385b71b0a3f1-part3");

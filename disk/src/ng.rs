@@ -60,7 +60,7 @@ struct Shared {
     limits: Limits,
     zero_methods: ZeroMethods,
     guard: Arc<Guard>,
-    /// Open exclusively until the disk and all its cores are dropped.
+    /// Open exclusively until the disk and all its cores are dropped; `None` for a read-only disk.
     _block_device: Option<File>,
 }
 

@@ -1,7 +1,7 @@
 //! A disk of any size that reads as zeroes and discards writes: for measuring the target without a medium.
 //!
-//! Every command ends in `submit`. Reads return shared zeroes, which need no memory; the data of a write is
-//! in a buffer of the pool, which `Done` returns.
+//! Every command ends in `prepare` or `submit`. Reads return shared zeroes, which need no memory; the data of
+//! a write is in a buffer of the pool, which `Done` returns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,9 @@
 //! A disk in memory, shared by all cores without a lock.
 //!
 //! A read pins the frames of its data, and the reply is sent from them. A write is received into fresh frames
-//! of the disk ([`Disk::prepare`]), which `submit` swaps into the page table. Frames:
-//! [`spindle_reactor::mem`].
+//! of the disk ([`Disk::prepare`]), which `submit` swaps into the page table. The rest of a page that is
+//! written in part is copied from its old frame, and pages of a small write are copied to their place.
+//! Frames: [`spindle_reactor::mem`].
 //!
 //! ```text
 //!   Read          prepare: pin the frames                      -> Ready, with the pin
@@ -14,7 +15,7 @@
 //! Durability: no data survives the end of the process. There is no cache above the medium, so flush and FUA
 //! have no effect.
 //!
-//! Limits: at most 16 TiB; a resize cannot exceed the size at creation.
+//! Limits: at most 16 TiB of frames, the slack included; a resize cannot exceed the size at creation.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -32,12 +33,12 @@ use crate::{
 
 const FRAME: u64 = FRAME_BYTES as u64;
 
-/// Pages zeroed in one portion: about a microsecond when they are unwritten. Zeroings that run concurrently
-/// alternate by portion.
+/// Pages zeroed in one portion. Zeroings that run concurrently alternate by portion.
 const PORTION_PAGES: u64 = 64;
-/// Portions per turn, 8192 pages: 32 MiB of unwritten pages in a turn of 20 microseconds.
+/// Most portions per turn: 8192 pages, 32 MiB.
 const PORTIONS_A_TURN: u32 = 128;
-/// Pages freed per turn: each may cost a system call of about a microsecond.
+/// Pages freed after which a turn begins no further portion: each may cost a system call of about a
+/// microsecond.
 const PAGES_FREED_A_TURN: u64 = 64;
 /// Bytes of free frames that a core may cache, see `FrameStore`. With less slack than this per core, the free
 /// frames of an idle core could block another core's writes forever.
@@ -58,7 +59,7 @@ pub struct RamSpec {
 
 impl RamSpec {
     /// Default bytes of frames beyond the capacity, for writes in flight and the free frames that idle cores
-    /// cache. They cost address space and 24 bytes of tables per 4 KiB; memory only when used.
+    /// cache. They cost address space and table entries; memory only when used.
     #[must_use]
     pub fn slack_bytes_default() -> u64 {
         // Not `available_parallelism`: that counts only the calling thread's affinity mask, which may exclude
@@ -67,7 +68,7 @@ impl RamSpec {
         IN_FLIGHT_BYTES + CORE_CACHE_BYTES * cores as u64
     }
 
-    /// Bytes of memory of a disk whose pages are all written, including tables.
+    /// Bytes of memory of a disk whose pages are all written, including slack and tables.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         FrameStore::bytes_for(self.bytes, Self::slack_bytes_default())
@@ -113,8 +114,8 @@ impl RamDisk {
         Ok(Arc::new(Self::with_slack(name, spec, RamSpec::slack_bytes_default())?))
     }
 
-    /// As [`RamDisk::new`], with an explicit number of bytes of frames beyond the capacity. Few make writes
-    /// wait.
+    /// As [`RamDisk::new`], with `slack_bytes` bytes of frames beyond the capacity. With little slack, writes
+    /// wait for free frames.
     pub fn with_slack(name: &str, spec: RamSpec, slack_bytes: u64) -> Result<RamDisk, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
         let store = FrameStore::new(spec.bytes, slack_bytes, spec.pages)
@@ -128,9 +129,9 @@ impl RamDisk {
         Ok(RamDisk { shared: Arc::new(shared), bytes_max: spec.bytes })
     }
 
-    /// Allocates memory from byte `offset` of the disk's frames on ahead of the first writes. Returns the
-    /// offset to continue at; `None`: all is allocated. Not on a reactor core. A later Deallocate still frees
-    /// the memory.
+    /// Allocates up to 2 MiB of the memory of the disk's frames from byte `offset` on, ahead of the first
+    /// writes. Returns the offset to continue at; `None`: all is allocated. Not called on a reactor core. A
+    /// later Deallocate still frees the memory.
     ///
     /// # Errors
     /// The kernel's error: out of memory, or Linux before 5.14.
@@ -371,7 +372,7 @@ impl Disk for RamCore {
         true
     }
 
-    /// Only long zeroings are ever in flight; they end at their next portion boundary.
+    /// Only zeroings are ever in flight. A cancelled one zeroes no further portion.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         let own = self.zeroings.iter_mut().filter(|zeroing| zeroing.token.owner() == owner);
         let cut = |zeroing: &mut Zeroing| {

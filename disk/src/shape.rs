@@ -2,7 +2,7 @@
 
 use crate::{BlockRange, OpenError};
 
-/// Block sizes in bytes that all hosts and file systems support.
+/// Allowed block sizes, in bytes.
 pub(crate) const BLOCK_BYTES_ALLOWED: [u32; 2] = [512, 4096];
 
 /// Largest disk in bytes: byte offsets of files are signed 64-bit numbers.
@@ -19,7 +19,7 @@ pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result
     }
 }
 
-/// The sizes that are allowed, where `bytes` is not one of them; otherwise `None`.
+/// `None` if a disk may have `bytes` bytes; otherwise a text that says which sizes are allowed.
 pub(crate) fn size_refusal(bytes: u64, block_bytes: u32) -> Option<String> {
     if bytes == 0 || !bytes.is_multiple_of(u64::from(block_bytes)) || bytes > BYTES_MAX {
         return Some(format!(
@@ -35,22 +35,22 @@ pub(crate) fn block_shift(block_bytes: u32) -> u32 {
 }
 
 impl BlockRange {
-    /// Byte offset of the range on the disk.
+    /// Byte offset of the range on the disk. `shift`: log2 of the block size.
     #[inline]
     pub(crate) fn offset(self, shift: u32) -> u64 {
         self.lba << shift
     }
 
-    /// Length of the range in bytes.
+    /// Length of the range in bytes. `shift`: log2 of the block size.
     #[inline]
     pub(crate) fn bytes(self, shift: u32) -> u64 {
         u64::from(self.blocks) << shift
     }
 
-    /// Length in bytes of the one buffer that holds the data of the range.
+    /// Length in bytes of the one buffer that holds the data of the range. `shift`: log2 of the block size.
     ///
     /// # Panics
-    /// From 4 GiB on; the caller's transfer limit is far below.
+    /// If the range has 4 GiB or more; the caller's transfer limit is far below.
     #[inline]
     pub(crate) fn data_bytes(self, shift: u32) -> u32 {
         let Ok(bytes) = u32::try_from(self.bytes(shift)) else {

@@ -1,5 +1,5 @@
 //! Detects the contents of a medium by the magic numbers of file systems, volume managers and partition
-//! tables. They need not be in use: a RAID member is also found while its array is stopped.
+//! tables. The contents need not be in use: a RAID member is also found while its array is stopped.
 //!
 //! The offsets are those of the formats' own descriptions: Linux `md_p.h`, LVM2 `label.h`, the LUKS on-disk
 //! formats, OpenZFS `vdev_impl.h`, UEFI 2.10 section 5, and the superblocks of the file systems.
@@ -8,9 +8,9 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-/// Bytes read from the begin of the medium: up to the superblock of btrfs.
+/// Bytes read from the start of the medium: up to the superblock of btrfs.
 const HEAD_BYTES: usize = 68 << 10;
-/// Bytes of a ZFS label; two labels at the begin, two at the end of the medium.
+/// Bytes of a ZFS label. There are two labels at the start and two at the end of the medium.
 const ZFS_LABEL_BYTES: u64 = 256 << 10;
 /// Smallest size of a ZFS uberblock; the uberblocks fill the second half of a label.
 const ZFS_UBERBLOCK_BYTES: usize = 1 << 10;
@@ -44,8 +44,8 @@ const IN_HEAD: [(&str, usize, &[u8]); 18] = [
 const AT_END: [(&str, u64, &[u8]); 2] =
     [("isw_raid_member", 2, b"Intel Raid ISM Cfg Sig. "), ("ddf_raid_member", 1, b"\xde\x11\xde\x11")];
 
-/// Names of the signatures on a medium of `bytes`, as blkid spells them, each once; `ext4` stands for ext2 to
-/// ext4.
+/// Names of the signatures on a medium of `bytes`, as blkid spells them, each once. `ext4` stands for ext2 to
+/// ext4; `dos` is reported only if there is no other signature.
 pub fn find(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<Vec<&'static str>> {
     let head = read(medium, 0, HEAD_BYTES)?;
     let mut found = Vec::new();
@@ -88,7 +88,7 @@ fn read(medium: &mut (impl Read + Seek), offset: u64, bytes: usize) -> io::Resul
     Ok(data)
 }
 
-/// True where there is an md superblock: version 1.1 at the begin, 1.2 at 4 KiB, 1.0 and 0.90 near the end.
+/// True where there is an md superblock: version 1.1 at byte 0, 1.2 at 4 KiB, 1.0 and 0.90 near the end.
 fn is_raid(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     let sectors = bytes / 512;
     let near_end = sectors.saturating_sub(16) & !7;
@@ -123,7 +123,8 @@ fn is_zfs(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// True for a master boot record with a plausible partition entry: the signature 55 AA alone is ambiguous.
+/// True for a master boot record with at least one partition entry and no invalid one: the signature 55 AA
+/// alone is ambiguous.
 fn has_partitions(head: &[u8]) -> bool {
     let Some((entries, magic)) = head.get(446..512).and_then(|bytes| bytes.split_at_checked(64)) else {
         return false;
@@ -143,7 +144,7 @@ mod tests {
 
     const BYTES: usize = 4 << 20;
 
-    /// What is found on a medium with these bytes at these offsets.
+    /// Signatures found on a medium that has these bytes at these offsets.
     fn with(parts: &[(usize, &[u8])]) -> Vec<&'static str> {
         let mut medium = vec![0; BYTES];
         for (offset, bytes) in parts {

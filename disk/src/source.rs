@@ -13,7 +13,8 @@ pub struct CoreContext {
     pub core: usize,
     /// The core's buffer pool; its zones can be registered with a device.
     pub pool: Pool,
-    /// Commands that the target has at the disk at the same time on this core; the disk queues further ones.
+    /// Most commands of the target in flight at the disk on this core. The disk sizes its tables and device
+    /// queues by it and queues further commands.
     pub depth: u32,
 }
 
@@ -116,7 +117,8 @@ impl ResizeError {
         ResizeError { disk: disk.to_owned(), bytes, allowed: allowed.into() }
     }
 
-    /// Refuses every size except the current one, which the medium (`what`) determines.
+    /// Refuses every size except the current one, which the medium determines. `what` names the medium in the
+    /// error message.
     pub fn unless_same(disk: &dyn DiskSource, bytes: u64, what: &str) -> Result<(), ResizeError> {
         let has = disk.geometry().bytes();
         if bytes == has {
@@ -128,7 +130,7 @@ impl ResizeError {
 
 /// One disk of the configuration, shared by all cores.
 pub trait DiskSource: Send + Sync {
-    /// Its name in the configuration.
+    /// Name in the configuration.
     fn name(&self) -> &str;
 
     /// Kind in the configuration: `ram`, `null`, `file`, `ng`, `nvme`, `remote`.
@@ -167,7 +169,7 @@ pub trait DiskSource: Send + Sync {
     /// handle sees yet. So several disks are resized together or not at all.
     ///
     /// # Errors
-    /// [`ResizeError`] when the kind cannot be resized or the medium is too small; nothing has changed.
+    /// [`ResizeError`] when the disk cannot have `bytes` bytes; its size has not changed.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         self.inner().map_or(Ok(()), |inner| inner.prepare_resize(bytes))
     }
@@ -182,7 +184,7 @@ pub trait DiskSource: Send + Sync {
     /// Sets the size in bytes; the handles of all cores see the new geometry.
     ///
     /// # Errors
-    /// [`ResizeError`] when the kind cannot or the medium is too small.
+    /// [`ResizeError`] when the disk cannot have `bytes` bytes.
     fn resize(&self, bytes: u64) -> Result<(), ResizeError>;
 
     /// Space in use; the full size where the kind cannot tell.
@@ -215,8 +217,8 @@ pub trait DiskSource: Send + Sync {
     }
 
     /// Registers `act`, which the disk calls whenever others may have changed the medium, such as while a
-    /// drive or a far target was away. It calls it before any command that may see the change, and not on a
-    /// reactor core. A disk that is the only user of its medium never calls it.
+    /// drive or a far target was away. The call precedes any command that may see the change, and is not made
+    /// on a reactor core. A disk that is the only user of its medium never calls `act`.
     fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
         if let Some(inner) = self.inner() {
             inner.on_foreign_change(act);
@@ -234,8 +236,8 @@ pub trait DiskSource: Send + Sync {
         Err(OpenError::setting(self.name(), "cache.size", spec.bytes, allowed))
     }
 
-    /// Adds, replaces or removes the cache while the disk is in use. Each core switches at
-    /// [`Disk::reconfigure`], once its commands in flight have ended. The new cache is empty.
+    /// Adds, replaces or removes the cache while the disk is in use. Each core switches after
+    /// [`Disk::reconfigure`], once its commands in flight have ended. A new cache is empty.
     fn set_cache(&self, change: CacheChange) {
         drop(change);
     }

@@ -6,7 +6,7 @@
 //! scripts/lab/run -- .../silent-peers 10.9.1.1:4420 COUNT
 //! ```
 //! Prints how many were accepted, and how many refused because the target has no resources. Any other refusal
-//! is an error. Those that were accepted stay until standard input ends.
+//! is an error. Accepted connections stay open until standard input ends.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -23,16 +23,17 @@ use spindle_rdma_verbs::{
 };
 
 /// Longest wait for an event.
-const PATIENCE: Duration = Duration::from_secs(30);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One of them. The queue pair goes before what it refers to.
+/// A connected peer. The queue pair is dropped before the objects that it uses.
 struct Peer {
     _queue_pair: QueuePair,
     _completions: CompletionQueue,
     id: CmId,
 }
 
-/// The next event of the newest; others of `peers` that the target has ended meanwhile are told good-bye.
+/// The next event of `newest`. Peers in `peers` that the target disconnects meanwhile are disconnected here
+/// too.
 fn event(channel: &CmChannel, newest: &CmId, peers: &[Peer]) -> Result<CmEvent, Box<dyn Error>> {
     loop {
         if let Some(event) = channel.next_event()? {
@@ -44,7 +45,7 @@ fn event(channel: &CmChannel, newest: &CmId, peers: &[Peer]) -> Result<CmEvent, 
             }
             continue;
         }
-        if poll(&mut [PollFd::new(channel, PollFlags::IN)], Some(&Timespec::try_from(PATIENCE)?))? == 0 {
+        if poll(&mut [PollFd::new(channel, PollFlags::IN)], Some(&Timespec::try_from(EVENT_TIMEOUT)?))? == 0 {
             return Err("the connection manager says nothing".into());
         }
     }
@@ -69,12 +70,12 @@ fn make_queue_pair(id: &CmId) -> Result<(QueuePair, CompletionQueue, u8), Box<dy
     Ok((queue_pair, completions, reads))
 }
 
-/// `None`: refused.
+/// Connects a peer to the target at `to`. `None`: refused for lack of resources.
 fn connect(channel: &CmChannel, to: SocketAddr, peers: &[Peer]) -> Result<Option<Peer>, Box<dyn Error>> {
     let id = CmId::new(channel)?;
-    id.resolve_address(None, to, PATIENCE)?;
+    id.resolve_address(None, to, EVENT_TIMEOUT)?;
     event(channel, &id, peers)?;
-    id.resolve_route(PATIENCE)?;
+    id.resolve_route(EVENT_TIMEOUT)?;
     event(channel, &id, peers)?;
     let (queue_pair, completions, responder_resources) = make_queue_pair(&id)?;
     let request = CmRequest::new(0, 32, 0);

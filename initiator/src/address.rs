@@ -38,8 +38,8 @@ pub enum AddressError {
     },
 }
 
-/// Splits the transport prefix from an address. TCP without a prefix, so a host named `tcp` or `rdma` needs
-/// the prefix.
+/// Splits the transport prefix from an address; TCP without a prefix. The text `rdma:1` is host `1` over
+/// RDMA, so a host named `tcp` or `rdma` needs the prefix if a port follows.
 #[must_use]
 pub fn split_transport(text: &str) -> (TransportKind, &str) {
     for kind in [TransportKind::Tcp, TransportKind::Rdma] {
@@ -51,7 +51,7 @@ pub fn split_transport(text: &str) -> (TransportKind, &str) {
     (TransportKind::Tcp, text)
 }
 
-/// Resolves `text` to addresses, in order of preference. `default_port` is used where the text has no port.
+/// Resolves `text` to addresses, in the resolver's order. `default_port` is used where the text has no port.
 pub fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>, AddressError> {
     let (host, port) = split(text)?;
     let port = port.unwrap_or(default_port);

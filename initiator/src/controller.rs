@@ -6,8 +6,8 @@
 //!   poll:     keep alive when it is time, events as they come
 //!   shutdown: CC.SHN ─ CSTS.SHST
 //! ```
-//! The control path blocks: each step up to `connect_timeout`, Connect up to `connect_answer_timeout`.
-//! [`Controller::poll`] does not block.
+//! The control path blocks: each step up to `connect_timeout`, Connect up to `connect_answer_timeout`, the
+//! wait for CSTS.RDY up to CAP.TO, at least 1 s. [`Controller::poll`] does not block.
 
 mod admin;
 mod bring_up;
@@ -35,14 +35,14 @@ pub use opening::{Association, Opening};
 
 /// Entries of the admin queue: the minimum that every controller supports, and the number that Linux uses.
 const ADMIN_ENTRIES: u16 = 32;
-/// Buffers for admin data: most data is one page; long logs are read in pieces of the larger size.
+/// Buffers for admin data: most data is one page; pieces of long logs need the larger size.
 const ADMIN_ZONES: [ZoneSpec; 2] =
     [ZoneSpec { buffer_bytes: 4096, count: 16 }, ZoneSpec { buffer_bytes: ADMIN_BYTES_MAX, count: 4 }];
 /// Most data bytes of one admin command.
 const ADMIN_BYTES_MAX: u32 = 64 << 10;
 /// Most queued events; further ones replace the oldest. Each only reports that a log page has changed.
 const EVENTS_MAX: usize = 64;
-/// Wait between a failed Asynchronous Event Request and the next one.
+/// Least time between an Asynchronous Event Request that fails and the next one.
 const EVENT_AGAIN: Nanos = Nanos::from_secs(1);
 
 /// Event of a controller.
@@ -72,8 +72,9 @@ pub struct Controller {
     /// Earliest time of the next event request after a failed one. `None`: no events are used.
     next_event_request: Option<Nanos>,
     events: VecDeque<AsyncEvent>,
-    /// The End Former Associations command, and its result until `poll` returns it.
+    /// The outstanding End Former Associations command.
     former_request: Option<Ticket>,
+    /// Result of that command, until `poll` returns it.
     former: Option<Former>,
     is_loss_told: bool,
 }
@@ -126,8 +127,8 @@ impl Controller {
         self.events.pop_front()
     }
 
-    /// Sleeps until [`Controller::poll`] may have an event or `waker` is raised, at most `timeout`; it may
-    /// return early. Lowers the waker.
+    /// Sleeps until [`Controller::poll`] may have an event or `waker` is woken, at most `timeout`; may return
+    /// early. Drains `waker`.
     pub fn wait(&mut self, timeout: Duration, waker: &Waker) {
         if self.events.is_empty() && self.former.is_none() {
             self.admin.link.wait_io(timeout, Some(waker));
@@ -181,7 +182,7 @@ impl Controller {
         self.cap.mqes_z()
     }
 
-    /// Most data bytes of one command: MDTS, or the largest buffer.
+    /// Most data bytes of one command: MDTS; `u32::MAX` where the controller reports no limit.
     #[must_use]
     pub fn transfer_bytes_max(&self) -> u32 {
         let mdts = self.identify.transfer_bytes_max(self.cap.mpsmin()).unwrap_or(u64::MAX);

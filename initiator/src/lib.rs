@@ -2,9 +2,10 @@
 //! thread. Polled, in user space; needs no NVMe driver in the kernel.
 //!
 //! **Objects.** A [`Controller`] is the admin queue of one association; it connects [`IoQueue`]s, each with
-//! its own connection. Commands take their buffer by value and return it with their completion; the payload
-//! of a large read is received directly into it; over RDMA no payload is copied. The crate starts no thread:
-//! a queue is used on the thread that polls it. Example: `initiator/examples/read_block.rs`.
+//! its own connection. A command takes its buffer by value and returns it with its completion. Over TCP most
+//! of the payload of a large read is received directly into the buffer; over RDMA no payload is copied. The
+//! crate starts no thread: a queue is used on the thread that polls it. Example:
+//! `initiator/examples/read_block.rs`.
 //!
 //! ```text
 //!   discover ──> DiscoveryLog      Controller::connect ──> connect_queue ──> IoQueue ──┐

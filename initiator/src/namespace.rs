@@ -4,7 +4,7 @@ use nvme_spec::identify::{
     IdentifyController, IdentifyNamespace, NamespaceDescriptor, NamespaceDescriptorType,
 };
 
-/// Identifiers by which a disk is recognized after a reconnect. All zero: not reported.
+/// Identifiers by which a disk is recognized after a reconnect. An identifier of zeroes was not reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identity {
     /// NGUID of Identify Namespace. Many targets report none, such as nvmet by default.
@@ -44,7 +44,7 @@ impl Identity {
     }
 }
 
-/// An active namespace of a controller.
+/// A namespace of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Namespace {
     /// Namespace Identifier.

@@ -41,7 +41,7 @@ impl Host {
     }
 
     /// The identity of this machine: a hash of `/etc/machine-id`, stable across restarts; without that file,
-    /// of the boot ID.
+    /// a hash of the boot ID, which changes with each boot.
     #[must_use]
     pub fn of_this_machine() -> Host {
         let known = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
@@ -85,8 +85,8 @@ pub struct Options {
     pub depth: u16,
     /// I/O queues to request. Default 1.
     pub io_queues: u16,
-    /// Keep-alive timeout in ms; 0: none. Default 10 s: detects a loss soon, and a busy process does not miss
-    /// it.
+    /// Keep-alive timeout in ms; 0: none. Default 10 s: short enough to detect a loss soon, long enough that
+    /// a busy process sends in time.
     pub keep_alive_ms: u32,
     /// PDU header digests (TCP). Default off: TCP and the link layer have checksums.
     pub header_digest: bool,
@@ -100,8 +100,8 @@ pub struct Options {
     /// Timeout of the answer to Connect. A Spindle delays it up to 40 s while commands of an ended
     /// association are at a disk. Default 10 s, as Linux.
     pub connect_answer_timeout: Duration,
-    /// A connection without a completion for this time while commands are outstanding is given up. Default 30
-    /// s, as Linux.
+    /// A connection without a completion for this time while commands are outstanding is given up; `None`:
+    /// never. Default 30 s, as Linux.
     pub command_timeout: Option<Duration>,
     /// Bytes of the receive batch. Default 256 KiB: a smaller one costs more system calls, a larger one
     /// exceeds the core's cache.

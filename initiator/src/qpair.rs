@@ -73,10 +73,11 @@ pub enum Refusal {
     /// The connection has ended or is closing.
     #[error("the connection has ended")]
     Down,
-    /// The buffer is not a whole number of blocks from 1 to 65,536.
+    /// The buffer or range is not 1 to 65,536 whole blocks, or the buffers of a compare-and-write differ in
+    /// length.
     #[error("{bytes} bytes are not 1 to 65536 whole blocks of {block_bytes}")]
     Length {
-        /// Length of the buffer in bytes.
+        /// Length of the buffer or range in bytes.
         bytes: usize,
         /// Bytes of a logical block.
         block_bytes: u32,
@@ -171,7 +172,7 @@ pub(crate) struct Qpair {
     /// Receive batch of a queue outside a [`QueueSet`](crate::QueueSet).
     batch: RxBatch,
     batch_bytes: usize,
-    /// Time of the last completion. Zero: none since the queue was idle; set at the next check.
+    /// Time of the last completion, or of the first check after the queue was idle; zero until that check.
     quiet_since: Nanos,
     command_timeout: Nanos,
     loss: Option<Loss>,
@@ -217,7 +218,7 @@ impl Qpair {
         self.link.send();
     }
 
-    /// Sends, receives once and collects completions. True when bytes arrived.
+    /// Sends, receives once and collects completions. True when anything arrived or the connection ended.
     #[inline]
     pub(crate) fn turn(&mut self, batch: &mut RxBatch, now: Nanos) -> bool {
         let Qpair { link, entries, ready, outstanding, loss, .. } = self;
@@ -248,7 +249,7 @@ impl Qpair {
             self.quiet_since = now;
             self.remove_taken();
         } else if !has_come {
-            self.check_silence(now);
+            self.check_timeout(now);
         }
         has_come
     }
@@ -276,7 +277,7 @@ impl Qpair {
 
     /// Fails the connection when no command has completed within the command timeout.
     #[inline]
-    pub(crate) fn check_silence(&mut self, now: Nanos) {
+    pub(crate) fn check_timeout(&mut self, now: Nanos) {
         if self.quiet_since == Nanos::ZERO {
             self.quiet_since = now;
         }
@@ -336,7 +337,7 @@ impl Qpair {
                 return Err(WaitError::TimedOut(timeout));
             }
             if now - active >= SPIN {
-                // At most 100 ms at a time, so that `check_silence` runs.
+                // At most 100 ms at a time, so that `check_timeout` runs.
                 let part = (deadline - now).min(Nanos::from_ms(100));
                 self.link.wait_io(part.as_duration(), None);
                 now = Clock::now();

@@ -61,8 +61,8 @@ impl IoQueue {
         self.qpair.submit(sqe, HostData::None)
     }
 
-    /// Deallocates blocks (Dataset Management). `buf` carries the ranges, 16 bytes each; its contents are
-    /// overwritten.
+    /// Deallocates blocks (Dataset Management). `buf` carries the ranges, 16 bytes each; it is overwritten
+    /// and truncated to them.
     pub fn deallocate(
         &mut self,
         namespace: &Namespace,
@@ -74,7 +74,7 @@ impl IoQueue {
     }
 
     /// Copies `ranges`, concatenated, to the blocks from `lba` on. `buf` carries the ranges, 32 bytes each;
-    /// its contents are overwritten.
+    /// it is overwritten and truncated to them.
     pub fn copy(
         &mut self,
         namespace: &Namespace,
@@ -124,7 +124,8 @@ impl IoQueue {
             Ok(ticket) => ticket,
             Err(Refused { why, buf }) => return Err(refused(why, buf, Some(write))),
         };
-        // Capacity for two was checked, and the connection cannot end between them.
+        // Capacity for two was checked, and the connection cannot end between them. Over RDMA the second
+        // buffer can still be refused.
         match self.qpair.submit(second, HostData::ToController(write)) {
             Ok(second) => Ok([first, second]),
             Err(Refused { why, buf }) => Err(refused(why, None, buf)),
@@ -137,7 +138,8 @@ impl IoQueue {
         self.qpair.submit(Sqe::verify(0, namespace.nsid, range.lba, range.blocks), HostData::None)
     }
 
-    /// Submits any command. CID and data pointer are set here; the caller is responsible for its length.
+    /// Submits any command. CID and data pointer are set here; the caller ensures that `data` has the length
+    /// that the command transfers, at most [`IoQueue::transfer_bytes_max`].
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
         self.qpair.submit(sqe, data)
@@ -149,8 +151,8 @@ impl IoQueue {
         self.qpair.send();
     }
 
-    /// Sends queued commands, receives once and collects completions, without blocking. True when bytes
-    /// arrived.
+    /// Sends queued commands, receives once and collects completions, without blocking. True when anything
+    /// arrived or the connection ended.
     #[inline]
     pub fn poll(&mut self, now: Nanos) -> bool {
         self.qpair.poll(now)

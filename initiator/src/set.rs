@@ -1,9 +1,9 @@
 //! [`QueueSet`]: polls many queues on one thread.
 //!
-//! A busy queue, with commands outstanding, is received from in every turn (`Direct`): lowest latency, and
-//! the target's core wakes no epoll. An idle queue is in epoll (`Watched`) and costs nothing. When more than
-//! [`DIRECT_ALWAYS`] queues are busy and most receives are empty, epoll is cheaper, and all queues move to
-//! epoll ([`HitRate`]):
+//! A busy queue, with commands outstanding, is received from in every turn (`Direct`): lowest latency,
+//! without the cost of epoll. An idle queue is in epoll (`Watched`) and costs nothing. When more than
+//! [`DIRECT_ALWAYS`] queues are busy and more than seven of eight receives are empty, epoll is cheaper, and
+//! all queues move to epoll ([`HitRate`]):
 //!
 //! ```text
 //!              submit                                      many are busy, few receives hit
@@ -36,7 +36,7 @@ const WATCH_AFTER: Nanos = Nanos::from_ms(1);
 /// Period of polling epoll while no watched queue is busy, to detect ended connections.
 const WATCH_PERIOD: Nanos = Nanos::from_ms(1);
 /// Period of checking the command timeout.
-const SILENCE_PERIOD: Nanos = Nanos::from_ms(100);
+const TIMEOUT_CHECK_PERIOD: Nanos = Nanos::from_ms(100);
 /// Most epoll events per poll.
 const READY_MAX: usize = 256;
 
@@ -57,7 +57,7 @@ enum PollMode {
 struct QueueEntry {
     queue: IoQueue,
     mode: PollMode,
-    /// It had commands outstanding at the last `update`.
+    /// The queue had commands outstanding at the last `update`.
     is_busy: bool,
     /// Borrowed by [`QueueSet::queue_mut`] since the last poll: commands may have been queued.
     is_borrowed: bool,
@@ -104,15 +104,16 @@ pub struct QueueSet {
     direct: Vec<usize>,
     /// Queues borrowed by [`QueueSet::queue_mut`] since the last poll.
     borrowed: Vec<usize>,
-    /// Number of busy queues, and of busy queues in epoll. Without RDMA queues.
+    /// Number of busy queues, RDMA queues excluded.
     busy: usize,
+    /// Number of busy queues that are in epoll.
     busy_watched: usize,
     hit_rate: HitRate,
     readiness: Readiness,
     ready: Vec<Ready>,
     batch: RxBatch,
     next_watch: Nanos,
-    next_silence: Nanos,
+    next_timeout_check: Nanos,
 }
 
 impl QueueSet {
@@ -130,7 +131,7 @@ impl QueueSet {
             ready: Vec::with_capacity(READY_MAX),
             batch: RxBatch::new(batch_bytes.max(4096)),
             next_watch: Nanos::ZERO,
-            next_silence: Nanos::ZERO,
+            next_timeout_check: Nanos::ZERO,
         })
     }
 
@@ -163,7 +164,7 @@ impl QueueSet {
     /// A queue, to submit commands; they are sent by the next poll.
     ///
     /// # Panics
-    /// When `index` is not of [`QueueSet::add`].
+    /// If `index` was not returned by [`QueueSet::add`].
     #[inline]
     pub fn queue_mut(&mut self, index: usize) -> &mut IoQueue {
         let entry = &mut self.queues[index];
@@ -180,9 +181,9 @@ impl QueueSet {
         self.queues.iter().map(|entry| entry.queue.outstanding()).sum()
     }
 
-    /// Sends queued commands and receives from all ready queues, without blocking. `on_ready` gets each queue
-    /// that has completions (or has ended), to take them and to submit more commands, which are sent at once.
-    /// True when bytes arrived.
+    /// Sends queued commands and receives from the direct queues and those that epoll reports, without
+    /// blocking. `on_ready` gets each queue that has completions (or has ended), to take them and to submit
+    /// more commands, which are sent at once. True when anything arrived or a connection ended.
     #[inline]
     pub fn poll(&mut self, now: Nanos, mut on_ready: impl FnMut(usize, &mut IoQueue)) -> bool {
         if !self.borrowed.is_empty() {
@@ -206,9 +207,9 @@ impl QueueSet {
             self.next_watch = now + WATCH_PERIOD;
             has_come |= self.poll_watched(now, &mut on_ready);
         }
-        if now >= self.next_silence {
-            self.next_silence = now + SILENCE_PERIOD;
-            self.check_silence(now, &mut on_ready);
+        if now >= self.next_timeout_check {
+            self.next_timeout_check = now + TIMEOUT_CHECK_PERIOD;
+            self.check_timeout(now, &mut on_ready);
         }
         has_come
     }
@@ -231,7 +232,7 @@ impl QueueSet {
         }
     }
 
-    /// Sends the commands of borrowed queues, and makes those queues direct where that pays.
+    /// Sends the commands of borrowed queues, and updates the poll mode of those queues.
     fn send_borrowed(&mut self, now: Nanos) {
         while let Some(index) = self.borrowed.pop() {
             let entry = &mut self.queues[index];
@@ -244,7 +245,7 @@ impl QueueSet {
         }
     }
 
-    /// Polls one queue.
+    /// Polls one queue. True when anything arrived or its connection ended.
     #[inline]
     fn turn(&mut self, index: usize, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
         let QueueEntry { queue, .. } = &mut self.queues[index];
@@ -388,13 +389,13 @@ impl QueueSet {
         has_come
     }
 
-    fn check_silence(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
+    fn check_timeout(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
         for index in 0..self.queues.len() {
             let entry = &mut self.queues[index];
             if !entry.is_busy || entry.mode == PollMode::Down {
                 continue;
             }
-            entry.queue.qpair.check_silence(now);
+            entry.queue.qpair.check_timeout(now);
             if !entry.queue.is_up() {
                 self.turn(index, now, on_ready);
             }

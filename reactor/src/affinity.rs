@@ -25,25 +25,25 @@ pub enum AffinityError {
     },
 }
 
-/// Cores that this process may use, ascending: the affinity of the first caller. Call it before any thread is
-/// pinned.
+/// Cores that this process may use, ascending: the affinity that the calling thread has at the first call.
+/// Later calls return the same cores. The first call must come before any thread is pinned.
 #[must_use]
 pub fn available_cores() -> Vec<usize> {
     static AVAILABLE: OnceLock<Vec<usize>> = OnceLock::new();
     AVAILABLE.get_or_init(current_cores).clone()
 }
 
-/// The cores that the calling thread may run on, ascending.
+/// The cores that the calling thread may run on, ascending; empty when sched_getaffinity(2) fails.
 fn current_cores() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
 }
 
-/// Cores on which a thread of this process polls.
+/// Cores on which threads of this process poll: the last argument of [`leave_to_pollers`].
 static POLLED: RwLock<Vec<usize>> = RwLock::new(Vec::new());
 
-/// Keeps the calling thread, and threads that it starts later, off `cores`, on which threads poll, if other
-/// cores are left.
+/// Keeps the calling thread, and threads that it starts later, off `cores`, on which threads poll. If no
+/// other core is left, the affinity stays as it is. `cores` replaces those of an earlier call.
 pub fn leave_to_pollers(cores: &[usize]) {
     *POLLED.write().unwrap_or_else(PoisonError::into_inner) = cores.to_vec();
     let others = cores_without_pollers();
@@ -53,7 +53,7 @@ pub fn leave_to_pollers(cores: &[usize]) {
     }
 }
 
-/// Cores that this process may use and on which none of its threads polls.
+/// [`available_cores`] without those of the last [`leave_to_pollers`]; may be empty.
 #[must_use]
 pub fn cores_without_pollers() -> Vec<usize> {
     let polled = POLLED.read().unwrap_or_else(PoisonError::into_inner);
@@ -69,7 +69,7 @@ fn set_affinity(cores: &[usize]) -> std::io::Result<()> {
 /// Pins the calling thread to `core`.
 ///
 /// # Errors
-/// [`AffinityError`] when the thread may not run there.
+/// [`AffinityError`] when `core` is not one of [`available_cores`] or the system refuses.
 pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
     let available = available_cores();
     if !available.contains(&core) {

@@ -1,4 +1,5 @@
-//! [`CountingAllocator`]: counts what a thread allocates, for tests that assert that the data path does not.
+//! [`CountingAllocator`]: counts the allocations of each thread, for tests that assert that the data path
+//! makes none.
 //!
 //! ```
 //! use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
@@ -23,7 +24,8 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator with a count for each thread. A reallocation counts as one, also in place.
+/// The system's allocator with a count of allocations for each thread. A reallocation counts as an
+/// allocation, also in place; a deallocation does not count.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CountingAllocator;
 

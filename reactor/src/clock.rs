@@ -37,7 +37,7 @@ impl Nanos {
         Nanos(secs.saturating_mul(1_000_000_000))
     }
 
-    /// Nanoseconds, exactly.
+    /// Number of nanoseconds.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
@@ -102,8 +102,8 @@ impl fmt::Display for Nanos {
 pub struct Clock;
 
 impl Clock {
-    /// The current time. Takes about 20 ns, without a system call where the kernel has its clock in user
-    /// space: call it once per turn.
+    /// The current time. Takes about 20 ns where the kernel offers the clock without a system call (vDSO).
+    /// The data path reads the clock per turn, not per command.
     #[inline]
     #[must_use]
     pub fn now() -> Nanos {

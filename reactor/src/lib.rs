@@ -4,7 +4,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`run`] | the loop of a core: descriptors, mailbox, time, pollers, what it does when idle |
-//! | [`mem`] | memory of the data path: regions, the buffer pool, frames of RAM disks |
+//! | [`mem`] | memory of the data path: regions, the buffer pool, frames of RAM disks and caches |
 //! | [`slab`] | generation-checked slots |
 //! | [`net`] | sockets, epoll |
 //! | [`uring`] | io_uring for disks |
@@ -12,7 +12,7 @@
 //! | [`affinity`] | pinning of threads |
 //! | [`clock`] | time |
 //! | [`rate`] | limits for log lines that peers cause |
-//! | [`lock`] | locks off the data path |
+//! | [`lock`] | a mutex for code off the data path |
 //! | [`alloc_count`] | a count of allocations, for tests |
 pub mod affinity;
 pub mod alloc_count;

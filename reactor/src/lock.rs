@@ -1,7 +1,8 @@
-//! [`Lock`]: a mutex that counts its uses, for tests that assert that the data path takes none.
+//! [`Lock`]: a mutex. With the feature `count-locks` it counts how often each thread locks, for tests that
+//! assert that the data path takes no lock.
 //!
-//! What it does not do: it is not for the data path. A panic does not poison it: the holder keeps the value
-//! consistent between any two statements that can panic.
+//! A panic does not poison the mutex: its holder must keep the value consistent between any two statements
+//! that can panic. Not for the data path.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -27,14 +28,14 @@ impl<T> Lock<T> {
         Lock(Mutex::new(value))
     }
 
-    /// Locks it; blocks while another thread has it.
+    /// Locks the mutex; blocks while another thread holds it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         #[cfg(feature = "count-locks")]
         TAKEN.with(|taken| taken.set(taken.get() + 1));
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks it if it is free, else `None`. Not counted.
+    /// Locks the mutex if it is free, else `None`. `locks_taken` does not count it.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),

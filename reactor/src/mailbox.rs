@@ -29,11 +29,12 @@ use crate::net::Waker;
 /// Queues to one core. On cache lines of its own, as the core reads `has_mail` in every turn.
 #[repr(align(128))]
 struct Inbox<M> {
-    /// Set after a push; cleared by the receiving core before it checks the queues for the last time.
+    /// Set after a push. The receiving core clears it once it has found the queues empty, and then checks
+    /// them again.
     has_mail: AtomicBool,
     is_asleep: AtomicBool,
     waker: Waker,
-    /// One for each sending core, and the last one for all other threads.
+    /// One queue for each sending core; the last one is for all other threads.
     queues: Box<[ArrayQueue<M>]>,
 }
 
@@ -48,7 +49,8 @@ impl<M> Inbox<M> {
         Ok(())
     }
 
-    /// The next message with its sender, from the queue at `cursor` on, which is advanced.
+    /// The next message and its sender. Checks the queues from `cursor` on, and advances `cursor` past the
+    /// queue that had the message.
     fn pop_next(&self, cursor: &mut usize) -> Option<(usize, M)> {
         for _ in 0..self.queues.len() {
             let from = *cursor;
@@ -120,7 +122,7 @@ impl<M: Send> Mailbox<M> {
         Remote { inboxes: Arc::clone(&self.inboxes) }
     }
 
-    /// Send to core `to`, which may be this one.
+    /// Sends to core `to`, which may be this core.
     ///
     /// # Errors
     /// Gives the message back when the queue is full: keep it and try at a later turn.
@@ -175,7 +177,7 @@ impl<M: Send> Mailbox<M> {
         self.inboxes[self.core].is_asleep.store(false, Ordering::Relaxed);
     }
 
-    /// Lowers the waker, which the caller has seen raised.
+    /// Lowers the waker; a system call. Called when the waker was seen raised.
     pub fn drain(&mut self) {
         self.inboxes[self.core].waker.drain();
     }
@@ -195,7 +197,7 @@ impl<M: Send> Mailbox<M> {
 }
 
 impl<M: Send> Remote<M> {
-    /// Send to core `to`.
+    /// Sends to core `to`.
     ///
     /// # Errors
     /// Gives the message back when the queue, which all remotes share, is full.

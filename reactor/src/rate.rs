@@ -9,7 +9,7 @@ pub struct RateLimit {
     interval: Option<Nanos>,
     burst: u32,
     tokens: u32,
-    /// When the last token was refilled.
+    /// Time up to which tokens were refilled.
     refilled: Nanos,
     suppressed: u64,
 }
@@ -22,7 +22,8 @@ pub struct Allowed {
 }
 
 impl RateLimit {
-    /// At most `burst` lines at once, and `per_second` lines a second in the long run.
+    /// At most `burst` lines at once, and `per_second` lines a second in the long run. With `per_second` 0
+    /// there are `burst` lines in all.
     #[must_use]
     pub const fn new(per_second: u32, burst: u32) -> RateLimit {
         let interval = match 1_000_000_000u64.checked_div(per_second as u64) {

@@ -6,13 +6,15 @@
 //!          mail ─────────────────────────> Poller::on_message, until one takes it
 //!          descriptors that are ready ───> Poller::on_ready of the poller that watches them
 //!          each in its order ────────────> Poller::poll, then each ─> Poller::flush
-//!   idle:  spin; or, once that has lasted, Poller::prepare_sleep of each, and sleep on the descriptors
+//!   idle:  spin; or, after the time of Idle::SleepAfter, Poller::prepare_sleep of each, and sleep on the
+//!          descriptors
 //! ```
 //!
 //! [`Turns`] records how long turns took.
 //!
-//! All pollers of a core share one value, which each gets as `&mut`: there are no locks. A turn neither
-//! allocates nor blocks.
+//! All pollers of a core share one value, which each gets as `&mut`: there are no locks. The loop itself does
+//! not block in a turn, and allocates only when the backlog of messages grows. A message that no poller takes
+//! is dropped.
 //!
 //! What it does not do: it does not interpret messages.
 
@@ -33,13 +35,14 @@ use crate::net::{Interest, Readiness, Ready, Watcher};
 
 /// State that the pollers of a core share.
 pub trait Shared {
-    /// Called when a turn begins. `wall_ms`: time of day in milliseconds since 1970-01-01 UTC.
+    /// Called when a turn begins. `wall_ms`: milliseconds since 1970-01-01 UTC, from the wall clock at the
+    /// reactor's creation and the monotonic time since; later steps of the wall clock do not change it.
     fn begin_turn(&mut self, now: Nanos, wall_ms: u64);
 
     /// True when no work is left and none will come: the loop ends.
     fn is_done(&self) -> bool;
 
-    /// Called after a turn that took [`LONG`] or longer.
+    /// Called after a turn with work that took [`LONG`] or longer.
     fn on_long_turn(&mut self, _turns: &Turns, _turn: LongTurn) {}
 }
 
@@ -51,20 +54,22 @@ pub trait Poller<S, M> {
     /// Does the work of this turn. True when there was any.
     fn poll(&mut self, shared: &mut S, turn: &mut Turn<'_, M>) -> bool;
 
-    /// Called when a descriptor that it watches by its [`Watcher`] is ready; `key` is the one given to
+    /// Called when a descriptor that the poller watches by its [`Watcher`] is ready. `key` was given to
     /// [`Watcher::add`].
     fn on_ready(&mut self, _shared: &mut S, _turn: &mut Turn<'_, M>, _key: u32) {}
 
-    /// Handles a message for this core. Returns a message of another poller, for the next in the list.
+    /// Handles a message for this core. Returns a message that is for another poller; the next poller in the
+    /// list gets it.
     fn on_message(&mut self, _shared: &mut S, _turn: &mut Turn<'_, M>, message: M) -> Option<M> {
         Some(message)
     }
 
     /// The last step of a turn, in the order of the list: sends what the pollers of this turn have queued.
+    /// Called once more when the loop ends.
     fn flush(&mut self, _shared: &mut S, _turn: &mut Turn<'_, M>) {}
 
-    /// True when it polls its busy connections itself, so that descriptors need not be polled in every turn,
-    /// which takes a system call.
+    /// True when the poller polls its busy connections itself. Descriptors, whose poll is a system call, are
+    /// then polled every 20 us instead of in every turn.
     fn is_active(&self) -> bool {
         false
     }
@@ -75,13 +80,14 @@ pub trait Poller<S, M> {
         true
     }
 
-    /// Called before the core sleeps: from now on its descriptors must report all work. False: there is work
-    /// already.
+    /// Called before the core sleeps: from now on the poller's descriptors must report all work. False: there
+    /// is work already, and the core does not sleep. After true it may stay awake because of another poller.
     fn prepare_sleep(&mut self, _shared: &mut S) -> bool {
         true
     }
 
-    /// True when kernel threads do the work of the device that it polls: an idle turn yields to them.
+    /// True when kernel threads do the work of the device that the poller polls: an idle turn yields the CPU
+    /// to them.
     fn wants_yield(&self) -> bool {
         false
     }
@@ -108,8 +114,8 @@ impl<M: Send> Turn<'_, M> {
         self.mailbox.cores()
     }
 
-    /// Sends to core `to`, in order. A message that does not fit in that core's mailbox is kept and sent in a
-    /// later turn.
+    /// Sends to core `to`; messages of this core arrive in order. A message that does not fit in the mailbox
+    /// of `to` is kept and sent in a later turn, and so are all later messages of this core, to any core.
     ///
     /// # Panics
     /// When there is no core `to`.
@@ -130,7 +136,8 @@ impl<M: Send> Turn<'_, M> {
         (0..self.cores()).filter(|to| *to != own).for_each(|to| self.send(to, message.clone()));
     }
 
-    /// True while no message is kept back. A poller that can keep messages itself sends none until then.
+    /// True while no message is kept back. While it is false, a poller that can keep messages itself sends
+    /// none.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.backlog.is_empty()
@@ -146,7 +153,7 @@ pub enum Idle {
     SleepAfter(Nanos),
 }
 
-/// Longest sleep, after which pollers check their timeouts.
+/// Longest sleep: pollers check their timeouts after it.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// Interval of descriptor polls while a poller is active, so that the system calls cost it little.
 const DESCRIPTOR_POLL_PERIOD: Nanos = Nanos::from_us(20);
@@ -163,7 +170,7 @@ pub struct Reactor<M> {
     ready: Vec<Ready>,
     next_descriptor_poll: Nanos,
     mailbox: Mailbox<M>,
-    /// The mailbox's waker is raised.
+    /// The mailbox's waker was seen raised and is not lowered yet.
     is_woken: bool,
     /// Messages that did not fit in a mailbox, with the core that they are for.
     backlog: VecDeque<(usize, M)>,
@@ -204,7 +211,7 @@ impl<M: Send> Reactor<M> {
         })
     }
 
-    /// Adds descriptors for the poller at index `place` of the list.
+    /// A handle that watches descriptors for the poller at index `place` of the list.
     #[must_use]
     pub fn watcher(&self, place: u32) -> Watcher {
         self.readiness.watcher(u64::from(place) << KEY_BITS)
@@ -216,7 +223,8 @@ impl<M: Send> Reactor<M> {
         &self.turns
     }
 
-    /// Runs turns until [`Shared::is_done`] or until `stop` is set.
+    /// Runs turns until [`Shared::is_done`] returns true or `stop` is set, then calls [`Poller::flush`] of
+    /// each.
     pub fn run<S: Shared>(
         &mut self,
         shared: &mut S,
@@ -243,7 +251,7 @@ impl<M: Send> Reactor<M> {
         self.flush(shared, pollers, now);
     }
 
-    /// Runs one turn. True when there was work.
+    /// Runs one turn. True when there was mail, a ready descriptor, or a poller whose `poll` had work.
     pub fn turn<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) -> bool {
         let now = self.begin_turn(shared);
         (self.began, self.parts) = (now, Parts::default());
@@ -313,7 +321,7 @@ impl<M: Send> Reactor<M> {
 
     /// Waits at most `timeout` for ready descriptors. True when there is any.
     fn poll_descriptors(&mut self, timeout: Duration) -> bool {
-        // An error would be a bug of this process; the next poll has the same result.
+        // An error would be a fault of this process, and the next poll would return it again.
         if self.readiness.poll(Some(timeout), &mut self.ready).is_err() {
             self.ready.clear();
         }
@@ -337,7 +345,8 @@ impl<M: Send> Reactor<M> {
         }
     }
 
-    /// A turn without work: spins, or sleeps when there was none for the time in [`Idle`].
+    /// After a turn without work: spins, or sleeps when there was no work for the time in [`Idle`] and
+    /// nothing waits for a later turn. Yields the CPU first if a poller wants that.
     fn idle<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) {
         if pollers.iter().any(|poller| poller.wants_yield()) {
             std::thread::yield_now();

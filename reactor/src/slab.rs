@@ -1,6 +1,6 @@
 //! A slab of fixed capacity with generation-checked slots.
 //!
-//! What it is: a table of `capacity` entries, reserved once and touched as they are first used. A [`Slot`]
+//! What it is: a table of `capacity` entries, allocated once and touched as they are first used. A [`Slot`]
 //! names an entry *and* the generation of its value. Removing a value changes the generation, so that a slot
 //! which is used too late (by a peer, a device, a timer) finds nothing instead of another value.
 //!
@@ -22,7 +22,7 @@ pub const SLAB_ENTRIES_MAX: usize = 65_535;
 /// End of the free list.
 const END: u16 = u16::MAX;
 
-/// Names one use of one entry.
+/// Names an entry of a [`Slab`] and one of its values, by index and generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
     generation: u16,
@@ -44,7 +44,7 @@ impl Slot {
         (self.generation as u32) << 16 | self.index as u32
     }
 
-    /// From 32 bits of any origin: the slab rejects a slot that it did not give.
+    /// From 32 bits of any origin, for example of a peer: the slab finds nothing under a stale slot.
     #[inline]
     #[must_use]
     pub const fn from_wire(wire: u32) -> Slot {
@@ -77,7 +77,7 @@ pub struct Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// An empty slab for `n` values; the only time that it allocates.
+    /// An empty slab for `n` values. Allocates the memory for all of them; no other method allocates.
     ///
     /// # Panics
     /// When `n` is above [`SLAB_ENTRIES_MAX`].
@@ -110,7 +110,7 @@ impl<T> Slab<T> {
         n * size_of::<Entry<T>>()
     }
 
-    /// Put `value` into a free entry.
+    /// Puts `value` into a free entry.
     ///
     /// # Errors
     /// Gives `value` back when the slab is full.
@@ -203,14 +203,14 @@ impl<T> Slab<T> {
         usize::from(self.len)
     }
 
-    /// True when it has no value.
+    /// True when the slab has no value.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Most values that it can have.
+    /// Most values that the slab can have.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {

@@ -1,8 +1,8 @@
 //! [`Busy`]: time for which namespaces have commands in progress on this core, for the SMART log.
 //!
 //! ```text
-//!   first command ──> watched ──> each turn with completed commands, or some at the disk: adds its time
-//!                        └── no such turn in a timer period ──> not watched
+//!   first command ──> active ──> each turn with completed commands, or some at the disk: adds its time
+//!                        └── no such turn in a timer period ──> not active
 //! ```
 //!
 //! The core's clock does not advance within a turn, so a turn with a command counts as a whole. A command
@@ -18,42 +18,42 @@ use crate::counters::{self, IoCounters, NamespaceCounters};
 use crate::env::Env;
 use crate::snapshot::Namespace;
 
-/// Initial capacity of [`Busy::watched`], in namespaces.
-const WATCHED_CAPACITY: usize = 64;
+/// Initial capacity of [`Busy::active`], in namespaces.
+const ACTIVE_CAPACITY: usize = 64;
 
 /// A namespace with commands in this or the last timer period.
-struct Watched {
+struct ActiveNamespace {
     counters: Arc<NamespaceCounters>,
-    /// Index of its disk in `Env::disks`.
+    /// Index of the namespace's disk in `Env::disks`.
     disk: usize,
-    /// Reads and writes completed by the end of the last turn; `None`: watched since this turn.
+    /// Reads and writes completed by the end of the last turn; `None`: active since this turn.
     commands: Option<u64>,
-    /// It was busy in this timer period.
+    /// It had commands in this timer period.
     was_busy: bool,
 }
 
-/// Watched namespaces of one core.
+/// Active namespaces of one core.
 pub(crate) struct Busy {
     core: usize,
-    watched: Vec<Watched>,
+    active: Vec<ActiveNamespace>,
 }
 
 impl Busy {
     pub(crate) fn new(core: usize) -> Busy {
-        Busy { core, watched: Vec::with_capacity(WATCHED_CAPACITY) }
+        Busy { core, active: Vec::with_capacity(ACTIVE_CAPACITY) }
     }
 
-    /// True when no namespace is watched.
+    /// True when no namespace is active.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.watched.is_empty()
+        self.active.is_empty()
     }
 
     #[cold]
-    fn watch(&mut self, namespace: &Namespace) {
+    fn add(&mut self, namespace: &Namespace) {
         let counters = Arc::clone(&namespace.counters);
-        counters.core(self.core).is_watched.store(true, Ordering::Relaxed);
-        self.watched.push(Watched {
+        counters.core(self.core).is_active.store(true, Ordering::Relaxed);
+        self.active.push(ActiveNamespace {
             counters,
             disk: Env::disk_index(namespace.disk),
             commands: None,
@@ -61,28 +61,30 @@ impl Busy {
         });
     }
 
-    /// Adds the length of the turn that ended to the busy time of namespaces that had commands in it.
+    /// Adds `took`, the length of the turn that ended, to the busy time of each namespace that completed
+    /// commands in the turn, or whose disk has commands of this core.
     pub(crate) fn end_turn(&mut self, took: Nanos, disks: &[Option<Box<dyn Disk>>]) {
-        for watched in &mut self.watched {
-            let counters = watched.counters.core(self.core);
+        for namespace in &mut self.active {
+            let counters = namespace.counters.core(self.core);
             let commands = Some(commands_of(counters));
-            let is_at_disk =
-                || disks.get(watched.disk).and_then(Option::as_ref).is_some_and(|disk| disk.in_flight() > 0);
-            if watched.commands != commands || is_at_disk() {
+            let is_at_disk = || {
+                disks.get(namespace.disk).and_then(Option::as_ref).is_some_and(|disk| disk.in_flight() > 0)
+            };
+            if namespace.commands != commands || is_at_disk() {
                 counters::add(&counters.busy_ns, took.as_u64());
-                watched.was_busy = true;
+                namespace.was_busy = true;
             }
-            watched.commands = commands;
+            namespace.commands = commands;
         }
     }
 
-    /// Stops to watch namespaces that were not busy since the last call.
-    pub(crate) fn unwatch_idle(&mut self) {
+    /// Removes the namespaces that had no commands since the last call.
+    pub(crate) fn remove_idle(&mut self) {
         let core = self.core;
-        self.watched.retain_mut(|watched| {
-            let was_busy = std::mem::take(&mut watched.was_busy);
+        self.active.retain_mut(|namespace| {
+            let was_busy = std::mem::take(&mut namespace.was_busy);
             if !was_busy {
-                watched.counters.core(core).is_watched.store(false, Ordering::Relaxed);
+                namespace.counters.core(core).is_active.store(false, Ordering::Relaxed);
             }
             was_busy
         });
@@ -95,11 +97,11 @@ fn commands_of(counters: &IoCounters) -> u64 {
 }
 
 impl Env {
-    /// Watches a namespace that has a command. `counters` are those of the namespace on this core.
+    /// Makes a namespace that has a command active. `counters`: those of `namespace` on this core.
     #[inline]
     pub(crate) fn note_command(&mut self, namespace: &Namespace, counters: &IoCounters) {
-        if !counters.is_watched.load(Ordering::Relaxed) {
-            self.busy.watch(namespace);
+        if !counters.is_active.load(Ordering::Relaxed) {
+            self.busy.add(namespace);
         }
     }
 }

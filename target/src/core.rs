@@ -77,7 +77,7 @@ pub struct CoreUse {
     pub waits: u64,
 }
 
-/// The first queue pair in the queue for the pool, and for how many turns it is.
+/// The first queue pair in the queue for the pool, and the number of turns for which it has been first.
 #[derive(Clone, Copy)]
 struct FirstWaiter {
     id: ConnectionId,
@@ -102,7 +102,7 @@ pub struct TargetCore<T: Transport> {
     disk_depth: u32,
     /// A disk that was removed from the configuration has commands in flight.
     is_closing_disks: bool,
-    /// Generation of the configuration that each core serves.
+    /// Generation of the configuration that each core serves, as far as reported.
     applied: Vec<u64>,
 }
 
@@ -197,7 +197,8 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Sets the time of this turn and ends the last: `now` on a monotonic clock, `wall_ms` since 1970.
+    /// Begins a turn at `now` on a monotonic clock, `wall_ms` since 1970. The time since the last call counts
+    /// as busy for namespaces that had commands in it.
     #[inline]
     pub fn set_time(&mut self, now: Nanos, wall_ms: u64) {
         let before = std::mem::replace(&mut self.env.now, now);
@@ -209,7 +210,7 @@ impl<T: Transport> TargetCore<T> {
     }
 
     /// Most bytes of memory of a connection with a queue of `entries`: its queue pair, its requests, its
-    /// controller, and its entries in the core's lists.
+    /// controller, and its entries in the core's lists; without heap memory of the transport.
     #[must_use]
     pub fn connection_bytes(entries: u16) -> usize {
         let entries = usize::from(entries);
@@ -236,7 +237,7 @@ impl<T: Transport> TargetCore<T> {
     }
 
     /// Runs `act` on a queue pair, removes it if it has closed, and lists it if requests wait. `has_output`:
-    /// it may have output that the caller does not send.
+    /// `act` may cause output that the caller does not send itself.
     #[inline]
     fn run_qpair(
         &mut self,
@@ -273,7 +274,8 @@ impl<T: Transport> TargetCore<T> {
         });
     }
 
-    /// Polls the disks, retries requests that wait for memory, checks time-outs. True when there was work.
+    /// Polls the disks, retries requests that wait for memory, checks time-outs. True when there was work, or
+    /// requests wait behind which others must queue.
     pub fn poll(&mut self) -> bool {
         let mut has_worked = self.poll_disks();
         if self.is_closing_disks {
@@ -285,7 +287,7 @@ impl<T: Transport> TargetCore<T> {
             self.env.update_scarcity();
             self.for_each_qpair(|qpair, env| qpair.on_time(env));
             self.env.is_reserve_short = false;
-            self.env.busy.unwatch_idle();
+            self.env.busy.remove_idle();
             self.expire_orphans();
         }
         if self.env.is_draining {
@@ -382,7 +384,8 @@ impl<T: Transport> TargetCore<T> {
         has_worked || has_memory_waiters
     }
 
-    /// Counts the turns for which `id` is the first that waits for `bytes` of the pool.
+    /// Counts the turns for which `id` is the first that waits for `bytes` of the pool; from [`FIRST_TURNS`]
+    /// on reserves buffers.
     fn reserve_for_first(&mut self, id: ConnectionId, bytes: u32) -> FirstWaiter {
         let turns = self.first.filter(|first| first.id == id).map_or(0, |first| first.turns);
         let first = FirstWaiter { id, turns: turns.saturating_add(1) };
@@ -399,7 +402,7 @@ impl<T: Transport> TargetCore<T> {
         self.ids = ids;
     }
 
-    /// A message from another core (or from this one).
+    /// Executes a message from another core or from the app.
     pub fn on_message(&mut self, message: Message) {
         self.execute_message(message);
         self.deliver_own();
@@ -432,10 +435,10 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Closes the queue pairs for which `is_one` is true.
-    fn close_all(&mut self, reason: CloseReason, is_one: impl Fn(&Qpair<T>) -> bool) {
+    /// Closes the queue pairs for which `must_close` is true.
+    fn close_all(&mut self, reason: CloseReason, must_close: impl Fn(&Qpair<T>) -> bool) {
         self.for_each_qpair(|qpair, env| {
-            if is_one(qpair) {
+            if must_close(qpair) {
                 qpair.close(env, reason);
             }
         });
@@ -454,7 +457,7 @@ impl<T: Transport> TargetCore<T> {
     }
 
     /// Applies a new configuration to I/O queues at once. It is advertised to hosts once all cores serve it:
-    /// a host reads from a new namespace on all its queues, and gives it up on a status with DNR.
+    /// a host reads from a new namespace on all its queues, and gives the namespace up on a status with DNR.
     fn on_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         let old = std::mem::replace(&mut self.env.snapshot, snapshot);
         self.env.disks.iter_mut().flatten().for_each(|disk| disk.reconfigure());
@@ -493,8 +496,8 @@ impl<T: Transport> TargetCore<T> {
     /// Executes the messages in the outbox that are addressed to this core.
     #[inline]
     fn deliver_own(&mut self) {
-        // Bounded: messages that these send to this core again are executed in the same loop, and no message
-        // causes itself. The order of messages to other cores does not change.
+        // Bounded: what a message sends to this core is executed in the same loop, and no message causes
+        // itself. The order of messages to other cores does not change.
         let mut at = 0;
         while let Some((to, _)) = self.env.outbox.get(at) {
             if *to != self.env.core {
@@ -505,7 +508,7 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Takes the oldest message for another core: its index and the message.
+    /// Takes the oldest message for another core: the index of that core, and the message.
     pub fn next_message(&mut self) -> Option<(usize, Message)> {
         self.env.outbox.pop_front()
     }
@@ -534,7 +537,7 @@ impl<T: Transport> TargetCore<T> {
     }
 
     /// True when the core may sleep until input arrives: no retry may succeed, and no message, output or disk
-    /// command is pending.
+    /// command of this core is pending.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         let may_succeed = |id: &ConnectionId| {

@@ -1,5 +1,5 @@
-//! Statistics that hosts and operators read: one cache line per core and namespace, so that counting is an
-//! uncontended add.
+//! Statistics that hosts and operators read: cache lines of its own per core and namespace, so that counting
+//! is an uncontended add.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct IoCounters {
-    /// Blocks of 512 bytes read.
+    /// Units of 512 bytes of the commands in `reads`.
     pub units_read: AtomicU64,
-    /// Blocks of 512 bytes written.
+    /// Units of 512 bytes of the commands in `writes`.
     pub units_written: AtomicU64,
-    /// Read, Compare and Verify commands completed.
+    /// Read, Compare and Verify commands that succeeded.
     pub reads: AtomicU64,
-    /// Write commands completed.
+    /// Write commands that succeeded.
     pub writes: AtomicU64,
-    /// Commands that ended with a media error status.
+    /// Media errors of the disk: one per failed command, or per failed piece of a bulk transfer.
     pub media_errors: AtomicU64,
-    /// Nanoseconds of turns in which commands completed or were at the disk.
+    /// Nanoseconds of turns in which commands completed or the disk had commands of this core.
     pub busy_ns: AtomicU64,
-    /// The namespace is in the core's list of `busy`.
-    pub(crate) is_watched: AtomicBool,
+    /// The namespace is in the core's list of active namespaces (`busy`).
+    pub(crate) is_active: AtomicBool,
 }
 
 /// Adds without an atomic read-modify-write: only the counter's core may call it.

@@ -91,7 +91,7 @@ impl<'a> DiscoveryLog<'a> {
         }
     }
 
-    /// The entries, each with the address at which this host connects.
+    /// The entries, each with the address at which this host can connect.
     fn iter(&self) -> impl Iterator<Item = Entry<'a>> {
         entries(self.snapshot, self.host).filter_map(|entry| {
             let address = match entry.subtype {

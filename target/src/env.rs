@@ -46,7 +46,7 @@ pub enum Message {
         /// The core had the command and ended it without effect.
         is_aborted: bool,
     },
-    /// A command of this controller failed: an entry for its error log.
+    /// A command on an I/O queue of this controller failed: an entry for the error log.
     Failed(Arc<ControllerShared>, ErrorRecord),
     /// Serve a new configuration.
     Snapshot(Arc<Snapshot>),
@@ -80,7 +80,7 @@ pub struct Env {
     pub cores: usize,
     /// Time of this turn; does not advance within it.
     pub now: Nanos,
-    /// When this core started, with the process, on the same clock.
+    /// Start of this core, which is that of the process, on the clock of `now`.
     pub process_started: Nanos,
     /// Wall clock at this turn, ms since 1970.
     pub wall_ms: u64,
@@ -109,11 +109,11 @@ pub struct Env {
     pub(crate) has_memory_waiters: bool,
     /// Owner in the admin pool of buffers whose data hosts have not sent yet, of all connections together.
     pub(crate) incoming_owner: ConnectionId,
-    /// A command found no such buffer in this timer period.
+    /// A command got no buffer for `incoming_owner` in this timer period.
     pub(crate) is_reserve_short: bool,
     /// Free bytes of the disk memory that is scarcest; `u64::MAX`: none is scarce. Updated by the timer.
     pub(crate) scarce_bytes: u64,
-    /// Requests that had to wait for a buffer, ever.
+    /// Requests that waited for memory, ever.
     pub waits: u64,
     /// Commands that arrived, ever.
     pub commands: u64,
@@ -124,7 +124,7 @@ pub struct Env {
     pub(crate) busy: Busy,
 }
 
-/// Initial capacity of the list of completions of one disk's poll.
+/// Capacity of the list into which a disk is polled: about the most completions of one poll.
 pub(crate) const DONE_BATCH: usize = 128;
 
 impl Env {
@@ -140,8 +140,8 @@ impl Env {
         self.disks.get(disk)?.as_deref()
     }
 
-    /// Cancels the disk commands of an ended queue pair. Returns the number that the disks could not cancel;
-    /// may be repeated.
+    /// Cancels the disk commands of an ended queue pair. Returns the number of completions to come; may be
+    /// repeated.
     #[cold]
     pub(crate) fn cancel_commands_of(&mut self, qpair: ConnectionId) -> usize {
         self.disks.iter_mut().flatten().map(|disk| disk.cancel_owner(owner(qpair))).sum()
@@ -153,7 +153,8 @@ impl Env {
         self.pool.share(self.current.0)
     }
 
-    /// The current queue pair's share of the admin pool, or of the pool for a command too large for that.
+    /// The current queue pair's share of the admin pool; of the data pool if `bytes` is more than the admin
+    /// pool's largest buffer.
     pub(crate) fn admin_share(&self, bytes: u32) -> Share<'_> {
         if bytes <= self.admin_pool.buffer_bytes_max() {
             self.admin_pool.share(self.current.0)
@@ -168,8 +169,8 @@ impl Env {
         self.admin_pool.share(self.incoming_owner.0)
     }
 
-    /// Takes a buffer for an admin or Connect command whose data the host sends. If there is none, the
-    /// fetches of others get a shorter time-out.
+    /// Takes a buffer for an admin or Connect command whose data the host sends. If there is none, fetches of
+    /// Connect and admin commands get a shorter time-out until the next timer period.
     pub(crate) fn take_incoming(&mut self, bytes: u32) -> Option<Buf> {
         let buf = self.incoming_share().take_contiguous(bytes);
         self.is_reserve_short |= buf.is_none();

@@ -28,7 +28,7 @@
 //!    fast path: the disk has the data in memory (RAM, null, a cache hit)
 //!     ──> step_fast_path ──> read_fast_path: check, Disk::prepare (Ready)
 //!     ──> reply_fast_path ──> Transport::reply
-//!    slab path: `prepare` returned anything else
+//!    slab path: `prepare` returned anything else (a Read that fails a check takes `step_io`)
 //!     ──> continue_read ──> step_buffer (Pool: a buffer of the pool) ──> step_execute ──> Disk::submit
 //!     ... core::TargetCore::poll ──> Disk::poll ──> Qpair::on_done ──> finish ──> Transport::reply
 //!     ... Event::Sent ──> free
@@ -42,7 +42,7 @@
 //! | [`env`](mod@env) | state that the queue pairs of a core share; messages between cores |
 //! | [`qpair`] | the request machine; I/O, fused and compound commands, the admin queue |
 //! | [`controller`] | Connect, properties, Identify, log pages, features, events, keep alive |
-//! | [`orphaned_commands`] | commands that disks still have of queue pairs that ended |
+//! | [`orphaned_commands`] | commands that disks still have of I/O queues that ended |
 //! | [`discovery`] | the discovery log |
 //! | [`refusal`] | status and field at fault of a command that fails |
 //! | [`snapshot`] | the configuration, immutable, replaced by message |
@@ -60,13 +60,13 @@
 //! | [`spindle_disk`] | the interface of a disk: `DiskSource`, `Disk`; kinds `ram`, `null`, `file`, `ng` |
 //! | [`spindle_tcp`] | NVMe/TCP: `controller::Conn`, and `shell::Shell` with the sockets |
 //! | [`spindle_reactor`] | the loop of a core (`run`), its memory (`mem`), sockets, io_uring, mailboxes |
-//! | [`spindle`] | the binary: configuration, `serve` (one `CoreLoop` a core), `bench`, `status` |
+//! | [`spindle`] | the binary: configuration, `serve` (one `CoreLoop` per core), `bench`, `status` |
 //! | [`spindle_rdma`] | NVMe/RDMA: `controller::Conn`, and `shell::Shell` with the queue pairs |
 //! | [`spindle_rdma_verbs`] | libibverbs and librdmacm |
 //! | [`spindle_nvme_pcie`] | the user-space driver of NVMe drives |
 //! | [`spindle_initiator`] | the host side as a library |
 //! | [`spindle_disk_remote`] | a disk that is a namespace of another target |
-//! | [`nvme_spec`] | wire types of all of them |
+//! | [`nvme_spec`] | wire types that the other crates use |
 //! | [`spindle_tests`] | the simulator, and a target inside a test (`embedded`) |
 //!
 //! `cargo doc --workspace --no-deps` writes these pages to `build/doc/spindle_target/index.html`. Programs to

@@ -32,7 +32,8 @@ pub enum Notice {
         subsystem: Nqn,
         /// CNTLID; may be assigned again.
         cntlid: u16,
-        /// Why the target closed the connection; `None`: the host closed it.
+        /// Why the target closed the connection; `None`: it ended otherwise (closed by the host, network
+        /// failure, violation of the transport's protocol).
         reason: Option<CloseReason>,
     },
     /// A Connect command was refused.
@@ -44,7 +45,8 @@ pub enum Notice {
         /// Field, value and what is allowed.
         reason: String,
     },
-    /// The host violated a rule of NVMe queues; its connection was closed.
+    /// The host violated a rule of its queue, or did not send data or read replies in time; its connection
+    /// was closed.
     HostError {
         /// Address of the host.
         remote: SocketAddr,
@@ -96,7 +98,7 @@ pub enum Notice {
         host: Nqn,
         /// SUBNQN of the ended connection.
         subsystem: Nqn,
-        /// Commands that the disks have not completed.
+        /// Commands that the disks have not completed, as far as known.
         commands: usize,
     },
     /// A host has ended its former controllers (End Former Associations).
@@ -116,7 +118,7 @@ pub enum Notice {
         subsystem: Nqn,
         /// NSID of the command.
         nsid: u32,
-        /// First block of the command, or of the failed piece of it.
+        /// First block of the command, or of the failed piece of a bulk transfer.
         lba: u64,
         /// Status of the completion.
         status: Status,

@@ -1,4 +1,4 @@
-//! `OrphanedCommands`: commands at disks whose queue pair has ended.
+//! `OrphanedCommands`: commands at disks whose I/O queue has ended.
 //!
 //! ```text
 //!   a queue pair ends ─> Disk::cancel_owner of each ─┬─ no commands left ──> its QID is free
@@ -9,8 +9,9 @@
 //! After [`ORPHAN_MAX`] the orphan is expired: the target does not wait for it, but End Former Associations
 //! reports it to its host until its commands complete.
 //!
-//! While its QID is not free, the controller's reset and shutdown are not complete, and its host gets no new
-//! controller: a write at a disk cannot be cancelled, and would overwrite what the host writes next.
+//! While the QID is not free, the controller's reset and shutdown are not complete, and the host gets no new
+//! controller of the subsystem: a write that has begun at a disk cannot be cancelled, and may overwrite what
+//! the host writes next.
 
 use spindle_transport::ConnectionId;
 use std::sync::Arc;
@@ -21,10 +22,10 @@ use crate::shared::ControllerShared;
 
 /// Longest time for which a host waits for its orphaned commands. Longer than a drive's time-outs for a
 /// command (30 s), its abort (5 s) and the reset that follows (a few seconds) together, so that it passes
-/// only when those have failed too.
+/// only when abort and reset have failed too.
 pub const ORPHAN_MAX: Nanos = Nanos::from_secs(40);
 
-/// Commands of one queue pair that has ended.
+/// Commands of one I/O queue that has ended.
 pub(crate) struct Orphan {
     /// Slot that the queue pair had on this core.
     owner: ConnectionId,
@@ -54,7 +55,7 @@ impl Orphan {
 pub(crate) struct OrphanedCommands(Vec<Orphan>);
 
 impl OrphanedCommands {
-    /// True when no disk has commands of an ended queue pair.
+    /// True when no orphan is known.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -91,7 +92,7 @@ impl OrphanedCommands {
         }
     }
 
-    /// The next orphan whose time has passed, and marks it as expired.
+    /// Marks the next orphan whose deadline has passed as expired and returns it; `None`: no more.
     pub(crate) fn next_expired(&mut self, now: Nanos) -> Option<&Orphan> {
         let orphan = self.0.iter_mut().find(|orphan| now >= orphan.deadline && !orphan.is_expired)?;
         orphan.is_expired = true;

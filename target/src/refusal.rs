@@ -35,7 +35,7 @@ pub(crate) mod field {
 }
 
 impl Refusal {
-    /// `status` as it is, without DNR unless it has it.
+    /// `status` unchanged: with DNR only if `status` has it.
     #[must_use]
     pub const fn of(status: Status, field: Option<u16>) -> Refusal {
         Refusal { status, field }

@@ -1,8 +1,9 @@
 //! State of controllers that all cores share: atomics on the data path, a registry under a mutex at Connect.
 //!
 //! The admin queue's core owns the `Controller`; each I/O queue, on any core, holds an
-//! [`Arc<ControllerShared>`]. A command on an I/O queue costs one relaxed load here (is the controller
-//! enabled?) and, once per keep-alive period and queue, one store (there was traffic).
+//! [`Arc<ControllerShared>`]. A command on an I/O queue costs a few relaxed loads here (is the controller
+//! enabled? is traffic noted? a write: is the write cache on?) and, about once per keep-alive period, one
+//! store (there was traffic).
 
 use spindle_transport::ConnectionId;
 use std::sync::Arc;
@@ -31,21 +32,21 @@ pub struct QueueConnection {
 pub struct ControllerShared {
     /// CNTLID; unique in the subsystem while the controller exists.
     pub cntlid: u16,
-    /// SUBNQN of its Connect; the discovery subsystem has one too. The snapshot with the subsystem is
-    /// replaced by a reload.
+    /// SUBNQN of its Connect, also of the discovery subsystem. An NQN, not the subsystem, which a reload
+    /// replaces.
     pub subsystem_nqn: Nqn,
     /// HOSTNQN of its Connect.
     pub host_nqn: Nqn,
     /// HOSTID of its Connect.
     pub host_id: [u8; 16],
-    /// Number of its host, from 1, by which disks distinguish hosts. No two connected hosts have the same;
-    /// numbers up to [`HOSTS_KEPT`] are never reused. 0: all numbers were in use.
+    /// Number of its host (HOSTNQN and HOSTID), from 1, by which disks distinguish hosts. No two connected
+    /// hosts have the same; numbers up to [`HOSTS_KEPT`] stay with their host. 0: all numbers were in use.
     pub client: u16,
     /// Index of the core that owns the admin queue.
     pub admin_core: usize,
     /// Slot of the admin queue on that core; names none before Connect has succeeded.
     admin_queue: AtomicU32,
-    /// CC.EN = 1 and CSTS.RDY = 1: I/O commands are accepted.
+    /// Enabled, and neither shut down nor ended: I/O commands are accepted.
     is_ready: AtomicBool,
     /// The controller has failed, was removed, or was ended by End Former Associations; never cleared.
     is_gone: AtomicBool,
@@ -53,13 +54,14 @@ pub struct ControllerShared {
     queues: [AtomicU64; 2],
     /// Connections of its queues. Locked at Connect, at the end of a queue, and by operators' queries.
     connections: Lock<Vec<QueueConnection>>,
-    /// Ended I/O queues with commands at a disk; their QIDs stay in use.
+    /// Number of ended I/O queues with commands at a disk; their QIDs stay in use.
     orphaned_queues: AtomicU32,
-    /// Ended I/O queues with commands at a disk for longer than `ORPHAN_MAX`; their QIDs are free.
+    /// Number of ended I/O queues with commands at a disk for longer than `ORPHAN_MAX`; their QIDs are free.
     expired_orphans: AtomicU32,
     /// Token of the latest End Former Associations on this controller; 0: none.
     former_token: AtomicU64,
-    /// Set by queues at a command; cleared by the keep-alive timer (traffic-based keep alive).
+    /// Set by queues at a command; cleared by the keep-alive timer (traffic-based keep alive) and at an
+    /// enable.
     has_traffic: AtomicBool,
     /// An I/O queue of it was connected with another HOSTID than the admin queue.
     has_other_host_id: AtomicBool,
@@ -106,7 +108,7 @@ impl ControllerShared {
         self.feature_bits.load(Ordering::Relaxed) & 1 != 0
     }
 
-    /// Called by the admin queue's core when CSTS.RDY changes.
+    /// Called when the controller is enabled, reset or shut down, or has ended.
     pub fn set_ready(&self, is_ready: bool) {
         self.is_ready.store(is_ready, Ordering::Release);
     }
@@ -180,7 +182,7 @@ impl ControllerShared {
         connections
     }
 
-    /// I/O queue `qid` has ended without commands at a disk: its identifier is free.
+    /// I/O queue `qid` has ended without commands at a disk, or its Connect has failed: its QID is free.
     pub fn release_queue(&self, qid: u16) {
         self.connections.lock().retain(|it| it.qid != qid);
         if let Some((word, bit)) = Self::qid_bit(qid) {
@@ -188,19 +190,19 @@ impl ControllerShared {
         }
     }
 
-    /// I/O queue `qid` has ended with commands at a disk: its identifier stays in use.
+    /// I/O queue `qid` has ended with commands at a disk: its QID stays in use.
     pub fn queue_orphaned(&self, qid: u16) {
         self.connections.lock().retain(|it| it.qid != qid);
         self.orphaned_queues.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The disks have completed the commands of ended I/O queue `qid`: its identifier is free.
+    /// The disks have completed the commands of ended I/O queue `qid`: its QID is free.
     pub fn orphan_completed(&self, qid: u16) {
         self.release_queue(qid);
         self.orphaned_queues.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Commands of ended I/O queue `qid` are at a disk for longer than `ORPHAN_MAX`: its identifier is free.
+    /// Commands of ended I/O queue `qid` are at a disk for longer than `ORPHAN_MAX`: its QID is free.
     pub fn orphan_expired(&self, qid: u16) {
         // In this order, so that a reader of both counters sees the queue in at least one.
         self.expired_orphans.fetch_add(1, Ordering::AcqRel);
@@ -218,8 +220,8 @@ impl ControllerShared {
         self.expired_orphans.load(Ordering::Acquire) > 0
     }
 
-    /// True while a new association of the host must wait: an ended queue has commands at a disk, or the
-    /// controller has ended and its queues are not closed yet.
+    /// True while a new association of the host must wait: an ended queue has commands at a disk, for at most
+    /// `ORPHAN_MAX`, or the controller has ended and its I/O queues are not closed yet.
     #[must_use]
     pub fn has_orphans(&self) -> bool {
         self.orphaned_queues.load(Ordering::Acquire) > 0 || (self.is_gone() && self.taken_qids() > 0)
@@ -237,9 +239,8 @@ impl ControllerShared {
         self.connections.lock().iter().filter(|it| it.qid != 0).count()
     }
 
-    /// True for a controller of this subsystem and this host. Hosts without HOSTNQN are distinguished by
-    /// HOSTID.
-    fn matches_host(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
+    /// Hosts without HOSTNQN are distinguished by HOSTID.
+    fn matches_host_and_subsystem(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         self.host_nqn == *host_nqn
             && (!host_nqn.is_unnamed() || self.host_id == *host_id)
             && self.subsystem_nqn == *subsystem_nqn
@@ -254,11 +255,12 @@ impl ControllerShared {
 /// State of a host's former associations with a subsystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FormerState {
-    /// No disk has commands of them.
+    /// None is ending, and no disk has commands of them.
     Over,
-    /// Their queues are not closed, or disks have commands of them.
+    /// The queues of an ended controller are not closed, or disks have commands of an ended queue.
     Ending,
-    /// Disks have commands of them for longer than `ORPHAN_MAX`: their writes may still be executed.
+    /// None is ending, but disks have commands of an ended queue for longer than `ORPHAN_MAX`: their writes
+    /// may still be executed.
     MayLand,
 }
 
@@ -269,16 +271,17 @@ fn client_number(at: usize) -> u16 {
     u16::try_from(at + 1).unwrap_or(0)
 }
 
-/// All controllers of the process. Locked at Connect, at the end of a controller and while End Former
-/// Associations waits.
+/// All controllers of the process. Locked at Connect, at the end of a controller, while a Connect or End
+/// Former Associations waits, and by operators' queries.
 #[derive(Default)]
 pub struct Registry {
     controllers: Lock<Vec<Arc<ControllerShared>>>,
-    /// Ended controllers with commands of their I/O queues at a disk.
+    /// Ended controllers whose I/O queues are not all closed or have commands at a disk; the others are
+    /// removed when the next controller ends.
     ended: Lock<Vec<Arc<ControllerShared>>>,
     /// HOSTNQN and HOSTID of the hosts with numbers 1 to [`HOSTS_KEPT`], in order.
     hosts: Lock<Vec<(Nqn, [u8; 16])>>,
-    /// Offset at which the next search for a free CNTLID begins, so that one is not reused at once.
+    /// Offset at which the next search for a free CNTLID begins, so that a CNTLID is not reused at once.
     next: AtomicU32,
 }
 
@@ -327,7 +330,7 @@ impl Registry {
         (HOSTS_KEPT + 1..=u16::MAX).find(|own| controllers.iter().all(|it| it.client != *own)).unwrap_or(0)
     }
 
-    /// HOSTNQN and HOSTID of the hosts with client numbers from 1 on, in order, connected or not.
+    /// HOSTNQN and HOSTID of the hosts with client numbers 1 to [`HOSTS_KEPT`], in order, connected or not.
     #[must_use]
     pub fn hosts(&self) -> Vec<(Nqn, [u8; 16])> {
         self.hosts.lock().clone()
@@ -347,14 +350,14 @@ impl Registry {
     #[must_use]
     pub fn has_orphans(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         let is_one = |it: &Arc<ControllerShared>| {
-            it.matches_host(subsystem_nqn, host_nqn, host_id) && it.has_orphans()
+            it.matches_host_and_subsystem(subsystem_nqn, host_nqn, host_id) && it.has_orphans()
         };
         self.controllers.lock().iter().any(is_one) || self.ended.lock().iter().any(is_one)
     }
 
     /// Sets the token of `own`, and marks every other controller of the same subsystem, HOSTNQN, HOSTID and
-    /// token as ended. Returns those; the caller closes their queues. `None`: `own` has ended before, and
-    /// nothing changes.
+    /// token as ended. Returns the controllers that it marked; the caller closes their queues. `None`: `own`
+    /// has ended before, and nothing changes.
     pub fn end_former(&self, own: &Arc<ControllerShared>, token: u64) -> Option<Vec<Arc<ControllerShared>>> {
         let controllers = self.controllers.lock();
         // Under the lock: of two controllers that would end each other, only one ends the other.
@@ -364,7 +367,7 @@ impl Registry {
         own.former_token.store(token, Ordering::Relaxed);
         let is_former = |it: &&Arc<ControllerShared>| {
             !Arc::ptr_eq(it, own)
-                && it.matches_host(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
+                && it.matches_host_and_subsystem(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
                 && it.host_id == own.host_id
                 && it.former_token.load(Ordering::Relaxed) == token
                 && !it.is_gone()
@@ -378,7 +381,8 @@ impl Registry {
     #[must_use]
     pub fn former_state(&self, own: &Arc<ControllerShared>) -> FormerState {
         let is_one = |it: &&Arc<ControllerShared>| {
-            !Arc::ptr_eq(it, own) && it.matches_host(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
+            !Arc::ptr_eq(it, own)
+                && it.matches_host_and_subsystem(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
         };
         let mut has_expired_orphans = false;
         // A controller that ends meanwhile is added to `ended` before it is removed from `controllers`.
@@ -457,7 +461,7 @@ mod tests {
         assert_eq!(ended(&registry, &new, TOKEN), [old.cntlid]);
         assert!(old.is_gone() && !others.iter().chain([&silent, &new]).any(|it| it.is_gone()));
         assert!(registry.end_former(&old, TOKEN).is_none() && !new.is_gone(), "it ends no other any more");
-        // Until its owner has closed it.
+        // The state stays `Ending` until the core of `old` has removed it.
         assert_eq!(
             (registry.former_state(&new), registry.former_state(&others[0])),
             (FormerState::Ending, FormerState::Over)
@@ -497,7 +501,7 @@ mod tests {
         assert_eq!(registry.former_state(&new), FormerState::Ending);
         old.orphan_expired(2);
         assert_eq!((registry.former_state(&new), old.taken_qids()), (FormerState::MayLand, 0));
-        // Controllers that come and go do not make it forgotten.
+        // The end of another controller does not remove `old` from the ended ones.
         registry.remove(&of(&registry, "nqn.2026-01.test:a", host, 1));
         assert_eq!(registry.former_state(&new), FormerState::MayLand);
         old.expired_orphan_completed();
@@ -516,7 +520,7 @@ mod tests {
         registry.remove(&second);
         assert_eq!([make("z", 9), make("z", 9), make("y", 1)].map(|it| it.client), [4, 4, 2]);
         assert_eq!(registry.hosts()[1], (host("y"), [1; 16]));
-        // Beyond those that are kept, numbers are used again.
+        // Numbers above `HOSTS_KEPT` are used again.
         for at in 5..=HOSTS_KEPT {
             let controller = make(&format!("k{at}"), 9);
             assert_eq!(controller.client, at);

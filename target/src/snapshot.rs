@@ -1,8 +1,8 @@
 //! The configuration that the cores serve: one immutable [`Snapshot`], replaced by message.
 //!
-//! Subsystems, their namespaces and allowed hosts, listeners and referrals. `app` makes it from the checked
-//! configuration file; a reload makes a new one with a higher `generation`. Counters and disks outlive a
-//! snapshot: they are behind `Arc` and carried over to the next.
+//! Subsystems, their namespaces and allowed hosts, listeners and referrals. `app` makes a snapshot from the
+//! checked configuration file; a reload makes a new one with a higher `generation`. Counters and disks
+//! outlive a snapshot: they are behind `Arc` and carried over to the next.
 //!
 //! State of controllers and queues is not here but in `shared` and `controller`.
 
@@ -27,15 +27,15 @@ pub const NSID_MAX: u32 = 1024;
 pub struct Namespace {
     /// 1 ..= [`NSID_MAX`].
     pub nsid: u32,
-    /// Its disk; a core finds its handle by this index.
+    /// Disk of the namespace; a core finds its handle by this index.
     pub disk: DiskId,
-    /// The same disk, for its size, usage and health, which need no handle of a core.
+    /// The same disk, for size, usage and health, which need no handle of a core.
     pub source: Arc<dyn DiskSource>,
     /// Geometry when this snapshot was made, so that a resize is a difference between two snapshots.
     pub geometry: Geometry,
-    /// RFC 4122 UUID; all zero: it has none.
+    /// RFC 4122 UUID; all zero: none.
     pub uuid: [u8; 16],
-    /// Namespace Globally Unique Identifier; all zero: it has none.
+    /// Namespace Globally Unique Identifier; all zero: none.
     pub nguid: [u8; 16],
     /// Statistics by core; carried over by a reload.
     pub counters: Arc<NamespaceCounters>,
@@ -69,15 +69,15 @@ pub struct Subsystem {
     pub serial: String,
     /// Model number: printable ASCII, at most 40 characters.
     pub model: String,
-    /// Checked at each Connect and at a reload.
+    /// Hosts that may connect; checked at each Connect and at a reload.
     pub hosts: AllowedHosts,
     /// Lowest and highest CNTLID that this process assigns.
     pub cntlid_range: (u16, u16),
     /// Most I/O queues of one controller.
     pub io_queues_max: u16,
-    /// Indices in [`Snapshot::listeners`] of the listeners on which it is offered.
+    /// Indices in [`Snapshot::listeners`] of the listeners on which the subsystem is offered.
     pub listeners: Vec<usize>,
-    /// Namespaces at index `nsid - 1`.
+    /// Namespaces at index `nsid - 1`; `None`: the NSID is not active.
     pub namespaces: Vec<Option<Arc<Namespace>>>,
 }
 
@@ -106,15 +106,15 @@ pub struct Listener {
     /// Address and port as bound. The discovery log replaces an unspecified address (0.0.0.0, ::) by the one
     /// that the host used.
     pub address: SocketAddr,
-    /// In-capsule data of I/O queues, in bytes, a multiple of 16.
+    /// Most in-capsule data of a command on an I/O queue, in bytes, a multiple of 16.
     pub in_capsule_bytes: u32,
-    /// False: a reload has removed it. It keeps its index, which its connections refer to, and its port
-    /// identifier.
+    /// False: a reload has removed the listener. Its index, to which its connections refer, and its port
+    /// identifier stay in use.
     pub is_open: bool,
 }
 
 impl Listener {
-    /// Unique among open listeners: TCP and RDMA ports are independent.
+    /// Transport and address, unique among open listeners: TCP and RDMA ports are independent.
     #[must_use]
     pub fn endpoint(&self) -> (TransportKind, SocketAddr) {
         (self.transport, self.address)
@@ -142,8 +142,8 @@ pub struct ControllerLimits {
     /// Bytes of a piece of a bulk transfer: larger Reads and Writes are cut where transport and disk allow
     /// it. 0: none is cut. A queue keeps the value that it was connected with.
     pub bulk_unit: u32,
-    /// Longest keep-alive time-out that is granted, in ms; longer ones are refused. KATO 0 in Connect means
-    /// none.
+    /// Longest keep-alive time-out that a host may request, in ms; longer ones are refused. KATO 0 in Connect
+    /// of an I/O controller means none.
     pub keep_alive_ms_max: u32,
     /// Keep-alive time-out of a discovery controller whose host requests none, in ms.
     pub discovery_keep_alive_ms: u32,

@@ -20,7 +20,7 @@ pub(crate) fn of_bytes(bytes: &[u8]) -> u32 {
     low_half(checksum(CRC32C, bytes))
 }
 
-/// Digest of `bytes` bytes of a buffer from `offset` on.
+/// Digest of `bytes` bytes of `buf` from `offset` on.
 ///
 /// # Panics
 /// If `offset + bytes` is greater than the buffer's length.
@@ -33,7 +33,7 @@ pub(crate) fn of_buf(buf: &Buf, offset: usize, bytes: usize) -> u32 {
     low_half(digest.finalize())
 }
 
-/// Little endian, as HDGST and DDGST on the wire.
+/// Value of HDGST or DDGST, which are little endian on the wire.
 #[inline]
 pub(crate) fn from_wire(bytes: [u8; DIGEST_BYTES]) -> u32 {
     u32::from_le_bytes(bytes)

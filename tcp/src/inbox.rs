@@ -93,7 +93,7 @@ impl RxBatch {
 
 /// A carry with more capacity than this is freed when empty, so that an idle connection stays small.
 const CARRY_KEPT_BYTES: usize = 16 << 10;
-/// First allocation of a carry: more than the longest header with digest and padding.
+/// Fewest bytes of a carry's first allocation: more than the longest header with digest and padding.
 const CARRY_FIRST_BYTES: usize = 256;
 
 /// The unread bytes of a connection, in order: the carry, then the loaded batch.
@@ -136,13 +136,15 @@ impl Inbox {
         self.carry_read = 0;
     }
 
-    /// The next `count` bytes, contiguous. `None`: fewer were received.
+    /// The next `count` bytes, contiguous. Copies only while the carry is not empty. `None`: fewer were
+    /// received.
     #[inline]
     pub(crate) fn peek(&mut self, count: usize) -> Option<&[u8]> {
         if self.carry.is_empty() { self.batch.unread().get(..count) } else { self.peek_carry(count) }
     }
 
-    /// The next bytes as a `T` of alignment 1, without a copy. `None`: fewer were received.
+    /// The next bytes as a `T`, which must have alignment 1. Copies only while the carry is not empty.
+    /// `None`: fewer were received.
     #[inline]
     pub(crate) fn peek_as<
         T: FromBytes + nvme_spec::zerocopy::KnownLayout + nvme_spec::zerocopy::Immutable,
@@ -153,13 +155,13 @@ impl Inbox {
         T::ref_from_bytes(bytes).ok()
     }
 
-    /// The next `N` bytes, if all of them are in the batch.
+    /// The next `N` bytes. `None`: the batch has fewer, or the carry is not empty.
     #[inline]
     pub(crate) fn peek_batch<const N: usize>(&self) -> Option<&[u8; N]> {
         if self.carry.is_empty() { self.batch.unread().first_chunk() } else { None }
     }
 
-    /// Prefetches the header after the next `count` bytes: two cache lines.
+    /// Prefetches up to two cache lines of the batch after its next `count` bytes: the following header.
     #[inline]
     pub(crate) fn prefetch_header_after(&self, count: usize) {
         if let Some(lines) = self.batch.unread().get(count..) {
@@ -167,7 +169,7 @@ impl Inbox {
         }
     }
 
-    /// Drops the next `count` bytes, which must be in the batch.
+    /// Drops the next `count` bytes, which must be in the batch; the carry must be empty.
     #[inline]
     pub(crate) fn consume_batch(&mut self, count: usize) {
         self.batch.consume(count);
@@ -194,7 +196,7 @@ impl Inbox {
         carried + batched
     }
 
-    /// Moves up to `most` bytes to offset `at` of `buf`. Returns the number of bytes copied.
+    /// Copies up to `most` bytes to offset `at` of `buf` and drops them. Returns the number of bytes copied.
     #[inline]
     pub(crate) fn copy_to(&mut self, buf: &mut Buf, at: usize, most: usize) -> usize {
         let mut copied = 0;
@@ -211,7 +213,7 @@ impl Inbox {
         copied + count
     }
 
-    /// Fills `buf` from the batch. False: the batch has fewer bytes, or the carry precedes them; nothing was
+    /// Fills `buf` from the batch. False: the batch has fewer bytes, or the carry is not empty; nothing was
     /// copied.
     #[inline]
     pub(crate) fn copy_whole_to(&mut self, buf: &mut Buf) -> bool {
@@ -226,7 +228,8 @@ impl Inbox {
         if self.carry.is_empty() { self.batch.unread().get(..count) } else { None }
     }
 
-    /// As [`Inbox::peek`] with a carry that is not empty: missing bytes are appended to it from the batch.
+    /// As [`Inbox::peek`] with a carry that is not empty: missing bytes are moved from the batch to the
+    /// carry.
     #[cold]
     fn peek_carry(&mut self, count: usize) -> Option<&[u8]> {
         let carried = self.carried();
@@ -269,12 +272,12 @@ impl Inbox {
 /// that must be copied.
 const HEADERS_BYTES: usize = 4096;
 
-/// Predicts whether the next bytes of a connection are a large payload. If so, only its header is received
-/// into the batch, and the payload directly into its buffer. Begins with whole batches.
+/// Predicts whether the next bytes of a connection are a large payload. If so, at most `HEADERS_BYTES` are
+/// received into the batch, and the payload directly into its buffer. Begins with whole batches.
 ///
-/// Large payloads often follow each other: after one, the next receive is limited to some headers. If no
-/// payload follows it, whole batches are received again. A wrong prediction costs one system call or one
-/// copy.
+/// Large payloads often follow each other: after one, receives into the batch are limited. When a limited
+/// receive was full and no direct receive follows it, whole batches are received again. A wrong prediction
+/// costs one system call or one copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Expectation {
     expects_payload: bool,
@@ -288,7 +291,7 @@ impl Expectation {
     #[must_use]
     pub fn batch_bytes(&mut self) -> usize {
         if self.was_cut {
-            // No payload followed the last limited receive.
+            // The last limited receive was full, and no direct receive followed it.
             *self = Expectation::default();
         }
         if self.expects_payload { HEADERS_BYTES } else { usize::MAX }

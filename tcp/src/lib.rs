@@ -8,9 +8,9 @@
 //!
 //! **Flow.**
 //! ```text
-//!   socket ─ recv ──> RxBatch ─ load ─> Conn ─ next_event ─> queue pair    payload: copied once, by fetch
-//!          ─ readv ───────────────────> Conn::direct_target                large payloads: not copied
-//!   socket <─ sendmsg <─ send_pieces <─ Conn <─ reply, fetch ─ queue pair  payload: sent without a copy
+//!   socket ─ recv ──> RxBatch ─ load ─> Conn ─ next_event ─> queue pair    payload: copied to its buffer
+//!          ─ readv ───────────────────> Conn::direct_target                rest of a large payload: in place
+//!   socket <─ sendmsg <─ send_pieces <─ Conn <─ reply, fetch ─ queue pair  payload: sent from its buffer
 //!
 //!   inbox      received bytes: one batch per core, a carry per connection
 //!   payload    data being received into a buffer
@@ -21,12 +21,14 @@
 //!   wire       state common to both ends
 //! ```
 //!
-//! **What it does not do.** It parses no command except Connect (QID: admin or I/O queue); the target's `io`
-//! and `admin` check opcodes, namespaces and ranges. It has no TLS. It sends one R2T for a whole command and
-//! one C2HData for a whole read; peers may split the data of a command into several PDUs.
+//! **What it does not do.** Of a command it reads only the opcode (is it a Fabrics command), CID, PSDT and
+//! SGL, and of Connect the QID (admin or I/O queue); the target's `io` and `admin` check opcodes, namespaces
+//! and ranges. It has no TLS. It sends one R2T for a whole command and one C2HData for a whole read; peers
+//! may split the data of a command into several PDUs.
 //!
 //! **Limits.** 4096 queue entries ([`controller::QUEUE_ENTRIES_MAX`]); a transfer is one
-//! [`Buf`](spindle_reactor::mem::Buf). In steady state nothing allocates.
+//! [`Buf`](spindle_reactor::mem::Buf). In steady state nothing allocates, unless commands wait for memory
+//! (the capsule stash).
 #![forbid(unsafe_code)]
 
 pub mod controller;

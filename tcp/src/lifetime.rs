@@ -4,8 +4,9 @@
 //!           drain (close, violation)         all is sent              peer closed, or deadline
 //!   Open ─────────────────────────> Draining ────────────> HalfClosed ──────────────────────────> Closed
 //!     │                                └─ sent after the peer closed, or deadline ───────────────────^
-//!     └─ peer closed, reset, abort, ICReq or ICResp missing at the deadline ─────────────────────────^
+//!     └─ peer closed, TermReq of the peer, ICReq or ICResp missing at the deadline ──────────────────^
 //! ```
+//! A reset of the socket, or an abort, closes from any phase.
 
 use spindle_reactor::clock::Nanos;
 
@@ -16,7 +17,8 @@ pub enum Phase {
     Open,
     /// Send what is queued; received bytes are discarded.
     Draining,
-    /// Everything is sent: shut down the sending side, discard received bytes until the peer closes.
+    /// Everything is sent: shut down the sending side, discard received bytes until the peer closes or the
+    /// close timeout has passed.
     HalfClosed,
     /// Close the socket.
     Closed,
@@ -52,7 +54,7 @@ impl Lifetime {
         self.deadline
     }
 
-    /// ICReq or ICResp arrived: the deadline is met.
+    /// ICReq or ICResp arrived in time: no deadline runs.
     pub(crate) fn initialized(&mut self) {
         assert_eq!(self.phase, Phase::Open);
         self.deadline = None;
@@ -88,8 +90,8 @@ impl Lifetime {
         self.deadline = None;
     }
 
-    /// True if the deadline has passed: the caller closes the connection. Sets a deadline of zero to the
-    /// close timeout.
+    /// True if the deadline has passed: the caller closes the connection. A deadline of zero becomes `now`
+    /// plus the close timeout.
     #[must_use]
     pub(crate) fn has_expired(&mut self, now: Nanos) -> bool {
         match self.deadline {

@@ -4,8 +4,8 @@
 //!   push ─> [ head | pad | body: a range of a Buf | tail ] [ head | .. ] [ .. ] ─> pieces ─> sendmsg
 //!                                                                               └> advance ─> sent PDUs
 //! ```
-//! Head and tail of a PDU are stored in the queue; payload is sent from its buffer without a copy. The queue
-//! owns the buffer until its last byte is sent.
+//! Head and tail of a PDU are stored in the queue; `sendmsg` takes payload from its buffer. The queue owns
+//! the buffer until the socket has accepted the whole PDU.
 
 use std::io::IoSlice;
 
@@ -23,7 +23,7 @@ static PADDING: [u8; 128] = [0; 128];
 #[derive(Debug)]
 pub(crate) enum Body {
     None,
-    /// Payload: the range `body_at`, `body_bytes` of this buffer.
+    /// Payload: `body_bytes` bytes of this buffer, from offset `body_at` on.
     Buf(Buf),
     /// A whole PDU that is longer than a head: ICReq, ICResp, terminate request.
     Bytes(Box<[u8]>),
@@ -66,7 +66,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> OutPdu<HEAD, TAIL, K> {
         }
     }
 
-    /// Sets the header, and computes its digest if there is one.
+    /// Sets the header, followed by its digest if `has_digest`.
     #[inline]
     pub(crate) fn put_head<T: IntoBytes + Immutable>(&mut self, header: &T, has_digest: bool) {
         let bytes = size_of::<T>();
@@ -85,7 +85,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> OutPdu<HEAD, TAIL, K> {
         self.pad_bytes = data_offset - self.head_bytes;
     }
 
-    /// Appends `part` to the tail, and its header digest if there is one.
+    /// Appends `part` to the tail, followed by its header digest if `has_digest`.
     #[inline]
     pub(crate) fn put_tail<T: IntoBytes + Immutable>(&mut self, part: &T, has_digest: bool) {
         let (at, bytes) = (usize::from(self.tail_bytes), size_of::<T>());
@@ -126,17 +126,17 @@ pub(crate) struct Outbox<const HEAD: usize, const TAIL: usize, K> {
 }
 
 impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
-    /// Bytes of payload in the queue, including the sent part of the first PDU.
+    /// Bytes of all bodies in the queue, including the sent part of the first PDU.
     pub(crate) fn unsent_bytes(&self) -> u64 {
         (0..self.len).map(|index| u64::from(self.ring[self.ring_index(index)].body_bytes)).sum()
     }
 
-    /// Heap memory in bytes after `count` PDUs were queued at once, without their buffers.
+    /// Bytes of the ring after `count` PDUs, 4 or more, were queued at once; without their bodies.
     pub(crate) const fn bytes_for(count: usize) -> usize {
         count.next_power_of_two() * size_of::<OutPdu<HEAD, TAIL, K>>()
     }
 
-    /// Grows the ring to at least `count` PDUs.
+    /// Grows the ring so that `count` PDUs fit.
     pub(crate) fn reserve(&mut self, count: usize) {
         if count > self.ring.len() {
             self.grow(count.next_power_of_two());
@@ -206,7 +206,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         }
     }
 
-    /// Appends the unsent pieces of all PDUs until `out` is full. Returns their length in bytes.
+    /// Appends the unsent pieces of all PDUs until `out` is full. Returns the length appended in bytes.
     #[inline]
     pub(crate) fn pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
         let mut list = PieceList { out, skip: self.front_sent, bytes: 0 };
@@ -218,8 +218,9 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         list.bytes
     }
 
-    /// Removes the next completely sent PDU and subtracts its unsent bytes from `sent`. Call until `None`.
-    /// The caller must take the body at once, as the next `push` reuses the entry.
+    /// Removes the first PDU if `sent` covers its unsent bytes, and subtracts them from `sent`. Call until
+    /// `None`: what is left of `sent` then counts for the first PDU, and `sent` is 0 unless the queue is
+    /// empty. The caller must take the body at once, as the next `push` reuses the entry.
     #[inline]
     pub(crate) fn advance(&mut self, sent: &mut usize) -> Option<&mut OutPdu<HEAD, TAIL, K>> {
         if self.len == 0 {

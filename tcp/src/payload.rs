@@ -14,7 +14,7 @@ use crate::inbox::Inbox;
 /// `readv`.
 pub(crate) const DIRECT_BYTES_MIN: usize = 8 << 10;
 
-/// The payload owns its buffer until the PDU is complete.
+/// The payload owns its buffer until the PDU is complete or its rest is skipped.
 #[derive(Debug)]
 pub(crate) struct Payload<K> {
     /// Identifies the command or transfer.
@@ -64,7 +64,7 @@ impl<K> Payload<K> {
         self.end - self.at + if self.has_digest { DIGEST_BYTES } else { 0 }
     }
 
-    /// Moves received data, without the digest, into the buffer.
+    /// Copies received data, without the digest, into the buffer.
     #[inline]
     pub(crate) fn copy(&mut self, inbox: &mut Inbox) {
         self.at += inbox.copy_to(&mut self.buf, self.at, self.end - self.at);
@@ -76,7 +76,7 @@ impl<K> Payload<K> {
         self.at == self.end && !self.has_digest
     }
 
-    /// Moves received data into the buffer and checks the digest after the last byte.
+    /// Copies received data into the buffer and checks the digest after the last byte.
     #[inline]
     pub(crate) fn fill(&mut self, inbox: &mut Inbox) -> Filled {
         if self.at < self.end {
@@ -101,8 +101,8 @@ impl<K> Payload<K> {
         }
     }
 
-    /// Appends the unfilled part of the buffer if it is at least [`DIRECT_BYTES_MIN`]. Returns its length in
-    /// bytes, 0 for a shorter one.
+    /// Appends the unfilled part of the buffer, as much as fits in `out`. Returns the length appended in
+    /// bytes; 0: less than [`DIRECT_BYTES_MIN`] is missing.
     pub(crate) fn direct_target<'a, const N: usize>(
         &'a mut self,
         out: &mut ArrayVec<IoSliceMut<'a>, N>,

@@ -10,10 +10,11 @@
 //! A connection is direct while it has traffic: `recv` in each turn costs less than epoll. After
 //! `WATCH_AFTER` without data it is watched by epoll and costs nothing, so that a thousand idle connections
 //! do not slow a busy one. A connection whose socket buffer is full retries its send in each turn while it is
-//! direct. It is watched for writability after `WATCH_AFTER`, or immediately if many connections are direct.
+//! direct. It is watched for writability after `WATCH_AFTER`, or immediately if more than `FEW_CONNECTIONS`
+//! are direct.
 //!
 //! A turn has a budget (`BUDGET`): with many busy connections it serves some of them, and the next turn
-//! continues after them. The core's disks, timers and new connections do not wait for all of them.
+//! continues after them. The core's disks, timers and new connections do not wait for all connections.
 
 use spindle_transport::ConnectionId;
 use std::io::{IoSlice, IoSliceMut};
@@ -54,8 +55,8 @@ impl Default for ShellConfig {
     }
 }
 
-/// Time without data after which a connection is watched by epoll: longer than a host's pause between
-/// commands.
+/// Time since [`Link::last_active`] after which a connection is watched by epoll: longer than a host's pause
+/// between commands.
 const WATCH_AFTER: Nanos = Nanos::from_ms(1);
 /// Interval between checks of the connections' deadlines.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
@@ -64,7 +65,8 @@ const EMPTY_ROUNDS_MAX: u32 = 8;
 const FEW_CONNECTIONS: usize = 4;
 /// Most receives of one connection in a turn, so that it cannot starve others.
 const RECEIVES_PER_TURN: u32 = 4;
-/// Work budget of a turn: each receive with data costs 1; each [`BUDGET_BYTES`] received or sent cost 1 more.
+/// Work budget of a turn: a receive of data, end of stream or error costs 1; each [`BUDGET_BYTES`] of one
+/// receive or send cost 1 more.
 /// 64 is a few hundred microseconds.
 const BUDGET: usize = 64;
 const BUDGET_BYTES: usize = 64 << 10;
@@ -83,10 +85,11 @@ const DIRECT_PIECES_MAX: usize = 64;
 struct Link {
     id: ConnectionId,
     socket: Socket,
-    /// Time of the last receive or send.
+    /// Time at which the connection was accepted, became direct, last received, or last resumed a send;
+    /// replies that [`Shell::flush`] sends do not count.
     last_active: Nanos,
     is_direct: bool,
-    /// Events registered with epoll; `None`: not registered.
+    /// Readiness registered with epoll; `None`: not registered.
     interest: Option<Interest>,
     /// The socket's send buffer was full at the last send.
     is_full: bool,
@@ -100,11 +103,11 @@ struct Link {
 pub struct Incoming {
     /// The connected socket, in non-blocking mode.
     pub socket: Socket,
-    /// Listener and addresses, for discovery and logs.
+    /// Transport, listener and addresses, for discovery and logs.
     pub peer: Peer,
-    /// Constants from the listener's configuration.
+    /// Constants from the configuration.
     pub config: ConnConfig,
-    /// Counts the connection against its address until Connect.
+    /// Counts the connection against its address until Connect succeeds.
     pub admitted: Admitted,
 }
 
@@ -114,7 +117,7 @@ pub struct Shell {
     watcher: Watcher,
     /// `None` while it is loaded into a connection.
     batch: Option<RxBatch>,
-    /// Indexed by the connection's slot.
+    /// By index of the [`ConnectionId`].
     links: Vec<Option<Link>>,
     direct: Vec<ConnectionId>,
     /// Index into `direct` of the connection served next.
@@ -126,7 +129,7 @@ pub struct Shell {
 }
 
 /// Most bytes of memory of a connection with a queue of `entries`, in the shell and on the heap of its
-/// [`Conn`], without `size_of::<Conn>()`.
+/// [`Conn`], without `size_of::<Conn>()`, the capsule stash, and received bytes that wait to be read.
 #[must_use]
 pub fn connection_bytes(entries: u16) -> usize {
     size_of::<Option<Link>>() + size_of::<ConnectionId>() + Conn::heap_bytes(entries)
@@ -178,7 +181,7 @@ impl Shell {
         true
     }
 
-    /// Sets socket options. Errors are ignored: they affect latency, not correctness.
+    /// Sets socket options. Errors are ignored: the connection works without them.
     fn configure(&self, socket: &Socket) {
         let _ = socket.set_nodelay(true);
         let _ = socket.set_user_timeout(self.config.user_timeout_ms);
@@ -211,7 +214,8 @@ impl Shell {
         self.direct.len()
     }
 
-    /// Serves the direct connections once and checks deadlines. True if data was received or sent.
+    /// Serves the direct connections within the turn's budget, and checks deadlines once per `TIMER_PERIOD`.
+    /// True if anything was received (data, end of stream, error) or sent.
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
         self.budget = BUDGET;
@@ -245,7 +249,7 @@ impl Shell {
                 self.next_direct = 0;
             }
             has_worked |= self.serve(core, id);
-            // `serve` may have removed the connection (watched, closed): then this index has another one.
+            // `serve` may have removed the connection (watched, closed): then another is at this index.
             if self.direct.get(self.next_direct) == Some(&id) {
                 self.next_direct += 1;
             }
@@ -253,8 +257,8 @@ impl Shell {
         has_worked
     }
 
-    /// Registers all connections with epoll, so that the core can sleep. A connection stays direct if the
-    /// registration fails.
+    /// Registers all direct connections with epoll, so that the core can sleep. A connection stays direct if
+    /// the registration fails.
     pub fn watch_all(&mut self) {
         // Backwards: a connection that stays direct is pushed to the end and must not be visited again.
         for at in (0..self.direct.len()).rev() {
@@ -299,13 +303,13 @@ impl Shell {
         if self.watcher.add(&link.socket, id.to_wire(), interest).is_ok() {
             link.interest = Some(interest);
         } else {
-            // Not registered: it must stay direct.
+            // Not registered: the connection must stay direct.
             link.is_direct = true;
             self.direct.push(id);
         }
     }
 
-    /// Receives, handles events and sends for one connection. True if data was received or sent.
+    /// Receives, handles events and sends for one connection. True if anything was received or sent.
     #[inline]
     fn serve<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let mut has_worked = self.retry_send(core, id);
@@ -323,7 +327,7 @@ impl Shell {
         has_worked
     }
 
-    /// Sends again after a full socket buffer. True if the socket accepted any bytes.
+    /// Sends again after a full socket buffer. True if the socket accepted any bytes or failed.
     #[inline]
     fn retry_send<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
@@ -418,8 +422,8 @@ impl Shell {
         }
     }
 
-    /// After a connection was served: shuts down or closes its socket by phase, else decides whether the
-    /// connection stays direct.
+    /// After a connection was served: shuts down or closes its socket as its phase demands. If the socket is
+    /// not closed, decides whether the connection stays direct.
     #[inline]
     fn update_link<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
@@ -455,7 +459,8 @@ impl Shell {
             return;
         }
         let is_silent = self.now.0.saturating_sub(link.last_active.0) >= WATCH_AFTER.0;
-        // With many direct connections a full one is watched now: a retry per turn costs a system call.
+        // With many direct connections a full socket buffer is watched now: a retry per turn costs a system
+        // call.
         if link.is_direct && (is_silent || link.is_full && self.direct.len() > FEW_CONNECTIONS) {
             self.set_watched(id);
         }
@@ -484,15 +489,15 @@ impl Shell {
         if conn.has_unread() && !conn.is_paused() {
             core.step_sent(id);
         }
-        let is_open = conn_of(core, id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.wants_send());
-        if is_open {
+        let is_idle = conn_of(core, id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.wants_send());
+        if is_idle {
             return true;
         }
         self.send(core, id);
-        let is_unwatched = |link: &mut Link| {
+        let is_write_unwatched = |link: &mut Link| {
             link.is_full && !link.is_direct && !link.interest.is_some_and(|interest| interest.write)
         };
-        if self.link(id).is_some_and(is_unwatched) {
+        if self.link(id).is_some_and(is_write_unwatched) {
             self.set_direct(id); // `set_watched` later adds writability to its epoll events
         }
         self.update_link(core, id, false);
@@ -522,7 +527,8 @@ fn conn_of<C: Connections<Conn: Holds<Conn>>>(core: &mut C, id: ConnectionId) ->
     core.transport(id)?.held()
 }
 
-/// One `sendmsg` of all queued pieces, at most [`PIECES_MAX`]. Returns its result and the bytes passed to it.
+/// One `sendmsg` of the queued pieces, at most [`PIECES_MAX`]. Returns the result and the bytes passed to
+/// `sendmsg`.
 #[inline]
 fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     let mut few = ArrayVec::<IoSlice<'_>, FEW_PIECES>::new();
@@ -557,7 +563,7 @@ fn receive_into(
     }
     expects.on_direct();
     let behind = space.len().min(AFTER_DIRECT_BYTES);
-    // Fails if the payload takes all pieces: then this receive ends within the payload.
+    // Fails if the payload takes all pieces: then nothing after the payload is received.
     let has_room = pieces.try_push(IoSliceMut::new(&mut space[..behind])).is_ok();
     let asked = direct + if has_room { behind } else { 0 };
     (socket.recv_vectored(&mut pieces), direct, asked)
@@ -566,9 +572,9 @@ fn receive_into(
 /// Result of one receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Receive {
-    /// No data, or the connection is paused.
+    /// No data, or the connection is paused or gone.
     Empty,
-    /// Fewer bytes than requested, end of stream or error.
+    /// Fewer bytes than requested, end of stream or error, or the connection was removed.
     Partial,
     /// All bytes requested: more may be in the socket.
     Full,

@@ -1,7 +1,8 @@
 //! Violations of NVMe/TCP by a peer: one variant per rule, with its log message and its terminate request.
 //!
-//! A violation ends the connection with a terminate request to the peer (NVMe/TCP 1.0, "Error Handling
-//! Model"): FES is the kind of error, FEI the field, followed by the header of the wrong PDU.
+//! A violation ends the connection. The peer gets a terminate request (NVMe/TCP 1.0, "Error Handling Model"),
+//! except after a time-out and after its own terminate request: FES is the kind of error, FEI the field or
+//! the received digest, followed by the header of the wrong PDU.
 
 use nvme_spec::tcp::{COMMON_HEADER_BYTES, Fes, PDA_MAX, PduType};
 
@@ -26,7 +27,8 @@ pub enum Violation {
     /// PLEN does not match the lengths of header, padding, data and digests.
     #[error("PLEN {plen} of PDU-type {pdu_type}, must be {relation} {allowed}")]
     Plen { pdu_type: PduType, plen: u32, relation: &'static str, allowed: u32 },
-    /// PDO is less than the header length, or not a multiple of the receiver's alignment.
+    /// PDO is less than the length of header and header digest, or not a multiple of the receiver's
+    /// alignment.
     #[error("PDO {pdo} of PDU-type {pdu_type}, must be at least {least} and a multiple of {RECEIVE_UNIT}")]
     Pdo { pdu_type: PduType, pdo: u8, least: u8 },
     /// HDGSTF or DDGSTF differs from what ICReq and ICResp negotiated.
@@ -41,7 +43,8 @@ pub enum Violation {
     /// HPDA or CPDA is greater than 31 (128 bytes).
     #[error("PDU data alignment {0}, must be at most {PDA_MAX}")]
     Alignment(u8),
-    /// A command capsule has more data than IOCCSZ allows, or 8192 bytes on an admin queue.
+    /// A command capsule has more data than IOCCSZ allows; on an admin queue and for a Fabrics command at
+    /// least 8192 bytes are allowed.
     #[error("{bytes} bytes of in-capsule data, at most {allowed} are taken here")]
     InCapsuleBytes { bytes: u32, allowed: u32 },
     /// TTAG of an H2CData was never used in an R2T, or its transfer is finished.
@@ -71,7 +74,7 @@ pub enum Violation {
     /// MAXH2CDATA of ICResp is less than 4096 or not a multiple of 4.
     #[error("MAXH2CDATA {0}, must be at least 4096 and a multiple of 4")]
     Maxh2cdata(u32),
-    /// An R2T arrived before all data of the command's previous R2T was sent.
+    /// An R2T arrived before the data of the command's previous R2T, or its in-capsule data, was sent.
     #[error("R2T for command {0:#06x} while another is not done, MAXR2T is 0")]
     R2tLimit(u16),
     /// R2TL is 0: the R2T requests no data.

@@ -26,15 +26,15 @@ macro_rules! stream_methods {
             self.wire.inbox.load(batch);
         }
 
-        /// Returns the batch, cleared. The connection keeps a copy of its unread bytes.
+        /// Returns the batch, cleared. While open, the connection keeps a copy of the unread bytes.
         #[inline]
         pub fn unload(&mut self) -> RxBatch {
             self.wire.unload()
         }
 
-        /// Appends the rest of the buffer of the payload being received, for the socket to read into
-        /// directly. Returns its length in bytes; 0: no payload, or less than 8 KiB of it. Call it only while
-        /// no batch is loaded.
+        /// Appends the unfilled part of the buffer of the payload being received, as much as fits in `out`,
+        /// for the socket to read into directly. Returns the length appended in bytes; 0: no payload, less
+        /// than 8 KiB of it missing, or unread bytes precede it. Call it only while no batch is loaded.
         #[inline]
         pub fn direct_target<'a, const N: usize>(
             &'a mut self,
@@ -46,7 +46,7 @@ macro_rules! stream_methods {
         /// The socket wrote `count` bytes to the memory returned by [`Conn::direct_target`].
         ///
         /// # Panics
-        /// If `count` is greater than the rest of the payload.
+        /// If `count` is greater than the missing bytes of the payload.
         #[inline]
         pub fn received_direct(&mut self, count: usize) {
             self.wire.received_direct(count);
@@ -59,8 +59,8 @@ macro_rules! stream_methods {
             !self.wire.outbox.is_empty()
         }
 
-        /// Appends the pieces of all queued PDUs, in order, until `out` is full. Returns their length in
-        /// bytes.
+        /// Appends the unsent pieces of all queued PDUs, in order, until `out` is full. Returns the length
+        /// appended in bytes.
         #[inline]
         pub fn send_pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
             self.wire.outbox.pieces(out)
@@ -73,13 +73,13 @@ macro_rules! stream_methods {
             self.wire.lifetime.phase()
         }
 
-        /// Time at which [`Conn::on_time`] must be called; `None`: no time-out runs.
+        /// Time at which [`Conn::on_time`] must be called; zero: at once; `None`: no time-out runs.
         #[must_use]
         pub fn deadline(&self) -> Option<Nanos> {
             self.wire.lifetime.deadline()
         }
 
-        /// Takes the first protocol violation of the peer, for the log.
+        /// Takes the first protocol violation of the connection, for the log; `None` after the first call.
         pub fn take_violation(&mut self) -> Option<Violation> {
             self.wire.violation.take()
         }
@@ -187,7 +187,8 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         }
     }
 
-    /// The header of the next PDU, after its digest was checked. `Stop::Wait` if it is incomplete.
+    /// A copy of the next PDU's header, after its digest, if any, was checked. `Stop::Wait` if it is
+    /// incomplete.
     #[inline]
     pub(crate) fn header<T>(&mut self, pdu_type: PduType, frame: &Frame) -> Result<T, Stop>
     where
@@ -230,7 +231,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         Some(end)
     }
 
-    /// True if all data of the payload was received, it has no digest, and its event is pending.
+    /// True if all data of a payload without digest was received, and its event is pending.
     #[inline]
     pub(crate) fn is_payload_whole(&self) -> bool {
         matches!(&self.receiving, Receiving::Payload(payload) if payload.is_whole())
@@ -258,7 +259,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         }
     }
 
-    /// A terminate request of the peer, as a [`Violation`].
+    /// A terminate request of the peer, as a [`Violation`]; `Stop::Wait` if its header is incomplete.
     pub(crate) fn terminated(&mut self) -> Stop {
         let Some(term) = self.inbox.peek_as::<TermReq>() else { return Stop::Wait };
         let violation = match check_terminate(&term.header) {
@@ -269,7 +270,8 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
     }
 
     /// Ends the connection after a violation: stops receiving and queues a terminate request of `pdu_type`
-    /// after the PDUs already queued. `key`: that of the terminate request in the outbox.
+    /// after the PDUs already queued. `key`: that of the terminate request in the outbox. A violation without
+    /// terminate request closes at once.
     #[cold]
     pub(crate) fn violate(&mut self, violation: Violation, pdu_type: PduType, key: Out) {
         self.violation.get_or_insert(violation);
@@ -286,7 +288,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         self.drain();
     }
 
-    /// Stops receiving; the connection closes after the queued PDUs were sent.
+    /// Stops receiving; the sending side is shut down after the queued PDUs were sent.
     pub(crate) fn drain(&mut self) {
         self.inbox.clear();
         self.receiving = Receiving::Header;

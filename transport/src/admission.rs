@@ -1,15 +1,16 @@
-//! [`Admission`]: limits the connections of one host address that have not sent Connect.
+//! [`Admission`]: limits the connections of one host address whose Connect has not succeeded.
 //!
-//! Before Connect only the address of a host is known, while the connection already takes a slot. It is
-//! counted from accept until its queue is connected or it closes, over all transports together. [`Admitted`]
-//! moves with the connection to the core that serves it; its drop ends the count. Nothing here is on the
-//! data path.
+//! Before Connect only the address of a host is known, while the connection already takes a slot. A
+//! connection is counted from accept (RDMA: from the connection request) until Connect succeeds or the
+//! connection closes, over all transports together. [`Admitted`] moves with the connection to the core that
+//! serves it; its drop ends the count. Nothing here is on the data path.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Counts connections before Connect by host address. All cores and transports share one instance.
+/// Counts by host address the connections whose Connect has not succeeded. All cores and transports share one
+/// instance.
 #[derive(Debug)]
 pub struct Admission {
     per_address: usize,
@@ -45,7 +46,7 @@ impl Admission {
         Some(Admitted { admission: Arc::clone(self), address })
     }
 
-    /// Limit of connections before Connect per address; 0: no limit.
+    /// Most counted connections of one address; 0: no limit.
     #[must_use]
     pub fn per_address(&self) -> usize {
         self.per_address

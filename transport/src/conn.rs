@@ -24,7 +24,7 @@ use spindle_reactor::mem::Buf;
 /// Location and length of a command's data, from its SGL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataPointer {
-    /// No data: no SGL descriptor, or one of length 0.
+    /// No data: the SGL descriptor has length 0.
     None,
     /// In the command capsule: received with the command, without R2T or RDMA READ.
     InCapsule {
@@ -52,31 +52,32 @@ impl DataPointer {
 /// An event of a connection, returned by [`Transport::next_event`].
 #[derive(Debug)]
 pub enum Event {
-    /// A command capsule arrived. With in-capsule data the next command follows only after `fetch`,
-    /// `take_in_capsule`, `stash_capsule`, `reply` or `ignore`, as the data precedes it in the stream.
+    /// A command capsule arrived. TCP: after one with [`DataPointer::InCapsule`] the next command follows
+    /// only after `fetch`, `take_in_capsule`, `stash_capsule`, `reply` or `ignore`, as the data precedes it
+    /// in the stream.
     Command {
-        /// As received; the transport has checked only its SGL.
+        /// As received; the transport has checked only PSDT and the SGL.
         sqe: Sqe,
-        /// Where its data is; `Err`: the status with which the command fails, because its SGL is not
-        /// allowed. The connection stays open.
+        /// Location and length of the data; `Err`: the SGL is not allowed, the command fails with this
+        /// status, and the connection stays open.
         data: Result<DataPointer, Status>,
     },
-    /// A `fetch` has ended: `buf` has all data.
+    /// A `fetch` has ended: all data was received.
     Fetched {
         /// Request given to `fetch`.
         slot: RequestId,
-        /// The buffer given to `fetch`, filled.
+        /// The buffer given to `fetch`, filled; damaged if `result` is `Err`.
         buf: Buf,
         /// `Err`: the data digest is wrong; the command fails with this status, the connection stays open.
         result: Result<(), Status>,
     },
-    /// A `fetch_part` has ended: `buf` has all data of the part.
+    /// A `fetch_part` has ended: all data of the part was received.
     FetchedPart {
         /// Request given to `fetch_part`.
         slot: RequestId,
         /// Offset of the part in the command's data, in bytes.
         offset: u32,
-        /// The buffer given to `fetch_part`, filled.
+        /// The buffer given to `fetch_part`, filled; damaged if `result` is `Err`.
         buf: Buf,
         /// As in [`Event::Fetched`].
         result: Result<(), Status>,
@@ -91,9 +92,9 @@ pub enum Event {
         /// The buffer given to `send_part`.
         buf: Buf,
     },
-    /// The reply and its data were sent; the transport no longer refers to the request, and no `SentPart` of
-    /// it follows. Replies with [`FAST_PATH`] have no such event: [`Transport::take_fast_path_sent`] counts
-    /// them.
+    /// The reply and its data were sent (TCP: the socket has accepted all bytes; RDMA: the SEND has
+    /// completed). The transport no longer refers to the request, and no `SentPart` of the request follows.
+    /// Replies with [`FAST_PATH`] have no such event: [`Transport::take_fast_path_sent`] counts them.
     Sent {
         /// [`Reply::slot`] of the reply.
         slot: RequestId,
@@ -107,13 +108,16 @@ pub enum Event {
 pub enum CloseReason {
     /// The host sent Disconnect; its reply is sent before the close.
     Disconnect,
-    /// The controller was reset, shut down or deleted.
+    /// The controller was reset or shut down, or has ended: its admin connection closed, its host is not
+    /// allowed any more, or the host has ended its former associations.
     ControllerGone,
-    /// The controller's Keep Alive Timer reached KATO.
+    /// The keep-alive timer of the controller expired.
     KeepAliveExpired,
-    /// The host violated a rule of the queue (more commands than entries, a command before Connect, ...).
+    /// The host has more commands outstanding than its queue has entries, does not send the data of its
+    /// commands, or does not read its replies.
     HostError,
-    /// No Connect arrived in time after accept, or no CC.EN = 1 in time after an admin queue's Connect.
+    /// Connect did not succeed in time after accept, or the controller was not enabled (CC.EN = 1) in time
+    /// after Connect, a reset or a shutdown.
     ConnectTimeout,
     /// The target process is shutting down.
     Shutdown,
@@ -141,20 +145,22 @@ pub const FAST_PATH: RequestId = RequestId::from_wire(0);
 pub struct Reply {
     /// The request, repeated in [`Event::Sent`]; [`FAST_PATH`]: the reply is only counted when sent.
     pub slot: RequestId,
-    /// Sent unchanged, with the CID and SQHD set by the caller.
+    /// CID and SQHD are set by the caller; sent unchanged, unless it is omitted ([`Reply::may_omit_cqe`]).
     pub cqe: Cqe,
-    /// Data for the host, exactly as long as the command's SGL. Only with a status of success.
+    /// Data for the host, exactly as long as the command's SGL; only with status success. `None` also after
+    /// [`Transport::send_part`].
     pub data: Option<Buf>,
-    /// The host disabled SQ flow control, so TCP may replace a success CQE by the C2HData SUCCESS flag.
+    /// The host disabled SQ flow control, so TCP may replace a CQE with status success and result 0 by the
+    /// SUCCESS flag of C2HData. RDMA sends every CQE.
     pub may_omit_cqe: bool,
 }
 
-/// Limits of a connection, from the configuration of its listener.
+/// Limits of a connection, from the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Most bytes of in-capsule data of a command on an I/O queue; determines IOCCSZ.
     pub in_capsule_bytes: u32,
-    /// Most entries of its queue.
+    /// Most entries of the connection's queue.
     pub queue_entries: u16,
     /// Most bytes of data of one command (MDTS).
     pub transfer_bytes: u32,
@@ -162,24 +168,26 @@ pub struct Limits {
 
 /// One connection; it carries one NVMe queue pair.
 pub trait Transport {
-    /// The next event, in order. `None`: none until the shell receives or sends something.
+    /// The next event; `None`: there is none now. The shell's receives and sends cause events, and so do
+    /// calls such as `fetch` and `close`.
     fn next_event(&mut self) -> Option<Event>;
 
     /// Number of replies with [`FAST_PATH`] sent since the last call.
     fn take_fast_path_sent(&mut self) -> u32;
 
-    /// Assigns request `slot` to the command of the last event. Not called for a command that is answered
-    /// with [`FAST_PATH`].
+    /// Assigns request `slot` to the command of the last [`Event::Command`]. Not called for a command that is
+    /// answered with [`FAST_PATH`].
     #[inline]
     fn set_slot(&mut self, _slot: RequestId) {}
 
     /// Reads the host's data of request `slot` (command identifier `cid`) into `buf`, whose length equals
-    /// that of the data. `Fetched` or `Closed` follows. At most one call per command; commands in any order.
+    /// that of the data. `Fetched` or `Closed` follows, unless `cancel` returns true. At most one call per
+    /// command; commands in any order.
     fn fetch(&mut self, slot: RequestId, cid: u16, buf: Buf);
 
-    /// Cancels the `fetch` of an aborted command. True: the buffer is dropped, no `Fetched` follows, and data
-    /// that the host still sends is discarded. False: a device may be writing to the buffer; `Fetched`
-    /// follows soon, whatever the host does.
+    /// Cancels the `fetch` of request `slot`. True: the buffer is dropped, no `Fetched` follows, and data
+    /// that the host still sends is discarded. False: `Fetched` or `Closed` follows without further action of
+    /// the host; RDMA: a READ may be writing to the buffer.
     fn cancel(&mut self, _slot: RequestId) -> bool {
         false
     }
@@ -189,31 +197,32 @@ pub trait Transport {
         false
     }
 
-    /// Reads `buf.len()` bytes from `offset` of the host's data. `FetchedPart` or `Closed` follows. Used
-    /// instead of `fetch` for [`DataPointer::Host`]; the command is replied to after all its parts.
+    /// Reads `buf.len()` bytes from `offset` of the host's data into `buf`. `FetchedPart` or `Closed`
+    /// follows. Used instead of `fetch` for [`DataPointer::Host`]; the command is replied to after all its
+    /// parts.
     fn fetch_part(&mut self, _slot: RequestId, _cid: u16, _offset: u32, _buf: Buf) {}
 
     /// Sends `buf` as the part at `offset` of the data for the host. `SentPart` or `Closed` follows. The
-    /// reply, without data, may be queued before that: it reaches the host after all parts.
+    /// reply, without data, may be queued before `SentPart`: it reaches the host after all parts.
     fn send_part(&mut self, _slot: RequestId, _cid: u16, _offset: u32, _buf: Buf) {}
 
     /// Copies the in-capsule data of the last command into `buf`, whose length equals that of the data. True:
-    /// copied, and no `Fetched` follows. False: nothing has changed, and `fetch` reads it, because it is not
-    /// contiguous in the batch or has a digest.
+    /// copied, and no `Fetched` follows. False: nothing has changed, and `fetch` reads the data. TCP: the
+    /// data has a digest, or is not whole in the batch.
     fn take_in_capsule(&mut self, _buf: &mut Buf) -> bool {
         false
     }
 
-    /// The SQE after the next one, if its bytes have been received, so that the memory for its data can be
-    /// prefetched: two dependent accesses, about the time of two commands. Not validated: the bytes may be
-    /// something else.
+    /// The SQE after the next one (TCP), so that the memory for its data can be prefetched: two dependent
+    /// accesses, about the time of two commands. Not validated: the bytes may be something else. `None`: not
+    /// received yet, or not supported.
     fn peek_command(&self) -> Option<&Sqe> {
         None
     }
 
     /// Copies the in-capsule data of the last command, request `slot` (command identifier `cid`), out of the
-    /// stream. The command waits for memory, and the bytes after its capsule may be the data of commands that
-    /// occupy this memory. `fetch` or `reply` follows later.
+    /// stream (TCP). The command waits for memory, and the bytes after its capsule may be the data of
+    /// commands that occupy this memory. `fetch`, `reply` or `end_without_reply` follows later.
     fn stash_capsule(&mut self, _slot: RequestId, _cid: u16) {}
 
     /// Ends request `slot` without a reply; no `Sent` follows. Not for a request with data in transfer.
@@ -222,22 +231,23 @@ pub trait Transport {
     /// Drops the last command without a reply: its in-capsule data is discarded, and the next event follows.
     fn ignore(&mut self) {}
 
-    /// Queues a completion. In-capsule data that was not fetched is discarded. `Sent` or `Closed` follows.
+    /// Queues a completion with its data. In-capsule data that was not fetched is discarded. `Sent` (not with
+    /// [`FAST_PATH`]) or `Closed` follows.
     fn reply(&mut self, reply: Reply);
 
-    /// Bytes of data for the host that are not sent yet. Used to detect a host that does not read.
+    /// Bytes of data in the replies that are not completely sent. Used to detect a host that does not read.
     fn unsent_bytes(&self) -> u64 {
         0
     }
 
-    /// Ends the connection; `Closed` follows. Queued replies are still sent, except when the host is
-    /// presumed lost ([`CloseReason::KeepAliveExpired`], [`CloseReason::ConnectTimeout`]).
+    /// Ends the connection; `Closed` follows. Queued replies are still sent within the close timeout, except
+    /// when the host is presumed lost ([`CloseReason::KeepAliveExpired`], [`CloseReason::ConnectTimeout`]).
     fn close(&mut self, reason: CloseReason);
 
     /// Sets the number of queue entries, once Connect has fixed it.
     fn set_queue_entries(&mut self, _entries: u16) {}
 
-    /// The limits from the listener's configuration.
+    /// Limits of the connection, from the configuration.
     fn limits(&self) -> Limits;
 }
 

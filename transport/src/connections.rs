@@ -17,28 +17,29 @@ pub trait Connections {
     #[must_use]
     fn refusal(&self) -> Option<&'static str>;
 
-    /// Adds a connection. `Err` returns it: all connection slots of the core are in use, or the target is
+    /// Adds a connection. `Err` returns `conn`: all connection slots of the core are in use, or the target is
     /// shutting down.
     fn accept(&mut self, conn: Self::Conn, peer: Peer) -> Result<ConnectionId, Self::Conn>;
 
-    /// Stores the admission of an accepted connection, dropped when its queue is connected or it closes.
+    /// Stores the admission of an accepted connection until Connect succeeds or the connection closes.
     fn set_admitted(&mut self, id: ConnectionId, admitted: Admitted);
 
-    /// The connection, for the shell to pass received data in and take queued data out. `None`: closed.
+    /// The connection, for the shell to pass received data in and take queued data out. `None`: it has closed
+    /// and was removed.
     fn transport(&mut self, id: ConnectionId) -> Option<&mut Self::Conn>;
 
-    /// The connection's transport and addresses. `None`: closed.
+    /// The connection's transport, listener and addresses. `None`: it has closed and was removed.
     #[must_use]
     fn peer(&self, id: ConnectionId) -> Option<&Peer>;
 
-    /// Handles the connection's events and puts it in the list of connections with replies to send.
+    /// Handles the connection's events and puts it in the list of connections that may have replies to send.
     fn step(&mut self, id: ConnectionId);
 
     /// As [`Connections::step`], without putting the connection in that list: the calling shell sends the
     /// replies itself.
     fn step_sent(&mut self, id: ConnectionId);
 
-    /// The next connection that has closed, removed from the core.
+    /// Takes a connection that has closed and was removed from the core; `None`: no more.
     fn next_closed(&mut self) -> Option<(ConnectionId, Self::Conn)>;
 
     /// Reports to the operator that the host violated the transport's protocol. `text`: field, value and
@@ -79,7 +80,7 @@ impl std::fmt::Display for TransportKind {
 pub struct Peer {
     /// Transport over which the host connected.
     pub transport: TransportKind,
-    /// Index of the listener that accepted the connection.
+    /// Index of the listener that accepted the connection, in the configuration snapshot.
     pub listener: usize,
     /// Address and port of the host.
     pub remote: SocketAddr,
@@ -89,7 +90,8 @@ pub struct Peer {
 
 impl Peer {
     /// `address` as this host can reach it: an unspecified address (0.0.0.0, ::) becomes the local address of
-    /// this connection. `None`: the unspecified address is of the other family, so no local address is known.
+    /// this connection, with the port of `address`. `None`: the unspecified address is of another family than
+    /// the local one.
     #[must_use]
     pub fn reachable(&self, address: SocketAddr) -> Option<SocketAddr> {
         if !address.ip().is_unspecified() {

@@ -16,7 +16,7 @@ pub enum HostData<B = Buf> {
     None,
     /// The whole buffer is sent to the controller.
     ToController(B),
-    /// The controller fills the whole buffer.
+    /// The controller fills the whole buffer if the command succeeds.
     FromController(B),
 }
 
@@ -44,15 +44,15 @@ impl<B> HostData<B> {
 /// Why a command was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubmitErrorKind {
-    /// The connection is not initialised yet, or is closing.
+    /// The connection is not initialised yet, or is closing or closed.
     Closed,
     /// The CID is outstanding, or is not below the number of queue entries.
     Cid,
-    /// The buffer has more segments than the SGL of a command may have descriptors.
+    /// The buffer needs more SGL descriptors than a command may have (RDMA).
     Pieces {
-        /// Segments of the buffer.
+        /// Descriptors that the buffer needs.
         pieces: usize,
-        /// Most descriptors that the controller allows (MSDBD).
+        /// Most descriptors of a command: limited by MSDBD and by the in-capsule size.
         allowed: usize,
     },
 }
@@ -77,7 +77,8 @@ pub enum CloseCause<V> {
     Failed,
     /// The host's RDMA device failed, or completed a work request that was not posted.
     Device,
-    /// The controller violated the protocol, timed out, or reported a violation by this host.
+    /// The controller violated the protocol, did not answer ICReq in time, or reported a violation by this
+    /// host.
     Violation(V),
 }
 
@@ -93,9 +94,10 @@ pub enum HostEvent<V, B = Buf> {
         /// The completion; generated locally if the controller omitted it (C2HData SUCCESS) or the
         /// connection ended first.
         cqe: Cqe,
-        /// The submitted buffer. Of a read, filled if `result` is `Ok`.
+        /// The submitted buffer; filled if the command reads and `result` is `Ok`. `None`: it has no data.
         buf: Option<B>,
-        /// `Ok`: the command succeeded and its data is complete and undamaged.
+        /// `Ok`: the command succeeded and its data is complete and undamaged. `Err`: the status of `cqe`, or
+        /// Transient Transport Error for damaged data.
         result: Result<(), Status>,
     },
     /// The connection has closed. Comes once, as the last event.

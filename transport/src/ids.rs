@@ -9,21 +9,21 @@ macro_rules! id {
         pub struct $name(pub Slot);
 
         impl $name {
-            /// From 32 bits that a peer or a device has echoed; the slab checks them.
+            /// From 32 bits of any origin; a look-up in the slab rejects those that name no current entry.
             #[inline]
             #[must_use]
             pub const fn from_wire(wire: u32) -> $name {
                 $name(Slot::from_wire(wire))
             }
 
-            /// As 32 bits, for a field that is echoed.
+            /// As 32 bits, for a field that a peer, a device or epoll echoes.
             #[inline]
             #[must_use]
             pub const fn to_wire(self) -> u32 {
                 self.0.to_wire()
             }
 
-            /// Which entry of the slab.
+            /// Index of the entry in the slab.
             #[inline]
             #[must_use]
             pub const fn index(self) -> usize {
@@ -38,6 +38,6 @@ id!(
     ConnectionId
 );
 id!(
-    /// A request of a queue pair: its slot, which a transport gives back with what it has fetched or sent.
+    /// A request of a queue pair: its slot. A transport repeats it in the events of the request.
     RequestId
 );

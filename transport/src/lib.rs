@@ -11,12 +11,13 @@
 //! | file | contents |
 //! |---|---|
 //! | `conn` | [`Transport`], a connection as the request machine uses it, its events and replies |
-//! | `connections` | [`Connections`], those of a core as a shell uses them; [`Peer`], the addresses of one |
+//! | `connections` | [`Connections`] of a core as a shell uses them; [`Peer`], the addresses of a connection
+//! |
 //! | `ids` | [`ConnectionId`], [`RequestId`] |
 //! | [`host`] | types of the host's end of a connection |
-//! | [`admission`] | limit of connections per host address that have not sent Connect |
+//! | [`admission`] | limit of connections per host address before Connect has succeeded |
 //!
-//! Except for [`admission`], this crate has no logic: no wire formats and no commands.
+//! This crate parses no wire format and executes no command; only [`admission`] has state.
 #![forbid(unsafe_code)]
 
 pub mod admission;
@@ -30,5 +31,5 @@ pub use connections::{Connections, Peer, TransportKind};
 pub use ids::{ConnectionId, RequestId};
 
 /// Most SGL descriptors of a command over RDMA: 16 cover the pieces of memory that hosts gather, in a list of
-/// 256 bytes. Identify Controller reports at most this many (MSDBD), and the connection enforces it.
+/// 256 bytes. Identify Controller reports at most this many (MSDBD); a longer list is refused.
 pub const RDMA_DESCRIPTORS_MAX: u8 = 16;

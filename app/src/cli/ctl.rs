@@ -298,7 +298,7 @@ pub struct MemoryDisk {
     pub block_size: Bytes,
 }
 
-/// Transport and address of a listener; the port is not 0.
+/// Transport and address of a listener or far target; the port is not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     pub transport: TransportKind,

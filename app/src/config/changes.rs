@@ -1,5 +1,5 @@
-//! The difference between two plans, as a list for the log. Settings that a running process cannot change are
-//! marked as refused; a reload with one of them changes nothing.
+//! The difference between two plans, as a list for the log and `spindle check`. Settings that a running
+//! process cannot change are marked as refused; a reload with one of them changes nothing.
 //!
 //! Plan structs are destructured without `..`: a new field does not compile until its changes are handled
 //! here.
@@ -27,13 +27,13 @@ use crate::size::Bytes;
 /// One difference between the running plan and the next.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// Hosts find the new address in the discovery log.
+    /// A listener at a transport and address that had none.
     ListenerAdded(TransportKind, SocketAddr),
     /// Connections that were accepted at the address stay open.
     ListenerRemoved(TransportKind, SocketAddr),
     /// Any other change that a reload makes, as text for the log.
     Other(String),
-    /// A change that needs a restart or a new name: field, old and new value, reason, remedy.
+    /// A change that a reload cannot make: field, old and new value, reason, and the remedy if there is one.
     Refused(String),
 }
 
@@ -53,7 +53,7 @@ impl Change {
 
 /// State of the running process that is not part of its plan.
 pub struct RunningState<'a> {
-    /// Whether the disk of this name is open. Any setting of a disk that is not open may change.
+    /// Whether the disk of a name is open. Any setting of a disk that is not open may change.
     pub is_open: &'a dyn Fn(&str) -> bool,
     /// [`Plan::rdma_capsule`] of the plan that the process started with.
     pub rdma_capsule: Option<u32>,
@@ -127,8 +127,9 @@ impl Plan {
         }
     }
 
-    /// Largest in-capsule data in bytes for which a process that starts with this plan posts RDMA receives.
-    /// `None` without an RDMA listener: no RDMA device is opened.
+    /// Largest in-capsule data in bytes for which a process that starts with this plan posts RDMA receives:
+    /// that of any listener, TCP included, or of `[tcp]`. `None` without an RDMA listener: no RDMA device is
+    /// opened.
     pub fn rdma_capsule(&self) -> Option<u32> {
         let mut listeners = self.listeners.iter();
         listeners.any(|it| it.transport == TransportKind::Rdma).then(|| {
@@ -326,7 +327,7 @@ impl DiskPlan {
     }
 }
 
-/// A key that only disks of some kinds have, and why a reload cannot change it.
+/// A key that only disks of some kinds have, and why a reload cannot change `value`.
 struct KindSetting {
     key: &'static str,
     value: FileText,
@@ -450,8 +451,8 @@ fn idle_text(idle: Idle) -> String {
     }
 }
 
-fn referral_change(ReferralPlan { transport: _, address }: &ReferralPlan, verb: &str) -> Change {
-    Change::Other(format!("referral to {address} {verb}"))
+fn referral_change(ReferralPlan { transport, address }: &ReferralPlan, verb: &str) -> Change {
+    Change::Other(format!("referral to {transport} {address} {verb}"))
 }
 
 fn namespace_change(nqn: &Nqn, namespace: &NamespacePlan, verb: &str) -> Change {
@@ -459,7 +460,7 @@ fn namespace_change(nqn: &Nqn, namespace: &NamespacePlan, verb: &str) -> Change 
     Change::Other(format!("subsystem {nqn}: namespace {nsid} {verb}, disk {disk:?}"))
 }
 
-/// Compares a setting that only takes effect at the start.
+/// Compares a setting that is fixed at the start: a difference is refused.
 fn compare_fixed<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
     compare_refused(changes, field, from, to, AT_START);
 }

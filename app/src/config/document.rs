@@ -1,5 +1,5 @@
 //! Parses a configuration file into a tree of values. Each key is in the [`schema`], each value has the key's
-//! kind, and keys that the file leaves out have their defaults.
+//! kind, and keys that the file leaves out have the fixed default of the schema, if there is one.
 //!
 //! ```text
 //!   text ── toml ──> spanned tables ── against the schema ──> Node { leaves, children }, and all errors
@@ -24,14 +24,15 @@ use super::schema::{self, Key, Kind, Preset, SOCKET_BYTES_MAX};
 use crate::size::Bytes;
 use crate::text::{nearest, shortened};
 
-/// Position and text of a key or section in the file, for errors.
+/// Position, path and value of a key or section in the file, for errors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Location {
-    /// Line, from 1.
+    /// Line, from 1; for a key that the file leaves out, that of its section.
     pub line: usize,
     /// Path of the field, like `subsystem[0].nqn`.
     pub field: String,
-    /// The value as the file writes it, shortened; of a default, as the schema writes it; empty for sections.
+    /// The value as the file writes it, shortened; of a default, as the schema writes it; empty for sections
+    /// and for keys without either.
     pub text: String,
 }
 
@@ -62,7 +63,7 @@ pub struct Leaf {
 /// A section: its values and the sections in it.
 #[derive(Debug)]
 pub struct Node {
-    /// Of the section's heading.
+    /// Location of the section's heading.
     pub location: Location,
     /// False for a section that the file leaves out: all its values are defaults.
     pub is_given: bool,
@@ -85,10 +86,10 @@ pub(super) enum State {
 /// Most characters of a line that a TOML syntax error quotes.
 const EXCERPT_CHARS: usize = 80;
 
-/// Errors so far, shared by reader and validation.
+/// Errors so far, shared by [`read`] and validation.
 pub type Errors = RefCell<Vec<ConfigError>>;
 
-/// Reads `text` and checks it against the schema. Errors are added to `errors`. `None`: not TOML.
+/// Reads `text` and checks it against the schema. Errors are added to `errors`. `None`: `text` is not TOML.
 pub fn read(text: &str, errors: &Errors) -> Option<Node> {
     let (root, broken) = DeTable::parse_recoverable(text);
     let reader = Reader { text, errors };
@@ -111,7 +112,7 @@ pub fn read(text: &str, errors: &Errors) -> Option<Node> {
 }
 
 impl Location {
-    /// The location of key `name`, which the file does not set, in the section at this location.
+    /// Location for key `name` in the section at this location: the section's line, and no text.
     pub fn inside(&self, name: &str) -> Location {
         let field = if self.field.is_empty() { name.to_owned() } else { format!("{}.{name}", self.field) };
         Location { line: self.line, field, text: String::new() }
@@ -138,7 +139,7 @@ impl Reader<'_> {
         self.text.get(..offset).map_or(1, |before| before.matches('\n').count() + 1)
     }
 
-    /// Location of `span`, with its text joined to one line.
+    /// Location of `span`, with the text of `span` on one line and shortened.
     fn location(&self, field: String, span: std::ops::Range<usize>) -> Location {
         let line = self.line(span.start);
         let written =
@@ -175,7 +176,8 @@ impl Reader<'_> {
         node
     }
 
-    /// The sections of `key`. A single section that the file leaves out is one node with defaults.
+    /// The sections of `key`. A section that may be there once and that the file leaves out is one node with
+    /// defaults; one that may be there several times is none.
     fn children(
         &self,
         parent: &Location,
@@ -270,7 +272,8 @@ fn preset(kind: &Kind, text: &str) -> Option<Value> {
     scalar(kind, value.get_ref()).ok()
 }
 
-/// The value if it matches `kind`. The error is a reason where "must be ..." alone does not explain it.
+/// The value if it matches `kind`. `Err(None)`: "must be ..." explains it; `Err(Some)` is a further reason.
+/// UUID and NGUID of zeroes are refused.
 fn scalar(kind: &Kind, value: &DeValue<'_>) -> Result<Value, Option<String>> {
     let integer =
         || value.as_integer().and_then(|number| u64::from_str_radix(number.as_str(), number.radix()).ok());

@@ -1,4 +1,4 @@
-//! Errors of a configuration. Each names the file, the line, the field, its value and the allowed values.
+//! Errors of a configuration. Each has file, line, field, value and what is allowed, as far as they apply.
 //!
 //! ```text
 //!   /etc/spindle/spindle.toml:12: reactor.cores[1] = 99: must be a core that this process may use: 0 or 1
@@ -13,13 +13,14 @@ pub struct ConfigError {
     pub line: usize,
     /// Path of the field, like `subsystem[0].namespace[1].nsid`; empty for an error of the whole file.
     pub field: String,
-    /// The value as the file writes it; empty for a missing key or a section.
+    /// The value as the file writes it, shortened; empty for a missing key, a section or an error of the
+    /// file.
     pub value: String,
     /// Message: what is wrong and what is allowed.
     pub allowed: String,
 }
 
-/// All errors of one file, in the order of its lines; never empty.
+/// All errors of one file, in the order of its lines, without duplicates; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors {
     file: PathBuf,

@@ -8,19 +8,19 @@ use std::path::Path;
 use rustix::fs::Access;
 use spindle_nvme_pcie::PciAddress;
 
-/// Resources that are available to this process.
+/// Limits of this process and of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
     /// CPUs that the process may use, ascending.
     pub cores: Vec<usize>,
-    /// Memory of the machine, or of the control group when that is less.
+    /// Bytes of memory of the machine, or the limit of the control group if that is less.
     pub memory_bytes: u64,
-    /// MemAvailable plus the anonymous memory of this process, at most `memory_bytes`.
+    /// Bytes of MemAvailable plus the anonymous memory of this process, at most `memory_bytes`.
     pub available_bytes: u64,
     /// True at start and reload: unavailable memory is an error. False in `spindle check`, where it is a
     /// note, because a running target may hold that memory for the same plan.
     pub is_for_start: bool,
-    /// Bytes of reserved huge pages that are free or held by this process.
+    /// Bytes of reserved huge pages that are free or in use by this process.
     pub huge_bytes: u64,
     /// RLIMIT_MEMLOCK in bytes, which also limits io_uring buffer registration; `None`: no limit, or
     /// CAP_IPC_LOCK.
@@ -51,8 +51,8 @@ pub struct BackingFile {
 }
 
 impl Machine {
-    /// Reads the current state of this machine. Call it on a thread without CPU affinity of its own: `cores`
-    /// is the affinity mask of the calling thread.
+    /// Reads the current state of this machine. Call it on a thread that is not pinned: `cores` is the
+    /// affinity mask of the calling thread.
     pub fn detect() -> Machine {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -149,7 +149,7 @@ pub fn path_state(path: &Path) -> io::Result<PathState> {
     })
 }
 
-/// Whether the process may open `path` as a disk.
+/// Checks by `access(2)` that the process may read `path`, and write to `path` unless `is_read_only`.
 pub fn may_open(path: &Path, is_read_only: bool) -> io::Result<()> {
     let access = if is_read_only { Access::READ_OK } else { Access::READ_OK | Access::WRITE_OK };
     Ok(rustix::fs::access(path, access)?)
@@ -158,10 +158,12 @@ pub fn may_open(path: &Path, is_read_only: bool) -> io::Result<()> {
 /// PCI class code: mass storage, non-volatile memory, NVM Express.
 const NVME_CLASS: &str = "0x010802";
 
-/// Whether an NVMe function bound to vfio-pci is at `address`, by sysfs. False: no function at all.
+/// True if the PCI function at `address` is an NVMe controller that is bound to vfio-pci, by sysfs. False: no
+/// function is there.
 ///
 /// # Errors
-/// The function is no NVMe controller or has another driver; the text names the remedy.
+/// The function is no NVMe controller, or has another driver or none; for the driver the text names the
+/// remedy.
 pub fn probe_nvme_function(address: PciAddress) -> Result<bool, String> {
     let path = Path::new("/sys/bus/pci/devices").join(address.to_string());
     if !path.exists() {

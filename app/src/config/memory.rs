@@ -23,7 +23,7 @@ pub enum AllocationPhase {
     Busy,
 }
 
-/// Memory that is allocated for one reason.
+/// Memory for one purpose: `count` allocations of `each` bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryItem {
     pub reason: String,
@@ -36,7 +36,7 @@ pub struct MemoryItem {
 }
 
 impl MemoryItem {
-    /// One allocation of ordinary memory.
+    /// One allocation of `each` bytes, not from reserved huge pages.
     fn new(reason: impl Into<String>, each: u64, phase: AllocationPhase) -> MemoryItem {
         MemoryItem { reason: reason.into(), each, count: 1, phase, is_huge: false }
     }
@@ -55,8 +55,8 @@ impl MemoryItem {
     }
 }
 
-/// Program, stacks and all memory without an item of its own: three times the resident size of an idle target
-/// with a null disk (docs/lab-notes.md, "Footprint").
+/// Program, stacks and all memory without an item of its own. About three times the resident size of an idle
+/// target with a null disk (docs/lab-notes.md, "Footprint").
 const PROCESS_BYTES: u64 = 16 << 20;
 /// Regions are rounded up to whole huge pages of this size.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -110,8 +110,9 @@ pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
     }
     if is_rdma {
         let receives = u64::from(plan.rdma.srq_entries);
-        // One shared receive queue. A replaced one (docs/rdma.md) exists until its last connection ends;
-        // their number depends on the hosts, so the text mentions them and the sum leaves them out.
+        // One shared receive queue. A replaced queue (docs/rdma.md) exists until its last connection ends.
+        // The number of replaced queues depends on the hosts, so the text mentions them and the sum leaves
+        // them out.
         let reason =
             format!("{receives} receives over RDMA, a core and RDMA device (as many again for a worn queue)");
         let in_capsule = plan.listeners.iter().map(|listener| listener.in_capsule_bytes).max().unwrap_or(0);
@@ -135,7 +136,7 @@ fn connection_bytes(entries: u16) -> u64 {
 }
 
 /// Memory of a RAM disk; empty for other kinds. Registration with an RDMA device and `populate` both make all
-/// of its data resident at the start.
+/// pages of the disk resident at the start.
 fn ram_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
     let DiskKind::Ram { pages, is_populated } = disk.kind else { return Vec::new() };
     let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages };
@@ -163,8 +164,8 @@ fn ram_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
     ]
 }
 
-/// Memory of a disk's cache. Registration with an RDMA device makes all of it resident at the start, and so
-/// does the IOMMU mapping for an `nvme` disk.
+/// Memory of a disk's cache; empty without a cache. Registration with an RDMA device makes all pages of the
+/// cache resident at the start, and so does the IOMMU mapping for an `nvme` disk.
 fn cache_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
     let Some(spec) = disk.cache else { return Vec::new() };
     let is_huge = spec.pages == Pages::Huge;
@@ -181,17 +182,17 @@ fn cache_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
     ]
 }
 
-/// Memory that devices of one kind (RDMA devices, NVMe drives) lock; the kernel accounts each kind
+/// Memory that is locked for devices of one kind (RDMA devices, NVMe drives); the kernel accounts each kind
 /// separately.
 pub struct LockedMemory<'a> {
     /// The kind of device, in words.
-    pub devices: &'static str,
+    pub device_kind: &'static str,
     pub bytes: u64,
-    /// The disk with the largest cache in `bytes`.
+    /// The disk whose cache is the largest of those in `bytes`.
     pub largest: &'a DiskPlan,
 }
 
-/// The larger locked memory of the two kinds of devices; `None` if no cache is locked.
+/// The locked memory of the kind of devices for which more is locked; `None` if no cache is locked.
 pub fn locked_memory(plan: &Plan) -> Option<LockedMemory<'_>> {
     let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
     let drives = locked_by_devices("drives", plan, |disk| matches!(disk.kind, DiskKind::Nvme { .. }));
@@ -199,10 +200,10 @@ pub fn locked_memory(plan: &Plan) -> Option<LockedMemory<'_>> {
     drives.into_iter().chain(rdma).max_by_key(|locked| locked.bytes)
 }
 
-/// Memory that devices lock which access the pools and the memory of the disks `is_among`; `None` if none of
-/// these disks has a cache.
+/// Memory that is locked for devices of `device_kind`: all pools, and RAM disks and caches of the disks for
+/// which `is_among` is true. `None` if none of these disks has a cache.
 fn locked_by_devices<'a>(
-    devices: &'static str,
+    device_kind: &'static str,
     plan: &'a Plan,
     is_among: impl Fn(&DiskPlan) -> bool,
 ) -> Option<LockedMemory<'a>> {
@@ -214,7 +215,7 @@ fn locked_by_devices<'a>(
         sum.saturating_add(if is_ram { disk.bytes } else { cache(disk) })
     });
     let largest = disks().max_by_key(|disk| cache(disk)).filter(|disk| cache(disk) > 0)?;
-    Some(LockedMemory { devices, bytes, largest })
+    Some(LockedMemory { device_kind, bytes, largest })
 }
 
 /// Bytes of all items up to and including `phase`.
@@ -225,8 +226,9 @@ pub fn total_bytes(items: &[MemoryItem], phase: AllocationPhase) -> u64 {
         .fold(0, |total: u64, item| total.saturating_add(item.bytes()))
 }
 
-/// Bytes of reserved huge pages and of ordinary memory that the plan uses with full disks. A pool or disk for
-/// which too few huge pages are free counts as ordinary memory, with a note.
+/// Bytes of reserved huge pages and of ordinary memory that the plan uses with full disks, without
+/// connections. `huge_bytes` are free. The pools or a disk for which too few are free count as ordinary
+/// memory, with a note.
 pub fn huge_and_ordinary(
     plan: &Plan,
     items: &[MemoryItem],

@@ -1,16 +1,17 @@
 //! The configuration: one TOML file, parsed into a tree of values, validated into a [`Plan`], and compared
-//! with the running plan on reload.
+//! with the running plan on a reload.
 //!
 //! ```text
 //!   file ── document (against schema) ──> Node ── validate (against itself and the Machine) ──> Plan
 //!                                                                                                │
 //!            ┌── memory: what it takes, by reason  <── check ──────────────────────────────────────┤
-//!            ├── changes: what a reload would do   <── serve, SIGHUP ──────────────────────────────┤
-//!            └── snapshot: disks opened, a Snapshot for all cores  <── serve, at start and SIGHUP ─┘
+//!            ├── changes: what a reload would do   <── serve on a reload, check --against ─────────┤
+//!            └── snapshot: disks opened, a Snapshot for all cores  <── serve, at start and reload ─┘
 //! ```
 //!
-//! Start and reload use the same code. All errors are reported together, each with file, line, field, value
-//! and the allowed values. Only `snapshot` changes the machine: it creates files and changes their sizes.
+//! A reload is by SIGHUP or by a method of the control socket; start and reload use the same code. All errors
+//! are reported together, each with file, line, field, value and the allowed values. Only `snapshot` changes
+//! the machine: it creates files and changes their sizes.
 //!
 //! Limits of values are in [`schema`]; the number of disks, listeners and subsystems is bounded by memory.
 
@@ -73,7 +74,7 @@ nsid = 1
 disk = "ram0"
 "#;
 
-/// A validated configuration with its source text.
+/// A validated configuration with the text and the file that it was read from.
 #[derive(Debug, Clone)]
 pub struct Config {
     source: Option<PathBuf>,
@@ -87,8 +88,8 @@ impl Config {
         Config::read(path, &Machine::detect())
     }
 
-    /// As [`Config::load`], for `spindle check`: too little available memory is a note, because a running
-    /// target may hold it.
+    /// As [`Config::load`], for `spindle check`: too little available memory is a note in the plan, because a
+    /// running target may hold that memory.
     pub fn examine(path: &Path) -> Result<Config, ConfigErrors> {
         Config::read(path, &Machine { is_for_start: false, ..Machine::detect() })
     }
@@ -113,7 +114,7 @@ impl Config {
         Config { source: None, text, plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
     }
 
-    /// Validates `text` in place of this configuration's text, with the same source file.
+    /// Validates `text` against the machine, as a configuration with the source file of this one.
     pub fn with_text(&self, text: String) -> Result<Config, ConfigErrors> {
         let path = self.source.as_deref().unwrap_or(Path::new("configuration"));
         let plan = parse(&text, path, &Machine::detect())?;
@@ -125,7 +126,7 @@ impl Config {
         &self.text
     }
 
-    /// `None` for the built-in configuration.
+    /// The configuration file; `None` for the built-in configuration.
     pub fn source(&self) -> Option<&Path> {
         self.source.as_deref()
     }

@@ -1,4 +1,5 @@
-//! [`Origin`]: an NVMe drive or far target behind disks, which can be absent and can take minutes to open.
+//! [`Origin`]: an NVMe drive or far namespace behind disks, which can be absent. A drive can take minutes to
+//! open.
 //!
 //! Opening blocks and is not retried here; `serve` opens origins on threads of their own and retries.
 
@@ -15,7 +16,7 @@ use super::snapshot::{SnapshotError, check_medium_id};
 
 /// Opens NVMe drives by PCI address; tests replace it.
 pub trait DriveSource: Send + Sync {
-    /// Whether an NVMe drive that this process can open is at the address.
+    /// Whether an NVMe drive that is bound to vfio-pci is at the address.
     fn is_present(&self, address: PciAddress) -> bool;
 
     /// Opens the drive, or returns the handle of a drive that is open. Blocks up to CAP.TO (minutes) if the
@@ -39,7 +40,7 @@ impl DriveSource for LocalDrives {
 /// Most commands in flight of one core to a far target: a queue of 1024 entries holds 1023.
 const REMOTE_DEPTH_MAX: u16 = 1023;
 
-/// The device or target behind a disk that can be absent.
+/// The drive or far namespace that a disk is on. It can be absent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// An NVMe drive; each of its namespaces can be a disk.
@@ -58,7 +59,8 @@ pub struct RemotePlan {
 
 /// An origin that was opened, for [`Plan::snapshot`].
 pub enum Opened {
-    /// The drive at this address. [`DriveSource::open`] returns it without blocking while a handle exists.
+    /// The drive at this address. [`DriveSource::open`] returns it without blocking while a handle on it
+    /// exists.
     Drive(PciAddress),
     /// The disk of a far target.
     Remote(Arc<dyn DiskSource>),
@@ -103,7 +105,7 @@ impl Origins {
 }
 
 impl Origin {
-    /// An open error for a failure in this process, such as a thread that cannot be started.
+    /// The error of an open that failed in this process, such as when a thread cannot be started.
     pub fn failed(&self, why: &str) -> SnapshotError {
         match self {
             Origin::Drive(address) => {
@@ -150,8 +152,9 @@ impl Plan {
     }
 }
 
-/// A far namespace with another medium than `medium_id` is an error like any other and is retried, so that
-/// the target starts whether the far target answers before or after the first snapshot.
+/// Connects to the far target. A far namespace with another medium than `medium_id` is an error like any
+/// other and is retried, so that the target starts whether the far target answers before or after the first
+/// snapshot.
 fn open_remote(plan: &RemotePlan) -> Result<Arc<dyn DiskSource>, SnapshotError> {
     let disk = RemoteDisk::new(&plan.name, &plan.spec)?;
     let RemoteFacts { serial, model, transfer_bytes_max, medium_ids, .. } = disk.facts();

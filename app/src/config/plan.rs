@@ -28,7 +28,7 @@ pub struct Plan {
     pub rdma: spindle_rdma::shell::ShellConfig,
     /// Disks in the file's order; names are unique.
     pub disks: Vec<DiskPlan>,
-    /// Listeners in the file's order; addresses and names are unique.
+    /// Listeners in the file's order; names are unique, and so are pairs of transport and address.
     pub listeners: Vec<ListenerPlan>,
     /// Subsystems in the file's order; NQNs are unique.
     pub subsystems: Vec<SubsystemPlan>,
@@ -83,7 +83,7 @@ pub struct LimitsPlan {
     pub unconnected_per_address: usize,
     /// Most commands in flight of one core at one disk.
     pub disk_commands: u32,
-    /// RAM disks may be larger than the available memory.
+    /// Full RAM disks and caches may be larger than the available memory.
     pub may_overcommit: bool,
 }
 
@@ -97,9 +97,10 @@ pub struct TcpPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskPlan {
     pub name: String,
-    /// Bytes of a block: 512 or 4096; 0 for `nvme`, `ng` and `remote`, whose drive defines it.
+    /// Bytes of a block: 512 or 4096; 0 for `nvme`, `ng` and `remote`, whose namespace defines it.
     pub block_bytes: u32,
-    /// Capacity, a multiple of the block size; 0 for `nvme`, `ng` and `remote`, whose drive defines it.
+    /// Capacity in bytes, a multiple of the block size; 0 for `nvme`, `ng` and `remote`, whose namespace
+    /// defines it.
     pub bytes: u64,
     pub kind: DiskKind,
     pub medium_id: Option<String>,
@@ -138,7 +139,7 @@ impl DiskPlan {
 pub enum DiskKind {
     Ram {
         pages: Pages,
-        /// All memory is allocated when the disk is created.
+        /// All memory is allocated in the background once the disk is created.
         is_populated: bool,
     },
     /// Reads return zeroes, writes are discarded.
@@ -146,7 +147,7 @@ pub enum DiskKind {
     File {
         path: PathBuf,
         is_read_only: bool,
-        /// A missing file is created.
+        /// A missing file is created, with the configured size.
         create: bool,
         /// O_DIRECT.
         is_direct: bool,
@@ -170,14 +171,20 @@ pub enum DiskKind {
 }
 
 impl DiskKind {
-    /// True if the drive defines size and block size, which are known once it is open.
+    /// True if the namespace of a drive or far target defines size and block size, which are known once the
+    /// disk is open.
     pub fn has_drive_geometry(&self) -> bool {
         matches!(self, DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. })
     }
 
     /// False for `ram` and `null`, whose data a cache cannot make faster.
     pub fn can_have_cache(&self) -> bool {
-        !matches!(self, DiskKind::Ram { .. } | DiskKind::Null)
+        match self {
+            DiskKind::Ram { .. } | DiskKind::Null => false,
+            DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => {
+                true
+            }
+        }
     }
 
     pub fn name(&self) -> &'static str {
@@ -194,7 +201,7 @@ impl DiskKind {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerPlan {
-    /// Unique; subsystems refer to it.
+    /// Unique; by this name subsystems refer to the listener.
     pub name: String,
     pub transport: TransportKind,
     /// The port is not 0.
@@ -204,7 +211,7 @@ pub struct ListenerPlan {
 }
 
 impl ListenerPlan {
-    /// Unique among listeners; identifies a listener across reloads.
+    /// Transport and address: unique among listeners; identifies a listener across reloads.
     pub fn endpoint(&self) -> (TransportKind, SocketAddr) {
         (self.transport, self.address)
     }
@@ -245,7 +252,7 @@ pub struct ReferralPlan {
 /// `[control]`: the control socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControlPlan {
-    /// `None`: the default path; an empty path: no socket.
+    /// `None`: [`default_path`](crate::serve::control::default_path); an empty path: no socket.
     pub socket: Option<PathBuf>,
     /// Group whose members may connect; `None`: the group of the process.
     pub group: Option<String>,
@@ -256,7 +263,7 @@ pub struct LogPlan {
     /// Least severe level that is written.
     pub level: tracing::Level,
     pub format: LogFormat,
-    /// Most lines per second and core about peers; the rest is counted.
+    /// Most lines per second and core that peers can cause; the rest is counted.
     pub peer_lines_per_s: u32,
 }
 

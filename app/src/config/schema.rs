@@ -51,7 +51,7 @@ pub enum Kind {
         chars_max: usize,
     },
     Nqn,
-    /// A UUID in hyphenated form, not all zeroes.
+    /// A UUID in a form that `Uuid::try_parse` accepts, not all zeroes.
     Uuid,
     /// 16 bytes as 32 hexadecimal digits, not all zeroes.
     Nguid,
@@ -75,7 +75,7 @@ pub enum Preset {
     Required,
     /// A fixed default, in TOML syntax.
     Fixed(&'static str),
-    /// A default that depends on other keys or the machine, in words.
+    /// No fixed default: it depends on other keys or the machine, or there is none. Described in words.
     Derived(&'static str),
     /// The key is a section, which has no value.
     Section,
@@ -87,7 +87,7 @@ pub enum Preset {
 const NAME_CHARS_MAX: usize = 64;
 /// Largest disk, a power of two below the largest file offset (signed 64-bit).
 const DISK_BYTES_MAX: u64 = 1 << 62;
-/// Largest transfer in bytes: `SEGMENTS_MAX` frames of 4 KiB, less two because both ends may be unaligned.
+/// Bound of `limits.transfer`: `SEGMENTS_MAX` frames of 4 KiB, less two because both ends may be unaligned.
 pub const TRANSFER_BYTES_MAX: u64 = (spindle_reactor::mem::SEGMENTS_MAX as u64 - 2) * 4096;
 /// Longest path of a Unix socket: `sun_path` has 108 bytes with the terminating NUL.
 pub const SOCKET_BYTES_MAX: usize = 107;
@@ -106,7 +106,7 @@ const fn key(name: &'static str, kind: Kind, preset: &'static str) -> Key {
     Key { preset: Preset::Fixed(preset), ..required(name, kind) }
 }
 
-/// A key whose default depends on other keys or the machine; `preset` describes the default.
+/// A key without a fixed default; `preset` describes what applies instead.
 const fn derived(name: &'static str, kind: Kind, preset: &'static str) -> Key {
     Key { preset: Preset::Derived(preset), ..required(name, kind) }
 }
@@ -593,7 +593,7 @@ impl Key {
         Key { about, ..self }
     }
 
-    /// True for a key that the reference lists: not a section and not a former name.
+    /// True for a key that the reference lists in a table: not a section and not a former name.
     pub fn is_documented(&self) -> bool {
         !matches!(self.preset, Preset::Section | Preset::FormerName) && self.section().is_none()
     }

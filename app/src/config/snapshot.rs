@@ -1,12 +1,12 @@
 //! Builds the [`Snapshot`] of a [`Plan`] for all cores: opens or creates disks, reuses the disks and counters
 //! of the previous snapshot, and resizes disks.
 //!
-//! A plan is applied completely or not at all: resizes come after all other steps that can fail, and are
-//! prepared for all disks before the first is committed. Only a file created for a new disk remains after a
-//! failure.
+//! A plan is applied completely or not at all, unless the commit of a prepared resize fails: resizes come
+//! after all other steps that can fail, and are prepared for all disks before the first is committed. After
+//! any other failure only a file created for a new disk remains.
 //!
 //! An absent drive or far target is not a failure, so that one dead drive does not stop the target from
-//! starting. Nothing here waits for them: the caller passes the origins that it opened. Disks of other
+//! starting. Nothing here waits for an origin: the caller passes the origins that it opened. Disks of other
 //! origins are left out with their namespaces; [`Plan::absent`] lists those origins, and a later
 //! [`Plan::snapshot`] adds them.
 
@@ -39,7 +39,7 @@ pub enum SnapshotError {
     Drive(#[from] DriveError),
     #[error(transparent)]
     Resize(#[from] ResizeError),
-    /// Any other failure; the complete message.
+    /// Any other failure, as the complete message.
     #[error("{0}")]
     Other(String),
 }
@@ -98,8 +98,8 @@ impl Plan {
         }))
     }
 
-    /// The listeners of this plan. Those of `previous` keep their index, by which connections refer to them,
-    /// and removed ones stay in the list with `is_open` false.
+    /// The listeners of this plan and of `previous`. Those of `previous` keep their index, by which
+    /// connections refer to them; those that this plan does not have stay in the list with `is_open` false.
     ///
     /// # Errors
     /// All 65535 port identifiers are used.
@@ -170,7 +170,8 @@ impl Plan {
         Ok(disks)
     }
 
-    /// Open disks whose size differs from the plan, with the planned size in bytes.
+    /// Open disks whose size differs from the plan, with the planned size in bytes. Leaves out `nvme`, `ng`
+    /// and `remote` disks, whose size is that of their namespace.
     fn size_changes(&self, disks: &[Option<Source>]) -> Vec<(Source, u64)> {
         let size = |disk: &Source| {
             let plan = self.disk(disk.name())?;
@@ -232,7 +233,7 @@ impl Plan {
         let is_it = |disk: &Option<Source>| disk.as_ref().is_some_and(|disk| disk.name() == plan.disk);
         let disk = DiskId(disks.iter().position(is_it)?);
         let source = Arc::clone(disks.get(disk.0)?.as_ref()?);
-        // Disk identifiers are never reused, so `life` is unique in this process.
+        // Disk identifiers are never reused, so each disk of this process has a `life` of its own.
         let (life, far) = (identity::life(disk.0), source.identity_seed());
         let data = match &far {
             Some(far) => Data::Far(far),
@@ -255,8 +256,8 @@ impl Plan {
     }
 }
 
-/// Prepared resizes: disks and their new sizes in bytes. Dropping it without [`PreparedResizes::commit`]
-/// cancels them.
+/// Prepared resizes: disks and their new sizes in bytes. Dropped without [`PreparedResizes::commit`], they
+/// are cancelled.
 struct PreparedResizes(Vec<(Source, u64)>);
 
 impl PreparedResizes {
@@ -280,8 +281,8 @@ impl Drop for PreparedResizes {
     }
 }
 
-/// Logs file system and volume signatures of a newly opened device, so that the operator notices a wrong one.
-/// The device is served anyway: its signatures normally come from the hosts that use it.
+/// Logs file system and volume signatures of a newly opened block device, so that the operator notices a
+/// wrong one. The device is served anyway: its signatures normally come from the hosts that use it.
 fn log_signatures(plan: &DiskPlan) {
     let (DiskKind::File { path, .. } | DiskKind::Ng { path, .. }) = &plan.kind else { return };
     let block = spindle_disk::ng::look_at(path).map_or_else(|_| path.clone(), |location| location.block_path);
@@ -294,7 +295,8 @@ fn log_signatures(plan: &DiskPlan) {
     }
 }
 
-/// Checks the open disk against `medium_id`. Logs the name of a new disk's medium, for use as `medium_id`.
+/// Checks the open disk against `medium_id` of the plan. If `is_new`, logs the first name of the medium, for
+/// use as `medium_id`.
 fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), SnapshotError> {
     let ids = disk.medium_ids();
     check_medium_id(&plan.name, plan.medium_id.as_deref(), &ids)?;
@@ -336,7 +338,7 @@ fn open_drive(
     Ok(Some(drive.disk(name, namespace)?))
 }
 
-/// Allocates the RAM disk's memory on a thread, which ends when the disk is dropped.
+/// Allocates the RAM disk's memory on a thread, which ends when that is done or the disk is dropped.
 fn populate(name: &str, disk: &Arc<RamDisk>) {
     let (name, disk) = (name.to_owned(), Arc::downgrade(disk));
     let disk_name = name.clone();
@@ -365,7 +367,7 @@ fn populate(name: &str, disk: &Arc<RamDisk>) {
     }
 }
 
-/// Opens or creates the disk without delay and cache. `None`: its drive or far target is absent.
+/// Opens or creates the disk without delay and cache. `None`: its drive or far target is not in `opened`.
 fn open_disk(
     plan: &DiskPlan,
     drives: &dyn DriveSource,
@@ -419,7 +421,7 @@ fn open_disk(
     Ok(Some(disk))
 }
 
-/// Wraps the disk in the delay of its `[disk.delay]`.
+/// Puts the delay layer of `[disk.delay]`, if there is one, in front of the disk.
 fn with_delay(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     match &plan.delay {
         Some(delay) => Ok(DelayDisk::new(disk, delay)?),
@@ -427,9 +429,10 @@ fn with_delay(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     }
 }
 
-/// Wraps the disk in a cache layer, which is empty without `[disk.cache]` so that a reload can add a cache.
+/// Puts a cache layer in front of the disk, also without `[disk.cache]`, so that a reload can add a cache. No
+/// layer for `ram` and `null`, and for `nvme` without `[disk.cache]`.
 fn with_cache(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
-    // An `nvme` disk has the lowest latency; without a cache its commands skip the cache layer.
+    // An `nvme` disk has the lowest latency; a layer would add to it.
     let can_get_cache = !matches!(plan.kind, DiskKind::Nvme { .. });
     if !plan.kind.can_have_cache() || plan.cache.is_none() && !can_get_cache {
         return Ok(disk);
@@ -437,7 +440,7 @@ fn with_cache(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     Ok(CachedDisk::new(disk, plan.cache.as_ref())?)
 }
 
-/// True for a missing file with `create`, and for an empty file.
+/// Whether the file gets its configured size: a missing file with `create`, or an empty file.
 fn needs_initial_size(path: &Path, create: bool) -> bool {
     match machine::path_state(path) {
         Ok(PathState::Missing { .. }) => create,

@@ -96,7 +96,8 @@ impl Node {
         }
     }
 
-    /// As [`Node::find`], with `T::default()` instead of `None`: after an error the plan is not used.
+    /// As [`Node::find`], with `T::default()` instead of `None`. For keys with a fixed default that is the
+    /// case only after an error, and then the plan is not used.
     pub fn get<T: FromValue + Default>(&self, name: &str) -> T {
         self.find(name).map(|at| at.value).unwrap_or_default()
     }
@@ -111,17 +112,21 @@ impl Node {
         if let State::Given(leaf) = self.state(name) { Some(&leaf.location) } else { None }
     }
 
-    /// Records an error for a key that the file does not set.
+    /// Records an error for a key: at its value if the file sets it, else at the section.
     pub fn refuse(&self, name: &str, errors: &Errors, allowed: impl Into<String>) {
-        self.location.inside(name).refuse(errors, allowed);
+        match self.location_of(name) {
+            Some(location) => location.refuse(errors, allowed),
+            None => self.location.inside(name).refuse(errors, allowed),
+        }
     }
 
-    /// True if the file does not set the key, whether validly or not.
+    /// True if the file does not set the key. False if the value is invalid or a required key is missing: the
+    /// error is recorded.
     pub fn is_absent(&self, name: &str) -> bool {
         matches!(self.state(name), State::Absent | State::Preset(_))
     }
 
-    /// The single section of this name; with defaults if the file leaves it out.
+    /// The section of this name that may be there once; with defaults if the file leaves it out.
     pub fn section(&self, name: &str) -> &Node {
         let first = self.sections(name).first();
         first.unwrap_or_else(|| {

@@ -45,7 +45,7 @@ fn add(disk: &NewDisk, rpc: Rpc<'_>) -> Output {
         NewDisk::Ram(disk) => ("bdev_malloc_create", memory(disk)?),
         NewDisk::Null(disk) => ("bdev_null_create", memory(disk)?),
         NewDisk::File { name, path, block_size, read_only } => {
-            // The working directory of the target is another one.
+            // The target may have another working directory.
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
             let path = path.to_str().ok_or_else(|| {
                 let shown = path.display().to_string();
@@ -95,7 +95,7 @@ fn memory(MemoryDisk { name, size, block_size }: &MemoryDisk) -> Result<Value, C
     Ok(json!({ "name": name, "num_blocks": bytes / block, "block_size": block }))
 }
 
-/// The kind of an open disk.
+/// The kind of an open disk; an error for a disk that is not open.
 fn kind_of(name: &str, rpc: Rpc<'_>) -> Result<String, CallError> {
     let disks = rpc("bdev_get_bdevs", json!({ "name": name }))?;
     let kind = disks[0]["driver_specific"]["spindle"]["kind"].as_str();
@@ -161,7 +161,8 @@ fn attached_disks(rpc: Rpc<'_>) -> Result<Vec<String>, CallError> {
     Ok(attached.filter_map(|disk| disk["name"].as_str().map(str::to_owned)).collect())
 }
 
-/// Controller name for `bdev_nvme_detach_controller`; an error if that would also remove another disk.
+/// Controller name for `bdev_nvme_detach_controller`; an error if `name` is not like `NAMEn1`, or if the call
+/// would also remove another disk.
 fn controller<'a>(name: &'a str, attached: &[String]) -> Result<&'a str, CtlError> {
     let Some(controller) = controller_of(name) else {
         let allowed = format!("no method removes a drive that is not named like NAMEn1; {EDIT_FILE_HINT}");

@@ -46,7 +46,7 @@ impl Queue {
         (Queue { entries, lost: Arc::clone(&lost) }, QueueWriter { received, lost, written: 0 })
     }
 
-    /// Waits until all lines queued so far are written, at most `wait_max`. False: they are not.
+    /// Waits until all lines queued so far are written, at most `wait_max`. False: the time was too short.
     pub(super) fn flush(&self, wait_max: Duration) -> bool {
         let end = Instant::now() + wait_max;
         let (mark, reached) = sync_channel(1);
@@ -63,7 +63,7 @@ impl Queue {
     }
 }
 
-/// Puts each write, which is a line, into the queue; never blocks.
+/// Puts each write, which is a line, into the queue, or counts it as lost if the queue is full; never blocks.
 pub(super) struct LineWriter<'a>(&'a Queue);
 
 impl Write for LineWriter<'_> {
@@ -97,7 +97,7 @@ pub(super) struct QueueWriter {
 
 impl QueueWriter {
     /// Writes lines to `out` until all senders are dropped. Calls `on_lost` with the number of lines lost
-    /// since the last call, at the position in the output where they are missing.
+    /// since the last call, after the lines that were queued when they were lost.
     pub(super) fn run(mut self, out: &mut impl Write, on_lost: &mut dyn FnMut(u64)) {
         loop {
             let entry = match self.received.try_recv() {
@@ -129,7 +129,8 @@ impl QueueWriter {
         }
     }
 
-    /// Lines are lost while the queue is full, so the report comes after the lines that were queued then.
+    /// Calls `on_lost` if lines were lost. Lines are lost while the queue is full, so the report comes after
+    /// the lines that were queued then.
     fn report_lost(&mut self, on_lost: &mut dyn FnMut(u64)) {
         self.written = 0;
         let lost = self.lost.swap(0, Ordering::Relaxed);
@@ -146,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    /// Standard error of which each write waits until somebody has read.
+    /// Standard error whose writes each wait for a permit from `read`.
     struct Pipe {
         permits: Receiver<()>,
         written: Sender<String>,
@@ -181,7 +182,7 @@ mod tests {
             line(&queue, &number.to_string());
         }
         assert!(!queue.flush(Duration::from_millis(20)), "no reader");
-        // All of it is read from now on: a permit for each write that there can be.
+        // From now on all is read: a permit for each write that can come.
         (0..40).for_each(|_| read.send(()).expect("the thread waits"));
         assert!(queue.flush(Duration::from_secs(20)));
         line(&queue, "later");

@@ -1,14 +1,15 @@
 //! `spindle nvme bind`: binds drives to `vfio-pci`.
 //!
-//! All drives are checked before anything is changed. Then each drive is bound separately:
+//! All drives are checked before any is bound. Then each drive is bound separately:
 //!
 //! ```text
-//!   vfio-pci > driver_override      only vfio-pci may bind to it
-//!   address  > driver/unbind        unbind the kernel's driver
+//!   vfio-pci > driver_override      only vfio-pci may bind to the drive
+//!   address  > driver/unbind        unbind the kernel's driver, if one is bound
 //!   address  > drivers_probe        vfio-pci binds; verified afterwards
 //! ```
 //!
-//! If a step fails, the previous override and driver are restored.
+//! If a step fails, the previous override and driver of that drive are restored; drives bound before it stay
+//! bound.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +22,13 @@ use super::uses::UseKind;
 use super::{NvmeError, Out, PROBE, not_root, persist, refusal, run_step, undo, unique};
 use crate::cli::NvmeBindArgs;
 
-/// How often the state of a drive that appeared is polled, 100 ms apart. A drive that takes longer to become
-/// ready (CAP.TO may be longer) is not bound by its rule.
+/// Most polls of the state of a drive that appeared, 100 ms apart (10 s in all). A drive that takes longer to
+/// become ready (CAP.TO may be longer) is not bound by its rule.
 const READY_POLLS_MAX: u32 = 100;
 
 /// # Errors
-/// [`NvmeError`]: the refusals, with nothing changed; or the failed step and the state of the drive.
+/// [`NvmeError`]: the refusals, with no drive bound; or the failed step and the state of the drives; or fewer
+/// huge pages than `--huge-pages` asks for.
 pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(), NvmeError> {
     let addresses = unique(&args.addresses);
     if args.from_rule {
@@ -83,7 +85,7 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
 
 /// Changes besides binding.
 struct Plan {
-    /// Reserved and wanted number of huge pages for each sysfs file of [`persist::plan_pages`].
+    /// Reserved and wanted number of huge pages, by sysfs file: result of [`persist::plan_pages`].
     pages: BTreeMap<String, (u64, u64)>,
     /// Path of the program that the udev rules run; `None` without `--persist`.
     program: Option<String>,
@@ -142,7 +144,7 @@ impl Plan {
         more.map(|(file, (_, wanted))| Step::echo(file.clone(), wanted.to_string())).collect()
     }
 
-    /// The steps that write the files in /etc that are missing or differ.
+    /// The steps that write the files in /etc that are missing or differ; none without `--persist`.
     fn persist_steps(&self, root: &Root, drives: &[&Drive]) -> Vec<Step> {
         let Some(program) = &self.program else { return Vec::new() };
         let mut steps: Vec<Step> = Vec::new();
@@ -193,7 +195,7 @@ fn module_steps(root: &Root, drives: &[&Drive]) -> Vec<Step> {
     if is_needed && !is_there { vec![Step::Load(VFIO)] } else { Vec::new() }
 }
 
-/// The steps that bind a drive to vfio-pci.
+/// The steps that bind a drive to vfio-pci, which is loaded.
 fn bind_steps(drive: &Drive) -> Vec<Step> {
     let address = drive.address.to_string();
     let mut steps = vec![Step::echo(format!("{}/driver_override", folder(&drive.address)), VFIO)];
@@ -204,7 +206,8 @@ fn bind_steps(drive: &Drive) -> Vec<Step> {
     steps
 }
 
-/// Opens the disks of each drive exclusively, so that nothing uses them until the kernel's driver is unbound.
+/// Opens the disks of each drive exclusively, so that none can be mounted or become part of a volume until
+/// the kernel's driver is unbound. The handles are in the order of `drives`.
 fn open_disks(machine: &dyn Machine, drives: &[&Drive]) -> Result<Vec<Vec<ExclusiveHandle>>, NvmeError> {
     let mut held = Vec::new();
     for drive in drives {
@@ -219,7 +222,7 @@ fn open_disks(machine: &dyn Machine, drives: &[&Drive]) -> Result<Vec<Vec<Exclus
     Ok(held)
 }
 
-/// Binds a drive to vfio-pci, or restores its previous state.
+/// Binds a drive to vfio-pci, or restores its previous driver and override. `held` are the open disks.
 fn bind(
     machine: &dyn Machine,
     drive: &Drive,
@@ -234,7 +237,8 @@ fn bind(
     }
     for step in bind_steps(drive) {
         if matches!(&step, Step::Echo { path, .. } if path == PROBE) {
-            // Unbound, so the disks no longer exist. An open handle would keep the disk's number from reuse.
+            // The kernel's driver is unbound, so the disks no longer exist. An open handle would keep the
+            // disk's number from reuse.
             held.clear();
         }
         if let Err(error) = run_step(machine, &step, out) {
@@ -250,7 +254,7 @@ fn bind(
     Err(NvmeError::failed("bind", &step, &error, &roll_back(machine, drive, out)))
 }
 
-/// Restores the previous override and driver; returns a sentence on the resulting state.
+/// Restores the previous override and driver; returns the drive's [`state`](super::state).
 fn roll_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     let address = drive.address.to_string();
     let before = drive.driver_override.clone().unwrap_or_default();
@@ -280,7 +284,8 @@ fn no_drive(root: &Root, address: &PciAddress, all: &[Drive]) -> String {
     }
 }
 
-/// The reasons that forbid to bind a drive.
+/// The refusals of a drive because of its driver, driver override, IOMMU group or uses; none if vfio-pci is
+/// bound already. `together` are the drives of the same command.
 fn check_drive(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
     let mut refusals = Vec::new();
     if drive.is_bound_to(VFIO) {
@@ -318,8 +323,8 @@ fn check_drive(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<Strin
 }
 
 /// Refuses a drive with signatures of a file system, volume or partition table, even when it is not in use.
-/// Not applied by the boot rule: its drive was accepted when the rule was made, and hosts have written to it
-/// since.
+/// Not applied with `--force`, and not by the udev rule: its drive was accepted when the rule was made, and
+/// hosts may have written to it since.
 fn check_signatures(drive: &Drive) -> Vec<String> {
     if drive.is_bound_to(VFIO) {
         return Vec::new();
@@ -329,8 +334,8 @@ fn check_signatures(drive: &Drive) -> Vec<String> {
     drive.signatures.iter().map(|found| refusal(drive.address, "holds", found, allowed)).collect()
 }
 
-/// The other functions of the drive's IOMMU group that are bound to a kernel driver, with that driver. VFIO
-/// refuses such a group.
+/// The other functions of the drive's IOMMU group that keep a kernel driver, with that driver: VFIO refuses
+/// such a group. Leaves out bridges and the drives of `together`.
 fn kernel_functions(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
     let Some(group) = &drive.group else { return Vec::new() };
     let names = root.names(&format!("{}/iommu_group/devices", folder(&drive.address)));
@@ -355,7 +360,7 @@ fn kernel_functions(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<
     found
 }
 
-/// How to turn the IOMMU on, for this machine's processor.
+/// The refusal's text for a drive without an IOMMU group, with how to turn the IOMMU on.
 fn iommu_advice(root: &Root) -> String {
     if !root.names("/sys/kernel/iommu_groups").is_empty() {
         return "must be one: the machine's IOMMU does not cover this drive's slot".to_owned();
@@ -381,7 +386,8 @@ fn iommu_advice(root: &Root) -> String {
     )
 }
 
-/// Refuses a drive whose serial number is not that of its rule.
+/// Refuses a drive whose serial number is not that of its rule. A rule without a serial number accepts any
+/// drive.
 fn check_serial(root: &Root, drive: &Drive) -> Option<String> {
     if drive.is_bound_to(VFIO) {
         return None;
@@ -395,8 +401,9 @@ fn check_serial(root: &Root, drive: &Drive) -> Option<String> {
     (!is_wanted).then(|| refusal(drive.address, "serial", found, &allowed))
 }
 
-/// Waits until the kernel's driver has read the serial number of each drive: a rule runs when the drive
-/// appears, which may be earlier. Without a serial number in the rule there is no wait.
+/// Waits until each drive with a serial number in its rule is `live` with the kernel's driver, which has then
+/// read the serial number: a rule runs when the drive appears, which may be earlier. Binds the kernel's
+/// driver to a drive without a driver, and gives up after [`READY_POLLS_MAX`] polls.
 fn wait_until_ready(machine: &dyn Machine, addresses: &[PciAddress], out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     for address in addresses.iter().filter(|address| persist::serial(root, address).is_some()) {

@@ -1,7 +1,7 @@
 //! [`Step`]: one change to the machine, printed as the shell command that does the same; and [`Machine`],
 //! which applies it.
 //!
-//! All steps are collected before the first is applied, so that `--dry-run` prints exactly those.
+//! `bind` and `unbind` collect steps before they apply them; `--dry-run` prints them instead.
 
 use std::any::Any;
 use std::fmt;
@@ -21,7 +21,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(100);
 pub enum Step {
     /// `modprobe` a module.
     Load(&'static str),
-    /// Writes a value to a sysfs file. An empty value clears it.
+    /// Writes a value to a sysfs file. An empty value clears `driver_override`.
     Echo {
         path: String,
         value: String,
@@ -62,7 +62,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// Whether somebody uses a device.
+/// Whether a device is in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Busy {
     No,
@@ -71,10 +71,10 @@ pub enum Busy {
     Unknown(String),
 }
 
-/// A device that is open exclusively until this is dropped.
+/// A device that is open exclusively until the handle is dropped.
 pub type ExclusiveHandle = Box<dyn Any>;
 
-/// The machine that is inspected and changed; tests have a fake one.
+/// The machine that is inspected and changed. Tests have another implementation.
 pub trait Machine {
     fn root(&self) -> &Root;
 
@@ -84,7 +84,7 @@ pub trait Machine {
     /// The path of this executable, for udev rules.
     fn program(&self) -> io::Result<String>;
 
-    /// Whether a block device is open exclusively (`O_EXCL`): mounted, in a volume, or by a process.
+    /// Whether a block device is open exclusively (`O_EXCL`) by a mount, a volume or a process.
     fn probe_exclusive(&self, path: &str) -> Busy;
 
     /// Opens a block device exclusively, so that it cannot be mounted or become part of a volume.
@@ -93,14 +93,14 @@ pub trait Machine {
     /// Those of `open(2)`: `EBUSY` when the device is open exclusively already.
     fn open_exclusive(&self, path: &str) -> io::Result<ExclusiveHandle>;
 
-    /// Whether a process has a VFIO group open; a group can be open only once.
+    /// Whether a process has a VFIO group (`/dev/vfio/N`) open; a group can be open only once.
     fn probe_group(&self, path: &str) -> Busy;
 
     /// Sleeps for the poll period (100 ms).
     fn pause(&self);
 
     /// # Errors
-    /// Those of the system; the step then has no effect.
+    /// Those of the system, or the output of `modprobe`.
     fn apply(&self, step: &Step) -> io::Result<()>;
 }
 
@@ -112,7 +112,7 @@ impl ThisMachine {
         ThisMachine(Root::of_this_machine())
     }
 
-    /// Opens and closes a device; `EBUSY` means that it is in use.
+    /// Opens and closes a device. `EBUSY`: the device is in use.
     fn probe(&self, path: &str, flags: OFlags) -> Busy {
         match rustix::fs::open(self.0.at(path), flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
             Ok(_) => Busy::No,
@@ -163,7 +163,7 @@ impl Machine for ThisMachine {
     }
 }
 
-/// Runs `modprobe`; the error has its standard error.
+/// Runs `modprobe`. If it fails, the error is the text of its standard error.
 fn load(module: &str) -> io::Result<()> {
     let run = |program: &str| Command::new(program).arg(module).stdin(Stdio::null()).output();
     // After `su` without `-`, the search path may lack /sbin.

@@ -12,7 +12,7 @@ use super::uses::{DeviceUses, Use, UseKind};
 /// Mass storage, non-volatile memory, NVM Express I/O controller: PCI Code and ID Assignment 1.9.
 pub const NVME_CLASS: &str = "0x010802";
 
-/// The sysfs folder of PCI functions.
+/// The sysfs directory of PCI functions.
 const FUNCTIONS: &str = "/sys/bus/pci/devices";
 
 pub const NVME: &str = "nvme";
@@ -26,13 +26,13 @@ const SECTOR_BYTES: u64 = 512;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drive {
     pub address: PciAddress,
-    /// PCI vendor and device identifiers, four hexadecimal digits each.
+    /// PCI vendor and device identifiers, four hexadecimal digits each, or `????` if unknown.
     pub ids: (String, String),
     /// `None`: bound to no driver.
     pub driver: Option<String>,
     /// `driver_override` of sysfs: the only driver that may bind. `None`: any.
     pub driver_override: Option<String>,
-    /// IOMMU group; `None`: the machine has no IOMMU, or it is off.
+    /// IOMMU group; `None`: the machine has no IOMMU, it is off, or it does not cover the drive.
     pub group: Option<String>,
     /// NUMA node; `None`: the machine does not report one.
     pub node: Option<u64>,
@@ -41,11 +41,11 @@ pub struct Drive {
     /// `None` unless the kernel's driver is bound.
     pub serial: Option<String>,
     pub disks: Vec<Disk>,
-    /// Signatures of file systems, volumes and partition tables, as `ext4 on nvme0n1p1`.
+    /// Signatures of file systems, volumes and partition tables, such as `ext4 on nvme0n1p1`.
     pub signatures: Vec<String>,
-    /// Sorted by [`UseKind`], the most severe first.
+    /// Sorted in the order of [`UseKind`].
     pub uses: Vec<Use>,
-    /// The check for uses that failed, and why.
+    /// A check for uses that failed, and why; `None`: all succeeded.
     pub unknown: Option<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct Disk {
 }
 
 impl Drive {
-    /// Sum of its disks; `None` without any, as when vfio-pci is bound.
+    /// Capacity of all disks; `None` without a disk, such as when vfio-pci is bound.
     pub fn bytes(&self) -> Option<u64> {
         let sum = self.disks.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.bytes));
         (!self.disks.is_empty()).then_some(sum)
@@ -67,7 +67,7 @@ impl Drive {
         self.driver.as_deref() == Some(driver)
     }
 
-    /// The character device of its IOMMU group.
+    /// The character device of the drive's IOMMU group.
     pub fn group_path(&self) -> Option<String> {
         self.group.as_ref().map(|group| format!("/dev/vfio/{group}"))
     }
@@ -88,12 +88,12 @@ impl Drive {
     }
 }
 
-/// The sysfs folder of a PCI function.
+/// The sysfs directory of a PCI function.
 pub fn folder(address: &PciAddress) -> String {
     format!("{FUNCTIONS}/{address}")
 }
 
-/// PCI class code, as `0x010802`; `None`: no such function.
+/// PCI class code, such as `0x010802`; `None`: no such function.
 pub fn class(root: &Root, address: &PciAddress) -> Option<String> {
     root.value(&format!("{}/class", folder(address)))
 }
@@ -154,7 +154,8 @@ fn read_drive(machine: &dyn Machine, users: &DeviceUses, address: PciAddress) ->
     drive
 }
 
-/// The disks of a controller. With multipath its folder has a path, `nvme0c1n1`; the disk is `nvme0n1`.
+/// The disks of a controller. With multipath the controller's directory has a path, `nvme0c1n1`; the disk is
+/// `nvme0n1`.
 fn disks(root: &Root, controller: &str) -> Vec<Disk> {
     let mut disks: Vec<Disk> = Vec::new();
     for name in root.names(controller).iter().filter_map(|name| disk_name(name)) {
@@ -208,7 +209,7 @@ fn signatures(root: &Root, disk: &str) -> Vec<String> {
     found
 }
 
-/// Signatures found on a block device; empty when it cannot be read (not root).
+/// Signatures found on a block device; empty when the device cannot be read, as by a user other than root.
 fn read_signatures(root: &Root, name: &str) -> Vec<&'static str> {
     let sectors = root.number(&format!("/sys/class/block/{name}/size")).unwrap_or(0);
     let Ok(mut device) = File::open(root.at(&format!("/dev/{name}"))) else { return Vec::new() };
@@ -226,7 +227,7 @@ fn add_disk_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
         uses.extend(users.writers(&format!("/dev/{passthrough}"), device.as_deref()));
         match machine.probe_exclusive(&format!("/dev/{}", disk.name)) {
             Busy::No => {}
-            // A use that was found already explains it.
+            // A use that was found already explains why the disk is open exclusively.
             Busy::Yes if uses.iter().any(|found| found.kind < UseKind::Exclusive) => {}
             Busy::Yes => {
                 let what = "by somebody else".to_owned();
@@ -241,7 +242,7 @@ fn add_disk_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
     drive.uses.sort_unstable();
 }
 
-/// Adds processes that have the drive's VFIO group or VFIO device open.
+/// Adds processes that have the drive's VFIO group or VFIO device open, if vfio-pci is bound.
 fn add_vfio_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
     let Some(group) = drive.group_path().filter(|_| drive.is_bound_to(VFIO)) else { return };
     let devices = machine.root().names(&format!("{}/vfio-dev", folder(&drive.address)));

@@ -59,7 +59,7 @@ fn in_use(drive: &Drive) -> String {
     lines.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n")
 }
 
-/// `None`: no use was found, and a check failed.
+/// Whether a use was found; `None`: none was found, and a check failed.
 fn is_in_use(drive: &Drive) -> Option<bool> {
     let is_used = !drive.uses.is_empty();
     (is_used || drive.unknown.is_none()).then_some(is_used)

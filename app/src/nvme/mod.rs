@@ -3,13 +3,17 @@
 //! ```text
 //!   list ─┐
 //!   bind ─┼─ drive (what the kernel reports) ── uses (mounts, volumes, processes)
-//! unbind ─┘        └─ root (files)               change (steps) ── persist (files in /etc)
+//! unbind ─┤
+//!         ├─ persist (files in /etc) ─┐
+//!         └───────────────────────────┴─ change (steps, and Machine, which applies them)
 //! ```
+//!
+//! `drive`, `uses`, `persist` and `change` read and write files through `root`.
 //!
 //! `vfio-pci` maps a drive's registers into a process and restricts the drive's DMA to memory that the
 //! process has mapped, which needs an IOMMU. Unbinding the kernel's driver removes its block devices, and a
-//! mounted file system on them would lose writes. So all kinds of use are checked, and a failed check refuses
-//! the bind.
+//! mounted file system on them would lose writes. So `bind` checks for mounts, volumes and processes, and a
+//! failed check refuses the bind.
 //!
 //! It does not change the kernel command line or the firmware, and formats nothing.
 
@@ -53,7 +57,7 @@ impl NvmeError {
     }
 }
 
-/// The message of one refusal. With any refusal nothing is changed.
+/// The message of one refusal. With any refusal no drive is bound or unbound.
 fn refusal(what: impl Display, field: &str, value: impl Display, allowed: &str) -> String {
     format!("{what}: {field} = {}: {allowed}", printable(&value.to_string()))
 }
@@ -75,7 +79,7 @@ fn print(steps: &[Step], out: Out<'_>) {
     steps.iter().for_each(|step| out(step.to_string()));
 }
 
-/// Runs steps that undo others, and continues after a failure; returns the drive's [`state`].
+/// Runs steps that undo others, and continues after a failure; returns the resulting [`state`] of the drive.
 fn undo(machine: &dyn Machine, steps: &[Step], address: &PciAddress, out: Out<'_>) -> String {
     for step in steps {
         if let Err(error) = run_step(machine, step, out) {

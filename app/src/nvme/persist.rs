@@ -10,7 +10,7 @@
 //! Debian's initramfs loads `nvme` before the rule exists, so at boot the kernel's driver is bound when udev
 //! reports the drive again. The address may belong to another drive by then, even the root disk: added cards
 //! change bus numbers. So the rule does not write to sysfs itself. It runs this program, which checks again
-//! for uses of the drive, and checks its serial number.
+//! for uses of the drive, and compares the serial number with that in the rule, if it has one.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ const RULE_SUFFIX: &str = ".rules";
 const MODULES: &str = "/etc/modules-load.d/spindle-nvme.conf";
 const SYSCTL: &str = "/etc/sysctl.d/90-spindle-nvme.conf";
 const TMPFILES: &str = "/etc/tmpfiles.d/spindle-nvme.conf";
-/// Start of each file. [`remove_steps`] removes the shared files only if they have it.
+/// Start of each file. [`remove_steps`] removes a shared file only if the file starts with this.
 const HEADER: &str = "# Made by `spindle nvme bind --persist`";
 const SERIAL_PREFIX: &str = "# serial: ";
 
@@ -45,7 +45,7 @@ pub fn is_persistent(root: &Root, address: &PciAddress) -> bool {
     root.has(&rule_path(address))
 }
 
-/// The serial number in the rule of a drive; `None`: no rule, or the number was unknown.
+/// The serial number in the rule of a drive; `None`: no rule, or a rule without a serial number.
 pub fn serial(root: &Root, address: &PciAddress) -> Option<String> {
     let text = root.text(&rule_path(address))?;
     text.lines().find_map(|line| line.strip_prefix(SERIAL_PREFIX)).map(str::to_owned)
@@ -58,7 +58,8 @@ pub fn is_valid_program(program: &str) -> bool {
 }
 
 /// The steps that write the drive's rule and the list of modules, if they are missing or differ. `serial` is
-/// from the kernel's driver; without it (vfio-pci is bound) an existing rule keeps its serial number.
+/// what the kernel's driver reports; with `None` (vfio-pci is bound) an existing rule keeps its serial
+/// number.
 pub fn rule_steps(root: &Root, address: &PciAddress, serial: Option<&str>, program: &str) -> Vec<Step> {
     let known = serial.map(printable).or_else(|| self::serial(root, address));
     let mut rule = format!("{HEADER}; `spindle nvme unbind {address}` removes it.\n");
@@ -77,8 +78,8 @@ pub fn rule_steps(root: &Root, address: &PciAddress, serial: Option<&str>, progr
         .collect()
 }
 
-/// The step that reserves huge pages at boot; `None`: the file is there already. `files` are those of
-/// [`plan_pages`], each with its wanted number of pages.
+/// The step that writes the file which reserves huge pages at boot; `None`: the file has this content
+/// already. `files` are those of [`plan_pages`], each with its wanted number of pages.
 pub fn page_step(root: &Root, files: &[(String, u64)]) -> Option<Step> {
     let is_of_a_node = files.iter().any(|(path, _)| path.contains("/node/"));
     let several_nodes = root.has("/sys/devices/system/node/node1");
@@ -110,10 +111,11 @@ pub fn remove_steps(root: &Root, addresses: &[PciAddress]) -> Vec<Step> {
     paths.into_iter().chain(shared).map(|path| Step::Remove { path }).collect()
 }
 
-/// The file that reserves huge pages of 2 MiB on a machine without NUMA nodes.
+/// The file with the number of reserved huge pages of 2 MiB of the whole machine.
 const MACHINE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// The file with the number of reserved huge pages of a NUMA node, or of the machine.
+/// The file with the number of reserved huge pages of a NUMA node, or of the machine if `node` is `None` or
+/// has no such file.
 fn pages_file(root: &Root, node: Option<u64>) -> String {
     let of_node = node
         .map(|node| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages"));
@@ -126,11 +128,11 @@ pub fn node_name(file: &str) -> String {
     node.map_or_else(|| "the machine".to_owned(), |node| format!("NUMA node {node}"))
 }
 
-/// For the NUMA node of each drive, the file with its reserved and its wanted number of huge pages: at least
-/// `wanted`, never fewer than are reserved.
+/// For the NUMA node of each drive: the file with the node's number of reserved huge pages, that number, and
+/// the number to reserve, which is the larger of that number and `wanted`.
 ///
 /// # Errors
-/// The path of the missing file: the kernel has no huge pages of 2 MiB.
+/// The path of a file that cannot be read: the kernel has no huge pages of 2 MiB.
 pub fn plan_pages(
     root: &Root,
     drives: &[&Drive],

@@ -1,8 +1,8 @@
 //! [`Root`]: reads and writes files of the machine: sysfs, proc, `/dev`, `/etc`.
 //!
-//! All paths go through [`Root`], so that tests can use a folder instead of `/`. File contents are not
-//! trusted: invalid UTF-8 becomes replacement characters, long files are truncated, and a missing file is
-//! `None` or empty.
+//! All paths go through [`Root`], so that tests can use a directory instead of `/`. File contents are not
+//! trusted: invalid UTF-8 becomes replacement characters, files are read up to [`TEXT_BYTES_MAX`], and a
+//! missing file is `None` or empty.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, FileType, StatxFlags};
 /// Most bytes read of one file. Only a mount table could be this large.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
 
-/// The folder that is used as `/`.
+/// The directory that is used as `/`.
 #[derive(Debug, Clone)]
 pub struct Root(PathBuf);
 
@@ -27,19 +27,20 @@ impl Root {
         Root(folder)
     }
 
-    /// The real path of an absolute path of the machine.
+    /// The path to open for `path`, an absolute path of the machine.
     pub fn at(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// `None` when the file cannot be read.
+    /// The first [`TEXT_BYTES_MAX`] bytes of a file; `None` when the file cannot be read.
     pub fn text(&self, path: &str) -> Option<String> {
         let mut bytes = Vec::new();
         File::open(self.at(path)).ok()?.take(TEXT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The value of a sysfs attribute, trimmed; `None` when it is empty or cannot be read.
+    /// The value of a sysfs attribute without blanks and NULs at its ends; `None` when it is empty or cannot
+    /// be read.
     pub fn value(&self, path: &str) -> Option<String> {
         let value =
             self.text(path)?.trim_matches(|letter: char| letter.is_whitespace() || letter == '\0').to_owned();
@@ -51,7 +52,8 @@ impl Root {
         self.value(path)?.parse().ok()
     }
 
-    /// The names in a folder, sorted; empty when it cannot be read. Skips names that are not UTF-8.
+    /// The names in a directory, sorted; empty when the directory cannot be read. Skips names that are not
+    /// UTF-8.
     pub fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -60,13 +62,13 @@ impl Root {
         names
     }
 
-    /// The target of a symbolic link, not resolved; `None` for other files.
+    /// The target of a symbolic link as the link has it; `None` for other files.
     pub fn link(&self, path: &str) -> Option<String> {
         Some(fs::read_link(self.at(path)).ok()?.to_string_lossy().into_owned())
     }
 
     /// Type and number of the device at a path, after symbolic links: `b 259:0` for a block device, `c 10:1`
-    /// for a character device. Works for `/proc/PID/fd/N`.
+    /// for a character device; `None` for other files. Works for `/proc/PID/fd/N`.
     pub fn device(&self, path: &str) -> Option<String> {
         #[cfg(test)]
         if let Some(device) = self.value(&format!("/devices-of-the-test{path}")) {
@@ -98,7 +100,7 @@ impl Root {
         file.write_all(format!("{value}\n").as_bytes())
     }
 
-    /// Creates or replaces a file atomically, by a rename. Creates its folder if missing.
+    /// Creates or replaces a file atomically, by a rename. Creates its directory if missing.
     ///
     /// # Errors
     /// Those of the system; the file is unchanged.
@@ -116,7 +118,7 @@ impl Root {
             })
             .and_then(|()| fs::rename(&new, &file));
         if made.is_err() {
-            // Fails when it was not created.
+            // Fails when the new file was not created.
             let _ = fs::remove_file(&new);
         }
         made

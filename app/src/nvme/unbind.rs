@@ -10,7 +10,7 @@ use super::{NvmeError, Out, PROBE, not_root, persist, refusal, run_step, undo, u
 use crate::cli::NvmeUnbindArgs;
 
 /// # Errors
-/// [`NvmeError`]: the refusals, with nothing changed; or the failed step and the state of the drive.
+/// [`NvmeError`]: the refusals, with nothing changed; or the failed step and the state of the drives.
 pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     let addresses = unique(&args.addresses);
@@ -70,8 +70,8 @@ fn no_drive(address: &PciAddress, all: &[Drive]) -> String {
     refusal("spindle nvme unbind", "ADDRESS", address, &allowed)
 }
 
-/// The reasons that forbid to unbind a drive. Unbinding vfio-pci blocks until the process that uses the drive
-/// has closed it, so a use is refused.
+/// The refusals of a drive because of its driver or uses. Unbinding vfio-pci blocks until the process that
+/// uses the drive has closed the VFIO device, so with vfio-pci a use is refused.
 fn check_drive(drive: &Drive) -> Vec<String> {
     let address = drive.address;
     let mut refusals = Vec::new();
@@ -91,7 +91,8 @@ fn check_drive(drive: &Drive) -> Vec<String> {
     refusals
 }
 
-/// The steps that bind a drive to the kernel's driver; empty when it is bound and vfio-pci is no override.
+/// The steps that bind a drive to the kernel's driver; empty when it is bound and the override is not
+/// vfio-pci.
 fn unbind_steps(root: &Root, drive: &Drive) -> Vec<Step> {
     let address = drive.address.to_string();
     let mut steps = Vec::new();
@@ -111,7 +112,7 @@ fn unbind_steps(root: &Root, drive: &Drive) -> Vec<Step> {
     steps
 }
 
-/// Binds a drive to the kernel's driver, or restores its previous state.
+/// Binds a drive to the kernel's driver, or restores the previous override and vfio-pci.
 fn unbind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     let steps = unbind_steps(root, drive);
@@ -135,7 +136,8 @@ fn unbind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), Nvme
     Err(NvmeError::failed("unbind", &step, &error, &roll_back(machine, drive, out)))
 }
 
-/// Restores the previous override and driver; returns a sentence on the resulting state.
+/// Restores the previous override, and vfio-pci if an override named it; returns the drive's
+/// [`state`](super::state).
 fn roll_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     let root = machine.root();
     let mut steps = Vec::new();

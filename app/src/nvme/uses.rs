@@ -7,8 +7,8 @@
 //!
 //! mountinfo has the device number of a mounted file system. For btrfs and bcachefs that number belongs to no
 //! block device, so their devices are found by name; mountinfo names only one device of a btrfs, so the
-//! others come from `/sys/fs/btrfs`. Uses that are not detected here (ZFS, a mount in another namespace) are
-//! reported as [`UseKind::Exclusive`], since the kernel has the device open exclusively.
+//! others come from `/sys/fs/btrfs`. Uses that are not detected here (ZFS, a mount in another mount
+//! namespace) are reported as [`UseKind::Exclusive`], since the kernel has the device open exclusively.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,17 +21,17 @@ const LINKS_MAX: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UseKind {
     RootDisk,
-    /// A file system on it is mounted, or it is a member of a mounted btrfs or bcachefs.
+    /// A file system on the device is mounted, or the device is a member of a mounted btrfs or bcachefs.
     Mounted,
     Swap,
     Raid,
-    /// A volume of device-mapper (LVM, encryption) or another layer is on it.
+    /// A volume of device-mapper (LVM, encryption) or of another block layer is on the device.
     Volume,
     Loop,
     Exported,
-    /// Opened with `O_EXCL`: by a file system or volume manager of the kernel, or by a process.
+    /// The device is open with `O_EXCL`: by a file system or volume manager of the kernel, or by a process.
     Exclusive,
-    /// A process has it open for writing.
+    /// A process has the device open for writing.
     Open,
     /// A process has the drive's VFIO group or device open.
     Vfio,
@@ -89,7 +89,7 @@ pub struct Use {
     pub kind: UseKind,
     /// The used device: a block device, a character device, or a VFIO group.
     pub device: String,
-    /// The user: a mount point, a volume or a process, with its preposition.
+    /// The user with its preposition, such as `at /boot (ext4)` or `by pid 7 (dd)`; empty for swap.
     pub what: String,
 }
 
@@ -106,7 +106,7 @@ struct Mount {
     number: String,
     point: String,
     kind: String,
-    /// Names of the block devices in its source field, `nvme0n1p1`.
+    /// Names of the block devices in the source field, such as `nvme0n1p1`.
     sources: Vec<String>,
 }
 
@@ -114,13 +114,13 @@ struct Mount {
 #[derive(Debug)]
 struct OpenFile {
     path: String,
-    /// Type and number as [`Root::device`] has them, independent of the path.
+    /// Result of [`Root::device`]: type and number, independent of `path`.
     device: Option<String>,
     process: String,
     may_write: bool,
 }
 
-/// All uses of devices on the machine, read once.
+/// Mounts, swaps, volumes, exports and open devices of the machine, read once.
 #[derive(Debug)]
 pub struct DeviceUses {
     mounts: Vec<Mount>,
@@ -168,21 +168,21 @@ impl DeviceUses {
         }
     }
 
-    /// Uses of a block device and of the partitions and volumes on it; the most severe first.
+    /// Uses of a block device and of the partitions and volumes on it, in the order of [`UseKind`].
     pub fn of_disk(&self, root: &Root, disk: &str) -> Vec<Use> {
         let mut search = UseSearch { root, users: self, visited: BTreeSet::new(), uses: BTreeSet::new() };
         search.visit(disk);
         search.uses.into_iter().collect()
     }
 
-    /// Processes that have one of these files open, in any mode, each with the file.
+    /// (path, process) for each process that has one of `paths` open, in any mode.
     pub fn of_files<'a>(&'a self, paths: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
         let open = self.open.iter().filter(move |open| paths.contains(&open.path));
         open.map(|open| (open.path.as_str(), open.process.as_str()))
     }
 
-    /// Processes that have a device open for writing. They are found by the path and by the number (`device`,
-    /// see [`Root::device`]), since another device node may have the same number.
+    /// Processes that have a device open for writing. They are found by `path` and by `device`, type and
+    /// number as of [`Root::device`], since another device node may have the same number.
     pub fn writers(&self, path: &str, device: Option<&str>) -> Vec<Use> {
         let is_it = |open: &&OpenFile| {
             open.path == path || device.is_some_and(|device| open.device.as_deref() == Some(device))
@@ -205,7 +205,8 @@ impl DeviceUses {
 }
 
 impl DeviceUses {
-    /// Kernel targets that export a device, found by its path and by its number (`device`).
+    /// Kernel targets that export a device, found by `path` and by `device`, type and number as of
+    /// [`Root::device`].
     pub fn exporters(&self, root: &Root, path: &str, device: Option<&str>) -> Vec<Use> {
         let name = block_device(root, path);
         let is_it = |(its, number, _): &&(String, Option<String>, String)| {
@@ -242,15 +243,15 @@ struct UseSearch<'a> {
 }
 
 impl UseSearch<'_> {
-    /// Adds the uses of a device, its partitions and their holders. Visits each device once, so that a cycle
-    /// in sysfs cannot make it endless.
+    /// Adds the uses of a device, its partitions and the holders and loop devices on them. Visits each device
+    /// once, so that a cycle in sysfs cannot make the search endless.
     fn visit(&mut self, disk: &str) {
         let mut pending = vec![disk.to_owned()];
         while let Some(name) = pending.pop() {
             if !self.visited.insert(name.clone()) {
                 continue;
             }
-            // A partition is a subfolder of its disk, and is also in /sys/class/block itself.
+            // A partition is a subdirectory of its disk in sysfs, and has its own entry in /sys/class/block.
             let folder = format!("/sys/class/block/{name}");
             for child in self.root.names(&folder) {
                 if self.root.has(&format!("{folder}/{child}/partition")) {
@@ -332,6 +333,7 @@ fn mount(root: &Root, line: &str) -> Option<Mount> {
 }
 
 /// The name of the block device at a path in `/dev`, after symbolic links: `dm-0` for `/dev/mapper/root`.
+/// `None` for paths outside `/dev`. Does not check that the device exists.
 fn block_device(root: &Root, path: &str) -> Option<String> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
@@ -358,7 +360,7 @@ fn resolve(folder: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// Decodes the octal escapes of proc, as `\040` for a blank.
+/// Decodes the octal escapes of proc, such as `\040` for a blank.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -382,6 +384,7 @@ fn unescape(text: &str) -> String {
 }
 
 /// Devices that processes have open. A path with one of `PREFIXES` counts even if its type cannot be read.
+/// Descriptors of processes that this user cannot inspect are missing.
 fn open_files(root: &Root) -> Vec<OpenFile> {
     const PREFIXES: [&str; 6] = ["/dev/nvme", "/dev/ng", "/dev/vfio/", "/dev/dm-", "/dev/md", "/dev/loop"];
     let mut found = Vec::new();

@@ -9,14 +9,14 @@ use serde_json::{Map, Value, json};
 
 use super::wire::{self, Parsed};
 
-/// Longest wait for a response, and timeout of each read and write.
+/// Timeout of each read and write. A response that is incomplete after this time is an error too.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// No response, or not a JSON-RPC response; with the path of the socket.
+    /// The socket cannot be used, or gave no JSON-RPC response; with the path of the socket.
     #[error("{0:?}: {1}")]
-    MethodResult(PathBuf, String),
+    NoResponse(PathBuf, String),
     /// The target's error message.
     #[error("{0}")]
     Refused(String),
@@ -25,7 +25,7 @@ pub enum CallError {
 /// Calls a method of the target whose control socket is at `path`; waits for its result.
 pub fn call(path: &Path, method: &str, params: Map<String, Value>) -> Result<Value, CallError> {
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-    let failed = |what: String| CallError::MethodResult(path.to_owned(), what);
+    let failed = |what: String| CallError::NoResponse(path.to_owned(), what);
     let wrong = |what: &str| failed(format!("not an answer of spindle serve: {what}"));
     let answer = exchange(path, &request).map_err(|error| {
         failed(format!(

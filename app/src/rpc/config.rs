@@ -1,4 +1,5 @@
-//! `framework_get_config`: the method calls that create the current configuration.
+//! `framework_get_config`: the method calls that create the current disks (`bdev`), or the current
+//! transports, subsystems and referrals (`nvmf`), without settings that these methods lack.
 
 use serde_json::{Value, json};
 use spindle_target::snapshot::AllowedHosts;
@@ -22,7 +23,8 @@ fn call(method: &str, params: Value) -> Value {
     json!({ "method": method, "params": params })
 }
 
-/// Controller name of a disk: without `n1` if the disk was added by `bdev_nvme_attach_controller`.
+/// Controller name of a disk: its name without the suffix `nNSID` that `bdev_nvme_attach_controller` appends;
+/// the whole name if it has no such suffix.
 fn controller(disk: &DiskPlan, namespace: u32) -> &str {
     disk.name.strip_suffix(&format!("n{namespace}")).unwrap_or(&disk.name)
 }

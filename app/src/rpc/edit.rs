@@ -34,12 +34,12 @@ pub struct Edit<'a> {
 }
 
 impl Edit<'_> {
-    /// The top-level `[[name]]` sections; creates an empty list.
+    /// The top-level `[[name]]` sections; an empty list if there are none.
     pub fn sections(&mut self, name: &str) -> &mut ArrayOfTables {
         sections(self.document.as_table_mut(), name)
     }
 
-    /// The planned subsystem of the parameter `nqn`.
+    /// The subsystem of the parameter `nqn` in the plan before the edit; an error if there is none.
     fn subsystem(&self, args: &Args) -> Result<&SubsystemPlan, Failure> {
         let nqn = args.nqn("nqn");
         let found = self.plan.subsystems.iter().find(|subsystem| Some(subsystem.nqn) == nqn);
@@ -67,7 +67,7 @@ pub fn str_value<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
     table.get(key)?.as_str()
 }
 
-/// The `[[name]]` sections in `table`; creates an empty list.
+/// The `[[name]]` sections in `table`; an empty list if there are none.
 pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
     // An inline array of tables becomes `[[name]]` sections.
     if table.get(name).is_some_and(|item| !item.is_array_of_tables()) {
@@ -81,8 +81,8 @@ pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
     }
 }
 
-/// The error for an unknown name: suggests a similar one, or `listed`, which names the method that lists
-/// them.
+/// The error for an unknown name in the parameter `field`: suggests a similar one of `names`, or has
+/// `listed`, which names the method that lists them.
 pub fn unknown_name(args: &Args, field: &str, noun: &str, names: &[String], listed: &str) -> Failure {
     let given = args.text(field).unwrap_or_default();
     let meant = did_you_mean(given, names.iter().map(String::as_str), || listed.to_owned());
@@ -97,7 +97,7 @@ pub fn set_value(table: &mut Table, key: &str, mut item: Item) {
     table.insert(key, item);
 }
 
-/// Copies string and integer parameters to keys; `names` are (parameter, key).
+/// Copies the string and integer parameters that are set to keys; `names` are (parameter, key).
 pub fn copy_params(args: &Args, table: &mut Table, names: &[(&str, &str)]) {
     for (from, to) in names {
         let text = args.text(from).map(value);

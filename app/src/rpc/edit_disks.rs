@@ -16,7 +16,7 @@ type MethodResult = Result<Value, Failure>;
 
 const MIB: u64 = 1 << 20;
 
-/// A `[[disk]]` section with name and kind; the name must be unused.
+/// A `[[disk]]` section with name and kind, not added yet; an error if there is a disk of this name.
 fn disk(edit: &Edit<'_>, args: &Args, name: &str, kind: &str) -> Result<Table, Failure> {
     if edit.plan.disk(name).is_some() {
         return Err(args.refuse("name", format!("there is a disk {name:?}; it must be a new name")));
@@ -45,7 +45,7 @@ fn set_size(args: &Args, table: &mut Table) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Adds a disk of `kind`, `ram` or `null`.
+/// Adds a disk of `kind`, `ram` or `null`; without the parameter `name` as `Malloc0` and so on.
 pub fn create(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
     let free = || (0..).map(|at| format!("Malloc{at}")).find(|name| edit.plan.disk(name).is_none());
     let name = args.text("name").map(str::to_owned).or_else(free).unwrap_or_default();
@@ -119,8 +119,8 @@ pub fn resize(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
     Ok(json!(true))
 }
 
-/// Adds, changes or (size 0) removes the cache of a disk. Its values are validated with the new
-/// configuration.
+/// Adds, changes or (size 0) removes the cache of a disk. The values are validated with the new
+/// configuration; parameters that are not set keep the keys as they are.
 pub fn cache(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let name = disk_of_kind(edit, args, &["file", "ng", "nvme", "remote"])?;
     let bytes = args.whole("size").unwrap_or(0);
@@ -182,7 +182,8 @@ pub fn attach(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     Ok(json!([name]))
 }
 
-/// `NAME` of a disk `NAMEn1`, the name under which its controller was attached.
+/// `NAME` of a disk `NAMEn1`, the name under which its controller was attached; `None` if `disk` does not end
+/// with `n` and digits.
 pub fn controller_of(disk: &str) -> Option<&str> {
     let (controller, nsid) = disk.rsplit_once('n')?;
     (!nsid.is_empty() && nsid.bytes().all(|digit| digit.is_ascii_digit())).then_some(controller)

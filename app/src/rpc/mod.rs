@@ -16,9 +16,9 @@
 //! | `server` | the socket and its clients |
 //! | `client` | client for `spindle ctl` and `spindle status` |
 //!
-//! Cores are not involved: methods read their counters.
+//! Reads send no message to a core: they use the counters that the cores keep.
 //!
-//! Limits: 128 clients, 1 MiB per request. A client with unread responses is not received from.
+//! Limits: 128 clients, about 1 MiB per request. A client with unread responses is not received from.
 
 pub mod client;
 mod config;
@@ -79,9 +79,10 @@ fn excerpt(value: &Value) -> String {
 pub struct Failure {
     /// Error code of JSON-RPC 2.0 section 5.1.
     code: i32,
-    /// Field, value and what is allowed.
+    /// For a parameter: field, value and what is allowed.
     pub message: String,
-    /// `field`, `value` and `allowed` as an object; `None` for an error that is not about a parameter.
+    /// `field`, `value` and `allowed` as an object; `None` for an error that is not about a parameter or the
+    /// method's name.
     data: Option<Value>,
 }
 

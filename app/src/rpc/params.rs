@@ -1,7 +1,7 @@
 //! Parameters of methods: their types ([`Kind`]) and the checked values of a call ([`Args`]).
 //!
-//! All parameters are checked before the method runs. Errors name the parameter, its value and what is
-//! allowed.
+//! Type and range of all parameters are checked before the method runs. Errors name the parameter, its value
+//! and what is allowed.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -104,13 +104,13 @@ impl Args {
         Args { values, path: format!("{}{name}.", self.path) }
     }
 
-    /// An error for this parameter, whether set or not.
+    /// An error for the parameter `name`, whether it is set or not.
     pub fn refuse(&self, name: &str, allowed: impl Into<String>) -> Failure {
         Failure::parameter(&format!("{}{name}", self.path), self.values.get(name), allowed)
     }
 
-    /// The address in `traddr` and `trsvcid`, with `default_port` without `trsvcid`; checked against
-    /// `adrfam`.
+    /// The address in `traddr` and `trsvcid`; the port is `default_port` if `trsvcid` is not set. An error if
+    /// `adrfam` is another family.
     pub fn address(&self, default_port: u16) -> Result<SocketAddr, Failure> {
         let text = self.text("traddr").unwrap_or_default();
         let wrong = || self.refuse("traddr", "must be an IP address, like \"192.0.2.1\" or \"2001:db8::1\"");

@@ -314,7 +314,7 @@ fn io_counters((key, of): (&str, Value), totals: IoTotals) -> Value {
     })
 }
 
-/// State and counters of a cache; except `size` and `used`, which are bytes, numbers count pages of 4 KiB.
+/// State and counters of a cache. `size` and `used` are bytes; the other numbers count pages of 4 KiB.
 fn cache(used: &CacheUse) -> Value {
     let mut object = cache_counters(&used.counts);
     let counts = &used.counts;

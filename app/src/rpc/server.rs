@@ -1,7 +1,7 @@
 //! The control socket's listener and clients, on one thread with `poll`.
 //!
 //! Responses are in the order of a client's requests. The server does not receive from a client with unsent
-//! responses, which bounds the memory of each client.
+//! responses or a pending change, which bounds the memory of each client.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,9 +18,11 @@ use super::wire::{self, Parsed, RequestBatch};
 use super::{Change, Failure, Reply};
 use crate::serve::view::View;
 
-/// Most clients. A further one replaces the client that has been idle for longest.
+/// Most clients. A further one replaces the client without progress for the longest time, except those with a
+/// pending change; if all have one, the new client is closed.
 const CLIENTS_MAX: usize = 128;
-/// Longest time to receive a whole request, and without progress of a response; then the client is closed.
+/// Longest time to receive a whole request, and longest time in which no byte of a response can be sent; then
+/// the client is closed.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -55,14 +57,15 @@ struct Client {
     change: Option<(Option<Value>, RequestBatch)>,
     /// Closed once `output` is sent.
     is_closing: bool,
-    /// Last time that a whole request arrived or bytes of a response were sent.
+    /// Last time that a whole request arrived, a change was made or bytes of a response were sent; at first
+    /// the time of the connect.
     last_progress: Instant,
     /// When the first bytes of the incomplete request in `input` arrived.
     request_start: Option<Instant>,
 }
 
-/// Serves the clients of the control socket until the process ends. Changes go to the main thread by
-/// `changes`; `waker` is woken for their results.
+/// Serves the clients of the control socket until the process ends; returns only on an error. The main thread
+/// gets changes by `changes`, and wakes `waker` once it has a result.
 pub fn serve_clients<C: From<Change>>(
     listener: &UnixListener,
     waker: Waker,
@@ -88,7 +91,8 @@ pub fn serve_clients<C: From<Change>>(
     }
 }
 
-/// Waits until the listener, the waker or a client is ready. True if the listener may have a connection.
+/// Waits until the listener, the waker or a client is ready, or the deadline of a client has to be checked.
+/// True if the listener may have a connection.
 fn wait_ready(listener: &UnixListener, waker: &Waker, clients: &[Client]) -> std::io::Result<bool> {
     let mut fds = vec![PollFd::new(listener, PollFlags::IN), PollFd::new(waker, PollFlags::IN)];
     // A client with a pending change is not polled: its hang-up would be reported again and again.
@@ -251,7 +255,7 @@ impl Client {
         }
     }
 
-    /// Sends an error response and closes the client after it.
+    /// Queues an error response; the client is closed once it is sent.
     fn close_with(&mut self, failure: &Failure) {
         self.input.clear();
         let text = failure.response(serde_json::Value::Null).to_string() + "\n";

@@ -1,5 +1,5 @@
-//! The table of methods. A parameter for a feature of SPDK that cannot be selected in Spindle accepts only
-//! the value that describes Spindle's behavior.
+//! The table of methods. A parameter for a feature of SPDK that cannot be selected in Spindle has no effect.
+//! Most of these accept only the value that describes Spindle's behavior.
 
 use spindle_target::snapshot::NSID_MAX;
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{Failure, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, excerpt};
 use crate::text::shortened;
 
-/// Longest request or batch in bytes.
+/// A request or batch that is incomplete with this many bytes is refused.
 pub const TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// Most requests of a batch. Bounds the memory for its responses, which are sent together.
@@ -22,11 +22,12 @@ pub enum Parsed {
     Complete(Value, usize),
     /// More bytes are needed.
     Incomplete,
-    /// Not JSON. The rest of the stream cannot be parsed.
+    /// Not JSON, or too long. The rest of the stream cannot be parsed.
     Invalid(Failure),
 }
 
-/// Parses the first request or batch in `bytes`, at most [`TEXT_BYTES_MAX`] bytes long.
+/// Parses the first request or batch in `bytes`. An incomplete one of [`TEXT_BYTES_MAX`] bytes or more is
+/// [`Parsed::Invalid`].
 pub fn parse_request(bytes: &[u8]) -> Parsed {
     parse(bytes, TEXT_BYTES_MAX)
 }
@@ -62,7 +63,7 @@ impl Request {
     /// Checks the members of a request object.
     ///
     /// # Errors
-    /// The identifier for the error response (null if it is invalid or missing), and the failure.
+    /// The identifier for the error response (null if the request's is invalid or missing), and the failure.
     fn new(value: Value) -> Result<Request, (Value, Failure)> {
         let Value::Object(mut object) = value else {
             return Err((
@@ -136,7 +137,7 @@ impl RequestBatch {
         RequestBatch { remaining, responses, is_batch: true }
     }
 
-    /// The next valid request; `None` at the end. Invalid ones get an error response.
+    /// The next valid request; `None` at the end. For invalid ones an error response is recorded.
     pub fn next(&mut self) -> Option<Request> {
         loop {
             match Request::new(self.remaining.pop()?) {
@@ -146,7 +147,7 @@ impl RequestBatch {
         }
     }
 
-    /// Records the result of the request with this identifier; `None` is a notification.
+    /// Records the result of the request with identifier `id`; without one (a notification) nothing.
     pub fn respond(&mut self, id: Option<Value>, result: Result<Value, Failure>) {
         let Some(id) = id else { return };
         self.responses.push(match result {
@@ -155,7 +156,7 @@ impl RequestBatch {
         });
     }
 
-    /// All responses as one JSON text; empty if there are only notifications.
+    /// All responses as one JSON text with a newline; empty if there are only notifications.
     pub fn finish(self) -> Vec<u8> {
         let mut responses = self.responses;
         let text = match (self.is_batch, responses.pop()) {
@@ -174,7 +175,7 @@ impl RequestBatch {
 mod tests {
     use super::*;
 
-    /// All answers to `bytes`, which name the method and the parameters of each request.
+    /// Answers the requests in `bytes` with method and parameters. Returns the answers and the bytes parsed.
     fn run(bytes: &[u8]) -> (Vec<Value>, usize) {
         let (mut answers, mut at) = (Vec::new(), 0);
         while let Parsed::Complete(value, bytes_taken) = parse_request(&bytes[at..]) {

@@ -15,7 +15,7 @@ use spindle_reactor::net::Waker;
 use super::view::View;
 use crate::rpc;
 
-/// The path without `control.socket`: in the first directory of systemd's `$RUNTIME_DIRECTORY`, else
+/// The path if `control.socket` is not set: in the first directory of systemd's `$RUNTIME_DIRECTORY`, else
 /// [`SOCKET`].
 pub fn default_path() -> PathBuf {
     let directories = std::env::var("RUNTIME_DIRECTORY").unwrap_or_default();
@@ -25,7 +25,7 @@ pub fn default_path() -> PathBuf {
 /// Binds the socket at the default path. A failure is logged, and the disks are served without a control
 /// socket: no configuration asked for one.
 pub fn bind_default(path: &Path) -> Option<Control> {
-    // Only root can create it; for others the bind below fails.
+    // Only root can create the directory; for others the bind below fails.
     let _ = path.parent().map(std::fs::create_dir);
     let log = |error: &std::io::Error| {
         let path = path.display();
@@ -42,7 +42,7 @@ fn in_directory(directories: &str) -> Option<PathBuf> {
 /// Default path without `$RUNTIME_DIRECTORY`; `spindle ctl` uses it as well.
 pub const SOCKET: &str = "/run/spindle/spindle.sock";
 
-/// The bound socket; dropping it removes the file.
+/// The bound socket. Dropped, it removes the socket's file.
 pub struct Control {
     listener: UnixListener,
     path: PathBuf,
@@ -51,8 +51,9 @@ pub struct Control {
 }
 
 impl Control {
-    /// Listens at `path`; its owner and the members of `group` may connect. Replaces a socket on which no
-    /// process listens, as a killed process leaves.
+    /// Listens at `path`; its owner and the members of `group` may connect (`None`: the group of the file,
+    /// that of the process as a rule). Replaces a socket on which no process listens, such as a killed
+    /// process leaves.
     ///
     /// # Errors
     /// Those of the system; another process listens; `path` is not a socket; there is no such group.
@@ -72,7 +73,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Starts the thread that answers clients, until the process ends. It sends changes to `changes`.
+    /// Starts the thread that answers clients until the process ends, and sends changes to `changes`.
     pub fn answer<O: From<rpc::Change> + Send + 'static>(
         &self,
         view: Arc<View>,

@@ -3,7 +3,7 @@
 //! ```text
 //!   Acceptor      TCP listeners: admits connections, hands each to the core with the fewest
 //!   TcpPoller     takes over TCP connections; receives and sends their bytes
-//!   RdmaPoller    the same for RDMA, and the connection requests of the RDMA listeners
+//!   RdmaPoller    the same for RDMA, and requests of the RDMA listeners; only with RDMA devices
 //!   TargetPoller  disks, time-outs, messages to and from other cores, log lines
 //! ```
 //!
@@ -66,7 +66,8 @@ type AdmittedTcp = (Accepted, Admitted, usize);
 /// A connection request, which names its listener, and its admission.
 type AdmittedRdma = (rdma::Request, Admitted);
 
-/// A value that cannot be cloned, in a [`CoreMessage`], which is `Clone`. The first `take` gets it.
+/// A value that cannot be cloned, in a [`CoreMessage`], which is `Clone`. The first `take` gets the value,
+/// later ones get `None`.
 pub struct Handover<A> {
     value: std::sync::Mutex<Option<A>>,
 }
@@ -81,7 +82,7 @@ impl<A> Handover<A> {
     }
 }
 
-/// RDMA devices and listeners of a core.
+/// RDMA devices, which all cores share, and the RDMA listeners of a core.
 #[derive(Clone)]
 pub struct RdmaSetup {
     /// The RDMA devices at the start; empty when the configuration has no RDMA listener.
@@ -112,7 +113,7 @@ pub struct CoreSetup {
     /// Limits connections that have not sent Connect, per address.
     pub admission: Arc<Admission>,
     pub rdma: RdmaSetup,
-    /// Set when all cores must stop at once: a core failed, or the shutdown deadline passed.
+    /// Set when all cores must stop at once: a core could not be started, or the shutdown deadline passed.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -120,9 +121,9 @@ pub struct CoreSetup {
 pub struct CoreReady {
     /// Index, from 0.
     pub core: usize,
-    /// Memory of its pool, which is registered with devices.
+    /// Memory of the core's pool, which is registered with devices.
     pub pool: Area,
-    /// Durations of its turns.
+    /// Durations of the core's turns.
     pub turns: Arc<Turns>,
 }
 

@@ -5,7 +5,7 @@
 //!     SIGHUP            read the file again, send the new snapshot to all cores
 //!     timer             look for absent drives and far targets, and for new sizes; then the same
 //!     control socket    a thread of its own answers (`rpc`); the main thread makes the changes
-//!     SIGTERM, SIGINT   Shutdown to all cores, wait for them until the deadline
+//!     SIGTERM, SIGINT   Shutdown to all cores, wait for them until the deadline; also after a core's panic
 //! ```
 //!
 //! The data path is in `core_loop` and below.
@@ -52,7 +52,7 @@ use crate::{log, rpc};
 pub enum ServeError {
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// A resource is missing: a thread, memory, a device, a disk.
+    /// A resource is missing (a thread, memory, a device, a disk), or a core's thread panicked.
     #[error("{0}")]
     Start(String),
     #[error("listener {address}: cannot listen: {source}")]
@@ -82,15 +82,15 @@ const STOP_MAX: Duration = Duration::from_secs(2);
 const ADVERTISED_MAX: Duration = Duration::from_secs(10);
 const ADVERTISED_CHECK_PERIOD: Duration = Duration::from_micros(200);
 
-/// Longest wait at the end of the process for drives in opening, so that they can be shut down; and, after an
-/// error, for the shutdown of drives.
+/// Longest wait at the end of the process for drives that are being opened, so that they can be shut down;
+/// and, after an error, for the shutdown of drives.
 const DRIVE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// `spindle serve [-c FILE]`: runs until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`ServeError`]: the configuration is wrong, something could not be started, or the shutdown passed its
-/// deadline.
+/// [`ServeError`]: the configuration is wrong, something could not be started, a core's thread panicked, or
+/// the shutdown passed its deadline.
 pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let config = match &args.config {
         Some(path) => Config::load(path)?,
@@ -168,7 +168,7 @@ fn serve(
     let view = Arc::clone(&running.view);
     let end = running.shut_down(deadline);
     view.clear_snapshot();
-    // Drives in opening are also shut down, unless they do not become ready in time.
+    // Drives that are being opened are also shut down, if they become ready in time.
     let give_up = Instant::now() + DRIVE_WAIT_MAX;
     while reconfigurator.is_opening_drives() && Instant::now() < give_up {
         if matches!(
@@ -181,7 +181,8 @@ fn serve(
     end
 }
 
-/// `None`: `control.socket` is empty, or the default path cannot be bound.
+/// Binds the control socket. `None`: `control.socket` is empty, or neither it nor `control.group` is set and
+/// the default path cannot be bound.
 fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
     let group = plan.control.group.as_deref();
     let path = match &plan.control.socket {
@@ -208,7 +209,8 @@ impl From<rpc::Change> for MainTask {
     }
 }
 
-/// Makes a change for a client of the control socket, and answers once all cores advertise it.
+/// Makes a change for a client of the control socket, and answers once all cores advertise it; with an error
+/// if that takes longer than [`ADVERTISED_MAX`].
 fn apply_change(
     change: rpc::Change,
     reconfigurator: &mut Reconfigurator,
@@ -233,8 +235,8 @@ fn apply_change(
     change.respond(result);
 }
 
-/// Starts the thread that forwards signals to `send`, until a core panics. It sets `is_ending` itself, so
-/// that changes that are queued before a SIGTERM are refused.
+/// Starts the thread that forwards signals to `send`, until a core panics. The thread itself sets
+/// `is_ending`, so that changes that are queued before a SIGTERM are refused.
 fn forward_signals(
     mut signals: SignalsInfo,
     send: mpsc::Sender<MainTask>,
@@ -279,7 +281,7 @@ struct Running {
 }
 
 impl Running {
-    /// Sends the snapshot to all cores, and its new listeners to core [`ACCEPTOR`].
+    /// Sends the snapshot to all cores, and its new listeners to core [`ACCEPTOR`], by way of the registrar.
     fn change_to(&self, plan: &Plan, next: NextSnapshot) {
         self.view.change_to(plan, &next.0);
         let next = match &self.registrar {
@@ -342,7 +344,7 @@ impl Running {
     }
 }
 
-/// Ends `Signals::forever` when its thread panics.
+/// Ends `Signals::forever` when the thread that holds it panics.
 struct CloseSignalsOnPanic(Handle);
 
 impl Drop for CloseSignalsOnPanic {
@@ -398,6 +400,8 @@ fn start(
             match CoreLoop::new(setup, mailbox, first) {
                 Ok(core) => {
                     let _ = ready.send(Ok(core.ready()));
+                    // `wait_ready` ends when no core has a sender any more, also if one panics before this.
+                    drop(ready);
                     core.run();
                 }
                 Err(error) => {

@@ -36,7 +36,7 @@ mod open_attempts;
 #[cfg(test)]
 mod tests;
 
-/// How long the start waits for far targets.
+/// How long the start waits for far targets, unless it waits longer for a drive.
 const REMOTES_MAX: Duration = Duration::from_secs(1);
 /// How often the start checks its open attempts.
 const START_CHECK_PERIOD: Duration = Duration::from_millis(5);
@@ -68,11 +68,11 @@ pub struct Reconfigurator {
     is_ephemeral: bool,
     /// In-capsule data of RDMA receives in bytes, fixed at the start. `None`: no RDMA listener at the start.
     rdma_capsule: Option<u32>,
-    /// When a reload last removed an RDMA listener.
+    /// When a reload or change last removed an RDMA listener.
     rdma_closed: Option<Instant>,
     snapshot: Arc<Snapshot>,
     attempts: OpenAttempts,
-    /// The logged reason why a new size cannot be served, so that it is logged once. Empty: none.
+    /// The last logged reason why a new size cannot be served, so that it is logged once. Empty: none.
     size_error: String,
     /// Sockets of the listeners that are new in `snapshot`, until the caller takes them.
     listeners: Vec<Listening>,
@@ -158,7 +158,7 @@ impl Reconfigurator {
         self.config.plan()
     }
 
-    /// The sockets of the listeners that are new in the last returned snapshot.
+    /// Takes the sockets of the listeners that are new in the last snapshot that a reload or change returned.
     pub fn take_listeners(&mut self) -> Vec<Listening> {
         std::mem::take(&mut self.listeners)
     }
@@ -236,7 +236,8 @@ impl Reconfigurator {
         }
     }
 
-    /// The file to write a change to; `None` with `--ephemeral`. An error when the file was edited.
+    /// The file to write a change to; `None` with `--ephemeral`. An error without a file, or when the file
+    /// was edited since it was read.
     fn file_to_keep(&self) -> Result<Option<PathBuf>, Failure> {
         if self.is_ephemeral {
             return Ok(None);
@@ -259,7 +260,7 @@ impl Reconfigurator {
         Ok(Some(path.to_owned()))
     }
 
-    /// Changes to another configuration as a whole, or not at all. `keep` writes it to the file; only
+    /// Changes to another configuration as a whole, or not at all. `keep` writes `next` to the file; only
     /// resizing a disk can fail after `keep`.
     fn apply(
         &mut self,
@@ -325,8 +326,9 @@ impl Reconfigurator {
         }
     }
 
-    /// Checks that each new RDMA address can be bound. The listening core binds it later, after it has closed
-    /// the removed listeners, and retries until that succeeds.
+    /// Checks that each new RDMA address can be bound, and waits up to [`CLOSING_MAX`] for an address of a
+    /// removed listener. The listening core binds it later, after it has closed the removed listeners, and
+    /// retries until that succeeds.
     fn check_rdma(&self, changes: &[Change]) -> Result<(), ServeError> {
         for change in changes {
             let Change::ListenerAdded(TransportKind::Rdma, address) = *change else { continue };
@@ -373,7 +375,7 @@ impl Reconfigurator {
         self.sockets.iter().any(|(socket, index)| socket.strong_count() > 0 && has_port(*index))
     }
 
-    /// `Some` for a drive that is open because a namespace of it is served.
+    /// `Some` for a drive of which a namespace is a disk of the snapshot, so that it is open.
     fn already_open(&self, origin: &Origin) -> Option<Opened> {
         let Origin::Drive(address) = *origin else { return None };
         self.is_open(address).then_some(Opened::Drive(address))
@@ -399,7 +401,7 @@ impl Reconfigurator {
     /// snapshot for the cores when a disk was opened or a size has changed.
     pub fn poll(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
         let before = self.snapshot.generation;
-        // One at a time, so that an error of one does not affect the others.
+        // One origin at a time, so that an error of one does not affect the others.
         while let Some((origin, result)) = self.attempts.take_finished(now) {
             if let Err(error) = result.and_then(|found| self.add_opened(&origin, found)) {
                 self.attempts.log_failure(&origin, &error.to_string());
@@ -417,7 +419,8 @@ impl Reconfigurator {
         (self.snapshot.generation != before).then(|| Arc::clone(&self.snapshot))
     }
 
-    /// Adds what was opened to the next snapshot, unless a reload has removed it from the configuration.
+    /// Makes the next snapshot with what was opened, unless a reload has removed `origin` from the
+    /// configuration.
     fn add_opened(&mut self, origin: &Origin, (opened, _drive): OpenedOrigin) -> Result<(), SnapshotError> {
         if self.absent().contains(origin) { self.update_snapshot(&[opened]) } else { Ok(()) }
     }
@@ -436,7 +439,7 @@ impl Reconfigurator {
     }
 }
 
-/// Writes back the text from before a change that failed after it was written.
+/// Writes back the text from before a change that failed after the file was written.
 fn restore_file(file: &Path, text: &str) {
     if let Err(error) = Staged::new(file, text).and_then(Staged::commit) {
         let file = file.display();

@@ -26,7 +26,7 @@ use spindle_target::snapshot::Snapshot;
 use super::ServeError;
 use super::core_loop::{ACCEPTOR, CoreMessage, Handover, Listening};
 
-/// The sender to the thread; see the module.
+/// Handle on the thread. Dropped, it ends the thread.
 pub struct Registrar(Sender<NextSnapshot>);
 
 /// A snapshot for all cores, and the sockets of the listeners that are new in it.
@@ -47,7 +47,8 @@ struct RegistrarThread {
 }
 
 impl Registrar {
-    /// Starts the thread, which first registers the memory of `first`; the cores already have this snapshot.
+    /// Starts the thread, which first registers the disks of `first` with the RDMA devices; the cores already
+    /// have this snapshot.
     pub fn start(
         devices: KnownDevices,
         pools: Vec<Area>,
@@ -69,7 +70,8 @@ impl Registrar {
         Ok(Registrar(send))
     }
 
-    /// Sends the snapshot to the cores once its memory is registered. Returns it when the thread has ended.
+    /// Has the snapshot sent to the cores once its memory is registered; does not wait for that. Returns
+    /// `next` if the thread has ended.
     pub fn send(&self, next: NextSnapshot) -> Result<(), NextSnapshot> {
         self.0.send(next).map_err(|back| back.0)
     }
@@ -79,7 +81,7 @@ impl RegistrarThread {
     fn run(&self, first: Arc<Snapshot>, receive: &Receiver<NextSnapshot>) {
         self.register(&first);
         let mut known = sources(&first);
-        // Not kept, so that removed disks are closed.
+        // No reference is kept, so that removed disks are closed.
         drop(first);
         while let Ok((next, listeners)) = receive.recv() {
             self.prepare(&known, &next);
@@ -124,7 +126,7 @@ impl RegistrarThread {
     }
 }
 
-/// Sends a message to a core, and retries while its mailbox is full, until `has_ended`.
+/// Sends a message to a core, and retries while its mailbox is full, until `has_ended` returns true.
 pub fn send(remote: &Remote<CoreMessage>, core: usize, message: &CoreMessage, has_ended: impl Fn() -> bool) {
     let mut message = message.clone();
     while let Err(back) = remote.send(core, message) {
@@ -157,7 +159,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, LocalDrives};
 
-    /// Notes who prepares it, and with what.
+    /// Records each call of `prepare`: the name of the thread and the address of the pool.
     struct Noted(Arc<dyn DiskSource>, std::sync::Mutex<Vec<(String, usize)>>);
 
     impl DiskSource for Noted {

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// New text in a temporary file next to the file that [`Staged::commit`] replaces. Dropping it removes the
-/// temporary file.
+/// New text in a temporary file next to the file that [`Staged::commit`] replaces. Dropped without `commit`,
+/// it removes the temporary file.
 pub struct Staged {
     file: PathBuf,
     temporary: PathBuf,
@@ -15,7 +15,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Writes and syncs `text`, with the owner and permissions of `file`.
+    /// Writes and syncs `text`, with the permissions of `file` and, if this process may set it, its owner.
     ///
     /// # Errors
     /// Those of the system; the temporary file is removed.
@@ -43,14 +43,15 @@ impl Staged {
     /// Renames the temporary file over the file.
     ///
     /// # Errors
-    /// That of the rename; the file has its old text. A failed sync of the folder is only logged: the file
+    /// That of the rename; the file has its old text. A failed sync of the directory is only logged: the file
     /// has the new text, but may have the old one after a loss of power.
     pub fn commit(mut self) -> io::Result<()> {
         std::fs::rename(&self.temporary, &self.file)?;
         self.is_committed = true;
-        let folder = self.file.parent().unwrap_or(Path::new("/"));
-        if let Err(error) = File::open(folder).and_then(|folder| folder.sync_all()) {
-            tracing::warn!(folder = %folder.display(), %error, "the configuration's folder cannot be synced");
+        let directory = self.file.parent().unwrap_or(Path::new("/"));
+        if let Err(error) = File::open(directory).and_then(|directory| directory.sync_all()) {
+            let directory = directory.display();
+            tracing::warn!(%directory, %error, "the configuration's directory cannot be synced");
         }
         Ok(())
     }
@@ -64,7 +65,8 @@ impl Drop for Staged {
     }
 }
 
-/// The first lines that only one of the texts has, each with `-` (only `before`) or `+` (only `after`).
+/// The lines that only one of the texts has, at most 10 of each, with `-` (only `before`) or `+` (only
+/// `after`).
 pub fn difference(before: &str, after: &str) -> String {
     const LINES_MAX: usize = 10;
     let only = |of: &str, other: &str, mark: char| -> Vec<String> {
@@ -80,20 +82,20 @@ pub fn difference(before: &str, after: &str) -> String {
 mod tests {
     use super::*;
 
-    fn folder(test: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("spindle-store-{}-{test}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder");
-        folder
+    fn directory(test: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("spindle-store-{}-{test}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        directory
     }
 
     #[test]
     fn the_new_text_takes_the_place_of_the_old_one_with_its_permissions_also_behind_a_link() {
-        let folder = folder("commit");
-        let (file, link) = (folder.join("real.toml"), folder.join("link.toml"));
+        let directory = directory("commit");
+        let (file, link) = (directory.join("real.toml"), directory.join("link.toml"));
         std::fs::write(&file, "old").expect("written");
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).expect("set");
         std::os::unix::fs::symlink(&file, &link).expect("a link");
-        std::fs::write(folder.join(".real.toml.new"), "left by a killed process, and longer")
+        std::fs::write(directory.join(".real.toml.new"), "left by a killed process, and longer")
             .expect("written");
         let staged = Staged::new(&link, "new").expect("staged");
         assert_eq!(std::fs::read_to_string(&file).expect("read"), "old");
@@ -101,20 +103,20 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&file).expect("read"), "new");
         assert_eq!(std::fs::metadata(&file).expect("there").permissions().mode() & 0o7777, 0o640);
         assert!(std::fs::symlink_metadata(&link).expect("there").is_symlink());
-        assert_eq!(std::fs::read_dir(&folder).expect("a folder").count(), 2);
-        std::fs::remove_dir_all(folder).expect("removed");
+        assert_eq!(std::fs::read_dir(&directory).expect("a directory").count(), 2);
+        std::fs::remove_dir_all(directory).expect("removed");
     }
 
     #[test]
     fn what_is_not_committed_leaves_nothing() {
-        let folder = folder("drop");
-        let file = folder.join("a.toml");
+        let directory = directory("drop");
+        let file = directory.join("a.toml");
         std::fs::write(&file, "old").expect("written");
         drop(Staged::new(&file, "new").expect("staged"));
         assert_eq!(std::fs::read_to_string(&file).expect("read"), "old");
-        assert_eq!(std::fs::read_dir(&folder).expect("a folder").count(), 1);
-        assert!(Staged::new(&folder.join("none.toml"), "new").is_err());
-        std::fs::remove_dir_all(folder).expect("removed");
+        assert_eq!(std::fs::read_dir(&directory).expect("a directory").count(), 1);
+        assert!(Staged::new(&directory.join("none.toml"), "new").is_err());
+        std::fs::remove_dir_all(directory).expect("removed");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::config::{DiskPlan, Plan};
 pub struct CoreView {
     /// `None`: not pinned.
     pub cpu: Option<usize>,
-    /// Durations of its turns.
+    /// Durations of the core's turns.
     pub turns: Arc<Turns>,
 }
 
@@ -66,7 +66,7 @@ impl View {
         TransportKind::ALL.into_iter().filter(move |kind| *kind == TransportKind::Tcp || has_rdma)
     }
 
-    /// Sets the plan and snapshot that the cores change to.
+    /// Sets the plan and snapshot to those that the cores change to.
     pub fn change_to(&self, plan: &Plan, next: &Arc<Snapshot>) {
         *self.lock() = Current { snapshot: Arc::downgrade(next), plan: Arc::new(plan.clone()) };
     }
@@ -132,7 +132,7 @@ impl View {
 }
 
 impl Look<'_> {
-    /// The JSON that `spindle status` prints.
+    /// The result of `spindle_get_status`, which `spindle status` prints as text or JSON.
     pub fn status(&self) -> Value {
         let snapshot = self.snapshot.as_deref();
         json!({
@@ -148,7 +148,7 @@ impl Look<'_> {
     }
 }
 
-/// `disk` may be absent: not open.
+/// A disk of the plan, open or not.
 fn disk(disk: &DiskPlan) -> Value {
     json!({ "name": disk.name, "kind": disk.kind.name() })
 }

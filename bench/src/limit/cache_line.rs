@@ -12,7 +12,7 @@ use crate::args::CorePair;
 
 /// Round trips between two clock readings, so that the time of a reading does not matter.
 const BATCH: u64 = 500;
-/// Batches. The result is the fastest: other load on the machine only adds time.
+/// Most batches. The result is the fastest: other load on the machine only adds time.
 const BATCHES: u32 = 40;
 /// Time after which no further batch begins, for a loaded machine.
 const TIME_MAX: Duration = Duration::from_millis(200);

@@ -249,8 +249,8 @@ fn delivering_core(delivery: Delivery, CorePair(serving, requesting): CorePair) 
     }
 }
 
-/// The requester: keeps `plan.depth` requests in flight for the warm-up and the measured time, then waits for
-/// the outstanding replies.
+/// The requester: keeps `plan.depth` requests in flight for the warm-up and the measured time, longer if no
+/// reply came in the measured time, then waits for the outstanding replies.
 fn request(plan: &Plan, stream: &TcpStream) -> io::Result<RoundResult> {
     let mut inbox = Inbox::new(plan.reply_bytes, plan.depth);
     let mut requests = vec![0; REQUEST_BYTES * plan.depth];
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn every_way_delivers_the_same_bytes() {
-        // More tags than the depth, so that the ring goes round and is full at times.
+        // More tags than the ring has slots, so that it wraps and is full at times.
         let tags: Vec<u64> = (0..1000).map(|tag| tag * 0x0101_0101_0101).collect();
         let delivered = DELIVERIES.map(|delivery| {
             let requester = |stream: TcpStream| {
@@ -403,7 +403,7 @@ mod tests {
             let plan = Plan { reply_bytes: 1 << 20, ..plan() };
             let leave = |stream: TcpStream| {
                 send_tags(&stream, &mut [0; REQUEST_BYTES * 8], REQUEST_BYTES, &[0; 8])?;
-                // So that the ends are about to send when it leaves.
+                // Waits for the first reply, so that the threads are sending when the requester leaves.
                 stream.set_nonblocking(false)?;
                 (&stream).read_exact(&mut [0; TAG_BYTES])
             };

@@ -15,7 +15,7 @@ use super::server::Server;
 use super::{LimitError, Plan, pin};
 use crate::report::{PROGRESS_PERIOD, Progress};
 
-/// Runs the exchange. If one end failed because the other did, the error is that of the other.
+/// Runs the exchange. If both ends fail, the error is the server's.
 pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitError> {
     let (serving, requesting) = connect(plan)?;
     let done = AtomicU64::new(0);
@@ -94,7 +94,8 @@ pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), L
     Ok((serving, requesting))
 }
 
-/// Connects one loopback connection. Returns the server's and the requester's socket.
+/// Connects one loopback connection. Returns the server's and the requester's socket, both non-blocking.
+/// `congestion` is the TCP congestion control of both; `None` keeps the system's default.
 pub(super) fn connect_pair(
     listener: &TcpListener,
     congestion: Option<&str>,
@@ -199,7 +200,7 @@ mod tests {
             [&serving[0], &requesting[0]].map(|socket| socket_send_buffer_size(socket).expect("its size"))
         };
         let (own, set) = (connect(0), connect(20 << 10));
-        // The kernel doubles what it is given.
+        // The kernel doubles the size that it is given.
         assert_eq!(set, [40 << 10, own[1]]);
     }
 

@@ -86,7 +86,7 @@ pub(super) struct Piece<'a> {
     pub(super) is_last: bool,
 }
 
-/// First byte that is not that of a [`Kind`].
+/// First byte of a message that is not that of a [`Kind`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct UnknownKind(pub(super) u8);
 
@@ -121,14 +121,14 @@ impl Cursor {
         Ok(Some(Piece { kind: self.kind, offset, bytes: piece, is_last: self.remaining == 0 }))
     }
 
-    /// Bytes of payload at the current position; 0 at a head.
+    /// Bytes of the current message's payload not received yet; 0 within a head and between messages.
     #[inline]
     pub(super) fn payload_remaining(&self) -> usize {
         if self.kind.has_payload() && self.remaining <= self.block_bytes { self.remaining } else { 0 }
     }
 
-    /// Skips `bytes` of payload that were received into their final memory. Returns the kind of the message
-    /// if they complete it.
+    /// Skips `bytes` bytes of payload that were received into their final memory. Returns the kind of the
+    /// message if they complete it.
     #[inline]
     pub(super) fn skip_payload(&mut self, bytes: usize) -> Option<Kind> {
         assert!(bytes <= self.payload_remaining(), "more bytes skipped than there was payload");

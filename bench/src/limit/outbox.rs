@@ -1,8 +1,8 @@
 //! Send queue of a connection, and the memory that messages are sent from.
 //!
-//! Messages of a kind are equal, so [`PreparedMessages`] holds copies of them, one after the other, and the
-//! messages of a turn are one slice of it. A reply to a read needs two slices: its head and its block in the
-//! span.
+//! Messages of a kind are equal, so [`PreparedMessages`] holds copies of them, one after the other, and
+//! consecutive messages of a kind are one slice of it (two where they wrap). A reply to a read needs two
+//! slices: its head and its block in the span.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -19,8 +19,8 @@ const IOV_MAX: usize = 1024;
 /// Most memory of the prepared messages of a kind; if the depth needs more, messages in flight share slots.
 const PREPARED_BYTES_MAX: usize = 256 << 20;
 
-/// Of each kind as many messages as can be in flight, so that each request in flight has its own payload
-/// memory, as with a real host.
+/// Equal messages of each kind, one after the other. The requester has as many as can be in flight, within
+/// [`PREPARED_BYTES_MAX`], so that each request has its own payload memory, as with a real host.
 #[derive(Debug)]
 pub(super) struct PreparedMessages {
     block_bytes: usize,
@@ -35,7 +35,7 @@ struct MessageRun {
 }
 
 impl PreparedMessages {
-    /// Prepares `slots` messages of each of `kinds`.
+    /// Prepares `slots` messages of each of `kinds`, fewer if they exceed [`PREPARED_BYTES_MAX`].
     pub(super) fn new(kinds: &[Kind], slots: usize, block_bytes: usize) -> PreparedMessages {
         let mut prepared = PreparedMessages {
             block_bytes,
@@ -88,7 +88,7 @@ pub(super) struct Outbox {
     items: VecDeque<Item>,
     /// Bytes of the first item that were sent.
     sent: usize,
-    /// Slot of the next message that is pushed.
+    /// Slot of the next message that is pushed, modulo the slots of its kind.
     slot: usize,
 }
 
@@ -120,7 +120,8 @@ impl Outbox {
         self.items.push_back(Item::ReadReply { at });
     }
 
-    /// Sends until the outbox is empty or the socket buffer is full (EAGAIN), which is no error.
+    /// Sends until the outbox is empty or the socket buffer is full (a short send or EAGAIN), which is no
+    /// error.
     #[inline]
     pub(super) fn flush(
         &mut self,
@@ -231,7 +232,7 @@ mod tests {
         slices
     }
 
-    /// All that an outbox holds, taken out by sends of `step` bytes.
+    /// All bytes that `outbox` sends, in sends of at most `step` bytes.
     fn drain(mut outbox: Outbox, prepared: &PreparedMessages, span: &[u8], step: usize) -> Vec<u8> {
         let mut sent = Vec::new();
         while !outbox.is_empty() {

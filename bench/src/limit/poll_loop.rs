@@ -1,7 +1,7 @@
 //! Polling loop of one end of the exchange; a [`Role`] makes it the server or the requester.
 //!
-//! A turn receives once from each connection, passes the bytes to the role, and sends the connection's outbox
-//! in one call. All connections are busy, so a receive from each is faster than epoll.
+//! A turn receives once from each connection, passes the bytes to the role, and sends the connection's
+//! outbox. All connections are busy, so a receive from each is faster than epoll.
 
 use std::io::{self, IoSliceMut};
 use std::net::TcpStream;
@@ -15,7 +15,8 @@ use super::LimitError;
 use super::message::{Cursor, Kind, Piece, UnknownKind};
 use super::outbox::{Outbox, PreparedMessages};
 
-/// Most bytes of one receive. Less needs more system calls, more does not stay in the core's cache.
+/// Most bytes of one receive of blocks below [`DIRECT_RECEIVE_BYTES_MIN`]. Less needs more system calls, more
+/// does not stay in the core's cache.
 const RECEIVE_BYTES: usize = 256 << 10;
 /// Smallest block that is received into its final memory. Smaller blocks are received in batches and copied,
 /// which is faster.
@@ -26,13 +27,14 @@ const BEYOND_BLOCK_BYTES: usize = 4 << 10;
 
 /// Message handling of the server or the requester.
 pub(super) trait Role {
-    /// Whether it receives on a connection whose socket buffer is full for sending. If neither end did, both
-    /// could wait for each other.
+    /// Whether the role receives on a connection whose send buffer is full. If neither end did, both could
+    /// wait for each other.
     const RECEIVES_WHILE_BLOCKED: bool;
 
     /// Whether the run has ended for this end.
     fn is_over(&self) -> bool;
-    /// Part of a message with payload was received on connection `link`.
+    /// Part of a message with payload was received on connection `link`, into memory that is reused next.
+    /// Not called for payload that was received into [`Role::payload_memory`].
     fn on_piece(&mut self, link: usize, piece: &Piece<'_>);
     /// Memory for the last `left` bytes of the payload that connection `link` is receiving.
     fn payload_memory(&mut self, link: usize, left: usize) -> &mut [u8];
@@ -40,7 +42,7 @@ pub(super) trait Role {
     fn on_message(&mut self, link: usize, kind: Kind, outbox: &mut Outbox);
     /// All messages of one receive on connection `link` were passed on.
     fn on_received(&mut self, link: usize, outbox: &mut Outbox);
-    /// Source of all messages except replies to reads.
+    /// Source of all messages and of the heads of replies to reads.
     fn prepared(&self) -> &PreparedMessages;
     /// Memory that the blocks of replies to reads are sent from; empty for the requester.
     fn span(&self) -> &[u8];
@@ -62,7 +64,7 @@ pub(super) struct PollLoop<R> {
     links: Vec<Link>,
     /// Whether blocks have at least [`DIRECT_RECEIVE_BYTES_MIN`] bytes.
     receives_directly: bool,
-    /// Indices of the connections whose socket buffer was full.
+    /// Indices of the connections whose send buffer was full.
     blocked: Vec<usize>,
     open: usize,
     buffer: Region,

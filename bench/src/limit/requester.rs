@@ -1,7 +1,8 @@
 //! The requesting end: keeps the queue depth in flight and measures latencies.
 //!
-//! The clock is read once for all requests that one receive completes. Reads complete in order, and so do
-//! writes, so the start of a request is the oldest entry of a queue of (time, count) of its direction.
+//! The clock is read once for all requests that one receive completes. On a connection reads complete in
+//! order, and so do writes, so the start of a request is the oldest entry of a queue of (time, count) of its
+//! direction.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +44,7 @@ pub(super) struct Requester<'shared> {
     /// Planned start and length of the measured time.
     warm_up: u64,
     measured: u64,
-    /// Actual start of the measured time, and the end of its last request.
+    /// Actual start of the measured time, and time of the last receive that counts.
     measured_from: Option<u64>,
     measured_to: u64,
     /// Processor time of the process at the start of the measured time; after its end, that used within it.
@@ -51,7 +52,7 @@ pub(super) struct Requester<'shared> {
     is_over: bool,
     operations: u64,
     latency: Latencies,
-    /// Completed requests, for the progress bar.
+    /// Copy of `operations`, for the progress bar: it starts again at 0 after the warm-up.
     done: &'shared AtomicU64,
     read_buffers: ReadBuffers,
 }
@@ -80,7 +81,7 @@ impl ReadBuffers {
         }
     }
 
-    /// Copies the payload in `piece` of a reply.
+    /// Copies the payload that `piece` has of a reply; the first piece of a reply selects the memory.
     #[inline]
     fn put(&mut self, link: usize, piece: &Piece<'_>) {
         if piece.offset == 0 {
@@ -107,7 +108,7 @@ impl ReadBuffers {
 /// Requests in flight on a connection.
 #[derive(Debug)]
 struct InFlight {
-    /// Requests that may be started.
+    /// Requests that may be started now.
     credits: usize,
     reads: Batches,
     writes: Batches,
@@ -305,7 +306,7 @@ impl Batches {
     }
 }
 
-/// Processor time of the process; its other threads sleep.
+/// Processor time of the process. Besides the two ends it has the main thread, which mostly sleeps.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }

@@ -6,7 +6,7 @@ use super::outbox::{Outbox, PreparedMessages};
 use super::poll_loop::Role;
 use crate::random::Random;
 
-/// Prepared messages of each kind; more in one turn need a second slice.
+/// Prepared messages of each kind. Messages of a turn that pass the last one need a further slice.
 const PREPARED_SLOTS: usize = 512;
 
 /// [`Role`] of the serving end.
@@ -125,8 +125,8 @@ mod tests {
     use super::*;
     use crate::access::Access;
 
-    /// Send `bytes` to a server of a numbered span in parts of `step`, and give back its answer and the span
-    /// after it.
+    /// Sends `bytes` in parts of `step` to a server whose span has block n filled with n. Returns the answer
+    /// of `expected` bytes, and the span after it.
     fn answers(plan: &Plan, bytes: &[u8], step: usize, expected: usize) -> (Vec<u8>, Vec<u8>) {
         let mut span: Vec<u8> = (0..8u8).flat_map(|block| vec![block; plan.block_bytes]).collect();
         let (serving, mut requesting) = connect(plan).expect("connects");

@@ -2,7 +2,7 @@
 //!
 //! The keys are stable: `iops`, `mb_per_s`, `latency_us` with `mean`, `p50`, `p99`, `p99_9`, `p99_99`, `max`,
 //! `errors`, and `run` with the fields of [`Run`](super::Run). `line_round_trip_ns` and `cpu_share` are
-//! present if they were measured.
+//! present if they were measured. `bench ADDRESS` adds keys to `run`, and with `--verify` `blocks_checked`.
 
 use serde_json::{Map, Value, json};
 

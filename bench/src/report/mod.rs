@@ -5,10 +5,10 @@
 //! during the run.
 //!
 //! ```text
-//!   bench, bench limit ── BenchResult ──┬── table::render   text
-//!          └─ Progress (live)           ├── json::render    one object
-//!                                       ├── plot::render    SVG, several series
-//!   bench disk with several caches ─────┴── sizes           the same, by cache size
+//!   bench, bench limit, bench disk ── BenchResult ──┬── table::render   text
+//!     └─ Progress (live, not bench disk)            ├── json::render    one object
+//!                                                   ├── plot::render    SVG
+//!   bench disk with several caches ─────────────────┴── sizes           the same, by cache size
 //! ```
 //!
 //! Latencies have three significant figures, from 1 ns to [`LATENCY_MAX`]; longer ones count as
@@ -95,12 +95,12 @@ fn microseconds(nanoseconds: u64) -> f64 {
     Duration::from_nanos(nanoseconds).as_secs_f64() * 1e6
 }
 
-/// Settings of a run, sufficient to repeat it. The JSON has no key for a setting that is `None`.
+/// Settings of a run, as in the report. The JSON has no key for a setting that is `None`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
     /// Subcommand, such as `bench limit`.
     pub tool: &'static str,
-    /// Address of the target, or name of the disk.
+    /// Address of the target, or the `DISK` argument; `None` for `bench limit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// Subsystem of the target.
@@ -108,7 +108,7 @@ pub struct Run {
     pub nqn: Option<String>,
     /// Access pattern.
     pub rw: Access,
-    /// Share of reads in per cent, for `randrw`.
+    /// Share of reads in per cent, for `randrw`; `None` in `bench disk`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mix: Option<u8>,
     /// Exponent of Zipf's law; `None` for other distributions.
@@ -125,7 +125,8 @@ pub struct Run {
     pub span: Option<Bytes>,
     /// Requested measured time, without the warm-up.
     pub seconds: f64,
-    /// Cores of pinned threads: the measuring thread's; for `bench limit` the server's and the requester's.
+    /// Cores of pinned threads: the measuring thread's, if `--core` pins it; for `bench limit` the server's
+    /// and the requester's.
     pub cores: Vec<usize>,
     /// `true` with `--verify`, else `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,15 +144,15 @@ pub struct BenchResult {
     pub elapsed: Duration,
     /// Commands that succeeded in the measured time.
     pub operations: u64,
-    /// Commands that failed, or whose data was wrong.
+    /// Commands that failed, or whose data was wrong, in all stages of the run.
     pub errors: u64,
     /// Latencies of the commands counted in `operations`.
     pub latency: Latencies,
-    /// Round trip of a cache line between the two pinned cores, measured before and after the run: it shows
-    /// how a hypervisor has placed the virtual cores.
+    /// Round trip of a cache line between the two cores of `bench limit`, the longer of one measurement
+    /// before and one after the run: it shows how a hypervisor has placed the virtual cores.
     pub line_round_trip_ns: Option<f64>,
-    /// Processor time of the polling threads over their elapsed time. Below 0.97 other threads used their
-    /// cores, and the results are not meaningful.
+    /// Processor time of the polling threads over their elapsed time; `None` for `bench disk`. Below 0.97
+    /// other threads used their cores, and the text output says that the result is disturbed.
     pub cpu_share: Option<f64>,
 }
 

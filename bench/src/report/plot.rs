@@ -1,7 +1,8 @@
 //! SVG plot of latencies by percentile, with one or more series.
 //!
 //! The x axis is logarithmic in the distance to 100 %: 90 %, 99 % and 99.9 % are equally far apart. The y
-//! axis is linear, or logarithmic if the ratio of the latencies exceeds [`LINEAR_SPAN_MAX`].
+//! axis is linear, or logarithmic if the longest latency of the curves is more than [`LINEAR_SPAN_MAX`] times
+//! the shortest.
 
 mod axis;
 
@@ -16,7 +17,7 @@ pub(super) use axis::TickAxis;
 
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (960, 560);
-/// Largest ratio of the longest to the shortest latency for a linear axis.
+/// Largest ratio of the longest to the shortest latency of the curves for a linear axis.
 const LINEAR_SPAN_MAX: f64 = 12.0;
 /// Points of a curve for each nine of the x axis; enough for a smooth curve.
 const POINTS_PER_NINE: u32 = 60;
@@ -59,7 +60,7 @@ pub(super) fn save(path: &Path, svg: &str) -> Result<(), PlotError> {
     fs::write(path, svg).map_err(|source| PlotError::Write { path: path.display().to_string(), source })
 }
 
-/// Draws the series as SVG. Series without commands are left out.
+/// Draws the series as SVG. Series without commands are left out; [`PlotError::Empty`] if none remains.
 pub fn render(title: &str, series: &[(&str, &Latencies)]) -> Result<String, PlotError> {
     let series: Vec<(&str, &Latencies)> =
         series.iter().copied().filter(|(_, latencies)| latencies.count() > 0).collect();
@@ -136,7 +137,7 @@ fn draw_error<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>
     PlotError::Draw(error.to_string())
 }
 
-/// Legend text of a series, with its most used percentiles.
+/// Legend text of a series: name, percentiles and maximum.
 fn legend(name: &str, latencies: &Latencies) -> String {
     format!(
         "{name}: p50 {}, p99 {}, p99.9 {}, max {} µs",
@@ -147,7 +148,8 @@ fn legend(name: &str, latencies: &Latencies) -> String {
     )
 }
 
-/// Axes whose ranges include all series; `None` without a series.
+/// Axes of percentiles and of latencies, whose ranges include the curves of all series; `None` without a
+/// series.
 fn axes(series: &[(&str, &Latencies)]) -> Option<(TickAxis, TickAxis)> {
     let commands = series.iter().map(|(_, latencies)| latencies.count()).max()?;
     let nines = (commands as f64).log10().ceil().clamp(NINES.0, NINES.1);
@@ -167,7 +169,8 @@ fn percentile_of(nines: f64) -> f64 {
     100.0 - 100.0 / 10f64.powf(nines)
 }
 
-/// Points (nines, microseconds) of a series, up to the percentile that only one command exceeds.
+/// Points (nines, microseconds) of a series, up to the percentile that only one command exceeds, at most to
+/// `nines_max`.
 fn points(latencies: &Latencies, nines_max: f64) -> impl Iterator<Item = (f64, f64)> {
     let end = (latencies.count() as f64).log10().min(nines_max);
     let step = 1.0 / f64::from(POINTS_PER_NINE);

@@ -39,8 +39,8 @@ impl Progress {
         self.bar.is_hidden()
     }
 
-    /// Moves the bar to `elapsed`; `operations` is the number of commands completed so far. The rate is that
-    /// since the last call.
+    /// Moves the bar to `elapsed`; `operations` is the number of commands completed so far. The rate is over
+    /// the time since the previous call; the first call shows none.
     pub fn set(&mut self, elapsed: Duration, operations: u64) {
         let now = Instant::now();
         if let Some((before, operations_before)) = self.last {

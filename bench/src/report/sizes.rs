@@ -16,7 +16,7 @@ use spindle_console::size::Bytes;
 pub struct CacheRun {
     size: Bytes,
     policy: &'static str,
-    /// Hit ratio in per cent; pages read around the cache count as misses.
+    /// Hit ratio in per cent, warm-up included; pages that pass around the cache count as misses.
     hit_percent: f64,
     result: BenchResult,
 }

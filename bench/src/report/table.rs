@@ -5,7 +5,8 @@ use comfy_table::{Cell, CellAlignment, Table};
 
 use super::{BenchResult, PERCENTILES};
 
-/// With a single result there is no column of names.
+/// Renders a row for each (name, result). A single result has no column of names; the column of errors is
+/// there if a result has any.
 #[must_use]
 pub fn render(results: &[(&str, &BenchResult)]) -> String {
     let is_named = results.len() > 1;
@@ -55,7 +56,7 @@ pub(super) fn group_thousands(value: f64) -> String {
     text
 }
 
-/// A latency with three significant figures.
+/// A latency with two decimals below 10 us, one below 100 us, and none from there on.
 pub(super) fn format_latency(microseconds: f64) -> String {
     if microseconds < 10.0 {
         format!("{microseconds:.2}")

@@ -17,9 +17,10 @@ use super::target::Connected;
 use super::{BenchError, DRAIN_MAX, Plan};
 use crate::args::BenchTargetArgs;
 
-/// Turns without a completion after which the clock is read.
+/// Fewest turns from one clock reading to the next while there are no completions; turns with completions
+/// always read the clock.
 const IDLE_TURNS_PER_CLOCK_READ: u32 = 16;
-/// Interval at which the controllers are polled and the progress is updated.
+/// Interval at which the controllers are polled, the progress is updated and spare buffers are retried.
 const CONTROLLER_POLL_PERIOD: Nanos = Nanos::from_ms(50);
 
 /// A command in flight, with its time of submission.
@@ -34,7 +35,7 @@ struct InFlight {
 struct QueueState {
     /// Indexed by [`Ticket::index`](initiator::Ticket::index).
     in_flight: Box<[InFlight]>,
-    /// Buffers for which the job had no command.
+    /// Buffers without a command in flight: all at first, later those for which the job had none.
     spare: Vec<Buf>,
 }
 
@@ -57,7 +58,7 @@ struct UnitMapping {
 }
 
 impl<'a> Engine<'a> {
-    /// Allocates all memory of the run.
+    /// Allocates the buffers of all commands in flight and fills them.
     pub(super) fn new(
         connected: Connected,
         plan: &Plan,
@@ -106,7 +107,7 @@ impl<'a> Engine<'a> {
                 next_controller_poll = now + CONTROLLER_POLL_PERIOD;
                 self.done.store(job.done(), Ordering::Relaxed);
                 self.poll_controllers(now)?;
-                // Retry for buffers whose units were all in use.
+                // Retries the spare buffers: the units that the job tried before were in use.
                 self.start(job, now)?;
             }
             if !job.is_over() {
@@ -199,7 +200,8 @@ impl<'a> Engine<'a> {
 }
 
 impl QueueState {
-    /// Passes a completion to the job and sends the next command with its buffer.
+    /// Passes a completion to the job and sends the next command with the buffer of `completion`, if it has
+    /// one.
     #[inline]
     fn ended<J: Job>(
         &mut self,
@@ -217,7 +219,7 @@ impl QueueState {
         }
     }
 
-    /// Sends the next command of the job with `buf`, which becomes spare if there is none.
+    /// Sends the next command of the job with `buf`. If the job has none, `buf` becomes spare.
     #[inline]
     fn submit<J: Job>(
         &mut self,
@@ -269,7 +271,8 @@ struct Drain {
 }
 
 impl Drain {
-    /// Called after each turn; `has_completions`: it had completions. True: none for [`DRAIN_MAX`].
+    /// Called after each turn of a job that is over; `has_completions` says whether the turn had completions.
+    /// True: there was no completion for [`DRAIN_MAX`].
     fn is_stuck(&mut self, has_completions: bool, now: Nanos) -> bool {
         if has_completions {
             self.since = None;
@@ -286,7 +289,7 @@ mod tests {
     fn only_time_in_which_nothing_came_counts_at_the_end() {
         let at = |seconds: u64| Nanos::from_ms(seconds * 1000);
         let mut drain = Drain::default();
-        // The first look may be long after the last command.
+        // The first call may be long after the last command.
         assert!(!drain.is_stuck(false, at(100)));
         assert!(!drain.is_stuck(false, at(109)));
         assert!(!drain.is_stuck(true, at(115)), "something came");

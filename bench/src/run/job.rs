@@ -20,9 +20,10 @@ pub(super) struct Command {
 
 /// Source of commands, called by the engine.
 pub(super) trait Job {
-    /// Next command; for a write it fills `buf`. `None`: all candidate units are in use, or the job is over.
+    /// Next command; with `--verify` a write fills `buf` with the pattern. `None`: all units that it tried
+    /// are in use, or the job is over.
     fn next(&mut self, buf: &mut Buf) -> Option<Command>;
-    /// A command completed; `times` are those of submission and completion.
+    /// `command` completed; `times` are those of submission and completion.
     fn ended(
         &mut self,
         command: Command,
@@ -30,11 +31,12 @@ pub(super) trait Job {
         buf: Option<&Buf>,
         times: (Nanos, Nanos),
     );
-    /// Called with the current time before the completions of each receive, and every few turns without one.
+    /// Called with the current time before the completions of each queue, and every few turns without
+    /// completions.
     fn tick(&mut self, now: Nanos);
     /// True when `next` returns no further command.
     fn is_over(&self) -> bool;
-    /// Commands completed, for the progress.
+    /// Commands completed, for the progress; [`Check`] counts the units that it has read or skipped.
     fn done(&self) -> u64;
 }
 
@@ -47,7 +49,7 @@ pub(super) struct Tally {
     pub(super) shown: Vec<String>,
     /// Reads that returned wrong data.
     pub(super) mismatches: u64,
-    /// Blocks with correct data.
+    /// Blocks with correct data; a read with a wrong block adds none.
     pub(super) blocks_checked: u64,
 }
 
@@ -67,7 +69,7 @@ impl Tally {
     }
 }
 
-/// Ends the command in the table and checks the data of a read. False: the data was wrong.
+/// Ends the command in the table and checks the data of a read that succeeded. False: the data was wrong.
 fn update_table(
     table: &mut GenerationTable,
     tally: &mut Tally,
@@ -254,7 +256,8 @@ impl<'a> Load<'a> {
         unit
     }
 
-    /// Selects a unit; if it is in use, the next one that is not. `None`: none of [`PROBES`] is free.
+    /// Selects a unit; if it is in use, the next one that is not. `None`: [`PROBES`] units are in use.
+    /// Without a table no unit counts as in use.
     fn begin(&mut self, is_read: bool, buf: &mut Buf) -> Option<u64> {
         let picked = self.pick();
         let Some(table) = &mut self.table else { return Some(picked) };

@@ -17,7 +17,8 @@ use crate::args::BenchTargetArgs;
 use crate::verify;
 use spindle_console::size::Bytes;
 
-/// Depth of an idle queue, and least depth that controllers are asked for: that of a Linux host.
+/// Depth of an idle queue, within the controller's limit, and least depth that controllers are asked for: the
+/// default of a Linux host.
 const IDLE_DEPTH: u16 = 127;
 /// Most data in flight: limit of a zone of the buffer pool.
 const FLIGHT_MAX: Bytes = Bytes::new(1 << 30);
@@ -26,12 +27,12 @@ const FLIGHT_MAX: Bytes = Bytes::new(1 << 30);
 #[derive(Debug)]
 pub(super) struct Connected {
     pub(super) target: Target,
-    /// One, or more if it grants fewer queues than requested.
+    /// One; several if a controller grants fewer queues than requested.
     pub(super) controllers: Vec<Controller>,
     /// Busy queues, then idle ones.
     pub(super) queues: Vec<IoQueue>,
     pub(super) namespace: Namespace,
-    /// Time of discovery and of connecting all queues.
+    /// Time from resolving the address until all queues are connected.
     pub(super) connected_in: std::time::Duration,
 }
 
@@ -84,7 +85,7 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
     Ok(Connected { target, controllers, queues, namespace, connected_in: began.elapsed() })
 }
 
-/// Largest write that is sent as in-capsule data.
+/// Largest write to send as in-capsule data, if the target's limit allows it.
 fn in_capsule(args: &BenchTargetArgs) -> u32 {
     args.in_capsule.map_or(u32::MAX, |bytes| u32::try_from(bytes.get()).unwrap_or(u32::MAX))
 }
@@ -100,8 +101,9 @@ fn name(option: &'static str, value: &str) -> Result<Nqn, BenchError> {
     Nqn::new(value).map_err(|source| BenchError::Name { option, value: value.to_owned(), source })
 }
 
-/// The subsystem of `--nqn`, or the first NVM subsystem of the discovery log, at the first address that
-/// accepts a connection. With `--nqn` and RDMA it is the first address, unchecked.
+/// With `--nqn`: that subsystem at the first address that accepts a TCP connection. With RDMA the first
+/// address is taken unchecked, and so is a single address. Without `--nqn`: the first NVM subsystem in the
+/// discovery log of the first address that accepts a connection, at the address in the log.
 fn find_target(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result<Target, BenchError> {
     let text = args.address.as_deref().unwrap_or_default();
     let (transport, text) = initiator::split_transport(text);
@@ -128,7 +130,7 @@ fn find_target(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result
     Err(last)
 }
 
-/// Checks that a TCP connection can be made. Used only if the name has several addresses.
+/// Checks that a TCP connection can be made. Used only if the host name has several addresses.
 fn check_reachable(address: SocketAddr, options: &Options) -> Result<(), BenchError> {
     let connected = std::net::TcpStream::connect_timeout(&address, options.connect_timeout);
     connected.map(drop).map_err(|source| initiator::Error::Connect { address, source }.into())

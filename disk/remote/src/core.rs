@@ -22,7 +22,7 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 use crate::far::{Far, FarCompletion, FarQueue};
 use crate::ledger::NEWEST;
-use crate::request::{Limits, Piece, PieceError, Request};
+use crate::request::{Piece, PieceError, PieceParams, Request};
 use crate::shared::View;
 use crate::{RemoteDisk, Users};
 
@@ -57,7 +57,7 @@ pub(crate) struct RemoteCore<F: Far> {
     depth: u16,
     pool: Pool,
     link: Link<F>,
-    limits: Limits,
+    limits: PieceParams,
     /// Copy of the shared state as of `version`.
     view: View,
     version: u64,
@@ -85,7 +85,7 @@ pub(crate) struct RemoteCore<F: Far> {
     logged_association: u64,
     /// A failed connect of the I/O queue was logged.
     is_refusal_logged: bool,
-    /// Last field, so dropped after the queue: the association ends after it.
+    /// Last field, so dropped after `link`: the association ends after the queue.
     shared: Arc<Users<F>>,
 }
 
@@ -97,7 +97,7 @@ impl<F: Far> RemoteCore<F> {
         })?;
         let view = shared.view();
         let block_bytes = view.shape.geometry.block_bytes;
-        let limits = Limits {
+        let limits = PieceParams {
             nsid: shared.spec.nsid,
             block_bytes,
             data_blocks_max: 1,
@@ -144,7 +144,7 @@ impl<F: Far> RemoteCore<F> {
         self.next_check = Nanos::ZERO;
     }
 
-    /// Advances the connection of the I/O queue. True when there was any work.
+    /// Advances the connection of the I/O queue. True when a connect was begun.
     fn step_link(&mut self, now: Nanos) -> bool {
         match &mut self.link {
             Link::Up(queue, number) => {
@@ -353,7 +353,7 @@ impl<F: Far> RemoteCore<F> {
         self.end(request, Err(DiskError::of_status(status)));
     }
 
-    /// Marks the request's ledger entry as ended on this association.
+    /// Resolves the request's ledger entry, if any: it was answered, or will not be sent again.
     #[inline]
     fn resolve(&self, request: &Request) {
         if let Some(entry) = request.entry {
@@ -433,7 +433,8 @@ impl<F: Far> RemoteCore<F> {
         self.ready.extend(over.into_iter().map(|request| request.end(Err(DiskError::Cancelled))));
     }
 
-    /// Fails outstanding commands past their deadline, although the far target may still execute them.
+    /// Fails outstanding commands past their deadline, although the far target may still execute them. Sets
+    /// `is_stuck` if one is not answered for a further timeout.
     #[cold]
     fn scan(&mut self, now: Nanos) {
         self.next_scan = now + SCAN_PERIOD;
@@ -451,7 +452,7 @@ impl<F: Far> RemoteCore<F> {
             self.answered_count += 1;
         }
         if self.is_stuck {
-            // The next turn abandons the queue before it receives, so that all cores see the loss at once.
+            // The next turn abandons the queue, which ends the association for all cores.
             let (disk, time) = (&self.shared.name, command_timeout.as_duration());
             tracing::warn!(disk, qid = self.qid, "a command is not answered in twice {time:?}");
         }
@@ -566,7 +567,7 @@ impl<F: Far> Disk for RemoteCore<F> {
         count
     }
 
-    /// Excludes commands that were answered before the far target's answer: their buffers are returned.
+    /// Excludes commands whose [`Done`] was returned before the far target's answer.
     fn in_flight(&self) -> usize {
         let own = self.waiting.len() + self.blocked.len() + self.orphans.len() + self.ready.len();
         own + self.sent_count - self.answered_count

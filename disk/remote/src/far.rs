@@ -50,7 +50,7 @@ pub trait FarQueue {
     fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<usize, Refused>;
     /// Sends the queued commands.
     fn send(&mut self);
-    /// Sends, receives once and collects completions. True when bytes arrived.
+    /// Sends, receives once and collects completions. True when anything arrived or the connection ended.
     fn poll(&mut self, now: Nanos) -> bool;
     /// The next collected completion.
     fn next_completion(&mut self) -> Option<FarCompletion>;

@@ -1,5 +1,5 @@
-//! [`Ledger`]: blocks of writes that the far target may still execute although their association is lost; and
-//! the association of each core's queue.
+//! [`Ledger`]: blocks of writes that the far target may still execute although their association is lost or
+//! their deadline has passed; and the association of each core's queue.
 //!
 //! ```text
 //!            lost with its association        answered, over the next one
@@ -73,7 +73,8 @@ impl Ledger {
         self.entries.is_empty()
     }
 
-    /// Records that a write was lost with association `number`. Returns its entry.
+    /// Records that a write was lost with association `number`. `entry`: the write's entry, if it has one.
+    /// Returns the write's entry.
     pub(crate) fn record_lost(
         &mut self,
         entry: Option<EntryId>,
@@ -89,7 +90,7 @@ impl Ledger {
         id
     }
 
-    /// Enters a write, unless it has an entry. Returns its entry.
+    /// Adds an entry for a write to `range`, unless the write has one, `entry`. Returns the write's entry.
     pub(crate) fn add_entry(&mut self, entry: Option<EntryId>, range: BlockRange) -> EntryId {
         entry.unwrap_or_else(|| {
             self.next += 1;
@@ -120,7 +121,8 @@ impl Ledger {
         self.remove_finished();
     }
 
-    /// Ends the wait for associations lost for the fence timeout. True when an entry has changed.
+    /// Treats associations whose loss was recorded at least the fence timeout ago as over. True when an entry
+    /// has changed.
     pub(crate) fn expire(&mut self, now: Nanos) -> bool {
         let mut has_any = false;
         for entry in &mut self.entries {

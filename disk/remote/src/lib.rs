@@ -19,15 +19,17 @@
 //!   until the lost association is over: the far target confirms it (a Spindle, by End Former Associations),
 //!   or the fence timeout has passed.
 //! - A command that is not answered within `command_timeout` fails with an error that hosts may retry. If it
-//!   is a write, other writes to its blocks wait until the far target has answered it.
+//!   is a write, other writes to its blocks wait until the far target has answered it or its association is
+//!   over.
 //!
 //! The identity of the namespace is checked when an association begins, and after each Namespace Attribute
 //! Changed event before the next command. A namespace that is another disk is not used.
 //!
 //! Not supported: multipath, authentication, compare-and-write (it is not offered to hosts of this disk).
 //!
-//! Limits: one association per disk, one I/O queue per core; a command longer than the far target's MDTS is
-//! split into pieces, each copied once, four in flight per core.
+//! Limits: one association per disk, one I/O queue per core. A command with more data than the far target's
+//! MDTS, or over RDMA in too many segments, is split into pieces of at most 128 KiB, each copied once; at
+//! most four of a core are in flight.
 
 #![forbid(unsafe_code)]
 
@@ -71,8 +73,8 @@ pub struct RemoteSpec {
     pub depth: u16,
     /// Time limit of a command, from its submission and across reconnects.
     pub command_timeout: Duration,
-    /// Added to twice the keep-alive timeout: the time after which a far target that is no Spindle executes
-    /// nothing of a lost association.
+    /// Part of the fence timeout: a lost association is over at the latest after twice the keep-alive timeout
+    /// plus this, for a Spindle 40 s later.
     pub quiesce: Duration,
 }
 
@@ -127,8 +129,9 @@ impl RemoteDisk {
     /// Connects and identifies the namespace. Blocks; not on a reactor core.
     ///
     /// # Errors
-    /// [`OpenError::System`] where the target cannot be reached or refuses the connection,
-    /// [`OpenError::Setting`] where its namespace is not usable as a disk.
+    /// [`OpenError::System`] where the target cannot be reached or refuses the connection, or the namespace
+    /// is claimed by another disk of the process; [`OpenError::Setting`] where the namespace is not usable as
+    /// a disk.
     pub fn new(name: &str, spec: &RemoteSpec) -> Result<Arc<RemoteDisk>, OpenError> {
         let (shared, claim, facts) = manager::open(name, spec)?;
         Ok(Arc::new(RemoteDisk { shared: Arc::new(Users { shared, claim: Some(claim) }), facts }))
@@ -136,8 +139,8 @@ impl RemoteDisk {
 }
 
 impl<F: Far> RemoteDisk<F> {
-    /// A disk on associations of another kind, which the caller makes and reports by [`Control`].
-    /// `abilities`: ONCS.
+    /// A disk without a manager thread: the caller (the simulator, tests) makes the associations `F` and
+    /// reports them through the returned [`Control`]. `abilities`: ONCS of the far controller.
     #[must_use]
     pub fn with_far(
         name: &str,

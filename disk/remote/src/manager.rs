@@ -25,8 +25,8 @@ const POLL_PERIOD: Duration = Duration::from_millis(50);
 const KEEP_ALIVE_MS: u32 = 5000;
 /// Timeout of each step of connecting except the answer to Connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest delay of the answer to Connect by a Spindle: it waits up to 40 s for commands of the host's former
-/// queue pairs that are at a disk.
+/// Longest delay of the answer to Connect by a Spindle, which waits up to 40 s for commands of the host's
+/// former queue pairs that are at a disk.
 const CONNECT_DELAY_MAX: Duration = Duration::from_secs(40);
 /// Timeout of the answer to Connect; above [`CONNECT_DELAY_MAX`].
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
@@ -38,7 +38,7 @@ const BACKOFF_WAITS: (Duration, Duration) = (Duration::from_millis(100), Duratio
 const BYTES_MAX: u64 = i64::MAX as u64;
 /// Bytes of the Changed Namespace List.
 const CHANGED_BYTES: u32 = 4096;
-/// Identify attempts while further change events arrive.
+/// Most checks of the namespace in a row, each after a further change event.
 const CHECKS_MAX: u32 = 16;
 /// Most distinct reasons that are logged before an association is stable.
 const REASONS_MAX: usize = 16;
@@ -52,8 +52,8 @@ struct Connected {
 
 type Opened = Result<(Arc<Shared<Association>>, Claim, RemoteFacts), OpenError>;
 
-/// Starts the manager thread and waits for its first attempt. A controller must stay on the thread that
-/// connected it.
+/// Starts the manager thread and waits for its first connection attempt. A controller must stay on the thread
+/// that connected it.
 pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
     let (sender, receiver) = mpsc::channel();
     let (disk, spec) = (name.to_owned(), spec.clone());
@@ -108,7 +108,7 @@ fn connect_first(
     Ok((manager, claim, facts, controller))
 }
 
-/// A random token, unique among the disks of this process.
+/// A random nonzero token. It identifies the associations of one disk of this process.
 fn token() -> u64 {
     RandomState::new().hash_one(std::process::id()) | 1
 }
@@ -139,9 +139,9 @@ fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
     Ok(Connected { controller, namespace, identify })
 }
 
-/// Time for which a far target may execute commands of a lost association, unless it confirms their end. It
-/// ends an association without keep alive within two timeouts. A Spindle may need longer for commands at its
-/// disks, and reports that.
+/// Time for which a far target may execute commands of a lost association, unless it confirms their end. A
+/// far target ends an association without keep alive within two timeouts. A Spindle may need longer for
+/// commands at its disks, and reports that.
 fn fence_timeout(spec: &RemoteSpec, controller: &Controller) -> Nanos {
     let quiet = Nanos::from_ms(2 * u64::from(KEEP_ALIVE_MS)) + spec.quiesce.into();
     if controller.ends_former_associations() { quiet + CONNECT_DELAY_MAX.into() } else { quiet }
@@ -240,7 +240,7 @@ impl LogFilter {
         true
     }
 
-    /// Resets the filter once an association is stable. True where messages were suppressed.
+    /// Resets the filter once an association is stable. True where a loss was suppressed.
     fn on_lasted(&mut self) -> bool {
         std::mem::take(self).is_quiet
     }
@@ -254,7 +254,7 @@ struct Manager {
     /// Identifies this disk's associations in End Former Associations.
     token: u64,
     log_filter: LogFilter,
-    /// Raised by a core that has lost its queue, and when the disk is dropped.
+    /// Woken by a core that has lost its queue or failed to connect it, and when the disk is dropped.
     waker: Waker,
 }
 
@@ -334,8 +334,8 @@ impl Manager {
         }
     }
 
-    /// Handles an event. After a namespace change the cores send no commands until Identify has confirmed the
-    /// identity of the namespace. Blocks.
+    /// Handles `event`, of which only a namespace change has an effect: the cores send no commands until
+    /// Identify has confirmed the identity of the namespace. Blocks.
     fn verify(&self, up: &mut Controller, event: AsyncEvent) -> Result<(), Error> {
         if event.as_notice() != Some(AsyncNotice::NAMESPACE_CHANGED) {
             return Ok(());
@@ -350,7 +350,7 @@ impl Manager {
             let identify = up.identify_namespace(self.spec().nsid)?;
             let namespace = up.namespace_of(self.spec().nsid, &identify)?;
             let shape = self.shape(up, &namespace, &identify)?;
-            // A later change has sent an event, or will.
+            // A change after these reads has sent an event, or will.
             let mut has_changed = false;
             while let Some(event) = up.next_event(Clock::now()) {
                 has_changed |= event.as_notice() == Some(AsyncNotice::NAMESPACE_CHANGED);

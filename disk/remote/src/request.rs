@@ -20,22 +20,22 @@ const RANGE_BYTES: u32 = 16;
 pub(crate) struct Request {
     pub(crate) token: Token,
     pub(crate) op: Op,
-    /// Write Zeroes is sent as writes of zeroes, because the far target does not support it.
+    /// Write Zeroes is sent as writes of zeroes: the far target does not support it or has refused it.
     pub(crate) sends_zeroes: bool,
     pub(crate) range: BlockRange,
     /// Dataset Management hints of a Read or Write, passed on in CDW13.
     pub(crate) hints: u8,
-    /// Its data; `None` while a command at the far target uses the buffer.
+    /// Buffer of the whole request; `None` while a command at the far target uses it.
     buf: Option<Buf>,
     /// Submission number on this core.
     pub(crate) number: u64,
-    /// Time at which it fails unless it was answered.
+    /// Time at which the request fails unless the far target has answered it.
     pub(crate) deadline: Nanos,
     /// Blocks transferred so far.
     done: u32,
-    /// Blocks of the piece at the far target.
+    /// Blocks of the current piece.
     piece: u32,
-    /// The current piece uses a bounce buffer.
+    /// The current piece uses a buffer of the core's pool instead of `buf`.
     pub(crate) is_bounced: bool,
     /// All pieces use bounce buffers: the queue has refused the request's own buffer.
     pub(crate) must_bounce: bool,
@@ -58,15 +58,15 @@ pub(crate) struct Piece {
 /// Why the next piece cannot be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceError {
-    /// No bounce buffer is free; a completion frees one.
+    /// The core's pool has no free buffer; a completion frees one.
     Buffer,
     /// The request has no data buffer: it must fail.
     Data,
 }
 
-/// Limits of the pieces of a core.
+/// Parameters by which one core splits requests into commands.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct PieceParams {
     pub(crate) nsid: u32,
     pub(crate) block_bytes: u32,
     /// Most blocks of one command with data.
@@ -107,7 +107,7 @@ impl Request {
     }
 
     /// Builds the command for the next piece.
-    pub(crate) fn next(&mut self, limits: Limits, pool: &Pool) -> Result<Piece, PieceError> {
+    pub(crate) fn next(&mut self, limits: PieceParams, pool: &Pool) -> Result<Piece, PieceError> {
         let left = self.range.blocks - self.done;
         let lba = self.range.lba + u64::from(self.done);
         let (nsid, whole) = (limits.nsid, self.done == 0);
@@ -162,7 +162,7 @@ impl Request {
 
     /// Buffer of the next piece: the request's own if one command can transfer all, otherwise a bounce buffer
     /// with the data of the piece.
-    fn data(&mut self, left: u32, whole: bool, limits: Limits, pool: &Pool) -> Result<Buf, PieceError> {
+    fn data(&mut self, left: u32, whole: bool, limits: PieceParams, pool: &Pool) -> Result<Buf, PieceError> {
         if whole && left <= limits.data_blocks_max && !self.must_bounce {
             (self.piece, self.is_bounced) = (left, false);
             return self.buf.take().ok_or(PieceError::Data);
@@ -182,11 +182,11 @@ impl Request {
         Ok(piece)
     }
 
-    fn offset(&self, limits: Limits) -> usize {
+    fn offset(&self, limits: PieceParams) -> usize {
         self.done as usize * limits.block_bytes as usize
     }
 
-    /// Takes back the buffer of a piece that was refused or has failed.
+    /// Takes back the buffer of a piece that was refused or has failed; drops a bounce buffer.
     pub(crate) fn take_back(&mut self, data: Option<Buf>) {
         if !self.is_bounced {
             self.buf = data;
@@ -194,7 +194,7 @@ impl Request {
     }
 
     /// Handles a successful piece. True when it was the last.
-    pub(crate) fn on_piece(&mut self, data: Option<Buf>, limits: Limits) -> bool {
+    pub(crate) fn on_piece(&mut self, data: Option<Buf>, limits: PieceParams) -> bool {
         if !self.is_bounced {
             self.buf = data;
         } else if self.op == Op::Read
@@ -228,8 +228,8 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { nsid: 7, block_bytes: 512, data_blocks_max: 16, bounce_blocks: 8, must_fua: false };
+    const LIMITS: PieceParams =
+        PieceParams { nsid: 7, block_bytes: 512, data_blocks_max: 16, bounce_blocks: 8, must_fua: false };
 
     fn pool() -> Pool {
         let zones =
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn every_write_has_fua_where_the_far_cache_is_not_told_of() {
         let pool = pool();
-        let limits = Limits { must_fua: true, ..LIMITS };
+        let limits = PieceParams { must_fua: true, ..LIMITS };
         let zeroes = Op::WriteZeroes { deallocate: false, fua: false };
         for (op, sends_zeroes) in [(Op::Write { fua: false }, false), (zeroes, false), (zeroes, true)] {
             let mut request = request(op, 1, Some(filled(&pool, 1)));
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn zeroes_as_data_are_no_longer_than_the_far_target_takes() {
         let pool = pool();
-        let limits = Limits { data_blocks_max: 4, ..LIMITS };
+        let limits = PieceParams { data_blocks_max: 4, ..LIMITS };
         let mut request = request(Op::WriteZeroes { deallocate: false, fua: false }, 6, None);
         request.sends_zeroes = true;
         for blocks in [4, 2] {
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_copied_piece_is_in_one_piece() {
-        let (pool, limits) = (pool(), Limits { bounce_blocks: 16, ..LIMITS });
+        let (pool, limits) = (pool(), PieceParams { bounce_blocks: 16, ..LIMITS });
         let held: Vec<Buf> = std::iter::from_fn(|| pool.take_contiguous(8192)).collect();
         let mut request = request(Op::Write { fua: false }, 20, Some(filled(&small_pool(), 20)));
         assert_eq!(request.next(limits, &pool).err(), Some(PieceError::Buffer), "not in two small ones");

@@ -1,8 +1,9 @@
 //! [`Shared`]: state of a remote disk shared by its manager and cores, and [`Control`], the manager's handle
 //! on it.
 //!
-//! All state is under one lock, which cores take only after a change: each change increments
-//! [`Shared::version`], which a core loads once per turn; if it has changed, the core copies a [`View`].
+//! All state is under one lock, which a core takes only to make a change, after a change, or while the ledger
+//! has entries. Each change increments [`Shared::version`], which a core loads once per turn; if it has
+//! changed, the core copies a [`View`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -63,7 +64,7 @@ impl<F> State<F> {
 pub(crate) struct Shared<F> {
     pub(crate) name: String,
     pub(crate) spec: RemoteSpec,
-    /// From the spec, in the clock's unit.
+    /// [`RemoteSpec::command_timeout`] in the clock's unit.
     pub(crate) command_timeout: Nanos,
     /// Optional NVM commands of the far controller.
     pub(crate) abilities: Oncs,
@@ -74,7 +75,8 @@ pub(crate) struct Shared<F> {
     pub(crate) is_stopped: AtomicBool,
     /// Wakes the manager thread; `None` where the caller makes the associations.
     waker: Option<Waker>,
-    /// Called before a command is sent over a new association or after a new check of the namespace.
+    /// Called before the first command over a new association, and before the first after each further check
+    /// of the namespace.
     foreign_change_callbacks: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
 
@@ -136,7 +138,8 @@ impl<F> Shared<F> {
         self.lock().view()
     }
 
-    /// The current association and its number; `None` once a core has lost its queue.
+    /// The current association and its number; `None` without one, or once a core has lost its queue or
+    /// failed to connect it.
     pub(crate) fn association(&self) -> Option<(u64, Arc<F>)> {
         let state = self.lock();
         let is_lost = self.lost.load(Ordering::Acquire) >= state.number;
@@ -193,7 +196,7 @@ impl<F> Shared<F> {
         self.on_lost(number);
     }
 
-    /// Enters a write that was not answered in time and is still outstanding.
+    /// Adds an overdue write to the ledger: the far target may still execute it.
     pub(crate) fn record_overdue(&self, request: &mut Request) {
         let entry = self.change(|state| state.ledger.add_entry(request.entry, request.range));
         request.entry = Some(entry);
@@ -282,7 +285,7 @@ impl<F> Control<F> {
         self.0.view().shape
     }
 
-    /// Number of the newest association on which a core has lost its queue; 0: none.
+    /// Number of the newest association on which a core has lost its queue or failed to connect it; 0: none.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.0.lost.load(Ordering::Acquire)

@@ -25,7 +25,7 @@ pub const BLOCK_BYTES_MAX: usize = 4096;
 /// Progress of the compare-and-write that holds the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Writes to the block that began before are still in flight.
+    /// Writes to the block that began before may still be in flight.
     Clearing,
     /// The block is being read.
     Reading,
@@ -36,7 +36,7 @@ pub enum Phase {
 /// A compare-and-write of one block.
 #[derive(Debug)]
 pub struct CompareAndWrite {
-    /// Given to `submit`.
+    /// Token given to `Disk::compare_and_write`.
     pub token: Token,
     /// A range of one block.
     pub range: BlockRange,
@@ -59,7 +59,7 @@ impl CompareAndWrite {
 struct Active {
     pair: CompareAndWrite,
     phase: Phase,
-    /// Cancelled by its submitter: the block is not written.
+    /// Cancelled by its submitter: the write is not begun.
     is_cancelled: bool,
     hold: Hold,
 }
@@ -118,7 +118,7 @@ impl CompareAndWriteQueue {
         self.active.as_ref().map(|active| active.phase)
     }
 
-    /// Takes the guard for the next compare-and-write, unless another core holds it.
+    /// Takes the guard for the next compare-and-write, unless one is active or another core holds the guard.
     pub fn hold_next(&mut self) {
         if self.active.is_some() {
             return;
@@ -176,7 +176,8 @@ impl CompareAndWriteQueue {
         Some(pair)
     }
 
-    /// Removes the first compare-and-write that the disk does not have and that satisfies `is_over`.
+    /// Removes the first compare-and-write that satisfies `is_over` and has no operation at the disk;
+    /// releases the guard if it holds it.
     pub fn take_where(&mut self, is_over: impl Fn(&CompareAndWrite) -> bool) -> Option<CompareAndWrite> {
         let is_clearing = |active: &Active| active.phase == Phase::Clearing && is_over(&active.pair);
         if self.active.as_ref().is_some_and(is_clearing) {
@@ -186,8 +187,8 @@ impl CompareAndWriteQueue {
         self.queue.remove(at)
     }
 
-    /// Cancels the active compare-and-write if it belongs to `owner`; true in that case. It ends without a
-    /// write.
+    /// Cancels the active compare-and-write if it belongs to `owner`; true in that case. A write that has
+    /// begun completes.
     pub fn cancel_active(&mut self, owner: Owner) -> bool {
         let Some(active) = self.active.as_mut().filter(|it| it.pair.token.owner() == owner) else {
             return false;

@@ -30,19 +30,20 @@ pub(crate) struct BackendCore<M: AsyncBackend> {
     shift: u32,
     /// Requests with an operation at the backend.
     requests: Slab<Request>,
-    /// Requests that wait for capacity, in order of submission.
+    /// Requests that wait for a free slot of `requests`, in order of submission.
     queue: VecDeque<Request>,
-    /// Writes that wait for the guard, in order of submission.
+    /// Writes whose range has the guarded block.
     waiting: VecDeque<Request>,
     /// Completed operations; empty between polls.
     endings: Vec<Ended<M::Error>>,
-    /// Completions for the next `poll` to return.
+    /// Completions that `poll` has not returned yet.
     ready: VecDeque<Done>,
     /// [`AsyncBackend::send`] has failed.
     is_broken: bool,
 }
 
-/// Most requests of a core at its backend; the backend needs capacity for one more.
+/// Most requests of a core at its backend. The backend needs capacity for one more operation, that of the
+/// compare-and-write.
 pub(crate) fn requests_of(context: &CoreContext) -> u32 {
     context.depth.clamp(1, REQUESTS_MAX)
 }
@@ -88,7 +89,8 @@ impl<M: AsyncBackend> BackendCore<M> {
         self.backend.refusal(request)
     }
 
-    /// Begins a request. The caller has checked that the slab has room.
+    /// Begins a request; a write to the guarded block waits instead. The caller has checked that the slab has
+    /// room.
     #[inline]
     fn begin(&mut self, request: Request) {
         if request.op.is_write() && !self.compare_and_writes.participant().enter(request.range) {
@@ -224,7 +226,8 @@ impl<M: AsyncBackend> BackendCore<M> {
         }
     }
 
-    /// Answers a guard of another core, and advances this core's compare-and-writes.
+    /// Answers the published guard once this core has no write to its block in flight, and advances this
+    /// core's compare-and-writes.
     #[inline]
     pub(crate) fn step_guard(&mut self) {
         if let Some(guarded) = self.compare_and_writes.participant().unanswered() {
@@ -268,8 +271,9 @@ impl<M: AsyncBackend> BackendCore<M> {
         }
     }
 
-    /// Ends everything after the backend has failed. The outcome of operations in flight is unknown and their
-    /// buffers stay with the backend. Their writes may still be executed, so no cache may enter their blocks.
+    /// Ends all commands after the backend has failed. The outcome of operations in flight is unknown and
+    /// their buffers stay with the backend. Writes among them may still be executed, so no cache may keep
+    /// their blocks.
     #[cold]
     fn fail_all(&mut self) {
         for index in 0..self.requests.capacity() {

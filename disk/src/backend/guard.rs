@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::BlockRange;
 
-/// Most handles on one disk at a time; above the number of reactor cores of any machine.
+/// Most participants in a guard, and so the most cores that can have a disk open.
 pub const CORES_MAX: usize = 256;
 
 /// State of one core, read by the holder of the guard. Aligned to 128 bytes: processors fetch 64-byte lines
@@ -195,8 +195,8 @@ impl GuardParticipant {
         self.guarded().filter(|guarded| !self.has_answered(*guarded))
     }
 
-    /// True when this core has answered this guard. A former owner of the slot may have done so; it had seen
-    /// the guard as well.
+    /// True when this core has answered this guard. The answer may come from an earlier participant in the
+    /// same slot: the writes of this one begin later and see the guard.
     #[inline]
     #[must_use]
     pub fn has_answered(&self, guarded: Guarded) -> bool {
@@ -368,7 +368,7 @@ mod tests {
     /// A core that writes some ranges and once compares and writes.
     struct Player {
         participant: GuardParticipant,
-        /// Still to write, the next at the end.
+        /// Ranges still to be written; the last one is next.
         writes: Vec<BlockRange>,
         inside: Option<BlockRange>,
         /// The hold, and whether it is clear.
@@ -382,7 +382,7 @@ mod tests {
             Player { participant, writes, inside: None, hold: None, has_compared: false }
         }
 
-        /// As every poll does.
+        /// Answers the guard, as every poll does.
         fn answer(&mut self) {
             let guarded = self.participant.unanswered();
             if let Some(guarded) = guarded.filter(|it| !self.inside.is_some_and(|range| it.is_in(range))) {
@@ -423,8 +423,8 @@ mod tests {
         }
     }
 
-    /// Plays one order: `prefix` first, then the first, then everybody in turn. The choices taken and of how
-    /// many.
+    /// Plays one order: the choices of `prefix`, then choice 0 up to [`STEPS_ENUMERATED`], then round-robin.
+    /// Returns each enumerated choice with the number of alternatives.
     fn play(prefix: &[(usize, usize)]) -> Vec<(usize, usize)> {
         let guard = Guard::new(4);
         // A write to the block, then one beside it; and on the other core a write around it.
@@ -442,7 +442,7 @@ mod tests {
                 break;
             }
             let choice = prefix.get(step).map(|(choice, _)| *choice);
-            // Beyond what is enumerated, everybody in turn.
+            // After the enumerated steps, round-robin.
             let choice = choice.unwrap_or(if step < STEPS_ENUMERATED { 0 } else { step % able.len() });
             if step < STEPS_ENUMERATED {
                 choices.push((choice, able.len()));

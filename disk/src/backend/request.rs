@@ -12,8 +12,8 @@ use spindle_reactor::mem::Buf;
 use super::ZeroMethod;
 use crate::{BlockRange, Op, Token};
 
-/// Bytes of zeroes in one write: large enough for full bandwidth, and a [`Buf`] of zeroes of this length has
-/// one segment.
+/// Most bytes of zeroes in one write: large enough for full bandwidth, and a [`Buf`] of zeroes of this length
+/// has one segment.
 pub(crate) const ZERO_WRITE_BYTES: u64 = 1 << 20;
 
 /// Progress of a zeroing: bytes `at .. end` remain.
@@ -45,7 +45,7 @@ pub(crate) struct Request {
     pub(super) token: Token,
     pub(super) op: Op,
     pub(super) range: BlockRange,
-    /// Its data; `None` while the backend has the buffer.
+    /// Buffer of a Read or Write; `None` while the backend has it.
     pub(super) buf: Option<Buf>,
     pub(super) state: State,
     /// Cancelled by its submitter: no further operation is begun.

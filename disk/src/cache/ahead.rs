@@ -1,20 +1,21 @@
 //! [`Streams`]: detects sequential and strided reads of a host and decides which pages to read ahead. Pure:
 //! it handles page numbers only.
 //!
-//! - *Sequential*: a read that begins within `NEAR` pages of the end of an earlier read of the same host
-//!   (queues reorder). The third such read fetches a window of pages; whenever half of a window is used, the
-//!   next one is fetched, twice as large up to the maximum.
+//! - *Sequential*: each read begins within `NEAR` pages of the end of an earlier read of the same host
+//!   (queues reorder). The third read of such a stream fetches a window of pages; whenever half of a window
+//!   is used, the next one is fetched, twice as large up to the maximum.
 //! - *Strided*: three reads at equal distances. The next 1, 2, 4, up to `STRIDES_MAX` reads of that distance
-//!   are fetched.
+//!   are fetched, together at most a window.
 //!
-//! Pages evicted unread show that the window is too large. Each fetch that finds some halves the window; a
-//! stream at the smallest window is reset.
+//! Pages evicted unread show that the window is too large: the window is halved, or the stream is reset if
+//! its window is the smallest.
 //!
-//! For a host that reads ahead itself (Access Frequency 7) the window is as long as its own request.
+//! For a host that reads ahead itself (Access Frequency 7) the window is at most as long as its own request,
+//! and strides are not fetched.
 
-/// Tolerance, in pages, between the begin of a read and the end of the previous one, in either direction.
+/// Most pages between the start of a read and the end of the previous one, in either direction.
 const NEAR: u64 = 8;
-/// Pages of the first window, 64 KiB.
+/// Pages of the first window, 64 KiB; for a longer read, the window is as long as the read.
 const FIRST_WINDOW: u32 = 16;
 /// Most reads of a strided stream that are fetched ahead.
 const STRIDES_MAX: u32 = 8;
@@ -32,7 +33,7 @@ pub struct Fetch {
     pub pages: u32,
     /// Number of pieces.
     pub count: u32,
-    /// Pages from the begin of a piece to the begin of the next; may be negative.
+    /// Pages from the start of a piece to the start of the next; may be negative. 0 for one piece.
     pub step: i64,
 }
 
@@ -47,7 +48,7 @@ pub struct ReadInfo {
     pub pages: u32,
     /// The host itself reads ahead (Access Frequency 7).
     pub is_speculative: bool,
-    /// Total of pages read ahead and evicted unread.
+    /// Total of pages that this core has evicted unread after a read-ahead for any host.
     pub wasted: u64,
 }
 
@@ -55,12 +56,12 @@ pub struct ReadInfo {
 struct Stream {
     /// Page at which the next read of the stream is expected.
     next: u64,
-    /// Pages before this one are fetched.
+    /// End of the pages that were read or fetched: the next fetch begins here.
     edge: u64,
     window: u32,
     /// Reads that continued this stream.
     follows: u32,
-    /// [`ReadInfo::wasted`] at the last fetch.
+    /// [`ReadInfo::wasted`] when it was last compared.
     wasted: u64,
     used: u64,
 }
@@ -69,7 +70,7 @@ struct Stream {
 struct Strides {
     last: u64,
     step: i64,
-    /// Number of consecutive equal distances.
+    /// Number of consecutive reads that repeated the distance `step`.
     same: u32,
     /// Reads beyond the last one that are fetched.
     ahead: u32,
@@ -202,7 +203,7 @@ mod tests {
         ReadInfo { client: 1, first, pages, is_speculative: false, wasted: 0 }
     }
 
-    /// What is fetched by these reads of 4 pages.
+    /// First page and length of each fetch for reads of 4 pages at `reads`.
     fn fetched(streams: &mut Streams, reads: impl Iterator<Item = u64>) -> Vec<(u64, u32)> {
         reads.filter_map(|first| streams.on_read(&read(first, 4))).map(|it| (it.first, it.pages)).collect()
     }
@@ -255,7 +256,7 @@ mod tests {
                 assert!(at < 3 || fetched.contains(&place(at)), "place {at} was not fetched");
             }
         }
-        // Before the begin of the disk there is nothing.
+        // Nothing is fetched before the start of the disk.
         let mut streams = Streams::new(64);
         for first in [300, 200, 100, 0] {
             if let Some(fetch) = streams.on_read(&read(first, 1)) {
@@ -270,7 +271,7 @@ mod tests {
         let (mut windows, mut wasted) = (Vec::new(), 0);
         for at in 0..4000 {
             if let Some(fetch) = streams.on_read(&ReadInfo { wasted, ..read(at * 4, 4) }) {
-                // More than this is evicted before it is read.
+                // Pages of a fetch beyond 128 are evicted unread.
                 wasted += u64::from(fetch.pages.saturating_sub(128));
                 windows.push(fetch.pages);
             }

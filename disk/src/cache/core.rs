@@ -10,7 +10,7 @@
 //!   write  announce each page and drop it from the cache -> inner disk
 //!            -> whole pages that were in the cache are entered again -> end of the write -> Done
 //!          many pages: drop them, some in each poll -> inner disk -> end of the sweep -> Done
-//!   other commands go to the inner disk unchanged
+//!   other commands, and reads that `prepare` answers with `Pool`, go to the inner disk unchanged
 //! ```
 
 mod fetch;
@@ -43,19 +43,20 @@ const FILL_PAGES_MAX: u64 = 128;
 const HIT_PAGES_MAX: u64 = 512;
 /// Most pages of one write that stay in the cache, 128 KiB: the core copies each of them.
 const STAYS_MAX: usize = 32;
-/// Pages of the longest write that announces each of them; a longer one sweeps the frames.
+/// Most pages of a write that announces each of them; a longer write announces its range (`sweeps.rs`).
 const ANNOUNCED_PAGES_MAX: u64 = 1024;
-/// Reads of several pages whose memory a core allocates at open; memory for more is allocated on demand.
+/// Reads with a [`Plan`] for which a core allocates memory at open; memory for more is allocated on demand.
 const READY_MAX: usize = 64;
-/// Buffers that one read uses: its pieces and its data.
+/// Buffers allocated at open for one read: its pieces and its data.
 const BUFFERS_A_READ: usize = 8;
-/// Hits that a core collects before it reports them to the policy.
+/// Most hits that a core collects before it reports them to the policy.
 const TOUCHES_MAX: usize = 256;
 /// Sampled pages that are processed at once, some microseconds.
 const SAMPLES_MAX: usize = 8;
 /// Most queued read-ahead fetches; further ones are dropped.
 const FETCHES_MAX: usize = 16;
-/// Owner of the pieces that fill frames. No queue pair has this number: no slab has this entry.
+/// Owner of the pieces that fill frames. No queue pair has this number: a slab has at most 65,535 entries, so
+/// that no slot has index 65,535.
 const FILLS: Owner = Owner(0xffff);
 
 /// A read in flight.
@@ -120,7 +121,8 @@ pub(super) struct CachedCore {
     predicted: (u64, u32),
     /// Prediction for the read after the next: the buckets of its page.
     predicted_buckets: PageBuckets,
-    /// Slots of reads that wait for pages that other reads fill, or for a buffer of the pool.
+    /// Numbers of reads that wait for pages that other reads fill, for fewer than `depth` pieces at the inner
+    /// disk, or for a buffer of the pool.
     waiting: VecDeque<u32>,
     sweeping: VecDeque<u32>,
     ready: VecDeque<Done>,
@@ -210,7 +212,7 @@ impl CoreCache {
 }
 
 impl Drop for CoreCache {
-    /// Runs after the inner disk was dropped. Frames of buffers that it did not return are lost.
+    /// Runs after the inner disk was dropped. Dooms the frames in buffers that the inner disk did not return.
     fn drop(&mut self) {
         self.drop_prepared();
         for slot in self.commands.numbers() {
@@ -360,8 +362,8 @@ impl CachedCore {
 const FREQUENCY: u8 = 0xf;
 const ONE_TIME_READ: u8 = 6;
 
-/// True where the host announces a one-time read. Its pages are served from the cache where present and
-/// otherwise not entered, as they would evict pages that are read again.
+/// True where the host announces a one-time read. It is answered from the cache if all its pages are there;
+/// otherwise it passes around, as its pages would evict pages that are read again.
 #[inline]
 fn is_once(request: &IoRequest) -> bool {
     request.hints & FREQUENCY == ONE_TIME_READ
@@ -417,7 +419,7 @@ impl CachedCore {
         }
     }
 
-    /// The most common case: the bytes of one page that is in the cache.
+    /// The most common case: the data of a read within one page, if the page is in the cache.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the data through memory")]
     fn find_one(&mut self, request: &IoRequest, guess: u32, offset: u64, bytes: u32) -> Option<Buf> {
@@ -490,7 +492,7 @@ impl CachedCore {
         Prepared::Later
     }
 
-    /// Begins a read of which some pages are missing.
+    /// Begins a read that `prepare` did not answer with `Ready`.
     fn begin_read(&mut self, token: Token, request: &IoRequest) {
         let prepared = self.cache.prepared.take_if(|(prepared, _)| prepared == request);
         let (plan, passes_around) = match prepared {
@@ -539,8 +541,8 @@ impl CachedCore {
         read.passes_around |= done.result.is_err() || done.buf.is_none();
         match done.buf {
             Some(buf) => read.plan.on_read(&context, buf, done.result.is_ok()),
-            // The inner disk keeps the buffer. All frames of the read are doomed, so that its later drop
-            // frees only doomed frames.
+            // The inner disk keeps the buffer. All frames of the read are doomed, so that a later drop of
+            // the buffer frees only doomed frames.
             None => read.plan.doom(&context, 0..u64::MAX),
         }
     }
@@ -599,7 +601,8 @@ impl CachedCore {
 }
 
 impl CachedCore {
-    /// Cancels a command of `owner` that is not at the inner disk.
+    /// Cancels the command at `slot` if it is a read or an unfinished sweep of `owner`. The pieces of a read
+    /// continue.
     fn cancel(&mut self, slot: u32, owner: Owner) -> Option<Done> {
         match self.cache.commands.get_mut(slot)? {
             Entry::Read(read) => {

@@ -49,11 +49,12 @@ counts! {
     misses,
     /// Misses of recently evicted pages: a cache of twice the size would have had most of them.
     ghost_hits,
-    /// Misses of pages that another read was filling.
+    /// Misses answered by the fill of another read.
     joined,
-    /// Pages of reads that passed around the cache: too long, or no frame free.
+    /// Pages of reads that passed around the cache: too long, one-time, at the partial page at the end of the
+    /// disk, or without a free frame.
     passed,
-    /// Pages evicted for others.
+    /// Pages evicted to make room for others.
     evictions,
     /// Pages read ahead.
     ahead,
@@ -65,7 +66,7 @@ counts! {
     wasted,
     /// Cached pages that were written and entered again with the new data.
     written,
-    /// Pages read into a frame and not published because of a concurrent write.
+    /// Pages read into a frame and not published because of a concurrent write or drop of all pages.
     doomed,
     /// Reads of sampled pages (`sizes.rs`); counted for no host, as the next three.
     sampled,

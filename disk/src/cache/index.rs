@@ -95,7 +95,7 @@ pub struct Write {
 pub enum Inserted {
     /// Entered; the frame can be published unless a later write dooms it.
     Clean,
-    /// A write is in flight: the frame is doomed and its entry removed.
+    /// A conflicting write: the frame is doomed and its entry removed.
     Doomed,
     /// Both buckets are full: there is no entry.
     Full,
@@ -160,10 +160,11 @@ impl<W: AtomicWord> Index<W> {
     pub fn guess(&self, buckets: PageBuckets) -> u32 {
         let Some(bucket) = self.buckets.get(buckets.first as usize) else { return NO_FRAME };
         let tag = buckets.page << 32;
-        // With the tag XORed out, an entry of this tag is smaller than every other. The loop visits all
-        // entries: a hard-to-predict branch costs more.
+        // With the tag XORed out, an entry of this tag is smaller than every other, except that an empty
+        // entry is 0 for tag 0 and gives `NO_FRAME`. The loop visits all entries: a hard-to-predict branch
+        // costs more.
         let entries = bucket.entries.iter().map(|slot| slot.load(Ordering::Acquire) ^ tag);
-        // Without a match this is another page's frame, which `look` then rejects.
+        // Without a match this is another page's frame, which `FrameWords::lookup` then rejects.
         frame_of(entries.fold(u64::MAX, u64::min))
     }
 
@@ -203,8 +204,9 @@ impl<W: AtomicWord> Index<W> {
     }
 
     /// Enters a frame that is being filled. The caller holds the lock of the page's shard and has not found
-    /// the page under that lock. `write`: the caller is the writer of the page; the entry is doomed if any
-    /// other write has changed it.
+    /// the page under that lock. The frame is doomed if a write of a page with the same first bucket is in
+    /// flight. `write`: the caller has written the page by this write, still announced; the frame is doomed
+    /// if another such write is in flight or has begun since.
     pub fn insert(
         &self,
         words: &FrameWords<W>,

@@ -44,7 +44,7 @@ impl<const N: usize> Lists<N> {
         self.queue[frame as usize] != 0
     }
 
-    /// Adds a frame that is in no queue as the newest of this one.
+    /// Adds `frame`, which must be in no queue, as the newest of `queue`.
     pub(super) fn push_front(&mut self, queue: u8, frame: u32) {
         debug_assert_eq!(self.queue[frame as usize], 0, "a frame is in one queue at most");
         let ends = &mut self.ends[usize::from(queue) - 1];
@@ -59,7 +59,7 @@ impl<const N: usize> Lists<N> {
         self.queue[frame as usize] = queue;
     }
 
-    /// Removes and returns the oldest frame.
+    /// Removes and returns the oldest frame of `queue`.
     pub(super) fn pop_back(&mut self, queue: u8) -> Option<u32> {
         let frame = self.ends[usize::from(queue) - 1].oldest;
         if frame == NONE {

@@ -17,11 +17,12 @@ const RUN_PAGES_MAX: usize = 32;
 /// A page of a read.
 #[derive(Debug)]
 pub(super) enum Page {
-    /// In the cache, pinned.
+    /// Pinned: found in the cache, or filled by this read.
     Kept(KeptPin),
     /// Filled by this read, in this frame.
     Own(u32),
-    /// Filled by another read, or not looked up because the shard's lock was taken.
+    /// To be looked up again: another read fills the page, the shard's lock was taken, or a piece failed. In
+    /// a read-ahead: not filled by it.
     Waiting,
 }
 
@@ -32,7 +33,7 @@ pub(super) struct Run {
     pub(super) buf: Buf,
 }
 
-/// No frame is free: the read passes around the cache.
+/// No frame can be entered ([`Admission::Full`]): the read passes around the cache.
 #[derive(Debug)]
 pub(super) struct NoFrame;
 
@@ -41,7 +42,7 @@ pub(super) struct Plan {
     pub(super) offset: u64,
     pub(super) bytes: u32,
     pub(super) pages: Vec<Page>,
-    /// Runs that were not submitted yet, the first one last.
+    /// Runs that were not submitted yet; the last one is next.
     pub(super) runs: Vec<Run>,
     /// A read-ahead: its pages are published as unread.
     is_ahead: bool,
@@ -67,7 +68,7 @@ impl PlanContext<'_> {
         debug_assert!(taken.is_ok(), "a piece is made of frames");
     }
 
-    /// Frees a frame that was not filled.
+    /// Dooms and frees a frame.
     pub(super) fn end(&self, filling: Filling<'_>) {
         drop(self.unpublished(filling));
     }
@@ -100,7 +101,7 @@ impl Plan {
     /// Looks up each page and enters the missing ones. `is_once`: a one-time read, which adds no heat.
     ///
     /// # Errors
-    /// [`NoFrame`] when no frame is free; the plan is empty again.
+    /// [`NoFrame`]; the plan is empty again.
     pub(super) fn make(
         &mut self,
         context: &PlanContext<'_>,
@@ -120,8 +121,8 @@ impl Plan {
                 return Err(NoFrame);
             };
             let state = match found {
-                Lookup::Kept(pin, is_first) => {
-                    context.counts.host.useful.add(u64::from(is_first));
+                Lookup::Kept { pin, is_first_read } => {
+                    context.counts.host.useful.add(u64::from(is_first_read));
                     Page::Kept(pin.keep())
                 }
                 Lookup::Waiting => Page::Waiting,
@@ -175,9 +176,9 @@ impl Plan {
                 continue;
             }
             match look_up(context, context.shared.index.buckets(page), false)? {
-                Lookup::Kept(pin, is_first) => {
+                Lookup::Kept { pin, is_first_read } => {
                     context.counts.host.joined.add(1);
-                    context.counts.host.late.add(u64::from(is_first));
+                    context.counts.host.late.add(u64::from(is_first_read));
                     *state = Page::Kept(pin.keep());
                 }
                 Lookup::Waiting => {}
@@ -236,14 +237,14 @@ impl Plan {
         assert!(taken.is_ok(), "the disk gave back a buffer of its own");
     }
 
-    /// The disk has kept buffers. Dooms the frames that it may still write to; they are free once it drops
-    /// the buffers.
+    /// Called when no piece is at the disk: pages that are still `Own` lie in buffers that the disk has kept.
+    /// Dooms their frames, which the disk may still write to; they are free once it drops the buffers.
     pub(super) fn on_lost(&mut self, context: &PlanContext<'_>) {
         self.doom(context, 0..u64::MAX);
         self.pages.iter_mut().filter(|page| matches!(page, Page::Own(_))).for_each(|it| *it = Page::Waiting);
     }
 
-    /// Dooms the frames that this read fills for pages of the range: only this read uses their data.
+    /// Dooms the frames that this read fills for `pages`: only this read uses their data.
     pub(super) fn doom(&self, context: &PlanContext<'_>, pages: std::ops::Range<u64>) {
         let words = context.shared.words();
         for (page, state) in (self.first_page()..).zip(&self.pages).filter(|(page, _)| pages.contains(page)) {
@@ -270,8 +271,11 @@ impl Plan {
 
 /// Result of [`look_up`].
 enum Lookup<'a> {
-    /// Pinned. True: it was read ahead, and this is its first read.
-    Kept(Pin<'a>, bool),
+    Kept {
+        pin: Pin<'a>,
+        /// The page was read ahead, and this read is the first of it that counts as a hit.
+        is_first_read: bool,
+    },
     Own(Filling<'a>),
     Waiting,
 }
@@ -285,14 +289,14 @@ fn look_up<'a>(
     let shared = context.shared;
     match shared.index.find(shared.words(), buckets) {
         Found::Present(pin) => {
-            let is_first = !is_once && pin.count_hit();
-            return Ok(Lookup::Kept(pin, is_first));
+            let is_first_read = !is_once && pin.count_hit();
+            return Ok(Lookup::Kept { pin, is_first_read });
         }
         Found::Filling => return Ok(Lookup::Waiting),
         Found::Missing => {}
     }
     Ok(match shared.admit(buckets, None, InsertReason::Read, context.counts) {
-        Admission::Present(pin) => Lookup::Kept(pin, false),
+        Admission::Present(pin) => Lookup::Kept { pin, is_first_read: false },
         Admission::Filling | Admission::Busy => Lookup::Waiting,
         Admission::Fill(filling) => Lookup::Own(filling),
         Admission::Full => return Err(NoFrame),

@@ -2,10 +2,9 @@
 //! [`Frames`], so that the same code runs over a trace without a disk.
 //!
 //! - [`S3Fifo`] (Yang et al., SOSP 2023): new pages enter a small queue of a tenth of the frames; pages that
-//!   are hit there, or were evicted from it recently ([`Ghost`]), move to the main queue.
+//!   are hit at least twice there, or were evicted from it recently ([`Ghost`]), move to the main queue.
 //! - [`Lru`]: evicts the least recently used page.
-//! - [`Exclusive`], over either: evicts pages that a host has read before all others, as the host caches them
-//!   itself.
+//! - [`Exclusive`], over either: evicts first the pages that a host has read, as the host caches them itself.
 
 use super::lists::Lists;
 
@@ -41,7 +40,8 @@ pub enum InsertReason {
     Ahead,
 }
 
-/// Frames that [`Policy::victim`] examines before it returns `None`; bounds the time of a turn.
+/// Most frames that one call of [`Policy::victim`] examines, which bounds the time of a turn. [`Exclusive`]
+/// examines as many again in its inner policy.
 const EXAMINED_MAX: u32 = 256;
 
 /// Chooses victims among the frames of one shard, which are numbered from 0.
@@ -58,7 +58,8 @@ pub trait Policy: Send {
     /// True where [`Policy::touched`] is used.
     fn wants_touches(&self) -> bool;
 
-    /// The frame to evict, removed from the policy's queues. `None`: no frame is evictable.
+    /// The frame to evict, removed from the policy's queues. `None`: none of the examined frames is
+    /// evictable.
     fn victim(&mut self, frames: &dyn Frames) -> Option<u32>;
 
     /// The victim is in use again and was not evicted: puts it back into the queues.
@@ -148,7 +149,7 @@ impl Policy for S3Fifo {
     }
 }
 
-/// Least recently used, with a ghost for the hit ratio estimate.
+/// Least recently used, with a ghost for the counter `ghost_hits`.
 pub struct Lru {
     lists: Lists<2>,
     ghost: Ghost,
@@ -205,9 +206,9 @@ impl Policy for Lru {
 
 const READ_BY_HOST: u8 = 1;
 
-/// Evicts pages that hosts have read first. See the module.
+/// Evicts first the pages that hosts have read. See the module.
 pub struct Exclusive {
-    /// Pages that hosts have read, oldest first.
+    /// Pages that hosts have read; the oldest is evicted first.
     read_by_host: Lists<1>,
     /// All others.
     kept: Box<dyn Policy>,
@@ -315,7 +316,7 @@ impl Ghost {
         self.now = now.wrapping_add(1).max(1);
     }
 
-    /// True when the page was evicted within the last `most` evictions. Removes its entry.
+    /// True when a page with this hash was evicted within the last `most` evictions. Removes its entry.
     pub fn take(&mut self, hash: u64) -> bool {
         let (now, most) = (self.now, self.most);
         let (set, fingerprint) = self.set(hash);

@@ -1,8 +1,8 @@
 //! [`Shared`]: state of one cache, shared by the cores: frames, index, policy.
 //!
 //! The frames are divided into shards by the page's first bucket. A shard has its own policy and free frames,
-//! under a lock that only misses take. No core blocks on it: if the lock is taken, the read retries in its
-//! next turn.
+//! under a lock that misses, written pages that stay, and reports of hits take. No core blocks on it: if the
+//! lock is taken, a read retries in its next turn, and a stay or a report is dropped.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -17,12 +17,13 @@ use super::sizes::Sizes;
 use super::sweeps::{RANGES, Sweeps};
 use super::{CacheMode, CacheSpec, PolicyKind};
 
-/// Fewest frames of a shard: with fewer, uneven distribution of pages over shards costs hits.
+/// Fewest frames of a shard, unless the cache has fewer: with small shards, uneven distribution of pages over
+/// shards costs hits.
 const SHARD_FRAMES_MIN: u32 = 4096;
 const SHARDS_MAX: u32 = 64;
 /// Victims that a miss tries before it passes around the cache.
 const VICTIMS_MAX: u32 = 8;
-/// Attempts to take the lock of a shard, which is held for less than a microsecond.
+/// Attempts to take the lock of a shard.
 const LOCK_TRIES: u32 = 64;
 
 /// State of a shard, under its lock.
@@ -64,7 +65,7 @@ pub(super) enum Admission<'a> {
     Fill(Filling<'a>),
     /// The lock of the shard is taken; retry.
     Busy,
-    /// No frame is free or evictable.
+    /// No frame is free or evictable, or both buckets of the page are full.
     Full,
 }
 
@@ -135,9 +136,9 @@ impl Shared {
         None
     }
 
-    /// Handles a miss. On `Fill` the page is entered: the caller reads it from the disk into the frame, and
-    /// no other request does so meanwhile. `stay`: the caller is the writer of the page; its write has ended
-    /// and is still announced.
+    /// Handles a miss. On `Fill` the page is entered and the caller fills the frame; no other caller gets
+    /// `Fill` for the page meanwhile, unless the frame is doomed. `stay`: the caller is the writer of the
+    /// page; its write has ended at the disk and is still announced.
     pub(super) fn admit(
         &self,
         buckets: PageBuckets,

@@ -6,7 +6,7 @@
 //! behaves like the full one (Waldspurger et al., FAST 2015). The simulation of the current size is the
 //! reference: a bias of the sample affects all three equally.
 //!
-//! Writes and read-ahead are ignored.
+//! Writes, read-ahead, one-time reads and reads that pass around the cache are ignored.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -115,7 +115,7 @@ impl SimulatedCache {
         }
     }
 
-    /// Reads a page, entering it on a miss. True on a hit.
+    /// Reads a page. A hit: true. A miss: false, and the page is entered if a frame is free or evictable.
     pub(super) fn read(&mut self, page: u64) -> bool {
         if let Some(&frame) = self.at.get(&page) {
             let heat = &self.frames.heat[frame as usize];

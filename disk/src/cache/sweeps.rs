@@ -35,7 +35,8 @@ const FRAMES_A_STEP: u32 = 1024;
 
 /// Ranges of pages that must not be published now. See the module.
 pub(super) struct Sweeps<W = AtomicU64> {
-    /// Lower 32 bits: sweeps in progress; upper 32: sweeps begun so far.
+    /// Lower 32 bits: sweeps in progress; upper 32: sweeps begun so far. Calls of [`Sweeps::drop_all`] count
+    /// as sweeps.
     count: W,
     /// Number of calls of [`Sweeps::drop_all`] in progress.
     all: W,
@@ -71,7 +72,7 @@ impl<W: AtomicWord> Sweeps<W> {
         count.is_multiple_of(SWEEP).then_some(count)
     }
 
-    /// True when a sweep in progress covers the page.
+    /// True when a sweep in progress covers the page, or another page of its unit.
     pub(super) fn covers(&self, page: u64) -> bool {
         if self.idle_count().is_some() {
             return false;
@@ -96,7 +97,7 @@ impl<W: AtomicWord> Sweeps<W> {
     pub(super) fn step(&self, sweep: &mut Sweep, index: &Index<W>, words: &FrameWords<W>) -> bool {
         let count = sweep.pages.end - sweep.pages.start;
         let first = sweep.next;
-        // Dropping by page costs about 8 frames per page.
+        // Dropping one page costs as much as examining about 8 frames.
         if count < u64::from(words.len()) / 8 {
             sweep.next = (first + PAGES_A_STEP).min(count);
             (first..sweep.next).for_each(|at| index.sweep_page(words, index.buckets(sweep.pages.start + at)));

@@ -49,9 +49,9 @@ impl Stage {
 
 struct SwitchState {
     stage: Stage,
-    /// The requested final state.
+    /// The requested cache; `None`: no cache.
     wanted: Option<Arc<Shared>>,
-    /// Number of requests.
+    /// Number of calls of [`Switch::set_wanted`].
     request: u64,
     /// Generation that each core has confirmed.
     cores: Vec<Arc<AtomicU64>>,
@@ -75,7 +75,7 @@ impl Switch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests this cache, or none. The cores start at [`Disk::reconfigure`].
+    /// Requests the cache `shared`, or none. Each core starts to switch at [`Disk::reconfigure`].
     pub(super) fn set_wanted(&self, shared: Option<Arc<Shared>>) {
         let mut now = self.lock();
         now.wanted = shared;
@@ -87,7 +87,7 @@ impl Switch {
         self.lock().wanted.clone()
     }
 
-    /// Drops all pages. Without the lock: it takes milliseconds for a large cache.
+    /// Drops all pages, without holding the lock: that takes milliseconds for a large cache.
     pub(super) fn drop_all(&self) {
         let mut done: Option<Arc<Shared>> = None;
         loop {

@@ -99,7 +99,7 @@ impl Device {
         Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Seek time to each range; leaves the head after the last one.
+    /// Sum of the seek times to the ranges; leaves the head after the last range.
     fn travel(&self, work: &Work, capacity: u64) -> Nanos {
         if self.spec.seek == Nanos::ZERO {
             return Nanos::ZERO;
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(time(1 << 60, 1 << 62), 500_000_000);
         // A disk that has shrunk, and one that is empty.
         assert_eq!((time(u64::MAX, 1 << 62), time(7, 0)), (1_000_000_000, 0));
-        // One block of the largest disk is still a way to go.
+        // A seek over one block of the largest disk takes time.
         assert!((1..1000).contains(&time(512, 1 << 62)), "{}", time(512, 1 << 62));
     }
 

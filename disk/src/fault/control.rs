@@ -195,8 +195,8 @@ impl FaultControl {
         OpKind::ALL.iter().for_each(|kind| self.set(fault, *kind, per_million));
     }
 
-    /// Sets the error of failed commands of a kind. Default: media errors for commands that move data or
-    /// zeroes, [`DiskError::Internal`] for the others.
+    /// Sets the error of failed commands of a kind. Default: [`DiskError::Internal`] for Flush and
+    /// Deallocate, media errors for the others.
     pub fn set_error(&self, kind: OpKind, error: DiskError) {
         self.change(|settings| settings.errors[kind as usize] = Some(error));
     }

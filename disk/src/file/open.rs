@@ -71,7 +71,7 @@ pub(super) struct Opened {
     pub(super) can_punch: bool,
 }
 
-/// Context of one opening, for its error messages.
+/// State of one opening.
 struct Opening<'a> {
     disk: &'a str,
     spec: &'a FileSpec,
@@ -138,8 +138,8 @@ impl Opening<'_> {
         if self.facts.is_direct {
             self.check_alignment(&file)?;
         }
-        // A block device may end with a partial block, which hosts do not see. A file with one was not
-        // created for this disk.
+        // A block device may end with a partial block, which hosts do not see. A regular file that does is
+        // refused: it was not created for this disk.
         let bytes = if self.facts.is_block_device { bytes - bytes % u64::from(block_bytes) } else { bytes };
         if let Some(allowed) = size_refusal(bytes, block_bytes) {
             return self.refuse("size of the file", bytes, &allowed);
@@ -167,7 +167,7 @@ impl Opening<'_> {
         };
         let mut flags = access | OFlags::CLOEXEC;
         if self.facts.is_block_device {
-            // EBUSY while it is mounted or another process has it open exclusively.
+            // EBUSY while the device is mounted or another process has it open exclusively.
             flags |= OFlags::EXCL;
         }
         let path = &self.spec.path;
@@ -301,7 +301,8 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Whether holes can be punched: tested beyond the end of the file, where it has no effect.
+    /// Whether holes can be punched. A block device: by its queue limits. A file: tested beyond its end,
+    /// where a hole has no effect.
     fn can_punch(&self, file: &File, bytes: u64) -> bool {
         if self.facts.is_block_device {
             return queue_limit(file, "discard_max_bytes") > 0

@@ -17,11 +17,11 @@ use crate::backend::request::ZERO_WRITE_BYTES;
 use crate::backend::{AsyncBackend, BackendCore, Ended, Request, ZeroMethod, ZeroMethods, requests_of};
 use crate::{CoreContext, DiskError, Geometry, OpenError};
 
-/// Bytes punched or zeroed per call: the file system holds the inode lock meanwhile, which blocks other
+/// Most bytes punched or zeroed per call: the file system holds the inode lock meanwhile, which blocks other
 /// writes.
 pub(super) const PIECE_BYTES: u64 = 1 << 30;
 
-/// True for a writeback error, which the kernel also reports to the next sync.
+/// True for EIO, which may be an error of the writeback of earlier writes.
 fn is_medium_error(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::IO)
 }
@@ -52,7 +52,7 @@ pub(super) fn open_backend(shared: Arc<Shared>, context: &CoreContext) -> Result
         let verb = format!("{verb} {}", shared.path.display());
         |source: io::Error| OpenError::system(&shared.name, verb, source)
     };
-    // One for each request in the slab and one more, for the compare-and-write: it is never full.
+    // One entry for each request in the slab and one for the compare-and-write: the ring is never full.
     let entries = requests_of(context) + 1;
     let mut ring = FileRing::new(entries, &context.pool).map_err(system("set up io_uring for"))?;
     let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;

@@ -70,7 +70,7 @@ enum Kind {
     Command(PassCommand),
 }
 
-/// An operation in progress. Its buffer is at the drive.
+/// An operation in progress. The drive has its buffer, if any.
 #[derive(Debug)]
 struct Transfer {
     token: u64,
@@ -78,7 +78,7 @@ struct Transfer {
     lba: u64,
     /// Byte range of the buffer that is at the drive now.
     piece: Range<usize>,
-    /// Total bytes of the operation.
+    /// Bytes of the whole buffer; 0 for a command without data.
     bytes: usize,
     retries: u8,
     /// Cancelled: ends with the piece at the drive.
@@ -90,7 +90,7 @@ pub(super) struct NgBackend<D> {
     transfers: Slab<Transfer>,
     shared: Arc<Shared>,
     shift: u32,
-    /// Completed commands; empty between turns.
+    /// Completed commands; empty between polls.
     done: Vec<PassDone>,
 }
 
@@ -270,7 +270,7 @@ fn of_status(status: Status, is_write: bool) -> DiskError {
     match status.code() {
         // The namespace was detached or deleted.
         Status::INVALID_NAMESPACE_OR_FORMAT => DiskError::Gone,
-        // The drive has fewer blocks than it had.
+        // The namespace has shrunk: its missing blocks are media errors.
         Status::LBA_OUT_OF_RANGE if is_write => DiskError::MediaWrite,
         Status::LBA_OUT_OF_RANGE => DiskError::MediaRead,
         _ => DiskError::of_status(status),

@@ -82,8 +82,8 @@ pub(super) struct Opened {
     pub(super) facts: NgFacts,
 }
 
-/// Opens the namespace of `spec`. A former process may be dead while the kernel still ends the I/O in flight
-/// of its rings and keeps its lock, so the lock is retried for `lock_wait`.
+/// Opens the namespace of `spec`. The kernel keeps the lock of a dead process until the I/O in flight of its
+/// rings has ended, so the lock is retried for `lock_wait`.
 pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
     let path = spec.path.display();
     let system = |verb: String| move |source: io::Error| OpenError::system(disk, verb, source);

@@ -104,7 +104,7 @@ impl Controller {
         parsed(step, &data).map(Box::new)
     }
 
-    /// Reads Identify Controller again: VWC and SN may change when a subsystem moves.
+    /// Reads Identify Controller again, as VWC and SN may have changed.
     pub fn refresh_identify(&mut self) -> Result<(), Error> {
         self.identify = self.identify_as("Identify Controller", Cns::CONTROLLER, 0)?;
         Ok(())
@@ -138,7 +138,8 @@ impl Controller {
     /// Block size, size and identity of a namespace, as I/O commands need them.
     ///
     /// # Errors
-    /// [`Error`] when a command fails, or the namespace is not active (it reports no block size).
+    /// [`Error`] when a command fails, or the block size is not from 512 bytes to 64 KiB; an inactive
+    /// namespace reports none.
     pub fn namespace(&mut self, nsid: u32) -> Result<Namespace, Error> {
         let identify = self.identify_namespace(nsid)?;
         self.namespace_of(nsid, &identify)
@@ -226,8 +227,8 @@ impl Controller {
 
     /// Registers this association under `token` and ends all other associations of this host that have
     /// registered the same token. `token` is not 0, and constant while the same program runs for the same
-    /// purpose. [`ControllerEvent::Former`](super::ControllerEvent::Former) reports the result within 40 s,
-    /// when no command of a former association is at a disk.
+    /// purpose. [`ControllerEvent::Former`](super::ControllerEvent::Former) reports the result once no
+    /// command of a former association is at a disk, or after 40 s.
     pub fn begin_end_former_associations(&mut self, token: u64) {
         if !self.ends_former_associations() {
             self.former = Some(Former::Unsupported);

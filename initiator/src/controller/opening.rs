@@ -3,8 +3,8 @@
 //! ```text
 //!   begin ─> link (TCP: socket, ICReq; RDMA: address, route, connect) ─> Connect ─> IoQueue
 //! ```
-//! Each step has `connect_timeout`, Connect `connect_answer_timeout`. A controller connects its own queues by
-//! the same steps, with waits between them.
+//! The timeout of each step is `connect_timeout`, that of Connect `connect_answer_timeout`. A controller
+//! connects its own queues by the same steps, with waits between them.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -88,7 +88,7 @@ impl LinkOpening {
         })
     }
 
-    /// Sleeps until the next step may make progress, at most `timeout`; it may return early.
+    /// Sleeps until the next step may make progress, at most `timeout`; may return early.
     pub(crate) fn wait_io(&self, timeout: Duration) {
         match self {
             LinkOpening::Tcp(opening) => opening.wait_io(timeout),
@@ -159,7 +159,7 @@ impl Link {
     }
 
     /// Sends, receives once, and reports each event with whether the connection was open. True when any data
-    /// or completion arrived.
+    /// or work completion arrived, or the connection ended.
     #[inline]
     pub(crate) fn turn(
         &mut self,
@@ -181,7 +181,7 @@ impl Link {
         }
     }
 
-    /// Closes the connection; over TCP after sending what is queued.
+    /// Closes the connection: over TCP after sending what is queued, over RDMA at once.
     pub(crate) fn close(&mut self) {
         match self {
             Link::Tcp(link) => link.close(),
@@ -189,8 +189,8 @@ impl Link {
         }
     }
 
-    /// Sleeps until data or a completion arrives (or a full send buffer has space) or `waker` is raised, at
-    /// most `timeout`; it may return early.
+    /// Sleeps until data or a work completion arrives (or a full send buffer has space) or `waker` is woken,
+    /// at most `timeout`; may return early.
     pub(crate) fn wait_io(&mut self, timeout: Duration, waker: Option<&Waker>) {
         match self {
             Link::Tcp(link) => link.wait_io(timeout, waker),

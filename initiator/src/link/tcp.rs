@@ -126,7 +126,7 @@ impl TcpOpening {
         Ok(None)
     }
 
-    /// Sleeps until the next step may make progress, at most `timeout`; it may return early.
+    /// Sleeps until the next step may make progress, at most `timeout`; may return early.
     pub(super) fn wait_io(&self, timeout: Duration) {
         match &self.step {
             // The next step reports an error.
@@ -180,7 +180,7 @@ impl TcpLink {
         &self.socket
     }
 
-    /// Sends queued bytes until the socket's send buffer is full.
+    /// Sends all queued bytes, or until the socket's send buffer is full.
     #[inline]
     pub(super) fn send(&mut self) {
         if self.conn.wants_send() {
@@ -304,8 +304,8 @@ impl TcpLink {
         }
     }
 
-    /// Sleeps until the socket is readable (or writable, if it is blocked) or `waker` is raised, at most
-    /// `timeout`.
+    /// Sleeps until the socket is readable (or writable, if the link is blocked) or `waker` is woken, at most
+    /// `timeout`; may return early.
     pub(super) fn wait_io(&self, timeout: Duration, waker: Option<&Waker>) {
         let flags = if self.is_blocked() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let timeout = Timespec::try_from(timeout).ok();
@@ -412,7 +412,7 @@ mod tests {
         peer.read_exact(&mut [0; 72]).expect("CapsuleCmd");
     }
 
-    /// What the peer reads next: 0 bytes are an end in order.
+    /// Result of the peer's next read; 0 bytes: the connection was closed without a reset.
     fn end(mut peer: TcpStream) -> Result<usize, ErrorKind> {
         peer.read(&mut [0; 1]).map_err(|error| error.kind())
     }

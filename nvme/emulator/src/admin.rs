@@ -30,13 +30,13 @@ pub(crate) struct Admin {
     /// CIDs of outstanding Asynchronous Event Requests.
     requests: VecDeque<u16>,
     events: VecDeque<AsyncEvent>,
-    /// A bit for each log page with a reported event that was not read since.
+    /// A bit for each log page: an event of it was reported, and it was not read with RAE 0 since.
     masked: [u64; 4],
     pub(crate) event_config: AsyncEventConfig,
     pub(crate) is_cache_on: bool,
     /// Over and under thresholds of the composite temperature, in kelvins.
     temperature: [u16; 2],
-    /// Namespaces that changed since log page 04h was read.
+    /// NSIDs of namespaces that changed since log page 04h was read with RAE 0, ascending.
     pub(crate) changed: Vec<u32>,
     /// Error log, newest entry first.
     pub(crate) error_log: VecDeque<ErrorLogEntry>,
@@ -58,12 +58,12 @@ impl Admin {
         }
     }
 
-    /// Whether there are an event and an Asynchronous Event Request.
+    /// Whether there are an event, which may be masked, and an Asynchronous Event Request.
     pub(crate) fn has_events(&self) -> bool {
         !self.events.is_empty() && !self.requests.is_empty()
     }
 
-    /// Adds an entry to the error log.
+    /// Adds an entry to the error log. Beyond `ERROR_LOG_ENTRIES` the oldest one is dropped.
     pub(crate) fn note_error(&mut self, sqid: u16, cid: u16, status: Status) {
         self.error_count += 1;
         if self.error_log.len() == ERROR_LOG_ENTRIES {
@@ -89,14 +89,14 @@ impl Admin {
         }
     }
 
-    /// Enables the next event of a log page, which was read.
+    /// Allows the next event of `log`, which the host has read.
     pub(crate) fn unmask(&mut self, log: LogId) {
         self.set_masked(log, false);
     }
 }
 
 impl Controller {
-    /// Bytes of an admin command's data.
+    /// Bytes that an admin command transfers.
     pub(crate) fn admin_bytes(&self, sqe: &Sqe) -> u64 {
         match sqe.admin_opcode() {
             AdminOpcode::IDENTIFY => 4096,
@@ -105,7 +105,7 @@ impl Controller {
         }
     }
 
-    /// Executes an admin command. `None` if it is completed later or never.
+    /// Executes an admin command other than Asynchronous Event Request. Always `Some`.
     pub(crate) fn execute_admin(&mut self, sqe: &Sqe) -> Option<Outcome> {
         if sqe.fuse() != Fuse::NONE || sqe.psdt() != Psdt::PRP {
             // Admin commands over PCIe do not use SGLs.
@@ -374,7 +374,8 @@ impl Controller {
         self.deliver_events();
     }
 
-    /// Completes Asynchronous Event Requests with waiting events. Returns whether there was one.
+    /// Completes Asynchronous Event Requests with events that are not masked, while completion queue 0 has
+    /// room. Returns whether one was completed.
     pub(crate) fn deliver_events(&mut self) -> bool {
         let mut has_worked = false;
         while self.admin.has_events() && self.has_room(0) {
@@ -389,7 +390,8 @@ impl Controller {
         has_worked
     }
 
-    /// Queues an event if the host enabled its type. Returns whether it did.
+    /// Queues an event if the host enabled it and the controller is enabled; returns whether both hold. A
+    /// duplicate, or one beyond `EVENTS_MAX`, is dropped.
     pub(crate) fn raise(&mut self, event: AsyncEvent) -> bool {
         let config = self.admin.event_config;
         let is_wanted = match event.kind() {
@@ -410,14 +412,16 @@ impl Controller {
         is_wanted && is_ready
     }
 
-    /// Raises an error event for an invalid doorbell value, or a write to a doorbell that does not exist.
+    /// Raises an error event: with `is_value` for an invalid doorbell value, otherwise for a write to the
+    /// doorbell of a missing queue.
     pub(crate) fn raise_doorbell_error(&mut self, is_value: bool) {
         let error =
             if is_value { AsyncError::INVALID_DOORBELL_VALUE } else { AsyncError::INVALID_DOORBELL_REGISTER };
         self.raise(AsyncEvent::of(AsyncEventType::ERROR, error.0, LogId::ERROR));
     }
 
-    /// Raises a health event if a critical warning is set that the host enabled.
+    /// Updates the temperature warning. Raises a health event if a critical warning is set that the host
+    /// enabled.
     pub(crate) fn check_health(&mut self) {
         let [over, under] = self.admin.temperature;
         let kelvins = self.health.temperature;

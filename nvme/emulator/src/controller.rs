@@ -20,19 +20,20 @@ use nvme_spec::identify::Dlfeat;
 /// State of the drive, behind the emulator's lock.
 pub(crate) struct Controller {
     pub(crate) spec: EmulatorSpec,
-    /// Registers of the function that is open, or was open last.
+    /// Registers of the plugged drive, which a function maps when it is opened.
     pub(crate) registers: Arc<Registers>,
-    /// Registers of a function that is still open although its drive was replaced: all ones.
+    /// Registers from before the last plug, while a function still has them mapped: all ones.
     pub(crate) stale: Weak<Registers>,
     pub(crate) host: HostMemory,
     /// Upgradable while the function or a clone of its registers is in use.
     pub(crate) holder: Weak<()>,
-    /// Number of the current opening. Functions of earlier ones are invalid.
+    /// Incremented when the function is opened and when a drive is plugged. A function with another number
+    /// fails with ENODEV.
     pub(crate) opening: u64,
     pub(crate) is_gone: bool,
     pub(crate) is_removal_asked: bool,
     pub(crate) failing_resets: u32,
-    /// CSTS ignores CC.
+    /// The controller ignores CC.
     pub(crate) is_frozen: bool,
     pub(crate) enable_state: EnableState,
     pub(crate) is_fatal: bool,
@@ -45,7 +46,7 @@ pub(crate) struct Controller {
     pub(crate) now: u64,
     pub(crate) sqs: Vec<Option<Sq>>,
     pub(crate) cqs: Vec<Option<Cq>>,
-    /// Largest identifier of a created queue.
+    /// Largest identifier of the queues created since the last reset.
     pub(crate) qid_max: u16,
     /// I/O queue pairs that the host may create.
     pub(crate) queue_pairs: u16,
@@ -56,13 +57,14 @@ pub(crate) struct Controller {
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
     pub(crate) health: Health,
-    /// Reused by each command, so that no command allocates.
+    /// Scratch memory of the command being executed, like `page` and `copied`. Kept between commands, so that
+    /// they rarely allocate.
     pub(crate) pointers: Pointers,
     pub(crate) page: Box<[u8]>,
     pub(crate) copied: Vec<u8>,
 }
 
-/// Status of a command, or dword 0 of its completion.
+/// Dword 0 of a successful completion, or the status of a command that failed.
 pub(crate) type Outcome = Result<u32, Status>;
 
 impl Controller {
@@ -103,7 +105,10 @@ impl Controller {
         }
     }
 
-    /// Replaces the drive by another one.
+    /// Replaces media, health and spec. The caller replaces the registers and resets the function.
+    ///
+    /// # Panics
+    /// If `spec` is invalid.
     pub(crate) fn replace(&mut self, spec: EmulatorSpec) {
         spec.assert_sane();
         self.media = media(&spec);
@@ -135,7 +140,7 @@ impl Controller {
         has_worked
     }
 
-    /// True while the controller executes commands.
+    /// True while the controller executes commands, provided that bus mastering is on.
     pub(crate) fn can_work(&self) -> bool {
         self.enable_state == EnableState::Ready && !self.is_fatal && !self.is_gone && self.shst == 0
     }
@@ -153,7 +158,8 @@ impl Controller {
         has_worked
     }
 
-    /// Executes up to `commands_a_step` commands of one submission queue. Returns whether there was any.
+    /// Fetches and executes up to `commands_a_step` commands of one submission queue. Returns whether there
+    /// was any; also true if a fetch failed, which sets CSTS.CFS.
     fn serve(&mut self, qid: u16) -> bool {
         let is_given = self.read_tail(qid);
         let mut done = 0;
@@ -217,12 +223,12 @@ impl Controller {
         }
     }
 
-    /// Executes an admin or I/O command. `None` if it has no completion yet.
+    /// Executes an admin or I/O command. Always `Some`; see `execute_admin`.
     pub(crate) fn execute(&mut self, sqid: u16, sqe: &Sqe) -> Option<Outcome> {
         if sqid == 0 { self.execute_admin(sqe) } else { Some(self.execute_io(sqe)) }
     }
 
-    /// Completes a command, later if the completion queue is full.
+    /// Completes a command, later if the completion queue is full. Logs an error status.
     pub(crate) fn end(&mut self, sqid: u16, cid: u16, outcome: Outcome) {
         if let Err(status) = outcome {
             self.admin.note_error(sqid, cid, status);
@@ -232,14 +238,16 @@ impl Controller {
         }
     }
 
-    /// Posts a completion. False if the queue is full; true if the queue does not exist any more.
+    /// Posts a completion. False if the completion queue is full; true without effect if the submission queue
+    /// does not exist any more.
     pub(crate) fn complete(&mut self, sqid: u16, cid: u16, outcome: Outcome) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { return true };
         let (cqid, cqe) = (sq.cqid, sq.completion(cid, outcome));
         self.post(cqid, cqe)
     }
 
-    /// Posts a completion queue entry with the current phase. False if the queue is full.
+    /// Posts a completion queue entry with the current phase. False if the queue is full. Sets CSTS.CFS if
+    /// its memory cannot be written.
     pub(crate) fn post(&mut self, cqid: u16, mut cqe: Cqe) -> bool {
         if !self.has_room(cqid) {
             return false;
@@ -276,7 +284,7 @@ impl Controller {
         self.registers.vanish();
     }
 
-    /// Reports writes to doorbells of queues that do not exist.
+    /// Records a violation and raises an error event for each write to a doorbell of a missing queue.
     pub(crate) fn check_stray_doorbells(&mut self) {
         for qid in 0..=self.spec.queue_pairs {
             let index = usize::from(qid);
@@ -297,7 +305,7 @@ impl Controller {
     }
 }
 
-/// Size of BAR 0: as specified, else up to the last doorbell in whole pages.
+/// Size of BAR 0 in bytes: as specified, else whole pages up to the last doorbell, at least two.
 pub(crate) fn bar_bytes(spec: &EmulatorSpec) -> usize {
     if spec.bar_bytes != 0 {
         return spec.bar_bytes;

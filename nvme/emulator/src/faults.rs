@@ -32,8 +32,9 @@ impl Random {
     }
 }
 
-/// Fault rates in 65,536ths of all I/O commands, or of all admin commands for fields that begin with `admin`.
-/// In the order of the fields, the first fault that is drawn applies.
+/// Fault rates in 65,536ths, for I/O commands; for admin commands other than Asynchronous Event Request if
+/// the field begins with `admin`. A command without a queued injection draws the rates in the order of the
+/// fields and has the first fault that is drawn.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Seed of all random choices.
@@ -52,7 +53,7 @@ pub struct Faults {
     pub delay: u32,
     /// Longest delay in steps; 0 means 1.
     pub delay_steps_max: u64,
-    /// Delays the completion by 1 to 4 steps, so that later commands complete before it.
+    /// Rate of [`Injection::Delay`] of 1 to 4 steps, executed early: later commands may complete first.
     pub reorder: u32,
     /// Rate of [`Injection::Double`].
     pub double: u32,
@@ -60,26 +61,28 @@ pub struct Faults {
     pub wrong_cid: u32,
     /// Rate of [`Injection::WrongSqid`].
     pub wrong_sqid: u32,
-    /// Rate of [`Injection::WrongStatus`] with any code but success.
+    /// Rate of [`Injection::WrongStatus`] with any status but success.
     pub wrong_status: u32,
     /// Rate of [`Injection::WrongSqHead`] with any value.
     pub wrong_sq_head: u32,
     /// Rate of [`Injection::Error`] with one of `errors`, with DNR or without.
     pub error: u32,
-    /// Statuses for `error`; if empty, the statuses in `ERRORS`.
+    /// Statuses for `error`; if empty, eight built-in ones, transient ones and others.
     pub errors: Vec<Status>,
-    /// An admin command other than Asynchronous Event Request is neither executed nor completed.
+    /// Rate of [`Injection::Swallow`] of admin commands.
     pub admin_swallow: u32,
-    /// An admin command other than Asynchronous Event Request is not executed and ends with Internal Error.
+    /// Rate of [`Injection::Error`] of admin commands, with Internal Error.
     pub admin_error: u32,
 }
 
 /// A fault of one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Injection {
-    /// The command is neither executed nor completed. It is held until an Abort or a reset.
+    /// The command is not completed; it is held until an Abort, the deletion of its queue or a reset. It is
+    /// not executed, except Identify and Get Log Page between CC.EN 0 and CSTS.RDY 0.
     Swallow,
-    /// The command is executed and never completed. An Abort does not find it; it is held until a reset.
+    /// The command is executed and never completed. An Abort does not find it; it is held until its queue is
+    /// deleted or a reset.
     Drop,
     /// The command is completed later.
     Delay {
@@ -88,11 +91,12 @@ pub enum Injection {
         /// Whether it is executed at the completion instead of at once.
         is_executed_late: bool,
     },
-    /// The completion is posted twice.
+    /// The completion is posted twice, or once if the queue has no room for the second.
     Double,
-    /// The command is executed, and the completion has a CID that is not in use; otherwise as `Drop`.
+    /// As `Drop`, and a completion with status success is posted for a CID of no held command.
     WrongCid,
-    /// The completion has another SQID. The controller treats the command as completed.
+    /// The command is executed and the completion has another SQID. The controller treats the command as
+    /// completed.
     WrongSqid,
     /// The command is executed and the completion has this status.
     WrongStatus(Status),
@@ -102,9 +106,9 @@ pub enum Injection {
     Error(Status),
     /// CSTS.CFS is set and the controller stops; the command is held.
     Fatal,
-    /// The command is executed, and CSTS ignores CC until a function level reset.
+    /// The command is executed, and the controller ignores CC until the function is reset.
     Freeze,
-    /// The drive is pulled: registers read as all ones and no command is executed, until it is plugged again.
+    /// The drive is pulled: registers read as all ones and no command is executed, until a plug or link-up.
     Vanish,
 }
 
@@ -116,7 +120,7 @@ pub struct Counters {
     pub commands: u64,
     /// Entries read from the admin submission queue.
     pub admin_commands: u64,
-    /// Compare commands executed, with any result.
+    /// Compare commands whose checks succeeded, with any result.
     pub compares: u64,
     /// Verify commands executed.
     pub verifies: u64,
@@ -128,15 +132,15 @@ pub struct Counters {
     pub completions: u64,
     /// Completions posted whose status is not success.
     pub errors: u64,
-    /// Doorbell writes that the controller found.
+    /// Doorbell values that the controller read; of several writes between two reads it reads the last.
     pub doorbells: u64,
     /// Steps without work, as the controller is enabled and bus mastering is off.
     pub blocked: u64,
-    /// Times CC.EN was set and took effect.
+    /// Times CC.EN was set and took effect, including enables that failed with CSTS.CFS.
     pub enables: u64,
     /// Function level resets that succeeded.
     pub function_resets: u64,
-    /// Commands that an Abort ended.
+    /// Commands that an Abort ended, including Asynchronous Event Requests.
     pub aborted: u64,
     /// Number of injected [`Injection::Swallow`], admin commands included.
     pub swallowed: u64,
@@ -156,11 +160,11 @@ pub struct Counters {
     pub wrong_sq_heads: u64,
     /// Number of injected [`Injection::Error`], admin commands included.
     pub injected_errors: u64,
-    /// Times CSTS.CFS was set: injected, or because DMA to a queue failed.
+    /// Times CSTS.CFS was set: by an injection, a test, a failed enable, or failed DMA to a queue.
     pub fatals: u64,
-    /// Times that CSTS was frozen, by [`Injection::Freeze`] or a test.
+    /// Times that the controller began to ignore CC, by [`Injection::Freeze`] or a test.
     pub freezes: u64,
-    /// Times the drive was pulled.
+    /// Times the drive was pulled or its link taken down.
     pub vanished: u64,
 }
 

@@ -25,7 +25,7 @@ impl Drop for Holder {
         let mut controller = self.emulator.lock();
         debug_assert_eq!(Arc::strong_count(&self.token), 1, "one holder");
         if controller.opening == self.opening && !controller.is_gone {
-            // As VFIO does when a function is closed.
+            // VFIO resets a function that is closed.
             controller.reset_function();
             if controller.is_removal_asked {
                 controller.vanish();
@@ -140,7 +140,7 @@ impl Bus for Emulator {
         controller.opening += 1;
         controller.host.unmap_all();
         controller.reset_function();
-        // Off until the host turns it on.
+        // `reset_function` turned it on; a function is opened with bus mastering off.
         controller.host.is_bus_master = false;
         let token = Arc::new(());
         controller.holder = Arc::downgrade(&token);

@@ -1,4 +1,5 @@
-//! Held commands: fetched and not completed, as they are delayed, swallowed, or the completion queue is full.
+//! Held commands: fetched and not completed, as they are delayed, swallowed or dropped, or as the completion
+//! queue is full.
 
 use std::ops::Range;
 
@@ -11,11 +12,11 @@ use crate::pointers::Pointers;
 /// What remains to be done for a held command.
 #[derive(Debug, Clone, Copy)]
 enum HeldState {
-    /// Execute and complete it at this step.
+    /// Execute and complete the command at this step number.
     Execute(u64),
-    /// Complete it at this step.
+    /// Complete the command at this step number.
     Complete(u64, Outcome),
-    /// Nothing, until an Abort.
+    /// Nothing, until an Abort or the deletion of its queue.
     Swallowed,
     /// Nothing; an Abort does not find it.
     Dropped,
@@ -26,12 +27,13 @@ pub(crate) struct Held {
     sqid: u16,
     sqe: Sqe,
     state: HeldState,
-    /// IOVA ranges of data and lists, which the host must not reuse yet.
+    /// IOVA ranges of data and lists, which the host must not reuse yet. Empty if only the completion waits
+    /// for room.
     memory: Vec<Range<u64>>,
 }
 
 impl Held {
-    /// An executed command whose completion waits for room in the queue.
+    /// A command that has ended and whose completion waits for room in the queue.
     pub(crate) fn completed(sqid: u16, cid: u16, outcome: Outcome) -> Held {
         let sqe = Sqe::new(0, cid, 0);
         Held { sqid, sqe, state: HeldState::Complete(0, outcome), memory: Vec::new() }
@@ -54,7 +56,7 @@ impl Controller {
             match held.state {
                 HeldState::Execute(at) if at <= now => {
                     has_worked = true;
-                    // Removed first: Delete I/O Submission Queue ends all commands in the list.
+                    // Removed first: Abort and Delete I/O Submission Queue change the list.
                     self.held.remove(index);
                     match self.execute(sqid, &sqe) {
                         Some(outcome) => self.end(sqid, sqe.cid(), outcome),
@@ -78,11 +80,12 @@ impl Controller {
         has_worked
     }
 
-    /// Executes held commands after the host has cleared CC.EN: that is allowed until CSTS.RDY is 0.
+    /// Executes due commands after the host has cleared CC.EN, which is allowed until CSTS.RDY is 0, and
+    /// drops their completions.
     pub(crate) fn execute_late(&mut self) {
         for index in 0..self.held.len() {
             let Some(held) = self.held.get_mut(index) else { return };
-            // Only admin commands with data, which change no other state; also swallowed ones.
+            // Of admin commands only those with data, which change no other state; these also if swallowed.
             let data = [AdminOpcode::IDENTIFY, AdminOpcode::GET_LOG_PAGE];
             let has_data = held.sqid == 0 && data.contains(&held.sqe.admin_opcode());
             let is_due = matches!(held.state, HeldState::Execute(at) if at <= self.now);
@@ -91,7 +94,6 @@ impl Controller {
             {
                 held.state = HeldState::Dropped;
                 let (sqid, sqe) = (held.sqid, held.sqe);
-                // The completion is dropped.
                 let _ = self.execute(sqid, &sqe);
             }
         }
@@ -135,7 +137,7 @@ impl Controller {
         }
     }
 
-    /// Makes CSTS ignore CC until a function reset.
+    /// Makes the controller ignore CC until `reset_function`.
     pub(crate) fn freeze(&mut self) {
         if !self.is_frozen {
             self.is_frozen = true;
@@ -171,7 +173,7 @@ impl Controller {
         } else if let Injection::WrongSqHead(head) = injection {
             cqe.sq_head = head.into();
         }
-        // There is room: `serve` checked it before it fetched the command.
+        // `serve` has found room for one completion; a second one may be lost.
         self.post(cqid, cqe);
         if injection == Injection::Double {
             self.post(cqid, cqe);
@@ -183,8 +185,8 @@ impl Controller {
         self.held.push(Held::new(sqid, sqe, state, memory));
     }
 
-    /// Whether a held command has this identifier, including one whose completion was dropped: for the host
-    /// it is in flight.
+    /// Whether a held command has this CID. Commands whose completion was dropped count: for the host they
+    /// are in flight.
     pub(crate) fn is_held(&self, sqid: u16, cid: u16) -> bool {
         self.held.iter().any(|held| held.sqid == sqid && held.sqe.cid() == cid)
     }
@@ -195,7 +197,7 @@ impl Controller {
         self.held.iter().filter(is_one).count()
     }
 
-    /// Aborts a held command. False if it is not found.
+    /// Aborts a held command, executed or not. False if there is none or its completion was dropped.
     pub(crate) fn abort_held(&mut self, sqid: u16, cid: u16) -> bool {
         let is_match = |held: &Held| {
             let is_found = !matches!(held.state, HeldState::Dropped);
@@ -208,7 +210,7 @@ impl Controller {
         true
     }
 
-    /// Ends the held commands of a submission queue that is deleted.
+    /// Ends the held commands of a submission queue that is deleted; dropped ones without a completion.
     pub(crate) fn end_held_of(&mut self, sqid: u16) {
         let mut ended = Vec::new();
         self.held.retain(|held| {
@@ -223,7 +225,8 @@ impl Controller {
         }
     }
 
-    /// Whether a held command, a queue, or a command whose doorbell was rung lies in or points to `range`.
+    /// Whether a queue lies in `range`, or a held command or one whose doorbell was rung points there. Always
+    /// false while the controller cannot reach memory.
     pub(crate) fn holds(&mut self, range: &Range<u64>) -> bool {
         if self.is_gone || !self.host.is_bus_master || self.sqs.is_empty() {
             return false;
@@ -253,7 +256,7 @@ impl Controller {
         false
     }
 
-    /// IOVA ranges of a command's data and lists.
+    /// IOVA ranges of a command's data and lists; for Create I/O Queue, of the queue.
     fn memory_of(&mut self, sqid: u16, sqe: &Sqe) -> Vec<Range<u64>> {
         let bytes = if sqid == 0 { self.admin_bytes(sqe) } else { self.io_bytes(sqe) };
         let is_create = [AdminOpcode::CREATE_IO_CQ, AdminOpcode::CREATE_IO_SQ].contains(&sqe.admin_opcode());
@@ -264,7 +267,7 @@ impl Controller {
             return std::iter::once(base..base.saturating_add(entries * entry)).collect();
         }
         let mut pointers = Pointers::default();
-        // After an error the ranges up to it are used.
+        // After an error, the ranges that were found before it are used.
         let _ = pointers.resolve(&mut self.host, sqe, bytes, self.spec.sgl);
         let pieces = pointers.data.iter().chain(&pointers.lists);
         pieces.map(|piece| piece.iova..piece.iova.saturating_add(u64::from(piece.bytes))).collect()

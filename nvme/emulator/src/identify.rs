@@ -14,7 +14,7 @@ use crate::memory::Access;
 use crate::pointers::Cursor;
 use crate::spec::{EmulatorSpec, SglSupport};
 
-/// Buffer for the data of an admin command.
+/// Buffer of 4,096 bytes for the data of an admin command.
 pub(crate) fn page() -> Box<[u8]> {
     vec![0; IDENTIFY_BYTES].into_boxed_slice()
 }

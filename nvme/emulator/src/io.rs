@@ -56,7 +56,7 @@ impl Controller {
         }
     }
 
-    /// Bytes of an I/O command's data.
+    /// Bytes that an I/O command transfers between host and controller.
     pub(crate) fn io_bytes(&self, sqe: &Sqe) -> u64 {
         let block = |medium: &crate::medium::EmulatedMedia| u64::from(medium.block_bytes);
         let block_bytes = self.index(sqe.nsid()).and_then(|at| self.media.get(at)).map_or(0, block);

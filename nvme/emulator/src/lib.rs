@@ -1,9 +1,9 @@
 //! An emulated NVMe controller in the process, stepped by its user, with fault injection.
 //!
 //! The [`Emulator`] is a [`Bus`] with one drive. Its [`Function`] has registers in plain memory, and accesses
-//! the host's memory through checked translations. It has no thread: each [`Emulator::step`] reads the
+//! the host's memory through checked translations. There is no thread: each [`Emulator::step`] reads the
 //! registers, then executes and completes a bounded number of commands. The same calls have the same
-//! effects, faults included; all random choices derive from one seed.
+//! effects, faults included: random choices derive only from the caller's seeds.
 //!
 //! ```text
 //!   driver ── Bar (plain memory) ──┐                          ┌─ queues ─ held (faults) ─ io ─ medium
@@ -12,15 +12,16 @@
 //!              medium, violations)     every DMA access: memory.rs; an invalid one is a violation
 //! ```
 //!
-//! Used by tests, simulation, fuzzing and instruction counts of the driver. It is strict where drives are
-//! lenient: it counts what a host must not do (access unmapped memory, write the doorbell of a missing queue
-//! or a disabled controller, write a wrong doorbell value, reuse a CID in flight) in
+//! Used by tests, simulation, fuzzing and instruction counts of the driver. The emulator is strict where
+//! drives are lenient: it counts what a host must not do (access unmapped memory, write the doorbell of a
+//! missing queue or a disabled controller, write a wrong doorbell value, reuse a CID in flight) in
 //! [`Emulator::violations`]. [`Emulator::holds`] reports whether a buffer may be released.
 //!
 //! Not emulated: timing, interrupts, several controllers, other page sizes than 4 KiB, non-contiguous queues,
 //! controller memory buffer, metadata, protection information, fused commands, reservations, namespace
-//! management, firmware download, power states. It refuses them as the specification requires. Blocks are
-//! kept in memory in chunks of 64 KiB, with the durable data of blocks in the volatile write cache.
+//! management, firmware download, power states. A command or register value that needs one of them fails.
+//! Blocks are kept in memory in chunks of 64 KiB, with the durable data of blocks in the volatile write
+//! cache.
 //!
 //! In steady state without faults an I/O command does not allocate if its blocks were written before.
 
@@ -80,8 +81,9 @@ impl Emulator {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Posts an invented completion in the next entry, with its phase. No effect if the queue does not exist
-    /// or is full, or the controller cannot reach memory.
+    /// Posts `cqe`, an invented completion, in the next entry of completion queue `qid`, with the current
+    /// phase tag. No effect if the queue does not exist or is full, or while the controller executes no
+    /// commands (not enabled, fatal, shut down, gone, or bus mastering off).
     pub fn post(&self, qid: u16, cqe: nvme_spec::Cqe) {
         let mut controller = self.lock();
         if controller.can_work() && controller.host.is_bus_master {
@@ -89,8 +91,8 @@ impl Emulator {
         }
     }
 
-    /// Overwrites entry `place` (modulo the size) of a completion queue. No effect where [`Self::post`] has
-    /// none.
+    /// Overwrites entry `place`, modulo the queue size, of completion queue `qid`. No effect if the queue
+    /// does not exist, or while the controller executes no commands (see [`Self::post`]).
     pub fn scribble(&self, qid: u16, place: u16, words: [u64; 2]) {
         let mut controller = self.lock();
         if controller.can_work() && controller.host.is_bus_master {
@@ -98,13 +100,14 @@ impl Emulator {
         }
     }
 
-    /// Reads the 32-bit register at `offset` as a driver does.
+    /// The 32-bit register at `offset` of the plugged drive; all ones if it does not exist.
     #[must_use]
     pub fn register(&self, offset: u32) -> u32 {
         self.lock().registers.load(u64::from(offset))
     }
 
-    /// Sets a register. The next step restores CAP, VS and CSTS.
+    /// Writes the 32-bit register at `offset`. The next step restores CAP, VS, CRTO and CSTS; while the drive
+    /// is gone, it restores all ones.
     pub fn set_register(&self, offset: u32, value: u32) {
         self.lock().registers.store(u64::from(offset), value);
     }
@@ -128,8 +131,8 @@ impl Emulator {
         self.lock().counters
     }
 
-    /// Number of accesses and register writes by the host that the specification forbids, or DMA outside
-    /// mapped memory.
+    /// Number of violations by the host: forbidden writes of CC and doorbells, CIDs that are in use, reserved
+    /// bits in Copy ranges, and DMA to memory that is not mapped for that access.
     #[must_use]
     pub fn violations(&self) -> u64 {
         self.lock().host.violations()
@@ -142,8 +145,9 @@ impl Emulator {
     }
 
     /// Whether the controller may still access memory in this IOVA range: a queue lies there, or an
-    /// uncompleted command points there that was fetched or whose doorbell was rung. Always false while it
-    /// cannot reach memory: gone, disabled, or with bus mastering off.
+    /// uncompleted command points there that was fetched or whose doorbell was rung. Reads the tail
+    /// doorbells. Always false while the controller cannot reach memory: gone, disabled, or with bus
+    /// mastering off.
     #[must_use]
     pub fn holds(&self, range: &Range<u64>) -> bool {
         self.lock().holds(range)
@@ -162,7 +166,7 @@ impl Emulator {
         controller.sqs.get(usize::from(qid))?.as_ref().map(|sq| sq.entries)
     }
 
-    /// Number of mappings.
+    /// Number of DMA mappings that exist.
     #[must_use]
     pub fn mappings(&self) -> usize {
         self.lock().host.mappings()
@@ -185,17 +189,18 @@ impl Emulator {
         self.lock().faults.set(faults);
     }
 
-    /// Injects a fault into the next I/O command without one. Several calls queue up.
+    /// Queues a fault. Each I/O command takes one queued fault, in the order of the calls.
     pub fn inject(&self, injection: Injection) {
         self.lock().faults.queued.push_back(injection);
     }
 
-    /// Injects a fault into the next admin command without one; Asynchronous Event Requests are not counted.
+    /// Queues a fault. Each admin command other than Asynchronous Event Request takes one queued fault.
     pub fn inject_admin(&self, injection: Injection) {
         self.lock().faults.queued_admin.push_back(injection);
     }
 
-    /// Mappings of more than `bytes` fail with ENOMEM from now on, as with RLIMIT_MEMLOCK.
+    /// From now on, mapping an area of more than `bytes` fails with ENOMEM. Unlike RLIMIT_MEMLOCK, the limit
+    /// is for each area.
     pub fn limit_maps(&self, bytes: usize) {
         self.lock().host.map_bytes_max = bytes;
     }
@@ -205,23 +210,25 @@ impl Emulator {
         self.lock().set_fatal();
     }
 
-    /// CSTS ignores CC until a function level reset.
+    /// Makes the controller ignore CC until the function is reset (function level reset, opening, closing,
+    /// plugging, power cut).
     pub fn freeze_registers(&self) {
         self.lock().freeze();
     }
 
-    /// The next `count` function level resets fail with EIO.
+    /// Makes the next `count` function level resets fail with EIO.
     pub fn fail_resets(&self, count: u32) {
         self.lock().failing_resets = count;
     }
 
-    /// Requests the removal of the drive. It is removed once the function is closed.
+    /// Requests the removal of the drive, which happens when the function is next closed.
     pub fn ask_removal(&self) {
         self.lock().is_removal_asked = true;
     }
 
     /// Pulls the drive: its registers read as all ones, and it can be neither reset nor opened. Its blocks
-    /// are kept; see [`Self::power_cut`].
+    /// are kept, those in the volatile write cache as at a controller level reset; [`Self::power_cut`] loses
+    /// them.
     pub fn vanish(&self) {
         self.lock().vanish();
     }
@@ -240,14 +247,15 @@ impl Emulator {
         self.plug_into(Some(spec));
     }
 
-    /// Takes the link down: registers read as all ones and no command is executed, but no removal is
-    /// reported, as with Downstream Port Containment (PCI Express 4.0 section 6.2.10) or link retraining.
+    /// Takes the link down, as with Downstream Port Containment (PCI Express 4.0 section 6.2.10) or link
+    /// retraining: has the effects of [`Self::vanish`] until [`Self::link_up`].
     pub fn link_down(&self) {
         self.vanish();
     }
 
     /// Brings the link up after a hot reset: an open function sees the registers of a disabled controller,
-    /// and the drive reaches no memory before bus mastering is turned on.
+    /// and the drive reaches no memory before bus mastering is turned on. Loses the volatile write cache if
+    /// [`EmulatorSpec::loses_cache_at_reset`].
     pub fn link_up(&self) {
         let mut controller = self.lock();
         controller.is_gone = false;
@@ -272,7 +280,7 @@ impl Emulator {
     }
 
     /// Loses and restores power. Each block in the volatile write cache is kept or lost at random from
-    /// `seed`; the controller is as after a function level reset.
+    /// `seed`; the controller, unless it is gone, is as after a function level reset.
     pub fn power_cut(&self, seed: u64) {
         let mut controller = self.lock();
         let mut random = Random::new(seed);
@@ -292,7 +300,7 @@ impl Emulator {
     /// Newest data of blocks, as the Read command returns it.
     ///
     /// # Panics
-    /// If a block does not exist.
+    /// If the namespace or a block does not exist.
     #[must_use]
     pub fn read_medium(&self, nsid: u32, lba: u64, blocks: u64) -> Vec<u8> {
         let mut controller = self.lock();
@@ -305,10 +313,10 @@ impl Emulator {
         found
     }
 
-    /// Writes blocks past the volatile write cache.
+    /// Writes blocks durably, past the volatile write cache.
     ///
     /// # Panics
-    /// If a block does not exist, or `data` is not a multiple of the block size.
+    /// If the namespace or a block does not exist, or `data` is not a multiple of the block size.
     pub fn write_medium(&self, nsid: u32, lba: u64, data: &[u8]) {
         let mut controller = self.lock();
         let block_bytes = u64::from(controller.blocks_of(nsid, lba, 0).block_bytes);
@@ -329,21 +337,23 @@ impl Emulator {
         self.lock().health.clone()
     }
 
-    /// Changes the values of the SMART log, and raises a health event if the host enabled it.
+    /// Changes the values of the SMART log, and raises a health event if a critical warning is set that the
+    /// host enabled.
     pub fn set_health(&self, change: impl FnOnce(&mut Health)) {
         let mut controller = self.lock();
         change(&mut controller.health);
         controller.check_health();
     }
 
-    /// Raises an asynchronous event. False if it is not reported: the host did not enable it (Asynchronous
-    /// Event Configuration) or the controller is not enabled.
+    /// Raises an asynchronous event. False, without effect, if the host did not enable it (Asynchronous Event
+    /// Configuration) or the controller is not enabled. An event that is pending already, or the 65th pending
+    /// one, is dropped although the result is true.
     pub fn raise_event(&self, event: AsyncEvent) -> bool {
         self.lock().raise(event)
     }
 
-    /// Formats a namespace with another block size, as by another host; its blocks are deallocated. The host
-    /// gets an event if it enabled it.
+    /// Formats a namespace with another block size and the same number of blocks, as by another host. All
+    /// blocks read as zeroes. The host gets an event if it enabled it.
     ///
     /// # Panics
     /// If the namespace does not exist.
@@ -356,7 +366,8 @@ impl Emulator {
         controller.note_changed(nsid);
     }
 
-    /// Resizes a namespace. Blocks beyond the new end are lost. The host gets an event if it enabled it.
+    /// Resizes a namespace to `blocks` logical blocks. Blocks beyond the new end are lost; new ones are
+    /// deallocated. The host gets an event if it enabled it.
     ///
     /// # Panics
     /// If the namespace does not exist.

@@ -14,20 +14,20 @@ use crate::spec::EmulatorSpec;
 /// Values of the SMART log, including those that the emulator counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Critical warnings, without that for the temperature, which follows from `temperature` and the host's
-    /// thresholds.
+    /// Critical warnings. The one for the temperature is reported as well if `temperature` is beyond a
+    /// threshold of the host.
     pub critical_warning: CriticalWarning,
     /// Composite temperature, in kelvins.
     pub temperature: u16,
     /// Available spare, in percent of the initial spare.
     pub available_spare: u8,
-    /// Available spare below which the critical warning is due, in percent.
+    /// Available spare threshold, in percent. Only reported: `critical_warning` does not follow from it.
     pub available_spare_threshold: u8,
     /// Percentage used of the drive's life; may exceed 100.
     pub percentage_used: u8,
-    /// Bytes that hosts read.
+    /// Bytes of Read and Compare commands.
     pub bytes_read: u64,
-    /// Bytes that hosts wrote.
+    /// Bytes of Write commands.
     pub bytes_written: u64,
     /// Read and Compare commands executed.
     pub host_reads: u64,
@@ -77,14 +77,14 @@ impl Health {
         self.bytes_written = self.bytes_written.saturating_add(bytes);
     }
 
-    /// Critical warnings, with that for the temperature.
+    /// Critical warnings as reported, with the one that follows from `temperature`.
     pub(crate) fn warning(&self) -> CriticalWarning {
         let is_warm = self.critical_warning.temperature() || self.is_too_hot;
         self.critical_warning.with_temperature(is_warm)
     }
 
     fn log(&self, error_count: u64) -> SmartLog {
-        // Thousands of 512 bytes, rounded up.
+        // Units of 512,000 bytes, rounded up.
         let units = |bytes: u64| u128::from(bytes.div_ceil(512_000)).into();
         SmartLog {
             critical_warning: self.warning().into_bits(),
@@ -152,7 +152,7 @@ impl Controller {
         Ok(0)
     }
 
-    /// Writes a log page to `page` and returns its length; `None` for an unknown log page.
+    /// Writes a log page to `page` and returns its length in bytes; `None` for an unknown log page.
     fn log_page(&mut self, lid: LogId) -> Option<usize> {
         self.page.fill(0);
         let page = &mut self.page[..];

@@ -76,8 +76,8 @@ impl EmulatedMedia {
         })
     }
 
-    /// Passes the data of blocks to `look`, chunk by chunk, until it returns false. Returns whether it never
-    /// did.
+    /// Passes the data of blocks to `look`, chunk by chunk, until `look` returns false. True if it returned
+    /// true for all.
     pub(crate) fn read_blocks(&self, lba: u64, blocks: u64, mut look: impl FnMut(&[u8]) -> bool) -> bool {
         let unwritten = if self.fill == 0 { &ZEROES } else { &ONES };
         self.parts(lba, blocks).all(|part| {
@@ -113,7 +113,7 @@ impl EmulatedMedia {
         if byte != self.fill {
             return self.change(lba, blocks, is_cached, |data| data.fill(byte));
         }
-        // Missing chunks read as `fill`.
+        // Missing chunks already read as `fill`.
         let a_chunk = blocks_of_chunk(self.block_bytes);
         let (first, end) = (lba / a_chunk, lba.saturating_add(blocks));
         for (number, chunk) in self.chunks.range_mut(first..=end / a_chunk) {
@@ -172,7 +172,7 @@ impl EmulatedMedia {
         }
     }
 
-    /// Changes the number of blocks. Blocks beyond the new end are lost.
+    /// Changes the number of blocks. Blocks beyond the new end are lost; new ones read as `fill`.
     pub(crate) fn resize(&mut self, blocks: u64) {
         if blocks < self.blocks {
             self.set(blocks, self.blocks - blocks, self.fill, false);
@@ -182,7 +182,8 @@ impl EmulatedMedia {
 }
 
 impl Chunk {
-    /// Called before a write: saves the durable data of its blocks if the write is cached.
+    /// Called before a write: if the write is cached, saves the durable data of its blocks, otherwise marks
+    /// them as durable.
     fn note(&mut self, part: &Part, is_cached: bool, block_bytes: usize, dirty: &mut Vec<u64>) {
         if !is_cached {
             self.dirty &= !part.mask;

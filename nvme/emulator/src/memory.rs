@@ -53,11 +53,11 @@ impl Registers {
         let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(4))?;
         let base: *const AtomicU64 = self.words.get(offset / 8)?;
         // SAFETY: one of the two halves of an existing word, borrowed from `self`; all other accesses are
-        // atomic.
+        // atomic, or volatile through a `Bar`.
         Some(unsafe { &*base.cast::<AtomicU32>().add(offset % 8 / 4) })
     }
 
-    /// The 32-bit register at `offset`; all ones if it does not exist.
+    /// The 32-bit register at `offset`; all ones if it does not exist or `offset` is not a multiple of 4.
     pub(crate) fn load(&self, offset: u64) -> u32 {
         self.word(offset).map_or(u32::MAX, |word| u32::from_le(word.load(Ordering::Relaxed)))
     }
@@ -79,8 +79,8 @@ impl Registers {
         self.store(offset + 4, u32::from_le_bytes([e, f, g, h]));
     }
 
-    /// Value written to the doorbell at `offset` since the last call; `None` without a write. Acquire: memory
-    /// that the host wrote before is visible.
+    /// Last value written to the doorbell at `offset` since the last call; `None` without a write, or if the
+    /// value was all ones. Acquire: memory that the host wrote before is visible.
     pub(crate) fn take_doorbell(&self, offset: u64) -> Option<u32> {
         let word = self.word(offset)?;
         if word.load(Ordering::Relaxed) == NOT_RUNG {
@@ -122,7 +122,7 @@ pub(crate) struct Piece {
     pub(crate) bytes: u32,
 }
 
-/// Direction of a DMA access.
+/// Direction of a DMA access, as the controller sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,

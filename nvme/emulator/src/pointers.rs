@@ -16,7 +16,7 @@ const DESCRIPTORS_MAX: u32 = 1 << 18;
 pub(crate) struct Pointers {
     /// Data ranges, in order.
     pub(crate) data: Vec<Piece>,
-    /// Pages of PRP lists and SGL segments.
+    /// Entries of PRP lists as far as they were read, and SGL segments.
     pub(crate) lists: Vec<Piece>,
 }
 
@@ -180,7 +180,8 @@ impl Pointers {
         Ok(())
     }
 
-    /// Copies `from` to the host's data at `cursor` and advances it.
+    /// Copies `from` to the host's data at `cursor` and advances `cursor`. `None` if not all could be
+    /// written.
     pub(crate) fn write(&self, host: &mut HostMemory, cursor: &mut Cursor, mut from: &[u8]) -> Option<()> {
         while !from.is_empty() {
             let (iova, bytes) = cursor.advance(&self.data, from.len())?;
@@ -191,7 +192,7 @@ impl Pointers {
         Some(())
     }
 
-    /// Fills `to` from the host's data at `cursor` and advances it.
+    /// Fills `to` from the host's data at `cursor` and advances `cursor`. `None` if not all could be read.
     pub(crate) fn read(&self, host: &mut HostMemory, cursor: &mut Cursor, mut to: &mut [u8]) -> Option<()> {
         while !to.is_empty() {
             let (iova, bytes) = cursor.advance(&self.data, to.len())?;
@@ -211,7 +212,8 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// Takes up to `bytes` of the current piece. Returns their IOVA and length.
+    /// Takes up to `bytes` of the current piece. Returns their IOVA and length; `None` at the end of the
+    /// data.
     fn advance(&mut self, data: &[Piece], bytes: usize) -> Option<(u64, usize)> {
         let piece = data.get(self.piece)?;
         let here = u32::try_from(bytes).unwrap_or(u32::MAX).min(piece.bytes - self.at);

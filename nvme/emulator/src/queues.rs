@@ -39,13 +39,13 @@ impl Sq {
             Err(status) => (status, 0),
         };
         let mut cqe = Cqe::new(cid, status).with_result(result);
-        // Queues have at most 65,536 entries.
+        // Fits: `head` is below `entries`, which is at most 65,536.
         cqe.sq_head = u16::try_from(self.head).unwrap_or_default().into();
         cqe.sq_id = self.id.into();
         cqe
     }
 
-    /// IOVA and bytes of its memory.
+    /// IOVA and length in bytes of the queue.
     pub(crate) fn memory(&self) -> (u64, u64) {
         (self.base, u64::from(self.entries) * SQE_BYTES as u64)
     }
@@ -59,9 +59,9 @@ pub(crate) struct Cq {
     /// Next entry to post.
     tail: u32,
     pub(crate) phase: bool,
-    /// Number of submission queues that use it.
+    /// Number of submission queues whose completions go to this queue.
     pub(crate) users: u32,
-    /// With shadow doorbells: it was full, and EventIdx requests a write of the head register.
+    /// With shadow doorbells: the queue was full, and EventIdx requests a write of the head register.
     is_waiting: bool,
 }
 
@@ -88,7 +88,7 @@ impl Cq {
         after == self.head
     }
 
-    /// Takes a new head. False if it is not between the old head and the tail.
+    /// Takes a new head. False, without effect, if `head` is not between the old head and the tail.
     fn release(&mut self, head: u32) -> bool {
         let distance = |to: u32| (to + self.entries - self.head) % self.entries;
         let is_valid = head < self.entries && distance(head) <= distance(self.tail);
@@ -98,7 +98,7 @@ impl Cq {
         is_valid
     }
 
-    /// IOVA and bytes of its memory.
+    /// IOVA and length in bytes of the queue.
     pub(crate) fn memory(&self) -> (u64, u64) {
         (self.base, u64::from(self.entries) * CQE_BYTES as u64)
     }
@@ -122,7 +122,8 @@ impl Controller {
         (offset < 4096).then(|| (shadow.doorbells + offset, shadow.event_indexes + offset))
     }
 
-    /// Reads the tail doorbell. Returns whether the queue has entries.
+    /// Reads the tail doorbell. Returns whether the queue has entries to fetch; false for an invalid tail,
+    /// which is a violation.
     pub(crate) fn read_tail(&mut self, qid: u16) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { return false };
         let (entries, is_awake) = (sq.entries, sq.is_awake);
@@ -148,7 +149,7 @@ impl Controller {
         sq.head != sq.tail
     }
 
-    /// Sets EventIdx of a queue that was created before the doorbell buffer.
+    /// Sets EventIdx of the tail doorbell of a queue that was created before the doorbell buffer.
     pub(crate) fn set_event_index(&mut self, qid: u16) {
         let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { return };
         let tail = sq.tail;
@@ -174,7 +175,8 @@ impl Controller {
         }
     }
 
-    /// Reads the head doorbell.
+    /// Reads the head doorbell and releases entries. A shadow doorbell is read if the register was written or
+    /// the queue has become full.
     pub(crate) fn read_head(&mut self, cqid: u16) {
         let Some(Some(cq)) = self.cqs.get(usize::from(cqid)) else { return };
         let (entries, is_checked) = (cq.entries, cq.is_full() && !cq.is_waiting);
@@ -194,7 +196,7 @@ impl Controller {
         }
     }
 
-    /// Whether a completion queue has a free entry.
+    /// Whether a completion queue has a free entry, or does not exist. Reads the head doorbell of a full one.
     pub(crate) fn has_room(&mut self, cqid: u16) -> bool {
         if self.is_full(cqid) {
             self.read_head(cqid);
@@ -202,7 +204,7 @@ impl Controller {
         !self.is_full(cqid)
     }
 
-    /// Overwrites an entry of a completion queue.
+    /// Overwrites entry `place`, modulo the queue size, of a completion queue.
     pub(crate) fn scribble(&mut self, cqid: u16, place: u16, words: [u64; 2]) {
         let Some(Some(cq)) = self.cqs.get(usize::from(cqid)) else { return };
         let iova = cq.base.wrapping_add(u64::from(u32::from(place) % cq.entries) * CQE_BYTES as u64);

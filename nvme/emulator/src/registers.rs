@@ -12,18 +12,19 @@ use crate::queues::{Cq, Sq};
 /// State of the controller between CC.EN and CSTS.RDY.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EnableState {
-    /// CSTS.RDY is 0, and CC.EN was 0 when last read.
+    /// CSTS.RDY is 0. A step that reads CC.EN 1 begins to enable the controller.
     Disabled,
-    /// CC.EN is 1; CSTS.RDY becomes 1 at this step.
+    /// CC.EN was set. At this step number CSTS.RDY becomes 1, or CSTS.CFS if the registers are invalid.
     Enabling(u64),
     /// CSTS.RDY is 1, or the enable failed with CSTS.CFS.
     Ready,
-    /// CC.EN is 0; CSTS.RDY becomes 0 at this step.
+    /// CC.EN was cleared. At this step number the controller is reset and CSTS.RDY becomes 0.
     Disabling(u64),
 }
 
 impl Controller {
-    /// Reads CC and updates CSTS. Returns whether the state changed.
+    /// Applies CC, unless `is_frozen`, and updates CSTS. Returns whether the enable state, CSTS.SHST or
+    /// CSTS.CFS changed.
     pub(crate) fn step_registers(&mut self) -> bool {
         let before = (self.enable_state, self.shst, self.is_fatal);
         if matches!(self.enable_state, EnableState::Disabled | EnableState::Enabling(_)) {
@@ -110,8 +111,8 @@ impl Controller {
         }
     }
 
-    /// Controller level reset: drops queues, commands, features and the doorbell buffer; keeps blocks and
-    /// health.
+    /// Controller level reset: drops queues, commands, features and the doorbell buffer; keeps registers,
+    /// blocks and health. If CSTS.CFS was set, also calls `lose_cache`.
     pub(crate) fn reset_controller(&mut self) {
         self.enable_state = EnableState::Disabled;
         if std::mem::take(&mut self.is_fatal) {
@@ -129,14 +130,15 @@ impl Controller {
         self.registers.discard_doorbells();
     }
 
-    /// Loses the volatile write cache if the spec says so.
+    /// Loses the volatile write cache if `spec.loses_cache_at_reset`.
     pub(crate) fn lose_cache(&mut self) {
         if self.spec.loses_cache_at_reset {
             self.media.iter_mut().for_each(crate::medium::EmulatedMedia::lose_all);
         }
     }
 
-    /// Function level reset, or loss of power.
+    /// Resets the controller and its registers, ends a freeze and turns bus mastering on. A caller that
+    /// stands for a function level reset or a link-up calls `lose_cache` before.
     pub(crate) fn reset_function(&mut self) {
         self.reset_controller();
         self.is_frozen = false;
@@ -146,7 +148,7 @@ impl Controller {
     }
 
     fn check_early_doorbells(&mut self) {
-        // Only doorbells of possible queues: each check is a load.
+        // Not all of BAR 0, only doorbells that a queue could have: each check is a load.
         for qid in 0..=self.spec.queue_pairs {
             let sq = nvme_spec::pcie::sq_tail_doorbell(qid, self.spec.dstrd);
             let cq = nvme_spec::pcie::cq_head_doorbell(qid, self.spec.dstrd);

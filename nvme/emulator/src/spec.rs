@@ -8,7 +8,7 @@ use spindle_nvme_pcie::PciId;
 /// SGL support of a drive (SGLS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SglSupport {
-    /// No SGLs: a command with PSDT other than 0 is refused.
+    /// No SGLs: an I/O command with PSDT other than 00b is refused.
     None,
     /// SGLs with any alignment.
     Bytes,
@@ -19,14 +19,14 @@ pub enum SglSupport {
 /// Properties of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceSpec {
-    /// NSZE and NCAP, in logical blocks.
+    /// NSZE, NCAP and NUSE, in logical blocks.
     pub blocks: u64,
     /// Bytes of a logical block: a power of two from 512 to 65,536.
     pub block_bytes: u32,
     /// NOIOB, in logical blocks; 0 for none.
     pub noiob: u16,
-    /// MS: bytes of metadata of a logical block. The emulator only reports it: if it is not 0, commands with
-    /// data are refused with Invalid Field.
+    /// MS: bytes of metadata of a logical block. The emulator has no metadata: if the value is not 0, Read,
+    /// Write and Compare are refused with Invalid Field.
     pub metadata_bytes: u16,
     /// DLFEAT: what deallocated blocks read as, and whether Write Zeroes with DEAC deallocates.
     pub dlfeat: Dlfeat,
@@ -57,7 +57,7 @@ impl Default for NamespaceSpec {
 }
 
 /// Properties of a drive. The default is an enterprise drive: power loss protection (no volatile write
-/// cache), SGLs, all optional commands of the emulator.
+/// cache), SGLs, all optional I/O commands of the emulator, no Doorbell Buffer Config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmulatorSpec {
     /// PCI address: `domain:bus:device.function`.
@@ -84,7 +84,7 @@ pub struct EmulatorSpec {
     pub queue_entries_max: u32,
     /// CAP.DSTRD: doorbells are 4 << DSTRD bytes apart; at most 15.
     pub dstrd: u8,
-    /// I/O queue pairs that it grants, at least 1.
+    /// I/O queue pairs that the controller grants, at least 1.
     pub queue_pairs: u16,
     /// Bytes of BAR 0, at least 4096; 0 for as many as its doorbells need.
     pub bar_bytes: usize,
@@ -93,11 +93,11 @@ pub struct EmulatorSpec {
     /// ONCS. Only the bits for Compare, Dataset Management, Write Zeroes, Verify, Copy, and Save and Select
     /// are reported.
     pub oncs: Oncs,
-    /// VWC: [`power_cut`](crate::Emulator::power_cut) loses writes that were not flushed.
+    /// VWC: [`power_cut`](crate::Emulator::power_cut) may lose writes that were not flushed.
     pub has_write_cache: bool,
     /// OACS: Doorbell Buffer Config.
     pub has_doorbell_buffer: bool,
-    /// CAP.TO: longest time of CSTS.RDY, in 500 ms.
+    /// CAP.TO and CRTO.CRWMT: longest time until CSTS.RDY changes, in units of 500 ms. Only reported.
     pub timeout: u8,
     /// ACL, 0's based: most Abort commands in flight, less one.
     pub acl_z: u8,
@@ -109,18 +109,20 @@ pub struct EmulatorSpec {
     pub vsl: u8,
     /// CDFS: a bit for each descriptor format of Copy. The emulator supports only format 0h.
     pub cdfs: u16,
-    /// Steps from a change of CC.EN to that of CSTS.RDY, and from CC.SHN to CSTS.SHST.
+    /// Steps from a change of CC.EN to that of CSTS.RDY; see also `shutdown_steps`.
     pub ready_steps: u64,
     /// RTD3E: longest shutdown time, in microseconds.
     pub rtd3e_us: u32,
     /// Steps from the shutdown notification to its completion; 0 for `ready_steps`.
     pub shutdown_steps: u64,
-    /// Whether a function level reset, and a controller reset after CSTS.CFS, loses the volatile write cache.
-    /// Base 2.0 section 3.7.2 allows that.
+    /// Whether a function level reset, a link-up, and a controller reset after CSTS.CFS lose the volatile
+    /// write cache. Base 2.0 section 3.7.2 allows that.
     pub loses_cache_at_reset: bool,
-    /// Status of every Write Zeroes with DEAC, whatever DLFEAT and ONCS report; `None` to execute it.
+    /// Status of every Write Zeroes with DEAC, whatever DLFEAT reports; `None` to execute it. Without Write
+    /// Zeroes in `oncs` the status is Invalid Opcode.
     pub deac_refusal: Option<Status>,
-    /// Status of every Write Zeroes; `None` to execute it.
+    /// Status of every Write Zeroes, if `oncs` has that command; `None` to execute it. `deac_refusal` is
+    /// first.
     pub zeroes_refusal: Option<Status>,
     /// Most commands of one queue in a step, at least 1.
     pub commands_a_step: u32,
@@ -196,7 +198,7 @@ impl EmulatorSpec {
             .with_copy(self.oncs.copy())
     }
 
-    /// Bytes of a limit in the format of MDTS; `None` for no limit.
+    /// Bytes of a limit in the format of MDTS; `None` for no limit or one that exceeds 64 bits.
     pub(crate) fn limit_bytes(shift: u8) -> Option<u64> {
         if shift == 0 { None } else { 4096_u64.checked_shl(u32::from(shift)).filter(|bytes| *bytes != 0) }
     }

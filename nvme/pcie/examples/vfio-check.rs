@@ -1,10 +1,10 @@
-//! vfio-check: what `spindle_nvme_pcie::vfio` promises, tried on a drive. For the lab.
+//! vfio-check: tests the guarantees of `spindle_nvme_pcie::vfio` on a drive. For the lab.
 //!
 //! ```text
 //! vfio-check ADDRESS             open, 1000 times Identify, reset, again, close, open again, and again
 //! vfio-check ADDRESS ADDRESS     the same with two drives that share a container
-//! vfio-check ADDRESS watch       Identify until the drive is wanted back or has gone, and let go of it
-//! vfio-check ADDRESS open        only open it: exit code 3 and the reason where that is refused
+//! vfio-check ADDRESS watch       Identify until the drive's removal is requested or it is gone; close it
+//! vfio-check ADDRESS open        only open it: exit code 3 and the reason if that is refused
 //! ```
 //!
 //! The drive must be bound to vfio-pci; nothing is written to its media.
@@ -27,11 +27,11 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const ROUNDS: u32 = 1000;
 const ENTRIES: u16 = 32;
-/// In the memory: submission queue, completion queue, data.
+/// Offsets in the memory, after the submission queue: completion queue and data.
 const CQ_AT: usize = 4096;
 const DATA_AT: usize = 8192;
 const MEMORY_BYTES: usize = 4 << 20;
-/// An emulator may lose its processor for long.
+/// Time limit of a command. An emulated drive may not run for seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
@@ -66,7 +66,7 @@ fn open(vfio: &Arc<Vfio>, address: &str) -> Outcome<Arc<dyn Function>> {
     Ok(function)
 }
 
-/// Holds what is not so against the drive, or us.
+/// Fails with `what` unless `holds`.
 fn expect(holds: bool, what: &str) -> Outcome<()> {
     if holds { Ok(()) } else { Err(what.into()) }
 }
@@ -99,10 +99,10 @@ fn prove(address: &str) -> Outcome<()> {
     expect(!function.is_removal_asked(), "it is wanted back")
 }
 
-/// A drive that is given the zeroes to write to does not.
+/// Checks that the drive does not write to memory that is mapped read-only.
 fn refuse_to_write_zeroes(function: &dyn Function, admin: &mut Admin) -> Outcome<()> {
     let mapping = function.map(&Area::zeroes())?;
-    // What it answers is its own affair: QEMU's drive says that all went well.
+    // The status is not checked: QEMU's drive reports success.
     let status = admin.identify_at(mapping.iova().0, PATIENCE)?;
     let zeroes = Buf::zeroes(4096);
     expect(zeroes.as_slice().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)), "it wrote to zeroes")?;
@@ -153,8 +153,8 @@ fn watch(address: &str) -> Outcome<()> {
         expect(began.elapsed() < PATIENCE, "its removal is not asked for")?;
     }
     println!("asked after {} us", began.elapsed().as_micros());
-    // Everything that could end the process when it has gone: registers, a page of them that was never
-    // touched, doorbells, configuration space, a reset and what it takes away, and all of it again.
+    // Accesses that could raise SIGBUS once the drive is gone: registers, a page of them that was never
+    // accessed, doorbells, configuration space, a reset; then all of them again after the reset.
     for round in 0..2 {
         let last = bar.bytes() as u64 - 4;
         let words = [register::CSTS.into(), register::CC.into(), last].map(|at| bar.read32(at));
@@ -235,7 +235,7 @@ impl Admin {
             word.store(u64::from_ne_bytes(bytes.try_into()?), Ordering::Relaxed);
         }
         self.tail = (self.tail + 1) % ENTRIES;
-        // The entry before its doorbell.
+        // The entry is stored before its doorbell.
         fence(Ordering::Release);
         self.bar.write32(sq_tail_doorbell(0, self.dstrd), self.tail.into());
         let at = (CQ_AT + usize::from(self.head) * CQE_BYTES) / 8;

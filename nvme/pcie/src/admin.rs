@@ -20,12 +20,12 @@ enum Slot {
     Ended(Completion),
 }
 
-/// Identifies an admin command in flight.
+/// Identifies an admin command from `start` until its completion is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket(usize);
 
 impl Ticket {
-    /// Of no command; `take` never returns a completion for it.
+    /// Ticket of no command: `take` always returns `None` for it.
     pub(crate) const NONE: Ticket = Ticket(usize::MAX);
 }
 
@@ -54,7 +54,7 @@ impl Admin {
         })
     }
 
-    /// The memory that the controller accesses while it is enabled.
+    /// Memory of the queues and the data page, which the controller accesses while it is enabled.
     pub(crate) fn memory(&self) -> &Arc<DmaMemory> {
         &self.memory
     }
@@ -83,7 +83,8 @@ impl Admin {
         self.memory.copy_out(self.layout.list_offset(0), to);
     }
 
-    /// Submits a command with a CID from the slot table. `None` if [`ADMIN_DEPTH`] are in flight.
+    /// Submits a command with a CID from the slot table. `None` if [`ADMIN_DEPTH`] commands are in flight or
+    /// have a completion that was not taken.
     pub(crate) fn start(&self, mut sqe: Sqe) -> Option<Ticket> {
         let mut slots = self.slots.borrow_mut();
         let index = slots.iter().position(|slot| matches!(slot, Slot::Free))?;
@@ -96,7 +97,7 @@ impl Admin {
         Some(Ticket(index))
     }
 
-    /// Takes completions from the queue.
+    /// Moves completions from the queue to their slots, for `take`.
     pub(crate) fn poll(&self) {
         let mut queue = self.queue.borrow_mut();
         let mut slots = self.slots.borrow_mut();
@@ -113,7 +114,7 @@ impl Admin {
         queue.acknowledge();
     }
 
-    /// The completion of a command, once.
+    /// The completion of a command, once; `None` before it and afterwards.
     pub(crate) fn take(&self, ticket: Ticket) -> Option<Completion> {
         let mut slots = self.slots.borrow_mut();
         let slot = slots.get_mut(ticket.0)?;

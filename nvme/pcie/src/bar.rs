@@ -30,7 +30,7 @@ impl Bar {
     /// `mapping` lives; nothing in the process holds a reference into them.
     ///
     /// # Panics
-    /// If `base` is not aligned.
+    /// If `base` is not aligned to 8.
     #[must_use]
     pub unsafe fn new(base: NonNull<u8>, bytes: usize, mapping: Arc<dyn Any + Send + Sync>) -> Bar {
         assert!(base.addr().get().is_multiple_of(8), "registers are aligned");

@@ -1,14 +1,15 @@
 //! [`Commands`]: the commands of one core in flight, by command identifier.
 //!
-//! A CID is `generation (6 bits) | slot (10 bits)`. Each use of a slot has another generation, so that a
-//! duplicate or late completion matches no command. Entries are written and read in place: every I/O uses
-//! this table.
+//! A CID is `generation (6 bits) | slot (10 bits)`. Each use of a slot has the next generation, so that a
+//! duplicate or late completion matches no command until the slot was used 64 times. Entries are written and
+//! read in place: every I/O uses this table.
 
 use spindle_disk::{BlockRange, Op, Token};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 
-/// Most commands in flight: a CID has 10 bits for the slot, and FFFFh is reserved.
+/// Most commands in flight: a CID has 10 bits for the slot, and slot 1023 is not used, as CID FFFFh is
+/// reserved.
 pub(crate) const COMMANDS_MAX: u32 = 1023;
 
 const SLOT_MASK: u16 = 0x3ff;
@@ -21,8 +22,8 @@ pub(crate) fn slot_of(cid: u16) -> usize {
 }
 
 pub(crate) struct Command {
-    /// The request of which this command is a part. `None`: it is a whole request, and `token` to `buf`
-    /// describe that request.
+    /// The request of which this command is a part. `None`: the command is a whole request, which `token`,
+    /// `op`, `range` and `buf` describe.
     pub(crate) request: Option<Slot>,
     pub(crate) token: Token,
     pub(crate) op: Op,
@@ -41,7 +42,7 @@ struct Entry {
     command: Command,
     /// CID of the command, or of the next one in this slot.
     cid: u16,
-    /// Next slot of the free list, while this one is free.
+    /// Next slot of the free list, while the entry is free.
     next: u16,
     is_busy: bool,
 }
@@ -130,7 +131,7 @@ impl Commands {
         self.entries.get(slot).filter(|entry| entry.is_busy).map(|entry| entry.cid)
     }
 
-    /// Upper bound of the slots in use.
+    /// Number of slots that were ever used; slots for `cid_at` are below it.
     pub(crate) fn slots(&self) -> usize {
         self.entries.len()
     }

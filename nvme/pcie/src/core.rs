@@ -7,8 +7,8 @@
 //!   poll: command word; pending; one doorbell; completions ─> Done; pending; doorbell
 //!
 //!   transient failure: submitted again a tick later, at most 3 times
-//!   Rewind: every command in flight moves to `retries`        Gone, Absent: every request fails
-//!   Replay: those commands are submitted again, before newer ones of any core
+//!   Rewind: commands in flight move to `retries`              Gone, Absent: every request fails
+//!   Replay: those commands are submitted again, before newer requests of any core
 //! ```
 //!
 //! The doorbell is written in `poll` only. Nothing blocks, reads a clock, or allocates in steady state.
@@ -40,19 +40,20 @@ use crate::shared_queue::SharedQueue;
 use compare_and_write::GuardView;
 pub(crate) use compare_and_write::OrphanedGuard;
 
-/// Submissions of one command after the first one.
+/// Most submissions of one command after the first one.
 const RETRIES_MAX: u8 = 3;
 
-/// A command of the disk that one or more NVMe commands execute.
+/// A disk operation in progress, which one or more NVMe commands execute.
 pub(crate) struct Request {
     token: Token,
     pub(crate) task: Task,
-    /// Blocks without an NVMe command yet, always the end of the request's range. 0 blocks after a failure.
+    /// Blocks without an NVMe command yet, the end of the request's range. After a failure 0 blocks, at the
+    /// end of those that have had a command.
     remaining: BlockRange,
     /// First block. For a flush: `NvmeCore::changes` when it was submitted.
     pub(crate) lba: u64,
     pub(crate) buf: Option<Buf>,
-    /// NVMe commands of this request that have not ended.
+    /// NVMe commands of this request that are at the drive or in `retries`.
     outstanding: u32,
     result: Result<(), DiskError>,
 }
@@ -62,7 +63,7 @@ pub(crate) struct Request {
 struct Part {
     request: Slot,
     range: BlockRange,
-    /// Submissions to the drive.
+    /// Submissions to the drive; in `retries` the next one is counted already.
     tries: u8,
 }
 
@@ -70,14 +71,14 @@ pub(crate) struct NvmeCore {
     core_queue: Arc<CoreQueue>,
     shared: Arc<Shared>,
     namespace: Arc<Namespace>,
-    /// Rules when the disk was opened, used while `setup` is `None`.
+    /// Rules from when the disk source was made, used while `setup` is `None`.
     rules: Rules,
     /// The last word that was applied.
     word: CommandWord,
     /// `None` before the first `Rewind`, after `Gone` and `Absent`, and while the core has no queue.
     setup: Option<Setup>,
-    /// Most commands of this core at the drive. 0 between polls if the core is at rest, has sharers, a guard
-    /// is active or the queue command is not `Go` (`limit_between`).
+    /// Most commands of this core at the drive; sharers' commands do not count. 0 between polls if the core
+    /// is at rest, has sharers or compare-and-writes, a guard is active, or the queue command is not `Go`.
     limit: usize,
     guard: GuardView,
     shared_queue: Option<Box<SharedQueue>>,
@@ -86,17 +87,19 @@ pub(crate) struct NvmeCore {
     idle_shared_queue: Option<Box<SharedQueue>>,
     commands: Commands,
     requests: Slab<Request>,
-    /// Most entries of `requests` for new requests.
+    /// A new request begins only while `requests` has fewer entries than this.
     requests_max: usize,
     /// Requests without any NVMe command, in order of submission.
     pending: VecDeque<Request>,
-    /// Requests that have NVMe commands for some of their blocks only.
+    /// Requests with blocks that have no NVMe command yet, in order of submission; the read or write of a
+    /// compare-and-write is first.
     partial: VecDeque<Slot>,
     /// Failed or reclaimed parts and the tick from which each is submitted again.
     retries: VecDeque<(u32, Part)>,
     /// Results for the next poll.
     finished: VecDeque<Done>,
-    /// Acknowledged writes, zeroings and trims that a power loss may undo (without FUA).
+    /// Number of acknowledged writes, zeroings, deallocations and copies without FUA: a power loss may undo
+    /// them until a flush.
     changes: u64,
     flushed: u64,
     /// `Shared::losses` at the last flush of this core that failed because of one.
@@ -170,7 +173,7 @@ impl NvmeCore {
                 QueueCommand::Absent => self.fail_all(DiskError::Internal),
             }
         }
-        // Also when only the tick changed: the manager detects a core that hangs by this answer.
+        // Also when only the tick changed: the manager takes a core without answers for one that hangs.
         self.core_queue.answer(word);
         self.take_sharers();
         if self.commands.len() > 0 && matches!(word.queue_command(), QueueCommand::Go | QueueCommand::Replay)
@@ -179,7 +182,7 @@ impl NvmeCore {
         }
     }
 
-    /// Ends all requests with `error` and drops the queue. The drive reaches no memory.
+    /// Ends all requests with `error` and drops the queue. Called only while the drive reaches no memory.
     fn fail_all(&mut self, error: DiskError) {
         self.limit = 0;
         self.note_loss();
@@ -190,7 +193,8 @@ impl NvmeCore {
         self.core_queue.set_replaying(false);
     }
 
-    /// Records the loss of acknowledged, unflushed writes of this core. The next flush of each core fails.
+    /// If this core has acknowledged, unflushed writes and the drive may have lost its volatile write cache,
+    /// records a loss: the next flush of each core fails.
     fn note_loss(&mut self) {
         let is_unsafe = self.changes != self.flushed && self.rules().has_volatile_cache;
         if is_unsafe && self.shared.may_lose_cache.load(Ordering::Relaxed) {
@@ -203,7 +207,8 @@ impl NvmeCore {
         }
     }
 
-    /// Result of a flush that the drive completed: fails once after each recorded loss.
+    /// Result of a flush that the drive completed: an error if a loss was recorded since the last flush of
+    /// this core that failed because of one.
     #[cold]
     fn end_flush(&mut self, changes: u64) -> Result<(), DiskError> {
         self.flushed = self.flushed.max(changes);
@@ -230,7 +235,8 @@ impl NvmeCore {
         }
     }
 
-    /// Queues all commands for another submission. The drive reaches no memory.
+    /// Queues all commands at the drive for another submission; commands without retries left fail with
+    /// `error`. Called only while the drive reaches no memory.
     fn reclaim_commands(&mut self, error: DiskError) {
         for slot in 0..self.commands.slots() {
             if let Some(part) = self.commands.cid_at(slot).and_then(|cid| self.take_part(cid)) {
@@ -283,7 +289,7 @@ impl NvmeCore {
         self.finished.extend(waiting);
     }
 
-    /// Submits the first commands of a new request. The caller has checked that `requests` has a free slot.
+    /// Submits commands of a new request, up to `limit`. `requests` must have a free slot.
     #[inline]
     fn begin_request(&mut self, request: Request) {
         let Ok(slot) = self.requests.insert(request) else { panic!("begun without room") };
@@ -292,8 +298,8 @@ impl NvmeCore {
         }
     }
 
-    /// Submits commands for the remaining blocks of a request. False if `limit` stopped it before the last
-    /// one.
+    /// Submits commands for the remaining blocks of a request. False if `limit` left some of the blocks
+    /// without a command.
     #[inline]
     fn make_commands(&mut self, slot: Slot) -> bool {
         loop {
@@ -321,14 +327,14 @@ impl NvmeCore {
         }
     }
 
-    /// Submits one command. The caller has checked `has_room`.
+    /// Submits one command; fails it if no entry can be made (`reject`). The caller has checked `has_room`.
     fn start_command(&mut self, part: Part) {
         let (Some(setup), Some(request)) = (&mut self.setup, self.requests.get(part.request)) else { return };
         let Some((cid, command)) = self.commands.claim() else { panic!("started without room") };
         (command.request, command.range, command.tries) = (Some(part.request), part.range, part.tries);
         (command.tick, command.is_abort_requested) = (self.word.tick(), false);
         let sqe = make_entry(setup, request, part.range, cid);
-        // The buffer may lie in an area that was mapped since the list of areas was read.
+        // An outdated copy of the cache windows translates no address: refresh it and try once more.
         let sqe = match sqe {
             None if setup.pointers.cache_windows.refresh() => make_entry(setup, request, part.range, cid),
             sqe => sqe,
@@ -427,7 +433,7 @@ impl NvmeCore {
         }
     }
 
-    /// Ends a part, and its request if no other part is outstanding or missing.
+    /// Ends a part, and its request if no other part is outstanding and no blocks remain.
     #[inline]
     fn end_part(&mut self, slot: Slot, result: Result<(), DiskError>) -> Option<Done> {
         let request = self.requests.get_mut(slot)?;
@@ -461,8 +467,8 @@ impl NvmeCore {
         }
     }
 
-    /// Queues a part for another submission. Fails it after `RETRIES_MAX` retries or if its request has
-    /// failed.
+    /// Queues a part for another submission. Fails it with `error` after `RETRIES_MAX` retries, or with the
+    /// request's error if the request has failed.
     fn retry_later(&mut self, part: Part, error: DiskError) {
         let over = self.requests.get(part.request).and_then(|request| request.result.err());
         if let Some(error) = over {
@@ -482,7 +488,8 @@ impl NvmeCore {
         self.retries.push_back((due, Part { tries: part.tries + 1, ..part }));
     }
 
-    /// Takes completions until `done` is full. Returns how many were taken.
+    /// Takes completions until the queue has no more or `done` reaches its capacity. Returns how many were
+    /// taken, sharers' and stray ones included.
     #[inline]
     fn take_completions(&mut self, done: &mut Vec<Done>) -> usize {
         let mut count = 0;
@@ -544,14 +551,14 @@ impl NvmeCore {
             && let Some(setup) = &mut self.setup
         {
             // ONCS announces a command that the drive does not have: it is not submitted again before the
-            // next start.
+            // next `Setup`.
             setup.rules.disable(task);
         }
         self.shared.failures.fetch_add(1, Ordering::Relaxed);
         self.end_part(part.request, Err(error))
     }
 
-    /// Submits retries, then remaining blocks of begun requests. False if `limit` stopped it.
+    /// Submits retries, then remaining blocks of begun requests. False if `limit` left some of those blocks.
     #[inline]
     fn submit_begun(&mut self) -> bool {
         if !self.retries.is_empty() {
@@ -768,7 +775,7 @@ impl NvmeCore {
 }
 
 impl Drop for NvmeCore {
-    /// Leaks the buffers of commands in flight: the drive may still access them.
+    /// With commands in flight, leaks the buffers of all begun requests: the drive may still access them.
     fn drop(&mut self) {
         if self.commands.len() > 0 {
             let (commands, core) = (self.commands.len(), self.core_queue.core);

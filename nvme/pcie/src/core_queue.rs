@@ -30,13 +30,15 @@ pub(crate) enum QueueCommand {
     /// The drive reaches no memory: queue the commands in flight for another submission and take the new
     /// [`Setup`], if there is one.
     Rewind,
-    /// The drive reaches no memory and was replaced or does not fit: fail all requests with `Gone`, drop the
-    /// queue.
+    /// Fail all requests with `Gone`, drop the queue: the drive was replaced, does not fit, is closed, or has
+    /// no such namespace any more. The drive has none of the core's commands.
     Gone,
-    /// Submit the commands that were in flight before the reset again, and nothing else.
+    /// Submit the commands that were in flight before the reset again, and the remaining blocks of requests
+    /// that had begun. Begin no request.
     Replay,
-    /// The drive reaches no memory for longer than `return_timeout`: fail all requests with `Internal`, drop
-    /// the queue.
+    /// Fail all requests with `Internal`, drop the queue: the drive is away for longer than `return_timeout`
+    /// or its removal was requested, or the core was left behind or, as a sharer, has no host. The drive has
+    /// none of the core's commands.
     Absent,
 }
 
@@ -91,8 +93,8 @@ pub(crate) struct Setup {
     pub(crate) rules: Rules,
 }
 
-/// State of one core's queue pair. The manager's word and the core's each have two cache lines, as processors
-/// fetch lines in pairs.
+/// State of one core's queue pair. `word` and `answered` have two cache lines each, as processors fetch lines
+/// in pairs.
 pub(crate) struct CoreQueue {
     /// Written by the manager only.
     word: Padded<AtomicU64>,
@@ -115,9 +117,9 @@ pub(crate) struct CoreQueue {
     hosts: AtomicU32,
     /// Guard participation of a core that was dropped with commands in flight, until its queue is deleted.
     orphaned_guard: Lock<Option<OrphanedGuard>>,
-    /// Cache memory that those commands may access.
+    /// Cache memory that commands of a dropped core may still access, until its queue is deleted.
     orphaned_memory: Lock<Vec<Arc<CacheArea>>>,
-    /// Mapping of `pool` from when the core opened the disk; the manager takes it.
+    /// Mapping of `pool` from when the core opened the disk, if the drive was open; the manager takes it.
     mapping: Lock<Option<Box<dyn Mapping>>>,
     pub(crate) nsid: u32,
     /// Requested number of commands in flight.
@@ -195,7 +197,7 @@ impl CoreQueue {
         self.is_closed() || self.answered().command_and_epoch() == self.word().command_and_epoch()
     }
 
-    /// True if the core is open and its last answer is more than `ticks` old.
+    /// True if the core is open and its last answer is more than `ticks` ticks behind the manager's word.
     pub(crate) fn is_unresponsive(&self, ticks: u32) -> bool {
         !self.is_closed() && self.word().tick().wrapping_sub(self.answered().tick()) > ticks
     }
@@ -214,8 +216,8 @@ impl CoreQueue {
         *self.orphaned_memory.lock() = self.fronts.attached();
     }
 
-    /// Drops the cache memory of a dropped core: the drive cannot access it any more. Memory that other
-    /// cores' caches use stays mapped.
+    /// Drops the cache memory of a dropped core. Called once the drive cannot access it for that core any
+    /// more. Memory that has another owner stays mapped.
     pub(crate) fn drop_orphaned_memory(&self) {
         let memory = std::mem::take(&mut *self.orphaned_memory.lock());
         // Unmapping is slow, so it happens outside the lock.
@@ -251,8 +253,8 @@ impl CoreQueue {
         self.reset_requested.swap(false, Ordering::Relaxed)
     }
 
-    /// Set by the core before it answers [`QueueCommand::Rewind`] and at each poll under
-    /// [`QueueCommand::Replay`].
+    /// Called by the core before it answers [`QueueCommand::Rewind`], [`QueueCommand::Gone`] or
+    /// [`QueueCommand::Absent`], and at each poll under [`QueueCommand::Replay`].
     pub(crate) fn set_replaying(&self, is_replaying: bool) {
         self.is_replaying.store(is_replaying, Ordering::Release);
     }
@@ -261,7 +263,8 @@ impl CoreQueue {
         !self.is_closed() && self.is_replaying.load(Ordering::Acquire)
     }
 
-    /// Assigns a sharer to this core, which adds it when it next applies a changed word.
+    /// Assigns a sharer to this core, which adds it when it next applies a changed word under
+    /// [`QueueCommand::Go`] or [`QueueCommand::Replay`].
     pub(crate) fn add_sharer(&self, sharer: Sharer) {
         self.sharers.lock().push(sharer);
         self.has_sharers.store(true, Ordering::Release);
@@ -290,12 +293,12 @@ impl CoreQueue {
         self.hosts.load(Ordering::Acquire) > 0
     }
 
-    /// The pool's mapping; `None` after the first call.
+    /// The pool's mapping; `None` if there was none, and after the first call.
     pub(crate) fn take_mapping(&self) -> Option<Box<dyn Mapping>> {
         self.mapping.lock().take()
     }
 
-    /// Stores the queue for the next [`QueueCommand::Rewind`].
+    /// Stores the queue for the next [`QueueCommand::Rewind`]; `None` removes one that was not taken.
     pub(crate) fn put_setup(&self, setup: Option<Setup>) {
         *self.setup.lock() = setup;
     }

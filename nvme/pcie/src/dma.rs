@@ -32,7 +32,7 @@ pub enum DmaError {
     /// Allocation failed.
     #[error(transparent)]
     Memory(#[from] RegionError),
-    /// Mapping it for the drive failed.
+    /// Mapping the memory for the drive failed.
     #[error(transparent)]
     Map(#[from] MapError),
 }

@@ -24,15 +24,15 @@ use crate::rules::{Deallocating, Namespace, Rules};
 use crate::shared::{DriveFacts, NotOpened, Settings, Shared};
 use crate::shared_queue::OWN_COMMANDS_MAX;
 
-/// Interval of manager steps: with work in progress, and while it only watches.
+/// Interval of manager steps while the manager has work in progress, and while it only watches the drive.
 const STEP_BUSY: Duration = Duration::from_millis(1);
 const STEP_IDLE: Duration = Duration::from_millis(20);
 
 /// Threads of managers that shut down dropped drives, until they have ended. `finish` waits for them.
 static CLOSING: Lock<Vec<JoinHandle<()>>> = Lock::new(Vec::new());
 
-/// Waits until every dropped drive is shut down. To be called at the end of the process: otherwise the kernel
-/// resets the drives, which count an unsafe shutdown.
+/// Waits until every dropped drive is shut down. Call it at the end of the process: otherwise the kernel
+/// resets the drives without a shutdown notification, which they may count as an unsafe shutdown.
 pub fn finish() {
     while !finish_within(Duration::from_secs(1)) {}
 }
@@ -56,12 +56,12 @@ pub fn finish_within(limit: Duration) -> bool {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("NVMe drive {address}: {why}")]
 pub struct DriveError {
-    /// PCI address, or the emulator's name.
+    /// Address of the drive, from [`Bus::address`].
     pub address: String,
     /// Reason, as text for the log.
     pub why: String,
     /// The drive is missing, broken or not ready, so that another attempt may succeed. False if the machine
-    /// or its settings are the reason.
+    /// or its settings are the reason, or the drive works and is not supported.
     pub is_absent: bool,
 }
 
@@ -72,8 +72,8 @@ pub struct Drive {
 }
 
 impl Drive {
-    /// Opens, enables and identifies the drive. Blocks until it is ready (CAP.TO, up to minutes); never call
-    /// it on a core.
+    /// Opens, enables and identifies the drive. Blocks until the drive is ready or has failed (CAP.TO and
+    /// `admin_timeout`, up to minutes); never call this on a core.
     pub fn open(bus: Arc<dyn Bus>, settings: Settings) -> Result<Arc<Drive>, DriveError> {
         Drive::open_until(bus, settings, &Arc::default())
     }
@@ -138,7 +138,8 @@ impl Drive {
         self.shared.state().health
     }
 
-    /// Completions that matched no command, and commands that failed after all retries.
+    /// Completions on I/O queues that matched no command, and I/O commands that failed: after all retries, or
+    /// with a status that is not retried.
     #[must_use]
     pub fn faults(&self) -> (u64, u64) {
         (self.shared.strays.load(Ordering::Relaxed), self.shared.failures.load(Ordering::Relaxed))
@@ -183,7 +184,8 @@ impl Drop for Drive {
     }
 }
 
-/// Guard of a manager's thread: publishes a first result and the end, also after a panic.
+/// Guard of a manager's thread: publishes the end, and an error if there is no first result, also after a
+/// panic.
 struct ManagerEnd(Arc<Shared>, Arc<AtomicBool>);
 
 impl Drop for ManagerEnd {
@@ -231,7 +233,8 @@ impl DiskSource for NvmeDisk {
         self.namespace.geometry(&self.rules)
     }
 
-    /// Maps the pool. The mapping is discarded if the function was replaced meanwhile.
+    /// Maps the pool for a later `open`. No effect if the drive is away or the mapping fails; the mapping is
+    /// discarded if the function was replaced meanwhile.
     fn prepare(&self, pool: &Area) {
         let shared = &self.drive.shared;
         let Some(function) = shared.state().function.clone() else { return };
@@ -270,12 +273,12 @@ impl DiskSource for NvmeDisk {
         }
     }
 
-    /// Called by the manager when the drive was reset or away.
+    /// Adds `act`, which the manager calls after the drive was reset or away, before any core submits.
     fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
         self.fronts.on_foreign_change(act);
     }
 
-    /// Called for a disk that was opened without a cache: its handles have no cache layer.
+    /// Refuses a cache: called for a disk that was opened without one, whose handles have no cache layer.
     fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
         if spec.is_none() {
             return Ok(None);

@@ -36,8 +36,8 @@ impl Drives {
         HERE.get_or_init(|| Drives { vfio: Vfio::new(), open: Lock::new(Vec::new()) })
     }
 
-    /// Returns the open drive at `address` or opens it. Blocks until the drive is ready, and before until a
-    /// dropped one is shut down; never call it on a core.
+    /// Returns the open drive at `address`, whatever its settings, or opens it. Blocks until the drive is
+    /// ready, and before that until a dropped one is shut down; never call it on a core.
     pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
         let slot = self.slot(address);
         let mut open = slot.lock();

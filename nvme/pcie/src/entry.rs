@@ -48,8 +48,8 @@ impl Task {
         }
     }
 
-    /// True if the operation changes blocks and must wait for another core's guard. The guard's own write is
-    /// excluded.
+    /// True if the operation changes blocks and must wait for a guard on one of them. False for the write of
+    /// a compare-and-write, which has the guard.
     pub(crate) fn changes_blocks(self) -> bool {
         match self {
             Task::Op(Op::Read | Op::Flush | Op::Compare | Op::Verify) | Task::CompareAndWrite { .. } => false,
@@ -71,7 +71,8 @@ impl Task {
     }
 }
 
-/// Makes the entry of a command. `None` if its buffer is not mapped for the drive, or the drive does not
+/// Makes the entry of a command. `None` if its buffer is not mapped for the drive or cannot be described
+/// ([`Pointers::set_data_pointer`](crate::pointers::Pointers::set_data_pointer)), or the drive does not
 /// support the operation.
 #[inline]
 pub(crate) fn make_entry(setup: &Setup, request: &Request, range: BlockRange, cid: u16) -> Option<Sqe> {
@@ -146,7 +147,7 @@ fn dataset_management(cid: u16, rules: &Rules, range: BlockRange, list: ListPage
     Sqe::dsm(cid, rules.nsid, 1).with_prp(list.iova.0, 0)
 }
 
-/// Sets PRPs that name `page` for every page of the data.
+/// Sets PRPs that name `page` for every page of the data. `None` if the list page is too small.
 fn zero_pages(sqe: Sqe, page: Iova, bytes: usize, list: ListPage<'_>) -> Option<Sqe> {
     let pages = bytes.div_ceil(PAGE_BYTES as usize);
     for word in list.words.get(..pages.saturating_sub(1))? {

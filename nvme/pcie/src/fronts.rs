@@ -48,7 +48,7 @@ impl CacheArea {
 
 #[derive(Default)]
 pub(crate) struct Fronts {
-    /// Incremented after each change of `attached`.
+    /// Incremented after each addition to and removal from `attached`.
     generation: AtomicU64,
     attached: Lock<Vec<Arc<CacheArea>>>,
     callbacks: Lock<Vec<Callback>>,
@@ -66,7 +66,7 @@ impl Fronts {
         Arc::new(CacheArea { area: area.clone(), mapping: Lock::new(None) })
     }
 
-    /// Makes the area usable by cores until the lease is dropped. No command may use it by then.
+    /// Makes the area usable by cores until the lease is dropped. By then no command may use the area.
     pub(crate) fn add(self: &Arc<Self>, attached: Arc<CacheArea>) -> Lease {
         self.attached.lock().push(Arc::clone(&attached));
         self.generation.fetch_add(1, Ordering::Release);

@@ -68,8 +68,8 @@ pub enum OpenFunctionError {
 /// One open PCI function. Bus mastering is off at first: a controller that was left enabled may use addresses
 /// at which other memory is mapped now.
 pub trait Function: Send + Sync {
-    /// BAR 0. Clones keep it mapped, and a requested removal ([`Function::is_removal_asked`]) completes when
-    /// the last one is dropped.
+    /// BAR 0. Clones keep it mapped, and a requested removal ([`Function::is_removal_asked`]) completes only
+    /// when the function and the last clone are dropped.
     fn bar(&self) -> Bar;
 
     /// PCI vendor and device identifier.

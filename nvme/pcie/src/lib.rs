@@ -1,7 +1,7 @@
 //! User-space driver of NVMe drives on PCIe: polled queues, no interrupts, no kernel on the data path.
 //!
 //! A [`Function`] is one drive's PCI function: its registers ([`Bar`]) and DMA mappings ([`Function::map`]).
-//! VFIO implements it, and for tests the in-process controller of the crate `spindle-nvme-emulator`.
+//! VFIO implements the trait, and for tests the in-process controller of the crate `spindle-nvme-emulator`.
 //! Everything else in this crate is the same code for both.
 //!
 //! ```text
@@ -12,11 +12,13 @@
 //!
 //! Guarantee: each submitted request ends exactly once. Its buffer is released when the drive has completed
 //! it, or when the drive cannot reach memory any more: disabled with CSTS.RDY 0, bus mastering off, or gone.
+//! A handle that is dropped with commands in flight leaks their buffers.
 //!
 //! Not supported: interrupts, controller memory buffer, metadata, zoned or key-value namespaces, multipath
 //! between drives.
 //!
-//! Limits: 1023 commands in flight on a queue, 1 MiB for each command (larger requests are split).
+//! Limits: 1023 commands in flight on a queue pair (959 of its core, 64 of sharers), 1 MiB of data for each
+//! command (larger requests are split).
 
 pub mod address;
 mod admin;

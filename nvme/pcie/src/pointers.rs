@@ -107,7 +107,8 @@ impl Pointers {
         self.cache_windows.iova(piece)
     }
 
-    /// PRP 1 and 2 of the first `bytes` of a buffer in the pool; `None` if they span more than two pages.
+    /// PRP 1 and 2 of the first `bytes` of a buffer. `None` if they span more than two pages, or the buffer
+    /// is not contiguous, is shorter or is not in the pool.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
@@ -120,8 +121,9 @@ impl Pointers {
         two_pages(self.cache_windows.iova(buf.as_slice()?.get(..bytes)?)?, bytes)
     }
 
-    /// Sets the data pointer for `buf[offset .. offset + bytes]`. `None` if that memory is not mapped for the
-    /// drive, or an inner segment does not begin and end at a page and there are no SGLs.
+    /// Sets the data pointer for `buf[offset .. offset + bytes]`. `None` if that is longer than the buffer or
+    /// not mapped for the drive; or if it needs a PRP list, without SGLs or with more than `DESCRIPTORS_MAX`
+    /// pieces, and an inner piece does not begin and end at a page.
     #[inline]
     pub(crate) fn set_data_pointer(
         &self,

@@ -11,10 +11,11 @@
 //! controller has one between its store of EventIdx and its load of the tail: one of them sees the other's
 //! store.
 //!
-//! The head doorbell is written when half of the completion queue's slack is used. The queue has twice as
-//! many entries as there can be commands in flight, so it is never full.
+//! The head doorbell is written when half of the completion queue's slack is used. The slack is
+//! `cq_entries - sq_entries`: `sq_entries` where CAP.MQES allows, else less, down to 0. There is always room
+//! for the completions of the commands in flight.
 //!
-//! It does not track commands: the caller must have at most `entries - 1` in flight.
+//! A queue pair does not track commands: the caller must have at most [`Layout::depth`] in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -56,7 +57,8 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Layout for `depth` commands in flight, or fewer where `entries_max` (CAP.MQES + 1) is smaller. The
-    /// submission queue has at least `entries_min` entries, also at a smaller depth.
+    /// submission queue has at least `entries_min` entries, also at a smaller depth; no queue has more than
+    /// `entries_max` or 4096.
     pub(crate) fn new(depth: u32, entries_min: u32, entries_max: u32) -> Layout {
         let entries_max = entries_max.clamp(2, 4096);
         let sq_entries = depth.saturating_add(1).max(entries_min).clamp(2, entries_max);
@@ -102,7 +104,7 @@ impl Layout {
         self.cq_offset() + cq_bytes + slot * PAGE_BYTES as usize
     }
 
-    /// Offset of the zero page, which nothing writes.
+    /// Offset of the zero page, which stays zero.
     pub(crate) fn zeroes_offset(self) -> usize {
         self.list_offset(usize::from(self.list_pages))
     }
@@ -163,7 +165,8 @@ impl Shadow {
             // A doorbell beyond the page has no shadow.
             return true;
         };
-        // The other half of the word belongs to the same queue, which only this core writes.
+        // The other half of the word is unused or belongs to the same queue pair, which only this core
+        // writes.
         let kept = value.load(Ordering::Relaxed) & !(0xffff_ffff << shift);
         value.store(kept | u64::from(new) << shift, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -183,10 +186,10 @@ pub(crate) struct QueuePair {
     cq_doorbell: u64,
     shadow: Option<Shadow>,
     sq_tail: u16,
-    /// Last tail written to the doorbell.
+    /// Last tail written to the doorbell or its shadow.
     sq_tail_written: u16,
     cq_head: u16,
-    /// Last head written to the doorbell.
+    /// Last head written to the doorbell or its shadow.
     cq_head_written: u16,
     /// Completions popped since the last write of the head doorbell.
     unacknowledged: u16,
@@ -195,7 +198,7 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    /// A queue pair in `memory`, which has [`Layout::bytes`] and zeroes in its completion queue.
+    /// A queue pair in `memory`, which has at least [`Layout::bytes`], with zeroes in the completion queue.
     pub(crate) fn new(qid: u16, layout: Layout, memory: Arc<DmaMemory>, bar: Bar, dstrd: u8) -> QueuePair {
         QueuePair {
             memory,
@@ -245,8 +248,8 @@ impl QueuePair {
         self.layout
     }
 
-    /// Stores an entry at the tail, without a doorbell. The caller has fewer than [`Layout::depth`] in
-    /// flight.
+    /// Stores an entry at the tail, without a doorbell. The caller has fewer than [`Layout::depth`] commands
+    /// in flight.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn push(&mut self, sqe: Sqe) {
@@ -267,7 +270,8 @@ impl QueuePair {
         self.sq_tail = if next == self.layout.sq_entries { 0 } else { next };
     }
 
-    /// Writes the tail doorbell once for all entries since the last call.
+    /// Writes the tail doorbell once for all entries since the last call; with shadow doorbells the register
+    /// only if EventIdx requests it.
     #[inline]
     pub(crate) fn ring(&mut self) {
         if self.sq_tail == self.sq_tail_written {

@@ -64,8 +64,8 @@ impl Quirks {
     }
 
     /// Blocks of a stripe, for a namespace without NOIOB; 0 for none. Byte 3 of the vendor-specific part of
-    /// Identify Controller has its size as a power of two of 4 KiB pages (SPDK's
-    /// `nvme_ns_set_identify_data`); if that is 0, MDTS is used (Linux).
+    /// Identify Controller is the exponent of the stripe size, `1 << exponent` pages of 4 KiB (SPDK's
+    /// `nvme_ns_set_identify_data`); if that is 0, MDTS is the exponent (Linux).
     pub(crate) fn stripe_blocks(&self, controller: &IdentifyController, shift: u32) -> u32 {
         let [_, _, _, own, ..] = controller.vs;
         let exponent = if own == 0 { controller.mdts } else { own };

@@ -11,7 +11,7 @@ use crate::dma::PAGE_BYTES;
 use crate::entry::Task;
 use crate::pointers::TRANSFER_BYTES_MAX;
 
-/// Most blocks of a command other than Dataset Management: NLB has 16 bits.
+/// Most blocks of a command with NLB, which has 16 bits: all but Dataset Management and Copy.
 const NLB_MAX: u32 = 1 << 16;
 
 /// Most source ranges of one Copy: those that fit a list page.
@@ -38,8 +38,8 @@ pub(crate) enum Deallocating {
     No,
 }
 
-/// Most Write Zeroes commands for one deallocation: a trim of 7.68 TB would be 229,000 of them, each possibly
-/// a real write, and is 4 commands of Dataset Management.
+/// Most Write Zeroes commands for one deallocation: a trim of 7.68 TB in blocks of 512 bytes would be 229,000
+/// of them, each possibly a real write, and is 4 commands of Dataset Management.
 const ZEROES_OF_DEALLOCATION_MAX: u32 = 64;
 
 /// Limits of one Copy command; zeroes if the drive does not support it.
@@ -47,7 +47,7 @@ const ZEROES_OF_DEALLOCATION_MAX: u32 = 64;
 pub(crate) struct CopyLimits {
     /// Most blocks of a source range.
     pub(crate) range_blocks: u32,
-    /// Most blocks of all ranges, whose descriptors must fit one list page.
+    /// Most blocks of all ranges together; the ranges' descriptors fit one list page.
     pub(crate) blocks: u32,
 }
 
@@ -65,11 +65,12 @@ pub(crate) struct Rules {
     pub(crate) nsid: u32,
     /// Base-2 logarithm of the block size in bytes (LBADS).
     pub(crate) shift: u32,
-    /// Most blocks of a command with data.
+    /// Most blocks of a Read, Write or Compare (MDTS, [`TRANSFER_BYTES_MAX`], [`NLB_MAX`]).
     pub(crate) transfer_blocks: u32,
-    /// Boundary in blocks that commands with data do not cross (NOIOB); 0 for none.
+    /// Boundary in blocks that a Read, Write or Compare does not cross (NOIOB, or the stripe of a quirk); 0
+    /// for none.
     pub(crate) boundary_blocks: u32,
-    /// Most blocks of one Write Zeroes (the smaller of WZSL and WZDSL).
+    /// Most blocks of one Write Zeroes (the smallest of WZSL, WZDSL and [`NLB_MAX`]).
     pub(crate) zeroing_blocks: u32,
     /// Most blocks of one Dataset Management (DMRSL, DMSL).
     pub(crate) dsm_blocks: u32,
@@ -154,13 +155,15 @@ impl Rules {
         }
     }
 
-    /// True if a deallocation of this size may use Write Zeroes.
+    /// True if a deallocation of `blocks` may use Write Zeroes: it is not too large, or there is no Dataset
+    /// Management.
     pub(crate) fn may_deallocate_by_zeroes(&self, blocks: u32) -> bool {
         !self.has_dsm || blocks <= self.zeroing_blocks.saturating_mul(ZEROES_OF_DEALLOCATION_MAX)
     }
 
-    /// After a refused Write Zeroes or DEAC, selects the next method. False if there is none. Some drives
-    /// refuse what they report (SK hynix SC300: Linux's quirk for 1c5c:1504).
+    /// After a Write Zeroes or DEAC that was refused with `code`, selects the next method, if any. True if
+    /// the command should be submitted again, by that method or to fail as not supported. Some drives refuse
+    /// what they report (SK hynix SC300: Linux's quirk for 1c5c:1504).
     pub(crate) fn fall_back(&mut self, task: Task, code: Status) -> bool {
         if ![Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&code) {
             return false;
@@ -219,7 +222,7 @@ impl Rules {
             return blocks;
         }
         let boundary = u64::from(self.boundary_blocks);
-        // NOIOB has 16 bits, so `room` fits.
+        // Fits: `room` is at most `boundary_blocks`.
         let room = boundary - left.lba % boundary;
         blocks.min(u32::try_from(room).unwrap_or(blocks))
     }
@@ -261,7 +264,7 @@ pub struct Namespace {
     boundary_blocks: u32,
     /// DLFEAT bit 3: Write Zeroes supports DEAC.
     has_deac: bool,
-    /// Most blocks that a write changes atomically (NAWUN or AWUN).
+    /// Most blocks that a write changes atomically (NAWUN or AWUN; 1 if there are atomic boundaries).
     atomic_blocks: u32,
     copy_limits: CopyLimits,
     /// NSATTR bit 0: the namespace is write protected.

@@ -27,13 +27,15 @@ pub struct Settings {
     pub abort_timeout: Duration,
     /// Time until an admin command leads to a controller reset.
     pub admin_timeout: Duration,
-    /// Most I/O queue pairs requested of the controller. One is needed for each core and namespace.
+    /// Most I/O queue pairs requested of the controller. Each core uses one per namespace; with too few,
+    /// cores share.
     pub queue_pairs: u32,
     /// Interval of reading the health log.
     pub health_interval: Duration,
     /// Interval of attempts to open a drive that is away.
     pub reopen_interval: Duration,
-    /// Time that requests wait for a drive that was lost or is reset, before they fail.
+    /// Time that requests wait for a drive that was lost or is reset, before they fail. They do not wait for
+    /// a drive whose removal was requested.
     pub return_timeout: Duration,
 }
 
@@ -67,7 +69,8 @@ pub struct DriveFacts {
     pub model: String,
     /// Firmware revision (FR), without padding.
     pub firmware: String,
-    /// I/O queue pairs that the controller gave and whose doorbells fit BAR 0.
+    /// I/O queue pairs that the controller gave and whose doorbells fit BAR 0, at most
+    /// [`Settings::queue_pairs`].
     pub queue_pairs: u32,
     /// Most entries of a queue (CAP.MQES + 1).
     pub entries_max: u32,
@@ -77,7 +80,8 @@ pub struct DriveFacts {
     pub has_shadow_doorbells: bool,
 }
 
-/// Compare, Verify and Copy commands that the drive executed instead of reads and writes by the target.
+/// Compare, Verify and Copy commands submitted to the drive, which spare the target reads and writes.
+/// Repeated submissions count.
 #[derive(Debug, Default)]
 pub(crate) struct Offloaded {
     pub(crate) compares: AtomicU64,
@@ -122,7 +126,7 @@ pub(crate) struct State {
     /// Pools mapped by [`DiskSource::prepare`](spindle_disk::DiskSource::prepare), until a core opens the
     /// disk.
     pub(crate) prepared: Vec<(Area, Box<dyn Mapping>)>,
-    /// Cache memory of each disk. The disk and the cores that have it open own it.
+    /// Cache memory of each disk, owned by the disk and the cores that have it open.
     fronts: Vec<Weak<Fronts>>,
     /// Result of the first start; `None` until it is known.
     pub(crate) first_result: Option<Result<(), NotOpened>>,
@@ -174,7 +178,7 @@ pub(crate) struct Shared {
     /// Cache memory for the manager to unmap.
     pub(crate) released: Released,
     changed: Condvar,
-    /// Set when the drive is dropped or closing.
+    /// Set to make the manager shut the drive down.
     pub(crate) is_closing: AtomicBool,
     /// Whether the drive may have lost its volatile write cache. Cores read it when they apply a queue
     /// command other than `Wait`, `Replay` and `Go`.
@@ -182,11 +186,11 @@ pub(crate) struct Shared {
     /// Losses of acknowledged, unflushed writes. The next flush of each core fails: the writes' hosts are not
     /// known, so every host must get an error.
     pub(crate) losses: AtomicU64,
-    /// Losses that a failed flush has reported.
+    /// Value of `losses` when a flush last failed because of one.
     pub(crate) losses_reported: AtomicU64,
-    /// Completions that matched no command.
+    /// Completions on I/O queues that matched no command.
     pub(crate) strays: AtomicU64,
-    /// Commands that failed after all retries.
+    /// I/O commands that failed: after all retries, or with a status that is not retried.
     pub(crate) failures: AtomicU64,
     pub(crate) offloaded: Offloaded,
 }

@@ -1,8 +1,8 @@
 //! [`SharedQueue`]: a drive's queue pair that several cores use.
 //!
-//! A drive may have fewer queue pairs than there are cores and namespaces. A core without one, the *sharer*,
-//! uses a queue pair in memory as if it were the drive's. A core with a queue pair of the drive, its *host*,
-//! acts as the drive for it in every poll:
+//! A drive may have fewer queue pairs than cores and namespaces need. A core without one, the *sharer*, uses
+//! a queue pair in memory as if it were the drive's. A core with a queue pair of the drive, the *host*, acts
+//! as the drive for its sharers in every poll:
 //!
 //! ```text
 //!   sharer: push ─> entry ... ring ─> shadow doorbell          completion ─> pop
@@ -12,11 +12,11 @@
 //! Each of the two queues has one writer and one reader: the doorbell is stored after the entries (release)
 //! and loaded before them (acquire), as is the word of a completion with the phase. No lock is taken.
 //!
-//! A sharer has at most its share of the host's queue at the drive, so that neither starves. CIDs of
+//! Sharers have at most their shares of the host's queue, so that neither host nor sharers starve. CIDs of
 //! sharers' commands use slots that the host's own never use. The host checks time limits: a sharer's CIDs
 //! and queue identifier mean nothing to the drive.
 //!
-//! It does not repeat commands: a sharer does that itself, as after any reset.
+//! A host does not repeat its sharers' commands: a sharer does that itself, as after any reset.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,9 +34,9 @@ use crate::shared::TickLimits;
 pub(crate) const SHARER_QID: u16 = 1;
 /// Most commands of all sharers of one host at the drive.
 const SHARER_COMMANDS_MAX: u16 = 64;
-/// Most commands of a core itself in flight.
+/// Most commands of a core in flight; sharers' commands do not count.
 pub(crate) const OWN_COMMANDS_MAX: u32 = 959;
-/// CID slots from this one on are for sharers' commands.
+/// First CID slot of sharers' commands.
 const FIRST_SLOT: u16 = 959;
 const _: () = assert!(OWN_COMMANDS_MAX + 64 == COMMANDS_MAX, "a CID has slots for both");
 /// CID step from one use of a slot to the next; see [`Commands`](crate::commands::Commands).
@@ -187,9 +187,9 @@ impl SharedQueue {
         self.sharers.is_empty()
     }
 
-    /// Submits the sharers' commands round-robin, as many as fit beside the host's `own` commands. With
-    /// `own_wait` the host's own and the sharers' commands alternate for the last slot. Removes closed
-    /// sharers without commands at the drive.
+    /// Submits the sharers' commands round-robin, as many as fit beside the host's `own` commands at the
+    /// drive. If the host has none there but some wait (`own_wait`), host and sharers alternate for the last
+    /// slot. Removes closed sharers without commands at the drive.
     pub(crate) fn forward(&mut self, queue: &mut QueuePair, own: usize, own_wait: bool, tick: u32) {
         self.sharers.retain(|sharer| sharer.in_flight > 0 || !sharer.core_queue.is_closed());
         let (depth, count) = (queue.layout().depth(), self.sharers.len());

@@ -1,4 +1,4 @@
-//! Fabrics commands: Connect, Property Get and Set, Disconnect, Authentication (Base 2.0 section 6).
+//! Fabrics commands: Connect, Property Get and Set, Disconnect (Base 2.0 section 6).
 //!
 //! The opcode is 7Fh; FCTYPE is byte 4 (the low byte of NSID); command fields begin at byte 40 (dword 10).
 
@@ -117,11 +117,12 @@ impl ConnectData {
 pub struct ConnectResult {
     /// CNTLID: ID of the controller that the queue belongs to.
     pub cntlid: u16,
-    /// AUTHREQ.ATR: in-band authentication (DH-HMAC-CHAP) is required.
+    __: bool,
+    /// AUTHREQ.ATR (bit 17): in-band authentication (DH-HMAC-CHAP) is required.
     pub authentication_transaction_required: bool,
-    /// AUTHREQ.ASCR: authentication and secure channel are required.
+    /// AUTHREQ.ASCR (bit 18): authentication and secure channel are required.
     pub secure_channel_required: bool,
-    #[bits(14)]
+    #[bits(13)]
     __: u16,
 }
 
@@ -314,6 +315,8 @@ mod tests {
         assert_eq!(ConnectInvalid::from(0x0001_0100), invalid);
         assert_eq!(u32::from(ConnectInvalid::SQSIZE), 44);
         let result = ConnectResult::new().with_cntlid(0x0102).with_authentication_transaction_required(true);
-        assert_eq!(result.into_bits(), 0x0001_0102);
+        assert_eq!(result.into_bits(), 0x0002_0102, "Linux: NVME_CONNECT_AUTHREQ_ATR is bit 17");
+        let result = ConnectResult::new().with_secure_channel_required(true);
+        assert_eq!(result.into_bits(), 0x0004_0000, "Linux: NVME_CONNECT_AUTHREQ_ASCR is bit 18");
     }
 }

@@ -2,8 +2,8 @@
 //! 4.1.5).
 //!
 //! This file has the command, the lists and the command set vectors. `controller` has CNS 01h and 06h,
-//! `capability`
-//! their bitfields, and `namespace` has CNS 00h, 05h, 08h and the identification descriptors of 03h.
+//! `capability` the bitfields of CNS 01h, and `namespace` has CNS 00h, 08h and the identification descriptors
+//! of 03h. CNS 05h has no structure here.
 
 mod capability;
 mod controller;

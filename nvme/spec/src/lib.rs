@@ -1,6 +1,6 @@
 //! Wire types of NVMe, NVMe over Fabrics, NVMe/TCP and NVMe/RDMA.
 //!
-//! **What it is.** Every structure that crosses a wire or a device boundary in Spindle is declared here
+//! **What it is.** Every NVMe structure that crosses a wire or a device boundary in Spindle is declared here
 //! once: command and completion entries, status codes, Identify data, log pages, features, Fabrics
 //! commands, TCP PDUs, RDMA private data, NQNs. Revisions: NVM Express Base 2.0 and 2.1, NVM Command Set
 //! 1.0 and 1.1, NVMe over PCIe Transport 1.0, NVMe/TCP Transport 1.0 and 1.1, NVMe RDMA Transport 1.0
@@ -19,16 +19,16 @@
 //! Wire structures are `repr(C)` with little-endian byte-array integers, so their alignment is 1, there is
 //! no padding, and a reference may be taken into any received buffer. Size and every offset are asserted at
 //! compile time (`wire!`). A code read from the wire is a newtype with named constants (`open_enum!`): an
-//! unknown value is kept and causes no panic. The name of a zero-based field ends in `_z`, or an accessor
-//! returns the count.
+//! unknown value is kept and causes no panic. The name of a zero-based field ends in `_z`; exceptions are
+//! documented at the field.
 //!
 //! **What it does not do.** The crate does not check rules that need state or limits (queue identifiers, LBA
 //! ranges, digests). It has no allocation, no state, no I/O and no unsafe code. The only I/O command set is
 //! the NVM Command Set. The PCIe driver builds PRP lists.
 //!
-//! **Limits.** An NQN ([`nqn::Nqn`]) has at most 223 bytes; TCP PDU lengths have 32 bits; a command has at
-//! most 65,536 logical blocks. Structures of 4 KiB (`IdentifyController` and others) are plain values that
-//! each move may copy: do not build them for each I/O command.
+//! **Limits.** An NQN ([`nqn::Nqn`]) has at most 223 bytes; TCP PDU lengths have 32 bits; a command with NLB
+//! has at most 65,536 logical blocks. Structures of 4 KiB (`IdentifyController` and others) are plain values
+//! that each move may copy: do not build them for each I/O command.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::indexing_slicing))]

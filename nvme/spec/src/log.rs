@@ -208,7 +208,7 @@ wire! {
         controller_busy_minutes @ 96: U128,
         power_cycles @ 112: U128,
         power_on_hours @ 128: U128,
-        /// Power losses and resets without a completed shutdown notification.
+        /// Unsafe Shutdowns: power losses without a shutdown notification before.
         unsafe_shutdowns @ 144: U128,
         /// Media and Data Integrity Errors: unrecovered errors that the controller detected.
         media_errors @ 160: U128,
@@ -224,7 +224,7 @@ wire! {
 pub struct CriticalWarning {
     /// Available spare is below its threshold.
     pub spare: bool,
-    /// A temperature is above its over, or below its under temperature threshold.
+    /// A temperature is at or above its over, or at or below its under temperature threshold.
     pub temperature: bool,
     /// NVM subsystem reliability is degraded.
     pub reliability: bool,

@@ -4,7 +4,7 @@ use core::fmt;
 use core::hash::{Hash, Hasher};
 use core::str::FromStr;
 
-/// Well-known NQN of discovery services (Base 2.0 section 3.1.2.3).
+/// Well-known NQN of discovery services.
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 /// Maximum length of an NQN in bytes, without the terminating NUL (Base 2.0 section 4.5).

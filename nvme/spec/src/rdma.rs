@@ -175,7 +175,7 @@ open_enum! {
 }
 
 impl CmStatus {
-    /// Text with the value in parentheses, for logs and errors.
+    /// Text for logs and errors, with the value in parentheses if it has a constant.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {

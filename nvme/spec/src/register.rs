@@ -135,7 +135,7 @@ pub struct Cc {
 }
 
 impl Cc {
-    /// SHN: Shutdown Notification of the host.
+    /// SHN: Shutdown Notification.
     #[must_use]
     pub const fn shutdown(self) -> ShutdownNotification {
         ShutdownNotification(self.shn())
@@ -176,7 +176,7 @@ pub struct Csts {
 }
 
 impl Csts {
-    /// SHST: Shutdown Status of the controller.
+    /// SHST: Shutdown Status.
     #[must_use]
     pub const fn shutdown(self) -> ShutdownStatus {
         ShutdownStatus(self.shst())

@@ -1,8 +1,9 @@
 //! The submission queue entry and its data pointer (Base 2.0 sections 3.3.3.1 and 4.1).
 //!
-//! The meaning of command dwords 10 to 15 depends on the command; `io`, `admin`, `log`, `feature` and
-//! `fabrics` have the views and the builders. Builders set PSDT to 01b (SGL), which Fabrics requires of every
-//! command, even without data; [`Sqe::with_prp`] changes an entry to PRPs for PCIe.
+//! The meaning of command dwords 10 to 15 depends on the command; `io`, `admin`, `identify`, `log`,
+//! `feature`, `fabrics`, `pcie` and `vendor` have the views and the builders. Builders set PSDT to 01b (SGL),
+//! which Fabrics requires of every command, even without data; [`Sqe::with_prp`] changes an entry to PRPs for
+//! PCIe. The builders of `pcie` set PRPs.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -257,7 +258,7 @@ open_enum! {
 wire! {
     /// SGL descriptor with a 64-bit address and a 32-bit length (Base 2.0 section 4.1.2.1).
     pub struct Sgl[16] {
-        /// Memory address, or byte offset in the capsule.
+        /// Memory address, or byte offset in the capsule, depending on the kind.
         address @ 0: U64,
         /// Length in bytes.
         length @ 8: U32,

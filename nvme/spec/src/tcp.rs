@@ -23,7 +23,7 @@ pub const PFV: u16 = 0;
 pub const PDA_MAX: u8 = 31;
 /// Smallest valid MAXH2CDATA in bytes (section 3.6.2.2).
 pub const MAXH2CDATA_MIN: u32 = 4096;
-/// Limit in bytes of the copy of the offending PDU's header in a TermReq PDU (section 3.6.2.3).
+/// Limit in bytes of the data of a TermReq PDU, a copy of the offending PDU's header (section 3.6.2.3).
 pub const TERM_REQ_DATA_BYTES_MAX: usize = 128;
 /// Limit in bytes of in-capsule data on the admin queue and of Fabrics commands, regardless of IOCCSZ
 /// (section 3.3.2.1).
@@ -159,7 +159,8 @@ pub struct Extent {
 
 impl Extent {
     /// Computes PDO and PLEN. `hlen` is 24 or 72; `pda` is HPDA or CPDA of the receiver, in dwords,
-    /// zero-based, and is limited to [`PDA_MAX`]. Without data, `pda` and `has_data_digest` have no effect.
+    /// zero-based, and is limited to [`PDA_MAX`]. If `data_bytes` is 0, `pda` and `has_data_digest` have no
+    /// effect.
     #[must_use]
     pub fn new(hlen: u8, data_bytes: u32, has_header_digest: bool, has_data_digest: bool, pda: u8) -> Self {
         let header_bytes = u32::from(hlen) + if has_header_digest { 4 } else { 0 };

@@ -29,7 +29,7 @@ pub struct SpindleFeatures {
 wire_bits!(SpindleFeatures => U32);
 
 wire! {
-    /// First bytes of the vendor-specific area of Identify Controller, which begins at byte 3072.
+    /// First 16 bytes of the vendor-specific area of Identify Controller, which begins at byte 3072.
     pub struct SpindleArea[16] {
         /// SIG: [`SPINDLE_SIGNATURE`].
         signature @ 0: [u8; 8],

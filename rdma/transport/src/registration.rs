@@ -24,7 +24,8 @@
 //! thread. A kept remote key lets the peer access the memory after its command: the cost of not registering
 //! for each command.
 //!
-//! **Limits** apply to kept registrations; those in use by outstanding commands may exceed them.
+//! **Limits** count all registrations, but only idle ones are dropped: those in use by outstanding commands
+//! may exceed the limits.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -60,15 +61,15 @@ pub trait Registrar {
     fn keys(region: &Self::Region) -> (u32, u32);
 }
 
-/// Limits of the kept registrations.
+/// Limits of a cache: above them, idle registrations are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum registered bytes. 1 GiB: the working buffers of a large application, below the locked-memory
-    /// limit of most systems.
+    /// Maximum registered bytes. The default is 1 GiB: the working buffers of a large application, below the
+    /// locked-memory limit of most systems.
     pub bytes: usize,
-    /// Maximum number of registrations. 1024: well below the limits of small devices.
+    /// Maximum number of registrations. The default is 1024, well below the limits of small devices.
     pub entries: usize,
-    /// Registrations deregistered in one batch.
+    /// Number of registrations deregistered in one batch; 0 counts as 1.
     pub batch: usize,
 }
 
@@ -81,7 +82,7 @@ impl Default for Limits {
 /// A use of a registration, ended by [`Cache::release`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
-    /// The registration, as [`Cache::release`] takes it.
+    /// The registration, for [`Cache::release`].
     pub slot: Slot,
     /// Key for work requests of this host's device.
     pub local_key: u32,
@@ -110,7 +111,7 @@ struct Entry<R> {
     end: usize,
     is_writable: bool,
     users: u32,
-    /// In the map, so that lookups can find it.
+    /// The entry is in the map, so that lookups can find it.
     is_mapped: bool,
     /// Neighbours in the list of idle registrations.
     older: Option<Slot>,
@@ -149,8 +150,8 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// Returns a registration that covers the range: an existing one, or a new one of `memory`. `is_writable`
-    /// is a property of the memory, not of the command.
+    /// Returns a registration that covers `bytes` from `address`: an existing one, or a new one of `memory`,
+    /// of whole pages of 4 KiB. `is_writable` is a property of the memory, not of the command.
     #[inline]
     pub fn acquire(
         &mut self,
@@ -210,7 +211,7 @@ impl<G: Registrar> Cache<G> {
         Ok(Lease { slot, local_key, remote_key })
     }
 
-    /// Removes registrations from the map that a new one covers.
+    /// Removes from the map the registrations that a new one of `start .. end` covers.
     fn unmap_covered(&mut self, start: usize, end: usize, is_writable: bool) {
         loop {
             let map = &self.maps[usize::from(is_writable)];
@@ -240,7 +241,7 @@ impl<G: Registrar> Cache<G> {
     /// Ends a use of a registration.
     ///
     /// # Panics
-    /// If the lease was released before.
+    /// If the registration has no use left: a lease was released twice.
     #[inline]
     pub fn release(&mut self, slot: Slot) {
         let entry = self.entries.get_mut(slot).expect("a lease is released once");
@@ -258,8 +259,9 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// The memory of this range was unmapped or released: its registrations are removed from the map, and
-    /// idle ones are deregistered at once.
+    /// The memory of `bytes` from `address` was unmapped or released: its registrations are removed from the
+    /// map. Idle ones, and all that were parked, are deregistered at once; those in use when they are
+    /// released.
     pub fn invalidate(&mut self, address: usize, bytes: usize) {
         let end = address.saturating_add(bytes);
         for is_writable in [false, true] {
@@ -278,8 +280,8 @@ impl<G: Registrar> Cache<G> {
         self.deregister(usize::MAX);
     }
 
-    /// Deregisters a batch of parked registrations, if there is a full one. Called once per turn, after the
-    /// commands were posted.
+    /// Deregisters a batch of parked registrations, if a full batch is parked. Called once per turn, after
+    /// the commands were posted.
     #[inline]
     pub fn tidy(&mut self) {
         if self.parked.len() >= self.limits.batch.max(1) {

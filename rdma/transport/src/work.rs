@@ -1,8 +1,8 @@
 //! Work requests and completions that connections of both ends exchange with their queue pairs.
 //!
-//! A connection knows no local address or key. It names a *chain*, a slot that owns the buffer until the last
-//! of its work requests has completed, and a span of that buffer. The code that executes the work (the shell
-//! with verbs, the simulator by copying) gets the buffer from the connection.
+//! A connection knows no local address or key. It names a *chain*, which owns a buffer until the last of its
+//! work requests has completed, and a span of that buffer. The code that executes the work (the shell with
+//! verbs, the simulator by copying) gets the buffer from the connection.
 
 use spindle_reactor::slab::Slot;
 
@@ -30,21 +30,22 @@ pub const HEAD_BYTES_MAX: usize = 64;
 /// Operation of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// RDMA READ from the peer into the span.
+    /// RDMA READ from the peer's memory into a span of the chain's buffer.
     Read {
         /// Destination; its scatter/gather entries are within the device's limit.
         local: Span,
         /// Source at the peer.
         remote: Remote,
     },
-    /// RDMA WRITE of the span to the peer. With zero bytes the address and key are not used.
+    /// RDMA WRITE of a span of the chain's buffer to the peer's memory. With zero bytes the address and key
+    /// are not used.
     Write {
         /// Source; its scatter/gather entries are within the device's limit.
         local: Span,
         /// Destination at the peer.
         remote: Remote,
     },
-    /// SEND of a head followed by the span (in-capsule data).
+    /// SEND of a queue entry, followed by a span of the chain's buffer (in-capsule data).
     Send {
         /// The queue entry; only the first `head_bytes` are sent.
         head: [u8; HEAD_BYTES_MAX],
@@ -60,10 +61,10 @@ pub enum Op {
 /// A work request for the send queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
-    /// The chain that it belongs to, which its completion names.
+    /// The chain to which the work request belongs; the completion names it.
     pub chain: Slot,
-    /// True if it generates a completion. Otherwise it has completed when a later signalled one has; a failed
-    /// one always generates a completion.
+    /// True if the work request generates a completion. An unsignalled one has completed when a later
+    /// signalled one has; a failed one always generates a completion.
     pub is_signalled: bool,
     /// READ, WRITE or SEND, with its operands.
     pub op: Op,

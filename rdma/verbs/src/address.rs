@@ -36,7 +36,7 @@ impl RawAddress {
         }
     }
 
-    /// The pointer is valid while `self` is borrowed.
+    /// Pointer to the address, valid as long as `self` is not moved or dropped.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
         match self {
             RawAddress::V4(address) => ptr::from_mut(address).cast(),

@@ -15,7 +15,7 @@ use crate::queue_pair::{List, Post, QueuePair};
 /// Data of a work request.
 #[derive(Debug, Clone, Copy)]
 pub enum SendData<'a> {
-    /// Registered memory, which must not change until the completion.
+    /// Registered memory. Until the completion it must not be written, and for a READ not be read either.
     Local(&'a [Sge]),
     /// Bytes copied into the work request; at most [`QueuePair::inline_bytes`]. Not for a READ.
     Inline(&'a [u8]),
@@ -38,7 +38,7 @@ pub enum Operation {
         /// Key of the peer's memory, with remote write access.
         key: u32,
     },
-    /// SEND, which consumes a receive of the peer.
+    /// SEND, which uses up a receive that the peer has posted.
     Send,
     /// SEND that invalidates a remote key at the peer.
     SendWithInvalidate {
@@ -49,12 +49,13 @@ pub enum Operation {
 
 /// Collects work requests, which [`SendBatch::submit`] posts. Dropping the batch posts nothing.
 ///
-/// A refused request (too many segments or bytes, or more requests than the queue has) is not added; those
-/// before it stay. `is_signalled`: the request generates a completion; a failed one always does. The queue
-/// entry and memory of an unsignalled request are free when a later request completes.
+/// A refused request (too many segments or bytes, or more requests than the queue has entries) is not added;
+/// those before it stay. `is_signalled`: the request generates a completion; a failed one always does. The
+/// queue entry and memory of an unsignalled request are free when a later signalled request has completed.
 ///
-/// If requests are posted as a list ([`QueuePair::posting`]), each [`crate::LIST_BATCH`] requests are posted
-/// when the list is full, with their own doorbell, and stay posted when the batch is dropped.
+/// If requests are posted as a list ([`QueuePair::posting`]), a full list is posted when another request is
+/// added: at most [`crate::LIST_BATCH`] requests with a doorbell of their own. They stay posted when the
+/// batch is dropped.
 #[must_use = "nothing is posted without submit"]
 pub struct SendBatch<'a> {
     queue: &'a mut QueuePair,
@@ -74,7 +75,7 @@ impl<'a> SendBatch<'a> {
         batch
     }
 
-    /// Adds a work request; its completion has this `id`.
+    /// Adds a work request; its completion has `id`.
     #[inline]
     pub fn add(
         &mut self,
@@ -103,7 +104,7 @@ impl<'a> SendBatch<'a> {
         Ok(())
     }
 
-    /// Posts all added requests, with one doorbell.
+    /// Posts the added requests that are not posted yet, with one doorbell.
     ///
     /// # Errors
     /// The queue has too few free entries, or has failed. Some requests may have been posted; they complete

@@ -43,14 +43,15 @@ impl Drop for ChannelInner {
     }
 }
 
-/// Reports the events of its identifiers. Its descriptor is readable while an event is pending.
+/// Reports the events of the identifiers on the channel. Its descriptor is readable while an event is
+/// pending.
 #[derive(Debug)]
 pub struct CmChannel {
     pub(crate) inner: Arc<ChannelInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
 
-/// Maximum bytes of private data in an event, as its length has 8 bits.
+/// Maximum bytes of private data in an event: the length has 8 bits.
 pub const PRIVATE_DATA_BYTES_MAX: usize = 255;
 
 /// Kind of an event, as `rdma_cm_event_type`.
@@ -77,7 +78,7 @@ pub enum CmEventKind {
     Established,
     /// The connection was disconnected by either side or by an error.
     Disconnected,
-    /// The device is being removed: its identifiers and all other objects of it must be dropped.
+    /// The device is being removed: all identifiers and other objects of the device must be dropped.
     DeviceRemoval,
     /// The network device of the identifier has a new hardware address, such as after the failover of a bond.
     /// A listener gets no more requests.
@@ -105,7 +106,7 @@ impl CmEventKind {
         }
     }
 
-    /// True if librdmacm sets the connection parameters of such an event.
+    /// True if librdmacm sets the connection parameters of an event of this kind.
     fn has_parameters(self) -> bool {
         matches!(self, CmEventKind::ConnectRequest | CmEventKind::Established | CmEventKind::Rejected)
     }
@@ -114,21 +115,24 @@ impl CmEventKind {
 /// An event of the connection manager, copied and already acknowledged.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// Type of the event.
+    /// Kind of the event.
     pub kind: CmEventKind,
-    /// The identifier of the event; the new one for a connection request.
+    /// Identifier of the event; for a connection request the new identifier.
     pub id: CmToken,
     /// Only with a connection request: the listener.
     pub listener: Option<CmToken>,
     /// Only with a connection request: the new identifier. Dropping it rejects the request.
     pub new_id: Option<CmId>,
-    /// Reason of a failure: a negated error number, or the reason of a reject.
+    /// 0, or the reason of a failure: a negated error number, or the reason of a reject.
     pub status: i32,
-    /// The peer's private data; may be padded with zeroes.
+    /// The peer's private data; may be padded with zeroes. Empty unless the event is a connection request,
+    /// `Established` or `Rejected`.
     pub private_data: ArrayVec<u8, PRIVATE_DATA_BYTES_MAX>,
-    /// Maximum READs of the peer that this side must serve at once: the peer's `initiator_depth`.
+    /// Maximum READs of the peer that this side must serve at once: the peer's `initiator_depth`. 0 where
+    /// `private_data` is not set.
     pub responder_resources: u8,
-    /// Maximum READs that this side may have outstanding: the peer's `responder_resources`.
+    /// Maximum READs that this side may have outstanding: the peer's `responder_resources`. 0 where
+    /// `private_data` is not set.
     pub initiator_depth: u8,
 }
 
@@ -147,7 +151,7 @@ impl CmChannel {
         Ok(CmChannel { inner, _not_sync: PhantomData })
     }
 
-    /// The next pending event. Costs a system call, so wait for the descriptor.
+    /// The next pending event; `None` when there is none. Costs a system call, so wait for the descriptor.
     ///
     /// # Errors
     /// The call or the acknowledgement failed; an event that was taken is lost.

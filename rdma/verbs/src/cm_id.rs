@@ -38,7 +38,7 @@ impl CmToken {
         CmToken(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The token as the identifier's user context.
+    /// The token as the user context of an identifier.
     fn context(self) -> *mut libc::c_void {
         ptr::without_provenance_mut(self.0)
     }
@@ -56,9 +56,9 @@ impl CmToken {
 pub struct ConnectParams<'a> {
     /// Private data for the peer's event; at most 56 bytes to connect and 196 to accept.
     pub private_data: &'a [u8],
-    /// Maximum READs of the peer that this side serves at once. 255: the device's maximum.
+    /// Maximum READs of the peer that this side serves at once. 255: librdmacm takes the device's maximum.
     pub responder_resources: u8,
-    /// Maximum READs that this side has outstanding. 255: the device's maximum.
+    /// Maximum READs that this side has outstanding. 255: librdmacm takes the device's maximum.
     pub initiator_depth: u8,
 }
 
@@ -70,7 +70,7 @@ impl ConnectParams<'_> {
             responder_resources: self.responder_resources,
             initiator_depth: self.initiator_depth,
             flow_control: 1,
-            // The maxima. For RNR NAK, 7 means unlimited retries.
+            // The maxima of both counts. For RNR NAK, 7 means unlimited retries.
             retry_count: 7,
             rnr_retry_count: 7,
             srq: 0,
@@ -108,8 +108,8 @@ impl IdInner {
         call(self.raw)
     }
 
-    /// As [`IdInner::with`], for a verb that dereferences the identifier's device, or its queue pair, without
-    /// a check. EINVAL if it has none.
+    /// As [`IdInner::with`], for a verb that dereferences the identifier's device, and with `needs_queue` its
+    /// queue pair, without a check. EINVAL if the identifier has none.
     fn with_parts(
         &self,
         verb: &'static str,
@@ -123,6 +123,7 @@ impl IdInner {
         })
     }
 
+    /// Moves the identifier to the channel `to`, if it is on another.
     fn migrate(&self, to: &Arc<ChannelInner>) -> Result<(), VerbsError> {
         let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::ptr_eq(&channel, to) {
@@ -151,7 +152,8 @@ impl Drop for IdInner {
 
 /// A connection manager identifier of the reliable connected type (`RDMA_PS_TCP`).
 ///
-/// Its queue pair holds a reference: it is destroyed when both are dropped, and may have events until then.
+/// The queue pair of an identifier holds a reference to it. The identifier is destroyed when both are
+/// dropped, and may have events until then.
 #[derive(Debug)]
 pub struct CmId {
     inner: Arc<IdInner>,
@@ -189,14 +191,14 @@ impl CmId {
         CmId { inner: Arc::new(IdInner { raw, token, channel }), _not_sync: PhantomData }
     }
 
-    /// The token that events of this identifier carry.
+    /// Token of this identifier in events.
     #[must_use]
     pub fn token(&self) -> CmToken {
         self.inner.token
     }
 
-    /// Binds an address; [`CmId::listen`] listens on it. IPv4 and IPv6 are separate: both can have the same
-    /// port. Port 0 selects a free port, see [`CmId::local_address`].
+    /// Binds the identifier to `address`; [`CmId::listen`] listens there. IPv4 and IPv6 are separate: both
+    /// can have the same port. With port 0 the kernel selects a free port, see [`CmId::local_address`].
     ///
     /// # Errors
     /// The address is in use, or no RDMA device has it.
@@ -225,8 +227,8 @@ impl CmId {
         self.inner.with(|raw| VerbsError::check("rdma_listen", unsafe { sys::rdma_listen(raw, backlog) }))
     }
 
-    /// Resolves the address `to` and binds to the device that reaches it. Ends in `AddressResolved` or
-    /// `AddressError`.
+    /// Resolves the address `to` and binds the identifier to the device that reaches it. Ends in
+    /// `AddressResolved` or `AddressError`. `from`: source address; `None`: the kernel chooses it.
     pub fn resolve_address(
         &self,
         from: Option<SocketAddr>,
@@ -245,7 +247,7 @@ impl CmId {
         )
     }
 
-    /// Resolves the route, after the address. Ends in `RouteResolved` or `RouteError`.
+    /// Resolves the route; the address must be resolved. Ends in `RouteResolved` or `RouteError`.
     pub fn resolve_route(&self, timeout: Duration) -> Result<(), VerbsError> {
         let timeout = milliseconds(timeout);
         // SAFETY: `with_parts` passes a live identifier with a device.
@@ -253,13 +255,14 @@ impl CmId {
             .with_parts("rdma_resolve_route", false, |raw| unsafe { sys::rdma_resolve_route(raw, timeout) })
     }
 
-    /// The one of these devices that it is bound to.
+    /// The device of `devices` to which this identifier is bound. `None`: it is bound to none of them.
     #[must_use]
     pub fn device<'a>(&self, devices: &'a [Arc<Device>]) -> Option<&'a Arc<Device>> {
         devices.iter().find(|device| device.is_of(self))
     }
 
-    /// Name of the device that it is bound to, also if that was removed; `None` if it is bound to none.
+    /// Name of the device to which this identifier is bound, also if that was removed. `None`: it is not
+    /// bound to a device.
     #[must_use]
     pub fn device_name(&self) -> Option<String> {
         self.inner.with(|raw| {
@@ -276,30 +279,31 @@ impl CmId {
         })
     }
 
-    /// The local address; `None` before it is bound.
+    /// The local address; `None` before the identifier is bound.
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: `with` passes a live identifier; the union contains a `sockaddr_storage`.
         self.inner.with(|raw| unsafe { address::read((&raw const (*raw).route.addr.src_addr_union).cast()) })
     }
 
-    /// The peer's address; `None` before it is known.
+    /// The peer's address; `None` while it is not known: before [`CmId::resolve_address`], and on a listener.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: `with` passes a live identifier; the union contains a `sockaddr_storage`.
         self.inner.with(|raw| unsafe { address::read((&raw const (*raw).route.addr.dst_addr_union).cast()) })
     }
 
-    /// Moves the identifier to another channel, including its pending events.
+    /// Moves the identifier with its pending events to `channel`.
     pub fn migrate(&self, channel: &CmChannel) -> Result<(), VerbsError> {
         self.inner.migrate(&channel.inner)
     }
 
-    /// Creates its queue pair on the device that it is bound to. Receives may be posted at once, sends once
-    /// the connection is established.
+    /// Creates the identifier's queue pair on `device`, to which it is bound. Receives may be posted at once,
+    /// sends once the connection is established.
     ///
     /// # Errors
-    /// It already has a queue pair, a queue of `config` is on another device, or a limit is exceeded.
+    /// The identifier is bound to another device or has a queue pair already, a queue of `config` is on
+    /// another device, or a limit is exceeded.
     pub fn create_queue_pair(
         &self,
         device: &Arc<Device>,
@@ -312,7 +316,8 @@ impl CmId {
     /// `ConnectError`.
     ///
     /// # Errors
-    /// No queue pair, too much private data, or more READs than the device supports.
+    /// The identifier has no queue pair, there is too much private data, or more READs than the device
+    /// supports.
     pub fn connect(&self, parameters: &ConnectParams<'_>) -> Result<(), VerbsError> {
         const VERB: &str = "rdma_connect";
         let mut parameters = parameters.raw(VERB)?;
@@ -336,7 +341,7 @@ impl CmId {
     /// Rejects a connection request with private data for the peer.
     ///
     /// # Errors
-    /// Too much private data, or the peer has cancelled the request.
+    /// There is too much private data, or the peer has cancelled the request.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), VerbsError> {
         let bytes = length(private_data, "rdma_reject")?;
         // SAFETY: `with` passes a live identifier; the private data outlives the call.

@@ -51,11 +51,11 @@ impl fmt::Display for WcStatus {
 pub struct WorkCompletion {
     /// Id of the work request.
     pub id: u64,
-    /// True on success. Otherwise only `id`, `status` and `queue_pair` are valid.
+    /// True on success. A failed completion has no valid fields but `id`, `status` and `queue_pair`.
     pub is_ok: bool,
     /// Reason of a failure, as libibverbs reports it.
     pub status: WcStatus,
-    /// Bytes transferred by a RECV or READ; 0 on failure.
+    /// Bytes that a RECV or READ has transferred; not defined for a SEND or WRITE; 0 on failure.
     pub bytes: u32,
     /// Queue pair number: [`crate::QueuePair::number`].
     pub queue_pair: u32,
@@ -94,7 +94,7 @@ impl Drop for ChannelInner {
     }
 }
 
-/// Its descriptor becomes readable when an armed completion queue gets a completion.
+/// A channel whose descriptor becomes readable when an armed completion queue gets a completion.
 #[derive(Debug)]
 pub struct CompletionChannel {
     inner: Arc<ChannelInner>,
@@ -117,7 +117,8 @@ impl CompletionChannel {
     }
 
     /// Takes the oldest event and returns its queue ([`CompletionQueue::identity`]), which reports no more
-    /// until it is armed again. One system call; the descriptor stays readable while events are pending.
+    /// until it is armed again. `None` when no event is pending. One system call; the descriptor stays
+    /// readable while events are pending.
     pub fn take_event(&self) -> Option<usize> {
         let (mut raw, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: `inner` keeps the channel alive; both pointers are written on success.
@@ -130,8 +131,8 @@ impl CompletionChannel {
         Some(raw.addr())
     }
 
-    /// Takes all events and returns the number of those of this queue; unless 0, poll and arm it again. If
-    /// several queues share this channel, poll and arm all of them.
+    /// Takes all events and returns the number of those of `queue`; unless it is 0, poll and arm `queue`
+    /// again. If several queues share this channel, poll and arm all of them.
     pub fn take_events(&self, queue: &CompletionQueue) -> usize {
         std::iter::from_fn(|| self.take_event()).filter(|told| *told == queue.identity()).count()
     }
@@ -163,7 +164,7 @@ impl Drop for QueueInner {
     }
 }
 
-/// A completion queue, shared by many queue pairs.
+/// A completion queue, for one or more queue pairs.
 #[derive(Debug)]
 pub struct CompletionQueue {
     pub(crate) inner: Arc<QueueInner>,
@@ -176,7 +177,8 @@ pub struct CompletionQueue {
 pub const POLL_BATCH: usize = 32;
 
 impl CompletionQueue {
-    /// Creates a queue of at least `entries`, which reports to `channel` when armed.
+    /// Creates a queue of at least `entries`, which reports to `channel`, if there is one, when armed.
+    /// `vector` is the completion vector (interrupt).
     ///
     /// # Errors
     /// `entries` is 0 or exceeds the device's limit, `vector` does not exist, or `channel` is of another
@@ -212,8 +214,8 @@ impl CompletionQueue {
         Ok(CompletionQueue { inner, entries, is_broken: false, _not_sync: PhantomData })
     }
 
-    /// Calls `each` with up to [`POLL_BATCH`] completions and returns their number; fewer means that the
-    /// queue was empty.
+    /// Calls `each` with up to [`POLL_BATCH`] completions and returns their number. Fewer: the queue is empty
+    /// now, or the poll has failed ([`CompletionQueue::is_broken`]).
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(WorkCompletion)) -> usize {
         let mut raw = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; POLL_BATCH];
@@ -239,7 +241,7 @@ impl CompletionQueue {
         VerbsError::check("ibv_req_notify_cq", unsafe { sys::ibv_req_notify_cq(self.inner.raw, 0) })
     }
 
-    /// Maximum number of completions that the queue holds.
+    /// Capacity of the queue in completions; at least as requested.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.entries
@@ -257,7 +259,8 @@ impl CompletionQueue {
         self.is_broken = true;
     }
 
-    /// True after a failed poll or [`CompletionQueue::set_broken`]: its queue pairs must be closed.
+    /// True after a failed poll or [`CompletionQueue::set_broken`]: the queue pairs that use the queue must
+    /// be closed.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.is_broken

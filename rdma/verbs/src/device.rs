@@ -38,11 +38,11 @@ pub struct DeviceLimits {
     pub responder_resources: u8,
     /// Maximum outstanding READs of a queue pair (`max_qp_init_rd_atom`).
     pub initiator_depth: u8,
-    /// Supports SEND with invalidate (memory management extensions).
+    /// The device supports SEND with invalidate (memory management extensions).
     pub can_invalidate: bool,
     /// Number of completion vectors.
     pub vectors: u32,
-    /// Supports shared receive queues.
+    /// The device supports shared receive queues.
     pub has_srq: bool,
     /// The transport is iWARP: see [`DeviceLimits::read_access`].
     pub is_iwarp: bool,
@@ -146,7 +146,8 @@ impl AsyncEvent {
     }
 }
 
-/// Opens each context. A failure does not prevent the others from being opened.
+/// Calls `open` with each context; returns the devices and the errors. A failure does not prevent the others
+/// from being opened. `Ok(None)` skips a context.
 fn open_each<C, D, E>(
     contexts: impl IntoIterator<Item = C>,
     mut open: impl FnMut(C) -> Result<Option<D>, E>,
@@ -171,7 +172,7 @@ pub struct Device {
     limits: DeviceLimits,
     is_soft_roce: bool,
     serial: u64,
-    /// Path and inode of its entry in /sys/class/infiniband_verbs; `None` if it had none.
+    /// Path and inode of the device's entry in /sys/class/infiniband_verbs; `None` if it had none.
     verbs_entry: Option<(PathBuf, u64)>,
     is_lost: AtomicBool,
     /// The device has refused relaxed ordering.
@@ -181,13 +182,13 @@ pub struct Device {
 /// Result of [`Device::find`].
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Devices that could be opened.
+    /// Devices that are open: opened now, or before.
     pub devices: Vec<Arc<Device>>,
     /// Names and errors of devices that could not be opened.
     pub failed: Vec<(String, VerbsError)>,
 }
 
-/// Vendor id of the kernel's soft-RoCE (`RXE_VENDOR_ID`).
+/// Vendor ID of the kernel's soft-RoCE (`RXE_VENDOR_ID`).
 const SOFT_ROCE_VENDOR: u32 = 0xFF_FFFF;
 
 // SAFETY: libibverbs is thread-safe, and all fields written after construction are atomic.
@@ -200,14 +201,14 @@ const IB_CLASS_DIR: &str = "/sys/class/infiniband";
 const VERBS_CLASS_DIR: &str = "/sys/class/infiniband_verbs";
 /// Inodes of entries in /sys/class/infiniband that were opened before: a device that returns has a new inode.
 static OPENED_INODES: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-/// Devices in use, so that the same context is opened only once.
+/// Devices that were opened, so that the same context has one [`Device`] while that is held.
 static OPEN_DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
 impl Device {
-    /// All devices that can be opened: see [`Device::find`].
+    /// All devices that can be opened: see [`Device::find`]. Empty on a machine without RDMA.
     ///
     /// # Errors
-    /// As [`Device::find`], or none of the devices can be opened.
+    /// As [`Device::find`], or that of the first device when there are devices and none can be opened.
     pub fn all() -> Result<Vec<Arc<Device>>, VerbsError> {
         let Found { devices, failed } = Device::find()?;
         match failed.first() {
@@ -219,6 +220,9 @@ impl Device {
     /// Opens all devices. The lists are empty on a machine without RDMA (no module, nothing in
     /// `/dev/infiniband`). A further call returns the same [`Device`]s while they are held, and new ones, but
     /// none that is lost.
+    ///
+    /// # Errors
+    /// That of `rdma_get_devices`, if it does not mean a machine without RDMA.
     pub fn find() -> Result<Found, VerbsError> {
         let mut known = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let mut count = 0;
@@ -311,14 +315,14 @@ impl Device {
         self.is_strict.store(true, Ordering::Relaxed);
     }
 
-    /// Unique in the process: a device that returns has another serial number.
+    /// Serial number, unique in the process: a device that returns has another one.
     #[must_use]
     pub fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// Marks a removed or failed device, which is not used any more. It is closed when its last holder drops
-    /// it; then the next [`Device::all`] may find it again. True for the first call only.
+    /// Marks a removed or failed device, which is not used any more. The device is closed when its last
+    /// holder drops it; then the next [`Device::find`] may find it again. True for the first call only.
     ///
     /// librdmacm never closes the context of a machine's only device. A kernel driver that cannot remove a
     /// device in use (soft-RoCE) waits for that, and blocks the process that removes it. So the drop replaces
@@ -327,9 +331,9 @@ impl Device {
         !self.is_lost.swap(true, Ordering::Relaxed)
     }
 
-    /// True while the kernel lists its user-space interface. For soft-RoCE, where `ib_uverbs` was loaded
-    /// after `rdma_cm`, this is the only sign of a removal: the kernel then waits for the users of
-    /// `ib_uverbs` before it notifies those of `rdma_cm`. Costs a stat of a file.
+    /// True while the kernel lists the device's user-space interface, or if it never did. For soft-RoCE,
+    /// where `ib_uverbs` was loaded after `rdma_cm`, this is the only sign of a removal: the kernel then
+    /// waits for the users of `ib_uverbs` before it notifies those of `rdma_cm`. Costs a stat of a file.
     #[must_use]
     pub fn is_listed(&self) -> bool {
         let Some((path, inode)) = &self.verbs_entry else { return true };
@@ -348,7 +352,7 @@ impl Device {
         &self.name
     }
 
-    /// Limits and capabilities as reported when it was opened.
+    /// Limits and capabilities, as reported when the device was opened.
     #[must_use]
     pub fn limits(&self) -> &DeviceLimits {
         &self.limits
@@ -362,7 +366,7 @@ impl Device {
         self.is_soft_roce
     }
 
-    /// True if the identifier is bound to this device.
+    /// True if `id` is bound to this device.
     #[must_use]
     pub fn is_of(&self, id: &CmId) -> bool {
         id.context() == self.context.0
@@ -375,7 +379,7 @@ impl Device {
         unsafe { BorrowedFd::borrow_raw((*self.context.0).async_fd) }
     }
 
-    /// The next pending event of the device. Does not block.
+    /// The next pending event of the device; `None` when there is none. Does not block.
     #[must_use]
     pub fn next_async_event(&self) -> Option<AsyncEvent> {
         let mut event = MaybeUninit::<sys::ibv_async_event>::zeroed();
@@ -418,7 +422,7 @@ impl Drop for Device {
     }
 }
 
-/// A reference of librdmacm to a context, which stays open while it is held.
+/// A reference of librdmacm to a context. The context stays open while the reference is held.
 #[derive(Debug)]
 struct ContextRef(*mut sys::ibv_context);
 
@@ -465,7 +469,7 @@ impl Drop for ContextRef {
         unsafe {
             let list = libc::malloc(bytes).cast::<*mut sys::ibv_context>();
             if list.is_null() {
-                return; // it stays open
+                return; // the context stays open
             }
             list.write(self.0);
             list.add(1).write(std::ptr::null_mut());
@@ -474,7 +478,7 @@ impl Drop for ContextRef {
     }
 }
 
-/// Sets O_NONBLOCK.
+/// Sets O_NONBLOCK of `fd`.
 pub(crate) fn set_nonblocking(fd: libc::c_int) -> Result<(), VerbsError> {
     // SAFETY: `fcntl` with these commands accesses no memory of the process.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

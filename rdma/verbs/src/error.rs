@@ -28,7 +28,7 @@ impl VerbsError {
         VerbsError { verb, errno }
     }
 
-    /// An error with the current `errno`; EIO if there is none.
+    /// An error with the current `errno`.
     pub(crate) fn last(verb: &'static str) -> VerbsError {
         VerbsError { verb, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) }
     }
@@ -38,8 +38,8 @@ impl VerbsError {
         if pointer.is_null() { Err(VerbsError::last(verb)) } else { Ok(pointer) }
     }
 
-    /// Checks the number that a verb has returned: 0 is success, -1 means `errno`, others are the (negated)
-    /// error number.
+    /// Checks the number that a verb has returned: 0 is success, -1 means `errno`, any other is the error
+    /// number, positive or negated.
     pub(crate) fn check(verb: &'static str, returned: c_int) -> Result<(), VerbsError> {
         match returned {
             0 => Ok(()),

@@ -32,7 +32,8 @@ impl Access {
 /// does not support it ignores or refuses it.
 const RELAXED: u32 = sys::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
 
-/// Registers with relaxed ordering, and without if that fails. The flag is true if only the latter succeeded.
+/// Calls `register` with relaxed ordering, if `is_relaxed`, and without if that fails. The bool of the
+/// result: the registration failed with relaxed ordering and succeeded without.
 fn relaxed_first<T>(
     flags: u32,
     is_relaxed: bool,
@@ -62,7 +63,7 @@ pub struct Sge {
     pub address: u64,
     /// Length in bytes.
     pub bytes: u32,
-    /// Local key of the region that contains it.
+    /// Local key of the region that contains the segment.
     pub key: u32,
 }
 
@@ -98,14 +99,15 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl Device {
-    /// Registers all of an area: see [`Device::register_part`].
+    /// Registers all of `area`: see [`Device::register_part`].
     pub fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<MemoryRegion, VerbsError> {
         let bytes = area.bytes();
         self.register_part(area, 0, bytes, access)
     }
 
-    /// Registers `bytes` of an area from `offset`, with relaxed ordering if the device supports it: data must
-    /// not be accessed before its completion (see the crate's documentation).
+    /// Registers `bytes` of `area` from `offset`, with relaxed ordering if the device supports it: data must
+    /// not be accessed before its completion (see the crate's documentation). Pins the memory, which takes
+    /// seconds for a large area.
     ///
     /// # Errors
     /// The part is empty or not within the area (EINVAL), the area is read-only and `access` is not (EACCES),
@@ -178,7 +180,7 @@ impl MemoryRegion {
         self.bytes
     }
 
-    /// The segment of `bytes` at `address`; `None` if it is not within the region.
+    /// The segment of `bytes` at `address`; `None` if that is not within the region.
     #[must_use]
     pub fn sge(&self, address: usize, bytes: u32) -> Option<Sge> {
         let offset = address.checked_sub(self.base)?;

@@ -29,13 +29,13 @@ pub struct QueuePairConfig<'a> {
     pub srq: Option<&'a SharedReceiveQueue>,
     /// Capacity of the send queue in work requests.
     pub send_wr: u32,
-    /// Capacity of its own receive queue; unused with a shared receive queue.
+    /// Capacity of the queue pair's own receive queue; unused with a shared receive queue.
     pub recv_wr: u32,
-    /// Maximum segments of a send.
+    /// Maximum segments of a SEND, READ or WRITE.
     pub send_sge: u32,
     /// Maximum segments of a receive; unused with a shared receive queue.
     pub recv_sge: u32,
-    /// Requested inline data of a send in bytes; the granted value is [`QueuePair::inline_bytes`].
+    /// Requested inline data of a SEND or WRITE in bytes; the granted value is [`QueuePair::inline_bytes`].
     pub inline_bytes: u32,
     /// How work requests are posted. `None`: by `ibv_wr_*` if the device supports it and is not soft-RoCE,
     /// else as a list.
@@ -51,8 +51,8 @@ pub enum Posting {
     List,
 }
 
-/// Maximum work requests per doorbell with [`Posting::List`]: the size of each queue pair's preallocated
-/// list.
+/// Maximum work requests per doorbell with [`Posting::List`]: the preallocated list of a queue pair is not
+/// longer.
 pub const LIST_BATCH: u32 = 64;
 
 /// Code of 0.64 ms for [`QueuePair::set_min_rnr_timer`] (InfiniBand 1.4, table 45).
@@ -160,14 +160,15 @@ impl QueuePair {
         Err(outcome.err().unwrap_or(VerbsError::new(VERB, libc::EINVAL)))
     }
 
-    /// The queue pair number (QPN) in completions and events; unique on the device.
+    /// The queue pair number (QPN) in completions and events; unique among the queue pairs that exist on the
+    /// device.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Maximum inline data of a send in bytes: the requested value or more, or 0 if the device does not
-    /// support it.
+    /// Maximum inline data of a SEND or WRITE in bytes: the requested value or more. If the device refuses
+    /// that, what it grants without a request, which may be 0.
     #[must_use]
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes
@@ -179,7 +180,7 @@ impl QueuePair {
         self.send_wr
     }
 
-    /// Maximum segments of a send, as requested.
+    /// Maximum segments of a SEND, READ or WRITE, as requested.
     #[must_use]
     pub fn send_sge(&self) -> u32 {
         self.send_sge
@@ -194,11 +195,11 @@ impl QueuePair {
         }
     }
 
-    /// Posts a receive to its own receive queue.
+    /// Posts a receive to the queue pair's own receive queue.
     ///
     /// # Errors
-    /// It has a shared receive queue, the queue is full, or there are more segments than it was created for:
-    /// nothing was posted.
+    /// The queue pair has a shared receive queue, its own is full, or there are more segments than it was
+    /// created for: nothing was posted.
     #[inline]
     pub fn post_receive(&mut self, id: u64, segments: &[Sge]) -> Result<(), VerbsError> {
         if self.srq.is_some() {
@@ -208,10 +209,11 @@ impl QueuePair {
         unsafe { receive::post_own(self.raw, id, segments, self.recv_sge) }
     }
 
-    /// Posts receives of one segment each to its own receive queue, with one doorbell for every 32.
+    /// Posts receives of one segment each to the queue pair's own receive queue, with one doorbell for every
+    /// 32.
     ///
     /// # Errors
-    /// It has a shared receive queue, or the queue is full. Some may have been posted.
+    /// The queue pair has a shared receive queue, or its own is full. Some receives may have been posted.
     pub fn post_receives(
         &mut self,
         receives: impl IntoIterator<Item = (u64, Sge)>,
@@ -230,8 +232,8 @@ impl QueuePair {
     }
 
     /// Sets the time that the peer waits before it repeats a message that found no receive (RNR NAK), as an
-    /// InfiniBand code: [`RNR_0_64_MS`]. The connection manager's default is code 0, the longest: 655 ms.
-    /// Only for a connected queue pair.
+    /// InfiniBand code, for example [`RNR_0_64_MS`]. The connection manager's default is code 0, the longest:
+    /// 655 ms. Only for a connected queue pair.
     ///
     /// # Errors
     /// The device does not support the change.
@@ -240,13 +242,14 @@ impl QueuePair {
         self.modify(mask, |attributes| attributes.min_rnr_timer = code)
     }
 
-    /// Moves to the error state: posted work requests, and those posted later, complete as flushed.
+    /// Moves the queue pair to the error state: work requests that have not completed, and those posted
+    /// later, complete as flushed.
     pub fn set_error(&mut self) -> Result<(), VerbsError> {
         let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE;
         self.modify(mask, |attributes| attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR)
     }
 
-    /// Calls `ibv_modify_qp` with the attributes in the mask.
+    /// Calls `ibv_modify_qp` with the attributes of `mask`, which `set` sets.
     fn modify(
         &mut self,
         mask: sys::ibv_qp_attr_mask,
@@ -334,7 +337,7 @@ unsafe fn create(
     Ok((unsafe { (*id).qp }, attributes.cap))
 }
 
-/// The extended queue pair, if it has all `ibv_wr_*` calls that [`SendBatch`] uses.
+/// The extended interface of a queue pair, if it has all `ibv_wr_*` calls that [`SendBatch`] uses.
 fn extended(raw: *mut sys::ibv_qp) -> Option<*mut sys::ibv_qp_ex> {
     // SAFETY: `raw` was just created; the result is null if it has no extended interface.
     let extended = unsafe { sys::ibv_qp_to_qp_ex(raw) };

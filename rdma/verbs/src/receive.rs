@@ -70,7 +70,7 @@ impl SharedReceiveQueue {
         Ok(SharedReceiveQueue { inner, entries, sge, _not_sync: PhantomData })
     }
 
-    /// Maximum number of posted receives.
+    /// Number of receives that may be posted, as requested; the device may take more.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.entries
@@ -126,7 +126,8 @@ pub(crate) unsafe fn post_own_batch(
     post_lists(receives, VERB_OWN, |first, bad| unsafe { sys::ibv_post_recv(queue_pair, first, bad) })
 }
 
-/// A request with a pointer to `segments`, valid as long as their borrow.
+/// A request that points to `segments`, valid as long as their borrow. EINVAL of `verb` if they are more than
+/// `max`.
 #[inline]
 fn receive_request(
     id: u64,

@@ -1,4 +1,5 @@
-//! [`Area`]: memory for registration with a device. Its pages stay in place as long as the area lives.
+//! [`Area`]: memory for registration with a device. The memory stays mapped, and its pages are kept, as long
+//! as the area lives.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use super::buf::{ZEROES_BYTES, zeroes};
 use super::region::{PageSizes, Pages, Region, RegionError};
 
-/// Contiguous memory that stays mapped and whose pages stay in place.
+/// Memory of contiguous addresses that stays mapped and whose pages are not given back to the kernel.
 ///
 /// The code that registers memory with a device holds an area of it until the registration has ended.
 #[derive(Debug, Clone)]
@@ -16,7 +17,7 @@ pub struct Area {
 
 impl Area {
     /// New zeroed memory of `bytes`, rounded up to base pages: for queues that a device and its driver share.
-    /// From memory node `node` if that has free memory.
+    /// The pages come from memory node `node` if that has free memory; with `None`, the kernel chooses.
     pub fn of_pages(bytes: usize, node: Option<u32>) -> Result<Area, RegionError> {
         let region = Region::map_pages(bytes)?;
         if let Some(node) = node {
@@ -30,7 +31,8 @@ impl Area {
         Ok(Area::of(&Arc::new(Region::map(bytes, pages)?)))
     }
 
-    /// All of a region. None of its pages is given back to the kernel from now on.
+    /// All of `region`. None of its pages is given back to the kernel from now on, also when the area is
+    /// dropped.
     pub(super) fn of(region: &Arc<Region>) -> Area {
         region.set_registered();
         Area { region: Some(Arc::clone(region)) }
@@ -60,14 +62,15 @@ impl Area {
         }
     }
 
-    /// Moves the memory to the kind of pages that it asked for, as far as the kernel can. To be called before
-    /// registration, and never on a reactor core: it takes seconds for a large area.
+    /// Moves memory that was mapped with [`Pages::Transparent`] to huge pages, as far as the kernel can, and
+    /// returns the pages on which the area lies. To be called before registration, and never on a reactor
+    /// core: it takes seconds for a large area.
     #[must_use]
     pub fn collapse_to_huge(&self) -> PageSizes {
         self.region.as_ref().map_or(PageSizes::Base, |region| region.collapse_to_huge())
     }
 
-    /// True when a device may write to it: false for [`Area::zeroes`].
+    /// True when a device may write to the area: false for [`Area::zeroes`].
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.region.is_some()

@@ -1,8 +1,10 @@
-//! [`Buf`]: an owned handle to memory of a pool or of a RAM disk, in one segment or several.
+//! [`Buf`]: an owned handle to memory of a pool, a RAM disk, a cache or the heap, or to the static zeroes, in
+//! one segment or several.
 //!
-//! A `Buf` is *writable* (no other handle has its bytes) or *shared* (a pin on bytes that do not change). It
-//! moves by value along the request; dropping it gives the memory back. Its length is the one asked for, not
-//! that of the memory behind it.
+//! A `Buf` is *writable* (no other handle has its bytes) or *shared* (its bytes do not change: pinned frames,
+//! or zeroes). A `Buf` moves by value along the request; dropping it gives the memory back. Its length is the
+//! one asked for, not that of the memory behind it.
+//!
 //! UNSAFETY: turns addresses of a region into slices; the origin of a buffer guarantees that they are
 //! exclusive or immutable.
 #![expect(unsafe_code, reason = "slices over arena memory")]
@@ -18,7 +20,7 @@ use super::frames::{FrameCore, PagePosition};
 use super::pool::{Owner, PoolCore};
 use super::unmaps::unmaps;
 
-/// Most segments that one buffer has: a transfer of 2 MiB in frames of 4 KiB, and one more for each ragged
+/// Most segments of the buffer of one transfer: 2 MiB in frames of 4 KiB, and one more for each unaligned
 /// end.
 pub const SEGMENTS_MAX: usize = 514;
 
@@ -78,7 +80,7 @@ impl Tails {
     }
 }
 
-/// Collects the segments of a buffer, joining those that lie side by side.
+/// Collects the segments of a buffer of frames, joining those that lie side by side.
 pub(super) struct Builder<'a> {
     tails: &'a Tails,
     head: Option<Segment>,
@@ -102,7 +104,8 @@ impl Builder<'_> {
         });
     }
 
-    /// Zeroes all begin at one address, so a run of them is one longer segment.
+    /// Adds `bytes` of zeroes. All zeroes begin at one address, so a run of them is one longer segment, up to
+    /// [`ZEROES_BYTES`].
     #[inline]
     pub(super) fn push_zeroes(&mut self, bytes: u32) {
         self.add(zeroes(bytes), |last| {
@@ -111,7 +114,7 @@ impl Builder<'_> {
         });
     }
 
-    /// `join` returns the last segment extended by the new one, if the two can be one.
+    /// `join` returns the last segment extended by `segment`, or `None` if the two cannot be one.
     #[inline]
     fn add(&mut self, segment: Segment, join: impl FnOnce(&Segment) -> Option<Segment>) {
         self.bytes += segment.bytes;
@@ -149,13 +152,13 @@ pub(super) enum Origin {
 }
 
 /// Zeroes that never change: what null disks and unwritten pages read as. Atomics, so that the static lies in
-/// `.bss`: it takes no space in the binary, and its pages are the kernel's zero page.
+/// `.bss`: it takes no space in the binary, and reads of it map the kernel's zero page.
 #[repr(align(4096))]
 struct Zeroes([AtomicU64; ZEROES_BYTES as usize / 8]);
 pub(super) const ZEROES_BYTES: u32 = 2 << 20;
 static ZEROES: Zeroes = Zeroes([const { AtomicU64::new(0) }; ZEROES_BYTES as usize / 8]);
 
-/// A segment that reads as zeroes. All of them begin at the same address.
+/// A segment that reads as zeroes. All such segments begin at the same address.
 pub(super) fn zeroes(bytes: u32) -> Segment {
     assert!(bytes <= ZEROES_BYTES, "more zeroes than there are");
     Segment { addr: NonNull::from(&ZEROES.0).cast(), bytes }
@@ -177,7 +180,7 @@ thread_local! {
     static COPIED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Bytes of data that the calling thread has copied, for tests that assert that it copies none: in
+/// Bytes of data that the calling thread has copied, for tests that assert that a path copies none: in
 /// [`Buf::copy_in`], [`Buf::copy_out`], and as counted by [`note_copied`]. Headers are not data.
 #[cfg(feature = "count-copies")]
 #[must_use]
@@ -219,8 +222,8 @@ impl Buf {
         Buf { head, tail, bytes, is_writable: false, origin: Origin::Zeroes }
     }
 
-    /// A writable buffer on the heap, for data that must be received while every pool is empty. It is never
-    /// registered with a device.
+    /// A writable buffer of zeroes on the heap, for data that must be received while every pool is empty. The
+    /// memory is never registered with a device.
     ///
     /// # Panics
     /// When `bytes` is 0.
@@ -250,7 +253,7 @@ impl Buf {
         self.is_writable
     }
 
-    /// The segments in order.
+    /// The segments in order, without empty ones after the first.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(&self.head)
             .chain(self.tail.iter().flat_map(|tail| tail.0.iter()).filter(|segment| segment.bytes > 0))
@@ -270,7 +273,7 @@ impl Buf {
             .map(Segment::as_mut_slice)
     }
 
-    /// All bytes as one slice; `None` when there are several segments.
+    /// All bytes as one slice; `None` when the buffer has several segments ([`Buf::is_contiguous`]).
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         self.tail.is_none().then(|| self.head.as_slice())
@@ -282,10 +285,10 @@ impl Buf {
         (self.tail.is_none() && self.is_writable).then(|| self.head.as_mut_slice())
     }
 
-    /// Copy `from` to the bytes at `offset`.
+    /// Copies `from` to the bytes at `offset`.
     ///
     /// # Panics
-    /// When it does not fit or the buffer is shared.
+    /// When `from` does not fit or the buffer is shared.
     #[inline]
     pub fn copy_in(&mut self, offset: usize, from: &[u8]) {
         assert!(
@@ -315,10 +318,10 @@ impl Buf {
         }
     }
 
-    /// Copy the bytes from `offset` on to all of `to`.
+    /// Copies the bytes from `offset` on to `to`, as many as `to` has.
     ///
     /// # Panics
-    /// When the buffer is shorter than that.
+    /// When the buffer ends before `offset + to.len()`.
     #[inline]
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
         assert!(
@@ -336,7 +339,7 @@ impl Buf {
     /// Calls `piece` with each contiguous part of `offset .. offset + bytes`, in order.
     ///
     /// # Panics
-    /// When the buffer is shorter than that.
+    /// When the buffer ends before `offset + bytes`.
     #[inline]
     pub fn visit(&self, offset: usize, bytes: usize, mut piece: impl FnMut(&[u8])) {
         assert!(
@@ -360,6 +363,9 @@ impl Buf {
     }
 
     /// True when the bytes of `offset .. offset + other.len()` equal `other`.
+    ///
+    /// # Panics
+    /// When the buffer ends before `offset + other.len()`.
     #[must_use]
     pub fn equals_at(&self, offset: usize, other: &[u8]) -> bool {
         let mut at = 0;
@@ -379,8 +385,8 @@ impl Buf {
         self.segments_mut().for_each(|segment| segment.fill(0));
     }
 
-    /// Shortens the buffer to `bytes`. Whole frames behind the new end are given back at once; a pool's
-    /// memory is given back by the drop only.
+    /// Shortens the buffer to `bytes`. Frames behind the new end are given back at once: those of a RAM disk,
+    /// and those of a cache if the buffer is shared. The drop gives back a pool's memory.
     ///
     /// # Panics
     /// When the buffer is shorter than `bytes`, or has several segments and is not of a pool.
@@ -408,10 +414,11 @@ impl Buf {
         }
     }
 
-    /// Sets the length of a pool's buffer, up to the bytes of the pool's buffers that it consists of.
+    /// Sets the length of a buffer of a pool: at most the bytes of the zone buffers that it consists of,
+    /// which may be more than were asked for.
     ///
     /// # Panics
-    /// When `bytes` is more than that, or the buffer is not of a pool.
+    /// When `bytes` is more than that; for a buffer that is not of a pool, when `bytes` is not 0.
     pub fn set_len(&mut self, bytes: u32) {
         let mut left = bytes;
         if let Origin::Pool(pool, ..) = &self.origin {
@@ -425,7 +432,8 @@ impl Buf {
         self.bytes = bytes;
     }
 
-    /// Address of the first byte and index of its zone in the pool, for I/O with registered memory.
+    /// Address of the first byte, and index of its zone in the pool, for I/O with registered memory. `None`:
+    /// the buffer is not of a pool.
     pub(crate) fn device_target(&mut self) -> (NonNull<u8>, Option<u8>) {
         let zone = match &self.origin {
             Origin::Pool(_, zone, _) => Some(*zone),
@@ -434,7 +442,7 @@ impl Buf {
         (self.head.addr, zone)
     }
 
-    /// Number of bytes from `offset` on that lie in at most `segments_max` segments.
+    /// Number of bytes from `offset` on that lie in at most `segments_max` segments, which is at least 1.
     #[must_use]
     pub fn span(&self, offset: usize, segments_max: usize) -> usize {
         if self.tail.is_none() {
@@ -456,8 +464,8 @@ impl Buf {
         bytes
     }
 
-    /// The memory in which the buffer lies, for registration with a device. Segments of unwritten pages lie
-    /// in [`Area::zeroes`] instead. `None` for a buffer on the heap, which no device gets.
+    /// The memory in which the buffer lies, for registration with a device. Segments of unwritten pages of a
+    /// RAM disk lie in [`Area::zeroes`] instead. `None` for a buffer on the heap, which no device gets.
     #[must_use]
     pub fn area(&self) -> Option<Area> {
         match &self.origin {
@@ -469,7 +477,8 @@ impl Buf {
         }
     }
 
-    /// True when it has one segment.
+    /// True when the buffer was made with one segment. False when it had more, even if [`Buf::set_len`] has
+    /// emptied them.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         self.tail.is_none()
@@ -503,7 +512,7 @@ impl Drop for Buf {
                 );
             }
             Origin::Cache(cache) => {
-                // A buffer truncated to 0 bytes has given its frames back.
+                // `truncate` to 0 bytes has given the frames of a shared buffer back.
                 if self.bytes > 0 {
                     cache.give_back(self.head, tail, self.is_writable);
                 }

@@ -8,9 +8,9 @@
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
-/// Copy `bytes` from `from` to `to` by non-temporal stores. An ordinary copy first reads every line that it
-/// writes (docs/lab-notes.md, "Trials"). Ends with a store fence: other processors see the copy
-/// before any later store.
+/// Copies `bytes` from `from` to `to` by non-temporal stores. An ordinary copy first reads every line that it
+/// writes (docs/lab-notes.md, "Trials"). Ends with a store fence: other processors see the copy before any
+/// later store of this one. An ordinary copy on processors other than x86-64.
 ///
 /// Never inlined: `scripts/instructions` excludes it by its name.
 ///
@@ -42,7 +42,7 @@ pub(super) unsafe fn copy_nontemporal(from: *const u8, to: *mut u8, bytes: usize
     }
 }
 
-/// Prefetches the cache line at which `place` begins. No effect on processors other than x86-64.
+/// Prefetches the cache line in which `place` begins. No effect on processors other than x86-64.
 #[inline(always)]
 pub fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]

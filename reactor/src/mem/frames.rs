@@ -1,11 +1,11 @@
 //! The frames of a RAM disk, shared by all cores without a lock.
 //!
 //! A disk is a table of 4 KiB pages. Each entry names the frame that holds the page (none: the page reads as
-//! zeroes) and counts the pins on it. A published frame is never written again. A write fills fresh frames,
-//! over TCP from 8 KiB on straight from the socket, and then swaps them into the table: each page changes in
-//! one step, and a reader gets the old page or the new one, never a mix. A read pins the frames, and the
-//! reply is sent from them. A page that is overwritten meanwhile keeps its old frame until the last pin is
-//! dropped.
+//! zeroes) and counts the pins on that frame. A published frame is never written again. A write fills fresh
+//! frames, over TCP from 8 KiB on straight from the socket, and then swaps them into the table: each page
+//! changes in one step, and a reader gets the old page or the new one, never a mix. A read pins the frames,
+//! and the reply is sent from them. A page that is overwritten meanwhile keeps its old frame until the last
+//! pin is dropped.
 //!
 //! ```text
 //!   take (frames of one writer) -> filled -> write: swap into the table
@@ -30,7 +30,8 @@
 //! dropped; the thread that brings it to 0 frees the frame. A pinned frame is never free, so it cannot be
 //! published at the same page again while a pin refers to it there.
 //!
-//! Limits: 2^32 - 1 frames (16 TiB). `take` returns `None` when no frames are free; that is no error.
+//! Limits: 2^32 - 1 frames (16 TiB), spare and small ones included. `take` returns `None` when too few frames
+//! are free; that is no error.
 //! UNSAFETY: hands out slices of frames; the pins above ensure that each is exclusive or immutable.
 #![expect(unsafe_code, reason = "shares frames between cores by reference count")]
 
@@ -68,11 +69,11 @@ const PIN: u64 = 1 << 32;
 const EXTENT_BYTES: u64 = EXTENT_PAGES as u64 * FRAME;
 /// Most whole extents in one buffer: 2 MiB. Bytes beyond them get small frames.
 const EXTENTS_MAX: usize = 32;
-/// Most pages of a buffer outside of its whole extents, at both ends.
+/// Upper bound of the pages of a buffer outside of its whole extents, at both ends together.
 const EDGE_PAGES_MAX: usize = 2 * EXTENT_PAGES as usize;
 /// Never-used small frames that a core takes at a time, adjacent in memory: 2 MiB, a huge page.
 const FRESH_BATCH: u32 = 512;
-/// Upper bound of `FrameStore::hoard_max`, in frames.
+/// Largest `FrameStore::hoard_max`, in frames: 8 MiB.
 const HOARD_MAX: u32 = 2048;
 
 /// An entry of the table: frame number (low 32 bits), pins taken through this entry (high 32 bits).
@@ -109,10 +110,11 @@ pub struct FrameStore {
     surplus: u32,
     /// Pages are copied to their places by non-temporal stores: see `UNCACHED_BYTES`.
     is_uncached: bool,
-    /// Free frames that a core may keep; with more, it spills down to half. All cores together keep at most a
-    /// quarter of the small frames, so the list of an idle core does not make the writes of another wait.
+    /// Free small frames that a core may keep, at least 1; with more, it spills down to half. All cores
+    /// together may keep a quarter of the small frames, so the list of an idle core does not make the writes
+    /// of another wait.
     hoard_max: AtomicU32,
-    /// Number of handles.
+    /// Number of handles ([`FrameCore`]).
     cores: AtomicU32,
     /// The next small frame that was never used.
     fresh: AtomicU32,
@@ -145,7 +147,7 @@ impl PagePosition {
 /// Pages of a disk, and those that hold data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameUse {
-    /// Pages with a frame: written, and not trimmed since.
+    /// Pages with a frame: written, and not trimmed or zeroed as a whole since.
     pub pages_used: u64,
     /// Size of the disk in pages of 4 KiB.
     pub pages: u64,
@@ -164,7 +166,8 @@ impl FrameStore {
     /// space only: the kernel allocates memory at the first write of a page.
     ///
     /// # Errors
-    /// [`RegionError`] when the address space cannot be mapped or the disk has more than 2^32 - 2 frames.
+    /// [`RegionError`] when the address space cannot be mapped, or the disk and its slack need more than
+    /// `u32::MAX` frames.
     pub fn new(capacity_bytes: u64, slack_bytes: u64, pages: Pages) -> Result<Arc<FrameStore>, RegionError> {
         let is_uncached = capacity_bytes >= UNCACHED_BYTES;
         FrameStore::create(capacity_bytes, slack_bytes, pages, is_uncached)
@@ -205,7 +208,7 @@ impl FrameStore {
         }))
     }
 
-    /// Bytes of frames and tables of a store of this size, once every page has been written.
+    /// Bytes of all frames and tables of a store of this size: what becomes resident in the end.
     #[must_use]
     pub fn bytes_for(capacity_bytes: u64, slack_bytes: u64) -> u64 {
         let Layout { homes, spares, small } = Layout::of(capacity_bytes, slack_bytes);
@@ -214,14 +217,14 @@ impl FrameStore {
         frames * FRAME + tables + Extents::bytes_for(homes, spares)
     }
 
-    /// Pages in use now.
+    /// Number of pages in use now, and of all pages.
     #[must_use]
     pub fn usage(&self) -> FrameUse {
         FrameUse { pages_used: self.pages_used.load(Ordering::Relaxed), pages: self.table.len() as u64 }
     }
 
-    /// Allocates up to 2 MiB of memory at `offset` now instead of at the first write. Returns the offset of
-    /// the next portion; `None` after the last.
+    /// Allocates up to 2 MiB of the frames' memory at `offset`, in bytes from its start, now instead of at
+    /// the first write. Returns the offset of the next portion; `None` after the last.
     ///
     /// # Errors
     /// That of madvise(2), `MADV_POPULATE_WRITE`.
@@ -238,8 +241,8 @@ impl FrameStore {
         self.region.pages()
     }
 
-    /// Memory of the frames, for registration with a device. From this call on, none of it is given back to
-    /// the kernel.
+    /// Memory of the frames, for registration with a device. From this call on, none of that memory is given
+    /// back to the kernel.
     #[must_use]
     pub fn area(&self) -> Area {
         Area::of(&self.region)
@@ -257,8 +260,8 @@ impl FrameStore {
         })
     }
 
-    /// Recomputes `hoard_max` for `cores` handles. Two concurrent calls may leave it off by one core until
-    /// the next.
+    /// Recomputes `hoard_max` for `cores` handles. Two concurrent calls may leave the value of the earlier
+    /// one until the next call.
     fn update_hoard_max(&self, cores: u32) {
         let each = self.surplus / (4 * cores.max(1));
         self.hoard_max.store(each.clamp(1, HOARD_MAX), Ordering::Relaxed);
@@ -451,14 +454,14 @@ impl FrameCore {
     #[must_use]
     pub fn read(self: &Rc<Self>, offset: u64, bytes: u32) -> Buf {
         self.assert_in_range(offset, bytes);
-        let place = PagePosition::of(offset);
+        let position = PagePosition::of(offset);
         // Common case: bytes of one page.
-        if bytes > 0 && bytes <= FRAME_BYTES - u32::from(place.skip) {
-            let frame = self.store.pin(place.page as usize);
+        if bytes > 0 && bytes <= FRAME_BYTES - u32::from(position.skip) {
+            let frame = self.store.pin(position.page as usize);
             let is_written = frame != NONE;
-            let skip = u32::from(place.skip);
+            let skip = u32::from(position.skip);
             let head = if is_written { self.store.piece(frame, skip, bytes) } else { zeroes(bytes) };
-            return Buf { head, tail: None, bytes, is_writable: false, origin: self.origin(place) };
+            return Buf { head, tail: None, bytes, is_writable: false, origin: self.origin(position) };
         }
         let mut builder = Builder::new(&self.tails);
         for (page, skip, step) in Self::pages(offset, bytes) {
@@ -469,7 +472,7 @@ impl FrameCore {
                 builder.push(self.store.piece(frame, skip, step));
             }
         }
-        builder.build(self.origin(place), false)
+        builder.build(self.origin(position), false)
     }
 
     /// Prefetches the table entry of the page at `offset`; no effect beyond the end of the disk.
@@ -481,8 +484,8 @@ impl FrameCore {
         }
     }
 
-    fn origin(self: &Rc<Self>, place: PagePosition) -> Origin {
-        Origin::Frames(Rc::clone(self), place.page, place.skip)
+    fn origin(self: &Rc<Self>, position: PagePosition) -> Origin {
+        Origin::Frames(Rc::clone(self), position.page, position.skip)
     }
 
     /// A writable buffer of fresh frames for `offset .. offset + bytes`, to be filled and then passed to
@@ -496,7 +499,7 @@ impl FrameCore {
         self.assert_in_range(offset, bytes);
         let position = PagePosition::of(offset);
         let mut free = self.free.borrow_mut();
-        // The commonest by far: bytes of one page.
+        // Common case: bytes of one page, and a free frame in this core's list.
         if bytes > 0
             && bytes <= FRAME_BYTES - u32::from(position.skip)
             && let Some(frame) = free.pop()
@@ -525,7 +528,7 @@ impl FrameCore {
         Some(builder.build(self.origin(PagePosition::of(offset)), true))
     }
 
-    /// [`FrameCore::take`] of less than an extent when no small frames are left.
+    /// [`FrameCore::take`] of less than an extent's pages when too few small frames are free.
     #[cold]
     fn take_partial(self: &Rc<Self>, offset: u64, bytes: u32, count: usize) -> Option<Buf> {
         let frames = self.partial_frames(count)?;
@@ -536,8 +539,8 @@ impl FrameCore {
         Some(builder.build(self.origin(PagePosition::of(offset)), true))
     }
 
-    /// `count` frames of spare extents, for pages that are no whole extent. An extent is spare again once all
-    /// of its frames have been given back.
+    /// `count` frames of spare extents, for pages that are no whole extent; `None` when there are too few. An
+    /// extent is spare again once all of its frames have been given back.
     fn partial_frames(&self, count: usize) -> Option<ArrayVec<u32, EDGE_PAGES_MAX>> {
         let mut frames = ArrayVec::new();
         let (mut first, mut end) = self.partial_extent.get();
@@ -557,8 +560,8 @@ impl FrameCore {
         Some(frames)
     }
 
-    /// Bytes of frames that are free for writes, approximately: free frames in other cores' lists are not
-    /// counted, nor are places of unwritten pages.
+    /// Bytes of frames that are free for writes, approximately: without free frames in other cores' lists,
+    /// the rest of a spare extent that small writes use, and the places of unwritten pages.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         let store = &self.store;
@@ -567,8 +570,8 @@ impl FrameCore {
         (small + store.extents.spare_frames()) * FRAME
     }
 
-    /// [`FrameCore::take`] of a range that may have whole extents: each gets an extent of frames, while there
-    /// are any.
+    /// [`FrameCore::take`] of at least 16 pages, which may include whole extents: each of these gets an
+    /// extent of frames while there are any. `pages` is the number of pages.
     fn take_extents(self: &Rc<Self>, offset: u64, bytes: u32, pages: usize) -> Option<Buf> {
         let store = &self.store;
         let first = offset.div_ceil(EXTENT_BYTES);
@@ -627,8 +630,8 @@ impl FrameCore {
         Some(builder.build(self.origin(PagePosition::of(offset)), true))
     }
 
-    /// Fills the list to at least `count`: from frames that other cores spilled, then from never-used ones.
-    /// False when there are too few.
+    /// Fills the list `free` to at least `count` frames: from frames that cores spilled, then from never-used
+    /// ones. False when there are too few.
     #[cold]
     fn refill(&self, free: &mut Vec<u32>, count: usize) -> bool {
         while free.len() < count {
@@ -655,7 +658,8 @@ impl FrameCore {
         true
     }
 
-    /// Adds a free small frame to this core's list; a full list spills half of its frames to the other cores.
+    /// Adds a free small frame to this core's list. A list above `hoard_max` is spilled down to half of that,
+    /// for the other cores.
     #[inline]
     fn put_small(&self, frame: u32) {
         let mut free = self.free.borrow_mut();
@@ -678,7 +682,8 @@ impl FrameCore {
         }
     }
 
-    /// Give back the frames of a segment whose first byte is at `offset` of the disk.
+    /// Gives back the frames of a segment whose first byte is at `offset` of the disk: as free if the buffer
+    /// was writable, else by dropping the pins.
     #[inline]
     fn give_back_segment(&self, offset: u64, segment: Segment, is_writable: bool) {
         let frames = self.store.frames_of(segment);
@@ -689,25 +694,25 @@ impl FrameCore {
         pages.zip(frames).for_each(|(page, frame)| self.unpin(page, frame));
     }
 
-    /// Called by the drop of a buffer that was made for `place`.
+    /// Called by the drop of a buffer whose first byte is at `position` of the disk.
     #[inline]
     pub(super) fn give_back(
         &self,
-        place: PagePosition,
+        position: PagePosition,
         head: Segment,
         tail: Option<Box<Tail>>,
         is_writable: bool,
     ) {
         // Common case: a pin on one page.
-        if tail.is_none() && !is_writable && u32::from(place.skip) + head.bytes <= FRAME_BYTES {
+        if tail.is_none() && !is_writable && u32::from(position.skip) + head.bytes <= FRAME_BYTES {
             if let Some(frame) = self.store.first_frame(head) {
-                self.unpin(place.page as usize, frame);
+                self.unpin(position.page as usize, frame);
             }
             return;
         }
-        self.give_back_segment(place.offset(), head, is_writable);
+        self.give_back_segment(position.offset(), head, is_writable);
         if let Some(tail) = tail {
-            let mut at = place.offset() + u64::from(head.bytes);
+            let mut at = position.offset() + u64::from(head.bytes);
             for segment in tail.0.iter().copied() {
                 self.give_back_segment(at, segment, is_writable);
                 at += u64::from(segment.bytes);
@@ -720,18 +725,18 @@ impl FrameCore {
     /// `kept`, its beginning. The drop of the buffer gives back the others.
     pub(super) fn give_back_cut(
         &self,
-        place: PagePosition,
+        position: PagePosition,
         whole: Segment,
         kept: Segment,
         is_writable: bool,
     ) {
         let kept_frames = self.store.frames_of(kept).len() as u64;
-        let cut = kept_frames * FRAME - if kept_frames > 0 { u64::from(place.skip) } else { 0 };
+        let cut = kept_frames * FRAME - if kept_frames > 0 { u64::from(position.skip) } else { 0 };
         let bytes = u64::from(whole.bytes).saturating_sub(cut);
         let Ok(bytes) = u32::try_from(bytes) else { return };
         // SAFETY: `bytes` is at most `whole.bytes`, so the address is inside of `whole` or at its end.
         let addr = unsafe { whole.addr.add(whole.bytes as usize - bytes as usize) };
-        self.give_back_segment(place.offset() + cut, Segment { addr, bytes }, is_writable);
+        self.give_back_segment(position.offset() + cut, Segment { addr, bytes }, is_writable);
     }
 }
 

@@ -1,8 +1,8 @@
-//! Memory of the data path: mapped regions, the buffer pool, and the frames of RAM disks.
+//! Memory of the data path: mapped regions, the buffer pool, and the frames of RAM disks and caches.
 //!
-//! Every byte that a socket, a device or a disk transfers lies in a [`Region`] that was mapped at start. A
-//! [`Buf`] is an owned handle to a piece of one; dropping it gives the memory back, so that no error path,
-//! abort or disconnect can leak it.
+//! Data of commands lies in a [`Region`] that was mapped when its pool or disk was created, in the static
+//! zeroes, or, if a pool is empty, on the heap ([`Buf::heap`]). A [`Buf`] is an owned handle to a piece of
+//! it; dropping the `Buf` gives the memory back, so that no error path, abort or disconnect can leak it.
 //!
 //! ```text
 //!   Region ──┬── Pool (zones of equal buffers, one pool a core)     ── Buf, writable
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! What it does not do: it moves no data between machines and knows no protocol. All `unsafe` code for this
-//! memory is in this folder; its users see slices.
+//! memory is in this directory; its users see slices.
 //!
 //! Limits: a `Buf` stays on the core that took it (it is `!Send`); a store is at most `u32::MAX` frames.
 

@@ -1,9 +1,10 @@
 //! The buffer pool of one core: zones of equal buffers, cut from one region, taken and given back in O(1).
 //!
-//! A buffer comes from the smallest zone that fits. If that is empty it comes from a larger zone, and if
-//! those are empty too, from smaller pieces: a buffer of several segments. If there are too few of these,
-//! [`Pool::take`] returns `None` and the request waits; that is no error. Free lists are last in, first out,
-//! so that a busy core reuses the same few cache-warm buffers and an idle one touches none.
+//! A buffer comes from the smallest zone whose buffers are large enough. If that zone is empty, the buffer
+//! comes from a larger one, and if those are empty too, it consists of smaller buffers: one segment each. If
+//! there are too few of these, [`Pool::take`] returns `None` and the request waits; that is no error. Free
+//! lists are last in, first out, so that a busy core reuses the same few cache-warm buffers and an idle one
+//! touches none.
 //!
 //! A buffer is charged to its owner until it is dropped, see [`Share`].
 //! UNSAFETY: makes segments out of a region; a buffer that is not on the free list has one handle.
@@ -23,8 +24,7 @@ use super::unmaps::unmaps;
 use crate::affinity::current_node;
 use crate::slab::Slot;
 
-/// Most buffers that are joined to one: a device takes no longer list in one work request. A request that
-/// would need more small ones waits.
+/// Most smaller buffers that make up one buffer. A request that would need more of them waits.
 pub const PIECES_MAX: usize = 32;
 const ZONES_MAX: usize = 16;
 
@@ -34,7 +34,7 @@ const ZONES_MAX: usize = 16;
 pub(super) struct Owner(pub(super) Slot);
 
 impl Owner {
-    /// Owner of buffers that are charged to no one: no slab has this entry.
+    /// Owner of buffers that are not charged: no slab has an entry of this index.
     pub(super) const UNCHARGED: Owner = Owner(Slot::from_wire(u16::MAX as u32));
 }
 
@@ -45,8 +45,8 @@ struct Charge {
     bytes: u64,
 }
 
-/// Bytes that each owner holds; [`Share`] has the rule. Buffers that an owner leaves behind when it ends (a
-/// disk may still have them) are not charged to the next owner of the entry.
+/// Bytes that each owner holds; [`Share`] has the rule. Buffers that are still in use when their owner ends
+/// (a disk may have them) are not charged to the next owner of the entry.
 #[derive(Default)]
 pub(super) struct Shares(RefCell<Vec<Cell<Charge>>>);
 
@@ -86,25 +86,25 @@ impl Shares {
     }
 }
 
-/// Bytes of memory of the table for each owner.
+/// Bytes that the table of owners takes for each owner.
 pub const SHARE_BYTES: usize = size_of::<Charge>();
 
 /// Size and number of the buffers of one zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZoneSpec {
-    /// Bytes of each buffer, a multiple of 4096, at most 64 MiB.
+    /// Bytes of each buffer. For [`Pool::new`]: a multiple of 4096, at most 64 MiB.
     pub buffer_bytes: u32,
-    /// Number of buffers, at least 1.
+    /// Number of buffers: at least 1, and at most 1 GiB of buffers in a zone.
     pub count: u32,
 }
 
 /// Why a pool cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The size or number of a zone's buffers is out of range.
+    /// The size or number of a zone's buffers is out of range, or the order or number of the zones is wrong.
     #[error("pool zone of {} buffers of {} bytes: {allowed}", spec.count, spec.buffer_bytes)]
     Zone {
-        /// The refused zone.
+        /// The refused zone; the first one if the number of zones is wrong.
         spec: ZoneSpec,
         /// Allowed values, for the message.
         allowed: &'static str,
@@ -166,7 +166,7 @@ impl PoolCore {
         u64::from(zone.spec.buffer_bytes)
     }
 
-    /// Gives each piece back to the zone in which it lies.
+    /// Gives each segment's buffer back to its zone. Returns the bytes of these buffers.
     #[cold]
     fn put_tail(&self, tail: Box<Tail>) -> u64 {
         let bytes = tail.0.iter().map(|piece| self.put_one(self.zone_of(piece.addr), piece.addr)).sum();
@@ -183,7 +183,8 @@ impl PoolCore {
         Some(unsafe { self.region.base().add(offset) })
     }
 
-    /// A buffer of several smaller ones, of all `bytes` or none.
+    /// A buffer that consists of smaller ones, from zones with an index below `end`; `None` when they are too
+    /// few for all of `bytes`.
     #[cold]
     fn take_pieces(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
         let smaller = self.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
@@ -230,7 +231,7 @@ impl PoolCore {
         Buf { head, tail, bytes, is_writable: true, origin: Origin::Pool(Rc::clone(self), zone, owner) }
     }
 
-    /// A buffer in one piece, from a zone with an index below `end`.
+    /// A buffer in one segment, from the smallest zone with an index below `end` that has a free one.
     #[inline]
     fn take_one(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
         for (index, zone) in self.zones.iter().enumerate() {
@@ -253,9 +254,9 @@ impl PoolCore {
     }
 }
 
-/// Chooses buffers for `bytes` as (index of the zone, number), larger ones first; all but the last are used
-/// in full. `None` when too few are free, or more than [`PIECES_MAX`] are needed. `zones`: bytes of a buffer,
-/// and number of free ones.
+/// Chooses buffers for `bytes`, as (index of the zone, number of buffers), larger ones first; all but the
+/// last buffer are used in full. `None` when too few are free, or more than [`PIECES_MAX`] are needed.
+/// `zones`, in ascending order: bytes of a buffer, and number of free buffers.
 fn plan(
     bytes: u32,
     zones: impl DoubleEndedIterator<Item = (u32, u32)> + ExactSizeIterator,
@@ -282,8 +283,9 @@ fn plan(
     (pieces <= PIECES_MAX).then_some(plan)
 }
 
-/// True when a pool of these zones, with nothing taken, has buffers of all `wanted` lengths at once, as
-/// [`Share::take_both`] takes them. Otherwise a command could wait for them forever.
+/// True when a pool of `zones`, with nothing taken, has buffers of all `wanted` lengths at once, taken in
+/// this order as [`Share::take_both`] takes them. Otherwise a command could wait for them forever. `zones`
+/// are in ascending order of buffer size; a length of 0 needs no buffer.
 #[must_use]
 pub fn can_serve(zones: &[ZoneSpec], wanted: &[u32]) -> bool {
     let mut zones: Vec<(u32, u32)> = zones.iter().map(|zone| (zone.buffer_bytes, zone.count)).collect();
@@ -303,7 +305,7 @@ pub fn can_serve(zones: &[ZoneSpec], wanted: &[u32]) -> bool {
 }
 
 impl Drop for PoolCore {
-    /// Registrations with devices may keep the region mapped; the record lets caches of registrations drop
+    /// Registrations with devices may keep the region mapped. The record makes caches of registrations drop
     /// them.
     fn drop(&mut self) {
         unmaps().record(self.region.base().as_ptr().addr(), self.region.bytes());
@@ -314,11 +316,12 @@ impl Drop for PoolCore {
 #[derive(Clone)]
 pub struct Pool(Rc<PoolCore>);
 
-/// One owner's access to a pool: buffers that it takes are charged to it until they are dropped.
+/// One owner's access to a pool: buffers that the owner takes are charged to it until they are dropped.
 ///
 /// An owner is within its share while it holds at most as many bytes as are free (a dynamic threshold with
-/// factor 1, Choudhury and Hahne 1998): one greedy owner gets half of the pool, n of them 1/(n+1) each, and a
-/// new owner always finds some. An owner that holds nothing may take the last buffer.
+/// factor 1, Choudhury and Hahne 1998): one greedy owner gets about half of the pool, n of them about 1/(n+1)
+/// each, so that a new owner finds some. The share is checked before a buffer is taken, so one buffer may
+/// exceed it. An owner that holds nothing may take the last buffer.
 #[derive(Clone, Copy)]
 pub struct Share<'a> {
     pool: &'a Pool,
@@ -333,15 +336,16 @@ impl Share<'_> {
         self.held() <= self.pool.free_bytes()
     }
 
-    /// Bytes charged to the owner: whole buffers of the zones.
+    /// Bytes charged to the owner: whole buffers of the zones. 0 for an owner that is not charged
+    /// ([`Pool::set_owners`]).
     #[inline]
     #[must_use]
     pub fn held(&self) -> u64 {
         self.pool.0.shares.held(self.owner)
     }
 
-    /// As [`Pool::take`]; `None` also when the owner is above its share, or the zones are reserved for a
-    /// request that has waited longer ([`Pool::keep_for`]).
+    /// As [`Pool::take`]; `None` also when the owner is above its share, or when only zones that are reserved
+    /// for another request ([`Pool::keep_for`]) have enough free buffers.
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {
@@ -349,7 +353,7 @@ impl Share<'_> {
         if self.is_within() { core.take(bytes, self.owner, core.kept_from.get()) } else { None }
     }
 
-    /// Two buffers or none; a length of 0 needs no buffer.
+    /// As [`Share::take`], two buffers or none; a length of 0 needs no buffer. The share is checked once.
     #[must_use]
     pub fn take_both(&self, bytes: [u32; 2]) -> Option<(Option<Buf>, Option<Buf>)> {
         let core = &self.pool.0;
@@ -364,15 +368,15 @@ impl Share<'_> {
         Some((first, second))
     }
 
-    /// As [`Share::take`], in one piece.
+    /// As [`Share::take`], in one segment.
     #[must_use]
     pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
         let core = &self.pool.0;
         if self.is_within() { core.take_one(bytes, self.owner, core.kept_from.get()) } else { None }
     }
 
-    /// For a command that already has a buffer: charged, but not limited by the share or by
-    /// [`Pool::keep_for`]. If it had to wait, it could not give back the buffers that it has.
+    /// A buffer for a command that already has one: charged, but not limited by the share or by
+    /// [`Pool::keep_for`]. A command that had to wait could not give back the buffers that it has.
     #[inline]
     #[must_use]
     pub fn take_more(&self, bytes: u32) -> Option<Buf> {
@@ -384,7 +388,7 @@ impl Share<'_> {
 const ZONE_BYTES_MAX: u64 = 1 << 30;
 
 impl Pool {
-    /// Bytes that [`Pool::new`] would map for these zones.
+    /// Bytes of all buffers of `zones`. [`Pool::new`] maps these, rounded up to 2 MiB.
     #[must_use]
     pub fn bytes_for(zones: &[ZoneSpec]) -> u64 {
         zones.iter().map(|zone| u64::from(zone.buffer_bytes) * u64::from(zone.count)).sum()
@@ -393,7 +397,8 @@ impl Pool {
     /// A pool of `zones`, given in ascending order of buffer size.
     ///
     /// # Errors
-    /// [`PoolError`] when a zone's shape is out of range or the memory cannot be mapped.
+    /// [`PoolError`] when `zones` are not 1 to 16 in ascending order, a zone is out of the range of
+    /// [`ZoneSpec`], or the memory cannot be mapped.
     pub fn new(zones: &[ZoneSpec], pages: Pages) -> Result<Pool, PoolError> {
         let refuse = |spec: ZoneSpec, allowed| Err(PoolError::Zone { spec, allowed });
         let mut previous = 0;
@@ -416,8 +421,8 @@ impl Pool {
         Pool::map_zones(zones, pages)
     }
 
-    /// A pool of `count` adjacent buffers of a size that is a multiple of 64 bytes: for messages, which no
-    /// disk gets.
+    /// A pool of `count` adjacent buffers of `buffer_bytes`, a multiple of 64, on base pages: for messages,
+    /// which no disk gets. At most 1 GiB.
     ///
     /// # Errors
     /// [`PoolError`] when the size or the number is out of range or the memory cannot be mapped.
@@ -434,7 +439,8 @@ impl Pool {
     fn map_zones(zones: &[ZoneSpec], pages: Pages) -> Result<Pool, PoolError> {
         let bytes = usize::try_from(Pool::bytes_for(zones)).unwrap_or(usize::MAX);
         let region = Region::map(bytes, pages)?;
-        // A core's pool is created on its thread, but another thread may touch it first when it registers it.
+        // A core's pool is created on the core's thread, but another thread may touch the memory first when
+        // it registers the pool with a device.
         if let Some(node) = current_node() {
             region.prefer_node(node);
         }
@@ -446,7 +452,7 @@ impl Pool {
                 let zone = Zone {
                     spec: *spec,
                     start,
-                    // Reversed: the first taken is the first in memory.
+                    // Reversed: the buffer taken first is the first in memory.
                     free: RefCell::new((0..spec.count).rev().collect()),
                 };
                 start += spec.buffer_bytes as usize * spec.count as usize;
@@ -464,23 +470,23 @@ impl Pool {
     }
 
     /// Takes a writable buffer of `bytes`, charged to no owner: from the smallest zone whose buffers are
-    /// large enough, else from a larger one, else of smaller pieces. `None` when too few are free: the
-    /// request waits.
+    /// large enough, else from a larger one, else of smaller buffers, which are several segments. `None` when
+    /// too few are free: the request waits. Always `None` above [`Pool::buffer_bytes_max`].
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {
         self.0.take(bytes, Owner::UNCHARGED, usize::MAX)
     }
 
-    /// As [`Pool::take`], in one piece.
+    /// As [`Pool::take`], in one segment.
     #[inline]
     #[must_use]
     pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
         self.0.take_one(bytes, Owner::UNCHARGED, usize::MAX)
     }
 
-    /// Lets the owners in the entries 0 to `owners - 1` of a slab be charged; owners in later entries are
-    /// not.
+    /// Charges the owners in the entries 0 to `owners - 1` of a slab; owners in later entries are not
+    /// charged. A smaller number than in an earlier call has no effect.
     pub fn set_owners(&self, owners: usize) {
         self.0.shares.set_owners(owners);
     }
@@ -492,14 +498,14 @@ impl Pool {
         Share { pool: self, owner: Owner(owner) }
     }
 
-    /// Reserves the zones that can serve `bytes` in one piece for a request that has waited long:
-    /// [`Share::take`] uses smaller zones only. `None` ends the reservation.
+    /// Reserves the zones whose buffers have at least `bytes` for a request that has waited long: a [`Share`]
+    /// then takes from smaller zones only, except by [`Share::take_more`]. `None` ends the reservation.
     pub fn keep_for(&self, bytes: Option<u32>) {
         let fits = |bytes| self.0.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
         self.0.kept_from.set(bytes.map_or(usize::MAX, fits));
     }
 
-    /// Memory of the pool, for registration with a device.
+    /// Memory of the pool, for registration with a device. Includes the rounding up to 2 MiB.
     #[must_use]
     pub fn area(&self) -> Area {
         self.0.area()
@@ -518,7 +524,7 @@ impl Pool {
         self.0.free_bytes.get()
     }
 
-    /// For each zone its address, bytes, and bytes of a buffer, in the order of the numbers that
+    /// Address, bytes, and bytes of a buffer of each zone. The zones are in the order of the indices that
     /// [`Buf::device_target`] returns.
     pub(crate) fn zone_ranges(&self) -> impl Iterator<Item = (NonNull<u8>, usize, usize)> {
         self.0.zones.iter().map(|zone| {
@@ -539,7 +545,7 @@ mod tests {
         Pool::new(&zones, Pages::Base).expect("pool")
     }
 
-    /// Buffers of each zone that are free.
+    /// Number of free buffers of each zone.
     fn free(pool: &Pool) -> Vec<usize> {
         pool.0.zones.iter().map(|zone| zone.free.borrow().len()).collect()
     }
@@ -637,7 +643,7 @@ mod tests {
                 .collect()
         };
         let cases = [
-            // One large buffer, and small ones that are too many for the other.
+            // The second large buffer would consist of more than PIECES_MAX small ones.
             (&[(4096, 1024), (1 << 20, 1)][..], [1 << 20, 1 << 20], false),
             (&[(4096, 1024), (1 << 20, 2)], [1 << 20, 1 << 20], true),
             (&[(64 << 10, 16), (1 << 20, 1)], [1 << 20, 1 << 20], true),
@@ -702,7 +708,7 @@ mod tests {
         drop(third);
         let last = share(2).take(1);
         assert!(last.is_some(), "who holds nothing takes what there is");
-        // The next owner of the entry holds nothing; buffers that are given back late are not its own.
+        // The next owner of the entry holds nothing; buffers that are given back late were not charged to it.
         let next = pool.share(Slot::from_wire(2 << 16));
         assert_eq!((next.held(), share(0).held()), (0, 9 * 4096));
         drop((second, all, last));

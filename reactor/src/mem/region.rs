@@ -1,4 +1,4 @@
-//! [`Region`]: a private anonymous memory mapping, on huge pages if available.
+//! [`Region`]: a private anonymous memory mapping, on huge pages if asked for and available.
 //!
 //! The kernel allocates pages at the first touch; [`Region::release`] gives them back.
 //! UNSAFETY: mmap, madvise and the raw pointers to the mapping.
@@ -18,25 +18,26 @@ pub enum Pages {
     /// Base pages, with the advice to back them by transparent huge pages (2 MiB). Needs no set-up; the
     /// default.
     Transparent,
-    /// Reserved huge pages (`vm.nr_hugepages`). Falls back to [`Pages::Transparent`] where there are too few.
+    /// Reserved huge pages (`vm.nr_hugepages`). [`Region::map`] falls back to [`Pages::Transparent`] where
+    /// there are too few.
     Huge,
 }
 
 /// Pages that a region lies on when it is registered with a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageSizes {
-    /// Huge pages, all of it.
+    /// Huge pages only.
     Huge,
     /// Base pages only, as asked for.
     Base,
     /// Base pages in part, although huge ones were asked for.
     Mixed {
-        /// Pieces of 2 MiB that lie on base pages.
+        /// Number of 2 MiB pieces that lie on base pages, at least in part.
         small: usize,
-        /// Pieces of 2 MiB in the region.
+        /// Number of 2 MiB pieces in the region.
         all: usize,
     },
-    /// The kernel cannot tell (before Linux 6.1).
+    /// The kernel does not tell: it has no MADV_COLLAPSE (before Linux 6.1).
     Unknown,
 }
 
@@ -55,23 +56,23 @@ pub struct Region {
     base: NonNull<u8>,
     bytes: usize,
     pages: Pages,
-    /// A device has the addresses of its pages: none is given back to the kernel.
+    /// A device may have the addresses of the pages: none is given back to the kernel.
     is_registered: AtomicBool,
     /// Number of calls of [`Region::release`] in progress.
     releases: AtomicUsize,
 }
 
-// SAFETY: a mapping has no thread affinity. Its users in this folder ensure that no byte is written while
+// SAFETY: a mapping has no thread affinity. Its users in this directory ensure that no byte is written while
 // another thread uses it: a Pool is used by one thread; FrameStore and FrameWords have protocols for frames.
 unsafe impl Send for Region {}
 // SAFETY: as above; `&Region` gives only addresses, atomics, and system calls that the kernel serialises.
 unsafe impl Sync for Region {}
 
-/// Alignment and granularity of regions: a huge page of x86-64.
+/// Alignment and granularity of the regions of [`Region::map`]: a huge page of x86-64.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
 
 impl Region {
-    /// Map `bytes`, rounded up to 2 MiB. No page is touched.
+    /// Maps `bytes`, rounded up and aligned to 2 MiB. No page is touched.
     pub fn map(bytes: usize, pages: Pages) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
         if pages == Pages::Huge
@@ -110,7 +111,7 @@ impl Region {
         Region { base, bytes, pages, is_registered, releases }
     }
 
-    /// Map `bytes`, rounded up to base pages and aligned to one. No page is touched.
+    /// Maps `bytes`, rounded up and aligned to base pages. No page is touched.
     pub(super) fn map_pages(bytes: usize) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(page_bytes());
         let base = map_anonymous(bytes, 0).map_err(|source| RegionError { bytes, source })?;
@@ -118,7 +119,7 @@ impl Region {
     }
 
     /// Prefers memory node `node` for pages that are not touched yet, wherever the thread runs that touches
-    /// them. An error is ignored: it costs only speed.
+    /// them. An error, or a node above 1023, is ignored: it costs only speed.
     pub(super) fn prefer_node(&self, node: u32) {
         const WORD_BITS: u32 = libc::c_ulong::BITS;
         let mut nodes = [0 as libc::c_ulong; 16];
@@ -141,7 +142,7 @@ impl Region {
         };
     }
 
-    /// Bytes mapped, a multiple of 2 MiB, or of a base page for `Region::map_pages`.
+    /// Bytes mapped: a multiple of 2 MiB, or after `Region::map_pages` of a base page.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -177,8 +178,9 @@ impl Region {
         if is_done { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Allocates all pages if transparent huge pages were asked for, and collapses base pages into huge ones.
-    /// A device that finds one base page among them maps all of the region by base pages.
+    /// Of a region with [`Pages::Transparent`], allocates all pages and collapses base pages into huge ones.
+    /// A device that finds one base page in the region maps all of it by base pages. Other regions stay as
+    /// they are.
     ///
     /// Takes seconds for a large region, so never on a reactor core. Contents stay.
     pub(super) fn collapse_to_huge(&self) -> PageSizes {
@@ -226,7 +228,8 @@ impl Region {
         unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, advice) == 0 }
     }
 
-    /// Keeps all pages from now on, as a device has their addresses. Returns when no release is in progress.
+    /// Keeps all pages from now on, as a device may have their addresses. Returns when no release is in
+    /// progress.
     pub(super) fn set_registered(&self) {
         self.is_registered.store(true, Ordering::SeqCst);
         // A release that did not see the flag has been counted; it lasts one system call.

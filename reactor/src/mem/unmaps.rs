@@ -1,10 +1,11 @@
-//! [`Unmaps`]: a record of the ranges that this process has unmapped, for caches of memory registrations.
+//! [`Unmaps`]: a record of ranges of data-path memory that this process unmaps, for caches of memory
+//! registrations.
 //!
 //! A registration refers to the pages that lay at an address when it was made. Memory that is unmapped, and
 //! mapped anew for something else, has other pages, so a cache whose key is the address must drop the range
 //! before the next lookup. A range is therefore recorded *before* it is unmapped ([`Region`](super::Region)
-//! does so when it is dropped, and when it gives pages back): the kernel gives the address to its next user
-//! only afterwards, and the lookup of that user finds the record.
+//! does so when it is dropped, and when it gives pages back; so do a pool and a heap buffer): the kernel
+//! gives the address to its next user only afterwards, and the lookup of that user finds the record.
 //!
 //! ```text
 //!   any thread:  record(range) ─> munmap    each cache:  lookup ─> watch.visit_new(..) ─> drop those ranges
@@ -13,7 +14,8 @@
 //!
 //! Between `record` and `munmap` no thread may use the range, as with any memory that is about to be freed.
 //! Without a cache, nothing is recorded.
-//! Limits: 64 ranges; a cache that has missed more drops everything.
+//!
+//! Limits: the last 64 ranges are kept; a cache that has not seen more than 64 drops everything.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -42,15 +44,15 @@ pub fn unmaps() -> &'static Unmaps {
 /// Which registrations a cache must drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewUnmaps {
-    /// None: no range was recorded since the last call.
+    /// None: no range was recorded since the last call, or since [`Unmaps::watch`].
     Nothing,
     /// Those in the ranges that were passed to `forget`.
     Ranges,
-    /// All: more than [`UNMAPS_KEPT`] ranges were recorded.
+    /// All: more than [`UNMAPS_KEPT`] ranges were recorded. `forget` was not called.
     Everything,
 }
 
-/// One cache's position in the record. Ranges are recorded while there is a watch.
+/// One cache's position in the record. Ranges are recorded while any watch exists.
 #[derive(Debug)]
 pub struct Watch<'a> {
     unmaps: &'a Unmaps,
@@ -108,8 +110,9 @@ fn ring_index(recorded: u64) -> usize {
 }
 
 impl Watch<'_> {
-    /// Passes each range recorded since the last call to `forget`, the oldest first. To be called before each
-    /// lookup; without new ranges it costs one load.
+    /// Passes to `forget` each range that was recorded since the last call, the oldest first, unless they are
+    /// too many ([`NewUnmaps::Everything`]). To be called before each lookup; costs one load without new
+    /// ranges.
     #[inline]
     pub fn visit_new(&mut self, forget: impl FnMut(Range<usize>)) -> NewUnmaps {
         if self.unmaps.recorded.load(Ordering::SeqCst) == self.seen {

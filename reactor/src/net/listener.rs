@@ -27,14 +27,14 @@ pub struct Accepted {
     pub local: SocketAddr,
 }
 
-/// Most connections skipped in one call of [`Listener::accept`] because they failed while they waited; more
-/// are left for the next turn.
+/// Most attempts of one call of [`Listener::accept`]: connections that failed while they waited are skipped,
+/// and those beyond this number are left for the next call.
 const SKIPS_MAX: usize = 64;
 
 impl Listener {
     /// Listens at `address` (port 0: the kernel chooses one), with a queue of `backlog` connections that wait
-    /// to be accepted. The address can be bound again at once after a restart (SO_REUSEADDR); an IPv6
-    /// listener takes IPv6 only.
+    /// to be accepted (at most `net.core.somaxconn`). The address can be bound again at once after a restart
+    /// (SO_REUSEADDR); an IPv6 listener takes IPv6 only.
     ///
     /// # Errors
     /// That of the system, for example when the address is in use or not a local one.
@@ -42,9 +42,9 @@ impl Listener {
         Listener::bind_beside(address, backlog, &[])
     }
 
-    /// As [`Listener::bind`], while listeners of this process that are about to close still have an
-    /// overlapping address: all addresses and one of them, at the same port. Until they close, a connection
-    /// goes to the listener of its own address.
+    /// As [`Listener::bind`], while the listeners `closing`, which are about to close, still have their
+    /// addresses. `address` may overlap with these: the wildcard address and a specific one at the same port.
+    /// Until `closing` are closed, the kernel prefers the listener of the specific address.
     ///
     /// # Errors
     /// As [`Listener::bind`].
@@ -74,7 +74,8 @@ impl Listener {
         Ok(Listener { fd, local })
     }
 
-    /// Accepts a connection if one waits. Connections that failed meanwhile are skipped.
+    /// Accepts a connection if one waits. Connections that failed meanwhile are skipped; `None` also after 64
+    /// of them.
     ///
     /// # Errors
     /// That of accept(2). Lack of descriptors (`EMFILE`) or memory is temporary: log it and try again later.

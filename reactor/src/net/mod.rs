@@ -1,8 +1,9 @@
 //! Non-blocking sockets: [`Listener`], [`Socket`], and [`Readiness`] and [`Waker`] for cores that sleep.
 //!
-//! What it is: the socket calls of the data path, with results that a poller can match on. Nothing blocks,
-//! `EINTR` is retried, and a closed connection raises no `SIGPIPE`. Every call uses the caller's memory and
-//! allocates none.
+//! What it is: the socket calls of the data path, with results that a poller can match on. Accepting,
+//! receiving and sending never block, retry `EINTR`, raise no `SIGPIPE` on a closed connection, use the
+//! caller's memory and allocate none. [`Readiness::poll`], [`Waker::wait`], [`Socket::connect`] and
+//! [`Socket::wait_writable`] wait for at most their timeout.
 //!
 //! ```text
 //!   Listener::accept -> Accepted { socket, peer, local }
@@ -13,8 +14,8 @@
 //!
 //! What it does not do: it has no protocol, no buffers and no policy for connections.
 //!
-//! Limits: IPv4 and IPv6 stream sockets of Linux; at most 1024 pieces in one vectored call (more are left for
-//! the next).
+//! Limits: IPv4 and IPv6 stream sockets of Linux; at most 1024 pieces in one vectored call (the caller passes
+//! the others to the next).
 
 mod listener;
 mod readiness;
@@ -25,5 +26,5 @@ pub use readiness::{Interest, Readiness, Ready, Waker, Watcher};
 pub use rustix::io::Errno;
 pub use socket::{Received, Sent, Socket};
 
-/// Most pieces that the kernel takes in one call (`IOV_MAX`).
+/// Most pieces of one vectored receive or send (`IOV_MAX`).
 pub const PIECES_MAX: usize = 1024;

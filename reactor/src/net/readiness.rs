@@ -9,7 +9,8 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
-/// Events to watch a descriptor for. A hang-up is always reported.
+/// Events to watch a descriptor for. A failed connection is always reported; the end of the peer's stream
+/// only with `read`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interest {
     /// Bytes to read, or the end of the stream.
@@ -35,7 +36,7 @@ impl Interest {
 /// A descriptor with an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready {
-    /// The key that it was added with.
+    /// The key given to [`Readiness::add`] or [`Readiness::change`]; with a [`Watcher`], `base` plus its key.
     pub key: u64,
     /// A read gives bytes, an end or an error.
     pub readable: bool,
@@ -83,7 +84,7 @@ impl Readiness {
         Ok(Readiness { fd: Arc::new(fd), events: vec![nothing; EVENTS_MAX].into_boxed_slice() })
     }
 
-    /// A handle that adds and removes descriptors, with keys from `base` on.
+    /// A handle that adds and removes descriptors; `base` is added to their keys.
     #[must_use]
     pub fn watcher(&self, base: u64) -> Watcher {
         Watcher { fd: Arc::clone(&self.fd), base }
@@ -104,13 +105,14 @@ impl Readiness {
         Ok(epoll::delete(&self.fd, source)?)
     }
 
-    /// Replaces `ready` by descriptors with events, at most its capacity and 256. Waits for the first at most
-    /// `timeout`, rounded up to milliseconds; `None` waits without limit, zero not at all. A signal ends the
-    /// wait early, without events.
+    /// Replaces the contents of `ready` by descriptors with events, at most 256 and at most the capacity of
+    /// `ready`. Waits for the first event for at most `timeout`, rounded up to milliseconds; `None` waits
+    /// without limit, zero not at all. A signal ends the wait early, without events. Returns the number of
+    /// descriptors.
     pub fn poll(&mut self, timeout: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<usize> {
         ready.clear();
-        // Never more than fit in `ready`: the kernel reports descriptors in rotation, and one that was
-        // reported is last in the next.
+        // Never more than fit in `ready`: the kernel moves a reported descriptor to the end of its list, so
+        // the next call reports the others first.
         let room = ready.capacity().min(EVENTS_MAX);
         if room == 0 {
             return Ok(0);
@@ -126,7 +128,7 @@ impl Readiness {
     }
 }
 
-/// Access of one user to a shared [`Readiness`]. The user has its own keys, to which `base` is added.
+/// Access of one user to a shared [`Readiness`]. The user has its own 32-bit keys, to which `base` is added.
 #[derive(Debug)]
 pub struct Watcher {
     fd: Arc<OwnedFd>,
@@ -152,7 +154,8 @@ impl AsFd for Readiness {
     }
 }
 
-/// Wakes a thread that sleeps in [`Readiness::poll`] on it (an eventfd). Cheap to clone; any thread may wake.
+/// An eventfd that wakes a thread: one that sleeps in the [`Readiness::poll`] of a set that contains the
+/// waker, or in [`Waker::wait`]. Any thread may wake; clones are the same eventfd.
 #[derive(Debug, Clone)]
 pub struct Waker(Arc<OwnedFd>);
 
@@ -162,20 +165,20 @@ impl Waker {
         Ok(Waker(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Raises it: its descriptor is readable until [`Waker::drain`].
+    /// Raises the waker: its descriptor is readable until [`Waker::drain`].
     pub fn wake(&self) {
         // A full counter (2^64 - 2 wakes without a drain) is raised too; an eventfd has no other error here.
         let _ = rustix::io::retry_on_intr(|| rustix::io::write(&*self.0, &1u64.to_ne_bytes()));
     }
 
-    /// Blocks until it is raised, at most `timeout`, and lowers it. May return early.
+    /// Blocks until the waker is raised, at most `timeout`, and lowers it. A signal ends the wait early.
     pub fn wait(&self, timeout: Duration) {
         let timeout = Timespec::try_from(timeout).ok();
         let _ = poll(&mut [PollFd::new(self, PollFlags::IN)], timeout.as_ref());
         self.drain();
     }
 
-    /// Lower it; true when it was raised.
+    /// Lowers the waker. True when it was raised.
     pub fn drain(&self) -> bool {
         rustix::io::retry_on_intr(|| rustix::io::read(&*self.0, &mut [0u8; 8])).is_ok()
     }

@@ -19,7 +19,7 @@ use super::PIECES_MAX;
 pub enum Received {
     /// Number of received bytes, at least 1.
     Bytes(usize),
-    /// No bytes now; try again later.
+    /// No bytes now (try again later), or the caller's memory has a length of 0.
     Empty,
     /// The peer has closed its sending direction, and all its bytes were received.
     Closed,
@@ -30,7 +30,7 @@ pub enum Received {
 /// Result of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
-    /// Number of bytes that the socket took, perhaps fewer than given.
+    /// Number of bytes that the socket took, perhaps fewer than given. 0 only if none were given.
     Bytes(usize),
     /// No bytes taken: the send buffer is full, or the kernel is out of memory; try again later.
     Full,
@@ -66,7 +66,7 @@ impl Socket {
         if socket.is_connected()? { Ok(socket) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
-    /// Starts to connect to `address`; the socket can send once [`Socket::is_connected`].
+    /// Starts to connect to `address`; the socket can send once [`Socket::is_connected`] returns true.
     pub fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
         let fd = stream_socket(&address)?;
         match connect(&fd, &address) {
@@ -76,10 +76,11 @@ impl Socket {
         }
     }
 
-    /// True once the connect has succeeded. A failure is returned once.
+    /// True once the connect has succeeded, false while it is in progress.
     ///
     /// # Errors
-    /// That of the connect: no answer, or refused.
+    /// That of the connect: no answer, or refused. It is returned by one call only; do not call again after
+    /// it.
     pub fn is_connected(&self) -> io::Result<bool> {
         if !is_writable(&self.fd, Duration::ZERO)? {
             return Ok(false);
@@ -93,7 +94,7 @@ impl Socket {
         is_writable(&self.fd, timeout)
     }
 
-    /// Receives at most as many bytes as `to` has; none gives `Empty`.
+    /// Receives at most as many bytes as `to` has. An empty `to` gives [`Received::Empty`].
     #[inline]
     pub fn recv(&self, to: &mut [u8]) -> Received {
         if to.is_empty() {
@@ -102,7 +103,8 @@ impl Socket {
         received(retry_on_intr(|| recv(&self.fd, &mut *to, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes)))
     }
 
-    /// Receives into the pieces of `to` in order; pieces after the first 1024 are not used.
+    /// Receives into the pieces of `to` in order; pieces after the first 1024 are not used. Only empty pieces
+    /// give [`Received::Empty`].
     #[inline]
     pub fn recv_vectored(&self, to: &mut [IoSliceMut<'_>]) -> Received {
         let pieces = to.len().min(PIECES_MAX);
@@ -153,7 +155,7 @@ impl Socket {
     }
 
     /// Probes an idle peer after `idle`, then every `interval`, and fails the connection after `count`
-    /// unanswered probes; whole seconds.
+    /// unanswered probes. Times are rounded up to whole seconds.
     pub fn set_keepalive(&self, idle: Duration, interval: Duration, count: u32) -> io::Result<()> {
         sockopt::set_socket_keepalive(&self.fd, true)?;
         sockopt::set_tcp_keepidle(&self.fd, idle)?;
@@ -161,8 +163,8 @@ impl Socket {
         Ok(sockopt::set_tcp_keepcnt(&self.fd, count)?)
     }
 
-    /// Requests kernel buffers of `send` and `recv` bytes; the kernel doubles them and has its own upper
-    /// bound. 0 leaves a buffer as it is.
+    /// Requests kernel buffers of `send` and `recv` bytes; the kernel doubles them and has its own bounds. 0
+    /// leaves a buffer as it is.
     pub fn set_buffers(&self, send: usize, recv: usize) -> io::Result<()> {
         if send > 0 {
             sockopt::set_socket_send_buffer_size(&self.fd, send)?;
@@ -173,8 +175,9 @@ impl Socket {
         Ok(())
     }
 
-    /// Closes by a reset (`SO_LINGER` 0): the kernel drops bytes that the peer has not acknowledged, instead
-    /// of sending them after the close. Applies to every close, also when the process is killed.
+    /// With `is_on`, a close sends a reset (`SO_LINGER` 0): the kernel drops bytes that the peer has not
+    /// acknowledged, instead of sending them after the close. Applies to every close, also when the process
+    /// is killed.
     pub fn set_reset_on_close(&self, is_on: bool) -> io::Result<()> {
         Ok(sockopt::set_socket_linger(&self.fd, is_on.then_some(Duration::ZERO))?)
     }

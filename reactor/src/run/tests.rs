@@ -1,4 +1,4 @@
-//! Pollers that note what they are told, driven turn by turn and by the loop.
+//! Pollers that record their calls, driven turn by turn and by the loop.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -7,7 +7,7 @@ use super::*;
 use crate::mailbox::mesh;
 use crate::net::Waker;
 
-/// What the pollers of a test share: what each was told, by its number.
+/// Shared state of a test's pollers: the calls of each, by the poller's number.
 #[derive(Default)]
 struct Told {
     turns: u64,
@@ -16,7 +16,7 @@ struct Told {
     flushes: Vec<usize>,
     sleeps: usize,
     long: Vec<(Vec<&'static str>, Nanos)>,
-    /// Ends when so many messages have come.
+    /// The loop ends after this number of messages.
     until: usize,
 }
 
@@ -34,16 +34,16 @@ impl Shared for Told {
     }
 }
 
-/// A poller that takes the messages of its number, and is otherwise as it was made.
+/// A poller that takes the messages for its number; its fields determine what it returns.
 #[derive(Default)]
 struct Fake {
     number: usize,
-    /// Lowered when it is told, as a socket is by being read.
+    /// Lowered in `on_ready`, as a read empties a socket.
     waker: Option<Waker>,
     is_active: bool,
     is_busy: bool,
     has_come: bool,
-    /// For each message.
+    /// Time that the handling of a message takes.
     takes: Duration,
     sends: Vec<(usize, u32)>,
     has_room: Arc<AtomicUsize>,
@@ -75,7 +75,7 @@ impl Poller<Told, u32> for Fake {
             return Some(message);
         }
         told.messages.push((self.number, message));
-        // Blocked, the core waits by its own doing; what it spins others may have of it.
+        // Parks instead of spinning: another thread may take the CPU from one that spins.
         std::thread::park_timeout(self.takes);
         None
     }
@@ -121,7 +121,7 @@ fn a_message_goes_to_the_first_poller_that_takes_it_and_one_of_none_goes_to_none
     assert!(reactor.turn(&mut told, &mut pollers));
     assert_eq!(told.messages, [(2, 2), (1, 11), (0, 0), (2, 22)]);
     assert_eq!(told.flushes, [0, 1, 2], "once each, in their order");
-    // The waker that has announced it is lowered, and looked at no more.
+    // The mailbox's waker is lowered in the next turn, and is not reported again.
     reactor.turn(&mut told, &mut pollers);
     assert!(!reactor.turn(&mut told, &mut pollers));
 }
@@ -145,7 +145,7 @@ fn a_descriptor_is_told_to_who_watches_it_by_the_key_that_he_gave_it() {
     assert!(reactor.turn(&mut told, &mut pollers));
     told.ready.sort_unstable();
     assert_eq!(told.ready, [(1, u32::MAX), (2, 7)]);
-    // Taken out of it, it is told no more.
+    // A removed descriptor is not reported any more.
     wakers[2].1.remove(&wakers[2].0).expect("was watched");
     wakers[2].0.wake();
     assert!(!reactor.turn(&mut told, &mut pollers));
@@ -163,7 +163,7 @@ fn while_a_poller_looks_for_itself_descriptors_are_looked_at_all_the_same_but_no
     while told.ready.len() < 100 {
         reactor.turn(&mut told, &mut pollers);
     }
-    // Level-triggered: each look tells it.
+    // Level-triggered: each poll of the descriptors reports it.
     assert!(told.turns > 200, "{} looks in {} turns", told.ready.len(), told.turns);
 }
 
@@ -211,7 +211,7 @@ fn a_core_that_sleeps_wakes_by_a_message_and_by_a_descriptor() {
 
 #[test]
 fn a_core_sleeps_neither_while_a_poller_is_busy_nor_when_one_has_something_at_the_last_moment() {
-    // Asleep it is told of the descriptor, which nothing looks at otherwise between two turns.
+    // Only a core that sleeps polls descriptors between two turns.
     let run = |fake: Fake| {
         let mut reactor = alone(Idle::SleepAfter(Nanos::ZERO));
         let waker = Waker::new().expect("a waker");
@@ -257,7 +257,7 @@ fn a_turn_that_takes_long_is_told_with_what_was_done_in_it() {
     let mut told = Told { until: 3, ..Told::default() };
     remote.send(0, 1).expect("room");
     reactor.run(&mut told, &mut pollers, &AtomicBool::new(false));
-    // After the message of the test come those that the first poller has sent.
+    // The first message is the test's; the others were sent by the first poller.
     let (parts, took) = told.long.first().expect("it was long");
     assert_eq!(*parts, ["mail", "fake"]);
     assert!(*took >= takes.into(), "{took}");

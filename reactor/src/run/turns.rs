@@ -5,9 +5,9 @@
 //!                                                          └─ RECORDED_MIN or more ─> longest of its parts
 //! ```
 //!
-//! The reactor reads the clock at both ends of a turn anyway, so most turns cost an addition, and none a
-//! system call. The duration includes the time that the kernel or a hypervisor gave to others meanwhile:
-//! hosts wait that long, whatever the cause is.
+//! The reactor reads the clock at both ends of a turn with work anyway, so most turns cost an addition, and
+//! none a system call. The duration includes the time for which the kernel or a hypervisor took the CPU from
+//! the thread: hosts wait that long, whatever the cause is.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -47,12 +47,12 @@ pub struct LongTurn {
     pub took: Nanos,
 }
 
-/// Durations of a core's turns since its start. Written by its reactor only.
+/// Durations of a core's turns with work, since its start. Written by its reactor only.
 pub struct Turns {
     names: OnceLock<Vec<&'static str>>,
     busy: AtomicU64,
     long: AtomicU64,
-    /// Longest turn in nanoseconds, by [`Parts`].
+    /// Longest turn in nanoseconds, by [`Parts`]; 0 if none took [`RECORDED_MIN`].
     longest: [AtomicU64; 1 << PARTS_MAX],
 }
 
@@ -66,7 +66,8 @@ impl Turns {
         }
     }
 
-    /// Records a turn with work, from `began` to `now`. Only the reactor calls it, so no update can be lost.
+    /// Records a turn with work, from `began` to `now`, and returns it if it took [`LONG`] or longer. Only
+    /// the reactor calls this, so no update can be lost.
     #[inline]
     pub(super) fn ended(&self, parts: Parts, began: Nanos, now: Nanos) -> Option<LongTurn> {
         let took = now - began;
@@ -87,12 +88,13 @@ impl Turns {
         Some(LongTurn { parts, took })
     }
 
-    /// Sets the names of the parts, with those of the pollers in their order.
+    /// Sets the names of the parts: mail, descriptors, and `pollers`, the pollers' names in their order. Only
+    /// the first call has an effect.
     pub(super) fn set_names(&self, pollers: impl Iterator<Item = &'static str>) {
         self.names.get_or_init(|| ["mail", "descriptors"].into_iter().chain(pollers).collect());
     }
 
-    /// Total time of turns with work, including what the kernel gave to others in them.
+    /// Total time of turns with work, including time in them for which the thread did not have the CPU.
     #[must_use]
     pub fn busy(&self) -> Nanos {
         Nanos(self.busy.load(Ordering::Relaxed))
@@ -116,7 +118,8 @@ impl Turns {
         longest
     }
 
-    /// Names of the parts, in the order in which they run.
+    /// Names of `parts`, in the order in which they run. The sixth poller and those after it are one part:
+    /// all their names are listed.
     pub fn names(&self, parts: Parts) -> impl Iterator<Item = &'static str> {
         let names = self.names.get().map(Vec::as_slice).unwrap_or_default();
         names

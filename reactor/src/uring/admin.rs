@@ -56,8 +56,9 @@ impl Namespace {
     /// Sends Identify Namespace to the drive of `device`.
     ///
     /// # Errors
-    /// [`PassError`] of the command; `InvalidData` where the format has metadata, or blocks of less than 512
-    /// bytes or more than 64 KiB, which a [`PassRing`](super::PassRing) cannot transfer.
+    /// [`PassError`] of the command, or of [`namespace_id`]; `InvalidData` where the format has metadata, or
+    /// blocks of less than 512 bytes or more than 64 KiB, which a [`PassRing`](super::PassRing) cannot
+    /// transfer.
     pub fn of(device: impl AsFd) -> Result<Namespace, PassError> {
         let device = device.as_fd();
         let id = namespace_id(device)?;
@@ -127,7 +128,7 @@ pub fn namespace_id(device: impl AsFd) -> io::Result<u32> {
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends Identify to the admin queue of `device`, and waits until the answer is in `data`.
+/// Sends Identify to the admin queue of the controller of `device`, and waits until the answer is in `data`.
 fn send_identify(
     device: BorrowedFd<'_>,
     nsid: u32,

@@ -48,8 +48,8 @@ pub struct Operation {
     offset: u64,
 }
 
-/// A ring for files. Every operation panics when its file is not of this ring, and when as many are in flight
-/// as the ring has entries: bugs of the caller.
+/// A ring for files. Each method that starts an operation panics when as many are in flight as the ring has
+/// entries, or when the ring has no file of the given index: a fault of the caller.
 pub type FileRing = Ring<Files>;
 
 impl Ring<Files> {
@@ -78,18 +78,18 @@ impl Ring<Files> {
         Ok(made)
     }
 
-    /// Adds `fd` to the files of this ring, which closes it when it is dropped. The first 64 are registered
-    /// with the kernel.
+    /// Adds `fd` to the files of this ring; the drop of the ring closes `fd`. The first 64 are registered
+    /// with the kernel, if it allows that.
     ///
     /// # Panics
     /// At the 65537th file.
     pub fn register_file(&mut self, fd: OwnedFd) -> FileIndex {
-        let name = u16::try_from(self.device.files.len()).expect("at most 65535 files in a ring");
+        let index = u16::try_from(self.device.files.len()).expect("at most 65536 files in a ring");
         let is_registered = self.device.has_table
-            && name < FILES_REGISTERED_MAX
-            && self.ring.submitter().register_files_update(u32::from(name), &[fd.as_raw_fd()]).is_ok();
+            && index < FILES_REGISTERED_MAX
+            && self.ring.submitter().register_files_update(u32::from(index), &[fd.as_raw_fd()]).is_ok();
         self.device.files.push(File { fd, is_registered });
-        FileIndex(name)
+        FileIndex(index)
     }
 
     /// Fills `buf` with the bytes from `offset` of the file on.
@@ -101,14 +101,15 @@ impl Ring<Files> {
         self.start(Flight::read(token, operation, buf, all));
     }
 
-    /// Writes the bytes of `buf` at `offset`; with `dsync` they are on stable storage when it completes
-    /// (FUA).
+    /// Writes the bytes of `buf` at `offset` of the file; with `dsync` they are on stable storage when the
+    /// operation completes (RWF_DSYNC, as FUA).
     pub fn write(&mut self, token: u64, file: FileIndex, offset: u64, buf: Buf, dsync: bool) {
         let (operation, all) = (self.operation(file, Kind::Write { dsync }, offset), 0..buf.len());
         self.start(Flight::write(token, operation, buf, all));
     }
 
-    /// Flushes the file's data to stable storage, and its metadata unless `data_only` (fdatasync).
+    /// Flushes the file's data to stable storage, and its metadata; with `data_only` only the metadata that
+    /// is needed to read the data (fdatasync).
     pub fn fsync(&mut self, token: u64, file: FileIndex, data_only: bool) {
         let operation = self.operation(file, Kind::Fsync { data_only }, 0);
         self.start(Flight::without_data(token, operation));
@@ -187,7 +188,7 @@ impl Device for Files {
     }
 }
 
-/// If the list is longer than the kernel takes, the transfer is short, and the ring queues the rest.
+/// If `data` is not all that is left (`Data::is_whole`), the transfer is short, and the ring queues the rest.
 fn read(fd: types::Fd, data: &Data, offset: u64) -> squeue::Entry {
     let (addr, count) = (data.addr, data.count);
     match data.fixed {

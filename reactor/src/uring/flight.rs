@@ -34,7 +34,7 @@ pub trait Device {
 
 /// What a result means for the operation.
 pub enum Step<E> {
-    /// A part is left and must be queued.
+    /// The operation, or the part of it that is left, must be queued again.
     Again,
     /// The operation has ended.
     Ended(Result<(), E>),
@@ -58,9 +58,10 @@ pub struct Data {
     /// Number of bytes, or of io vectors.
     pub(super) count: u32,
     pub(super) is_vectors: bool,
-    /// True when it covers all bytes that are left.
+    /// True when the memory is all that is left to transfer; false when that has more than `SEGMENTS_MAX`
+    /// segments.
     pub(super) is_whole: bool,
-    /// Index of the registered buffer in which the memory lies.
+    /// Index of the registered buffer in which the memory lies. `None`: not registered, or io vectors.
     pub(super) fixed: Option<u16>,
 }
 
@@ -85,7 +86,8 @@ impl<O> Flight<O> {
     }
 
     /// Memory of the bytes that are left. `registered` returns the index of the registered buffer for an
-    /// address and its zone in the pool. Io vectors, if needed, are written to `vectors`.
+    /// address and its zone in the pool. Io vectors, for a buffer of several segments, are written to
+    /// `vectors`.
     pub(super) fn data(
         &mut self,
         vectors: &mut Vec<libc::iovec>,
@@ -110,11 +112,12 @@ impl<O> Flight<O> {
     }
 }
 
-/// Writes the segments of the bytes `part` of `buf` to `vectors`, as many as fit; true when all do.
+/// Writes the segments of the bytes `part` of `buf` to `vectors`, at most [`SEGMENTS_MAX`]. True when these
+/// are all.
 fn fill_iovecs(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, part: &Range<usize>, is_read: bool) -> bool {
     vectors.clear();
-    // Allocates at the first use of this slot only, as the capacity is kept. A pool's buffers have at most
-    // PIECES_MAX segments.
+    // The capacity is kept, so a slot allocates at its first list, and at its first list of more than
+    // PIECES_MAX segments. A pool's buffers have at most PIECES_MAX.
     let pieces = buf.segments().take(PIECES_MAX + 1).count();
     vectors.reserve_exact(if pieces > PIECES_MAX { SEGMENTS_MAX } else { PIECES_MAX });
     let (mut skip, mut left) = (part.start, part.len());

@@ -50,7 +50,7 @@ pub use pass::{PassCommand, PassDone, PassError, PassRing};
 
 /// Largest number of operations in flight.
 pub const RING_ENTRIES_MAX: u32 = 4096;
-/// Most retries of an operation after EINTR or EAGAIN; then that is its result.
+/// Most retries of an operation after EINTR or EAGAIN; then the error is its result.
 const RETRIES_MAX: u8 = 16;
 
 /// A completed operation.
@@ -58,7 +58,8 @@ const RETRIES_MAX: u8 = 16;
 pub struct Completion<E = io::Error> {
     /// Token that the caller gave to the operation.
     pub token: u64,
-    /// `Ok` when all of it was done. A read past the end of a file is [`io::ErrorKind::UnexpectedEof`].
+    /// `Ok` when the whole operation was done. A read beyond the end of a file is
+    /// [`io::ErrorKind::UnexpectedEof`].
     pub result: Result<(), E>,
     /// The buffer; `None` for an operation without data.
     pub buf: Option<Buf>,
@@ -68,22 +69,24 @@ pub struct Completion<E = io::Error> {
 pub struct Ring<D: Device> {
     ring: IoUring<D::Submission, D::Completion>,
     flights: Slab<Flight<D::Operation>>,
-    /// Io vectors by index of the slot; allocated when a slot first needs them, then kept.
+    /// Io vectors by the index of the slot; allocated when a slot first needs them, then kept.
     vectors: Box<[Vec<libc::iovec>]>,
     device: D,
     pieces: Pieces,
     /// Keeps the registered memory mapped, so that no other memory gets an address in `pieces` while the ring
     /// lives.
     _pool: Option<Pool>,
+    /// Entries are queued that the kernel has not taken yet.
     is_queued: bool,
+    /// The ring is being dropped: no operation is queued again.
     is_draining: bool,
     /// The device is polled for completions (IOPOLL).
     is_polled: bool,
 }
 
 impl<D: Device> Ring<D> {
-    /// Memory of `pool` is registered by pieces, each when a buffer in it is first used, if the kernel allows
-    /// it.
+    /// Memory of `pool` is registered in pieces, each when a buffer in the piece is first used, if the kernel
+    /// allows that.
     fn make(entries: u32, pool: &Pool, is_polled: bool, device: D) -> io::Result<Ring<D>> {
         let ring = build_ring(entries, is_polled)?;
         let (pieces, pool) = register_pool(&ring.submitter(), pool);
@@ -101,7 +104,7 @@ impl<D: Device> Ring<D> {
         })
     }
 
-    /// Number of operations that have not completed.
+    /// Number of operations whose completion [`Ring::poll`] has not passed on, queued ones included.
     #[inline]
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -132,8 +135,8 @@ impl<D: Device> Ring<D> {
         self.is_queued = true;
     }
 
-    /// Submits queued operations: at most one system call, none when nothing is queued. Operations that the
-    /// kernel does not accept now (it is out of memory) stay queued for the next turn.
+    /// Submits queued operations: one system call (more if signals interrupt it), none when nothing is
+    /// queued. Operations that the kernel does not accept now (EAGAIN, EBUSY) stay queued for the next turn.
     ///
     /// # Errors
     /// The system's, when the ring is broken.
@@ -142,8 +145,8 @@ impl<D: Device> Ring<D> {
         if self.is_queued { self.enter(0) } else { Ok(()) }
     }
 
-    /// Submits queued operations and waits for a completion; returns at once when none is in flight. For the
-    /// control path and tests.
+    /// Submits queued operations and waits for a completion. Returns at once, without a system call, when no
+    /// operation is in flight or a completion is there already. For the control path and tests.
     ///
     /// # Errors
     /// The system's, when the ring is broken.
@@ -177,8 +180,8 @@ impl<D: Device> Ring<D> {
         count
     }
 
-    /// The kernel does completion work on this thread when the thread enters it; a thread that only polls
-    /// enters when the kernel asks (`taskrun`). A polled ring enters always, to poll the device.
+    /// Enters the kernel if the completion queue is empty, and the kernel has completion work for this thread
+    /// (`taskrun`) or the ring is polled (IOPOLL). Only a system call does that work or polls the device.
     #[inline]
     fn run_kernel_work(&mut self) {
         if self.ring.completion().is_empty() && (self.is_polled || self.ring.submission().taskrun()) {
@@ -211,8 +214,8 @@ impl<D: Device> Ring<D> {
 }
 
 impl<D: Device> AsFd for Ring<D> {
-    /// Readable (for [`Readiness`](crate::net::Readiness)) when [`Ring::poll`] has a completion; never for a
-    /// polled ring.
+    /// Readable (for [`Readiness`](crate::net::Readiness)) when [`Ring::poll`] has a completion. The
+    /// descriptor of a polled ring never becomes readable.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring owns its descriptor and outlives the borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -246,7 +249,8 @@ impl<D: Device> std::fmt::Debug for Ring<D> {
     }
 }
 
-/// Submits queued operations, and waits for `want` completions.
+/// Submits queued operations, and waits for `want` completions. EAGAIN and EBUSY are no errors: the
+/// operations stay queued.
 fn enter(ring: &Submitter<'_>, want: usize) -> io::Result<()> {
     loop {
         let result = ring.submit_and_wait(want);
@@ -259,8 +263,8 @@ fn enter(ring: &Submitter<'_>, want: usize) -> io::Result<()> {
     }
 }
 
-/// A table for the memory of `pool`, with nothing registered yet, and the pool, which the ring keeps. Empty
-/// where the kernel has no such table.
+/// A table for the memory of `pool`, with nothing registered yet, and `pool`, which the ring keeps. The table
+/// is empty where the kernel refuses one.
 fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
     let zones = pool.zone_ranges().map(|(addr, bytes, buffer)| (addr.as_ptr() as usize, bytes, buffer));
     let pieces = Pieces::new(zones);
@@ -271,8 +275,8 @@ fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
     }
 }
 
-/// Index of the registered buffer with the memory at `addr`, which is in the pool's `zone`; registers it at
-/// its first use. `None` when the memory is not registered.
+/// Index of the registered piece with the memory at `addr`, which is in the pool's `zone`. Registers the
+/// piece at its first use. `None` when the kernel refuses that, or the memory is not the ring's pool.
 #[inline]
 fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) -> Option<u16> {
     match pieces.location_of(addr, zone) {
@@ -295,9 +299,9 @@ fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) 
 }
 
 /// Lets the kernel's worker threads, which do blocking work (a write that allocates blocks, a hole punch),
-/// run where no thread polls, or at least on the other CPUs. They inherit the affinity of the submitting
-/// thread, and beside a polling thread they get only the scheduler's time slices. An error is ignored: it
-/// costs only speed.
+/// run where no thread polls; if all CPUs are polled, on those other than the calling thread's. Without this,
+/// workers inherit the affinity of the submitting thread, and beside a polling thread they get only the
+/// scheduler's time slices. An error is ignored: it costs only speed.
 fn set_worker_affinity(ring: &Submitter<'_>) {
     let own = rustix::thread::sched_getcpu();
     let (mut cpus, bits) = (cores_without_pollers(), usize::try_from(libc::CPU_SETSIZE).unwrap_or(1024));

@@ -2,10 +2,12 @@
 //! passthrough of `/dev/ng0n1`).
 //!
 //! The kernel does not check the number of blocks in a command: a drive that is given more blocks than the
-//! memory has would write beyond it. The ring therefore makes all commands with data itself, from the piece
-//! of the buffer and the block size that Identify returned ([`Namespace`]). All other commands have no data.
+//! memory has would write beyond that memory. The ring therefore makes all commands with data itself, from
+//! the part of the buffer and the block size that Identify returned ([`Namespace`]). All other commands have
+//! no data.
 //!
-//! With `is_polled`, every [`PassRing::poll`] asks the drive for completions, if it has poll queues.
+//! A ring with `is_polled` asks the drive for completions in [`PassRing::poll`], if the drive has poll
+//! queues.
 //!
 //! What it does not do: it interprets no status and retries nothing that the drive refused. It does not
 //! notice when the namespace is formatted with another block size while it is served.
@@ -35,7 +37,7 @@ const COMMAND_BYTES: usize = 80;
 const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
-/// Bits 1:0 of an opcode: direction of the data; 00b is no data (Base 2.0 section 3.1.2).
+/// Bits 1:0 of an opcode: data transfer direction; 00b is no data.
 const DATA_DIRECTION: u8 = 0b11;
 /// Most blocks of one command: NLB has 16 bits and is zero-based.
 const BLOCKS_MAX: usize = 1 << 16;
@@ -71,8 +73,8 @@ pub struct PassNamespace {
     block_bytes: usize,
 }
 
-/// A ring for commands to one namespace. Each command panics when as many are in flight as the ring has
-/// entries: a bug of the caller.
+/// A ring for commands to one namespace. Each method that starts a command panics when as many are in flight
+/// as the ring has entries: a fault of the caller.
 pub type PassRing = Ring<PassNamespace>;
 
 impl Ring<PassNamespace> {
@@ -82,7 +84,7 @@ impl Ring<PassNamespace> {
     /// # Errors
     /// That of io_uring_setup(2), for example where io_uring is disabled or older than Linux 5.19;
     /// `InvalidInput` for 0 or more than [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries, and for a
-    /// device of another namespace.
+    /// `device` of another namespace; that of [`admin::namespace_id`].
     pub fn new(
         entries: u32,
         pool: &Pool,
@@ -120,7 +122,7 @@ impl Ring<PassNamespace> {
         self.start(Flight::without_data(token, command));
     }
 
-    /// Read the blocks from `lba` on into `piece` of `buf`.
+    /// Reads the blocks from `lba` on into the bytes `piece` of `buf`.
     ///
     /// # Panics
     /// When `buf` is shared, or `piece` is not whole blocks of it, 1 to 65536; and as [`PassRing`] says.
@@ -129,8 +131,8 @@ impl Ring<PassNamespace> {
         self.start(Flight::read(token, command, buf, piece));
     }
 
-    /// Write `piece` of `buf` to the blocks from `lba` on; with `fua` they are on the medium when it
-    /// completes.
+    /// Writes the bytes `piece` of `buf` to the blocks from `lba` on; with `fua` (Force Unit Access) they are
+    /// on the medium when the command completes.
     ///
     /// # Panics
     /// When `piece` is not whole blocks of `buf`, 1 to 65536; and as [`PassRing`] says.
@@ -205,10 +207,11 @@ mod tests {
     use crate::alloc_count::allocations_here;
     use crate::mem::{Pages, ZoneSpec};
 
-    /// Free bytes of that pool.
+    /// Free bytes of [`pool`] once its larger buffer is taken.
     const FREE: u64 = 8 * 4096;
 
-    /// A pool in which a buffer of 8192 bytes consists of two pieces, and its only larger buffer, taken.
+    /// A pool in which a buffer of 8192 bytes consists of two smaller ones, and its only buffer of 8192
+    /// bytes, taken.
     fn pool() -> (Pool, Buf) {
         let zones = [ZoneSpec { buffer_bytes: 4096, count: 8 }, ZoneSpec { buffer_bytes: 8192, count: 1 }];
         let pool = Pool::new(&zones, Pages::Base).expect("pool");

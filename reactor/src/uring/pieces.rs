@@ -7,7 +7,7 @@
 
 use arrayvec::ArrayVec;
 
-/// Bytes of a piece, unless one buffer is larger. Pinning one takes a polling core about 0.1 ms.
+/// Most bytes of a piece, unless one buffer is larger. To pin a piece takes a polling core about 0.1 ms.
 const PIECE_BYTES: usize = 1 << 20;
 /// Most registered buffers of a ring (IORING_MAX_REG_BUFFERS).
 const PIECES_MAX: usize = 1 << 14;
@@ -18,7 +18,7 @@ struct Zone {
     start: usize,
     bytes: usize,
     piece_bytes: usize,
-    /// Index of its first piece.
+    /// Index of the zone's first piece in the kernel's table.
     first: usize,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// For zones given as (start address, bytes, bytes of a buffer), in the order of their numbers.
+    /// For `zones`, given as (start address, bytes, bytes of a buffer) in the order of the pool.
     pub(super) fn new(zones: impl Iterator<Item = (usize, usize, usize)>) -> Pieces {
         let mut first = 0;
         let zones = zones.map(|(start, bytes, buffer_bytes)| {

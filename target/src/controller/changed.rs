@@ -1,5 +1,5 @@
 //! The Changed Attached Namespace List (log page 04h): namespaces that were added, removed or changed since
-//! the host read it.
+//! the host read the page with RAE = 0.
 
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::zerocopy::little_endian::U32;
@@ -26,7 +26,8 @@ impl Default for ChangedNamespaces {
 }
 
 impl ChangedNamespaces {
-    /// Adds the namespaces that differ. True when there are any.
+    /// Adds the namespaces that differ between `old` and `new`. True when there are any. `old` `None`: the
+    /// subsystem did not exist.
     pub(super) fn compare(&mut self, old: Option<&Subsystem>, new: &Subsystem) -> bool {
         let mut is_changed = false;
         for nsid in 1..=NSID_MAX {
@@ -71,7 +72,7 @@ impl ChangedNamespaces {
     }
 }
 
-/// True with the same disk, identifiers and geometry.
+/// True when disk, identifiers and geometry are the same.
 fn is_same(before: &Namespace, after: &Namespace) -> bool {
     before.disk == after.disk
         && before.uuid == after.uuid

@@ -67,7 +67,7 @@ pub enum Reason {
     /// HOSTNQN is not a valid NQN.
     #[error("hostnqn: {0}")]
     HostName(NqnError),
-    /// No subsystem with this SUBNQN is offered on this listener.
+    /// No subsystem with this SUBNQN is offered on the listener of the connection.
     #[error("subnqn: names of subsystems on this listener are allowed")]
     Subsystem,
     /// The host is not in the subsystem's list.
@@ -76,7 +76,7 @@ pub enum Reason {
     /// An admin Connect names a CNTLID: the static controller model is not supported.
     #[error("cntlid = {0:#x}: {CNTLID_DYNAMIC:#x} is allowed on the admin queue")]
     StaticController(u16),
-    /// An I/O Connect names a controller that does not exist.
+    /// An I/O Connect names a controller that does not exist or has ended.
     #[error("cntlid = {0:#x}: live controllers of the subsystem are allowed")]
     Controller(u16),
     /// KATO is too long: its value, the longest allowed, in ms.
@@ -91,7 +91,7 @@ pub enum Reason {
     /// The controller is not enabled, or has failed.
     #[error("cntlid = {0:#x}: enabled controllers (CC.EN 1) are allowed")]
     NotReady(u16),
-    /// The queue is connected already, or disks have commands of its predecessor.
+    /// The queue is connected already, or disks have commands of an ended queue with its QID.
     #[error("qid = {0}: queues that do not exist yet are allowed")]
     QueueLive(u16),
     /// Not reported to the host: its Connect waits and is retried.
@@ -105,7 +105,7 @@ pub enum Reason {
 pub struct ConnectRefusal {
     /// Status of the completion.
     pub status: Status,
-    /// Dword 0: IPO and IATTR where the status is `CONNECT_INVALID_PARAMETERS`.
+    /// Dword 0: IPO and IATTR if the status is `CONNECT_INVALID_PARAMETERS`, else 0.
     pub result: u32,
     /// Reason for the log, from which status and result follow.
     pub reason: Reason,
@@ -153,8 +153,9 @@ struct ConnectFields {
 /// `limits` are those of the connection. On success the `u32` is dword 0 of the completion.
 ///
 /// # Errors
-/// [`ConnectRefusal`] when a field is invalid, the host is not allowed or no CNTLID is free. The host may
-/// send another Connect on the connection.
+/// [`ConnectRefusal`] when a field is invalid, the host is not allowed or no CNTLID is free: the host may
+/// send another Connect on the connection. With [`Reason::OrphanedCommands`] the caller retries instead of
+/// replying.
 pub fn connect(
     cx: &Context<'_>,
     sqe: &Sqe,
@@ -202,7 +203,8 @@ fn parse(
         .subnqn()
         .map_err(|error| ConnectRefusal::invalid(Reason::SubsystemName(error), ConnectInvalid::SUBNQN))?;
     let host_nqn = match data.hostnqn() {
-        // SPDK's initiator sends no HOSTNQN unless it is configured. No list of allowed hosts contains it.
+        // SPDK's initiator sends no HOSTNQN unless one is configured. No list of allowed hosts contains the
+        // unnamed host.
         Err(NqnError::Empty) => Nqn::unnamed(),
         name => {
             name.map_err(|error| ConnectRefusal::invalid(Reason::HostName(error), ConnectInvalid::HOSTNQN))?
@@ -271,8 +273,8 @@ fn connect_admin(
         .registry
         .create(fields.subsystem_nqn, range, fields.host_nqn, fields.host_id, cx.core)
         .ok_or(busy(Reason::Busy(range.0, range.1)))?;
-    // A discovery host with KATO 0 reads the log and disconnects, and gets a default in case it does not; one
-    // with a KATO stays (persistent discovery controller).
+    // A discovery host with KATO 0 reads the log and disconnects, and gets a default in case it does not; a
+    // host with another KATO stays (persistent discovery controller).
     let is_default = kind == Kind::Discovery && fields.kato_ms == 0;
     let kato_ms = if is_default { configured.discovery_keep_alive_ms } else { fields.kato_ms };
     Ok(ConnectedQueue::Admin(Box::new(Controller::new(cx, shared, kind, kato_ms, limits, io_queues))))
@@ -303,7 +305,7 @@ fn connect_io(cx: &Context<'_>, fields: &ConnectFields) -> Result<ConnectedQueue
         return Err(ConnectRefusal::with_status(reason, Status::COMMAND_SEQUENCE_ERROR));
     }
     // Base 2.0 demands the HOSTID of the admin queue here too. Some initiators send a new one for each queue;
-    // like nvmet and SPDK's target, this one compares HOSTNQN alone.
+    // like nvmet and SPDK's target, Spindle compares HOSTNQN alone.
     let has_other_id = shared.host_id != fields.host_id && shared.note_other_host_id();
     Ok(ConnectedQueue::Io { shared, qid: fields.qid, has_other_id })
 }

@@ -18,9 +18,9 @@ pub struct ErrorRecord {
     pub sqid: u16,
     /// CID of the command.
     pub cid: u16,
-    /// Status of its completion.
+    /// Status of the completion, without the More bit.
     pub status: Status,
-    /// Byte offset of the field at fault in its submission queue entry.
+    /// Byte offset of the field at fault in the submission queue entry; `None`: no field is at fault.
     pub field: Option<u16>,
     /// SLBA of an I/O command; 0 for others.
     pub lba: u64,
@@ -58,7 +58,8 @@ impl ErrorLog {
         ErrorLog { ring: VecDeque::with_capacity(capacity), count: 0 }
     }
 
-    /// Adds a record; the oldest is dropped from a full log. False for a discovery controller: only counted.
+    /// Adds a record; the oldest is dropped from a full log. False for a discovery controller, which only
+    /// counts.
     pub(super) fn push(&mut self, record: ErrorRecord) -> bool {
         self.count = self.count.saturating_add(1);
         if self.ring.capacity() == 0 {

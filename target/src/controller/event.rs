@@ -3,7 +3,7 @@
 //! ```text
 //!   Quiet ── raised, enabled ──> Pending ── an AER is parked ──> Reported
 //!     ^                            │                                │
-//!     └──── its log page was read with RAE = 0, or it was disabled ─┘
+//!     └── log page read with RAE = 0, event disabled, or reset ─────┘
 //! ```
 //! A reported event masks all events of its type until its log page was read, as the specification demands.
 
@@ -33,7 +33,7 @@ const KINDS: [Kind; 5] =
     [Kind::Reliability, Kind::Temperature, Kind::Spare, Kind::NamespaceChanged, Kind::DiscoveryChanged];
 
 impl Kind {
-    /// Bits of the Asynchronous Event Configuration feature (0Bh), any of which enables it.
+    /// Bits of the Asynchronous Event Configuration feature (0Bh), any of which enables the event.
     #[must_use]
     pub const fn enable_bits(self) -> u32 {
         match self {
@@ -45,8 +45,8 @@ impl Kind {
         }
     }
 
-    /// Critical warnings of the SMART log that raise it (Base 2.0 figure "Asynchronous Event Information -
-    /// SMART / Health Status"); none for a notice.
+    /// Critical warnings of the SMART log that raise the event (Base 2.0 figure "Asynchronous Event
+    /// Information - SMART / Health Status"); none for a notice.
     #[must_use]
     pub const fn warnings(self) -> CriticalWarning {
         let none = CriticalWarning::new();
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// Dword 0 of the completion that reports it.
+    /// Dword 0 of the completion that reports the event.
     #[must_use]
     pub const fn result(self) -> u32 {
         let page = self.log_page();
@@ -86,7 +86,7 @@ impl Kind {
         .into_bits()
     }
 
-    /// True for events of the same type: one that is reported masks the other.
+    /// True for events of the same type: `self`, reported, masks `other`.
     fn masks(self, other: Kind) -> bool {
         (self.warnings() == CriticalWarning::new()) == (other.warnings() == CriticalWarning::new())
     }
@@ -116,7 +116,7 @@ impl Events {
         Events { states: [State::Quiet; KINDS.len()], enabled, parked_aers: 0 }
     }
 
-    /// Sets feature 0Bh; drops pending events that it disables.
+    /// Sets feature 0Bh; drops pending and reported events that it disables.
     pub fn set_enabled(&mut self, enabled: u32) {
         self.enabled = enabled;
         for (kind, state) in KINDS.into_iter().zip(&mut self.states) {
@@ -151,7 +151,8 @@ impl Events {
         }
     }
 
-    /// Takes the next pending event and a parked AER: dword 0 of its completion. `None` without either.
+    /// Takes the next pending event that is not masked, and a parked AER. Returns dword 0 of the completion;
+    /// `None`: there is no such event or no parked AER.
     pub fn take(&mut self) -> Option<u32> {
         if self.parked_aers == 0 {
             return None;
@@ -167,7 +168,7 @@ impl Events {
         Some(kind.result())
     }
 
-    /// The host has read this log page with RAE = 0.
+    /// The host has read log page `page` with RAE = 0: its events are cleared.
     pub fn on_log_read(&mut self, page: LogId) {
         for (kind, state) in KINDS.into_iter().zip(&mut self.states) {
             if kind.log_page() == page {

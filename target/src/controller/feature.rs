@@ -1,5 +1,5 @@
 //! Get and Set Features (Base 2.0 sections 5.15 and 5.27). No feature is saveable: a Controller Reset sets
-//! each to its default.
+//! each to its default, except Keep Alive Timer and Host Identifier, which keep their values.
 
 use nvme_spec::feature::{
     Arbitration, AsyncEventConfig, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect, GetFeatures,
@@ -110,8 +110,8 @@ fn write_cache(shared: &ControllerShared) -> bool {
     shared.feature_bits.load(Ordering::Relaxed) & FEATURE_WRITE_CACHE != 0
 }
 
-/// Error Recovery (TLER) by namespace. `by_namespace` has at most an entry for each NSID; `all` is for the
-/// others.
+/// Error Recovery (TLER) by namespace. `by_namespace` has NSIDs and their values; `all` is the value of the
+/// other namespaces.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct ErrorRecoveries {
     all: u32,
@@ -143,7 +143,7 @@ struct HostTimestamp {
     origin: u8,
 }
 
-/// Current values of the features, except event configuration, keep alive and write cache.
+/// Current values of the features, except event configuration, keep alive, write cache and host identifier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Features {
     arbitration: u32,
@@ -256,7 +256,8 @@ impl Controller {
         }
     }
 
-    /// Value of a feature: from `from`, or one of the three that are stored elsewhere.
+    /// Dword 0 of a feature, from `from` or from the three values that are stored elsewhere. Writes the data
+    /// structure of a feature that has one into `data`.
     fn feature_value(
         &self,
         from: &Features,

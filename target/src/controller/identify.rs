@@ -177,7 +177,7 @@ fn nsfeat(can_deallocate: bool) -> Nsfeat {
     Nsfeat::new().with_thin(can_deallocate).with_preferred_sizes(true)
 }
 
-/// Bytes as a 0's based number of blocks.
+/// `bytes` as a 0's based number of blocks, at least one block.
 fn blocks_z(bytes: u32, block_bytes: u32) -> u16 {
     u16::try_from((bytes / block_bytes).saturating_sub(1)).unwrap_or(u16::MAX)
 }
@@ -190,7 +190,7 @@ fn blocks_used(namespace: &Namespace, block_count: u64, block_bytes: u32, can_de
     namespace.source.usage().bytes_used.div_ceil(u64::from(block_bytes)).min(block_count)
 }
 
-/// The namespace; `None` for a valid NSID that is not active.
+/// The namespace; `None` for a valid NSID that is not active. Invalid Namespace or Format for another NSID.
 fn find_or_inactive(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Refusal> {
     if nsid == 0 || nsid > NSID_MAX {
         return Err(Refusal::namespace());

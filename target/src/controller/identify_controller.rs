@@ -87,7 +87,8 @@ impl Controller {
             .with_present(summary.any_volatile_cache)
             .with_flush_all(Vwc::FLUSH_ALL_SUPPORTED)
             .into_bits();
-        // AWUN counts without a power failure; with one (AWUPF) only one block is atomic, so AWUPF stays 0.
+        // AWUN holds without a power failure. After a power failure (AWUPF) only one block is atomic, so
+        // AWUPF stays 0.
         id.awun_z = U16::new(u16::try_from(summary.atomic_blocks.saturating_sub(1)).unwrap_or(u16::MAX));
         id.set_spindle_features(SpindleFeatures::new().with_end_former_associations(true));
     }

@@ -1,7 +1,8 @@
 //! The keep-alive timer (Base 2.0 section 3.9), traffic based: any command on any queue restarts it.
 //!
 //! The queues only set a flag in [`ControllerShared`](crate::shared::ControllerShared); the timer checks it
-//! once per time-out, so a controller expires between one and two time-outs after its last command.
+//! once per time-out, so a controller expires between one and two time-outs after its last command, or later
+//! if this process was stopped meanwhile.
 
 use spindle_reactor::clock::Nanos;
 
@@ -44,7 +45,7 @@ impl KeepAlive {
         self.deadline = Some(now + ASSOCIATION_TIMEOUT);
     }
 
-    /// The host has set another time-out, which starts now.
+    /// The host has set another time-out, which starts now if the controller is enabled.
     pub fn set_timeout_ms(&mut self, timeout_ms: u32, now: Nanos) {
         self.timeout_ms = timeout_ms;
         if !self.is_idle {
@@ -52,8 +53,8 @@ impl KeepAlive {
         }
     }
 
-    /// Checks the timer. `None`: the deadline has not passed, or there was traffic. `had_traffic` is called
-    /// only once the deadline has passed.
+    /// Checks the timer. `None`: the timer does not run, the deadline has not passed, there was traffic, or
+    /// this process was stopped. `had_traffic` is called only once the deadline has passed.
     pub fn tick(&mut self, now: Nanos, had_traffic: impl FnOnce() -> bool) -> Option<Expired> {
         let deadline = self.deadline.filter(|deadline| *deadline <= now)?;
         if self.is_idle {

@@ -8,7 +8,7 @@
 //!     │ └─┼──────────────────┘   └──────────────────┘ │ │
 //!     │   └──────────────────── Shutdown ─────────────┼─┘
 //!     └──────────────────────── Disable ──────────────┘
-//!   each of these ── Expire, Revoke ──> Failed ── Remove ──> Removed
+//!   each of these ── Expire, Revoke ──> Failed      each state ── Remove ──> Removed
 //! ```
 //! Reset and shutdown change the state at once. [`Step::effect`] tells the caller to close I/O queues; until
 //! they are closed and the disks have no commands of them, CSTS reports the reset or shutdown as in progress
@@ -17,12 +17,13 @@
 /// State of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Connected; CC.EN is 0. Ends by Property Set, or fails after
+    /// Connected; CC.EN is 0. Ends by Property Set or the end of the admin connection, or fails after
     /// [`ASSOCIATION_TIMEOUT`](super::limits::ASSOCIATION_TIMEOUT).
     Disabled,
     /// CC.EN and CSTS.RDY are 1: commands are accepted.
     Enabled,
-    /// The host has set CC.SHN. Ends by a reset, an enable or the end of the admin connection.
+    /// The host has set CC.SHN. Ends by a reset, an enable or the end of the admin connection, or fails after
+    /// [`ASSOCIATION_TIMEOUT`](super::limits::ASSOCIATION_TIMEOUT).
     ShutDown,
     /// CSTS.CFS is 1: a time-out has passed, or the host has lost its subsystem. Ends only by removal.
     Failed,

@@ -17,8 +17,8 @@ pub const KEEP_ALIVE_UNITS: u16 = 10;
 /// [`KEEP_ALIVE_UNITS`] in milliseconds.
 pub const KEEP_ALIVE_STEP_MS: u32 = KEEP_ALIVE_UNITS as u32 * 100;
 
-/// Longest time for which a controller may be connected without being enabled (before CC.EN, after a reset or
-/// a shutdown). As SPDK's association time-out.
+/// Longest time for which a controller may be connected without being enabled: after Connect, a reset or a
+/// shutdown. As SPDK's association time-out.
 pub const ASSOCIATION_TIMEOUT: Nanos = Nanos::from_secs(120);
 
 /// CAP.TO and CRTO.CRWMT in units of 500 ms. An enable completes at once; a reset waits for the host's
@@ -42,17 +42,16 @@ pub const WRITE_ZEROES_BYTES_MAX: u32 = 32 << 20;
 /// Composite temperature in kelvin of disks without a sensor: a fixed value that monitors on hosts accept.
 pub const TEMPERATURE_KELVIN: u16 = 300;
 
-/// WCTEMP in Kelvin, also the default threshold: 70 degrees Celsius.
+/// WCTEMP in kelvin, also the default threshold: 70 degrees Celsius.
 pub const TEMPERATURE_WARNING_KELVIN: u16 = 343;
 
-/// CCTEMP in Kelvin: 80 degrees Celsius.
+/// CCTEMP in kelvin: 80 degrees Celsius.
 pub const TEMPERATURE_CRITICAL_KELVIN: u16 = 353;
 
 /// Firmware revision (FR): the version of this crate.
 pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-/// Most blocks of one source range of a Copy (MSSRL), so that a range passes through one buffer of
-/// `transfer_bytes`.
+/// Most blocks of one source range of a Copy (MSSRL): as many as `transfer_bytes` have, but 1 to 65535.
 #[must_use]
 pub fn copy_range_blocks_max(transfer_bytes: u32, block_bytes: u32) -> u16 {
     let blocks = transfer_bytes.checked_div(block_bytes).unwrap_or(0).max(1);

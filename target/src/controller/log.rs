@@ -20,7 +20,7 @@ use super::{Context, Controller, Kind, Need, error_log, feature, identify, smart
 use crate::discovery::{DiscoveryLog, transport_type};
 use crate::refusal::{Refusal, field};
 
-/// Log pages of an I/O controller. Each needs a length in `log_bytes` and its content in `get_log`.
+/// Log pages of an I/O controller. Each needs a length in `log_bytes` and contents in `get_log`.
 pub const IO_PAGES: &[LogId] = &[
     LogId::SUPPORTED_LOG_PAGES,
     LogId::ERROR,

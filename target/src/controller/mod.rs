@@ -68,7 +68,8 @@ use crate::snapshot::{Snapshot, Subsystem};
 /// Input of a controller's functions besides the command.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// The configuration that is advertised to hosts; for I/O queues the newest.
+    /// The configuration that is advertised to hosts; for Connect of an I/O queue, or on a listener that is
+    /// not advertised yet, the newest.
     pub snapshot: &'a Snapshot,
     /// Controllers of the process.
     pub registry: &'a Registry,
@@ -80,7 +81,7 @@ pub struct Context<'a> {
     pub process_started: Nanos,
     /// Wall clock, in ms since 1970.
     pub wall_ms: u64,
-    /// Index of the admin queue's core.
+    /// Index of the core that executes the command.
     pub core: usize,
     /// Number of cores of the process.
     pub cores: usize,
@@ -127,8 +128,8 @@ pub enum Outcome {
         /// Token of the command; not 0.
         token: u64,
     },
-    /// Abort the command if it has not begun; reply with bit 0 of dword 0 clear if it was aborted; then call
-    /// [`Controller::abort_done`].
+    /// Abort the command if it can end without effect, call [`Controller::abort_done`], and reply with bit 0
+    /// of dword 0 clear if it was aborted.
     Abort {
         /// Submission queue of the command to abort.
         sqid: u16,
@@ -208,7 +209,8 @@ impl fmt::Debug for Controller {
 }
 
 impl Controller {
-    /// Bytes of memory of a controller with a full error log.
+    /// Bytes of memory of a controller with a full error log, without the Error Recovery values of
+    /// namespaces.
     pub(crate) fn bytes() -> usize {
         size_of::<Controller>() + size_of::<ControllerShared>() + error_log::memory_bytes()
     }
@@ -276,7 +278,7 @@ impl Controller {
         }
     }
 
-    /// Takes a pending event if an Asynchronous Event Request is parked: dword 0 of its completion.
+    /// Takes a pending event if an Asynchronous Event Request is parked. Returns dword 0 of its completion.
     pub fn take_async_event(&mut self) -> Option<u32> {
         self.events.take()
     }
@@ -286,13 +288,13 @@ impl Controller {
         self.events.unpark();
     }
 
-    /// The reply to an Abort command was sent: another may be outstanding.
+    /// An Abort command has ended: another may be outstanding.
     pub fn abort_done(&mut self) {
         self.aborts = self.aborts.saturating_sub(1);
     }
 
-    /// The configuration has changed: raises events. [`Effect::CloseAll`] when the subsystem was removed or
-    /// the host is not allowed any more.
+    /// The advertised configuration has changed: raises events. [`Effect::CloseAll`] when the subsystem was
+    /// removed or the host is not allowed any more.
     pub fn on_snapshot(&mut self, old: &Snapshot, new: &Snapshot) -> Effect {
         match self.kind {
             Kind::Discovery => {
@@ -316,7 +318,7 @@ impl Controller {
     }
 
     /// Adds a failed command of one of the controller's queues to the error log. False for a discovery
-    /// controller, which has none.
+    /// controller, which has no error log.
     pub fn on_error(&mut self, entry: ErrorRecord) -> bool {
         self.errors.push(entry)
     }

@@ -55,8 +55,8 @@ impl Controller {
             State::ShutDown => ShutdownStatus::COMPLETE,
             State::Disabled | State::Enabled | State::Failed | State::Removed => ShutdownStatus::NORMAL,
         };
-        // RDY follows EN, but falls only once no earlier command can change a disk. A shutdown does not
-        // change it (section 3.6.1); a failure clears it.
+        // RDY follows EN, but falls only once the I/O queues are closed and no disk has commands of them (or
+        // `ORPHAN_MAX` has passed). A shutdown does not change RDY (section 3.6.1); a failure clears it.
         let is_resetting = self.state == State::Disabled && self.is_quiescing;
         let rdy = (self.cc.en() || is_resetting) && !self.state.is_over();
         Csts::new().with_rdy(rdy).with_cfs(self.state == State::Failed).with_shst(shst.0)

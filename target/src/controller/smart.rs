@@ -1,5 +1,6 @@
 //! The SMART / health log (log page 02h): counters of the subsystem, or of one namespace, and the health of
-//! its drives: of several, the worst of each value. A new warning raises an asynchronous event.
+//! its drives: of several, the worst of each value and the sums of errors and shutdowns. A new warning raises
+//! an asynchronous event.
 //!
 //! Each core measures the busy time of a namespace by itself, and overlaps between cores are not known. The
 //! controller busy time is the longest of these times, a lower bound.
@@ -87,8 +88,8 @@ impl HealthWatch {
 }
 
 impl Controller {
-    /// Checks the health of the drives, once a `HEALTH_PERIOD`. A new critical warning that the host has
-    /// enabled raises an event. With none enabled the drives are not queried.
+    /// Checks the health of the drives, at most once per `HEALTH_PERIOD`. A new critical warning that the
+    /// host has enabled raises an event. With none enabled the drives are not queried.
     pub fn check_health(&mut self, cx: &Context<'_>) {
         if self.state != State::Enabled || cx.now < self.health.next_check {
             return;

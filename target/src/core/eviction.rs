@@ -1,5 +1,5 @@
-//! Eviction on a full core: a new connection replaces the oldest connection that has not sent Connect, of any
-//! transport. A connection whose Connect waits for orphaned commands has sent it and is not evicted.
+//! Eviction on a full core: a new connection replaces the oldest connection whose Connect has not succeeded,
+//! of any transport. A connection whose Connect waits for orphaned commands is not evicted.
 //!
 //! Over TCP the capacity is free at once; over RDMA when the queue pair is destroyed, some turns later.
 
@@ -13,12 +13,12 @@ use super::TargetCore;
 use crate::notice::Notice;
 use crate::qpair::Qpair;
 
-/// Connections that have not sent Connect.
+/// Connections whose Connect has not succeeded.
 #[derive(Debug, Default)]
 pub(super) struct Unconnected {
-    /// In the order of acceptance. Entries may have connected or closed meanwhile.
+    /// In the order of acceptance. An entry may have connected or closed meanwhile.
     accepted: VecDeque<ConnectionId>,
-    /// Evicted connections that may not have closed yet. An entry may have sent Connect before.
+    /// Evicted connections that may not have closed yet. An entry may have connected before it was closed.
     evicted: Vec<ConnectionId>,
 }
 
@@ -57,11 +57,12 @@ fn may_be_evicted<T: Transport>(qpairs: &Slab<Qpair<T>>, id: ConnectionId) -> bo
 }
 
 impl<T: Transport> TargetCore<T> {
-    /// Called before [`Connections::accept`], with the number of connections that wait to be accepted. On a
-    /// full core, `end` closes the oldest connection that has not sent Connect: a host sends it within a few
-    /// round trips, so the oldest is the least likely to belong to a host.
+    /// Called before [`Connections::accept`]. `newcomers`: number of connections that wait to be accepted. On
+    /// a full core, `end` closes the oldest connection whose Connect has not succeeded: a host connects
+    /// within a few round trips, so the oldest is the least likely to belong to a host.
     ///
-    /// True: call `accept`. False: wait; capacity will be free in a later turn.
+    /// True: call `accept`, which fails if nothing could be evicted. False: wait; capacity will be free in a
+    /// later turn.
     ///
     /// A call evicts at most one connection, since that may cost system calls, and none while as many evicted
     /// connections are still closing as connections wait.

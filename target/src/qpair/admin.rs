@@ -44,7 +44,8 @@ fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// The first command of a connection must be Connect.
+    /// A command before Connect has succeeded: only Connect is accepted; another is refused, and the
+    /// connection stays open.
     pub(super) fn step_fresh(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let sqe = &request.sqe;
@@ -58,7 +59,8 @@ impl<T: Transport> Qpair<T> {
         self.take_admin_buffer(env, slot, CONNECT_BYTES);
     }
 
-    /// Takes a buffer of the admin pool and continues, or waits for one.
+    /// Takes a buffer of the admin pool (of the data pool for data to the host that is too large for it) and
+    /// continues, or waits for one.
     fn take_admin_buffer(&mut self, env: &mut Env, slot: RequestId, bytes: u32) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
@@ -87,7 +89,8 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// Executes a Connect whose data is in its capsule. It does not count against the share of commands whose
-    /// data is still to come, so hosts that send none cannot block it. False: it takes the other path.
+    /// data is still to come, so hosts that send none cannot block it. False: nothing has changed; its data
+    /// is fetched as other data is.
     fn connect_from_capsule(&mut self, env: &mut Env, slot: RequestId, bytes: u32) -> bool {
         let Some(request) = self.requests.get_mut(slot) else { return false };
         // A fresh queue has one command, so the pending capsule is this command's.
@@ -132,18 +135,20 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// True while its Connect waits for orphaned commands of its host.
+    /// True while Connect waits for orphaned commands of its host.
     pub(crate) fn is_connect_waiting(&self) -> bool {
         matches!(self.connect_blocked, Some(ConnectBlocked::Connect(_)))
     }
 
-    /// True before it has sent Connect: a full core may close it in favour of a new connection.
+    /// True before Connect has succeeded, unless Connect waits for orphaned commands: a full core may close
+    /// such a queue pair in favour of a new connection.
     #[must_use]
     pub fn may_be_evicted(&self) -> bool {
         !self.is_connected() && !self.is_connect_waiting()
     }
 
-    /// Lets a Connect wait. Its data is copied to the heap and its buffer freed: the admin pool is small.
+    /// Lets a Connect wait for orphaned commands. Its data is copied to the heap and its buffer freed: the
+    /// admin pool is small.
     fn block_connect(&mut self, env: &Env, slot: RequestId, bytes: &ConnectBytes) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         if request.state != State::ConnectBlocked {
@@ -166,8 +171,9 @@ impl<T: Transport> Qpair<T> {
             .get(self.peer.listener)
             .is_some_and(|listener| listener.is_open);
         if !is_admin || !is_known {
-            // Another core may learn earlier that all cores have the newest configuration, and accept on a
-            // listener that only that one has. This core has it too, but does not advertise it yet.
+            // Another core may learn earlier that all cores serve the newest configuration, and accept on a
+            // listener that only this configuration has. This core serves it too, but does not advertise it
+            // yet.
             context.snapshot = &env.snapshot;
         }
         match controller::connect(&context, &request.sqe, data, &limits) {
@@ -238,8 +244,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Replaces the slab by one of the queue's size that contains Connect in the same slot: the transport
-    /// keeps Connect's descriptors, and the key that the reply invalidates, by that slot.
+    /// Replaces the slab by one of the queue's size that contains Connect in the same slot: RDMA keeps
+    /// Connect's descriptors, and the key that the reply invalidates, by that slot.
     fn reinsert_connect(&mut self, connect: RequestId) -> Option<()> {
         let request = self.requests.remove(connect)?;
         debug_assert!(self.requests.is_empty(), "a fresh queue has one entry");
@@ -352,8 +358,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Drops the parked AERs without a reply: a reset or a shutdown does so. SPDK's initiator has dropped
-    /// them before, and takes a reply to one for a protocol error.
+    /// Drops the parked AERs without a reply, at a reset or a shutdown. SPDK's initiator has dropped them
+    /// before, and takes a reply to one for a protocol error.
     fn drop_parked_aers(&mut self) {
         for slot in std::mem::take(&mut self.parked_aers) {
             self.requests.remove(slot);
@@ -361,13 +367,13 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Timer of a connected admin queue.
+    /// Timer of an admin queue whose controller has not expired.
     pub(super) fn on_admin_time(&mut self, env: &mut Env) {
         self.poll_end_former(env);
         self.check_health(env);
     }
 
-    /// Reports new critical warnings of drives as asynchronous events.
+    /// Reports new critical warnings of drives as asynchronous events, if an AER is parked.
     fn check_health(&mut self, env: &mut Env) {
         if self.parked_aers.is_empty() {
             return;
@@ -390,7 +396,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Aborts a command of this queue at once; for one of an I/O queue sends `Message::Abort` to all cores.
+    /// Aborts a command of this queue at once; for a command of an I/O queue sends `Message::Abort` to all
+    /// cores.
     fn begin_abort(&mut self, env: &mut Env, slot: RequestId, sqid: u16, cid: u16) {
         if sqid == 0 {
             let is_aborted = self.abort(env, cid, Some(slot));
@@ -405,7 +412,7 @@ impl<T: Transport> Qpair<T> {
         env.broadcast(&Message::Abort { controller, qid: sqid, cid, from });
     }
 
-    /// One core has answered an Abort; after the last one the Abort completes.
+    /// One core has answered an Abort; after the last answer the Abort completes.
     pub(crate) fn on_abort_answer(&mut self, env: &mut Env, slot: RequestId, is_aborted: bool) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::Aborting, "an answer that was not asked for");
@@ -425,7 +432,7 @@ impl<T: Transport> Qpair<T> {
         self.finish(slot, Status::SUCCESS, u64::from(!is_aborted), None);
     }
 
-    /// True for the I/O queue `qid` of `controller`; `None`: for any of its I/O queues.
+    /// True for the I/O queue `qid` of `controller`; `qid` `None`: for any of its I/O queues.
     pub(crate) fn is_io_queue_of(&self, controller: &Arc<ControllerShared>, qid: Option<u16>) -> bool {
         match &self.role {
             Role::Io(role) => Arc::ptr_eq(&role.shared, controller) && qid.is_none_or(|qid| qid == role.qid),
@@ -441,7 +448,8 @@ impl<T: Transport> Qpair<T> {
         matches!(&self.role, Role::Admin(own) if Arc::ptr_eq(&own.shared, controller))
     }
 
-    /// Aborts command `cid`, except the request `except`. True: it was found and ends without effect.
+    /// Aborts command `cid`, except the request `except`. True: the command was found and ends without
+    /// effect.
     pub(crate) fn abort(&mut self, env: &mut Env, cid: u16, except: Option<RequestId>) -> bool {
         let found = self.requests.iter().find(|(slot, request)| {
             request.cid() == cid && Some(*slot) != except && request.state != State::Replying
@@ -477,8 +485,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Aborts a command in `Fetching`: it ends at once, or when the transport returns its buffer. A fused one
-    /// ends with its other half.
+    /// Aborts a command in `Fetching`: it ends at once, or when the transport returns its buffer. Half of a
+    /// pair ends with its other half.
     fn abort_fetch(&mut self, env: &mut Env, slot: RequestId) {
         let status = Status::ABORTED_BY_REQUEST;
         if !self.stop_fetch(slot, status) {

@@ -5,15 +5,17 @@
 //!   write:  free buffer ──> fetch_part ── FetchedPart ──> (ready) ──> disk ──> free      then the reply
 //! ```
 //!
-//! A bulk transfer has at most two buffers of a piece each, and one piece at the disk. It begins with one
-//! buffer and takes the second when it can use it, its share allows it and no command waits. With one buffer
-//! disk and network alternate. It never waits for a buffer while it has one.
+//! A bulk transfer has at most two buffers of a piece each, and at most one piece at the disk. It begins with
+//! one buffer and takes the second when it can use one, the share of its connection allows it and no command
+//! waits for memory. With one buffer disk and network alternate. It never waits for a buffer while it has
+//! one.
 //!
 //! When a piece fails, or the command is aborted, no further piece is begun, and the reply is sent once the
 //! disk and the transport have returned their buffers.
 //!
-//! Commands are cut whose data is not in the capsule, on disks that use buffers of the pool and whose atomic
-//! write unit is one block: a larger unit, as Identify reports it, would not survive the cut.
+//! Reads and Writes of more than `bulk_unit` bytes are cut if their data is not in the capsule and they are
+//! not fused, on disks that use buffers of the pool and whose atomic write unit is one block: pieces would
+//! break a larger unit.
 
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, Disk, DiskError, Op};
@@ -198,7 +200,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// Aborts a bulk transfer. True: it ends without effect, once the pieces under way are complete. False: a
-    /// Write of which a piece was submitted to the disk; it continues.
+    /// Write of which a piece was submitted to the disk continues.
     pub(super) fn abort_bulk(&mut self, slot: RequestId) -> bool {
         let Some(request) = self.requests.get_mut(slot) else { return false };
         let Work::Io(io) = request.work else { return false };
@@ -211,7 +213,7 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
-/// The next step of a bulk transfer, with the buffer that it needs taken.
+/// The next step of a bulk transfer; takes the buffer for the step. `may_take`: no command waits for memory.
 fn next_step(request: &mut Request, io: &IoCommand, env: &Env, may_take: bool) -> Step {
     let pieces = request.pieces;
     let is_disk_free = pieces.at_disk.is_none();
@@ -263,7 +265,7 @@ fn piece_bytes(request: &Request, io: &IoCommand, offset: u32) -> u32 {
     request.pieces.unit.min(io.data_bytes - offset)
 }
 
-/// Blocks of the piece at `offset`.
+/// Blocks of the piece of `bytes` bytes at `offset`.
 fn range_of(io: &IoCommand, offset: u32, bytes: u32) -> BlockRange {
     let lba = io.range.lba + u64::from(offset >> io.block_shift);
     BlockRange { lba, blocks: bytes >> io.block_shift }

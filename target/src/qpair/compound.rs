@@ -1,8 +1,8 @@
 //! Commands of several disk steps: Compare, Verify, Copy, Deallocate with its ranges, Flush of all
 //! namespaces.
 //!
-//! A disk that has commands for Compare, Verify and Copy (`Disk::abilities`) executes them itself; otherwise
-//! they become reads and writes. That is decided once, when the command begins.
+//! A disk with the ability (`Disk::abilities`) executes a Compare, Verify or Copy itself; otherwise the
+//! command becomes reads and writes. That is decided once, when the command begins.
 //!
 //! One loop drives them all: get the next [`Step`], submit it, pass its result to the next. With a disk that
 //! completes in `submit` (RAM) the loop does at most [`STEPS_PER_TURN`] steps; then the command waits for the
@@ -69,7 +69,7 @@ pub(super) fn flush_all() -> IoCommand {
     }
 }
 
-/// Most bytes of a step. More than the largest buffer of the pool would wait for ever.
+/// Most bytes of a piece: no more than the largest buffer of the pool, so that the pool can give it.
 fn piece_bytes(pool: &Pool) -> u32 {
     PIECE_BYTES_MAX.min(pool.buffer_bytes_max())
 }
@@ -101,8 +101,8 @@ pub(super) fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Executes steps until one is in flight, the command ends or its turn is over. `done`: outcome of the
-    /// step that was in flight; `None` at the start.
+    /// Executes steps until one is in flight, the command waits or ends, or its turn is over. `done`: outcome
+    /// of the last step that is not handled yet; `None`: there is none.
     pub(super) fn step_compound(
         &mut self,
         id: ConnectionId,
@@ -270,7 +270,7 @@ fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut En
     }
 }
 
-/// Keeps a buffer of the pool for the next piece; drops pinned pages of a RAM disk.
+/// Keeps a buffer of the pool for the next piece; drops memory of a disk that reads in place.
 fn keep_piece(env: &Env, io: &IoCommand, buf: Option<Buf>) -> Option<Buf> {
     let is_pool = reads_into_pool(env, io.disk);
     buf.filter(|_| is_pool)
@@ -313,7 +313,7 @@ fn verify_next(request: &mut Request, io: &IoCommand, pool: &Pool, is_piece_done
     }
 }
 
-/// Sets the buffer's length to that of the piece: the last may be shorter.
+/// Sets the buffer's length to that of the piece: the last piece may be shorter.
 fn set_buf_len(buf: Option<Buf>, bytes: u32) -> Option<Buf> {
     buf.map(|mut buf| {
         buf.set_len(bytes);
@@ -508,8 +508,8 @@ fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, f
     Step::Submit { disk: io.disk, op: Op::Write { fua }, range, buf: Some(buf) }
 }
 
-/// Waits for memory to write to. Pages that the read has pinned are dropped and read again later: pinned,
-/// they would keep memory of the disk that this command may be waiting for.
+/// Waits for memory to write to. Pages that the read has pinned are dropped and read again later: they may be
+/// memory of the disk for which this command waits.
 fn wait_to_write(request: &mut Request, read: Buf) -> Step {
     if read.is_writable() {
         request.aux = Some(read);

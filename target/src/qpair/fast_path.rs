@@ -21,7 +21,7 @@ use crate::counters;
 use crate::env::Env;
 use crate::snapshot::Namespace;
 
-/// A command that passed all checks except one: that a Write's disk is writable.
+/// A command that passed all checks of the fast path; a Write, except that its disk is writable.
 struct Checked<'r, 'e> {
     namespace: &'r Namespace,
     disk: &'e mut (dyn Disk + 'static),
@@ -79,7 +79,7 @@ impl<T: Transport> Qpair<T> {
         let core = env.core;
         let Some(checked) = check(role, env, sqe, Op::Read, bytes) else { return false };
         let Checked { namespace, disk, geometry, request } = checked;
-        // The page-table entry of the next Read is prefetched while this one is served.
+        // The disk prefetches its look-up of the Read after the next one.
         let next = self.transport.peek_command().filter(|next| next.nsid() == sqe.nsid()).map(Sqe::slba);
         let data = match disk.prepare(&request, next) {
             Prepared::Ready(data) => data,
@@ -143,7 +143,7 @@ impl<T: Transport> Qpair<T> {
         true
     }
 
-    /// A Read whose data is not in memory gets a request; `prepared` is what its disk returned.
+    /// A Read whose data is not in memory gets a request; `prepared` is what the disk returned.
     fn continue_read(
         &mut self,
         id: ConnectionId,
@@ -211,7 +211,7 @@ impl<T: Transport> Qpair<T> {
         request.state = State::Executing;
         let is_inserted = self.requests.insert(request).is_some_and(|own| own == slot);
         debug_assert!(is_inserted, "the slab gave another place than it said");
-        // The transport needs the slot for the reply: it keeps per-command state by it.
+        // For the reply: RDMA keeps the state of a command by slot.
         self.transport.set_slot(slot);
         if let Some(done) = ended {
             self.on_done(id, env, slot, done);

@@ -1,10 +1,10 @@
 //! Time-outs of a queue pair whose host does not send the data of its commands ([`Fetches`]) or does not read
 //! its replies ([`StallDetector`]).
 //!
-//! Each fetch holds memory, and so does a reply with data of a disk. A host that keeps its connection alive
-//! but neither sends nor reads would hold that memory for ever, so its queue pair is closed. Progress is an
-//! eighth of the outstanding commands within the time-out: a slow network with many commands makes progress,
-//! one command now and then among hundreds does not.
+//! Each fetch holds memory, and so does a reply with data. A host that keeps its connection alive but neither
+//! sends nor reads would hold that memory for ever, so its queue pair is closed. Progress means that an
+//! eighth of the outstanding fetches or replies ends within the time-out: a slow network with many commands
+//! makes progress, a host that completes one among hundreds now and then does not.
 
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
@@ -15,15 +15,15 @@ use super::request::State;
 use super::{Qpair, Role};
 use crate::env::Env;
 
-/// Time within which an eighth of the commands that wait for data must get it. For one of 2 MiB: 70 KB/s.
+/// Time within which an eighth of the outstanding fetches must end. For one of 2 MiB: 70 KB/s.
 pub const FETCH_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// [`FETCH_TIMEOUT`] of Connect and admin commands while others wait for a buffer of the admin pool; these
-/// have at most 8 KiB of data.
+/// [`FETCH_TIMEOUT`] of Connect and admin commands while others wait for a buffer of the admin pool. The host
+/// sends at most 1 KiB of data for such a command.
 pub const FETCH_TIMEOUT_SHORT: Nanos = Nanos::from_secs(1);
-/// Time within which an eighth of the replies that wait must be sent.
+/// Time within which an eighth of the replies that are not sent must be sent.
 pub const REPLY_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// [`REPLY_TIMEOUT`] while a disk has little memory left and the waiting replies pin more than that: writers
-/// on all cores wait for it.
+/// [`REPLY_TIMEOUT`] while a disk has little memory left and the waiting replies have more data than that:
+/// writers on all cores wait for the memory.
 pub const REPLY_TIMEOUT_SHORT: Nanos = Nanos::from_secs(2);
 /// One in this many of the outstanding commands or replies must end within the time-out.
 const QUOTA_DIVISOR: u32 = 8;
@@ -33,14 +33,15 @@ const QUOTA_DIVISOR: u32 = 8;
 pub(super) struct StallDetector {
     /// `ended` when the measurement began.
     ended_before: u32,
-    /// How many must end to begin a new measurement.
+    /// How many must end to begin a new measurement; fewer if less is outstanding by then.
     quota: u32,
     /// Begin of the measurement; `None`: nothing was outstanding.
     since: Option<Nanos>,
 }
 
 impl StallDetector {
-    /// Time since the quota was met last, as far as the calls can tell. `ended` is a total that wraps.
+    /// Time since a call last found the quota met, or something outstanding for the first time; 0: nothing is
+    /// outstanding. `ended` is a total that wraps.
     pub(super) fn stalled_for(&mut self, now: Nanos, outstanding: u32, ended: u32) -> Nanos {
         if outstanding == 0 {
             self.since = None;
@@ -79,7 +80,7 @@ impl Fetches {
         self.ended = self.ended.wrapping_add(1);
     }
 
-    /// A fetch was cancelled: it is not outstanding any more, but that is no progress.
+    /// A fetch was cancelled: one less is outstanding, which does not count as progress.
     pub(super) fn cancel(&mut self) {
         self.begun = self.begun.wrapping_sub(1);
     }
@@ -91,8 +92,8 @@ impl Fetches {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Cancels the fetch of a request in `Fetching`. True: it is cancelled. False: the transport is about to
-    /// complete it, and the request ends with `status` then.
+    /// Cancels the fetch of a request in `Fetching`. True: it is cancelled. False: the transport will soon
+    /// complete the fetch, and the request then ends with `status`, unless it has an abort status already.
     pub(super) fn stop_fetch(&mut self, slot: RequestId, status: Status) -> bool {
         if self.transport.cancel(slot) {
             self.fetches.cancel();
@@ -107,7 +108,7 @@ impl<T: Transport> Qpair<T> {
         false
     }
 
-    /// True when the host has sent too little of the fetched data within the time-out.
+    /// True when too few fetches have ended within the time-out.
     pub(super) fn is_stalled(&mut self, env: &Env) -> bool {
         let limit = match &self.role {
             Role::Closing => return false,
@@ -117,7 +118,7 @@ impl<T: Transport> Qpair<T> {
         self.fetches.stalled_for(env.now) >= limit
     }
 
-    /// True when the host has read too few replies within the time-out.
+    /// True when too few replies were sent within the time-out: the host does not read.
     pub(super) fn is_unread(&mut self, env: &Env) -> bool {
         if matches!(self.role, Role::Closing) {
             return false;
@@ -157,7 +158,7 @@ mod tests {
         let at = |fetches: &mut Fetches, secs| fetches.stalled_for(Nanos::from_secs(secs)).as_ms() / 1000;
         (0..255).for_each(|_| fetches.begin());
         assert_eq!(at(&mut fetches, 0), 0);
-        // Once each of them gave all of them another 30 s.
+        // One of 255 now and then does not restart the time-out.
         for secs in 1..20 {
             fetches.end();
             fetches.begin();
@@ -165,7 +166,7 @@ mod tests {
         }
         (0..13).for_each(|_| fetches.end());
         assert_eq!(at(&mut fetches, 25), 0, "an eighth of them");
-        // Who gives most of them up owes an eighth of the rest.
+        // After most fetches are cancelled, an eighth of the rest is enough.
         (0..230).for_each(|_| fetches.cancel());
         fetches.end();
         assert_eq!(at(&mut fetches, 40), 15);

@@ -6,9 +6,10 @@
 //!     ─> ConnectBlocked ── Registry::former_state, now and at each timer period ──> nothing is left: reply
 //!                  CloseController ─> admin queue closed ─> CloseQueues ─> I/O queues closed ─> orphans
 //! ```
-//! From the first step on no queue of a former controller takes a command; commands that it has taken and not
-//! begun are dropped when its core closes it. The controller's map has the bit of an I/O queue until then,
-//! and while a disk has commands of it, so the messages need no answers.
+//! From the first step on no I/O queue of a former controller takes a command. Commands that a queue has
+//! taken and not begun are dropped when its core closes it. The bit of the QID stays set in the former
+//! controller until its core has closed the I/O queue and no disk has commands of it, so the messages need no
+//! answers.
 
 use spindle_transport::RequestId;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ pub(super) enum ConnectBlocked {
     EndFormer(PendingEndFormer),
 }
 
-/// An End Former Associations that waits. `ended`: number of controllers that it ended.
+/// An End Former Associations that waits, at most until `deadline`. `ended`: number of controllers that it
+/// ended.
 pub(super) struct PendingEndFormer {
     slot: RequestId,
     ended: u16,
@@ -43,7 +45,8 @@ pub(super) struct PendingEndFormer {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Marks the former controllers as ended, tells their cores to close them, and replies once that is done.
+    /// Marks the former controllers with `token` as ended and tells their cores to close them. Replies as
+    /// [`Qpair::poll_end_former`] says.
     pub(super) fn end_former(&mut self, env: &mut Env, slot: RequestId, token: u64) {
         let Role::Admin(controller) = &self.role else { return };
         let own = Arc::clone(&controller.shared);
@@ -77,7 +80,8 @@ impl<T: Transport> Qpair<T> {
         self.poll_end_former(env);
     }
 
-    /// Replies once the former controllers have no commands at a disk, or at the deadline.
+    /// Replies once the former controllers are closed and have no commands at a disk, except those that are
+    /// there for longer than [`ORPHAN_MAX`]; at the latest at the deadline.
     pub(super) fn poll_end_former(&mut self, env: &Env) {
         let (Some(ConnectBlocked::EndFormer(wait)), Role::Admin(controller)) =
             (&self.connect_blocked, &self.role)
@@ -96,7 +100,7 @@ impl<T: Transport> Qpair<T> {
         self.finish(slot, Status::SUCCESS, u64::from(result.into_bits()), None);
     }
 
-    /// Drops the command without a reply: a reset or a shutdown does so.
+    /// Drops the command that waits without a reply, at a reset or a shutdown.
     pub(super) fn drop_end_former(&mut self) {
         if let Some(ConnectBlocked::EndFormer(PendingEndFormer { slot, .. })) = self.connect_blocked {
             self.connect_blocked = None;

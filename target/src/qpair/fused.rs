@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Compare, FIRST  ── takes both buffers, fetches its data ───> Fused ─┐
-//!   Write, SECOND   ── gets its buffer of the first, fetches ──> Fused ─┴─> Disk::compare_and_write
+//!   Write, SECOND   ── gets a buffer from the first, fetches ──> Fused ─┴─> Disk::compare_and_write
 //! ```
 //!
 //! A half without the other ends with Command Aborted due to Missing Fused Command. When one half fails, the
@@ -20,7 +20,8 @@ use super::{Qpair, Work, status_of, token};
 use crate::env::Env;
 use crate::refusal::{Refusal, field};
 
-/// How long a first half waits for its second; as long as for data. Hosts send both at once.
+/// Time for which a first half waits for its second, from the first timer that finds it alone; as long as for
+/// data. Hosts send both at once.
 pub const FUSED_TIMEOUT: Nanos = Nanos::from_secs(30);
 
 impl<T: Transport> Qpair<T> {
@@ -65,7 +66,7 @@ impl<T: Transport> Qpair<T> {
             && first.range == second.range && first.data_bytes == second.data_bytes)
     }
 
-    /// Refuses a command of an I/O queue that failed its checks; a first half that waits ends too.
+    /// Refuses a command that failed its checks; a first half that waits ends too.
     pub(super) fn refuse_io(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal) {
         let Some(request) = self.requests.get(slot) else { return };
         let is_second = request.sqe.fuse() == Fuse::SECOND;
@@ -96,7 +97,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Ends a half because of the other: at once, or when the transport returns its buffer.
+    /// Ends half of a pair with `refusal`, because the other half failed or is missing: at once, or when the
+    /// transport or the disk returns its buffer.
     fn end_half(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal) {
         let Some(request) = self.requests.find_mut(slot) else { return };
         match request.state {
@@ -110,7 +112,7 @@ impl<T: Transport> Qpair<T> {
             }
             State::Replying => {}
             State::NeedBuffer => {
-                // The queue for memory may not move for long: a completed request leaves it at once.
+                // The queue for memory may not move for long: a completed request leaves the queue at once.
                 self.waiting.retain(|waiting| *waiting != slot);
                 self.refuse(env, slot, refusal);
             }
@@ -124,7 +126,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The first half takes the memory of both, so that no pair holds one buffer while it waits for another.
+    /// The first half takes the memory of both halves or waits, so that no pair holds one buffer while it
+    /// waits for another.
     fn begin_first(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
@@ -157,8 +160,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Retries to take the memory of a first half. A second half waits for its first, so nothing is done for
-    /// it.
+    /// Retries to take the memory of a first half. Does nothing for a second half, which waits for its first.
     pub(super) fn retry_fused(&mut self, env: &mut Env, slot: RequestId) {
         if self.requests.get(slot).is_some_and(|request| request.sqe.fuse() == Fuse::FIRST) {
             self.begin_first(env, slot);
@@ -196,7 +198,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// One half has its data, or fails with `failure`.
+    /// Half of a pair has its data, or fails with `failure`.
     pub(super) fn on_fused_fetched(
         &mut self,
         id: ConnectionId,
@@ -276,11 +278,12 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Refuses `slot` with `status`, and its other half, unless it was replied to, as Failed Fused Command.
+    /// Refuses `slot` with `status`, and `partner`, unless it was replied to, with Aborted due to Failed
+    /// Fused Command.
     fn end_pair(&mut self, env: &mut Env, slot: RequestId, partner: Option<RequestId>, status: Status) {
         self.refuse(env, slot, Refusal::of(status, None));
         if let Some(partner) = partner {
-            // The pair is submitted as one disk command, so the disk is unchanged when one half fails.
+            // The pair is one disk command, so neither half was executed alone.
             self.end_half(env, partner, Refusal::of(Status::ABORTED_FAILED_FUSED, None));
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Everything that can be refused without the command's data is refused here, with the status and the field
 //! at fault. A command that passes is inside the namespace and the limits, and its SGL has the length of its
-//! data.
+//! data, or more if the data is a list of ranges. The ranges of a list are checked when the command begins.
 
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::{Fuse, Sqe};
@@ -15,7 +15,7 @@ use super::request::{Direction, IoCommand, IoOp};
 use crate::controller::limits;
 use crate::refusal::{Refusal, field};
 
-/// Bytes of a source range descriptor, formats 0h and 1h (NVM Command Set, Copy).
+/// Bytes of a source range descriptor, format 0h (NVM Command Set, Copy).
 pub const COPY_RANGE_BYTES: u32 = 32;
 /// Bytes of a Dataset Management range.
 pub const DSM_RANGE_BYTES: u32 = 16;
@@ -52,7 +52,7 @@ pub fn hints(sqe: &Sqe) -> u8 {
     sqe.cdw13().to_le_bytes()[0]
 }
 
-/// Parses and checks a command for the namespace `target`.
+/// Parses and checks a command for a namespace on the disk of `target`.
 ///
 /// # Errors
 /// [`Refusal`] with the status that the specification demands and the field at fault.
@@ -126,7 +126,7 @@ fn parse_fuse(sqe: &Sqe) -> Result<bool, Refusal> {
     }
 }
 
-/// The only fused pair is Compare and Write, of at most one block (ACWU).
+/// True for half of a fused pair. The only pair is Compare and Write, of at most one block (ACWU).
 fn check_fused(is_fused: bool, io: &IoCommand, target: &Target) -> Result<bool, Refusal> {
     if !is_fused {
         return Ok(false);
@@ -148,7 +148,7 @@ fn changes_data(op: IoOp) -> bool {
     }
 }
 
-/// SLBA and NLB, checked against the namespace size (NVM Command Set, 2.1).
+/// SLBA and NLB, checked against the size of the disk (NVM Command Set, 2.1).
 #[inline]
 fn range(sqe: &Sqe, target: &Target) -> Result<BlockRange, Refusal> {
     let range = BlockRange { lba: sqe.slba(), blocks: sqe.blocks() };
@@ -202,8 +202,8 @@ fn parse_copy(
     Ok(command(op, BlockRange { lba, blocks: 0 }, ranges * COPY_RANGE_BYTES))
 }
 
-/// Checks that the SGL has exactly the length of the command's data. A longer SGL is allowed only with SGLS
-/// bit 18, which this target does not set.
+/// Checks that the SGL has exactly the length of the command's data; for a list of ranges it may be longer.
+/// For other data a longer SGL is allowed only with SGLS bit 18, which this target does not set.
 #[inline]
 fn check_pointer(io: &IoCommand, pointer: DataPointer) -> Result<(), Refusal> {
     match io.op.direction() {

@@ -1,11 +1,12 @@
 //! Memory: which buffers a command takes, the queue of commands that got none, and what they wait for.
 //!
-//! A command takes all the memory that it needs or nothing. Beyond its connection's share of the pool it
-//! waits as with an empty pool, but other connections overtake it, and the core may sleep meanwhile.
+//! A command begins with all the memory that it needs or waits with none. A command of a connection that is
+//! above its share of the pool waits as with an empty pool, but other connections overtake it, and the core
+//! may sleep meanwhile.
 //!
 //! The memory of a disk (the frames of a RAM disk) is shared in the same way: a connection gets no more of it
-//! while it holds more, for data that its host has not sent, than the disk has free. A command with
-//! in-capsule data on the fast path is not limited: it holds no memory while it waits.
+//! for Writes while the memory that it holds for data that its host has not sent is more than the disk has
+//! free. A Write with in-capsule data on the fast path is not limited: its data has arrived.
 
 use spindle_disk::{Disk, Op, Prepared};
 use spindle_reactor::mem::{Buf, Pool, Share};
@@ -27,30 +28,30 @@ pub(crate) struct Retried {
 /// The resource that the oldest waiting request of a queue pair needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
-    /// Its turn, or memory of the disk with the connection within its share.
+    /// Its next turn, or memory of the disk; the connection is within its share.
     Turn,
     /// A buffer of `bytes` of the pool; the connection is within its share.
     Pool { bytes: u32 },
     /// Buffers that its own connection frees: the connection is above its share of the pool.
     Share {
-        /// The pool has too little free for any connection.
+        /// The pool has fewer bytes free than the request needs.
         is_empty: bool,
     },
-    /// Memory of the disk: its connection holds more of it than is free. Polled, because other cores that
+    /// Memory of the disk, of which the connection holds more than is free. Polled, because other cores that
     /// free some do not send a message.
     DiskShare {
-        /// The disk has too little free for any connection.
+        /// The disk has fewer bytes free than the request needs.
         is_empty: bool,
     },
     /// A buffer of the admin pool.
     Reserve {
-        /// The pool and the share may have one now.
+        /// The admin pool has a free buffer and the share allows it.
         is_open: bool,
     },
 }
 
 impl WaitsFor {
-    /// True when other requests must queue behind it.
+    /// True when new requests of all connections must queue behind this one.
     pub(crate) fn blocks_others(self) -> bool {
         match self {
             WaitsFor::Turn | WaitsFor::Pool { .. } => true,
@@ -59,15 +60,15 @@ impl WaitsFor {
         }
     }
 
-    /// True when a retry may succeed before its own connection frees a buffer.
+    /// False when no retry succeeds until this core frees a buffer, so that the core may sleep.
     pub(crate) fn may_succeed(self) -> bool {
         !matches!(self, WaitsFor::Share { .. } | WaitsFor::Reserve { is_open: false })
     }
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Appends a request to the queue for memory. Its in-capsule data is copied out of the receive batch: the
-    /// bytes behind it may be the data of the commands that hold the memory.
+    /// Appends a request to the queue for memory. Its in-capsule data is copied out of the receive batch
+    /// (TCP): the bytes after it may be the data of commands that hold the memory.
     #[cold]
     pub(super) fn wait_for_buffer(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
@@ -76,7 +77,8 @@ impl<T: Transport> Qpair<T> {
         self.stash_capsule(slot);
     }
 
-    /// Copies in-capsule data that is not fetched yet out of the receive batch, so that receiving continues.
+    /// Copies in-capsule data that is not fetched yet out of the receive batch (TCP), so that receiving
+    /// continues.
     pub(super) fn stash_capsule(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get(slot) else { return };
         if let DataPointer::InCapsule { .. } = request.pointer {
@@ -84,7 +86,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The resource that the oldest waiting request needs. `id` is this queue pair's slot.
+    /// The resource that the oldest waiting request needs; `None`: no request waits. `id`: slot of this queue
+    /// pair.
     pub(crate) fn waits_for(&self, id: ConnectionId, env: &Env) -> Option<WaitsFor> {
         let request = self.requests.get(*self.waiting.front()?)?;
         if request.state != State::NeedBuffer {
@@ -114,7 +117,7 @@ impl<T: Transport> Qpair<T> {
         })
     }
 
-    /// `Some` for a Write that waits for disk memory, when this connection is above its share of it.
+    /// `Some` for a request that waits for disk memory, when this connection is above its share of it.
     fn disk_share(&self, env: &Env, request: &Request, io: &IoCommand) -> Option<WaitsFor> {
         let free = env.disk_ref(io.disk)?.free_bytes();
         let is_above = request.data_memory == DataMemory::Wait && self.charged > free;
@@ -135,10 +138,12 @@ fn list_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
 
 /// Bytes of the largest pool buffer that [`take_buffers`] takes; `None`: none, or not known yet.
 fn pool_bytes(env: &Env, request: &Request, io: &IoCommand) -> Option<u32> {
+    // Of a disk that is gone nothing is taken: its requests are ended when they are tried again.
+    let disk = env.disk_ref(io.disk)?;
     if matches!(io.op, IoOp::Read | IoOp::Write { .. }) {
         return (request.data_memory == DataMemory::Pool).then(|| request.first_bytes(io));
     }
-    Some(list_bytes(env.disk_ref(io.disk)?, &env.pool, io)).filter(|bytes| *bytes > 0)
+    Some(list_bytes(disk, &env.pool, io)).filter(|bytes| *bytes > 0)
 }
 
 /// Bytes of the pool buffer into which a Compare, Verify or Copy reads its pieces; 0 where the disk executes
@@ -160,9 +165,9 @@ pub(super) fn reads_into_pool(env: &Env, disk: usize) -> bool {
 
 /// Outcome of [`take_buffers`].
 pub(super) enum Taken {
-    /// Data of a Read: the command is done.
+    /// The data of a Read, whose command is done.
     Ready(Buf),
-    /// The request has all its memory.
+    /// The request has all memory that it needs, or its disk is gone.
     All,
     /// The request has none and waits.
     Nothing,
@@ -171,7 +176,7 @@ pub(super) enum Taken {
 /// State of the queue pair that limits the memory of a command.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    /// Other requests have waited for memory before.
+    /// The request is new, and others wait for memory.
     pub(super) is_behind: bool,
     /// [`Qpair::charged`].
     pub(super) charged: u64,
@@ -247,7 +252,8 @@ fn take_data(
 }
 
 impl Request {
-    /// Notes that its disk uses buffers of the pool, and cuts a large transfer into pieces.
+    /// Notes that the disk uses buffers of the pool, and cuts a transfer of more than `bulk_unit` bytes into
+    /// pieces where that is allowed.
     #[inline]
     pub(super) fn set_pool(&mut self, disk: &dyn Disk, io: &IoCommand, bulk_unit: u32) {
         self.data_memory = DataMemory::Pool;

@@ -3,14 +3,14 @@
 //! ```text
 //!   Fresh ── Connect, qid 0 ──> Admin (owns the Controller) ──┐
 //!     │ └─── Connect, qid n ──> Io (shares the controller) ───┼──> Closing ──> Closed event ──> removed
-//!     └───── no Connect in time, first command is another ────┘
+//!     └───── no successful Connect in time, host error ───────┘
 //! ```
 //!
 //! A Read: `step_command -> read_fast_path -> Disk::prepare`. `Ready`: replied to at once. Any other outcome:
 //! `continue_read -> step_buffer -> step_execute -> Disk::submit ... on_done -> finish -> Transport::reply
 //! ... Sent`. A Write on the slab path: `step_io -> io::parse -> step_buffer -> take_buffers ->
 //! Transport::fetch ... step_fetched -> step_execute`, then as a Read. `state` of a request changes only in
-//! this folder; a function that changes it asserts the state it expects.
+//! this directory.
 //!
 //! Files: `request` (the states), `fast_path` (Reads and Writes without a request in the slab), `bulk` (large
 //! transfers in pieces), `io` (parse and check), `admin` (Connect, properties, admin commands, Abort),
@@ -62,27 +62,28 @@ use memory::{Bounds, Taken, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Request, State, Work};
 use requests::Requests;
 
-/// Longest time from accept to the success of Connect. A host with many queues opens all its connections
-/// first and then sends one Connect after another; meanwhile each takes a place that other hosts could use.
+/// Longest time from accept to the success of Connect; a Connect that waits for orphaned commands gets more.
+/// A host with many queues opens all its connections first and then sends one Connect after another;
+/// meanwhile each takes a slot that other hosts could use.
 pub const CONNECT_TIMEOUT: Nanos = Nanos::from_secs(30);
 /// Entries of a queue before Connect sets its size: Connect itself. A second command before the reply is a
 /// host error, so the slab that replaces this one (`reinsert_connect`) has only Connect to take over.
 const FRESH_ENTRIES: usize = 1;
-/// Messages in the outbox beyond which failed commands are not reported to the error log: bounds what a host
-/// can cause.
+/// Messages in the outbox from which on failed commands of I/O queues are not reported to the error log:
+/// bounds what a host can cause.
 const FAILED_BACKLOG_MAX: usize = 256;
 
 pub(crate) enum Role {
-    /// Before Connect.
+    /// Before Connect has succeeded.
     Fresh,
     /// The admin queue; it owns the controller.
     Admin(Box<Controller>),
     Io(IoRole),
-    /// Closed by this side; what arrives is ignored until the transport reports `Closed`.
+    /// Closed; what arrives is ignored until the transport reports `Closed`.
     Closing,
 }
 
-/// Identity of an I/O queue. `subsystem` is that of the newest configuration.
+/// An I/O queue: its controller, its QID, and its subsystem in the newest configuration.
 pub(crate) struct IoRole {
     pub(crate) shared: Arc<ControllerShared>,
     pub(crate) qid: u16,
@@ -104,7 +105,8 @@ pub struct Qpair<T: Transport> {
     pub(crate) peer: Peer,
     pub(crate) role: Role,
     requests: Requests,
-    /// Requests in `NeedBuffer` or `NeedStepBuffer`, oldest first.
+    /// Requests in `NeedBuffer` or `NeedStepBuffer`, in the order in which they began to wait. A second half
+    /// of a fused pair is not here: it waits for its first half.
     waiting: VecDeque<RequestId>,
     sq_head: u16,
     entries: u16,
@@ -123,18 +125,20 @@ pub struct Qpair<T: Transport> {
     /// Detects a host that does not read its replies.
     reply_stalls: StallDetector,
     connect_deadline: Nanos,
-    /// Counts this connection among those without Connect; dropped at Connect.
+    /// Counts this connection among those whose Connect has not succeeded; dropped when Connect succeeds.
     pub(crate) admitted: Option<Admitted>,
-    /// Data of its request in state `ConnectBlocked`.
+    /// Data of the request in state `ConnectBlocked`.
     connect_blocked: Option<ConnectBlocked>,
-    /// Replies of the fast path that are not sent yet: they occupy entries of the queue, but no slot.
+    /// Replies of the fast path that are not sent yet: their commands occupy entries of the queue, but no
+    /// slot.
     fast_path_inflight: u32,
     is_send_ready: bool,
-    /// True while it is in `TargetCore::waiting`.
+    /// True while this queue pair is in `TargetCore::waiting`.
     pub(crate) is_listed: bool,
 }
 
-/// Token of a request, for disk commands: the queue pair's slot above the request's.
+/// Token of a request, for disk commands: slot of the queue pair in the high 32 bits, of the request in the
+/// low.
 #[inline]
 pub(crate) fn token(qpair: ConnectionId, slot: RequestId) -> Token {
     Token(u64::from(qpair.to_wire()) << 32 | u64::from(slot.to_wire()))
@@ -230,14 +234,15 @@ impl<T: Transport> Qpair<T> {
         self.waiting.len()
     }
 
-    /// True when a drain need not wait: only parked AERs and a blocked Connect are left.
+    /// True when a drain need not wait: only parked AERs and a blocked Connect or End Former Associations are
+    /// left.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.requests.len() == self.parked_aers.len() + usize::from(self.connect_blocked.is_some())
             && self.fast_path_inflight == 0
     }
 
-    /// Handles all events that the transport has. `id` is this queue pair's slot.
+    /// Handles all events that the transport has. `id`: slot of this queue pair.
     #[inline]
     pub fn step(&mut self, id: ConnectionId, env: &mut Env) -> Liveness {
         let sent = self.transport.take_fast_path_sent();
@@ -265,7 +270,7 @@ impl<T: Transport> Qpair<T> {
     fn step_command(&mut self, id: ConnectionId, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
         // Commands that arrive during shutdown are dropped: the host repeats them on its next connection.
         if matches!(self.role, Role::Closing) || env.is_draining {
-            // The data of earlier commands may follow it in the stream.
+            // The data of earlier commands may follow this command in the stream.
             return self.transport.ignore();
         }
         env.commands += 1;
@@ -418,7 +423,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Submits a command that has its memory and data to its disk.
+    /// Submits the command to its disk, or begins the steps of a compound command. Its buffer and data are
+    /// ready.
     #[inline]
     fn step_execute(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
@@ -491,7 +497,7 @@ impl<T: Transport> Qpair<T> {
         self.refuse(env, slot, Refusal::of(status_of(error), None));
     }
 
-    /// Counts a disk error in the SMART log and writes it to the log. A Compare that differs is no error.
+    /// Logs a disk error, and counts a media error in the SMART log. A Compare that differs is no error.
     pub(crate) fn note_disk_error(&self, env: &mut Env, io: &IoCommand, error: DiskError) {
         let Role::Io(role) = &self.role else { return };
         if error == DiskError::CompareDiffers {
@@ -543,12 +549,13 @@ impl<T: Transport> Qpair<T> {
         self.transport.reply(Reply { slot, cqe, data, may_omit_cqe: self.is_sq_flow_off });
     }
 
-    /// Completes a command with an error and adds it to the controller's error log.
+    /// Completes a command with an error and adds it to the controller's error log. An aborted command, or
+    /// one before Connect, is not added.
     pub(crate) fn refuse(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal) {
         self.refuse_with(env, slot, refusal, 0);
     }
 
-    /// [`Qpair::refuse`] with dwords 0 and 1 of the completion.
+    /// [`Qpair::refuse`] with `result` in dwords 0 and 1 of the completion.
     pub(crate) fn refuse_with(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal, result: u64) {
         let Some(request) = self.requests.get(slot) else { return };
         let mut status = refusal.status;
@@ -701,7 +708,8 @@ impl<T: Transport> Qpair<T> {
         self.fused_first = None;
     }
 
-    /// The configuration changed: takes the new subsystem, or closes if the host has lost its access.
+    /// The configuration changed: an I/O queue takes the new subsystem, an admin queue reports events. Both
+    /// close if the host has lost its access.
     pub(crate) fn on_snapshot(&mut self, env: &mut Env, old: &Snapshot) {
         let is_allowed = |shared: &ControllerShared| {
             let subsystem = env.snapshot.subsystem(&shared.subsystem_nqn);
@@ -749,7 +757,7 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
-/// Looks up the namespace and its disk, and checks the command against them.
+/// Looks up the namespace and its disk, and checks the command against both.
 #[inline]
 fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand, Refusal> {
     let sqe = &request.sqe;

@@ -1,14 +1,15 @@
 //! [`Request`]: one command of the host and its state, from arrival until its reply is sent.
 //!
 //! ```text
-//!                    ┌───────────── no buffer free: waits, in order ──────────────┐
-//!   Command ──> parse, check ──> NeedBuffer ──> Fetching ──> Executing ──> Replying ──> (free)
-//!                    │                              │             │  ^          ^
-//!                    │ wrong                        │ damaged     └──┘ next     │
-//!                    └──────────────────────────────┴──────── step ─────────────┤
-//!                  cut: NeedBuffer ──> Bulk ──> Replying (`bulk`)
-//!                                                    Parked (async event), Fused (waits for its other half),
-//!                                                    Aborting (waits for the answer of another core) ────┘
+//!   New ──┬── memory is free ───────────┬──> Fetching ──> Executing ──> Replying ── Sent ──> (free)
+//!         └── NeedBuffer, in order ─────┘       │             │            ^
+//!   check failed, data damaged, aborted ────────┴─────────────┴────────────┘
+//!
+//!   no data from the host   New or NeedBuffer ──> Executing
+//!   several steps           Executing <──> NeedStepBuffer
+//!   bulk transfer           Bulk <──> NeedStepBuffer, instead of Fetching and Executing
+//!   fused pair              Fetching ──> Fused ──> Executing
+//!   admin queue             Parked (AER), Aborting (Abort), ConnectBlocked ──> Replying
 //! ```
 
 use nvme_spec::sqe::Sqe;
@@ -19,7 +20,7 @@ use spindle_transport::RequestId;
 
 use spindle_transport::DataPointer;
 
-/// State of a request. Each variant names what ends it.
+/// State of a request, with what ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Just arrived; another state follows within the same call.
@@ -28,15 +29,16 @@ pub enum State {
     NeedBuffer,
     /// The transport fetches the host's data; ended by `Fetched`.
     Fetching,
-    /// A disk executes it, or a step of it; ended by `Done`.
+    /// A disk executes the command, or a step of it; ended by `Done`.
     Executing,
     /// Waits between two steps for a buffer or for its next turn; ended by `Qpair::retry_buffers`.
     NeedStepBuffer,
     /// A bulk transfer, with pieces at the disk and on the wire; ended when the last piece has completed.
     Bulk,
-    /// Half of a fused pair with its data; ended by the arrival of the other half.
+    /// Half of a fused pair with its data; ended when the other half has its data too, or fails.
     Fused,
-    /// An Asynchronous Event Request; ended by an event, an abort or the end of the controller.
+    /// An Asynchronous Event Request; ended by an event, an abort, or a reset, shutdown or end of the
+    /// controller.
     Parked,
     /// An Abort that another core carries out; ended by its answer.
     Aborting,
@@ -48,7 +50,7 @@ pub enum State {
 }
 
 impl State {
-    /// In the order of the request's life, for counters and tests.
+    /// All states, in the order of a request's life, for counters and tests.
     pub const ALL: [State; 11] = [
         State::New,
         State::NeedBuffer,
@@ -75,9 +77,9 @@ pub enum Work {
     Connect,
     /// An admin command, with or without data.
     Admin {
-        /// Bytes of its data; 0: it has none.
+        /// Bytes of data; 0: no data.
         bytes: u32,
-        /// True when the data is read by the host, false when the host sends it.
+        /// True: the controller sends the data; false: the host sends it.
         is_to_host: bool,
     },
 }
@@ -89,12 +91,12 @@ pub struct IoCommand {
     pub op: IoOp,
     /// Half of a fused pair.
     pub is_fused: bool,
-    /// Index of its disk in [`Env::disks`](crate::env::Env::disks).
+    /// Index of the namespace's disk in [`Env::disks`](crate::env::Env::disks).
     pub disk: usize,
     /// Namespace identifier as the host sent it; FFFFFFFFh for a flush of all namespaces.
     pub nsid: u32,
-    /// Blocks of the command, checked against the disk's size at its arrival; empty for commands with a list
-    /// of ranges.
+    /// Blocks of the command, checked against the disk's size at its arrival. `blocks` is 0 for a Flush and
+    /// for commands with a list of ranges; `lba` of a Copy is the first destination block.
     pub range: BlockRange,
     /// log2 of the block size in bytes.
     pub block_shift: u8,
@@ -107,7 +109,7 @@ pub struct IoCommand {
 }
 
 impl IoCommand {
-    /// Disk request for `range`, a part of this command, with its hints and its host.
+    /// Disk request `op` for `range`, with the hints and the host of this command.
     #[inline]
     #[must_use]
     pub fn request(&self, op: Op, range: BlockRange) -> IoRequest {
@@ -216,11 +218,12 @@ impl IoOp {
 /// Progress of a command of several steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Index of the next range (Copy, Deallocate) or namespace (flush of all); Abort: cores that answered.
+    /// Copy: index of the current range. Deallocate, flush of all: index of the next range or namespace.
+    /// Abort: number of cores that answered.
     pub index: u32,
     /// Completed blocks of the command (Verify) or of the source range `index` (Copy).
     pub blocks: u64,
-    /// Blocks of the piece in flight.
+    /// Blocks of the piece that is read or written.
     pub piece: u32,
     /// Copy: the piece was read, its write is in flight or next. Abort: a core has aborted the command.
     pub is_writing: bool,
@@ -237,7 +240,7 @@ pub struct Pieces {
     pub unit: u32,
     /// Offset of the next piece to begin.
     pub next: u32,
-    /// Length of the pieces that the disk has completed.
+    /// Bytes of the pieces that the disk has completed.
     pub done: u32,
     /// Offset of the piece at the disk.
     pub at_disk: Option<u32>,
@@ -252,10 +255,10 @@ pub struct Pieces {
 pub struct Request {
     /// Changed only by `qpair`.
     pub state: State,
-    /// The request ends with this status, without effect, once the transport and the disk have returned its
-    /// buffers: it was aborted, a piece of it failed, or the other half of its pair failed.
+    /// Status with which the request ends once the transport and the disk have returned its buffers: it was
+    /// aborted, a piece of it failed, or the other half of its pair failed. `None`: none of these.
     pub abort_status: Option<Status>,
-    /// `None` until the command was parsed.
+    /// The parsed command; [`Work::None`] before that.
     pub work: Work,
     /// Location and length of the host's data, from the SGL.
     pub pointer: DataPointer,
@@ -263,16 +266,16 @@ pub struct Request {
     pub sqe: Sqe,
     /// Data, or the list of ranges. `None` while the transport or the disk owns the buffer.
     pub buf: Option<Buf>,
-    /// Second buffer: blocks read for a Compare, a Verify or a Copy; data of a Write whose Compare came
-    /// first.
+    /// Second buffer: blocks read for a Compare, a Verify or a Copy; in the first half of a fused pair, the
+    /// buffer for the second; in a bulk Write, the fetched piece that waits for the disk.
     pub aux: Option<Buf>,
     /// Kind of memory for the data of a Read or Write.
     pub data_memory: DataMemory,
     /// Bytes of disk memory charged to the queue pair until the host has sent the data.
     pub charged: u32,
-    /// Position within a command of several steps.
+    /// Progress of a command of several steps.
     pub progress: Progress,
-    /// Position within a bulk transfer.
+    /// Progress of a bulk transfer.
     pub pieces: Pieces,
     /// Slot of the other half of a fused pair.
     pub partner: Option<RequestId>,
@@ -299,7 +302,7 @@ impl Request {
         }
     }
 
-    /// Bytes of its first buffer of the pool: all of its data, or one piece of a bulk transfer.
+    /// Bytes of the request's first buffer of the pool: all data, or one piece of a bulk transfer.
     #[inline]
     pub(super) fn first_bytes(&self, io: &IoCommand) -> u32 {
         if self.pieces.unit > 0 { self.pieces.unit } else { io.data_bytes }
@@ -317,7 +320,7 @@ impl Request {
 mod tests {
     use super::*;
 
-    /// Growth of this struct is growth of every connection's memory by its queue entries.
+    /// Each connection reserves one request per queue entry.
     #[test]
     fn a_request_stays_within_five_cache_lines() {
         assert!(size_of::<Request>() <= 320, "{}", size_of::<Request>());

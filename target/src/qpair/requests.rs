@@ -8,7 +8,8 @@ use spindle_reactor::slab::Slab;
 use super::request::Request;
 
 /// The requests of one queue pair. A slot that the queue pair keeps is valid until its request is removed, so
-/// a slot without a request is a bug in this program: it is counted, and the first is logged.
+/// a look-up of a slot without a request is a bug in this program: it is counted, and the first is logged.
+/// [`Requests::find`] is the exception.
 pub(super) struct Requests(Slab<Request>);
 
 /// Look-ups of slots without a request, in all queue pairs.
@@ -22,7 +23,7 @@ impl From<Slab<Request>> for Requests {
 
 /// `get` and `get_mut` are not inlined: each look-up would cost the fast path registers.
 impl Requests {
-    /// The request in `slot`. `None` is logged as a bug; the caller does nothing.
+    /// The request in `slot`. `None` is a bug of this program; the caller does nothing.
     #[inline(never)]
     pub(super) fn get(&self, slot: RequestId) -> Option<&Request> {
         self.0.get(slot.0).or_else(|| on_missing(slot))
@@ -34,7 +35,7 @@ impl Requests {
         self.0.get_mut(slot.0).or_else(|| on_missing(slot))
     }
 
-    /// The request in a slot that may be free by now: of the other half of a fused pair.
+    /// The request in `slot`, half of a fused pair; `None`: it has been freed.
     pub(super) fn find(&self, slot: RequestId) -> Option<&Request> {
         self.0.get(slot.0)
     }
@@ -44,7 +45,7 @@ impl Requests {
         self.0.get_mut(slot.0)
     }
 
-    /// `None` if as many commands are outstanding as the queue has entries; the request is dropped.
+    /// `None` if there are as many requests as the queue has entries; `request` is dropped.
     #[inline]
     pub(super) fn insert(&mut self, request: Request) -> Option<RequestId> {
         self.0.insert(request).ok().map(RequestId)
@@ -74,7 +75,7 @@ impl Requests {
         self.0.len()
     }
 
-    /// Requests that fit: the entries of the queue.
+    /// Most requests: the entries of the queue; 1 before Connect.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         self.0.capacity()

@@ -8,8 +8,8 @@
 //!                 └────── fetch ──> Requested ── end ───> Fetched       discard: the request was answered
 //! ```
 //!
-//! Limits: one entry per queue entry, each of at most IOCCSZ bytes (8 KiB on an admin queue). Used only
-//! while the pool is empty.
+//! Limits: one entry per queue entry, each of at most the in-capsule size of the queue (IOCCSZ; at least 8
+//! KiB on an admin queue). Used only for requests that wait for memory.
 
 use spindle_transport::RequestId;
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ enum State {
     Arriving,
     /// The data is complete, or has a wrong digest (`Err`); the request has no memory yet.
     Received(Buf, Result<(), Status>),
-    /// The data is being received; this buffer of the request is the destination.
+    /// The data is being received; it will be copied to this buffer of the request.
     Requested(Buf),
 }
 
@@ -47,7 +47,7 @@ impl CapsuleStash {
         Some(self.entries.swap_remove(at).1)
     }
 
-    /// Called when all data is received. Drops it if the request was answered in the meantime.
+    /// All data was received, with `result` of its digest. Drops it if the request was answered meanwhile.
     pub(super) fn end(&mut self, slot: RequestId, data: Buf, result: Result<(), Status>) {
         match self.take(slot) {
             Some(State::Requested(buf)) => self.copy_out(slot, &data, buf, result),
@@ -56,7 +56,7 @@ impl CapsuleStash {
         }
     }
 
-    /// Moves the data of the request into `buf`, now or when complete. `Some`: the stash has no entry for the
+    /// Copies the data of the request into `buf`, now or when complete. `Some`: the stash has no data for the
     /// request, and `buf` is returned.
     #[inline]
     pub(super) fn fetch(&mut self, slot: RequestId, buf: Buf) -> Option<Buf> {

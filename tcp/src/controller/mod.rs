@@ -1,6 +1,6 @@
 //! The controller's end of a connection: implements [`Transport`].
 //!
-//! Calls of a shell in one turn, in order:
+//! Calls of a shell:
 //!
 //! ```text
 //!   on_time(now)                                     once now has reached deadline()
@@ -40,7 +40,7 @@ use transfers::{Transfer, TransferTarget, Transfers};
 
 pub use transfers::QUEUE_ENTRIES_MAX;
 
-/// Constants of a connection, from its listener. Each field gives the reason for its default.
+/// Constants of a connection, from the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnConfig {
     /// Most in-capsule data of a command on an I/O queue, in bytes. 4096: a one-block write needs no R2T. For
@@ -59,8 +59,8 @@ pub struct ConnConfig {
     pub data_digest: bool,
     /// Time from accept within which ICReq must arrive. 10 s: as long as a Linux host waits for ICResp.
     pub initialize_timeout: Nanos,
-    /// Time from the decision to close until the socket is closed. 2 s: a host that reads needs one round
-    /// trip.
+    /// Longest time from the decision to close until the socket is closed, counted from the first
+    /// [`Conn::on_time`] after the decision. 2 s: a host that reads needs one round trip.
     pub close_timeout: Nanos,
 }
 
@@ -106,11 +106,12 @@ pub struct Conn {
     transfers: Transfers,
     stash: CapsuleStash,
     config: ConnConfig,
-    /// First bytes of a command header without digests; see [`Conn::plain_command`].
+    /// First bytes of a command header without digests, for [`Conn::plain_command`]; `NO_PLAIN_HEADER` before
+    /// ICReq and with digests.
     plain_header: u64,
     /// Most bytes of in-capsule data of a command other than a Fabrics command; changed by Connect.
     in_capsule_max: u32,
-    /// PDO of the C2HData that this connection sends.
+    /// PDO of the C2HData that this connection sends, in bytes.
     data_offset: u8,
     is_initialized: bool,
     is_closed_reported: bool,
@@ -123,7 +124,8 @@ const RESERVE_ENTRIES_MAX: u16 = 128;
 const RESERVE_ENTRIES_FIRST: u16 = 8;
 
 impl Conn {
-    /// Most bytes of heap memory of a connection with a queue of `entries`, without the capsule stash.
+    /// Most bytes of heap memory of a connection with a queue of `entries` (8 or more), without the capsule
+    /// stash and the carry of the inbox.
     #[must_use]
     pub(crate) fn heap_bytes(entries: u16) -> usize {
         let entries = usize::from(entries);
@@ -135,8 +137,8 @@ impl Conn {
     /// A connection that was accepted at `now` and waits for ICReq.
     ///
     /// # Panics
-    /// If MAXH2CDATA or the number of queue entries is out of range; the configuration was validated when
-    /// read.
+    /// If MAXH2CDATA is less than 4096 or not a multiple of 4, or the queue has too many entries; the
+    /// configuration was validated when read.
     #[must_use]
     pub fn new(config: ConnConfig, now: Nanos) -> Conn {
         let max = config.max_h2c_data;
@@ -160,7 +162,7 @@ impl Conn {
 
     stream_methods!();
 
-    /// True while a capsule is pending; the shell must not read the socket meanwhile.
+    /// True while a command with in-capsule data is pending; the shell must not read the socket meanwhile.
     #[inline]
     #[must_use]
     pub fn is_paused(&self) -> bool {
@@ -197,7 +199,8 @@ impl Conn {
         }
     }
 
-    /// Handles [`Conn::deadline`]: starts the close timeout, or closes the connection once it has passed.
+    /// Closes the connection if [`Conn::deadline`] has passed. A deadline of zero becomes `now` plus
+    /// `close_timeout`.
     pub fn on_time(&mut self, now: Nanos) {
         if self.wire.lifetime.has_expired(now) {
             if self.phase() == Phase::Open {
@@ -220,7 +223,7 @@ impl Conn {
         self.abort();
     }
 
-    /// Number of PDUs not completely sent, of open R2Ts, and of bytes kept from earlier batches.
+    /// Number of PDUs not completely sent, of open R2Ts, and of unread bytes kept from earlier batches.
     #[must_use]
     pub fn in_flight(&self) -> (usize, usize, usize) {
         (self.wire.outbox.len(), self.transfers.len(), self.wire.inbox.carried())
@@ -249,7 +252,7 @@ impl Conn {
         }
     }
 
-    /// The next event of received bytes, in any state of the connection.
+    /// The next event of the stash or of received bytes, in any state of the connection; `Closed` at the end.
     #[inline(never)]
     fn next_received(&mut self) -> Option<Event> {
         if let Some(fetched) = self.stash.next_fetched() {
@@ -308,7 +311,7 @@ impl Transport for Conn {
             {
                 let payload = Payload::new(Source::Capsule(slot), buf, 0, &pending.frame);
                 self.wire.receiving = Receiving::Payload(payload);
-                // Now, while the data is in the batch: `unload` would copy it to the inbox first.
+                // Now, while the data is in the batch: `unload` would copy it to the carry first.
                 self.wire.copy_payload();
             }
             Receiving::PendingCapsule(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {

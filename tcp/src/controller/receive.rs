@@ -1,4 +1,4 @@
-//! PDUs from the host. Each value of the host is checked once, here or in `frame`, where it is used.
+//! PDUs from the host. Each value in a PDU is checked once, where it is used: here or in `frame`.
 
 use nvme_spec::Sqe;
 use nvme_spec::opcode::FabricsType;
@@ -73,7 +73,7 @@ impl Conn {
         CapsuleCmd::ref_from_bytes(second).ok().map(|capsule| &capsule.sqe)
     }
 
-    /// `Fetched` for in-capsule data without digest that `fetch` found complete in the batch.
+    /// `Fetched` for in-capsule data without digest that is complete.
     #[inline]
     pub(super) fn plain_fetched(&mut self) -> Option<Event> {
         let Receiving::Payload(payload) = &self.wire.receiving else { return None };

@@ -1,12 +1,13 @@
 //! Table of open R2Ts by TTAG: the H2CData expected from the host, and its destination.
 //!
 //! TTAG is `generation | index`. The generation changes with each use of an entry, so an H2CData with the
-//! TTAG of a finished transfer is detected. `controller::receive` checks command, state, offset and length.
+//! TTAG of a finished transfer is detected until the generation repeats, after at least 15 uses.
+//! `controller::receive` checks command, state, offset and length.
 
 use spindle_reactor::mem::Buf;
 use spindle_transport::RequestId;
 
-/// A write with an open R2T.
+/// A command with an open R2T.
 #[derive(Debug)]
 pub(super) struct Transfer {
     /// Request that called `fetch`.
@@ -14,7 +15,7 @@ pub(super) struct Transfer {
     pub(super) cid: u16,
     /// An H2CData of this transfer had a wrong data digest.
     pub(super) is_damaged: bool,
-    /// Bytes received so far; the next H2CData must have this offset.
+    /// Bytes received or discarded so far; the next H2CData must have this offset.
     pub(super) received: u32,
     /// Length of the transfer in bytes (R2TL).
     pub(super) bytes: u32,
@@ -51,7 +52,7 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// Heap memory in bytes after `count` transfers were open at once.
+    /// Most heap memory in bytes after `count` transfers were open at once.
     pub(super) const fn bytes_for(count: usize) -> usize {
         count.next_power_of_two() * (size_of::<Entry>() + size_of::<u16>())
     }
@@ -119,7 +120,7 @@ impl Transfers {
         Some(self.tag(u16::try_from(at).ok()?, self.entries[at].generation))
     }
 
-    /// Removes a transfer and makes its TTAG stale. `None`: the TTAG was stale before.
+    /// Removes a transfer and makes its TTAG stale. `None`: the TTAG was stale or never used.
     pub(super) fn remove(&mut self, ttag: u16) -> Option<Transfer> {
         let index = self.index(ttag)?;
         let next = self.next_generation(self.entries[index].generation);

@@ -46,7 +46,8 @@ pub(super) struct Command {
     pub(super) buf: Option<Buf>,
     /// Length of the data in bytes.
     pub(super) bytes: u32,
-    /// To the controller: end of the range requested so far. From the controller: bytes received so far.
+    /// To the controller: end of the range that was requested by R2T or sent in the capsule. From the
+    /// controller: bytes received so far.
     pub(super) moved: u32,
     /// Offset of the next byte of the current R2T to be queued; the R2T ends at `moved`.
     pub(super) queued: u32,
@@ -107,7 +108,7 @@ impl Commands {
     /// The command of a CID that this end stored with data in the inbox or outbox.
     ///
     /// # Panics
-    /// If the CID is free: a command stays outstanding until its data is sent or received.
+    /// If the CID is free or out of range: a command stays outstanding until its data is sent or received.
     #[inline]
     pub(super) fn outstanding_mut(&mut self, cid: u16) -> &mut Command {
         let command = &mut self.commands[usize::from(cid)];
@@ -144,7 +145,8 @@ impl Commands {
         self.end(cid, cqe)
     }
 
-    /// Ends any outstanding command with `status`, or with its completion in state `Ended`.
+    /// Ends one outstanding command: with `status`, or with its stored completion in state `Ended`. `None`:
+    /// none is outstanding.
     pub(super) fn end_any(&mut self, status: Status) -> Option<HostEvent> {
         let index = self.commands.iter().position(|command| command.state != State::Free)?;
         let cid = u16::try_from(index).ok()?;

@@ -7,7 +7,7 @@
 //!     └─ CapsuleCmd ─> C2HData to the caller's buffer ─> CapsuleResp, or SUCCESS flag ──> Completed
 //! ```
 //! Every submitted command ends with exactly one `Completed`, which returns its buffer. When the connection
-//! ends, outstanding commands complete with a path error before `Closed`.
+//! ends, commands without a completion end with Host Pathing Error before `Closed`.
 //!
 //! The caller makes the same calls per turn as at the controller's end: `on_time`, `load`, `next_event`..,
 //! `unload`, `send_pieces`, `sent`, `phase`.
@@ -44,12 +44,13 @@ pub struct HostConfig {
     pub data_digest: bool,
     /// Most outstanding commands; CIDs are less than this.
     pub queue_entries: u16,
-    /// Most in-capsule data of a command in bytes. 8192: the value of admin queues and Fabrics commands
-    /// (NVMe/TCP 1.0, "Capsules"); for an I/O queue IOCCSZ x 16 - 64.
+    /// Most in-capsule data of a command in bytes. 8192: the value of admin queues (NVMe/TCP 1.0,
+    /// "Capsules"); for an I/O queue IOCCSZ x 16 - 64. Fabrics commands may always have 8192.
     pub in_capsule_bytes: u32,
     /// Time from creation within which ICResp must arrive. 10 s, as Linux.
     pub initialize_timeout: Nanos,
-    /// Time from the decision to close until the socket is closed.
+    /// Longest time from the decision to close until the socket is closed, counted from the first
+    /// [`Conn::on_time`] after the decision.
     pub close_timeout: Nanos,
 }
 
@@ -98,8 +99,8 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// A connection over a socket that is connected or connecting. Queues ICReq; [`HostEvent::Ready`]
-    /// follows.
+    /// A connection over a socket that is connected or connecting. Queues ICReq; [`HostEvent::Ready`] or
+    /// [`HostEvent::Closed`] follows.
     #[must_use]
     pub fn new(config: HostConfig, now: Nanos) -> Conn {
         let entries = usize::from(config.queue_entries);
@@ -151,7 +152,8 @@ impl Conn {
         }
     }
 
-    /// Handles [`Conn::deadline`]: starts the close timeout, or closes the connection once it has passed.
+    /// Closes the connection if [`Conn::deadline`] has passed. A deadline of zero becomes `now` plus
+    /// `close_timeout`.
     pub fn on_time(&mut self, now: Nanos) {
         if self.wire.lifetime.has_expired(now) {
             if self.phase() == Phase::Open {
@@ -231,7 +233,7 @@ impl Conn {
         self.queue_command(sqe, data)
     }
 
-    /// The next event. `None`: none until more bytes are received or sent.
+    /// The next event; `None`: there is none now.
     #[inline]
     pub fn next_event(&mut self) -> Option<HostEvent> {
         if let Some(cid) = self.finished.pop_front() {
@@ -260,7 +262,8 @@ impl Conn {
         self.wire.lifetime.is_open() && self.max_h2c_data.is_some()
     }
 
-    /// Ends the connection after the queued PDUs are sent; [`HostEvent::Closed`] follows.
+    /// Ends the connection after the queued PDUs are sent, or after `close_timeout`; [`HostEvent::Closed`]
+    /// follows.
     pub fn close(&mut self) {
         if self.wire.lifetime.is_open() {
             self.cause.get_or_insert(CloseCause::Requested);

@@ -1,5 +1,4 @@
-//! PDUs from the controller. Each value of the controller is checked once, here or in `frame`, where it is
-//! used.
+//! PDUs from the controller. Each value in a PDU is checked once, where it is used: here or in `frame`.
 
 use nvme_spec::Cqe;
 use nvme_spec::cqe::SQ_HEAD_NO_FLOW_CONTROL;

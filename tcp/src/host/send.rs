@@ -27,7 +27,8 @@ impl Conn {
         self.wire.outbox.push_bytes(request.as_bytes().into(), None);
     }
 
-    /// CapsuleCmd, NVMe/TCP 1.0 section 3.6.2.5, with data of at most `in_capsule_bytes` in the capsule.
+    /// CapsuleCmd, NVMe/TCP 1.0 section 3.6.2.5. Data for the controller is in the capsule if it fits (a
+    /// Fabrics command: at least 8192 bytes do), else it waits for an R2T.
     #[inline]
     pub(super) fn queue_command(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         let (direction, buf) = match data {
@@ -98,7 +99,8 @@ impl Conn {
         Extent { pdo, plen: u32::from(pdo) + bytes + digest_bytes }
     }
 
-    /// Queued data of a command was sent: continues its R2T, or completes it if the completion has arrived.
+    /// Queued data of a command was sent: continues the R2T, or completes the command if its completion has
+    /// arrived.
     pub(super) fn on_data_sent(&mut self, cid: u16, buf: Buf) {
         self.commands.return_buf(cid, buf);
         let command = self.commands.outstanding_mut(cid);

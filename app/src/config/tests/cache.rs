@@ -52,7 +52,7 @@ fn a_section_without_a_size_and_disks_that_have_no_cache_are_refused() {
     assert!(found[0].contains("disk[0].cache.sole_writer: must be true for a remote disk"), "{found:?}");
     assert!(plan(&disk(remote, "size = \"1MiB\"\nsole_writer = true")).disks[0].cache.is_some());
     let found = errors(&file(&directory, "size = \"1MiB\"\nsole_writer = true"));
-    assert!(found[0].contains("disk[0].cache.sole_writer: a file disk has no such key"), "{found:?}");
+    assert!(found[0].contains("disk[0].cache.sole_writer = true: a file disk has no such key"), "{found:?}");
     for size in ["\"63KiB\"", "65537", "\"9TiB\""] {
         let found = errors(&file(&directory, &format!("size = {size}")));
         assert!(found[0].contains(&format!("disk[0].cache.size = {size}: must be")), "{found:?}");

@@ -360,7 +360,7 @@ fn other_targets_that_are_not_named_or_named_twice() {
     );
     check(
         &[disk("a", remote), disk("b", remote)].concat(),
-        &["10: disk[1].nqn = \"nqn.2026-01.io.spindle:far\": its namespace 1 is also the disk in line 5; \
+        &["10: disk[1].nqn = \"nqn.2026-01.io.spindle:far\": namespace 1 is also the disk in line 5; \
            two would destroy it"],
     );
     check(

@@ -277,7 +277,7 @@ fn a_reload_lists_what_it_does() {
             "subsystem nqn.2026-01.test:s: hosts from any to nqn.a:h",
             "subsystem nqn.2026-01.test:s: namespace 2 added, disk \"c\"",
             "subsystem nqn.2026-01.test:t added",
-            "referral to 10.0.0.2:8009 added",
+            "referral to tcp 10.0.0.2:8009 added",
             "limits.memory_overcommit from false to true",
             "log.level from \"info\" to \"debug\"",
             "shutdown.deadline_ms from 10000 to 1",
@@ -289,7 +289,7 @@ fn a_reload_lists_what_it_does() {
     let back = changes(&to.concat(), &from);
     for part in [
         "subsystem nqn.2026-01.test:t removed",
-        "referral to 10.0.0.2:8009 removed",
+        "referral to tcp 10.0.0.2:8009 removed",
         "hosts from nqn.a:h to any",
     ] {
         assert!(back.iter().any(|change| change.contains(part)), "{part} in {back:?}");

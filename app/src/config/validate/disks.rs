@@ -48,7 +48,7 @@ pub fn plan(nodes: &[Node], pages: Pages, machine: &Machine, errors: &Errors) ->
             && let Some(location) = node.location_of(key)
             && let Some(line) = far.insert_or_line((place, *namespace), location)
         {
-            let words = format!("its namespace {namespace} is also the disk in line {line}");
+            let words = format!("namespace {namespace} is also the disk in line {line}");
             location.refuse(errors, format!("{words}; two would destroy it"));
         }
         disks.push(plan);
@@ -98,7 +98,7 @@ fn size_and_block_bytes(node: &Node, errors: &Errors) -> (Option<Located<u64>>, 
     (size, block_bytes)
 }
 
-/// A disk without cache and delay, which the caller adds.
+/// A disk without cache and delay, which [`plan`] adds.
 fn uncached_plan(node: &Node, (block_bytes, bytes): (u32, u64), kind: DiskKind) -> DiskPlan {
     let (name, medium_id) = (node.get("name"), medium_id(node));
     DiskPlan { name, block_bytes, bytes, kind, medium_id, cache: None, delay: None }
@@ -138,8 +138,8 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
     Some(kind.value)
 }
 
-/// An `nvme` disk; its size is known once it is open. An absent drive is an error only in `spindle check`: at
-/// start the other disks are served.
+/// An `nvme` disk; its size is known once the disk is open. A drive without vfio-pci as its driver is an
+/// error. An absent drive is an error only in `spindle check`: at start the other disks are served.
 fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("nvme") {
         let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"";
@@ -159,7 +159,7 @@ fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan
     Some(uncached_plan(node, (0, 0), kind))
 }
 
-/// An `ng` disk; its size is known once it is open.
+/// An `ng` disk; its size is known once the disk is open.
 fn ng_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("ng") {
         let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
@@ -180,7 +180,7 @@ fn ng_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> 
     Some(uncached_plan(node, (0, 0), kind))
 }
 
-/// A `remote` disk; its size is known once it is open. The far target is not contacted here.
+/// A `remote` disk; its size is known once the disk is open. The far target is not contacted here.
 fn remote_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
     for (key, example) in [("address", "192.0.2.7:4420"), ("nqn", "nqn.2026-01.io.spindle:far")] {
         if node.is_absent(key) {
@@ -236,7 +236,7 @@ fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<
     let is = |key: &str, word: &str| section.get::<String>(key) == word;
     let policy = if is("policy", "lru") { PolicyKind::Lru } else { PolicyKind::S3Fifo };
     let mode = if is("mode", "exclusive") { CacheMode::Exclusive } else { CacheMode::Shared };
-    // At most READ_AHEAD_BYTES_MAX.
+    // The schema bounds the value by READ_AHEAD_BYTES_MAX, which fits.
     let read_ahead = u32::try_from(section.get::<u64>("read_ahead")).unwrap_or(0);
     Some(CacheSpec { bytes: section.find::<u64>("size")?.value, policy, mode, read_ahead, pages })
 }
@@ -261,7 +261,8 @@ fn delay(node: &Node, errors: &Errors) -> Option<DelaySpec> {
     Some(DelaySpec { latency: Nanos::from_us(latency_us), bandwidth, seek: Nanos::from_us(seek_us) })
 }
 
-/// Keys and the kinds of disks that have them.
+/// Keys that only disks of some kinds have, with these kinds. `size`, `block_bytes` and `pages` are checked
+/// by [`refuse_foreign_keys`] itself.
 const KIND_KEYS: [(&str, &[&str]); 16] = [
     ("path", &["file"]),
     ("populate", &["ram"]),
@@ -380,7 +381,8 @@ fn medium_id(node: &Node) -> Option<String> {
 }
 
 /// Checks the medium at `path` against `medium_id`; `snapshot` checks the open disk again. sysfs may lack
-/// some names of an NVMe namespace, so a `medium_id` of a type that is not among them is accepted here.
+/// some names of an NVMe namespace, so a `medium_id` of a type (`eui.`, `uuid.`) for which sysfs has no name
+/// is accepted here.
 fn check_medium_id(node: &Node, path: &Path, errors: &Errors) {
     let Some(wanted) = node.given::<String>("medium_id") else { return };
     // An unreadable path already has its own error.
@@ -404,8 +406,8 @@ pub fn medium_id_error(what: &str, ids: &[String]) -> String {
     format!("must be a name of the medium that is meant; {what} is another one, {ids}")
 }
 
-/// Refuses `poll` except on block devices with O_DIRECT. Whether the device has poll queues is known once it
-/// is open.
+/// Refuses `poll` except on block devices with `direct`. Whether the device has poll queues is known once the
+/// disk is open.
 fn refuse_poll(node: &Node, state: &PathState, errors: &Errors) {
     let Some(poll) = node.given::<bool>("poll").filter(|poll| poll.value) else { return };
     if !matches!(state, PathState::Block(_)) {
@@ -415,7 +417,7 @@ fn refuse_poll(node: &Node, state: &PathState, errors: &Errors) {
     }
 }
 
-/// Refuses a `size` beyond the end of a device or read-only file, which cannot grow.
+/// Refuses a `size` beyond the end of a medium that cannot grow (`is_fixed`): a device or a read-only file.
 fn check_size_fits(
     path: &Located<PathBuf>,
     size: Option<&Located<u64>>,
@@ -452,7 +454,7 @@ fn check_medium(
     media.push((identity, path.location.clone(), is_read_only));
 }
 
-/// Path and size of a file that does not exist yet; an error without `create`.
+/// Path and size of a file that does not exist yet; without `create` an error.
 fn missing_file(
     node: &Node,
     path: &Located<PathBuf>,

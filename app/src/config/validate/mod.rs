@@ -5,7 +5,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | this | cores, pool, limits, NVMe/TCP, log; memory |
+//! | this | cores, pool, limits, NVMe/TCP, NVMe/RDMA, log, control socket; memory; notes |
 //! | [`disks`] | disks, with the files and devices at their paths |
 //! | [`subsystems`] | listeners, subsystems, namespaces, referrals |
 
@@ -259,8 +259,8 @@ const LIST_BYTES_MAX: u32 = 8 << 10;
 /// Most bytes that Copy moves at once.
 const COPY_BYTES_MAX: u32 = 128 << 10;
 
-/// Checks that the zones can serve the buffers that a single command needs at once. A command for which they
-/// cannot would wait forever and block the commands after it.
+/// Checks that the zones can serve the buffers that a single command needs at once. Otherwise such a command
+/// would wait forever and block the commands after it.
 fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
     let zones = &plan.pool.zones;
     let transfer = plan.limits.controller.transfer_bytes;
@@ -291,8 +291,9 @@ fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
     last_zone_location(root, "count").refuse(errors, what);
 }
 
-/// Memory allocated at the start must fit the machine's memory; with full RAM disks it must fit the available
-/// memory.
+/// Memory allocated at the start must fit the machine's memory. With full RAM disks and caches it must fit
+/// the available memory, unless `limits.memory_overcommit` is set; `spindle check` only notes that, if it
+/// fits the machine's memory.
 fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
     let items = memory::memory_items(plan);
     let at_start = memory::total_bytes(&items, memory::AllocationPhase::Start);
@@ -339,19 +340,20 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, what);
 }
 
-/// Memory that devices access by DMA is locked, so it must fit RLIMIT_MEMLOCK.
+/// Memory that devices access by DMA is locked, so it must fit RLIMIT_MEMLOCK. Checked only for plans with a
+/// cache; a note in `spindle check`.
 fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
     let (Some(lockable), Some(locked)) = (machine.lockable_bytes, memory::locked_memory(plan)) else {
         return;
     };
-    let memory::LockedMemory { devices, bytes, largest } = locked;
+    let memory::LockedMemory { device_kind, bytes, largest } = locked;
     if bytes <= lockable {
         return;
     }
     let (bytes, lockable) = (rounded(bytes), rounded(lockable));
     let words = format!(
-        "caches and all else that {devices} reach come to {bytes}, which is locked, and the process may lock \
-         {lockable} (ulimit -l)"
+        "caches and all else that {device_kind} reach come to {bytes}, which is locked, and the process may \
+         lock {lockable} (ulimit -l)"
     );
     if !machine.is_for_start {
         notes.push(format!("{words}: a process with this limit would not start"));
@@ -371,7 +373,7 @@ fn last_zone_location(root: &Node, key: &str) -> Location {
     at.map_or_else(|| pool.location.clone(), |at| at.location)
 }
 
-/// Location of the `size` of the largest RAM disk.
+/// Location of the `size` of the largest RAM disk; `None` without a RAM disk.
 fn largest_ram_disk_location(root: &Node, plan: &Plan) -> Option<Location> {
     let disks = root.sections("disk").iter().zip(&plan.disks);
     let (node, _) = disks

@@ -81,7 +81,8 @@ pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
         .iter()
         .filter_map(|node| subsystem(node, listeners, &mut used, errors))
         .collect();
-    // Example: a renamed disk keeps its identifier in the file, and a new disk takes the old name.
+    // No identifier of the file may equal a derived one. Example: a renamed disk keeps its identifier in the
+    // file, and a new disk takes the old name.
     for (identity, location) in &used.given {
         if let Some((_, other)) = used.derived.iter().find(|(derived, _)| derived == identity) {
             let line = other.line;
@@ -122,7 +123,7 @@ impl<T> Default for Unique<T> {
 }
 
 impl<T: Eq + Hash> Unique<T> {
-    /// Inserts the value, or returns the line of an equal one.
+    /// Inserts the value and returns `None`, or returns the line of an equal one.
     pub fn insert_or_line(&mut self, value: T, location: &Location) -> Option<usize> {
         if let Some(other) = self.0.get(&value) {
             return Some(other.line);
@@ -139,7 +140,7 @@ impl<T: Eq + Hash> Unique<T> {
     }
 }
 
-/// Disk names, and the names and identifiers used by the subsystems so far.
+/// Disk names, and the names and identifiers of the subsystems that were validated so far.
 #[derive(Default)]
 struct UsedNames {
     /// Names of all disks; `None` if one is invalid.

@@ -13,7 +13,7 @@ use super::arrivals::ACCEPTS_PER_TURN;
 use super::shared::Core;
 use super::{AdmittedTcp, CoreMessage, Handover, Listening};
 
-/// Each core has one; only that of core `ACCEPTOR` gets listeners.
+/// Each core has an acceptor; only that of core `ACCEPTOR` gets listeners.
 pub struct Acceptor {
     watcher: Watcher,
     listeners: Vec<Listening>,
@@ -22,7 +22,7 @@ pub struct Acceptor {
     pending: Vec<(u64, Listening)>,
     /// Snapshot generation of `listeners`.
     generation: u64,
-    /// Index in `listeners` of the first that the next turn accepts from (round-robin).
+    /// Index in `listeners` of the listener that the next turn accepts from first (round-robin).
     first: usize,
     is_ready: bool,
     /// Open on /dev/null; closed to accept and close a connection when descriptors run out (EMFILE).
@@ -120,8 +120,9 @@ impl Acceptor {
         }
     }
 
-    /// Closes the next waiting connection when descriptors have run out, by means of the spare descriptor. In
-    /// the backlog it would get no answer and keep the listener readable. False: no connection was closed.
+    /// After a failed accept: accepts the next waiting connection by means of the spare descriptor, in case
+    /// descriptors have run out, and closes it. In the backlog it would get no answer and keep the listener
+    /// readable. False: no connection was closed.
     fn accept_and_close(&mut self, listener: usize) -> bool {
         drop(self.spare.take());
         let is_closed = matches!(self.listeners[listener].0.accept(), Ok(Some(_)));

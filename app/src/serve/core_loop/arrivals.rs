@@ -5,9 +5,10 @@
 
 use std::collections::VecDeque;
 
-/// TCP connections that a turn accepts, and that a turn takes over: each costs some ten system calls.
+/// Most TCP connections that a turn accepts, and most that a turn takes over: each costs some ten system
+/// calls.
 pub const ACCEPTS_PER_TURN: usize = 4;
-/// RDMA connections that a turn takes over: each creates a queue pair, which takes about 1 ms.
+/// Most RDMA connections that a turn takes over: each creates a queue pair, which takes about 1 ms.
 const RDMA_ACCEPTS_PER_TURN: usize = 1;
 
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub struct Arrivals<T, R> {
 pub struct ArrivalQueue<A> {
     waiting: VecDeque<A>,
     per_turn: usize,
-    /// How many the current turn may still take.
+    /// Connections that the current turn may still take.
     budget: usize,
 }
 
@@ -58,12 +59,12 @@ impl<A> ArrivalQueue<A> {
         self.waiting.is_empty()
     }
 
-    /// Whether [`ArrivalQueue::take_next`] returns one.
+    /// Whether [`ArrivalQueue::take_next`] returns a connection.
     pub fn has_next(&self) -> bool {
         self.budget > 0 && !self.waiting.is_empty()
     }
 
-    /// `None` when none waits or the budget of the turn is used up.
+    /// The oldest connection; `None` when none waits or the budget of the turn is used up.
     pub fn take_next(&mut self) -> Option<A> {
         if self.budget == 0 {
             return None;

@@ -27,7 +27,8 @@ pub struct RdmaPoller {
 }
 
 impl RdmaPoller {
-    /// Binds the listeners. They listen once [`crate::serve::registrar`] has registered the disks' memory.
+    /// Opens the devices for this core and binds the listeners. They listen once [`crate::serve::registrar`]
+    /// has registered the disks' memory.
     pub fn new(
         setup: &CoreSetup,
         generation: u64,
@@ -99,7 +100,8 @@ impl RdmaPoller {
         }
     }
 
-    /// Sends each connection request to the core with the fewest connections.
+    /// Sends at most [`ASSIGNED_PER_TURN`] connection requests, each to the core with the fewest connections.
+    /// Rejects a request whose address has too many connections that have not sent Connect.
     fn assign_requests(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) {
         for _ in 0..ASSIGNED_PER_TURN {
             let Some(request) = self.shell.next_request() else { return };

@@ -33,7 +33,8 @@ pub struct Core {
     advertised: Arc<[AtomicU64]>,
     admission: Arc<Admission>,
     refused_log: RateLimit,
-    /// Earliest time of the next line about a long turn, and how many were not logged since the last line.
+    /// Earliest time of the next line about a long turn, and the number of long turns that were not logged
+    /// since the last line.
     long_log: (Nanos, u64),
     /// Connections that the poller of their transport has to end, to make room for a connection of the other.
     evicted: Vec<ConnectionId>,

@@ -1,7 +1,7 @@
 //! [`OpenAttempts`]: opens drives and far targets in the background, each on a thread of its own, and retries
 //! those that fail.
 //!
-//! A broken drive takes minutes to fail. Neither other attempts nor a reload wait for it.
+//! A broken drive takes minutes to fail. Neither other attempts nor a reload wait for that.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use crate::config::{OpenedOrigin, Origin, Origins, SnapshotError};
 
 /// Time from a failed attempt to open a drive to the next attempt.
 pub const DRIVE_RETRY_PERIOD: Duration = Duration::from_secs(60);
-/// The same for a far target; shorter, since an attempt is cheap.
+/// Time from a failed attempt to open a far target to the next attempt; shorter, since an attempt is cheap.
 pub const REMOTE_RETRY_PERIOD: Duration = Duration::from_secs(2);
-/// How often absent drives and the sizes of namespaces are checked.
+/// How often absent drives and the sizes of namespaces are checked, at least.
 pub const CHECK_PERIOD: Duration = Duration::from_secs(5);
-/// How often running attempts are checked.
+/// How often the results of running attempts are checked.
 pub const OPENING_CHECK_PERIOD: Duration = Duration::from_millis(100);
 /// Most different reasons that are logged for one origin.
 const REASONS_MAX: usize = 16;
@@ -75,14 +75,15 @@ impl OpenAttempts {
         &self.origins
     }
 
-    /// Starts an attempt for each, also for a drive that seems absent, so that the reason is logged.
+    /// Starts an attempt for each of `absent`, also for a drive that [`Origins::is_present`] does not find,
+    /// so that the reason is logged.
     pub fn open_all(&mut self, absent: Vec<Origin>, now: Instant) {
         self.attempts = absent.into_iter().map(|origin| OpenAttempt::new(origin, now)).collect();
         self.open_due(now);
     }
 
-    /// Starts the attempts that are due for the origins in `absent` that are present now, and removes those
-    /// of other origins.
+    /// Starts the attempts that are due for the origins in `absent` that are present now, and removes the
+    /// attempts of other origins, except running ones.
     pub fn open(&mut self, absent: Vec<Origin>, now: Instant) {
         let OpenAttempts { origins, attempts } = self;
         let is_wanted = |origin: &Origin| absent.contains(origin) && origins.is_present(origin);
@@ -109,8 +110,8 @@ impl OpenAttempts {
         }
     }
 
-    /// The origin and result of a finished attempt. If it failed, the next one is due a retry period after
-    /// `now`.
+    /// Takes the origin and result of a finished attempt. A next attempt for this origin is due a retry
+    /// period after `now` at the earliest.
     pub fn take_finished(&mut self, now: Instant) -> Option<(Origin, Result<OpenedOrigin, SnapshotError>)> {
         let is_finished =
             |attempt: &&mut OpenAttempt| attempt.thread.as_ref().is_some_and(JoinHandle::is_finished);
@@ -127,7 +128,7 @@ impl OpenAttempts {
         known.into_iter().for_each(|attempt| attempt.log_failure(why));
     }
 
-    /// Makes the next attempt of each origin due at `now`.
+    /// Makes the next attempt of each origin due at `now`, without waiting for its retry period.
     pub fn retry_now(&mut self, now: Instant) {
         self.attempts.iter_mut().for_each(|attempt| attempt.next = now);
     }

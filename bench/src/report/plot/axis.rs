@@ -39,7 +39,8 @@ impl TickAxis {
         TickAxis { ticks: powers.map(tick).collect(), is_logarithmic: true }
     }
 
-    /// Linear in nines: 0 %, 90 %, 99 %, 99.9 % are equally far apart. `nines` is a whole number.
+    /// Linear in nines: 0 %, 90 %, 99 %, 99.9 % are equally far apart; 50 % has a tick too. `nines`, the end
+    /// of the axis, is a whole number.
     pub(super) fn percentiles(nines: f64) -> TickAxis {
         let mut ticks: Vec<f64> = (0u32..).map(f64::from).take_while(|tick| *tick <= nines).collect();
         ticks.insert(1, MEDIAN_NINES);
@@ -51,7 +52,7 @@ impl TickAxis {
         TickAxis { ticks: ticks.into_iter().map(|tick| (tick, text(tick))).collect(), is_logarithmic: false }
     }
 
-    /// Linear, from 0 to a round number of microseconds above `highest`.
+    /// Linear, in microseconds: from 0 to a multiple of the tick interval above `highest`.
     pub(super) fn linear(highest: f64) -> TickAxis {
         let highest = highest.max(0.1) * 1.05;
         let rough = highest / LINEAR_TICKS_MAX;

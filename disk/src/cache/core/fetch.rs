@@ -1,7 +1,8 @@
 //! Read-ahead: executes the fetches of [`Streams`](super::Streams) when the inner disk is not busy.
 //!
-//! A fetch is a read without a submitter. It waits while host reads wait, and while more than a quarter of
-//! the inner disk's depth is in use; it is dropped while a sixteenth of the cache is unread.
+//! A fetch is a read without a submitter. It waits while host reads wait, and while more than `depth / 4`
+//! pieces that fill frames are at the inner disk. It is dropped if 16 fetches are queued, or if a sixteenth
+//! of the cache was read ahead and is unread.
 
 use super::super::ahead::{Fetch, ReadInfo};
 use super::super::counts::NO_HOST;
@@ -11,8 +12,8 @@ use crate::{BlockRange, IoRequest, Op};
 
 /// Access Frequency "speculative read": Linux sets it for its own read-ahead.
 const SPECULATIVE_READ: u8 = 7;
-/// 1 / the share of the cache that may be unread: less than the small queue of S3-FIFO, where such pages
-/// start.
+/// At most 1/16 of the cache may be pages that were read ahead and are unread: less than the small queue of
+/// S3-FIFO (1/10), where such pages start.
 const UNREAD_SHARE: u64 = 16;
 
 /// Largest window in pages for a cache of `frames` frames.
@@ -21,7 +22,7 @@ pub(super) fn window_max(read_ahead_bytes: u32, frames: u32) -> u32 {
 }
 
 impl CachedCore {
-    /// First read of a page that was read ahead.
+    /// Handles the first read of a page that was read ahead.
     #[cold]
     #[inline(never)]
     pub(super) fn on_first_read(&mut self, request: &IoRequest, page: u64) {
@@ -29,13 +30,13 @@ impl CachedCore {
         self.on_read(request, page, 1);
     }
 
-    /// Reports a host's read to the stream detection; queues the fetch that follows from it.
+    /// Reports a host's read to the stream detection; queues the resulting fetch, unless the queue is full.
     pub(super) fn on_read(&mut self, request: &IoRequest, first: u64, count: u64) {
         let Some(streams) = &mut self.streams else { return };
         let read = ReadInfo {
             client: request.client,
             first,
-            // A read has less than 2^20 pages.
+            // At most `HIT_PAGES_MAX`.
             pages: u32::try_from(count).unwrap_or(u32::MAX),
             is_speculative: request.hints & FREQUENCY == SPECULATIVE_READ,
             wasted: self.cache.counts.of(NO_HOST).wasted.get(),

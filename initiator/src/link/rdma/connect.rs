@@ -27,7 +27,7 @@ use crate::options::Options;
 
 /// Inline bytes requested per SEND: an SQE without a list of descriptors.
 const INLINE_BYTES: u32 = 64;
-/// Scatter/gather elements per SEND: the capsule head, and three of in-capsule data.
+/// Most scatter/gather elements per SEND: the capsule head, and three of in-capsule data.
 const SEND_SGE: u32 = 4;
 /// Send queue entries beyond the depth, for unsignalled SENDs that are not known to be complete.
 const SEND_SPARE: u32 = 16;
@@ -141,7 +141,7 @@ impl RdmaOpening {
         Ok(Some(RdmaLink::new(verbs, &device, self.registration, self.name.depth)))
     }
 
-    /// Sleeps until the next step may make progress, at most `timeout`; it may return early.
+    /// Sleeps until the next step may make progress, at most `timeout`; may return early.
     pub(in super::super) fn wait_io(&self, timeout: Duration) {
         let timeout = Timespec::try_from(timeout).ok();
         if let Some(attempt) = &self.attempt {
@@ -246,7 +246,7 @@ impl Attempt {
         let whole = |bytes: usize| u32::try_from(bytes.next_multiple_of(4096)).unwrap_or(u32::MAX);
         let heads = whole(usize::from(depth) * ENTRY_BYTES);
         let replies = whole(entries as usize * REPLY_STRIDE);
-        // Zone sizes of a pool must ascend, so the capsule zone is made larger.
+        // Zone sizes of a pool must ascend: if both are equal, the capsule zone is made larger.
         let heads = if heads == replies { heads + 4096 } else { heads };
         let zones =
             [ZoneSpec { buffer_bytes: replies, count: 1 }, ZoneSpec { buffer_bytes: heads, count: 1 }];

@@ -1,4 +1,5 @@
-//! Registrations of the caller's buffers: one cache for each device and thread, shared by its links.
+//! Registrations of the caller's buffers: one cache for each device, thread and [`Limits`], shared by the
+//! links.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};

@@ -356,8 +356,9 @@ impl RdmaLink {
         }
     }
 
-    /// Sleeps until a completion arrives or `waker` is raised. The first call only arms and returns:
-    /// completions may have arrived before.
+    /// Sleeps until a work completion or an event of the connection manager arrives or `waker` is woken, at
+    /// most `timeout`. While the completion queue is not armed, only arms it and returns: completions may
+    /// have arrived before.
     pub(super) fn wait_io(&mut self, timeout: Duration, waker: Option<&Waker>) {
         if !self.is_armed {
             return self.arm();

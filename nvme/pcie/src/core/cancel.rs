@@ -53,7 +53,7 @@ impl NvmeCore {
             + self.finished.iter().filter(|done| is_own(done.token)).count()
     }
 
-    /// Turns whole-request commands of `owner` into requests, which can be marked.
+    /// Gives each whole-request command of `owner` a request, which ends as cancelled.
     fn mark_whole(&mut self, owner: Owner) {
         for slot in 0..self.commands.slots() {
             let Some(cid) = self.commands.cid_at(slot) else { continue };

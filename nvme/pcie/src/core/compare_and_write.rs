@@ -8,20 +8,21 @@
 //!                                                                                 └─ equal ── write ──> Done
 //! ```
 //!
-//! Other commands do not pay for it. Once in each poll a core checks whether the guard has changed (one load
-//! of a word that rarely changes). From then until the guard is released it submits nothing between polls
-//! (`limit` is 0, as with sharers), and in a poll nothing that changes the guarded block. It answers the
-//! guard once none of its commands, at the drive or queued for a retry, changes that block. So the guard's
-//! owner waits for one poll of each working core.
+//! Other commands do not pay for the guard. Once in each poll a core checks whether the guard has changed
+//! (one load of a word that rarely changes). From then until the guard is released the core submits nothing
+//! between polls (`limit` is 0, as with sharers), and in a poll nothing that changes the guarded block. It
+//! answers the guard once none of its commands, at the drive or queued for a retry, changes that block. So
+//! the guard's owner waits for at least one poll of each working core.
 //!
 //! A core without work in a poll *rests*: its entry in the guard says that nothing is in flight, so no owner
 //! waits for it, whether it sleeps or hangs. Before its next command it ends the rest and then reads the
 //! guard, in this order.
 //!
-//! Limits: if a core's writes do not end within twice the time limit of a command, the compare-and-write
-//! fails and the guard is released. After a reset its read or write is repeated as any command, and the
-//! guard stays taken. If its submitter has ended, nothing is written. A core that is dropped with commands
-//! in flight keeps its entry in the guard until the drive's queue is deleted: [`OrphanedGuard`].
+//! Limits: a compare-and-write fails if its read has not begun within twice the time limit of a command,
+//! because writes of other cores or another compare-and-write do not end. After a reset its read or write is
+//! repeated as any command, and the guard stays taken; before the read it releases the guard and takes it
+//! anew. If its submitter cancels it before the write, nothing is written. A core that is dropped with
+//! commands in flight keeps its entry in the guard until the drive's queue is deleted: [`OrphanedGuard`].
 
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ pub(super) struct GuardView {
     generation: u64,
     /// The guarded block; `None` without a guard.
     guarded: Option<Guarded>,
-    /// False while the core is at rest: it must not submit before `wake`.
+    /// False while the core is at rest, when it must call `wake` before it submits.
     is_awake: bool,
 }
 
@@ -69,7 +70,7 @@ impl GuardView {
         self.guarded = self.participant().guarded();
     }
 
-    /// True if commands may be submitted between polls.
+    /// True if the guard and this core's compare-and-writes allow commands between polls.
     fn is_clear(&self) -> bool {
         self.is_awake && self.guarded.is_none() && self.pairs.is_empty()
     }
@@ -148,7 +149,7 @@ impl NvmeCore {
         self.limit = self.limit_between();
     }
 
-    /// Ends the rest of a core, so that the command just submitted can start in this turn.
+    /// Ends the rest of a core under `Go`, so that the request being submitted can start in this turn.
     pub(super) fn wake_for_command(&mut self) {
         if !self.guard.is_awake && self.word.queue_command() == QueueCommand::Go {
             self.guard.wake();
@@ -163,7 +164,7 @@ impl NvmeCore {
             && self.guard.pairs.is_empty()
     }
 
-    /// Leaves the guard if the core is idle, so that no holder waits for it.
+    /// Leaves the guard if the core is idle, so that no holder of the guard waits for the core.
     #[cold]
     #[inline(never)]
     pub(super) fn rest(&mut self) {
@@ -213,7 +214,8 @@ impl NvmeCore {
         }
     }
 
-    /// Takes the guard for the next compare-and-write, starts its read, or fails it at its time limit.
+    /// Takes the guard for the next compare-and-write. Starts its read if all cores have answered; otherwise
+    /// fails the compare-and-writes beyond their time limit.
     pub(super) fn step_compare_and_write(&mut self) {
         if self.guard.pairs.is_empty() {
             return;
@@ -233,7 +235,8 @@ impl NvmeCore {
         }
     }
 
-    /// Queues the read or write of a compare-and-write before all other requests.
+    /// Queues the read, or with `is_write` the write, of the active compare-and-write ahead of all requests
+    /// with remaining blocks.
     fn start_compare_and_write(
         &mut self,
         is_write: bool,
@@ -246,13 +249,13 @@ impl NvmeCore {
                 self.partial.push_front(slot);
                 None
             }
-            // Does not happen: `requests` reserves one slot for it.
+            // Does not happen: `requests` has one slot for the active compare-and-write.
             Err(_) => self.finish_compare_and_write(None, Err(DiskError::Internal)),
         }
     }
 
     /// After the read: starts the write, or ends with `CompareDiffers`. After the write, or on failure: ends
-    /// it.
+    /// the compare-and-write.
     #[cold]
     pub(super) fn end_compare_and_write(
         &mut self,
@@ -277,7 +280,7 @@ impl NvmeCore {
         self.guard.pairs.finish(data).map(|pair| done(pair, result))
     }
 
-    /// Ends with `error` all queued compare-and-writes without a command at the drive; only `owner`'s if
+    /// Ends with `error` all compare-and-writes that have not begun their read; only those of `owner` if
     /// given.
     pub(super) fn end_compare_and_writes(&mut self, owner: Option<Owner>, error: DiskError) {
         let is_over = |pair: &CompareAndWrite| owner.is_none_or(|owner| pair.token.owner() == owner);
@@ -299,7 +302,7 @@ impl Request {
         if !self.task.changes_blocks() {
             return false;
         }
-        // `remaining` ends where the request ends, also with 0 blocks.
+        // `remaining` ends where the request ends; after a failure, where the blocks with a command end.
         let blocks = (self.remaining.lba + u64::from(self.remaining.blocks)).saturating_sub(self.lba);
         guarded.is_in(BlockRange { lba: self.lba, blocks: u32::try_from(blocks).unwrap_or(u32::MAX) })
     }

@@ -7,7 +7,8 @@ use crate::core_queue::QueueCommand;
 use crate::shared_queue::SharedQueue;
 
 impl NvmeCore {
-    /// Adds the sharers that the manager assigned since, and checks the time limits of all sharers' commands.
+    /// Under `Go` and `Replay`, adds the sharers that the manager assigned since the last call, and checks
+    /// the time limits of all sharers' commands.
     pub(super) fn take_sharers(&mut self) {
         if !matches!(self.word.queue_command(), QueueCommand::Go | QueueCommand::Replay) {
             return;
@@ -23,7 +24,8 @@ impl NvmeCore {
         }
     }
 
-    /// Submits the sharers' commands and sets `limit` to what remains for this core.
+    /// Submits the sharers' commands and sets `limit` to what remains for this core. No effect without
+    /// sharers.
     fn forward(&mut self) {
         let (Some(shared), Some(setup)) = (&mut self.shared_queue, &mut self.setup) else { return };
         let own_wait = !self.pending.is_empty() || !self.partial.is_empty() || !self.retries.is_empty();
@@ -36,8 +38,8 @@ impl NvmeCore {
         }
     }
 
-    /// Poll with `limit` 0: the queue command is not `Go`, the core has sharers, a guard is active, or the
-    /// core was at rest.
+    /// Poll with `limit` 0: the queue command is not `Go`, the core has sharers or compare-and-writes, a
+    /// guard is active, or the core was at rest.
     #[cold]
     pub(super) fn poll_slow(&mut self, done: &mut Vec<Done>) -> bool {
         self.answer_guard();
@@ -74,7 +76,7 @@ impl NvmeCore {
     }
 
     /// Poll under a queue command other than `Go`. Under `Replay` it repeats the commands from before the
-    /// reset.
+    /// reset and submits the remaining blocks of requests that had begun.
     fn poll_stopped(&mut self, done: &mut Vec<Done>) -> bool {
         if self.word.queue_command() != QueueCommand::Replay {
             return !self.finished.is_empty();

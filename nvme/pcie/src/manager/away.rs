@@ -12,7 +12,7 @@ use crate::function::Function;
 /// Time after which a core without an answer is logged. A starting core's memory may take seconds.
 const ANSWER_MS: u64 = 30_000;
 /// Wait for a core during a reset. A core that hangs for longer is left behind: its commands from before the
-/// reset fail.
+/// reset fail, unless it stops before the controller is off.
 pub(super) const STOP_MS: u64 = 5_000;
 /// Wait for a link that is down to return, and for the kernel to report a removal.
 const REMOVAL_WAIT: Duration = Duration::from_secs(2);
@@ -29,7 +29,7 @@ pub(super) enum Absence {
 }
 
 impl ManagerTask {
-    /// The queue command for all cores when the function is closed.
+    /// The queue command for all cores when the function is closed because of `end`. Also sets `absence`.
     pub(super) fn command_for(&mut self, end: &ManagerError) -> QueueCommand {
         let is_another = matches!(
             end,
@@ -98,7 +98,8 @@ impl ManagerTask {
             || self.shared.state().core_queues.iter().all(|core_queue| core_queue.is_closed())
     }
 
-    /// Makes cores queue their commands for another submission and wait. The drive reaches no memory.
+    /// Makes cores queue their commands for another submission and wait. Called only while the drive reaches
+    /// no memory.
     pub(super) async fn rewind_all(&mut self, may_lose_cache: bool) {
         self.may_lose_cache(may_lose_cache);
         self.command_all(QueueCommand::Rewind);
@@ -115,8 +116,9 @@ impl ManagerTask {
             (std::mem::take(&mut state.prepared), state.fronts())
         };
         drop(prepared);
-        // The controller is off or cut off and every core has stopped. If both failed, unmapping here ends
-        // the drive's access before buffers are reused.
+        // The controller is off or cut off, and every core has stopped or was left behind. If the controller
+        // could be neither disabled nor cut off, unmapping here ends its access before buffers are reused,
+        // except to memory that other drives of the container have mapped.
         self.queue_slots.iter_mut().for_each(QueueSlot::unmap);
         self.shared.drop_released();
         fronts.iter().flat_map(|fronts| fronts.attached()).for_each(|attached| attached.unmap());
@@ -142,7 +144,7 @@ impl ManagerTask {
             let queue_command = match (queue_command, now) {
                 // A core whose requests fail keeps its command. Publishing it again reports a cache loss.
                 (QueueCommand::Rewind, QueueCommand::Gone | QueueCommand::Absent) => now,
-                // A core that was left behind must not repeat commands: the others do not wait for it.
+                // A core that was left behind must not repeat commands: other cores do not wait for it.
                 (QueueCommand::Rewind, _) if queue_slot.is_left_behind => QueueCommand::Absent,
                 _ => queue_command,
             };
@@ -201,7 +203,7 @@ impl ManagerTask {
         }
     }
 
-    /// Time at which a core without an answer is logged.
+    /// Manager time in milliseconds from which a core without an answer is logged.
     pub(super) fn answer_limit(&self) -> Option<u64> {
         Some(self.now.get().saturating_add(ANSWER_MS))
     }
@@ -237,7 +239,8 @@ impl ManagerTask {
         }
     }
 
-    /// Waits for the kernel's removal request: closing a drive that has gone is slow before it.
+    /// Waits up to `REMOVAL_WAIT` for the kernel's removal request: before it, closing a missing drive is
+    /// slow.
     pub(super) async fn wait_removal_request(&self, function: &Arc<dyn Function>) {
         self.within(REMOVAL_WAIT, || function.is_removal_asked().then_some(())).await;
     }

@@ -22,7 +22,7 @@ use crate::quirks::Quirks;
 use crate::rules::{Namespace, Rules};
 use crate::shared::DriveFacts;
 
-/// Namespaces of a drive that are identified; more are ignored.
+/// Active namespaces of a drive that are identified, in the order of their NSIDs; more are ignored.
 const NAMESPACES_MAX: usize = 128;
 
 pub(super) struct Controller {
@@ -136,8 +136,8 @@ impl ManagerTask {
         self.command(function, controller, sqe, command).await
     }
 
-    /// Executes an admin command without changing its data pointer. Attends to aborts and events while
-    /// waiting.
+    /// Executes an admin command without changing its data pointer. Handles Aborts, reset requests and events
+    /// while waiting.
     pub(super) async fn command(
         &self,
         function: &Arc<dyn Function>,
@@ -183,7 +183,8 @@ impl ManagerTask {
         Ok(())
     }
 
-    /// Identifies the active namespaces. Those that cannot be served are logged and left out.
+    /// Identifies the active namespaces. Those that cannot be served are logged and left out; fails if the
+    /// controller refuses to identify one in use.
     async fn namespaces(
         &self,
         function: &Arc<dyn Function>,
@@ -200,7 +201,7 @@ impl ManagerTask {
             let sqe = Sqe::identify(0, Cns::NAMESPACE, nsid, 0);
             match self.command_with_data(function, controller, sqe, "Identify Namespace").await {
                 Ok(_) => controller.admin.data(id.as_mut_bytes()),
-                // Of another command set, or just detached.
+                // A namespace of another command set, or one that was just detached.
                 Err(refused @ ManagerError::Refused { .. }) if !self.is_used(nsid) => {
                     tracing::warn!(drive = %self.shared.address, nsid, "cannot be served: {refused}");
                     continue;
@@ -232,8 +233,8 @@ impl ManagerTask {
             .any(|core_queue| core_queue.nsid == nsid && !core_queue.is_closed())
     }
 
-    /// Stores the identity of the drive. Fails if the serial or model number, or a namespace in use, differs
-    /// from before.
+    /// Stores the identity of the drive. Once the drive was in service, fails if the serial or model number,
+    /// or a namespace in use, differs from before.
     fn store_identity(
         &self,
         controller: &Controller,
@@ -356,7 +357,7 @@ fn check_doorbells(bar: &Bar, cap: Cap) -> Result<(), ManagerError> {
 /// I/O queue pairs whose doorbells lie within `bytes` of registers, after those of the admin queue.
 fn queue_pairs_in(bytes: usize, dstrd: u8) -> u32 {
     let bytes = (bytes as u64).saturating_sub(u64::from(register::DOORBELLS));
-    // The last one needs its own 4 bytes only.
+    // The last doorbell needs its own 4 bytes only, not a whole stride.
     let doorbells = bytes.saturating_sub(4) / (4 << (dstrd & 0xf)) + u64::from(bytes >= 4);
     u32::try_from(doorbells / 2).unwrap_or(u32::MAX).saturating_sub(1)
 }

@@ -10,8 +10,9 @@
 //! While the drive is away requests wait ([`Absence::Waiting`]) for `return_timeout`; then they fail
 //! ([`Absence::Over`]). `docs/guarantees.md` says what hosts see of it.
 //!
-//! The manager is one future. [`Manager::step`] polls it with the current time, on the drive's thread or in
-//! a test. It never blocks: each step checks the condition that it waits for.
+//! The manager is one future. [`Manager::step`] polls it with the current time, on the drive's thread or in a
+//! test. It waits only between steps: each step checks the condition. System calls within a step (open, map,
+//! reset of the function) may take seconds.
 
 mod away;
 mod bring_up;
@@ -118,7 +119,8 @@ impl ManagerError {
     }
 }
 
-/// Resets without a calm period between them before the function is closed.
+/// Most resets, without a period of `serve::STABLE_MS` in service between them, before the function is
+/// closed.
 const RESETS_MAX: u32 = 3;
 
 /// Control of one drive: its controller's state, queues and recovery. [`Manager::step`] does the work.
@@ -186,7 +188,7 @@ struct ManagerTask {
     is_busy: Rc<Cell<bool>>,
     queue_slots: Vec<QueueSlot>,
     /// Admin queue and shadow doorbells. Dropped once the controller is off or cut off: until then it may
-    /// write there, and another drive of the container would get the same addresses.
+    /// write there, and the addresses must not be reused for another drive of the container.
     controller_memory: Vec<Arc<DmaMemory>>,
     /// The drive was in service once; from then on another drive is refused.
     has_served: bool,
@@ -211,7 +213,7 @@ enum StopMethod {
     Disabled,
     /// Stopped by a function reset.
     Reset,
-    /// Not stopped: the controller may still access memory.
+    /// Not known to be stopped: the controller may still access memory, or its registers read as all ones.
     No,
 }
 
@@ -240,7 +242,7 @@ impl ManagerTask {
         self.shared.set_first_result(Err(NotOpened { why: "closed".to_owned(), is_absent: false }));
     }
 
-    /// Logs a reason once, however many attempts fail with it.
+    /// Logs a reason, unless it is the one that was logged last.
     fn log_once(&mut self, why: &ManagerError) {
         let why = why.to_string();
         if why != self.logged_reason {
@@ -249,8 +251,8 @@ impl ManagerTask {
         }
     }
 
-    /// Opens the function and serves until the drive is lost or closing. The drive reaches no memory when
-    /// this returns.
+    /// Opens the function and serves until the drive is lost or closing. When this returns, the drive reaches
+    /// no memory, unless the controller could be neither disabled nor cut off (a warning).
     async fn open_and_serve(&mut self) -> ManagerError {
         self.is_busy.set(true);
         let function = match self.bus.open() {
@@ -321,7 +323,8 @@ impl ManagerTask {
         }
     }
 
-    /// Turns bus mastering off, so that the drive reaches no memory.
+    /// Turns bus mastering off, so that the drive reaches no memory, and drops the controller's memory. A
+    /// failure is logged unless `is_off`.
     fn disable_bus_master(&mut self, function: &Arc<dyn Function>, is_off: bool) {
         if let Err(error) = function.set_bus_master(false)
             && !is_off
@@ -331,7 +334,7 @@ impl ManagerTask {
         self.controller_memory.clear();
     }
 
-    /// Whether cores that apply the next command must assume the loss of unflushed writes.
+    /// Sets whether cores that apply the next command must assume the loss of unflushed writes.
     fn may_lose_cache(&self, may_lose: bool) {
         self.shared.may_lose_cache.store(may_lose, Ordering::Relaxed);
     }
@@ -357,7 +360,8 @@ impl ManagerTask {
         is_saved == Some(true)
     }
 
-    /// Clears CC.EN and waits for CSTS.RDY 0; otherwise resets the function.
+    /// Clears CC.EN and waits for CSTS.RDY 0; resets the function if that fails. Does nothing if the
+    /// registers read as all ones.
     async fn disable(&self, bar: &Bar, function: &Arc<dyn Function>) -> StopMethod {
         use register::{CAP, CC, CSTS, Cap, Cc, Csts};
         if bar.read32(CSTS.into()) == u32::MAX {
@@ -384,12 +388,12 @@ impl ManagerTask {
         }
     }
 
-    /// Quirks by PCI identifier; none if it cannot be read.
+    /// Quirks by PCI identifier; none if the identifier cannot be read.
     fn quirks(&self, function: &Arc<dyn Function>) -> Quirks {
         function.id().map(Quirks::of).unwrap_or_default()
     }
 
-    /// Calls `f` in each step until it returns `Some`; `None` after `limit`.
+    /// Calls `f` in each step until `f` returns `Some`; `None` after `limit`.
     async fn within<T>(&self, limit: Duration, mut f: impl FnMut() -> Option<T>) -> Option<T> {
         let end = self.now.get().saturating_add(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
         wait(|| {

@@ -24,20 +24,21 @@ pub(super) struct QueueSlot {
     /// Memory of the queue pair, mapped for the function that is open.
     memory: Option<(Layout, Arc<DmaMemory>)>,
     pool: Option<Box<dyn Mapping>>,
-    /// The controller has its queues, or for a sharer a host serves them.
+    /// The controller has the queues of the slot, or for a sharer a host serves them.
     has_queues: bool,
-    /// It had queues before: its core may have commands to repeat.
+    /// The slot had queues before: its core may have commands to repeat.
     has_worked: bool,
     /// Set while the core has not answered the `Rewind` with its queue.
     offer: Option<Offer>,
-    /// The drive has no queue pair for it, so a host core submits its commands.
+    /// The drive has no queue pair for this core, so a host core submits its commands.
     pub(super) is_sharer: bool,
     /// The host of a sharer.
     host: Option<Arc<CoreQueue>>,
-    /// Set while no core can be its host: manager time in milliseconds at which its requests fail.
+    /// Set while no core can be the host of a sharer: manager time in milliseconds at which the sharer's
+    /// requests fail.
     hostless_until: Option<u64>,
     doorbells: Option<Shadow>,
-    /// Its core did not stop in time and may still write to the doorbells. Until it answers it gets no queue,
+    /// The core did not stop in time and may still write to the doorbells. Until it answers it gets no queue,
     /// and its queue identifier is not reused.
     pub(super) is_left_behind: bool,
 }
@@ -82,13 +83,13 @@ impl QueueSlot {
         self.is_sharer && is_waiting && self.is_new() && !self.is_offered()
     }
 
-    /// True if its host's core has not answered for `STOP_MS`.
+    /// True for a sharer whose host has not answered for `STOP_MS`.
     pub(super) fn is_host_hung(&self) -> bool {
         let ticks = u32::try_from(STOP_MS / TICK_MS).unwrap_or(u32::MAX);
         self.host.as_ref().is_some_and(|host| host.is_unresponsive(ticks))
     }
 
-    /// Assigns a queue identifier of the drive, or makes it a sharer with `None`.
+    /// Assigns a queue identifier of the drive; with `None` makes the core a sharer.
     fn set_qid(&mut self, qid: Option<u16>) {
         if self.is_sharer {
             // A host that hangs may still write to the old queue memory.
@@ -98,7 +99,7 @@ impl QueueSlot {
         (self.host, self.doorbells) = (None, None);
     }
 
-    /// True if it may have commands to repeat and has no queue yet.
+    /// True if the core may have commands to repeat and has no queues at the drive yet.
     fn is_to_repeat(&self) -> bool {
         let is_new = self.is_new() && self.core_queue.word().queue_command() == QueueCommand::Rewind;
         self.has_worked && (is_new || self.is_offered())
@@ -154,7 +155,8 @@ impl QueueSlot {
         }
     }
 
-    /// Unmaps the core's pool and the memory kept for a dropped core.
+    /// Unmaps the core's pool and the memory kept for a dropped core. Called once the drive has none of the
+    /// core's commands.
     pub(super) fn unmap(&mut self) {
         self.pool = None;
         self.core_queue.drop_orphaned_memory();
@@ -176,8 +178,8 @@ impl QueueSlot {
 
 impl ManagerTask {
     /// Adds core queues that were opened since the last call, each with a free queue identifier up to
-    /// `qid_max`. If closed core queues still have identifiers, it waits for theirs; otherwise it becomes a
-    /// sharer.
+    /// `qid_max`. If open core queues use all of them, the new one becomes a sharer; if closed ones do, it is
+    /// added in a later call.
     pub(super) fn add_slots(&mut self, qid_max: u32) {
         let core_queues: Vec<_> = self.shared.state().core_queues.clone();
         for core_queue in core_queues {
@@ -238,7 +240,7 @@ impl ManagerTask {
         }
     }
 
-    /// Deletes queues of closed core queues and makes queues for those without.
+    /// Deletes the queue pairs of closed core queues and makes queue pairs for core queues without one.
     pub(super) async fn update_queues(
         &mut self,
         function: &Arc<dyn Function>,
@@ -468,7 +470,8 @@ impl ManagerTask {
         Ok(false)
     }
 
-    /// Maps the memory and gives the core a queue with `Rewind`. False if there is no host or no namespace.
+    /// Maps the memory and gives the core a queue with `Rewind`. False if a sharer finds no host, or the
+    /// drive does not have the namespace.
     fn assign_queue(
         &mut self,
         function: &Arc<dyn Function>,

@@ -46,7 +46,7 @@ const EVENT_LINES_MS: u64 = 1000;
 /// Most Aborts in flight, also where ACL allows more: other admin commands need slots.
 const ABORTS_MAX: usize = ADMIN_DEPTH as usize / 2;
 
-/// Bytes of a log page that is read only to enable the next event.
+/// Bytes that are read of a log page, if it is read only to enable the next event.
 const LOG_BYTES: u32 = 64;
 /// Time in service after which earlier resets are not counted.
 const STABLE_MS: u64 = 60_000;
@@ -157,8 +157,8 @@ impl ManagerTask {
         }
     }
 
-    /// Submits requested Aborts, as many as the controller takes at once (ACL). Fails if a core requested a
-    /// reset.
+    /// Submits requested Aborts, as many as the controller takes at once (ACL), at most `ABORTS_MAX`. Fails
+    /// if a core requested a reset; for a sharer, only if its host hangs.
     fn abort(&self, controller: &Controller, background: &mut Background) -> Result<(), ManagerError> {
         let admin = &controller.admin;
         background.aborts.retain(|ticket| admin.take(*ticket).is_none());

@@ -32,8 +32,8 @@ pub struct Vfio {
 
 #[derive(Default)]
 struct ContainerState {
-    /// `Some` while there are groups. A new container each time: the kernel drops the mappings of an empty
-    /// one, and a remaining [`Mapping`](crate::Mapping) belongs to the old one.
+    /// `Some` while there are groups. An empty container is not used again: the kernel has dropped its
+    /// mappings, and a remaining [`Mapping`](crate::Mapping) belongs to it.
     container: Option<Arc<Table<Container>>>,
     groups: BTreeMap<u32, Group>,
 }
@@ -44,7 +44,7 @@ struct Group {
     uses: usize,
 }
 
-/// Container of the kernel, without its mappings.
+/// Container of the kernel. Its mappings are in [`Table`].
 pub(super) struct Container(VfioContainer);
 
 impl Iommu for Container {
@@ -64,7 +64,7 @@ fn memory_limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current.filter(|_| is_bound)
 }
 
-/// Adds the remedy to an error caused by RLIMIT_MEMLOCK.
+/// Adds the remedy to an error that RLIMIT_MEMLOCK may have caused: ENOMEM or EPERM, if there is a limit.
 fn add_remedy(error: io::Error, bytes: usize, limit: Option<u64>) -> io::Error {
     let is_limit = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM));
     let Some(limit) = limit.filter(|_| is_limit) else { return error };

@@ -30,11 +30,11 @@ const MEMORY_SPACE: u16 = 1 << 1;
 /// The function may access memory (DMA).
 const BUS_MASTER: u16 = 1 << 2;
 
-/// Disables INTx, which VFIO enables: completions of the admin queue would raise it without a handler, and
+/// Disables INTx, which VFIO enables: completions of the admin queue would raise INTx without a handler, and
 /// the kernel would disable the interrupt line for all devices on it.
 const INTERRUPT_DISABLE: u16 = 1 << 10;
 
-/// Least size of BAR 0: the registers and a page of doorbells.
+/// Least mappable bytes of BAR 0: the registers and a page of doorbells.
 const BAR_BYTES_MIN: u64 = DOORBELLS as u64 + 0x1000;
 
 /// What an open function owns, in the order in which it is closed.

@@ -10,14 +10,14 @@ use vfio_bindings::bindings::vfio::{
 pub(super) struct Info<T> {
     /// The structure at the beginning of the result.
     pub(super) head: T,
-    /// The whole result including `head`; empty without capabilities.
+    /// The whole result including `head`; may be empty if there are no capabilities.
     pub(super) bytes: Vec<u8>,
     /// Offset of the first capability in `bytes`; 0 for none.
     pub(super) first: u32,
 }
 
 impl<T> Info<T> {
-    /// Bytes from the header of capability `id`. `None` if it is missing or the chain is broken.
+    /// Bytes from the header of capability `id`. `None` if the capability is missing or the chain is broken.
     fn capability(&self, id: u32) -> Option<&[u8]> {
         let mut at = usize::try_from(self.first).ok()?;
         while at > 0 {
@@ -67,8 +67,8 @@ pub(super) fn iova_ranges<T>(info: &Info<T>) -> Option<Vec<RangeInclusive<u64>>>
 
 /// Bytes that can be mapped from the beginning of a region; 0 for none.
 ///
-/// Less than the region if it has a hole: kernels before 4.16 do not map the page with the MSI-X table. In
-/// drives with that table in BAR 0 the registers and doorbells lie before it.
+/// Less than the region if the region has a hole: kernels before 4.16 do not map the page with the MSI-X
+/// table. In drives with that table in BAR 0 the registers and doorbells lie before it.
 pub(super) fn mappable_bytes<T>(info: &Info<T>, flags: u32, bytes: u64) -> u64 {
     if flags & VFIO_REGION_INFO_FLAG_MMAP == 0 {
         return 0;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// Alignment of every range: a huge page of memory is then one of the IOMMU as well.
+/// Alignment of every range, 2 MiB: a huge page of memory can be one page of the IOMMU.
 pub(super) const ALIGN: u64 = 2 << 20;
 
 /// Ranges if the kernel does not report them (before 5.4): 39 bits as in the narrowest IOMMU, without the MSI
@@ -31,7 +31,7 @@ impl IovaSpace {
         self.ranges = ranges;
     }
 
-    /// Allocates `bytes` at a multiple of [`ALIGN`], never at 0. `None` if they do not fit.
+    /// Allocates `bytes` at a multiple of [`ALIGN`], never at 0. `None` if no range fits, or for 0 bytes.
     pub(super) fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let start = self.ranges.iter().find_map(|range| self.first_fit(range, bytes))?;
         self.used.insert(start, start + (bytes - 1));

@@ -65,7 +65,7 @@ impl Sysfs {
         Ok(group)
     }
 
-    /// Functions of the same group whose drivers make it unusable, with their drivers.
+    /// Functions of the same group whose drivers make the group unusable, as text "ADDRESS bound to DRIVER".
     pub(super) fn blocking_functions(&self, address: PciAddress) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.function(address).join("iommu_group/devices")) else {
             return Vec::new();
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// A tree of sysfs in a folder of its own, which goes with it.
+    /// A sysfs tree in a temporary directory, removed on drop.
     struct Tree(PathBuf);
 
     impl Tree {

@@ -23,7 +23,7 @@ use vfio_ioctls::{VfioContainer, VfioError};
 use super::info::Info;
 use crate::bar::Bar;
 
-/// ioctl number. VFIO's contain neither size nor direction.
+/// Number of VFIO's ioctl `offset`. These numbers contain neither size nor direction.
 const fn ioctl_number(offset: u32) -> u32 {
     (VFIO_TYPE as u32) << 8 | (VFIO_BASE + offset)
 }
@@ -53,13 +53,13 @@ unsafe fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: *mut c_void) -> io::
     }
 }
 
-/// Borrows the descriptor of a container, which the crate returns as a number only.
+/// Borrows the descriptor of a container, which `vfio-ioctls` returns as a number only.
 fn fd_of(container: &VfioContainer) -> BorrowedFd<'_> {
     // SAFETY: the container owns the descriptor, and the result borrows the container.
     unsafe { BorrowedFd::borrow_raw(container.as_raw_fd()) }
 }
 
-/// The system's error within an error of the crate.
+/// The system's error within an error of `vfio-ioctls`.
 pub(super) fn reason(error: VfioError) -> io::Error {
     if let VfioError::OpenContainer(source) = error {
         return source;
@@ -121,7 +121,7 @@ pub(super) fn region_info(device: &File, index: u32) -> io::Result<Info<vfio_reg
     }
 }
 
-/// Executes an ioctl twice: for the length of the result, then for the whole result.
+/// Executes an ioctl; repeats it with a larger buffer if the result is longer than `T`.
 ///
 /// # Safety
 /// `T` is a structure of plain numbers that `request` reads and writes, and `argsz` returns its member of
@@ -167,7 +167,7 @@ pub(super) fn map(container: &VfioContainer, iova: u64, area: &Area) -> io::Resu
         // that. Its pages are pinned, so a later write of a drive does not reach pages of another user.
         return unsafe { container.vfio_dma_map(iova, area.bytes(), area.base().as_ptr()) }.map_err(reason);
     }
-    // The crate supports only writable mappings.
+    // `vfio-ioctls` supports only writable mappings.
     let mut map = vfio_iommu_type1_dma_map {
         argsz: size_of_u32::<vfio_iommu_type1_dma_map>(),
         flags: VFIO_DMA_MAP_FLAG_READ,

@@ -37,14 +37,14 @@ struct State {
 
 struct MappedArea {
     iova: u64,
-    /// Number of [`Mapped`] values. 0 if unmapping failed: the piece stays, so that neither its IOVA nor its
+    /// Number of [`Mapped`] values. 0 if unmapping failed: the entry stays, so that neither its IOVA nor its
     /// memory is reused.
     uses: usize,
     _area: Area,
 }
 
 impl<I: Iommu + 'static> Table<I> {
-    /// A table without mappings and usable addresses.
+    /// A table without mappings and without usable IOVA ranges.
     pub(super) fn new(iommu: I) -> Arc<Table<I>> {
         let state = State { space: IovaSpace::new(), areas: BTreeMap::new() };
         Arc::new(Table { iommu, state: Lock::new(state) })
@@ -72,7 +72,8 @@ impl<I: Iommu + 'static> Table<I> {
     /// Maps an area until the result is dropped.
     ///
     /// # Errors
-    /// The system's error, or that no IOVA range is free.
+    /// The system's error; no IOVA range is free; or an earlier mapping of the same area could not be
+    /// removed.
     pub(super) fn map(self: &Arc<Self>, area: &Area) -> io::Result<Mapped<I>> {
         let key = (area.base().addr().get(), area.bytes());
         let mut state = self.state.lock();

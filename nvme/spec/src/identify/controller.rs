@@ -1,5 +1,5 @@
 //! Identify Controller (CNS 01h) and Identify Controller of the NVM Command Set (CNS 06h); `capability` has
-//! their bitfields.
+//! the bitfields of CNS 01h.
 
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -99,7 +99,7 @@ wire! {
         /// DCTYPE: Discovery Controller Type.
         dctype @ 1806: DiscoveryControllerType,
         reserved1807 @ 1807: [u8; 1265],
-        /// Vendor Specific; see [`SpindleArea`](crate::vendor::SpindleArea).
+        /// Vendor Specific; for a controller of Spindle see [`SpindleArea`](crate::vendor::SpindleArea).
         vs @ 3072: [u8; 1024],
     }
 }

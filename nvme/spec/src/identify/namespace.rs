@@ -1,4 +1,4 @@
-//! Identify Namespace (CNS 00h, 05h, 08h) and the namespace identification descriptors (CNS 03h).
+//! Identify Namespace (CNS 00h, 08h) and the namespace identification descriptors (CNS 03h).
 
 use bitfield_struct::bitfield;
 use zerocopy::FromBytes;

@@ -141,7 +141,8 @@ pub struct Treq {
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct Eflags {
-    /// DUPRETINFO: Duplicate Returned Information; another port returns the same log page.
+    /// DUPRETINFO: Duplicate Returned Information; the discovery service of this entry returns the same
+    /// information as those of other entries with this flag.
     pub duplicate_information: bool,
     /// EPCSD: Explicit Persistent Connection Support for Discovery.
     pub persistent_connection: bool,
@@ -158,7 +159,7 @@ open_enum! {
 }
 
 wire! {
-    /// TSAS of RDMA (NVMe/RDMA Transport 1.0 section 3.1.1).
+    /// TSAS of RDMA (NVMe RDMA Transport 1.0 section 3.1.1).
     pub struct TsasRdma[256] {
         /// RDMA_QPTYPE: RDMA QP Service Type; 1 is reliable connected, 2 reliable datagram.
         qptype @ 0: u8,

@@ -46,9 +46,9 @@ pub enum Violation {
 /// A received command capsule.
 #[derive(Debug)]
 pub struct Capsule {
-    /// Bytes received, with the submission queue entry.
+    /// Bytes received, including the submission queue entry.
     pub bytes: u32,
-    /// Copied from the first 64 bytes of the message.
+    /// Submission queue entry: a copy of the first 64 bytes of the message.
     pub sqe: Sqe,
     /// The receive buffer with the whole message; `None` if nothing follows the entry.
     pub buf: Option<Buf>,
@@ -150,8 +150,8 @@ impl Parsed {
         Ok(self.host_pointer())
     }
 
-    /// Adds one keyed block. A SEND invalidates one key: if several descriptors request it, the first is
-    /// used.
+    /// Adds one keyed block. A SEND invalidates one key: if several descriptors request invalidation, the key
+    /// of the first is invalidated.
     #[inline]
     fn add(&mut self, keyed: &KeyedSgl) -> Result<(), Status> {
         let bytes = keyed.bytes();
@@ -178,7 +178,7 @@ impl Parsed {
     }
 }
 
-/// Copies the in-capsule data, which follows the submission queue entry, to `to`.
+/// Copies `bytes` of in-capsule data, which follow the submission queue entry, to `to`, as far as they fit.
 #[inline]
 pub(super) fn copy_data(capsule: &Buf, bytes: u32, to: &mut Buf) {
     let data = CAPSULE_BYTES as usize..(CAPSULE_BYTES + bytes) as usize;

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The send queue completes in order, so a signalled completion frees the entries of all earlier work
-//! requests of its chain. A chain posts work one request at a time as entries and credits allow, so a
+//! requests of its chain. A chain posts its work requests one by one, as entries and credits allow, so a
 //! transfer with more READs than credits completes.
 
 use spindle_reactor::mem::Buf;
@@ -56,7 +56,8 @@ impl ChainKind {
     }
 }
 
-/// The blocks for `bytes` from `offset` of a command's data; fewer bytes if the descriptors end before.
+/// The blocks for `bytes` bytes from `offset` of a command's data, whose descriptors are `blocks`; fewer
+/// bytes if the descriptors end before.
 pub(super) fn part_of(blocks: &Blocks, offset: u32, bytes: usize) -> Blocks {
     let mut part = Blocks::new();
     let (mut skip, mut left) = (offset, u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -85,7 +86,7 @@ pub(super) struct Chain {
     block_at: u32,
     /// Bytes of the buffer already posted.
     at: usize,
-    /// Posted work requests not known to have completed.
+    /// Posted work requests that are not known to have completed.
     pub(super) in_flight: u32,
     /// The send queue was full: the last WRITE is signalled, and no more is posted until it completes.
     is_stopped: bool,
@@ -110,12 +111,12 @@ impl Chain {
         }
     }
 
-    /// Bytes for the host in this chain's buffer.
+    /// Bytes of the chain's buffer if they are for the host, posted ones included; 0 for a fetch.
     pub(super) fn unsent_bytes(&self) -> u64 {
         if self.kind.is_fetch() { 0 } else { self.bytes() as u64 }
     }
 
-    /// True for a whole-data fetch of this request without a posted READ.
+    /// True for a fetch of all data of the request in `slot`, without a posted READ.
     pub(super) fn is_unposted_fetch_of(&self, slot: RequestId) -> bool {
         self.slot == slot && matches!(self.kind, ChainKind::Fetch) && self.at == 0
     }
@@ -131,7 +132,8 @@ impl Chain {
         if bytes == expected { Ok(()) } else { Err(Violation::TransferBytes { bytes, expected }) }
     }
 
-    /// The next piece of the transfer: within one block, and within the maximum of scatter/gather entries.
+    /// The next piece of the transfer: within one block, at most `segments_max` scatter/gather entries, at
+    /// most 4 MiB. `None`: nothing is left.
     fn next_piece(&mut self, segments_max: usize) -> Option<(Span, Remote)> {
         let buf = self.buf.as_ref()?;
         let left = buf.len() - self.at;
@@ -156,8 +158,9 @@ impl Chain {
 }
 
 impl Conn {
-    /// Inserts a chain. The lengths of descriptors and buffer were compared when the command was parsed; a
-    /// chain in which they differ would never complete, so a difference ends the connection.
+    /// Inserts a chain. The target compares the length of the descriptors with that of the command's data. A
+    /// chain whose descriptors and buffer differ in length would never complete, so a difference ends the
+    /// connection; a full table does, too.
     #[inline]
     pub(super) fn add_chain(&mut self, chain: Chain) -> Option<Slot> {
         if let Err(violation) = chain.check() {
@@ -171,8 +174,8 @@ impl Conn {
         slot
     }
 
-    /// The next work request, if the send queue has a free entry. All work requests until `None` share one
-    /// doorbell.
+    /// The next work request. `None`: there is none, the send queue is full, or there is no READ credit. All
+    /// work requests until `None` share one doorbell.
     #[inline]
     pub fn next_work(&mut self) -> Option<Work> {
         if self.send_free == 0 || !matches!(self.phase, Phase::Open | Phase::Draining) {
@@ -258,8 +261,8 @@ impl Conn {
         Some(Work { chain: slot, is_signalled, op })
     }
 
-    /// Frees the entries and credits of a completed signalled work request, and ends the chain after its last
-    /// one.
+    /// Handles the completion of a signalled work request: frees its send queue entry and READ credit, and
+    /// the entries of earlier unsignalled requests of the chain; ends the chain after its last request.
     #[inline]
     pub(super) fn chain_completed(&mut self, id: Slot, is_ok: bool) {
         let Some(chain) = self.chains.get_mut(id) else { return };

@@ -7,20 +7,20 @@
 //!   next_buffer() -> post it again             before the replies: the host may answer a reply at once
 //!   next_work() -> post                      one doorbell for all of them
 //!   phase()   Ending: error state, poll the completions, destroy the queue pair, then on_destroyed()
-//!   watch()   every 50 ms: probes an idle host
+//!   watch()   every 50 ms: probes an idle host; on_time() at deadline()
 //! ```
 //!
 //! Memory: a capsule with in-capsule data is handed in with its receive buffer. [`Conn::next_buffer`] returns
 //! the buffer once the command's data was copied or the command is answered, so a command that waits for
-//! memory occupies its receive slot. A chain owns its data buffer from `fetch` or `reply` until the last of
-//! its work requests has completed. When the connection ends, a chain without posted work is dropped at once;
-//! a chain with posted work is dropped when that work completes (flushed), at the latest when the queue pair
-//! is destroyed.
+//! memory occupies its receive slot. A chain owns its data buffer from the call that adds it (`fetch`,
+//! `fetch_part`, `send_part`, `reply`) until the last of its work requests has completed. When the connection
+//! ends, a chain without posted work is dropped at once; a chain with posted work is dropped when that work
+//! completes (flushed), at the latest when the queue pair is destroyed.
 //!
 //! The completion of a reply's SEND and the host's next capsule arrive in either order. A command beyond the
 //! queue's entries waits in the inbox until the completion of an earlier reply's SEND frees an entry.
 //!
-//! Capsules are checked in `capsule` only.
+//! The contents of capsules are checked in `capsule` only.
 
 mod capsule;
 mod chain;
@@ -53,14 +53,14 @@ pub(crate) const CHAINS_PER_COMMAND: usize = 4;
 /// is detected within 30 s, and an idle live host gets four probes a minute.
 pub const PROBE_AFTER: Nanos = Nanos::from_secs(15);
 
-/// One keyed data block descriptor of a command.
+/// Address, key and length of one keyed data block descriptor of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
     remote: Remote,
     bytes: u32,
 }
 
-/// All data block descriptors of one command, in order.
+/// Data block descriptors of one command or of a part of its data, in order.
 type Blocks = ArrayVec<Block, DESCRIPTORS_MAX>;
 
 /// Constants of a connection, from the listener's settings, the device's limits and the connection request.
@@ -84,7 +84,7 @@ pub struct ConnConfig {
     pub can_invalidate: bool,
     /// Maximum time that a close waits for posted replies before the queue pair is ended.
     pub close_timeout: Nanos,
-    /// Time without a completion after which an idle host is probed: [`PROBE_AFTER`].
+    /// Time without a completion after which an idle host is probed; the default is [`PROBE_AFTER`].
     pub probe_after: Nanos,
 }
 
@@ -124,7 +124,7 @@ pub enum Phase {
 /// State of an unanswered command.
 #[derive(Debug, Default)]
 struct Pending {
-    /// The command's data at the host.
+    /// Descriptors of the command's data at the host, until a fetch of all of the data or the reply.
     blocks: Blocks,
     /// Remote key that the reply's SEND invalidates.
     invalidate: Option<u32>,
@@ -132,12 +132,12 @@ struct Pending {
     data: Option<(Buf, u32)>,
 }
 
-/// Detects a host without completions: see [`Conn::watch`].
+/// Detects an idle connection: see [`Conn::watch`].
 #[derive(Debug, Default)]
 struct Silence {
-    /// A work request has completed since the last call of [`Conn::watch`].
+    /// A receive or a work request of the send queue has completed since the last call of [`Conn::watch`].
     is_broken: bool,
-    /// First call of [`Conn::watch`] without a completion since the call before.
+    /// Time of the first call of [`Conn::watch`] since which the connection is idle.
     since: Option<Nanos>,
 }
 
@@ -155,10 +155,10 @@ pub struct Conn {
     /// Unanswered commands with a slot, indexed by the slot's index.
     pending: Vec<(RequestId, Pending)>,
     chains: Slab<Chain>,
-    /// Chains with READs, and chains of replies, that have work to post; oldest first.
+    /// Chains that have work to post, oldest first: `fetches` have READs, `replies` have WRITEs and SENDs.
     fetches: VecDeque<Slot>,
     replies: VecDeque<Slot>,
-    /// `fetches` and `replies` alternate in the send queue.
+    /// `fetches` and `replies` take turns: the next work request is from `fetches` if they have any.
     is_fetch_next: bool,
     send_free: u32,
     reads_free: u32,
@@ -167,7 +167,8 @@ pub struct Conn {
     deadline: Option<Nanos>,
     violation: Option<Violation>,
     is_closed_reported: bool,
-    /// Commands given out whose reply's SEND has not completed; at most `outstanding_max`.
+    /// Commands given out whose reply's SEND has not completed or whose [`Event::Sent`] is not taken; at most
+    /// `outstanding_max`.
     outstanding: usize,
     /// Completed fast-path replies not yet counted by [`Transport::take_fast_path_sent`].
     fast_path_sent: u32,
@@ -277,7 +278,8 @@ impl Conn {
         self.phase
     }
 
-    /// Posted work requests without a completion. A drain waits until this is 0.
+    /// Posted work requests of the send queue that are not known to have completed. A drain waits until this
+    /// is 0.
     #[must_use]
     pub fn posted(&self) -> u32 {
         self.config.send_queue - self.send_free
@@ -300,7 +302,7 @@ impl Conn {
             + self.pending.iter().map(|(_, pending)| is_held(pending)).sum::<usize>()
     }
 
-    /// True when [`Transport::next_event`] returns an event without further completions.
+    /// True when [`Transport::next_event`] can return an event without further completions.
     #[inline]
     #[must_use]
     pub fn has_events(&self) -> bool {
@@ -335,8 +337,8 @@ impl Conn {
         }
     }
 
-    /// Probes an idle host. Call it much more often than `probe_after`. True if a probe was queued and must
-    /// be posted.
+    /// Probes the host if the connection has been idle for `probe_after`; to be called much more often than
+    /// that. True if a probe was queued and must be posted.
     ///
     /// At most one probe is outstanding: while anything is posted, its completion shows whether the host
     /// responds.
@@ -425,7 +427,8 @@ impl Conn {
         self.end();
     }
 
-    /// State of the request in this slot; `None` if the slot belongs to another request.
+    /// State of the request in `slot`, or of the current command with [`FAST_PATH`]; `None` if `slot` belongs
+    /// to another request.
     #[inline]
     fn pending_mut(&mut self, slot: RequestId) -> Option<&mut Pending> {
         if slot == FAST_PATH {
@@ -468,7 +471,8 @@ impl Conn {
         None
     }
 
-    /// Adds a chain for a part of a command's data. The command keeps its descriptors until the reply.
+    /// Adds a chain for `buf.len()` bytes of a command's data at `offset`. The command keeps its SGL
+    /// descriptors until the reply, for further parts.
     fn add_part(&mut self, slot: RequestId, kind: ChainKind, offset: u32, buf: Buf) -> Option<Slot> {
         if self.phase != Phase::Open {
             return None;
@@ -546,8 +550,8 @@ impl Transport for Conn {
         }
     }
 
-    /// Only a fetch without a posted READ can be cancelled. A posted READ is served by the host's adapter
-    /// without its software and completes soon.
+    /// Only a fetch of all data without a posted READ can be cancelled. A posted READ is served by the host's
+    /// adapter, without the host's software, and completes soon.
     fn cancel(&mut self, slot: RequestId) -> bool {
         let chains = &self.chains;
         let is_it = |chain: &Slot| chains.get(*chain).is_some_and(|chain| chain.is_unposted_fetch_of(slot));
@@ -653,7 +657,7 @@ impl Transport for Conn {
     }
 }
 
-/// Pads a completion queue entry to the head of a SEND.
+/// A completion queue entry as the head of a SEND, padded with zeroes.
 #[inline]
 fn head_of(cqe: &Cqe) -> [u8; HEAD_BYTES_MAX] {
     let mut head = [0; HEAD_BYTES_MAX];

@@ -1,4 +1,5 @@
-//! The controller's end without a device: what it asks of its queue pair, whatever comes back.
+//! The controller's end without a device: its work requests, for completions in any order and with any
+//! result.
 
 use nvme_spec::sqe::SglKind;
 use nvme_spec::status::Status;
@@ -12,10 +13,10 @@ use spindle_transport::RequestId;
 use super::*;
 use crate::work::{Op, Span, Work};
 
-/// The buffers here have pieces of this size.
+/// Bytes of a segment of the tests' buffers.
 const PIECE: u32 = 4096;
 
-/// A pool of which every longer buffer is put together of pieces.
+/// A pool in which every buffer above [`PIECE`] consists of several segments.
 fn pieces(count: u32) -> Pool {
     let large = ZoneSpec { buffer_bytes: 16 * PIECE, count: 1 };
     let pool = Pool::new(&[ZoneSpec { buffer_bytes: PIECE, count }, large], Pages::Base).expect("memory");
@@ -27,7 +28,7 @@ fn pool() -> Pool {
     pieces(64)
 }
 
-/// Little of everything.
+/// Small limits: 2 send queue entries, one segment per work request, one READ.
 fn narrow() -> ConnConfig {
     ConnConfig {
         in_capsule_bytes: 1024,
@@ -51,13 +52,13 @@ fn slot(index: u16) -> RequestId {
     RequestId::from_wire(1 << 16 | u32::from(index))
 }
 
-/// A command with one key for `bytes` at the host.
+/// A read command with one keyed descriptor of `bytes`.
 fn keyed(cid: u16, bytes: u32, is_invalidated: bool) -> Capsule {
     let sgl = Sgl::keyed(0x1_0000, bytes, 0x77, is_invalidated);
     Capsule { bytes: CAPSULE_BYTES, sqe: Sqe::read(cid, 1, 0, 1).with_sgl(sgl), buf: None }
 }
 
-/// A command with its data behind it.
+/// A write command with `data` as in-capsule data.
 fn filled(pool: &Pool, cid: u16, data: &[u8]) -> Capsule {
     let bytes = u32::try_from(data.len()).expect("short");
     let sqe = Sqe::write(cid, 1, 0, 1, false).with_sgl(Sgl::in_capsule(bytes));
@@ -67,7 +68,7 @@ fn filled(pool: &Pool, cid: u16, data: &[u8]) -> Capsule {
     Capsule { bytes: CAPSULE_BYTES + bytes, sqe, buf: Some(buf) }
 }
 
-/// The next event is a command, which gets this slot.
+/// Takes the next event, which must be a command, and gives it `slot`.
 fn command(conn: &mut Conn, slot: RequestId) -> DataPointer {
     let Some(Event::Command { data, .. }) = conn.next_event() else { panic!("a command") };
     conn.set_slot(slot);
@@ -87,12 +88,12 @@ fn failed(work: &Work) -> Completion {
     Completion { is_ok: false, ..ok(work) }
 }
 
-/// All work that there is now.
+/// Takes all work requests.
 fn posted(conn: &mut Conn) -> Vec<Work> {
     std::iter::from_fn(|| conn.next_work()).collect()
 }
 
-/// (Offset here, address there, bytes) of a transfer.
+/// (Offset in the buffer, address at the host, bytes) of a transfer.
 fn moved(work: &Work) -> (u32, u64, u32) {
     match work.op {
         Op::Read { local, remote } | Op::Write { local, remote } => {
@@ -175,7 +176,7 @@ fn a_key_is_invalidated_when_its_descriptor_asks_and_the_device_can() {
             assert_eq!(work.last().map(invalidated), Some(expected), "{status} {is_asked}");
         }
     }
-    // One that is answered as it comes, and one whose data was fetched.
+    // A command that is answered on the fast path, and one whose data was fetched.
     let mut conn = open(ConnConfig { send_queue: 8, ..narrow() });
     conn.received(keyed(1, PIECE, true));
     assert!(matches!(conn.next_event(), Some(Event::Command { .. })));
@@ -236,13 +237,13 @@ fn the_buffer_of_a_capsule_comes_back_whatever_becomes_of_its_command() {
         |conn, _| conn.close(CloseReason::Shutdown),
         |conn, _| conn.close(CloseReason::KeepAliveExpired),
         |conn, _| conn.completed(Completion { chain: slot(9).0, is_signalled: false, is_ok: false }),
-        // The next command is wrong, and one more is behind it.
+        // The next capsule is too short, and another follows it.
         |conn, pool| {
             conn.received(Capsule { bytes: 1, ..keyed(2, 1, false) });
             conn.received(filled(pool, 3, &[1]));
             assert!(conn.next_event().is_none() && conn.take_violation().is_some());
         },
-        // Its slot is given to another.
+        // The command's slot is given to another command.
         |conn, pool| {
             conn.received(filled(pool, 2, &[1]));
             command(conn, RequestId::from_wire(2 << 16 | 1));
@@ -264,7 +265,7 @@ fn the_buffer_of_a_capsule_comes_back_whatever_becomes_of_its_command() {
         assert!(matches!(conn.next_event(), Some(Event::Closed)) && conn.next_event().is_none());
         assert_eq!(pool.free_bytes(), all);
     }
-    // The command is not taken: neither by a slot, nor by an answer.
+    // The third command gets neither a slot nor a reply.
     let mut conn = open(narrow());
     for cid in 1..=3 {
         conn.received(filled(&pool, cid, &[5; 100]));
@@ -327,7 +328,7 @@ fn a_failed_work_request_ends_the_connection_and_keeps_what_the_device_may_touch
     let work = posted(&mut conn);
     assert_eq!(work.iter().map(|work| work.is_signalled).collect::<Vec<_>>(), [false, false, true]);
     conn.fetch(slot(2), 2, pool.take(PIECE).expect("a buffer"));
-    // The first WRITE fails; it was to be silent.
+    // The first WRITE, which is not signalled, fails.
     conn.completed(failed(&work[0]));
     assert_eq!((conn.phase(), posted(&mut conn).len()), (Phase::Ending, 0));
     assert!(conn.next_event().is_none(), "neither Sent nor Fetched");
@@ -335,7 +336,7 @@ fn a_failed_work_request_ends_the_connection_and_keeps_what_the_device_may_touch
     conn.completed(failed(&work[1]));
     conn.completed(failed(&work[2]));
     assert_eq!((pool.free_bytes(), conn.posted()), (all, 0));
-    // What comes twice, or was never posted, is ignored.
+    // Completions that come twice are ignored.
     conn.completed(failed(&work[2]));
     conn.completed(ok(&work[2]));
     assert_eq!((conn.posted(), conn.reads_free()), (0, 1));
@@ -355,7 +356,7 @@ fn what_was_replied_leaves_before_the_end_and_nothing_else() {
     conn.reply(reply(slot(1), pool.take(PIECE)));
     conn.close(CloseReason::Disconnect);
     assert_eq!((conn.phase(), conn.deadline()), (Phase::Draining, Some(Nanos::ZERO)));
-    // Too late.
+    // A reply and a capsule after the close.
     conn.reply(reply(slot(3), None));
     conn.received(filled(&pool, 4, &[1]));
     assert!(conn.next_buffer().is_some());
@@ -365,7 +366,7 @@ fn what_was_replied_leaves_before_the_end_and_nothing_else() {
     assert!(matches!(conn.next_event(), Some(Event::Sent { .. })));
     assert_eq!(conn.phase(), Phase::Ending);
     assert_eq!(pool.free_bytes(), 64 * u64::from(PIECE));
-    // One that does not leave is given up in time.
+    // A drain ends when its time is over, although the reply's SEND has not completed.
     let mut conn = open(narrow());
     conn.received(keyed(1, PIECE, false));
     command(&mut conn, slot(1));
@@ -379,7 +380,7 @@ fn what_was_replied_leaves_before_the_end_and_nothing_else() {
     assert_eq!((conn.phase(), conn.posted()), (Phase::Ending, 2));
 }
 
-/// What may happen next in [`anything_may_come_in_any_order`].
+/// A step of [`anything_may_come_in_any_order`].
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Keyed(u32, bool),
@@ -409,7 +410,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A queue pair in small: answers every command by a slot of its own.
+/// Stands for the target's queue pair: gives every command a slot and answers it.
 #[derive(Default)]
 struct Owner {
     free: Vec<u16>,
@@ -484,7 +485,7 @@ proptest! {
                     while conn.next_buffer().is_some() {}
                     flight.extend(posted(&mut conn));
                 }
-                // In the order of the queue; those that are silent are not told.
+                // In the order of the queue; an unsignalled request has no completion unless it fails.
                 Step::Complete => while let Some(work) = flight.pop_front() {
                     if work.is_signalled || is_broken {
                         conn.completed(Completion { is_ok: !is_broken, ..ok(&work) });
@@ -510,7 +511,7 @@ proptest! {
             check(&conn, &config, flight.len());
         }
         conn.on_disconnected();
-        // All that is in flight is flushed, and then nothing is left in use.
+        // All work in flight is flushed; afterwards nothing is in use.
         for work in flight.drain(..) {
             conn.completed(failed(&work));
         }

@@ -22,7 +22,7 @@ pub(super) enum State {
     Waiting,
     /// The completion queue entry has arrived, but the SEND of the in-capsule data has not completed.
     Ended,
-    /// Ended; not returned by `next_event` yet.
+    /// The command has completed; `next_event` has not returned it yet.
     Done,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Command {
     pub(super) state: State,
     pub(super) capsule: Capsule,
     pub(super) placement: DataPlacement,
-    /// Incremented with each use of the CID; never 0.
+    /// Changes with each use of the CID; 0 before the first use only.
     pub(super) generation: u16,
     pub(super) sqe: Sqe,
     pub(super) data: Option<Registered>,
@@ -93,7 +93,7 @@ impl Commands {
         Commands { commands: (0..entries).map(|_| Command::new()).collect(), outstanding: 0 }
     }
 
-    /// True if the CID is in range and unused.
+    /// True if `cid` is in range and unused.
     #[inline]
     pub(super) fn is_free(&self, cid: u16) -> bool {
         self.commands.get(usize::from(cid)).is_some_and(|command| command.state == State::Free)
@@ -112,14 +112,14 @@ impl Commands {
         command.data = data;
     }
 
-    /// The command with this CID if its capsule was posted and it has no completion queue entry yet.
+    /// The command with `cid` if its capsule was posted and its completion queue entry has not arrived.
     #[inline]
     pub(super) fn posted(&mut self, cid: u16) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
         (command.state == State::Waiting && command.capsule != Capsule::Queued).then_some(command)
     }
 
-    /// The command with this CID if its capsule is not posted yet.
+    /// The command with `cid` if its capsule is not posted yet.
     #[inline]
     pub(super) fn queued(&mut self, cid: u16) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
@@ -131,7 +131,7 @@ impl Commands {
         (chain.index(), u16::from_le_bytes([c, d]))
     }
 
-    /// The command of this chain; `None` if it has ended.
+    /// The command of `chain`; `None` if it was returned by `next_event`.
     #[inline]
     pub(super) fn get(&self, chain: Slot) -> Option<&Command> {
         let (index, generation) = Self::index(chain);
@@ -146,7 +146,7 @@ impl Commands {
         (command.generation == generation && command.state != State::Free).then_some(command)
     }
 
-    /// Returns a command with its completion and frees the CID.
+    /// Frees `cid` and returns its [`HostEvent::Completed`]; `None` if `cid` is free already.
     #[inline]
     pub(super) fn end(&mut self, cid: u16) -> Option<HostEvent> {
         let command = self.commands.get_mut(usize::from(cid)).filter(|it| it.state != State::Free)?;

@@ -14,7 +14,7 @@
 //! the SEND's completion and the completion queue entry have arrived: the device may retransmit the data
 //! until then. Any other SEND reads only the entry's head memory, which stays registered as long as the queue
 //! pair exists and may be overwritten: a controller that has answered discards a retransmission. So only
-//! every 16th of those is signalled.
+//! one in 16 of those is signalled, and every one while few entries of the send queue are free.
 //!
 //! **End.** After [`Conn::end`] or a violation by the controller nothing more is posted. Outstanding commands
 //! are reported as lost only after [`Conn::on_gone`], when the queue pair is destroyed and the device no
@@ -48,7 +48,7 @@ use sends::Sends;
 pub const DESCRIPTORS_MAX: usize = 16;
 /// Bytes of one SGL descriptor.
 pub const DESCRIPTOR_BYTES: usize = 16;
-/// Head memory in bytes of one queue entry: the submission queue entry and the longest descriptor list.
+/// Bytes of head memory for one queue entry: a submission queue entry and the longest descriptor list.
 pub const ENTRY_BYTES: usize = SQE_BYTES + DESCRIPTORS_MAX * DESCRIPTOR_BYTES;
 
 /// Parameters of a host's queue.
@@ -84,7 +84,7 @@ pub struct Piece {
     pub remote_key: u32,
     /// Local key, for this host's SENDs.
     pub local_key: u32,
-    /// The registration in the cache, to be released with the buffer.
+    /// Slot of the registration in the cache, to be released with the buffer.
     pub lease: Slot,
 }
 
@@ -135,11 +135,11 @@ impl Keys {
 pub struct Registered {
     /// Buffer of the data; `keys` cover all of it.
     pub buf: Buf,
-    /// Addresses and keys of all of `buf`.
+    /// Addresses and keys of the pieces of `buf`.
     pub keys: Keys,
 }
 
-/// Data of a command with its direction; the keys must cover the whole buffer.
+/// Data of a command with its direction. The keys must cover the whole buffer.
 pub type HostData = host::HostData<Registered>;
 /// Events of a connection. Never [`HostEvent::Ready`], which the link emits when the queue pair is
 /// established.
@@ -246,14 +246,14 @@ impl Conn {
         }
     }
 
-    /// Maximum descriptors of a list: limited by MSDBD and by the capsule's in-capsule bytes.
+    /// Maximum descriptors of a list: limited by MSDBD, by the in-capsule bytes, and by [`DESCRIPTORS_MAX`].
     fn list_max(&self) -> usize {
         let room = self.config.in_capsule_bytes as usize / DESCRIPTOR_BYTES;
         usize::from(self.config.descriptors).min(room).min(DESCRIPTORS_MAX)
     }
 
     /// The next work request, to be posted; the caller rings the doorbell after the last. `None` if nothing
-    /// is queued, or the send queue is full until a completion.
+    /// is queued, the send queue is full until a completion, or the connection has ended.
     #[inline]
     pub fn next_work(&mut self) -> Option<Work> {
         if !self.is_open() || self.sends.is_full() {
@@ -282,7 +282,7 @@ impl Conn {
         !self.queued.is_empty()
     }
 
-    /// The descriptor list of this chain's capsule, which follows the head; empty for most commands.
+    /// The descriptor list of the capsule of `chain`, which follows the head; empty for most commands.
     #[inline]
     pub fn descriptors(&self, chain: Slot) -> impl Iterator<Item = Sgl> + '_ {
         let command = self.commands.get(chain).filter(|command| command.placement == DataPlacement::List);
@@ -290,7 +290,7 @@ impl Conn {
         keys.map_or(&[][..], Keys::pieces).iter().map(descriptor)
     }
 
-    /// The data buffer of a chain; `None` if it has none or has ended.
+    /// The data buffer of the command of `chain`; `None` if the command has none or has ended.
     #[inline]
     #[must_use]
     pub fn buffer(&self, chain: Slot) -> Option<&Buf> {
@@ -302,15 +302,15 @@ impl Conn {
         self.commands.get_mut(chain)?.data.as_mut().map(|data| &mut data.buf)
     }
 
-    /// The keys of a chain's buffer; `None` if it has none or has ended.
+    /// The keys of the data buffer of the command of `chain`; `None` if the command has none or has ended.
     #[inline]
     #[must_use]
     pub fn keys(&self, chain: Slot) -> Option<&Keys> {
         self.commands.get(chain)?.data.as_ref().map(|data| &data.keys)
     }
 
-    /// Handles the message of a RECV: a completion queue entry. It is copied, so the receive may be posted
-    /// again.
+    /// Handles the message of a RECV: a completion queue entry. `bytes` are copied, so the receive may be
+    /// posted again.
     #[inline]
     pub fn received(&mut self, bytes: &[u8]) {
         if !self.is_open() {
@@ -348,7 +348,7 @@ impl Conn {
         if !self.sends.end(chain) {
             return self.end(CloseCause::Device);
         }
-        // If its SEND was not awaited, the command may have ended, and its CID may be in use again.
+        // A command whose SEND was not awaited may have ended, and its CID may be in use again.
         let Some(command) = self.commands.get_mut(chain) else { return };
         if command.capsule == Capsule::Sending {
             command.capsule = Capsule::Sent;
@@ -415,7 +415,7 @@ impl Conn {
         Ok(())
     }
 
-    /// The next event; `None` until a message or completion was handled.
+    /// The next event. `None`: there is none until a message or completion is handled, or [`Conn::on_gone`].
     #[inline]
     pub fn next_event(&mut self) -> Option<HostEvent> {
         if let Some(cid) = self.finished.pop_front() {

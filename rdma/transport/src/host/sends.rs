@@ -5,14 +5,14 @@
 //!   ledger:         4               8   2
 //! ```
 //! A device completes the work requests of one queue in order. So a signalled completion implies that all
-//! earlier SENDs have completed, and it must be the first of the ledger.
+//! earlier SENDs have completed, and that SEND must be the first of the ledger.
 
 use std::collections::VecDeque;
 
 use spindle_reactor::slab::Slot;
 
-/// One in 16 SENDs is signalled: each completion costs a PCIe write by the device and a step of the poller,
-/// and 16 SENDs are a small part of the queue.
+/// At least one in 16 SENDs is signalled. Not each: a completion costs a PCIe write by the device and a step
+/// of the poller, and 16 SENDs are a small part of the queue.
 const SIGNAL_EVERY: u32 = 16;
 
 /// Accounting of the send queue.
@@ -23,7 +23,7 @@ pub(super) struct Sends {
     low: u32,
     /// SENDs posted since the last signalled one.
     unsignalled: u32,
-    /// Signalled SENDs in flight, oldest first, and the entries that each frees.
+    /// Signalled SENDs in flight, oldest first, and the number of entries that each frees.
     signalled: VecDeque<(Slot, u32)>,
 }
 
@@ -43,6 +43,7 @@ impl Sends {
     }
 
     /// Takes an entry and returns whether the SEND must be signalled; `None` if the queue is full.
+    /// `is_awaited`: the command ends only after the SEND has completed.
     #[inline]
     pub(super) fn post(&mut self, chain: Slot, is_awaited: bool) -> Option<bool> {
         self.free = self.free.checked_sub(1)?;
@@ -55,8 +56,8 @@ impl Sends {
         Some(is_signalled)
     }
 
-    /// Frees the entries of a completed signalled SEND. False if it is not the oldest: the device broke the
-    /// order.
+    /// Frees the entry of the completed signalled SEND of `chain`, and those of the unsignalled SENDs before
+    /// it. False if that SEND is not the oldest signalled one: the device broke the order.
     #[inline]
     pub(super) fn end(&mut self, chain: Slot) -> bool {
         match self.signalled.front() {

@@ -31,7 +31,7 @@ fn read_of(pool: &Pool, bytes: u32) -> HostData {
     HostData::FromController(write_of(pool, bytes).into_buffer().expect("as made above"))
 }
 
-/// One of 8 entries that puts up to 1024 bytes in the capsule.
+/// A connection with 8 entries and up to 1024 bytes of in-capsule data.
 fn conn() -> Conn {
     Conn::new(HostConfig { entries: 8, send_wr: 8, in_capsule_bytes: 1024, ..HostConfig::default() })
 }
@@ -48,7 +48,7 @@ fn over(work: &Work) -> Completion {
     Completion { chain: work.chain, is_signalled: work.is_signalled, is_ok: true }
 }
 
-/// The command in a SEND, and its in-capsule bytes.
+/// The submission queue entry of a SEND, and the length of the in-capsule data.
 fn sent(work: &Work) -> (Sqe, u32) {
     match &work.op {
         Op::Send { head, head_bytes, local, invalidate } => {
@@ -59,7 +59,7 @@ fn sent(work: &Work) -> (Sqe, u32) {
     }
 }
 
-/// Post one command and give its work.
+/// Submits one command and returns its work request.
 fn post(conn: &mut Conn, cid: u16, data: HostData) -> Work {
     conn.submit(sqe(cid), data).expect("taken");
     conn.next_work().expect("posted")
@@ -170,7 +170,7 @@ fn a_buffer_in_pieces_travels_as_a_list_that_the_controller_and_its_capsules_all
     let list: Vec<_> = conn.descriptors(work.chain).map(|sgl| sgl.as_keyed().expect("keyed")).collect();
     let list: Vec<_> = list.iter().map(|keyed| (keyed.address.get(), keyed.bytes())).collect();
     assert_eq!(list, [(0x1000, 1024), (0x9000, 2048), (0x5000, 1024)]);
-    // Capsules with room for two descriptors.
+    // In-capsule space for two descriptors.
     conn.set_offered(47, 16);
     let refused = conn.submit(self::sqe(1), data(&pool)).expect_err("too many");
     assert_eq!(refused.kind, SubmitErrorKind::Pieces { pieces: 3, allowed: 2 });
@@ -203,7 +203,7 @@ fn a_full_send_queue_waits_for_the_completion_that_it_asked_for() {
     let first: Vec<Work> = std::iter::from_fn(|| conn.next_work()).collect();
     assert_eq!(first.len(), 4);
     assert!(conn.has_queued());
-    // All are answered, and the commands that wait are not: nothing says that there is room.
+    // Answers do not free send queue entries: queued commands wait for a completion of the send queue.
     for cid in 0..4 {
         conn.received(&cqe(cid));
         assert_eq!(completed(conn.next_event()).2, Ok(()));
@@ -271,7 +271,7 @@ fn a_failed_send_ends_the_connection_and_its_commands_are_lost() {
     conn.received(&cqe(0));
     conn.completed(Completion { is_ok: false, ..over(&second) });
     assert!(!conn.is_open() && conn.next_work().is_none());
-    // What the device flushes, and what comes late, changes nothing.
+    // Flushed work requests and late messages change nothing.
     conn.completed(Completion { is_ok: false, ..over(&first) });
     conn.received(&cqe(1));
     assert!(conn.next_event().is_none(), "the device may still use the buffers");
@@ -311,7 +311,7 @@ fn a_cid_that_is_outstanding_or_too_large_is_refused_with_its_data() {
     assert_eq!(closed(&mut conn), CloseCause::Requested);
 }
 
-/// Numbers that depend on a seed only.
+/// Pseudo-random numbers that depend on the seed only.
 struct Random(u64);
 
 impl Random {
@@ -323,18 +323,18 @@ impl Random {
     }
 }
 
-/// One connection's life under one seed: SENDs and completions come in any order that a device can make, and
-/// it ends in any of the ways.
+/// One connection under one seed: SENDs and completions come in any order that a device can make, and the
+/// connection ends in any possible way.
 struct Life {
     random: Random,
     pool: Pool,
     conn: Conn,
     entries: u16,
-    /// Posted, in order; those that are signalled complete in this order.
+    /// Posted work requests, in order; signalled ones complete in this order.
     in_flight: VecDeque<Work>,
-    /// CIDs that the controller knows of.
+    /// CIDs of the commands that the controller has received.
     known: Vec<u16>,
-    /// By CID: its mark, while it is outstanding.
+    /// Mark of each outstanding command, by CID.
     marks: Vec<Option<u64>>,
     next_mark: u64,
 }
@@ -415,7 +415,7 @@ impl Life {
         }
     }
 
-    /// True when it was the last event.
+    /// Checks an event. True if it was the last.
     fn told(&mut self, event: HostEvent) -> bool {
         let HostEvent::Completed { cid, buf, .. } = event else { return true };
         let mark = self.marks[usize::from(cid)].take().expect("told once");
@@ -472,7 +472,7 @@ fn a_stalled_connection_always_has_a_completion_in_flight() {
         for _ in 0..200 {
             life.step();
         }
-        // Everything that can come comes: then nothing is outstanding.
+        // All completions and answers arrive; then nothing is outstanding.
         for _ in 0..1000 {
             while let Some(work) = life.conn.next_work() {
                 life.known.push(sent(&work).0.cid());
@@ -498,6 +498,6 @@ fn a_stalled_connection_always_has_a_completion_in_flight() {
 fn the_head_memory_of_an_entry_holds_the_longest_capsule_without_data() {
     assert_eq!(ENTRY_BYTES, 64 + 256);
     assert_eq!(sqe(0).opcode & 0b11, 0b01, "its data goes to the controller");
-    // MSDBD 0 of a controller means that it says no limit.
+    // A controller with MSDBD 0 has no limit.
     assert_eq!(IdentifyController::default().msdbd, 0);
 }

@@ -1,4 +1,4 @@
-//! The cache against a device of the test's, which knows what is registered, and a model that is plain.
+//! The cache against a fake device, which records the registrations, and against a simple model.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,10 +7,10 @@ use super::*;
 
 #[derive(Debug, Default)]
 struct Device {
-    /// What is registered: key, and its pages.
+    /// Live registrations by key: start, end, and whether writable.
     live: BTreeMap<u32, (usize, usize, bool)>,
     next_key: u32,
-    /// Most bytes that the system lets one pin.
+    /// Maximum bytes of all registrations.
     bytes_max: usize,
 }
 
@@ -112,13 +112,13 @@ fn the_least_recently_used_goes_first_and_what_is_in_use_never() {
     for lease in &leases {
         cache.release(lease.slot);
     }
-    // 0 is used again: 1 is the oldest now.
+    // Registration 0 is used again: 1 is the least recently used now.
     cache.acquire(at(0), 1, true, || ()).expect("a hit");
     cache.acquire(at(3), 4 * KIB, true, || ()).expect("registered");
     cache.tidy();
     let is_live = |index: usize| device.0.borrow().live.values().any(|(start, ..)| *start == at(index));
     assert_eq!([0, 1, 2, 3].map(is_live), [true, false, true, true]);
-    // 0 and 3 are in use: more than the limit may be.
+    // Registrations 0 and 3 are in use; those in use may exceed the limit.
     let more: Vec<Lease> =
         (4..8).map(|index| cache.acquire(at(index), 4 * KIB, true, || ()).expect("registered")).collect();
     assert_eq!(cache.bytes, 24 * KIB);
@@ -185,17 +185,17 @@ fn where_no_more_can_be_pinned_what_is_idle_goes() {
     assert_eq!(cache.bytes, 8 * KIB);
 }
 
-/// The cache beside a list of what is in use; every answer is checked with the device's own table.
+/// The cache and a list of its leases; every lease is checked against the table of the fake device.
 struct Play {
     random: u64,
     cache: Cache<Fake>,
     device: Fake,
     limits: Limits,
-    /// In use: the range asked for, what was had, and whether its memory was unmapped since.
+    /// Leases in use: address and length asked for, whether the memory is writable, and the lease.
     used: Vec<(usize, usize, bool, Lease)>,
-    /// Registrations that are stale: made before their memory was unmapped. Their keys.
+    /// Keys of stale registrations: made before their memory was unmapped.
     stale: Vec<u32>,
-    /// Those that a later one covers.
+    /// Keys of registrations that a later one covers.
     shadowed: Vec<u32>,
 }
 

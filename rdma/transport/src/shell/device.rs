@@ -18,7 +18,7 @@ use super::shared::{Queues, Share, SharedReceives, insert_in_free};
 /// Maximum entries of a completion queue. If connections need more, the core creates another queue.
 const COMPLETIONS_MAX: u32 = 32_000;
 
-/// Hashes queue pair ids_by_number, which hosts do not choose, without a keyed hash.
+/// Hashes queue pair numbers, which hosts do not choose, without a keyed hash.
 #[derive(Debug, Default)]
 pub(super) struct NumberHasher(u64);
 
@@ -44,7 +44,7 @@ impl Hasher for NumberHasher {
 struct Completions {
     queue: CompletionQueue,
     reserved: u32,
-    /// Armed, and its event not taken from the channel yet.
+    /// The queue is armed, and its event is not taken from the channel yet.
     is_armed: bool,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct DeviceCore {
     pub(super) is_lost: bool,
     /// librdmacm has opened the same device again.
     pub(super) is_replaced: bool,
-    /// Its descriptors were returned by `take_descriptors`.
+    /// `take_descriptors` has returned the device's descriptors.
     pub(super) is_watched: bool,
 }
 
@@ -126,7 +126,8 @@ impl DeviceCore {
         }
     }
 
-    /// Reserves completion queue entries and receives for a connection, so that neither queue overflows.
+    /// Reserves `slots` receives, and completion queue entries for these and for `send_queue` work requests,
+    /// so that neither queue overflows. Without a shared receive queue, the queue pair needs its own.
     pub(super) fn reserve(&mut self, slots: u32, send_queue: u32) -> Result<Reservation, String> {
         // One more for the last work request of a queue pair that is ended.
         let entries = slots + send_queue + 1;
@@ -186,7 +187,8 @@ impl DeviceCore {
         self.completions.get(reservation.completions)?.as_ref().map(|completions| &completions.queue)
     }
 
-    /// Polls each completion queue once. True if there were completions.
+    /// Adds to `into` the completions that [`DeviceCore::arm`] has polled, and those of one poll of each
+    /// completion queue. True if there were any.
     #[inline]
     pub(super) fn poll(&mut self, into: &mut Vec<WorkCompletion>) -> bool {
         let before = into.len();
@@ -197,7 +199,7 @@ impl DeviceCore {
         into.len() > before
     }
 
-    /// Polls all completion queues until they are empty.
+    /// As [`DeviceCore::poll`], but polls the completion queues until they are empty.
     pub(super) fn poll_all(&mut self, into: &mut Vec<WorkCompletion>) {
         into.append(&mut self.polled);
         for completions in self.completions.iter_mut().flatten() {
@@ -210,8 +212,8 @@ impl DeviceCore {
         self.completion_queue(reservation).is_some_and(CompletionQueue::is_broken)
     }
 
-    /// Marks a completion queue as failed (IBV_EVENT_CQ_ERR). Returns its index; `None` if another core has
-    /// it.
+    /// Marks a completion queue as failed (IBV_EVENT_CQ_ERR). Returns its index; `None` if this core does not
+    /// have the queue.
     pub(super) fn set_broken(&mut self, identity: usize) -> Option<usize> {
         let is_it = |it: &Option<Completions>| it.as_ref().is_some_and(|it| it.queue.identity() == identity);
         let at = self.completions.iter().position(is_it)?;

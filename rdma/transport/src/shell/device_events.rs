@@ -34,7 +34,7 @@ use super::shared::insert_in_free;
 use super::{SharedDevice, Shell, ShellConfig, Source};
 use crate::controller::Conn;
 
-/// Retry period of lost devices, suspended listeners and failed memory registrations.
+/// Retry period for lost devices, suspended listeners and failed memory registrations.
 pub(super) const RETRY_PERIOD: Nanos = Nanos::from_secs(1);
 
 /// A message of one core's shell to the shells of all others.
@@ -59,16 +59,16 @@ pub(super) struct Opening {
     pub(super) config: ShellConfig,
 }
 
-/// A disk whose memory is the source and destination of RDMA transfers, without a pool buffer.
+/// A disk whose memory is the source and destination of RDMA transfers, so that they need no pool buffer.
 #[derive(Debug, Clone)]
 pub struct DiskArea {
     /// Name in the configuration, for the log.
     pub name: String,
-    /// Registered with every device in use.
+    /// Memory of the disk, to be registered with every device in use.
     pub area: Area,
 }
 
-/// This core's state of a device that reported an event.
+/// This core's state of a device that has reported an event.
 struct ShellDevice<'a, C> {
     shell: &'a mut Shell,
     core: &'a mut C,
@@ -189,8 +189,8 @@ impl Shell {
         channel.into_iter().chain(of_device).collect()
     }
 
-    /// Opens a device on this core. A disk whose memory cannot be registered does not fail the device; it is
-    /// retried.
+    /// Opens a device on this core. A disk whose memory cannot be registered does not make this fail; the
+    /// disk is retried.
     fn open(&mut self, ready: &Ready) -> Result<(), String> {
         let shared = ready.shared();
         if shared.device().is_lost() {
@@ -219,7 +219,8 @@ impl Shell {
         Ok(())
     }
 
-    /// A device was removed: ends its connections, drops its pending requests and suspends its listeners.
+    /// A device was removed: ends its connections, drops its pending connection requests and suspends its
+    /// listeners.
     #[cold]
     pub(super) fn on_device_lost<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, index: usize) {
         let Some(device) = self.devices.get_mut(index).and_then(Option::as_mut) else { return };
@@ -239,7 +240,7 @@ impl Shell {
         self.release_device(index);
     }
 
-    /// Closes a lost or replaced device once no connection uses it.
+    /// Drops this core's state of a lost or replaced device once no connection of the core uses it.
     pub(super) fn release_device(&mut self, index: usize) {
         let is_used = self.links.iter().flatten().any(|link| link.device == index);
         if let Some(place) = self.devices.get_mut(index)
@@ -250,7 +251,8 @@ impl Shell {
         }
     }
 
-    /// Disconnects the connections that `which` selects by device, completion queue and queue pair number.
+    /// Disconnects the connections that `which` selects by index of the device, index of the completion queue
+    /// in it, and queue pair number.
     fn end_links<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
         core: &mut C,
@@ -353,7 +355,8 @@ impl Shell {
         self.waiting = waiting;
     }
 
-    /// Binds an address and listens again. `None` if the bind fails, or its device is missing or not ready.
+    /// Binds `address` and listens again. `None` if that fails, or the address's device is not open on this
+    /// core. A device that was not used is prepared then.
     fn listen_again(&mut self, address: SocketAddr) -> Option<CmId> {
         let id = CmId::new(&self.channel).ok()?;
         id.bind(address).and_then(|()| id.listen(BACKLOG)).ok()?;
@@ -367,12 +370,12 @@ impl Shell {
         None
     }
 
-    /// True if the listener's device is open, or the listener is on all addresses.
+    /// True if the device of the listener `id` is open on this core, or the listener is on all addresses.
     pub(super) fn has_device_of(&self, id: &CmId) -> bool {
         id.device_name().is_none() || self.device_of(id).is_some()
     }
 
-    /// The open device of an identifier, unless it is lost or left out.
+    /// The open device to which `id` is bound, unless that is lost or left out.
     pub(super) fn device_of(&self, id: &CmId) -> Option<&DeviceCore> {
         let is_of =
             |it: &&DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(id);
@@ -433,17 +436,17 @@ impl Shell {
         }
     }
 
-    /// Logs that a device cannot be used, and queues it for a retry.
+    /// Logs that a device cannot be used, and queues the device for a retry.
     fn refuse(&mut self, shared: Arc<SharedDevice>, error: &str) {
-        // Logged once.
+        // Logged once until a device is found.
         if !std::mem::replace(&mut self.is_refusal_logged, true) {
             tracing::error!(device = shared.device().name(), error, "RDMA device cannot be used");
         }
         self.unprepared.push(shared);
     }
 
-    /// Sets the configured disks and registers their memory. Returns the name and error of each failed disk:
-    /// it is retried, and until then a command that uses the disk's memory ends its connection.
+    /// Sets the configured disks and registers their memory. Returns the name and error of each failed disk.
+    /// These are retried; until then a command that uses the memory of such a disk ends its connection.
     pub fn set_disks(&mut self, disks: Vec<DiskArea>) -> Vec<(String, String)> {
         self.disks = disks;
         for device in self.devices.iter_mut().flatten() {
@@ -476,7 +479,7 @@ impl Shell {
         }
     }
 
-    /// Index of the device with this serial number.
+    /// Index of the device with the serial number `serial`.
     fn index_of(&self, serial: u64) -> Option<usize> {
         let is_it = |device: &DeviceCore| device.shared.device().serial() == serial;
         self.devices.iter().position(|device| device.as_ref().is_some_and(is_it))

@@ -1,17 +1,18 @@
 //! Time at which an ended queue pair is destroyed, and the number of shared receives that may be lost with
 //! it.
 //!
-//! Its work requests complete as flushed. Receives that it has taken from a shared queue complete too, but
-//! their number is unknown: the device reports when all have completed (`IBV_EVENT_QP_LAST_WQE_REACHED`;
-//! InfiniBand 1.4, 10.3.1, requires to wait for that event, then to poll the completions, then to destroy the
-//! queue pair).
+//! The work requests of an ended queue pair complete as flushed. Receives that it has taken from a shared
+//! queue complete too, but their number is unknown: the device reports when all have completed
+//! (`IBV_EVENT_QP_LAST_WQE_REACHED`; InfiniBand 1.4, 10.3.1, requires to wait for that event, then to poll
+//! the completions, then to destroy the queue pair).
 //!
 //! Some devices do not report it: soft-RoCE of older kernels and some iWARP drivers. So the wait is bounded,
 //! and the bound is short once a device without any report so far has let a whole wait pass.
 
 use spindle_reactor::clock::Nanos;
 
-/// Maximum time for posted work to complete and for the event; then the queue pair is destroyed in any case.
+/// Maximum time for posted work to complete and for the event to come; then the queue pair is destroyed in
+/// any case.
 const BOUND: Nanos = Nanos::from_secs(1);
 /// Maximum time for the event on a device that is known not to report it.
 pub(super) const SHORT_BOUND: Nanos = Nanos::from_ms(50);
@@ -31,7 +32,8 @@ impl DrainReporting {
         *self = DrainReporting::Yes;
     }
 
-    /// Notes a wait without the event. True for the first one, which is logged.
+    /// Notes a wait that ended without the event. True for the first one, if there was no report before: it
+    /// is logged.
     pub(super) fn on_timeout(&mut self) -> bool {
         let is_news = *self == DrainReporting::Unknown;
         if is_news {
@@ -44,9 +46,9 @@ impl DrainReporting {
 /// Deadlines of a queue pair in the error state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ending {
-    /// Destroyed at this time in any case.
+    /// Time at which the queue pair is destroyed in any case.
     deadline: Nanos,
-    /// Destroyed at this time, without the event, once its own work has completed.
+    /// Time from which the queue pair is destroyed without the event, once its posted work has completed.
     report_deadline: Nanos,
 }
 
@@ -72,7 +74,7 @@ impl End {
 pub(super) struct EndState {
     /// Work requests of the send queue without a completion.
     pub(super) posted: u32,
-    /// Slots of the shared queue that it may have taken; 0 with its own receive queue.
+    /// Slots of the shared queue that the queue pair may have taken; 0 with its own receive queue.
     pub(super) shared_slots: u32,
     /// The event was reported.
     pub(super) is_drained: bool,

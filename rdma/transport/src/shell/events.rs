@@ -21,19 +21,20 @@ pub(super) trait CoreDevice {
     /// Forwards the event to all other cores, which call [`on_failure`].
     fn forward(&mut self, event: AsyncEvent);
 
-    /// Ends the connection on this queue pair, if it is this core's.
+    /// Ends the connection on the queue pair `number`, if this core has it.
     fn end_queue_pair(&mut self, number: u32);
 
-    /// Ends the connections on this completion queue, if it is this core's.
+    /// Ends the connections on the completion queue `queue`, if this core has it.
     fn end_completions(&mut self, queue: usize);
 
-    /// The connection on this queue pair, if it is this core's.
+    /// The connection on the queue pair `number`, if this core has it.
     fn connection(&self, number: u32) -> Option<ConnectionId>;
 
-    /// Whether the device reports IBV_EVENT_QP_LAST_WQE_REACHED; `None` if the device was released.
+    /// What is known of the device's reports of IBV_EVENT_QP_LAST_WQE_REACHED; `None` if the device was
+    /// released.
     fn drain_reporting(&mut self) -> Option<&mut DrainReporting>;
 
-    /// Progress of the end of a connection's queue pair.
+    /// Progress of the end of a connection's queue pair; `None` if the connection has none.
     fn queue_pair_end(&mut self, id: ConnectionId) -> Option<&mut End>;
 
     /// Continues the end of a connection.
@@ -72,7 +73,7 @@ pub(super) fn on_async_event(part: &mut impl CoreDevice, event: AsyncEvent) {
     }
 }
 
-/// Handles a failed or drained object of the device, which may belong to another core.
+/// Handles the failure or drain of an object of the device. No effect if another core has the object.
 pub(super) fn on_failure(part: &mut impl CoreDevice, event: AsyncEvent) {
     match event {
         AsyncEvent::CompletionQueueError { queue } => part.end_completions(queue),

@@ -20,10 +20,10 @@ pub trait Registers: Debug + Send + Sync + Sized + 'static {
     /// Name as in /sys/class/infiniband, for the log.
     fn name(&self) -> &str;
 
-    /// Determines the access flags: [`DeviceLimits::read_access`].
+    /// Limits of the device. [`DeviceLimits::read_access`] determines the access flags.
     fn limits(&self) -> &DeviceLimits;
 
-    /// Registers a whole area. Deregistered when the region is dropped.
+    /// Registers all of `area`. The drop of the region deregisters it.
     fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<Self::Region, VerbsError>;
 
     /// True while the kernel lists the device.
@@ -98,7 +98,8 @@ impl<D: Registers> SharedDevice<D> {
             return Ok(region);
         }
         // Not under the lock: a large disk takes seconds, and other cores register small areas. If two
-        // register the same area at once, the first registration is kept. Data of writes arrives by READs.
+        // threads register the same area at once, the first registration is kept. Data of writes arrives by
+        // READs.
         let read_access = self.device.limits().read_access();
         let access = if area.is_writable() { read_access } else { Access::LOCAL_READ };
         let region = Arc::new(self.device.register(area.clone(), access)?);
@@ -118,8 +119,8 @@ fn find<R>(regions: &mut Vec<(usize, Weak<R>)>, base: usize) -> Option<Arc<R>> {
     regions.iter().filter(|(its, _)| *its == base).find_map(|(_, region)| region.upgrade())
 }
 
-/// All devices that memory may be registered with, from the start and found later. Shared by the core that
-/// opens new devices and the thread that registers the disks of a reload. Holds weak references.
+/// All devices with which memory may be registered: those of the start, and those found later. Shared by the
+/// core that opens new devices and the thread that registers the disks of a reload. Holds weak references.
 #[derive(Debug)]
 pub struct KnownDevices<D: Registers = Device>(Arc<Lock<Vec<Weak<SharedDevice<D>>>>>);
 
@@ -136,7 +137,7 @@ impl<D: Registers> KnownDevices<D> {
         KnownDevices(Arc::new(Lock::new(devices.iter().map(Arc::downgrade).collect())))
     }
 
-    /// True if there was never a device.
+    /// True if no device has been added yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
@@ -160,7 +161,7 @@ impl<D: Registers> KnownDevices<D> {
     }
 }
 
-/// Holds registrations of disks, so that cores that register the same disks find them registered.
+/// Registrations of disks. While they are held, cores that register the same disks find them registered.
 #[derive(Debug)]
 pub struct RegisteredDisks<D: Registers = Device> {
     disks: Vec<DiskArea>,

@@ -22,8 +22,8 @@ use crate::work::{Op, Span, Work};
 pub(super) const SEGMENTS_MAX: usize = 32;
 const CQE_BYTES: usize = 16;
 
-/// Registered memory for the completion queue entries of posted SENDs, if the device does not support inline
-/// data.
+/// Registered memory for the completion queue entries of posted SENDs, if the queue pair has less inline data
+/// than such an entry.
 struct Heads {
     memory: Buf,
     region: MemoryRegion,
@@ -38,7 +38,7 @@ pub(super) struct Link {
     queue_pair: QueuePair,
     pub(super) cm: CmId,
     pub(super) reservation: Reservation,
-    /// Own receive queue, if no shared receive queue had enough slots.
+    /// Slots of the queue pair's own receive queue; `None` if it uses a shared receive queue.
     own: Option<Receives>,
     heads: Option<Heads>,
     /// Time of the last completion, or of the last check without posted work.
@@ -56,7 +56,8 @@ pub(super) struct Parts {
 }
 
 impl Link {
-    /// Posts the receives. The slot is set after the target has accepted the connection.
+    /// Posts the receives, if the queue pair has its own receive queue. `Link::id` is set after the target
+    /// has accepted the connection.
     pub(super) fn new(
         parts: Parts,
         device: &SharedDevice,
@@ -92,7 +93,7 @@ impl Link {
         }
     }
 
-    /// Sets the delay that the host waits after RNR NAK to 0.64 ms.
+    /// Sets the time that the host waits after an RNR NAK to 0.64 ms.
     pub(super) fn set_min_rnr_timer(&mut self) -> Result<(), VerbsError> {
         self.queue_pair.set_min_rnr_timer(RNR_0_64_MS)
     }
@@ -101,7 +102,7 @@ impl Link {
         self.queue_pair.number()
     }
 
-    /// Returns the capsule of a completed receive; `None` if the slot is not posted.
+    /// Returns the capsule of a completed receive; `None` if no receive is posted in `slot`.
     #[inline]
     pub(super) fn received(
         &mut self,
@@ -115,7 +116,7 @@ impl Link {
         }
     }
 
-    /// The receive slots and the queue that they are posted to, own or shared.
+    /// The receive slots, and the queue to which they are posted: the queue pair's own or a shared one.
     #[inline]
     fn receives<'a>(&'a mut self, device: &'a mut DeviceCore) -> Option<(&'a mut Receives, Queue<'a>)> {
         if let Some(own) = &mut self.own {
@@ -139,7 +140,8 @@ impl Link {
         Ok(())
     }
 
-    /// Posts all work requests of the connection with one doorbell.
+    /// Posts all work requests of the connection with one doorbell; more if they are posted as a list and are
+    /// more than fit.
     #[inline]
     pub(super) fn post_work(&mut self, conn: &mut Conn, keys: &KeyTable) -> Result<(), String> {
         let Some(first) = conn.next_work() else { return Ok(()) };
@@ -206,7 +208,7 @@ impl Heads {
     }
 }
 
-/// Scatter/gather entries of a span of a chain's buffer.
+/// Scatter/gather entries of a span of a chain's buffer; none if the chain has no buffer.
 #[inline]
 fn segments(
     conn: &Conn,

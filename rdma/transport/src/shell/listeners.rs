@@ -19,7 +19,7 @@ pub fn check_address(address: SocketAddr) -> Result<(), VerbsError> {
 /// The connection manager's identifier of a listener; tests implement it without librdmacm. Dropping it
 /// releases the address.
 pub(super) trait ListenerId {
-    /// The id that events of this listener carry.
+    /// Token of this listener in events.
     fn token(&self) -> CmToken;
 
     /// Name of the bound device; `None` for a listener on all addresses.
@@ -43,14 +43,14 @@ impl ListenerId for CmId {
     }
 }
 
-/// SuspendReason a listener is suspended.
+/// Why a listener is suspended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SuspendReason {
-    /// Added by the configuration and not tried yet.
+    /// The configuration has added the listener; it was not tried yet.
     New,
-    /// Its device was removed.
+    /// The listener's device was removed.
     Device,
-    /// Its address moved to another port or device.
+    /// The listener's address has moved to another port or device.
     Moved,
     /// Bind or listen failed.
     Refused,
@@ -129,8 +129,8 @@ impl<L: ListenerId> Listeners<L> {
         listening.chain(self.suspended.iter().map(|it| it.address)).any(|it| it.ip().is_unspecified())
     }
 
-    /// Replaces the listeners by these (address, index in the configuration). New ones are suspended until
-    /// the next [`Listeners::retry`].
+    /// Replaces the listeners by `wanted`: address, and index in the configuration. New ones are suspended
+    /// until the next [`Listeners::retry`].
     pub(super) fn set(&mut self, wanted: &[(SocketAddr, usize)]) {
         self.listening.retain(|it| wanted.contains(&(it.address, it.index)));
         self.suspended.retain(|it| wanted.contains(&(it.address, it.index)));
@@ -146,15 +146,16 @@ impl<L: ListenerId> Listeners<L> {
         }
     }
 
-    /// Suspends the listeners on a removed device.
+    /// Suspends the listeners on the removed device with the name `device`.
     pub(super) fn suspend_on(&mut self, device: &str) {
         let is_on = |it: &mut Listening<L>| it.id.device_name().is_some_and(|name| name == device);
         self.suspended
             .extend(self.listening.extract_if(.., is_on).map(|it| it.suspended(SuspendReason::Device)));
     }
 
-    /// Suspends the listener with this token, whose address moved to another port or device. Its identifier
-    /// is dropped here, so that the address is free for the retry.
+    /// Suspends the listener with `token`, whose address has moved to another port or device, and returns the
+    /// address. `None`: there is no such listener. The listener's identifier is dropped, so that the address
+    /// is free for the retry.
     pub(super) fn suspend(&mut self, token: CmToken) -> Option<SocketAddr> {
         let place = self.listening.iter().position(|it| it.id.token() == token)?;
         let suspended = self.listening.swap_remove(place).suspended(SuspendReason::Moved);
@@ -162,7 +163,7 @@ impl<L: ListenerId> Listeners<L> {
         Some(suspended.address)
     }
 
-    /// Retries suspended listeners. `bind` returns a listening identifier if a device has the address.
+    /// Retries suspended listeners. `bind` returns a listening identifier if an open device has the address.
     /// Returns the listeners that listen again.
     pub(super) fn retry(
         &mut self,

@@ -1,5 +1,5 @@
 //! The shell of one core: posts the work of the core's RDMA connections to their queue pairs and passes
-//! completions to them. It knows no NVMe.
+//! completions to them. It knows no NVMe command.
 //!
 //! ```text
 //!   poll:   completion queues ──> Conn::received, Conn::completed
@@ -9,9 +9,9 @@
 //!   next_request: connection requests, on the listening core; accept: on the core chosen for the connection
 //! ```
 //!
-//! An ending connection is disconnected and its queue pair set to the error state. Chains are dropped as
-//! their work completes as flushed. Then the queue pair is destroyed, and the connection's remaining buffers
-//! are dropped.
+//! An ending connection is disconnected, and its queue pair is set to the error state. Chains are dropped as
+//! their work completes as flushed. Then, or after a bounded time (`ending`), the queue pair is destroyed,
+//! and the connection's remaining buffers are dropped.
 
 mod device;
 mod device_events;
@@ -62,23 +62,23 @@ pub use ready::Ready;
 pub use request::{QueueParams, Request};
 use request::{check, reject};
 
-/// Bit of a work request's 64-bit id, whose lower 32 bits are a slot: a receive.
+/// Bit of a work request's 64-bit id, whose lower 32 bits are a slot: the request is a receive.
 const RECEIVE_BIT: u64 = 1 << 63;
-/// Bit of a receive's id: posted to the queue pair's own receive queue.
+/// Bit of a receive's id: the receive is posted to the queue pair's own receive queue.
 const OWN_QUEUE_BIT: u64 = 1 << 62;
-/// Bit of a send's id: a signalled work request.
+/// Bit of a SEND's, READ's or WRITE's id: [`Work::is_signalled`](crate::work::Work::is_signalled).
 const SIGNALLED_BIT: u64 = 1 << 61;
-/// Position of the queue's serial number in the id of a receive of a shared queue.
+/// Lowest bit of the queue's serial number in the id of a receive of a shared queue.
 const SERIAL_SHIFT: u32 = 32;
 
 /// Settings of a shell, the same for all cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShellConfig {
     /// Maximum receives of a shared receive queue; a connection that does not fit gets its own receive queue.
-    /// 8192: 64 queues of a Linux host, 34 MiB when all are used.
+    /// The default is 8192: 64 queues of a Linux host, 34 MiB when all are used.
     pub srq_entries: u32,
-    /// Maximum scatter/gather entries of one work request. 16: a scattered transfer of 64 KiB; a longer one
-    /// takes another work request. Each entry costs memory in every element of every send queue.
+    /// Maximum scatter/gather entries of one work request. The default is 16: a scattered transfer of 64 KiB;
+    /// a longer one takes another work request. Each entry costs memory in every element of every send queue.
     pub segments: u32,
 }
 
@@ -92,13 +92,13 @@ impl Default for ShellConfig {
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
 /// A connection with posted work and no completion for this long is ended, as by TCP_USER_TIMEOUT.
 const STALLED_FOR: Nanos = Nanos::from_secs(30);
-/// Maximum connection manager events per turn, and asynchronous events of each device; each may cost system
-/// calls.
+/// Maximum connection manager events per turn, and maximum asynchronous events of each device per turn; each
+/// may cost system calls.
 const EVENTS_PER_TURN: usize = 16;
 const ENODEV: i32 = 19;
 /// Inline bytes of a SEND: one completion queue entry.
 const INLINE_BYTES: u32 = 16;
-/// Maximum polls of the completion queues per turn.
+/// Maximum polls of each completion queue per turn.
 const POLLS_PER_TURN: usize = 4;
 
 /// Kinds of file descriptors that [`Shell::take_descriptors`] returns.
@@ -135,8 +135,8 @@ pub struct Shell {
     opening: Opening,
     channel: CmChannel,
     listeners: Listeners,
-    /// Number of lost devices, or at least 1 after a request on an unknown device. Nonzero: search for new
-    /// devices.
+    /// Number of lost devices that are not back, and at least 1 after a request on an unknown device.
+    /// Nonzero: search for new devices.
     missing_devices: usize,
     /// Devices without a listener; no memory is registered with them.
     unused: Vec<Arc<SharedDevice>>,
@@ -233,8 +233,8 @@ impl Shell {
         })
     }
 
-    /// Binds an address of the configuration (listener number `index`). [`Shell::start_listening`] listens on
-    /// it.
+    /// Binds `address`, of the listener `index` of the configuration. [`Shell::start_listening`] listens
+    /// there.
     ///
     /// # Errors
     /// The address is in use, or no usable RDMA device has it.
@@ -249,13 +249,14 @@ impl Shell {
         Ok(())
     }
 
-    /// Listens on the bound addresses and returns the result of each. Failed ones are retried every second.
+    /// Listens on the bound addresses and returns the result of each. The shell retries failed ones every
+    /// second.
     pub fn start_listening(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
         self.listeners.start()
     }
 
-    /// Replaces the listeners by these (address, index in the configuration), on the listening core only.
-    /// Addresses that cannot be listened on are retried every second.
+    /// Replaces the listeners by `wanted`: address, and index in the configuration. No effect on a core that
+    /// does not listen. Addresses that cannot be listened on are retried every second.
     #[cold]
     pub fn set_listeners(&mut self, wanted: &[(SocketAddr, usize)]) {
         if self.listens {
@@ -268,8 +269,8 @@ impl Shell {
         }
     }
 
-    /// Notes that a descriptor of this kind is readable. Other descriptors are not read, as each read is a
-    /// system call.
+    /// Notes that a descriptor of the kind `source` is readable. Descriptors of other kinds are not read, as
+    /// each read is a system call.
     pub fn on_ready(&mut self, source: Source) {
         match source {
             Source::Completions => self.readable.completions = true,
@@ -284,13 +285,14 @@ impl Shell {
         !self.ids.is_empty()
     }
 
-    /// True with a soft-RoCE device: kernel threads do its work, so the polling core must yield to them.
+    /// True if the core uses a soft-RoCE device: kernel threads do its work, so the polling core must yield
+    /// to them.
     #[must_use]
     pub fn wants_yield(&self) -> bool {
         self.devices.iter().flatten().any(|device| device.shared.device().is_soft_roce())
     }
 
-    /// Arms the completion queues before a sleep. False if something is already pending.
+    /// Arms the completion queues before a sleep. False if something is pending already: do not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
         let mut may_sleep = self.active.is_empty() && !self.readable.is_any() && self.requests.is_empty();
         for device in self.devices.iter_mut().flatten() {
@@ -299,12 +301,14 @@ impl Shell {
         may_sleep
     }
 
-    /// A valid connection request, for [`Shell::accept`] of the core that takes it.
+    /// The next valid connection request, for [`Shell::accept`] of the core that takes it. `None`: there is
+    /// none.
     pub fn next_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
     }
 
-    /// One turn: polls completions, steps connections and posts their work. True if anything was done.
+    /// One turn: polls completions, steps connections and posts their work. True if there were completions or
+    /// events.
     #[inline]
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
@@ -423,7 +427,8 @@ impl Shell {
         }
     }
 
-    /// Starts or continues the end of a queue pair, and destroys it once it is drained or timed out.
+    /// Starts or continues the end of a queue pair, and destroys the queue pair once it is drained or the
+    /// time for that has passed.
     #[cold]
     fn end<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) {
         let now = self.now;
@@ -492,8 +497,8 @@ impl Shell {
         while core.next_closed().is_some() {}
     }
 
-    /// Posts the work of a connection that got replies from a disk, timer or message. False if this shell
-    /// does not have the connection.
+    /// Steps a connection that got replies from a disk, timer or message, and posts its work. False if this
+    /// shell does not have the connection.
     #[inline]
     pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
@@ -507,8 +512,8 @@ impl Shell {
         true
     }
 
-    /// Ends a connection to free its slot, which becomes free when the queue pair is destroyed. False if this
-    /// shell does not have the connection.
+    /// Ends a connection; its slot becomes free when the queue pair is destroyed. False if this shell does
+    /// not have the connection.
     #[cold]
     pub fn evict<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
@@ -641,8 +646,8 @@ impl Shell {
         }
     }
 
-    /// Accepts a connection request that was admitted. False if there is no capacity; the request is then
-    /// rejected.
+    /// Accepts a connection request that was admitted. False if the request was rejected instead: there is no
+    /// capacity, or its device or an address is not known here.
     pub fn accept<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
         core: &mut C,
@@ -691,7 +696,7 @@ impl Shell {
             initiator_depth: params.responder_resources,
         });
         if accepted.is_ok() {
-            // Shortens the host's retry delay after RNR NAK. If the device refuses, it stays at 655 ms;
+            // Shortens the host's retry delay after RNR NAK. If the device refuses, the delay stays 655 ms;
             // nothing else depends on it.
             let _ = link.set_min_rnr_timer();
         }
@@ -705,8 +710,8 @@ impl Shell {
         true
     }
 
-    /// Creates a connection's queue pair and posts its receives. Sets the limits in `config` to those
-    /// granted.
+    /// Creates a connection's queue pair and reserves or posts its receives. Sets the limits in `config` to
+    /// those granted.
     fn make_link(
         &mut self,
         cm: CmId,

@@ -45,7 +45,8 @@ impl<D: Registers> Ready<D> {
         Ready { shared, regions, disks: Vec::new() }.with(disks)
     }
 
-    /// Adds the registrations of these disks. Fails if the device was lost meanwhile.
+    /// Adds the registrations of `disks`. Fails if a disk cannot be registered, or the device was lost
+    /// meanwhile.
     fn with(mut self, disks: &[DiskArea]) -> Result<Ready<D>, String> {
         for disk in disks {
             if !self.has(disk) {
@@ -58,7 +59,7 @@ impl<D: Registers> Ready<D> {
         if self.shared.device().is_lost() { Err("it is gone".to_owned()) } else { Ok(self) }
     }
 
-    /// True if this disk's memory is registered.
+    /// True if the memory of `disk` is registered.
     fn has(&self, disk: &DiskArea) -> bool {
         self.disks.contains(&disk.area.base().addr().get())
     }
@@ -73,7 +74,7 @@ struct Running<D: Registers> {
     thread: JoinHandle<Result<Ready<D>, String>>,
 }
 
-/// Drops lost devices, retries the others, and returns the devices opened.
+/// Removes lost devices from `waiting`, retries the others, and removes and returns those that were opened.
 pub(super) fn open_again<D: Registers>(
     waiting: &mut Vec<Arc<Ready<D>>>,
     mut open: impl FnMut(&Ready<D>) -> Result<(), String>,
@@ -82,12 +83,12 @@ pub(super) fn open_again<D: Registers>(
     waiting.extract_if(.., |ready| open(ready).is_ok()).collect()
 }
 
-/// Removes devices of the same name, which the newer one replaces.
+/// Removes from `waiting` the devices with the name of `newer`, which replaces them.
 pub(super) fn remove_older<D: Registers>(waiting: &mut Vec<Arc<Ready<D>>>, newer: &Ready<D>) {
     waiting.retain(|ready| ready.shared.device().name() != newer.shared.device().name());
 }
 
-/// Removes devices that the kernel does not list any more. Returns their number.
+/// Removes devices that the kernel does not list any more, and marks them as lost. Returns their number.
 pub(super) fn drop_gone<D: Registers>(devices: &mut Vec<Arc<SharedDevice<D>>>) -> usize {
     let gone = devices.extract_if(.., |it| !it.device().is_listed());
     gone.inspect(|it| _ = it.device().set_lost()).count()
@@ -111,8 +112,8 @@ impl<D: Registers> Preparations<D> {
         self.others.extend_from_slice(areas);
     }
 
-    /// Starts a thread that registers the pools of all cores and the disks. Returns the device if the thread
-    /// cannot be created.
+    /// Starts a thread that registers the pools of all cores and `disks` with the device `shared`; `own` are
+    /// the pools of this core. Returns the device, with the error, if the thread cannot be created.
     pub(super) fn begin(
         &mut self,
         shared: Arc<SharedDevice<D>>,
@@ -151,8 +152,8 @@ impl<D: Registers> Preparations<D> {
         }
     }
 
-    /// A device whose thread has ended, with the result, once all these disks are registered. Skips lost
-    /// devices. Does not block.
+    /// A device whose thread has ended, with the result. If a disk of `disks` is not registered yet, starts a
+    /// thread for it instead. Skips lost devices. Does not block.
     #[expect(clippy::type_complexity, reason = "said once")]
     pub(super) fn next_done(
         &mut self,
@@ -177,8 +178,8 @@ impl<D: Registers> Preparations<D> {
         }
     }
 
-    /// Marks devices as lost that the kernel does not list any more; the results of their threads are
-    /// dropped. Returns their number.
+    /// Marks the devices as lost that the kernel does not list any more. Returns their number.
+    /// [`Preparations::next_done`] drops the results of their threads.
     pub(super) fn lose_gone(&mut self) -> usize {
         let devices = self.running.iter().map(|it| it.shared.device());
         devices.filter(|device| !device.is_listed() && device.set_lost()).count()

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   posted ── completion ──> the entry is copied out ┬─ no more bytes ──> posted again at once
-//!                                                    └─ data: held by the connection ─> posted again
+//!                                                    └─ data: lent to the connection ─> posted again
 //! ```
 //! A receive has one scatter/gather entry, not two: soft-RoCE of Linux 6.12 fails a shared receive of several
 //! with "local operation error". Slots are added in chunks as connections reserve them, and freed only with
@@ -18,7 +18,7 @@ use spindle_reactor::mem::{Buf, Pool};
 use super::keys::SharedDevice;
 use crate::controller::{CAPSULE_BYTES, Capsule};
 
-/// Receives that a queue grows by: one memory registration.
+/// Most receives by which a queue grows at once: one memory registration.
 pub(super) const CHUNK_SLOTS: u32 = 256;
 
 /// The receive queue that slots are posted to.
@@ -69,7 +69,8 @@ impl Receives {
         u32::try_from(self.posted.len()).unwrap_or(u32::MAX)
     }
 
-    /// Adds a chunk of up to `count` slots and posts them.
+    /// Adds a chunk of `count` slots, at most [`CHUNK_SLOTS`], and posts them. On failure, slots posted so
+    /// far stay.
     pub(super) fn grow(
         &mut self,
         count: u32,
@@ -124,8 +125,8 @@ impl Receives {
         }
     }
 
-    /// The capsule of a completed receive. Its slot is posted again at once if nothing follows the submission
-    /// queue entry.
+    /// The capsule of a completed receive of `bytes`; `None` if no receive is posted in `slot`. The slot is
+    /// posted again at once if nothing follows the submission queue entry.
     pub(super) fn completed(
         &mut self,
         slot: u32,
@@ -143,7 +144,7 @@ impl Receives {
         Ok(Some(Capsule { bytes, sqe, buf: None }))
     }
 
-    /// Posts a slot again whose receive was flushed or failed.
+    /// Posts a slot again whose receive was flushed or has failed, or whose connection has ended.
     pub(super) fn flushed(&mut self, slot: u32, queue: &mut Queue<'_>) -> Result<(), VerbsError> {
         match self.posted.get_mut(slot as usize).and_then(Option::take) {
             Some(buf) => self.post(slot, buf, queue),
@@ -151,7 +152,7 @@ impl Receives {
         }
     }
 
-    /// Posts a buffer again that a connection has returned.
+    /// Posts a buffer again that a connection has returned, in any slot whose buffer was lent.
     pub(super) fn give_back(&mut self, buf: Buf, queue: &mut Queue<'_>) -> Result<(), VerbsError> {
         match self.lent.pop() {
             Some(slot) => self.post(slot, buf, queue),

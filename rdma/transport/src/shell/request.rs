@@ -36,7 +36,7 @@ impl Request {
         self.id.peer_address()
     }
 
-    /// Rejects the request with this status in the private data.
+    /// Rejects the request with `status` in the private data.
     pub fn reject(self, status: CmStatus) {
         reject(&self.id, status);
     }
@@ -47,7 +47,7 @@ pub(super) fn reject(id: &CmId, status: CmStatus) {
     let _ = id.reject(CmReject::new(status).as_bytes());
 }
 
-/// Validates a connection request.
+/// Validates a connection request, against the device's `limits`.
 ///
 /// # Errors
 /// The status of the rejection, and the reason for the log: field, value, allowed range.

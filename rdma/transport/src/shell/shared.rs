@@ -46,7 +46,7 @@ struct QueueEntry<Q> {
     queue: Q,
     serial: u32,
     reserved: u32,
-    /// Slots that may be lost, see the module documentation.
+    /// Number of slots that may be lost, see the module documentation.
     at_risk: u32,
 }
 
@@ -68,8 +68,8 @@ impl<Q: Slots> Queues<Q> {
         Queues { queues: Vec::new(), next_serial: 0 }
     }
 
-    /// Reserves slots in the first queue that is not worn; `None` if the queue cannot grow. If there is no
-    /// such queue, `make` creates one with the given serial number.
+    /// Reserves `slots` slots in the first queue that is not worn. If there is no such queue, `make` creates
+    /// one with the given serial number. `None` if the queue cannot be created or cannot grow enough.
     pub(super) fn reserve(&mut self, slots: u32, make: impl FnOnce(u32) -> Option<Q>) -> Option<Share> {
         let fresh = self.queues.iter().position(|it| it.as_ref().is_some_and(|it| !it.is_worn()));
         let index = match fresh {
@@ -117,7 +117,7 @@ impl<Q: Slots> Queues<Q> {
         self.queues.get_mut(share.index)?.as_mut().map(|it| &mut it.queue)
     }
 
-    /// The queue that a receive with this id was posted to; `None` if it is destroyed.
+    /// The queue to which the receive `id` was posted; `None` if that is destroyed.
     pub(super) fn posted_to(&mut self, id: u64) -> Option<&mut Q> {
         let serial = u32::try_from(id >> SERIAL_SHIFT & u64::from(SERIALS - 1)).ok()?;
         self.iter_mut().find(|it| it.serial == serial).map(|it| &mut it.queue)
@@ -132,7 +132,7 @@ impl<Q: Slots> Queues<Q> {
     }
 }
 
-/// Stores a value in the first empty entry, or a new one, and returns the index.
+/// Stores `it` in the first empty entry, or in a new one, and returns the index.
 pub(super) fn insert_in_free<T>(entries: &mut Vec<Option<T>>, it: T) -> usize {
     let index = entries.iter().position(Option::is_none).unwrap_or(entries.len());
     if index == entries.len() {

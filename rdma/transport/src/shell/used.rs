@@ -24,7 +24,7 @@ pub(super) struct DeviceFlags {
     is_used: AtomicBool,
     /// A listener is bound to this device, so the start fails without it.
     is_needed: AtomicBool,
-    /// A core failed to open it at the start.
+    /// A core failed to open the device at the start.
     is_left_out: AtomicBool,
 }
 
@@ -51,18 +51,18 @@ impl ListenerDevices {
     }
 }
 
-/// Whether a device is used, and whether a listener is bound to it.
+/// Whether the device at index `place` is used, and whether a listener is bound to it.
 fn device_use(place: usize, listeners: &[ListenerDevices]) -> (bool, bool) {
     let is_needed = listeners.contains(&ListenerDevices::Device(place));
     (is_needed || listeners.contains(&ListenerDevices::All), is_needed)
 }
 
 impl SharedDevice {
-    /// Opens the machine's devices and marks those that listeners on these addresses use. A device that
-    /// cannot be opened is logged.
+    /// Opens the machine's devices and marks those that listeners on `addresses` use. A device that cannot be
+    /// opened is logged and left out.
     ///
     /// # Errors
-    /// None of the devices can be opened, or there is no connection manager.
+    /// There are devices and none can be opened, or there is no connection manager.
     pub fn for_listeners(addresses: &[SocketAddr]) -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
         let Found { devices, failed } = Device::find()?;
         for (device, error) in &failed {
@@ -87,7 +87,7 @@ impl SharedDevice {
 }
 
 impl<D: Registers> SharedDevice<D> {
-    /// True if memory is registered with it and cores create queues on it.
+    /// True if memory is registered with the device and cores create queues on it.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.flags().is_used.load(Ordering::Relaxed)
@@ -106,18 +106,19 @@ impl<D: Registers> SharedDevice<D> {
         is_first
     }
 
-    /// True if a core failed to open it at the start: connections over it are rejected.
+    /// True if a core failed to open the device at the start: connections over the device are rejected.
     pub(super) fn is_left_out(&self) -> bool {
         self.flags().is_left_out.load(Ordering::Relaxed)
     }
 
-    /// True if it is used and no core failed to open it.
+    /// True if the device is used and no core failed to open it at the start.
     pub(super) fn is_in_use(&self) -> bool {
         self.is_used() && !self.is_left_out()
     }
 }
 
-/// Opens the used devices with `make`, after calling `collapse` once if there are any.
+/// Opens the used devices with `make`, after calling `collapse` once if there are any. A device that fails is
+/// left out; an error if a listener is bound to it, or no used device is left.
 pub(super) fn open<D: Registers, C>(
     devices: &[Arc<SharedDevice<D>>],
     collapse: impl FnOnce(),
@@ -158,8 +159,8 @@ pub(super) fn collapse(opening: &Opening) {
     }
 }
 
-/// Collapses one area to huge pages; logs pages that stay small. Takes seconds for a large area: never call
-/// it on a reactor core that serves.
+/// Collapses `area` to huge pages; logs pages that stay small. `memory` names it in the log. Takes seconds
+/// for a large area: never call it on a reactor core that serves.
 pub(super) fn collapse_area(memory: &dyn std::fmt::Display, area: &Area) {
     if let Some(says) = warning(area.collapse_to_huge()) {
         tracing::warn!(%memory, bytes = area.bytes(), "{says}");

@@ -1,6 +1,6 @@
-//! Checks the wrapper on a real device: soft-RoCE in the lab's guest, or any other.
+//! Checks the wrapper on a device: soft-RoCE in the lab's guest, or any other.
 //!
-//! Both ends are in this process. A line for each check; the exit code says whether all passed.
+//! Both ends are in this process. Prints a line for each check; the exit code says whether all passed.
 //!
 //! ```text
 //! cargo build -p spindle-rdma-verbs --example verbs-check
@@ -10,7 +10,7 @@
 //!   build/debug/examples/verbs-check --netdev d0 10.9.1.1 fd09::1'
 //! ```
 //!
-//! Each address gets a round of connecting; the first is used for the rest. With `--netdev` the link is set
+//! The checks of connecting run for each address, all others for the first. With `--netdev` the link is set
 //! down and up again.
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ use spindle_rdma_verbs::{
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
 use spindle_reactor::mem::{Area, Pages, Pool, ZoneSpec};
 
-/// Fails the check with a reason.
+/// Returns an error with the given reason unless the condition is true.
 macro_rules! ensure {
     ($is_so:expr, $($why:tt)*) => {
         if !$is_so {
@@ -58,7 +58,7 @@ fn connecting(lab: &Lab, address: IpAddr) -> Outcome {
     client.id.disconnect()?;
     let told = event(&servers, CmEventKind::Disconnected)?;
     ensure!(told.id == server.id.token(), "of another identifier");
-    // The other side is told when this one has answered.
+    // The client gets `Disconnected` once the server has answered by its own disconnect.
     server.id.disconnect()?;
     event(&clients, CmEventKind::Disconnected)?;
     Ok(())
@@ -72,13 +72,13 @@ fn rejecting(lab: &Lab) -> Outcome {
     request.new_id.ok_or("no identifier")?.reject(&reason)?;
     let told = event(&clients, CmEventKind::Rejected)?;
     ensure!(told.private_data.starts_with(&reason), "private data {:?}", told.private_data);
-    // Rejected by the consumer.
+    // Reason 28: rejected by the consumer (InfiniBand).
     ensure!(told.status == 28, "status {}", told.status);
     Ok(())
 }
 
 fn refusals(lab: &Lab) -> Outcome {
-    // Dropping a request refuses it.
+    // Dropping a request rejects it.
     let (servers, listener, clients, client) = begin(lab, lab.address, Shape::new(None))?;
     client.id.connect(&parameters(HELLO))?;
     drop(event(&servers, CmEventKind::ConnectRequest)?);
@@ -89,7 +89,7 @@ fn refusals(lab: &Lab) -> Outcome {
     let client = resolve(lab, &clients, to, Shape::new(None))?;
     client.id.connect(&parameters(&[]))?;
     event(&clients, CmEventKind::Rejected)?;
-    // The wrong order.
+    // Calls in the wrong order are errors.
     let id = CmId::new(&clients)?;
     let error = id.connect(&parameters(&[])).err().ok_or("connected from nowhere")?;
     ensure!(error.verb == "rdma_connect", "{error}");
@@ -106,7 +106,7 @@ fn migrating(lab: &Lab) -> Outcome {
     let told = event(&pair.servers, CmEventKind::Disconnected)?;
     ensure!(told.id == pair.server.id.token(), "of another identifier");
     pair.server.id.disconnect()?;
-    // An event that waits goes along.
+    // A pending event moves with the identifier.
     event(&pair.clients, CmEventKind::Disconnected)?;
     let third = CmChannel::new()?;
     pair.client.id.migrate(&third)?;
@@ -137,7 +137,7 @@ fn ping(lab: &Lab, posting: Posting, is_shared: bool) -> Outcome {
     client.completed_well(&[11])?;
     ensure!(server.completed_well(&[3])?[0].bytes == 6, "not 6 bytes");
     server.has(64, b"defabc")?;
-    // And back, with nothing in it.
+    // A message of 0 bytes in the other direction.
     let mut batch = server.queue.batch();
     batch.add(12, true, Operation::Send, SendData::Inline(&[]))?;
     batch.submit()?;
@@ -149,10 +149,10 @@ fn ping(lab: &Lab, posting: Posting, is_shared: bool) -> Outcome {
 fn moving(lab: &Lab, posting: Posting) -> Outcome {
     let Pair { mut server, client, .. } = connect(lab, Shape::new(Some(posting)))?;
     let data: Vec<u8> = (0..16384_u32).map(|index| index.to_le_bytes()[0] ^ 0x5A).collect();
-    // WRITE from three segments, READ into four: the other order of pieces.
+    // WRITE from three segments, READ into four that are in another order.
     server.fill(0, &data);
     let segments = match posting {
-        // Soft-RoCE takes all segments to be as long as the first.
+        // Soft-RoCE treats all segments as if they were as long as the first.
         Posting::Extended if lab.device.is_soft_roce() => vec![server.sge(0, 8192), server.sge(8192, 8192)],
         Posting::Extended | Posting::List => {
             vec![server.sge(0, 4096), server.sge(4096, 8192), server.sge(12288, 4096)]
@@ -179,7 +179,7 @@ fn moving(lab: &Lab, posting: Posting) -> Outcome {
 fn chains(lab: &Lab, posting: Posting) -> Outcome {
     let shape = Shape { send_wr: 256, ..Shape::new(Some(posting)) };
     let Pair { mut server, mut client, .. } = connect(lab, shape)?;
-    // More than one doorbell's worth of a list.
+    // More requests than a list has entries.
     let count = LIST_BATCH * 2 + 10;
     for round in 0..3_u64 {
         client.receive(round, 0, 64)?;
@@ -198,7 +198,7 @@ fn chains(lab: &Lab, posting: Posting) -> Outcome {
         }
         batch.add(31 + round, true, Operation::Send, SendData::Inline(b"done"))?;
         batch.submit()?;
-        // One for all, and the data are there before the message.
+        // One completion for all; the data has arrived before the message.
         server.completed_well(&[31 + round])?;
         client.completed_well(&[round])?;
         client.has(4096, &bytes)?;
@@ -225,7 +225,7 @@ fn discarding(lab: &Lab, posting: Posting) -> Outcome {
     client.has(0, b"this")
 }
 
-/// Many batches without a poll. A device may have more room than asked for.
+/// Posts batches without polling until the send queue is full, which may be larger than requested.
 fn overfill(server: &mut End, remote: u64, key: u32) -> Outcome {
     let (segment, room) = (server.sge(0, 8), server.queue.send_wr());
     let mut posted = 0;
@@ -271,11 +271,11 @@ fn limits(lab: &Lab, posting: Posting) -> Outcome {
         .ok_or("more than there are")?;
     ensure!(error.errno == rustix::io::Errno::NOMEM.raw_os_error(), "{error}");
     drop(batch);
-    // Soft-RoCE's own count of a full queue is wrong there.
+    // With `ibv_wr_*`, soft-RoCE miscounts a full queue.
     if posting == Posting::List || !lab.device.is_soft_roce() {
         overfill(&mut server, remote, key)?;
     }
-    // Receives.
+    // Receives beyond the limits.
     ensure!(client.queue.post_receive(1, &[client.sge(0, 8); 3]).is_err(), "3 segments of 2");
     let segment = client.sge(0, 8);
     let error = client.queue.post_receives((0..10_000).map(|id| (id, segment)));
@@ -296,7 +296,7 @@ fn memory(lab: &Lab) -> Outcome {
     ensure!(part.base() == area.base().as_ptr() as usize + 4096 && part.bytes() == 8192, "{part:?}");
     ensure!(part.sge(part.base() + 8191, 1).is_some() && part.sge(part.base() + 8191, 2).is_none(), "sge");
     drop(part);
-    // Zeroes over the wire, and a key that was taken back.
+    // WRITE from the static zeroes, then with a key whose region is deregistered.
     let zeroes = device.register(Area::zeroes(), Access::LOCAL_READ)?;
     let Pair { mut server, mut client, .. } = connect(lab, Shape::new(None))?;
     client.fill(0, &[9; 4096]);
@@ -321,7 +321,7 @@ fn memory(lab: &Lab) -> Outcome {
     )?;
     batch.submit()?;
     let found = server.completed(1)?[0];
-    // Soft-RoCE says "flushed".
+    // The status of soft-RoCE is "flushed".
     println!("     a key that was taken back: {}", found.status);
     ensure!(!found.is_ok && found.id == 61, "{found:?}");
     Ok(())
@@ -347,7 +347,7 @@ fn wrong_key(lab: &Lab, posting: Posting) -> Outcome {
     Ok(())
 }
 
-/// A key of a region cannot be invalidated by the other side: that breaks the connection.
+/// The peer cannot invalidate the key of a memory region: the attempt ends the connection.
 fn invalidate_region(lab: &Lab, posting: Posting) -> Outcome {
     let Pair { mut server, mut client, .. } = connect(lab, Shape::new(Some(posting)))?;
     client.receive(1, 0, 64)?;
@@ -434,7 +434,7 @@ fn batches(lab: &Lab) -> Outcome {
     }
     batch.submit()?;
     server.completed_well(&[49])?;
-    // All were acknowledged, so all have been received.
+    // All SENDs were acknowledged, so all have been received.
     let mut found = Vec::new();
     let counts = [(); 3].map(|()| client.completions.poll(|completion| found.push(completion.id)));
     ensure!(counts == [32, 18, 0], "polled {counts:?}");
@@ -442,7 +442,7 @@ fn batches(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// Posting and polling take no memory.
+/// Posting and polling do not allocate.
 fn allocating(lab: &Lab, posting: Posting) -> Outcome {
     let shape = Shape { is_shared: true, ..Shape::new(Some(posting)) };
     let Pair { mut server, mut client, .. } = connect(lab, shape)?;
@@ -482,7 +482,7 @@ fn allocating(lab: &Lab, posting: Posting) -> Outcome {
     Ok(())
 }
 
-/// One thread takes events and accepts, others drop what it made.
+/// One thread takes events and accepts; other threads drop the identifiers and queue pairs.
 fn threads(lab: &Lab) -> Outcome {
     const ROUNDS: usize = 20;
     let servers = CmChannel::new()?;
@@ -494,7 +494,7 @@ fn threads(lab: &Lab) -> Outcome {
     let dropper = std::thread::spawn(move || {
         let mut count = 0;
         while let Ok((id, queue)) = receiver.recv() {
-            // It fails where the other side was faster.
+            // Fails if the client has disconnected first.
             let _ = id.disconnect();
             if count % 2 == 0 {
                 drop((id, queue))
@@ -519,7 +519,7 @@ fn threads(lab: &Lab) -> Outcome {
         server.id.accept(&parameters(WELCOME))?;
         event(&clients, CmEventKind::Established)?;
         sender.send((server.id, server.queue))?;
-        // The accepting side may be gone before it heard that there is a connection: that refuses it.
+        // The server may drop its end before it gets `Established`: that rejects the connection.
         let kind = next_event(&clients)?.kind;
         ensure!([CmEventKind::Disconnected, CmEventKind::Rejected].contains(&kind), "{kind:?}");
     }
@@ -529,7 +529,7 @@ fn threads(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// Any order of dropping, and another thread.
+/// Objects may be dropped in any order, and on another thread.
 fn dropping(lab: &Lab) -> Outcome {
     let shape = Shape { is_shared: true, ..Shape::new(None) };
     let Pair { server, client, servers, clients } = connect(lab, shape)?;

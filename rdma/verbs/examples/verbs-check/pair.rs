@@ -1,4 +1,4 @@
-//! What the checks are made of: two ends of a connection in one process, on one thread.
+//! Building blocks of the checks: the two ends of a connection in one process, on one thread.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -14,12 +14,12 @@ use spindle_reactor::mem::{Buf, Pool};
 
 pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// An emulated processor can be away for long.
+/// Maximum time to wait for an event or completion. Long: an emulated CPU may not run for seconds.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 pub const RESOLVE: Duration = Duration::from_secs(2);
 pub const BUFFER: u32 = 64 << 10;
 
-/// What all checks share.
+/// Devices, memory and address that all checks use.
 pub struct Lab {
     pub devices: Vec<Arc<Device>>,
     pub device: Arc<Device>,
@@ -29,7 +29,7 @@ pub struct Lab {
     pub netdev: Option<String>,
 }
 
-/// How an end is made.
+/// Parameters of an [`End`].
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub posting: Option<Posting>,
@@ -52,7 +52,7 @@ pub struct End {
     pub wake: CompletionChannel,
     pub shared: Option<SharedReceiveQueue>,
     pub memory: Buf,
-    /// Of the memory.
+    /// Address of the first byte of `memory`.
     pub base: u64,
     pub keys: (u32, u32),
 }
@@ -98,7 +98,7 @@ impl End {
         Ok(())
     }
 
-    /// Wait for as many completions.
+    /// Waits for exactly `count` completions.
     pub fn completed(&mut self, count: usize) -> Outcome<Vec<WorkCompletion>> {
         let begin = Instant::now();
         let mut found = Vec::new();
@@ -111,7 +111,7 @@ impl End {
         Ok(found)
     }
 
-    /// Wait for as many, all of them well, with these ids in this order.
+    /// Waits for successful completions with `ids`, in this order.
     pub fn completed_well(&mut self, ids: &[u64]) -> Outcome<Vec<WorkCompletion>> {
         let found = self.completed(ids.len())?;
         for (completion, id) in found.iter().zip(ids) {
@@ -138,7 +138,7 @@ pub fn is_readable(fd: impl AsFd, patience: Duration) -> Outcome<bool> {
     Ok(poll(&mut fds, Some(&patience))? > 0)
 }
 
-/// Wait for an event.
+/// Waits for the next event of `channel`, at most [`PATIENCE`].
 pub fn next_event(channel: &CmChannel) -> Outcome<CmEvent> {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
@@ -150,14 +150,14 @@ pub fn next_event(channel: &CmChannel) -> Outcome<CmEvent> {
     Err("no event".into())
 }
 
-/// The next event has to be this.
+/// Waits for the next event of `channel`; an error if it is not of `kind`.
 pub fn event(channel: &CmChannel, kind: CmEventKind) -> Outcome<CmEvent> {
     let event = next_event(channel).map_err(|error| format!("{kind:?} was expected: {error}"))?;
     ensure!(event.kind == kind, "{kind:?} was expected, not {event:?}");
     Ok(event)
 }
 
-/// Listen, and bring a client as far as it can go without the other side.
+/// Creates a listener at `address`, and a client that is ready to connect to it.
 pub fn begin(lab: &Lab, address: IpAddr, shape: Shape) -> Outcome<(CmChannel, CmId, CmChannel, End)> {
     let (servers, clients) = (CmChannel::new()?, CmChannel::new()?);
     let listener = CmId::new(&servers)?;
@@ -169,7 +169,7 @@ pub fn begin(lab: &Lab, address: IpAddr, shape: Shape) -> Outcome<(CmChannel, Cm
     Ok((servers, listener, clients, client))
 }
 
-/// A client that is ready to connect.
+/// A client that has resolved `to` and is ready to connect.
 pub fn resolve(lab: &Lab, clients: &CmChannel, to: SocketAddr, shape: Shape) -> Outcome<End> {
     let id = CmId::new(clients)?;
     id.resolve_address(None, to, RESOLVE)?;
@@ -189,7 +189,7 @@ pub fn parameters(private_data: &[u8]) -> ConnectParams<'_> {
     ConnectParams { private_data, responder_resources: READS, initiator_depth: READS - 1 }
 }
 
-/// A connection, and the channels of its ends.
+/// Both ends of a connection, and their event channels.
 pub struct Pair {
     pub server: End,
     pub client: End,

@@ -1,10 +1,10 @@
 //! [`CacheFrames`]: the frames of a cache, 4 KiB each, shared by all cores; [`CacheCore`]: one core's
 //! buffers of them.
 //!
-//! A shared [`Buf`] of them holds a pin on each of its frames, and the page is sent from there. A writable
-//! one holds the right to write them ([`Filling`]); a disk reads a page into it. If it is dropped instead of
-//! passed to [`CacheCore::take_back`], its frames that were doomed before become free. The others are lost,
-//! as an index may still name them.
+//! A shared [`Buf`] of frames holds a pin on each, and its bytes are sent from there. A writable `Buf` holds
+//! the right to write its frames ([`Filling`]); a disk reads pages into them. If a writable `Buf` is dropped
+//! instead of passed to [`CacheCore::take_back`], its frames that are doomed become free. The others are
+//! lost, as an index may still name them.
 //!
 //! The index above (`spindle_disk::cache`) knows which frame has which page.
 //! UNSAFETY: makes segments out of a region; the rules of [`FrameWords`] say who may read and write a frame.
@@ -23,8 +23,8 @@ use super::region::{Pages, Region, RegionError};
 
 pub use words::{AtomicWord, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin, Shard};
 
-/// Initial capacity of a buffer's list of segments: enough for a piece that fills frames. A longer read grows
-/// it once.
+/// Initial capacity of a buffer's list of segments after the first. A list that grows keeps its capacity when
+/// it is used again.
 const TAIL_SEGMENTS: usize = 32;
 const FRAME: usize = FRAME_BYTES as usize;
 
@@ -35,7 +35,7 @@ pub struct CacheFrames {
 }
 
 impl CacheFrames {
-    /// `shards` times `shard_frames` free frames, and for each shard the right to allocate from it. Maps
+    /// `shards` times `shard_frames` free frames, and for each shard the right to allocate its frames. Maps
     /// address space only: the kernel allocates memory when a frame is first filled.
     ///
     /// # Errors
@@ -66,8 +66,8 @@ impl CacheFrames {
         Area::of(&self.region)
     }
 
-    /// A handle for one core, with preallocated lists for `buffers` buffers of several segments. (More are
-    /// allocated as needed.)
+    /// A handle for one core, with preallocated lists for `buffers` buffers of several segments. More are
+    /// allocated as needed.
     #[must_use]
     pub fn core(self: &Arc<Self>, buffers: usize) -> Rc<CacheCore> {
         Rc::new(CacheCore { frames: Arc::clone(self), tails: Tails::new(buffers, TAIL_SEGMENTS) })
@@ -105,10 +105,10 @@ impl CacheCore {
         &self.frames
     }
 
-    /// A shared buffer of `bytes` bytes from `skip` on of a pinned page.
+    /// A shared buffer of `bytes` bytes, from byte `skip` of a pinned page on.
     ///
     /// # Panics
-    /// When `skip + bytes` is more than a page.
+    /// When `skip + bytes` is more than a page, or `pin` is of another cache.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the buffer through memory")]
     #[must_use]
@@ -120,7 +120,7 @@ impl CacheCore {
     /// A shared buffer of consecutive pinned pages, from byte `skip` of the first on.
     ///
     /// # Panics
-    /// When `bytes` does not end in the last of the pages.
+    /// When `bytes` does not end in the last of the pages, or a pin is of another cache.
     pub fn pages_buf<'a>(self: &Rc<Self>, pins: impl Iterator<Item = Pin<'a>>, skip: u32, bytes: u32) -> Buf {
         let (mut pieces, mut skip, mut left) = (Builder::new(&self.tails), skip, bytes);
         for pin in pins {
@@ -134,7 +134,7 @@ impl CacheCore {
         pieces.build(Origin::Cache(Rc::clone(self)), false)
     }
 
-    /// A writable buffer of whole frames, in the order given.
+    /// A writable buffer of the whole frames `frames`, in their order.
     pub fn filling<'a>(self: &Rc<Self>, frames: impl Iterator<Item = Filling<'a>>) -> Buf {
         let mut pieces = Builder::new(&self.tails);
         for filling in frames {
@@ -143,10 +143,11 @@ impl CacheCore {
         pieces.build(Origin::Cache(Rc::clone(self)), true)
     }
 
-    /// Passes the frames of a buffer that [`CacheCore::filling`] made to `each`, in order.
+    /// Passes to `each` the frames of `buf`, a buffer that [`CacheCore::filling`] of this handle made, in
+    /// order.
     ///
     /// # Errors
-    /// Returns any other buffer.
+    /// Returns `buf` when it is any other buffer.
     pub fn take_back(self: &Rc<Self>, mut buf: Buf, mut each: impl FnMut(Filling<'_>)) -> Result<(), Buf> {
         let is_ours = matches!(&buf.origin, Origin::Cache(core) if Rc::ptr_eq(core, self));
         if !is_ours || !buf.is_writable {
@@ -164,7 +165,7 @@ impl CacheCore {
         Ok(())
     }
 
-    /// Turns the pin into one that a buffer holds; returns its frame.
+    /// Turns `pin` into a pin that a buffer holds; returns its frame.
     #[inline]
     fn keep_pin(&self, pin: Pin<'_>) -> u32 {
         let kept = pin.keep();

@@ -1,4 +1,4 @@
-//! Frames of a cache by themselves: states, pins, buffers.
+//! Frames of a cache without an index: states, pins, buffers.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn frames(count: u32) -> (Arc<CacheFrames>, Shard) {
     (frames, shards.remove(0))
 }
 
-/// A page in a frame, filled with a byte.
+/// Fills a frame with `byte` for `page`. Returns the frame.
 fn fill(core: &Rc<CacheCore>, shard: &mut Shard, page: u64, byte: u8) -> u32 {
     let filling = core.frames().words().allocate(shard, page).expect("a free frame");
     let frame = filling.frame();
@@ -50,7 +50,7 @@ fn buffers_of_several_pages_give_back_each_frame_once() {
     assert!(at.iter().all(|frame| words.is_pinned(*frame)));
     drop(buf);
     assert!(!at.iter().any(|frame| words.is_pinned(*frame)));
-    // In one segment, cut.
+    // Truncation of a buffer in one segment.
     at.swap(1, 2);
     for kept in [0, 1, 4096, 4097, 3 * 4096] {
         let mut buf = core.pages_buf(pins(&at).into_iter().map(|kept| words.resume(kept)), 0, 4 * 4096);

@@ -77,7 +77,7 @@ const DOOMED: u64 = 2 << 29;
 const PRESENT: u64 = 3 << 29;
 const DETACHED: u64 = 4 << 29;
 
-/// Most hits that are counted for a frame.
+/// Largest heat of a frame: further hits are not counted.
 pub const HEAT_MAX: u8 = 3;
 
 struct Frame<W> {
@@ -161,7 +161,8 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// Pins the frame if it has this page. [`Lookup::Other`] if there is no such frame.
+    /// Pins the frame if it has `page` or is being filled with it. [`Lookup::Other`] also if there is no such
+    /// frame.
     #[inline]
     pub fn lookup(&self, frame: u32, page: u64) -> Lookup<'_, W> {
         let Some(entry) = self.frames.get(frame as usize) else { return Lookup::Other };
@@ -174,8 +175,8 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// Takes a free frame of the shard for `page`; it is Filling from now on. `None` when the shard has none,
-    /// or a stray pin is on the first one.
+    /// Takes a free frame of the shard for `page`; the frame is Filling from now on. `None` when the shard
+    /// has no free frame, or a stray pin is on the first of them.
     pub fn allocate(&self, shard: &mut Shard, page: u64) -> Option<Filling<'_, W>> {
         let frame = self.pop(shard)?;
         let entry = &self.frames[frame as usize];
@@ -190,22 +191,23 @@ impl<W: AtomicWord> FrameWords<W> {
         Some(Filling { words: self, frame })
     }
 
-    /// Page of a frame. Reliable with a pin on the frame or its [`Filling`], a hint otherwise. `u64::MAX` if
-    /// there is no such frame.
+    /// Page of a frame. Reliable with a pin that found the page or with the [`Filling`], a hint otherwise.
+    /// `u64::MAX` if there is no such frame.
     #[must_use]
     pub fn page(&self, frame: u32) -> u64 {
         self.frames.get(frame as usize).map_or(u64::MAX, |entry| entry.page.load(Ordering::Relaxed))
     }
 
-    /// Pins the frame in any state, ordered after all earlier changes of it. `None` if there is no such
-    /// frame.
+    /// Pins the frame in any state, ordered after all earlier changes of the state. `None` if there is no
+    /// such frame.
     pub fn pin(&self, frame: u32) -> Option<Pin<'_, W>> {
         let entry = self.frames.get(frame as usize)?;
         entry.word.fetch_add(PIN, Ordering::AcqRel);
         Some(Pin { words: self, frame })
     }
 
-    /// Hits since [`FrameWords::set_heat`], at most [`HEAT_MAX`]. `None`: the frame is not Present.
+    /// Heat of the frame: the value of the last [`FrameWords::set_heat`] (0 after the fill) plus the hits
+    /// since, at most [`HEAT_MAX`]. `None`: the frame is not Present.
     #[must_use]
     pub fn heat(&self, frame: u32) -> Option<u8> {
         let word = self.frames.get(frame as usize)?.word.load(Ordering::Relaxed);
@@ -238,8 +240,8 @@ impl<W: AtomicWord> FrameWords<W> {
         self.unread.load(Ordering::Relaxed)
     }
 
-    /// Called when a frame's word has changed from `before` to one without UNREAD: counts the frame down if
-    /// it was unread, and returns that.
+    /// Called when a frame's word has changed from `before` to one without UNREAD. True when the frame was
+    /// unread; the number of unread frames is then one less.
     #[inline]
     fn count_read(&self, before: u64) -> bool {
         let was_unread = before & UNREAD != 0;
@@ -283,7 +285,7 @@ impl<W: AtomicWord> FrameWords<W> {
     }
 
     /// Frees a Detached frame whose last pin was dropped, unless it was pinned since: then a later unpin
-    /// does. `word`: its value after the drop.
+    /// frees it. `word`: the frame's word after the drop.
     #[cold]
     fn free(&self, frame: u32, word: u64) {
         let new = (word & !(STATE | HEATS | UNREAD)).wrapping_add(GENERATION);
@@ -397,7 +399,7 @@ impl<W: AtomicWord> Pin<'_, W> {
         self.words.page(self.frame)
     }
 
-    /// Counts a hit. True when it is the first of a page that was read ahead.
+    /// Counts a hit. True when it is the first hit of a page that was read ahead.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     pub fn count_hit(&self) -> bool {
@@ -449,8 +451,8 @@ impl<W: AtomicWord> Pin<'_, W> {
         }
     }
 
-    /// Detaches the frame if it is Present and has no other pin; `None` if not. True: the page was read ahead
-    /// and never read.
+    /// Detaches the frame if it is Present and has no pin but this one. `None`: it was not, or it has changed
+    /// meanwhile. `Some(true)`: the page was read ahead and no request has read it.
     pub fn evict(&self) -> Option<bool> {
         let entry = &self.words.frames[self.frame as usize];
         let word = entry.word.load(Ordering::Acquire);
@@ -460,7 +462,7 @@ impl<W: AtomicWord> Pin<'_, W> {
         is_evicted.then(|| self.words.count_read(word))
     }
 
-    /// Turns the pin into one without a borrow, see [`FrameWords::resume`].
+    /// Turns the pin into a [`KeptPin`], which has no borrow.
     #[inline]
     pub fn keep(self) -> KeptPin {
         let kept = KeptPin { frame: self.frame, of: std::ptr::from_ref(self.words).addr() };
@@ -477,7 +479,7 @@ impl<W: AtomicWord> Drop for Pin<'_, W> {
 }
 
 /// The right to write a frame, held by the thread that allocated it. Ends by [`Filling::publish`],
-/// [`Filling::publish_unread`] or [`Filling::detach`].
+/// [`Filling::publish_unread`] or [`Filling::detach`]; a buffer holds the right in between.
 #[must_use = "dropped, its frame is never free again"]
 pub struct Filling<'a, W: AtomicWord = AtomicU64> {
     words: &'a FrameWords<W>,
@@ -525,7 +527,8 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
         Err(self)
     }
 
-    /// Prevents the publication. The caller removes the entry from the index before `detach`.
+    /// Prevents the publication: the frame is Doomed. The caller removes the entry from the index before
+    /// `detach`.
     pub fn doom(&self) {
         self.words.change(self.frame, FILLING, DOOMED, 0);
     }
@@ -548,7 +551,8 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
 
 impl<W: AtomicWord> FrameWords<W> {
     /// Called when the buffer of a fill is dropped, so that nothing writes to the frame any more. A Doomed
-    /// frame becomes free, as its entry is removed. Another is lost, as the index may still name it.
+    /// frame becomes free, as the index does not name it any more. Any other frame is lost, as the index may
+    /// still name it.
     pub(super) fn drop_filling(&self, frame: u32) {
         if self.change(frame, DOOMED, DETACHED, PIN) {
             drop(Pin { words: self, frame });

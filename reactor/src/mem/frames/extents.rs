@@ -37,8 +37,8 @@
 //! taken by clearing all 16 bits in one step, which also changes its generation, so a thread with an older
 //! view of it fails.
 //!
-//! Result: 128 KiB are 1 segment, or 2 after large writes have moved extents; 1 MiB is at most 16. An
-//! unaligned read has one more.
+//! Result, without pins: 128 KiB are 1 segment, or 2 after large writes have moved extents; 1 MiB is at most
+//! 16. An unaligned read has one more.
 //!
 //! Costs:
 //!
@@ -66,13 +66,15 @@ use super::{FRAME, FRESH_BATCH};
 pub(super) const EXTENT_PAGES: u32 = 16;
 /// No extent: end of the stack. Extent 0 is never used, as it contains frame 0.
 const NO_EXTENT: u32 = 0;
+/// The bits of all places: each is free.
 const FREE_ALL: u64 = (1 << EXTENT_PAGES) - 1;
 const OWNER_SHIFT: u32 = EXTENT_PAGES;
-/// Owner: number of the extent of pages plus 1; 0 is none. Pages are fewer than 2^32, so 28 bits are enough.
+/// Owner: number of the extent of pages plus 1; 0: none. Pages are fewer than 2^32, so 28 bits are enough.
 const OWNER_MASK: u64 = (1 << 28) - 1;
 /// The extent is a home that was taken as a whole for a write and is not published yet.
 const CLAIMED: u64 = 1 << 44;
-const GENERATION: u64 = 1 << 45;
+/// Added to a state for its next generation; the generation is bits 63:45.
+const GENERATION_UNIT: u64 = 1 << 45;
 
 /// Numbers of extents and frames of a store.
 pub(super) struct Layout {
@@ -106,7 +108,7 @@ impl ExtentState {
         self.0 & FREE_ALL
     }
 
-    /// The extent of pages whose home this extent is, or was last.
+    /// The extent of pages whose home this extent is, or was last. `None`: it has been spare since.
     fn owner(self) -> Option<u32> {
         let owner = (self.0 >> OWNER_SHIFT) & OWNER_MASK;
         // Does not fail: 28 bits.
@@ -115,7 +117,7 @@ impl ExtentState {
 
     /// The state with every place taken, in the next generation.
     fn taken(self) -> ExtentState {
-        ExtentState((self.0 & !FREE_ALL).wrapping_add(GENERATION))
+        ExtentState((self.0 & !FREE_ALL).wrapping_add(GENERATION_UNIT))
     }
 
     fn owned_by(self, owner: Option<u32>) -> ExtentState {
@@ -134,7 +136,7 @@ pub(super) struct Extents {
     below: Box<[AtomicU32]>,
     /// Top of the stack (low 32 bits), and a count of its changes (high 32 bits).
     top: AtomicU64,
-    /// Extents on the stack.
+    /// Number of extents on the stack; may differ while another thread changes it.
     spare_count: AtomicU32,
     /// Homes that were taken for writes which are not published yet.
     claimed_count: AtomicU32,
@@ -223,7 +225,8 @@ impl Extents {
         }
     }
 
-    /// Gives back the places `free` of `extent`. Returns the extent of pages whose home it is, if any.
+    /// Gives back the places `free` of `extent`. Returns the extent of pages whose home `extent` is, if any.
+    /// An extent that is no home and free as a whole becomes spare.
     pub(super) fn put(&self, extent: u32, free: u64) -> Option<u32> {
         let word = &self.words[extent as usize];
         // Before the places are free: afterwards another thread may claim the home, and the flag is that
@@ -277,7 +280,8 @@ impl Extents {
         let mut top = self.top.load(Ordering::Relaxed);
         loop {
             self.below[extent as usize].store(extent_of(top), Ordering::Relaxed);
-            // The thread that pops it must see `below`, and the reads of its frames must come before that.
+            // The thread that pops `extent` must see `below`, and all reads of the frames must come before
+            // that.
             match self.top.compare_exchange_weak(
                 top,
                 next_top(top, extent),

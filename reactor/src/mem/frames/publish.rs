@@ -127,6 +127,7 @@ impl FrameCore {
     }
 
     /// Puts `place` into the entry if it names `frame`, which the caller has pinned and copied to `place`.
+    /// False when the entry names another frame.
     fn replace(&self, page: usize, frame: u32, place: u32) -> bool {
         let before = self.exchange(page, frame, place);
         if let Some(before) = before {
@@ -139,24 +140,26 @@ impl FrameCore {
 
 /// Publishing and zeroing.
 impl FrameCore {
-    /// Publish `buf`, which [`FrameCore::take`] gave for the same `offset`. Each page changes in one step.
+    /// Publishes `buf`, which [`FrameCore::take`] gave for the same `offset`. Each page changes in one step.
     ///
     /// # Panics
-    /// When `buf` is not from `take` of this handle, or the range is outside of the disk.
+    /// When `buf` is not from `take` of this handle, or was taken for another offset within a page, or the
+    /// range is outside of the disk.
     #[inline]
     pub fn write(self: &Rc<Self>, offset: u64, buf: Buf) {
         let result = self.publish(offset, buf, None);
         debug_assert!(result.is_ok(), "an unconditional write is not refused");
     }
 
-    /// Publish `buf` if the bytes on the disk equal `expected`; comparison and change are one atomic step.
+    /// Publishes `buf` if the bytes on the disk equal `expected`; comparison and change are one atomic step.
     /// The range must be inside of one 4 KiB page.
     ///
     /// # Errors
-    /// [`SwapError::Differs`]; nothing has changed then.
+    /// [`SwapError::Differs`]; nothing has changed.
     ///
     /// # Panics
-    /// When the range crosses a page, or as [`FrameCore::write`].
+    /// When the range is empty or crosses a page, when the lengths of `buf` and `expected` differ, and as
+    /// [`FrameCore::write`].
     pub fn compare_and_write(
         self: &Rc<Self>,
         offset: u64,
@@ -238,8 +241,9 @@ impl FrameCore {
         Ok(())
     }
 
-    /// True when a whole extent begins at `page` and at `frame`, and the buffer has all of it; its pages end
-    /// before `end`. [`FrameCore::take`] gives extents for whole extents only, but a buffer may be truncated.
+    /// True when a whole extent begins at `page` and at `frame`, and the buffer has all of it. `end` is the
+    /// page behind the buffer's last whole page. [`FrameCore::take`] gives extents for whole extents only,
+    /// but a buffer may be truncated.
     fn is_whole(&self, page: usize, frame: u32, end: usize) -> bool {
         page.is_multiple_of(EXTENT_PAGES as usize)
             && frame.is_multiple_of(EXTENT_PAGES)
@@ -289,8 +293,8 @@ impl FrameCore {
         self.bring_home(page);
     }
 
-    /// Accounts for the replaced entry: counts the page if it had no frame, else passes the old frame to
-    /// `put` if it is free.
+    /// Accounts for the replaced entry `old`: counts the page if it had no frame, else passes the old frame
+    /// to `put` if it has no pins.
     #[inline]
     fn retire(&self, old: Entry, mut put: impl FnMut(u32)) {
         if old.frame() == NONE {
@@ -338,7 +342,7 @@ impl FrameCore {
         }
     }
 
-    /// Puts `frame` into the entry if it names `old`. Returns the replaced entry.
+    /// Puts `frame` into the entry of `page` if the entry names `old`. Returns the replaced entry.
     fn exchange(&self, page: usize, old: u32, frame: u32) -> Option<Entry> {
         let entry = &self.store.table[page];
         let mut seen = entry.load(Ordering::Relaxed);
@@ -351,9 +355,10 @@ impl FrameCore {
         None
     }
 
-    /// Makes `offset .. offset + bytes` read as zeroes and frees the whole pages in it; with `is_released`,
-    /// their memory is given back to the kernel. False when no frame was free for a page that is zeroed in
-    /// part: the caller tries again later.
+    /// Makes `offset .. offset + bytes` read as zeroes and frees the frames of whole pages in it. With
+    /// `is_released`, the memory of frames without pins is given back to the kernel, unless the disk lies on
+    /// reserved huge pages or is registered with a device. False when no frame was free for a page that is
+    /// zeroed in part: pages before it are zeroed, and the caller tries again later.
     ///
     /// # Panics
     /// When the range is outside of the disk.

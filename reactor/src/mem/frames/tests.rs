@@ -3,7 +3,7 @@
 use super::*;
 
 fn store(pages: u64, slack: u64) -> Arc<FrameStore> {
-    // As of a large disk: what cores see of each other's pages is harder to get right there.
+    // With non-temporal stores, as a large disk has: they need a fence before other cores see the page.
     FrameStore::create(pages * FRAME, slack * FRAME, Pages::Base, true).expect("store")
 }
 
@@ -13,13 +13,14 @@ fn write(core: &Rc<FrameCore>, offset: u64, bytes: &[u8]) {
     core.write(offset, buf);
 }
 
-/// Publish a frame that was taken for another page.
+/// Publishes a frame that was taken for another page.
 fn write_to(core: &Rc<FrameCore>, offset: u64, mut buf: Buf) {
     buf.clear();
     core.write(offset, buf);
 }
 
-/// Nothing is going on, and this is the last core: every page is in its place, and every other frame is free.
+/// Asserts, without pins and writes and with `core` as the last handle, that every page is at its place and
+/// every other frame is free.
 fn all_at_home(core: Rc<FrameCore>) {
     let store = Arc::clone(&core.store);
     drop(core);
@@ -113,7 +114,7 @@ fn a_zeroing_that_finds_no_frame_for_its_ragged_end_loses_none() {
     assert_eq!(read(&core, 0, 4096), [3; 4096]);
     assert!(!core.zero(0, 7 * 4096 + 512, true), "nor does one after whole pages, which are zeroed");
     assert_eq!(read(&core, 6 * FRAME, 8192), [[0; 4096], [3; 4096]].concat());
-    // A page that was overwritten while a reply is sent of it is elsewhere; zeroing it frees that frame.
+    // A page that was overwritten while it was pinned is not at its place; zeroing it frees its small frame.
     let mut held = held;
     let pinned = core.read(7 * FRAME, 4096);
     core.write(7 * FRAME, held.pop().expect("a frame"));
@@ -166,7 +167,7 @@ fn a_core_that_idles_on_free_frames_keeps_nobody_waiting() {
     for slack in [0, 64, 1024] {
         let store = store(256, slack);
         let (idle, busy) = (store.core(), store.core());
-        // Everything passes through the idle core's hands and is free again.
+        // The idle core takes all frames and gives them back.
         drop(std::iter::from_fn(|| idle.take(0, 4096)).collect::<Vec<_>>());
         let total = u64::from(store.surplus);
         let taken = std::iter::from_fn(|| busy.take(0, 4096)).collect::<Vec<_>>().len() as u64;
@@ -174,7 +175,7 @@ fn a_core_that_idles_on_free_frames_keeps_nobody_waiting() {
         for page in 0..256 {
             write(&busy, page * FRAME, &[1; 4096]);
         }
-        // Nor does one that tried to take more than there was.
+        // The same after the idle core has tried to take more than there was.
         let held: Vec<Buf> = std::iter::from_fn(|| busy.take(0, 4096)).collect();
         let extents: Vec<Buf> = std::iter::from_fn(|| busy.take(0, 16 * 4096)).collect();
         assert!(idle.take(0, 256 * 4096).is_none());
@@ -241,7 +242,7 @@ fn two_cores_that_write_halves_of_a_page_lose_nothing() {
 #[test]
 fn frames_that_go_from_page_to_page_are_never_seen_as_another_page() {
     let mut store = store(4, 0);
-    // Only seven small frames, none of them fresh, so that each is used again at once.
+    // Only seven small frames, none of them never used, so that each is used again at once.
     few_small(&mut store, 7);
     std::thread::scope(|scope| {
         for thread in 0..3u8 {
@@ -279,7 +280,7 @@ fn few_small(store: &mut Arc<FrameStore>, frames: u32) {
     (store.small_first..store.small_first + frames).for_each(|frame| store.spill_one(frame));
 }
 
-/// Pins in the table by page, and the sum of all that is left over.
+/// Pins in the table by page, and the sum of the detached pins.
 fn pins(store: &FrameStore) -> (Vec<u32>, i32) {
     let pages = store.table.iter().map(|entry| Entry(entry.load(Ordering::Relaxed)).pins()).collect();
     (pages, store.detached_pins.iter().map(|left| left.load(Ordering::Relaxed).abs()).sum())
@@ -310,7 +311,7 @@ fn a_cut_read_keeps_the_pins_of_what_is_kept() {
     let store = store(4, 8);
     let core = store.core();
     write(&core, 0, &[7; 4 * 4096]);
-    // The last ends in its last page before where it begins in its first.
+    // The last case ends at a lower offset in its last page than it begins at in its first.
     let whole =
         [(0, 0), (1, 1), (3996, 1), (3997, 2), (8092, 2), (8093, 3), (12_000, 3)].map(|cut| (12_000, cut));
     for (bytes, (kept, pinned)) in whole.into_iter().chain([(8192, (5000, 2)), (8192, (8092, 2))]) {

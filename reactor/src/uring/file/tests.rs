@@ -1,4 +1,4 @@
-//! Rings against real files.
+//! Rings on files of the system.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ fn pool() -> Pool {
     Pool::new(&zones, Pages::Base).expect("pool")
 }
 
-/// A file in memory of `bytes` zeroes, and a second handle to look at it.
+/// A file in memory of `bytes` zeroes, and a second handle to read and write it.
 fn file(bytes: u64) -> (OwnedFd, fs::File) {
     let file = fs::File::from(memfd_create("ring", MemfdFlags::CLOEXEC).expect("memfd"));
     file.set_len(bytes).expect("length");
@@ -32,7 +32,7 @@ fn filled(pool: &Pool, bytes: usize, fill: u8) -> Buf {
     buf
 }
 
-/// All that is in flight, in order of token.
+/// Completions of all operations in flight, in order of the token.
 fn finish(ring: &mut FileRing) -> Vec<Completion> {
     let mut done = Vec::new();
     while ring.in_flight() > 0 {
@@ -116,7 +116,7 @@ fn not_now_is_asked_again_but_not_for_ever() {
     let file = ring.register_file(fd);
     ring.fsync(7, file, true);
     let wire = ring.flights.slot_at(0).expect("a slot").to_wire();
-    // One entry is queued, and a queue of one has no room for it again.
+    // The queue has one entry: the operation is submitted before it is queued again.
     for _ in 0..RETRIES_MAX {
         ring.submit().expect("submits");
         assert!(ring.on_result(u64::from(wire), -libc::EAGAIN).is_none());
@@ -164,7 +164,7 @@ fn buffers_of_several_pieces_are_written_from_and_read_into() {
     let file = ring.register_file(fd);
     let store = FrameStore::new(64 * 4096, 64 * 4096, Pages::Base).expect("store");
     let core = store.core();
-    // Pages whose places are in use, as a reply is sent from them, lie elsewhere.
+    // Pages whose places are pinned lie in small frames.
     let mut held = Vec::new();
     for page in [3u8, 1, 0, 2, 3, 0] {
         held.push(core.read(0, 4 * 4096));
@@ -181,7 +181,7 @@ fn buffers_of_several_pieces_are_written_from_and_read_into() {
     look.read_exact_at(&mut bytes, 0).expect("read");
     assert_eq!(bytes[..512], [0; 512]);
     assert!((512..4 * 4096).all(|at| usize::from(bytes[at]) == at / 4096 + 1));
-    // Holding every second frame makes what is left ragged.
+    // Every second frame is held, so that the free ones are not adjacent.
     let (mut held, mut free): (Vec<_>, Vec<_>) =
         std::iter::from_fn(|| core.take(0, 4096)).enumerate().partition(|(index, _)| index % 2 == 0);
     free.clear();
@@ -250,8 +250,8 @@ fn a_sleeper_is_told_by_the_rings_descriptor() {
     ring.fsync(1, file, true);
     ring.submit().expect("submit");
     while ring.poll(|completion| assert_eq!(completion.token, 1)) == 0 {
-        // A signal of the kernel to complete the operation may end the wait with nothing; the poll then has
-        // it.
+        // The kernel's notification of the completion work may end the wait without an event; the poll then
+        // returns the completion.
         readiness.poll(Some(Duration::from_secs(10)), &mut ready).expect("poll");
     }
     assert_eq!(ring.in_flight(), 0);
@@ -373,7 +373,7 @@ fn the_pool_s_memory_is_registered_as_it_is_used_and_not_before() {
         assert!(one(&mut ring).result.is_ok());
         counts.push(ring.pieces.registered());
     }
-    // Where locked memory is limited to less than this, none is.
+    // Nothing is registered where the limit of locked memory is lower.
     assert!(counts == [0, 1, 1, 2, 2] || counts == [0; 5], "{counts:?}");
     ring.write(2, file, 0, Buf::zeroes(4096), false);
     assert!(one(&mut ring).result.is_ok());

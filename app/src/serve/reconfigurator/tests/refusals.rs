@@ -298,10 +298,10 @@ fn of_attached_disks() -> Vec<Case> {
         (
             attach,
             with(far, "subnqn", FAR),
-            "disk[6].nqn = \"nqn.2026-01.test:far\": its namespace 1 is also the disk in line",
+            "disk[6].nqn = \"nqn.2026-01.test:far\": namespace 1 is also the disk in line",
         ),
         (attach, drive("01:00.0"), "disk[6].nvme = \"01:00.0\": |must be a PCI address, like"),
-        (attach, drive(FIRST), "disk[6].nvme = \"fffe:ff:1f.6\": its namespace 1 is also the disk in line"),
+        (attach, drive(FIRST), "disk[6].nvme = \"fffe:ff:1f.6\": namespace 1 is also the disk in line"),
         (
             attach,
             of_drive("subnqn", A),
@@ -370,7 +370,7 @@ fn of_known_disks() -> Vec<Case> {
         (
             "spindle_disk_cache",
             json!({ "name": "f0", "size": 1 << 20, "sole_writer": true }),
-            "disk[2].cache.sole_writer: |a file disk has no such key",
+            "disk[2].cache.sole_writer = true: |a file disk has no such key",
         ),
         (
             "spindle_disk_cache",

@@ -1,4 +1,4 @@
-//! Parts of a command's data: which memory of the host they are, what they cost, and what stays whose.
+//! Parts of a command's data: their memory at the host, their work requests, and the owner of their buffers.
 
 use nvme_spec::cqe::Cqe;
 use nvme_spec::sqe::{KeyedSgl, SglKind};
@@ -13,7 +13,7 @@ use super::super::{CAPSULE_BYTES, Capsule, ConnConfig};
 use super::*;
 use crate::work::Completion;
 
-/// Bytes of a part.
+/// Bytes of a part of a command's data.
 const PART: u32 = 4096;
 
 fn pool() -> Pool {
@@ -35,7 +35,7 @@ fn open(send_queue: u32, reads_max: u32) -> Conn {
 
 const SLOT: RequestId = RequestId::from_wire(1 << 16 | 1);
 
-/// The host's memory of a command: one block after the other has its own key and address.
+/// Receives a command whose data is in `blocks` (bytes of each); block n has key n and its own address.
 fn command(conn: &mut Conn, blocks: &[u32]) {
     let list: Vec<u8> = (1..)
         .zip(blocks)
@@ -62,7 +62,7 @@ fn posted(conn: &mut Conn) -> Vec<Work> {
     std::iter::from_fn(|| conn.next_work()).collect()
 }
 
-/// (Key, address in its block, offset here, bytes, signalled) of transfers.
+/// (Key, offset in the key's block, offset in the buffer, bytes, signalled) of transfers.
 fn moved(work: &[Work]) -> Vec<(u32, u64, u32, u32, bool)> {
     let one = |work: &Work| match work.op {
         Op::Read { local, remote } | Op::Write { local, remote } => {
@@ -207,7 +207,7 @@ fn no_buffer_of_a_part_is_given_up_before_the_device_is_through_with_it() {
             assert_eq!(conn.phase(), if is_lost { Phase::Ending } else { Phase::Draining });
             complete(&mut conn, &second);
             assert_eq!((conn.phase(), conn.posted()), (Phase::Ending, 0));
-            // What comes after the end goes home at once.
+            // Buffers that are passed after the end are dropped at once.
             conn.send_part(SLOT, 1, 0, part(&pool, PART));
             conn.fetch_part(SLOT, 1, 0, part(&pool, PART));
             assert_eq!(pool.free_bytes(), 8 * u64::from(PART));

@@ -1,9 +1,9 @@
-//! Where pages lie: few pieces after any history, and every page at home when nothing is going on.
+//! Where pages lie: few segments after any history, and every page at its place without pins and writes.
 
 use super::*;
 
 const EXTENT: u32 = EXTENT_PAGES * FRAME_BYTES;
-/// Pages of the disk of the tests that count pieces: 4 MiB.
+/// Number of pages of the disk in tests that count segments: 4 MiB.
 const PAGES: u64 = 1024;
 
 struct Random(u64);
@@ -15,12 +15,12 @@ impl Random {
     }
 }
 
-/// A page whose every word says which page it is and which version.
+/// The value of every word of a page: number of the page, and version.
 fn stamp(page: u64, version: u64) -> u64 {
     page << 40 | version
 }
 
-/// Write pages, each with its own stamp.
+/// Writes pages, each filled with its stamp. False when no frames are free.
 fn write_stamped(core: &Rc<FrameCore>, page: u64, pages: u32, version: u64) -> bool {
     let Some(mut buf) = core.take(page * FRAME, pages * FRAME_BYTES) else { return false };
     let mut at = page;
@@ -35,7 +35,7 @@ fn write_stamped(core: &Rc<FrameCore>, page: u64, pages: u32, version: u64) -> b
     true
 }
 
-/// Check that each page in the buffer is whole and its own; the versions.
+/// Asserts that each page in the buffer has its own stamp in every word. Returns the versions.
 fn versions(buf: &Buf, page: u64) -> Vec<u64> {
     let mut found = Vec::new();
     let frames = buf.segments().flat_map(|segment| segment.chunks_exact(FRAME_BYTES as usize));
@@ -48,7 +48,7 @@ fn versions(buf: &Buf, page: u64) -> Vec<u64> {
     found
 }
 
-/// Most pieces of a read of so many bytes, wherever it begins on a boundary of its own length.
+/// Largest number of segments of all aligned reads of `bytes`.
 fn pieces(core: &Rc<FrameCore>, bytes: u32) -> usize {
     let reads = (0..PAGES * FRAME / u64::from(bytes)).map(|at| core.read(at * u64::from(bytes), bytes));
     reads.map(|buf| buf.segments().count()).max().expect("some")
@@ -60,7 +60,7 @@ fn random_pages(core: &Rc<FrameCore>, random: &mut Random) {
     }
 }
 
-/// Few pieces, and all bytes in place.
+/// Asserts the number of segments of reads of 128 KiB and 1 MiB, and the contents of all pages.
 fn assert_pieces(core: &Rc<FrameCore>, of_128_kib: usize, of_1_mib: usize, history: &str) {
     let pieces = (pieces(core, 128 << 10), pieces(core, 1 << 20));
     assert!(pieces.0 <= of_128_kib && pieces.1 <= of_1_mib, "{history}: {pieces:?}");
@@ -90,7 +90,7 @@ fn large_reads_are_few_pieces_whatever_was_written_before() {
     assert_pieces(&core, 1, 1, "trimmed, random pages, and front to back by pages");
     sequential(128 << 10, 6);
     random_pages(&core, &mut random);
-    // At worst an extent lies apart from its neighbours.
+    // At worst, no extent is adjacent to its neighbours.
     assert_pieces(&core, 2, 16, "front to back again by 128 KiB, and random pages");
     for version in 0..8 * PAGES {
         let pages = [1, 2, 8, 15, 16, 32, 40, 64, 256][usize::try_from(random.below(9)).expect("small")];
@@ -159,14 +159,14 @@ fn without_a_spare_extent_large_writes_go_through_small_frames() {
 #[test]
 fn what_was_taken_and_not_written_goes_back_and_lets_pages_come_home() {
     let core = store(64, 256).core();
-    // The home of the first two extents, as nothing is in them, and spare ones.
+    // The homes of the first two extents, which are free as a whole, and spare extents.
     let (empty, spare) = (core.take(0, 2 * EXTENT), core.take(0, 2 * EXTENT));
     assert!(write_stamped(&core, 3, 7, 5));
     assert!(write_stamped(&core, 20, 1, 6));
     drop(empty);
     assert_eq!(versions(&core.read(3 * FRAME, 7 * FRAME_BYTES), 3), vec![5; 7]);
     drop(spare);
-    // A buffer that is cut is no whole extent any more.
+    // A truncated buffer has no whole extent any more.
     let mut cut = core.take(0, 2 * EXTENT).expect("frames");
     let first = cut.segments().next().expect("a piece").len();
     cut.clear();
@@ -185,7 +185,7 @@ fn without_small_frames_small_writes_and_ragged_ends_have_spare_extents() {
     let spares = u64::from(store.extents.spares());
     assert!(spares >= 4);
     assert_eq!(core.free_bytes(), (4 + 16 * spares) * FRAME);
-    // A home that is taken and not published is charged for the frames that its pages need meanwhile.
+    // A claimed home counts as used twice: other writes to its pages need spare frames until it is published.
     let taken = core.take(0, 2 * EXTENT).expect("frames");
     assert_eq!(core.free_bytes(), (4 + 16 * (spares - 2)) * FRAME);
     for page in 0..32 {
@@ -197,11 +197,11 @@ fn without_small_frames_small_writes_and_ragged_ends_have_spare_extents() {
     assert_eq!(versions(&core.read(57 * FRAME, 48 * FRAME_BYTES), 57), vec![10; 48]);
     drop(taken);
     assert_eq!(versions(&core.read(0, 2 * EXTENT), 0), vec![9; 32]);
-    // What is left of an extent is this core's until the next time.
+    // The core keeps the rest of the extent for its next small write.
     let torn = core.partial_extent.get();
     let partly = if torn.0 == torn.1 { 0 } else { 16 };
     assert!(core.free_bytes() >= (4 + 16 * spares - partly) * FRAME);
-    // All or nothing: what was collected goes back.
+    // Too few frames: those collected are given back.
     let mut held = Vec::new();
     while let Some(buf) = core.take(0, 15 * FRAME_BYTES) {
         held.push(buf);
@@ -229,7 +229,7 @@ fn threads_that_take_one_home_and_give_it_back_leave_it_unclaimed() {
     all_at_home(store.core());
 }
 
-/// Threads that write one page and many, zero, hold replies, and compare-and-write, all on the same pages.
+/// Threads write single pages and many, zero, hold pins, and compare-and-write, all on the same pages.
 fn stress(seed: u64, small: Option<u32>, rounds: u32) {
     const ALL: u64 = 70; // the last extent is not whole
     let mut store = store(ALL, 160);
@@ -247,7 +247,7 @@ fn stress(seed: u64, small: Option<u32>, rounds: u32) {
                     let version = u64::from(round) << 2 | thread;
                     let pages = [1, 1, 1, 3, 16, 32, 48][usize::try_from(random.below(7)).expect("small")];
                     let page = random.below(ALL - u64::from(pages) + 1);
-                    // Half of the large ones are whole extents.
+                    // Half of the large writes are whole extents.
                     let page = if pages >= 16 && round % 2 == 0 { page / 16 * 16 } else { page };
                     match random.below(8) {
                         0 => {
@@ -287,8 +287,8 @@ fn so_they_do_with_few_frames() {
     }
 }
 
-/// Each thread alone writes every third page and must read what it wrote last, while the others read it and
-/// hold it, so that it goes from its place and back.
+/// Each thread is the only writer of every third page, and must read what it wrote last. The other threads
+/// pin these pages, so that they leave their places and come back.
 #[test]
 fn no_write_is_lost_when_pages_go_home() {
     const ALL: u64 = 48; // as many as in `last`
