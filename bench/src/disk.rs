@@ -290,7 +290,7 @@ impl Engine {
             address: Some(args.disk.to_string()),
             nqn: None,
             rw: args.load.rw,
-            mix: None,
+            mix: (args.load.rw == crate::access::Access::RandRw).then_some(args.load.mix),
             zipf: args.zipf,
             bs: args.load.bs,
             qd,

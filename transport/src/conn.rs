@@ -131,7 +131,7 @@ impl std::fmt::Display for CloseReason {
             CloseReason::KeepAliveExpired => "keep alive expired",
             CloseReason::HostError => "the host broke a rule of the queue",
             CloseReason::ConnectTimeout => "no Connect in time",
-            CloseReason::Shutdown => "the appliance is shutting down",
+            CloseReason::Shutdown => "the target is shutting down",
         })
     }
 }

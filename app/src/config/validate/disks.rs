@@ -214,7 +214,7 @@ fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<
     }
     if !kind.can_have_cache() {
         let allowed = "a cache is for kind = \"file\", \"nvme\", \"ng\" or \"remote\"";
-        let words = format!("a {} disk has its data in memory already; {allowed}", kind.name());
+        let words = format!("{} disk has its data in memory already; {allowed}", with_article(kind.name()));
         section.location.refuse(errors, words);
     }
     let is_remote = matches!(kind, DiskKind::Remote { .. });
@@ -225,7 +225,8 @@ fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<
             section.refuse("sole_writer", errors, words);
         }
         (true, false) => {
-            let words = format!("a {} disk has no such key; it is for kind = \"remote\"", kind.name());
+            let words =
+                format!("{} disk has no such key; it is for kind = \"remote\"", with_article(kind.name()));
             section.refuse("sole_writer", errors, words);
         }
         _ => {}
@@ -282,12 +283,19 @@ const KIND_KEYS: [(&str, &[&str]); 16] = [
     ("quiesce_ms", &["remote"]),
 ];
 
+/// `a file`, `an nvme`.
+fn with_article(kind: &str) -> String {
+    let article = if matches!(kind, "nvme" | "ng") { "an" } else { "a" };
+    format!("{article} {kind}")
+}
+
 /// Refuses keys of other kinds, which would have no effect.
 fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     for (key, of) in KIND_KEYS.iter().filter(|(_, of)| !of.contains(&kind)) {
         if let Some(location) = node.location_of(key) {
             let of = quoted(*of).replace(", ", " or ");
-            location.refuse(errors, format!("a {kind} disk has no {key}; it is for kind = {of}"));
+            location
+                .refuse(errors, format!("{} disk has no {key}; it is for kind = {of}", with_article(kind)));
         }
     }
     if ["nvme", "ng", "remote"].contains(&kind) {
@@ -299,7 +307,8 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     }
     for key in ["pages", "huge_pages"] {
         if let Some(location) = node.location_of(key).filter(|_| kind != "ram") {
-            let words = format!("a {kind} disk has no memory of its own; it is for kind = \"ram\"");
+            let words =
+                format!("{} disk has no memory of its own; it is for kind = \"ram\"", with_article(kind));
             location.refuse(errors, words);
         }
     }

@@ -77,7 +77,7 @@ impl Core {
                 %remote,
                 limit,
                 untold,
-                "connection refused: its address has limit connections that have not sent Connect \
+                "connection refused: too many connections of its address have not sent Connect \
                  (limits.unconnected_per_address)"
             );
         }
