@@ -1,7 +1,8 @@
 //! `spindle check`: validates a configuration and prints what it starts, its memory use, and the commands
-//! with which hosts connect. It binds no listener, and reads only size and identity of files and devices.
+//! with which hosts connect. It binds no listener. Of files and devices it reads only size and identity.
 //!
-//! With `--against` it also prints what a reload would change in a target that serves another file.
+//! With `--against` it also prints what a reload would change in a target that serves another file. With
+//! `--reference` it only prints the reference of all keys.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -22,7 +23,7 @@ use crate::text::table;
 use spindle_console::say;
 
 /// # Errors
-/// Errors of the file, or of the file that `--against` names.
+/// Errors of the file, or of the file of `--against`.
 pub fn run(args: &CheckArgs) -> Result<(), ConfigErrors> {
     let Some(file) = &args.config else {
         say!("{}", reference().trim_end());
@@ -38,7 +39,7 @@ pub fn run(args: &CheckArgs) -> Result<(), ConfigErrors> {
     Ok(())
 }
 
-/// The text that `spindle check` prints for a valid plan.
+/// Returns the text that `spindle check` prints for a valid plan.
 fn describe(plan: &Plan) -> String {
     let mut text = String::from("What starts\n");
     let cores: Vec<String> = plan.reactor.cores.iter().map(usize::to_string).collect();
@@ -83,8 +84,8 @@ fn describe(plan: &Plan) -> String {
     text
 }
 
-/// Name of the medium at the path of a `file` or `ng` disk. For other kinds it is known once the disk is
-/// open, so the configured `medium_id` is returned.
+/// Returns the name of the medium at the path of a `file` or `ng` disk. For other kinds returns the
+/// configured `medium_id`, since their name is known only once the disk is open.
 fn medium_id_of(disk: &DiskPlan) -> Option<String> {
     if let DiskKind::File { path, .. } | DiskKind::Ng { path, .. } = &disk.kind {
         return medium_id::at(path).ok()?.into_iter().next();

@@ -1,4 +1,4 @@
-//! The command line of `spindle`: subcommands, options and defaults. The subcommands' modules implement them.
+//! The command line of `spindle`: subcommands, options and defaults. Other modules implement the subcommands.
 
 mod ctl;
 

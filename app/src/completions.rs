@@ -14,7 +14,7 @@ pub fn run(args: &CompletionsArgs) {
     say!("{}", String::from_utf8_lossy(&script).trim_end());
 }
 
-/// The command line with each method as a subcommand of `spindle ctl`.
+/// Returns the command line with each method as a subcommand of `spindle ctl`.
 fn command() -> Command {
     let method = |name, about, params| Command::new(name).about(about).args(options("", params));
     let methods = METHODS.iter().map(|it| method(it.name, it.about, it.params));
@@ -23,7 +23,7 @@ fn command() -> Command {
     cli.disable_help_subcommand(true)
 }
 
-/// Parameters as options. Those of an object are named `object.parameter`.
+/// Returns parameters as options. Members of an object are named `object.parameter`.
 fn options(path: &str, params: &'static [Param]) -> Vec<Arg> {
     let option = |param: &'static Param| {
         let name = format!("{path}{}", param.name);

@@ -1,5 +1,5 @@
-//! `spindle ctl`: verbs, which call methods of the control socket and print text (JSON with `--json`); or any
-//! method by name, with its result as JSON.
+//! `spindle ctl`: runs a verb, or calls any method of the control socket by name. Prints text for a verb
+//! (JSON with `--json`) and JSON for a method. Without arguments prints all methods.
 //!
 //! | file | content |
 //! |---|---|
@@ -25,7 +25,7 @@ use spindle_console::say;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
-    /// Invalid argument: argument, value and what is allowed.
+    /// Invalid argument: argument, value and the allowed values.
     #[error("{0}")]
     Argument(String),
     #[error(transparent)]
@@ -62,7 +62,8 @@ pub fn run(mut args: CtlArgs) -> Result<(), CtlError> {
     Ok(())
 }
 
-/// Takes `--socket` and `--json` out of the words after a method; no method has parameters of these names.
+/// Removes `--socket` and `--json` from the words after a method and sets them in `args`. No method has
+/// parameters of these names.
 fn take_options(args: &mut CtlArgs) {
     let Some(CtlCommand::Method(words)) = &mut args.command else { return };
     let mut rest = Vec::new();
@@ -81,7 +82,7 @@ fn take_options(args: &mut CtlArgs) {
 fn method(words: &[String], rpc: Rpc<'_>) -> Output {
     let (name, words) = words.split_first().map_or(("", words), |(name, words)| (name.as_str(), words));
     let known = METHODS.iter().find(|method| method.name == name);
-    // A target of another version may have other methods; all names have an underscore.
+    // A target of another version may have other methods; all method names contain an underscore.
     if known.is_none() && !name.contains('_') {
         return Err(unknown(name));
     }
@@ -140,7 +141,7 @@ fn insert(given: &mut Map<String, Value>, path: &[&str], value: Option<&str>, pa
     }
 }
 
-/// The JSON value of an argument: `true` without a value. The target checks it.
+/// Returns the JSON value of an argument: `true` without a value. The target validates the value.
 fn value_of(value: Option<&str>, kind: Option<&Kind>) -> Value {
     let Some(value) = value else { return Value::Bool(true) };
     let text = || Value::String(value.to_owned());

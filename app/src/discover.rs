@@ -15,7 +15,7 @@ use spindle_initiator::{
 use crate::cli::DiscoverArgs;
 use spindle_console::say;
 
-/// Why there is no log to show.
+/// Why no discovery log can be printed.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoverError {
     #[error(transparent)]
@@ -46,7 +46,7 @@ pub fn run(args: &DiscoverArgs) -> Result<(), DiscoverError> {
 }
 
 /// Reads the discovery log from the first address that accepts a connection. If `text` has no port, TCP tries
-/// 8009 (discovery) and then 4420 (NVMe/TCP), where targets answer discovery as well; RDMA uses 4420.
+/// 8009 (discovery) and then 4420 (NVMe/TCP), a port at which targets also serve discovery. RDMA uses 4420.
 fn fetch_log(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), DiscoverError> {
     let (transport, text) = split_transport(text);
     let ports: &[u16] = match transport {
@@ -72,7 +72,7 @@ fn fetch_log(text: &str, host: &Host) -> Result<(SocketAddr, DiscoveryLog), Disc
     Err(DiscoverError::Unreachable(format!("{text}: {}", tried.join("; "))))
 }
 
-/// Subsystem type (SUBTYPE) of an entry in one word.
+/// Returns the subsystem type (SUBTYPE) of an entry in one word.
 fn kind(entry: &DiscoveryLogEntry) -> String {
     match entry.subtype {
         SubsystemType::NVM => "nvm".to_owned(),
@@ -82,7 +82,7 @@ fn kind(entry: &DiscoveryLogEntry) -> String {
     }
 }
 
-/// The entry's SUBNQN, or the reason why it is invalid in parentheses.
+/// Returns the entry's SUBNQN, or in parentheses the reason why it is invalid.
 fn nqn(entry: &DiscoveryLogEntry) -> String {
     entry.subnqn().map_or_else(|error| format!("({error})"), |nqn| nqn.to_string())
 }

@@ -7,19 +7,19 @@
 //!   subsystem NQN, NSID, far identity ───────> UUID, NGUID    for remote disks
 //! ```
 //!
-//! The same names give the same identifiers on every machine and in every order of the file; other names give
-//! others. Hosts store them in boot loaders and mount tables, so the derivation must never change. The tests
-//! contain the values.
+//! Equal names have equal identifiers on every machine and in every order of the file; other names have other
+//! identifiers. Hosts store identifiers in boot loaders and mount tables, so the derivation must never
+//! change. The tests contain the values.
 //!
 //! A RAM disk is empty when the process starts. With an unchanged identifier, a host that waited for the
 //! target would continue to use its mounted file system on zeroes. So the identifier of a RAM disk also
 //! depends on a life ([`life`]), which differs for each process and each creation of a disk.
 //!
-//! The identifiers of a remote disk depend on those of the far namespace, and not on the disk's name here.
-//! They are never equal to those of the far namespace: Linux refuses a second namespace with the UUID or
-//! NGUID of a present one, and a host may connect to both targets.
+//! The identifiers of a remote disk depend on those of the far namespace, and not on the name of the disk.
+//! They are never equal to those of the far namespace. A host may connect to both targets, and Linux refuses
+//! a second namespace with the UUID or NGUID of a present one.
 //!
-//! Two machines that use one NQN for different disks get equal identifiers; `docs/configuration.md` forbids
+//! Two machines with one NQN can have equal identifiers for different disks; `docs/configuration.md` forbids
 //! that.
 
 use std::sync::OnceLock;
@@ -30,8 +30,8 @@ use uuid::Uuid;
 /// Namespace of the version 5 UUIDs (RFC 9562 section 5.5). A random constant that must never change.
 const NAME_SPACE: Uuid = Uuid::from_u128(0xb1f7_d9c2_6c0e_4f57_9a3e_2f1d_5c8e_7a64);
 
-/// Version 5 UUID of `what` and the names, separated by NUL. No name contains NUL, so different lists of
-/// names give different texts.
+/// Returns the version 5 UUID of `what` and the names, separated by NUL. No name contains NUL, so different
+/// lists of names have different UUIDs.
 fn derive(what: &str, names: &[&str]) -> [u8; 16] {
     let mut text = what.to_owned();
     for name in names {
@@ -41,21 +41,21 @@ fn derive(what: &str, names: &[&str]) -> [u8; 16] {
     Uuid::new_v5(&NAME_SPACE, text.as_bytes()).into_bytes()
 }
 
-/// Serial number of a subsystem: 20 characters, the size of the SN field.
+/// Returns the serial number of a subsystem: 20 characters, the size of the SN field.
 pub fn serial(nqn: &Nqn) -> String {
     let bytes = derive("serial", &[nqn.as_str()]);
     let digits: String = bytes.iter().take(8).map(|byte| format!("{byte:02X}")).collect();
     format!("SPDL{digits}")
 }
 
-/// The life of a disk whose data is lost with it: a UUID that is random for each process, and `made`, a
-/// number that is unique among the disks of the process.
+/// Returns the life of a disk whose data is lost with it. It consists of a UUID that is random for each
+/// process, and of `made`, which is unique among the disks of the process.
 pub fn life(made: usize) -> String {
     static PROCESS: OnceLock<Uuid> = OnceLock::new();
     format!("{} {made}", PROCESS.get_or_init(Uuid::new_v4))
 }
 
-/// What identifies the data of a namespace.
+/// Identification of the data of a namespace.
 #[derive(Debug, Clone, Copy)]
 pub enum Data<'a> {
     /// The name of the disk.
@@ -79,8 +79,8 @@ pub fn uuid(nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
     of_namespace("namespace", nqn, nsid, data)
 }
 
-/// NGUID of a namespace. Bytes 8 to 10 are an OUI (Base 2.0 section 4.5.1). This one has the bit for local
-/// administration set (bit 1 of byte 8), so that it equals no assigned OUI.
+/// Returns the NGUID of a namespace. Bytes 8 to 10 are an OUI (Base 2.0 section 4.5.1). In byte 8, bit 1
+/// (locally administered) is set and bit 0 (multicast) is clear, so that the OUI equals no assigned OUI.
 pub fn nguid(nqn: &Nqn, nsid: u32, data: Data<'_>) -> [u8; 16] {
     let mut bytes = of_namespace("nguid", nqn, nsid, data);
     bytes[8] = bytes[8] & !1 | 2;

@@ -1,10 +1,10 @@
 //! The log: lines on standard error, as text or as JSON. Standard output is for results.
 //!
 //! The level is `log.level` of the configuration, also after a reload. The environment variable `SPINDLE_LOG`
-//! overrides it, also for single crates (`SPINDLE_LOG=spindle_tcp=debug,info`). A thread writes the lines
-//! ([`queue`]), so that a log without a reader does not block a core; panics are log lines too.
+//! overrides that level, also for single crates (`SPINDLE_LOG=spindle_tcp=debug,info`). A thread writes the
+//! lines ([`queue`]), so that a log without a reader does not block a core. Panics are log lines too.
 //!
-//! The rate of lines that a peer can cause is limited by the callers (`reactor::rate`), since only they know
+//! Callers limit the rate of lines that a peer can cause (`reactor::rate`), since only callers can identify
 //! the peer.
 
 mod queue;
@@ -28,7 +28,7 @@ use queue::{FLUSH_MAX, LINES_MAX, Queue, QueueWriter};
 /// The environment variable that overrides the level of the configuration.
 const VARIABLE: &str = "SPINDLE_LOG";
 
-/// Changes the level of the log. Dropping it waits up to [`FLUSH_MAX`] until all lines are written.
+/// Changes the level of the log. Dropped, it waits until all lines are written, at most [`FLUSH_MAX`].
 #[derive(Debug)]
 pub struct LogControl {
     /// `None`: `SPINDLE_LOG` is set, so the level is fixed.
@@ -81,7 +81,7 @@ pub fn start(plan: &LogPlan) -> Result<LogControl, String> {
     Ok(LogControl { filter: variable.is_none().then_some(handle), queue })
 }
 
-/// Body of the log's thread. The lines that it logs itself, about lost lines, bypass the queue.
+/// Runs the thread of the log. Its own lines, about lost lines, bypass the queue.
 fn write_out(outlet: QueueWriter, format: LogFormat) {
     let direct = tracing_subscriber::registry().with(lines(format, io::stderr().is_terminal(), io::stderr));
     let _here = tracing::subscriber::set_default(direct);
@@ -90,11 +90,11 @@ fn write_out(outlet: QueueWriter, format: LogFormat) {
     });
 }
 
-/// Installs the panic hook: it logs a panic and waits until the line is written.
+/// Installs the panic hook, which logs a panic and waits until the line is written, at most [`FLUSH_MAX`].
 fn log_panics(queue: Queue) {
     std::panic::set_hook(Box::new(move |panic| {
         let thread = std::thread::current();
-        // Captured only when RUST_BACKTRACE is set.
+        // Captured only if RUST_LIB_BACKTRACE or RUST_BACKTRACE is set.
         let backtrace = std::backtrace::Backtrace::capture();
         let backtrace =
             (backtrace.status() == std::backtrace::BacktraceStatus::Captured).then_some(backtrace);
@@ -119,7 +119,8 @@ fn filter(level: Level, variable: Option<&str>) -> Result<EnvFilter, String> {
     }
 }
 
-/// The layer that formats events as lines. In text the message comes first, then `name=value` for each field.
+/// Returns the layer that formats events as lines. In text the message comes first, then `name=value` for
+/// each field.
 fn lines<W>(format: LogFormat, is_terminal: bool, writer: W) -> Box<dyn Layer<Registry> + Send + Sync>
 where
     W: for<'a> tracing_subscriber::fmt::MakeWriter<'a> + Send + Sync + 'static,

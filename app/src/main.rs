@@ -4,11 +4,11 @@
 //!   main ── cli (arguments) ──┬── serve, status, ctl         run a target; show its state; change it
 //!                             ├── check, discover            check a configuration; query a target
 //!                             ├── nvme                       list NVMe drives; bind them to vfio-pci or nvme
-//!                             ├── bench                      measure a target or a disk (crate bench)
+//!                             ├── bench                      measure a target, disk or sockets (crate bench)
 //!                             └── completions                print a completion script for a shell
 //! ```
 //!
-//! Each subcommand is a module or crate with a function `run`; this file prints its error with the error's
+//! Each subcommand is a module or crate with a function `run`. This file prints the error of `run` with its
 //! sources. The exit status is 0 on success, 1 on an error, 2 on a wrong command line.
 #![forbid(unsafe_code)]
 
@@ -61,7 +61,8 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The message of an error followed by those of its sources, without a message that the text already has.
+/// Returns the message of an error followed by those of its sources. Leaves out a message that the text
+/// already contains.
 fn with_sources(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut reason = error.source();

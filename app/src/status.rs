@@ -1,4 +1,5 @@
-//! `spindle status`: cores, traffic and hosts of a target on this machine, read from its control socket.
+//! `spindle status`: prints cores, traffic and hosts of a target on this machine, read from its control
+//! socket.
 
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ pub fn run(args: &StatusArgs) -> Result<(), CallError> {
     Ok(())
 }
 
-/// The second status as text, with rates between the first and the second.
+/// Formats the second status, with rates between the first and the second.
 fn text(first: &Value, second: &Value) -> String {
     let uptime = Duration::from_nanos(number(second, "uptime_ns")).as_secs();
     let mut text = format!(
@@ -108,7 +109,7 @@ fn controllers(answer: &Value) -> Table {
     table
 }
 
-/// The elements of a list in `second`, each with the element at the same index in `first`.
+/// Returns the elements of a list in `second`, each with the element at the same index in `first`.
 fn zip_by_index<'a>(
     first: &'a Value,
     second: &'a Value,
@@ -117,17 +118,17 @@ fn zip_by_index<'a>(
     list(second, key).iter().enumerate().map(move |(at, value)| (list(first, key).get(at), value))
 }
 
-/// The elements of a JSON array; empty if it is missing.
+/// Returns the elements of a JSON array; empty if there is no such array.
 pub fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// A JSON number; 0 if it is missing.
+/// Returns a JSON number; 0 if there is no such number.
 pub fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or(0)
 }
 
-/// A JSON string without control characters; empty if it is missing.
+/// Returns a JSON string without control characters; empty if there is no such string.
 pub fn string(value: &Value, key: &str) -> String {
     printable(value[key].as_str().unwrap_or_default())
 }

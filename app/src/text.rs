@@ -1,16 +1,16 @@
-//! Text for messages: lists of alternatives, suggestions for mistyped names, escaping, tables.
+//! Text for messages: lists of alternatives, suggestions for mistyped names, shortening, escaping, tables.
 
 use std::fmt::Debug;
 
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 
-/// Longest name, in bytes, for which a similar one is suggested. Bounds the time of the comparison.
+/// Longest name, in bytes, for which a similar name is suggested. Bounds the time of the comparison.
 const NAME_BYTES_MAX: usize = 256;
 /// Most characters of a name or value that a message quotes.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// `a, b or c`; `nothing` without words.
+/// Joins words as `a, b or c`; returns `nothing` without words.
 pub fn alternatives(words: impl Iterator<Item = String>) -> String {
     let words: Vec<String> = words.collect();
     match words.split_last() {
@@ -20,13 +20,13 @@ pub fn alternatives(words: impl Iterator<Item = String>) -> String {
     }
 }
 
-/// `"a", "b" or "c"`.
+/// Joins quoted names as `"a", "b" or "c"`.
 pub fn quoted<T: Debug>(names: impl IntoIterator<Item = T>) -> String {
     alternatives(names.into_iter().map(|name| format!("{name:?}")))
 }
 
-/// The word with the smallest edit distance to `name`, if that is at most 2/5 of the longer length. `None`
-/// for a `name` longer than [`NAME_BYTES_MAX`].
+/// Returns the word with the smallest edit distance to `name`, if that is at most 2/5 of the longer length.
+/// `None` for a `name` longer than [`NAME_BYTES_MAX`].
 pub fn nearest<'a>(name: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = |word: &str| name.len().max(word.len()) * 2 / 5;
     // The distance is at least the difference of the lengths; skipping those words saves time.
@@ -36,7 +36,7 @@ pub fn nearest<'a>(name: &str, words: impl Iterator<Item = &'a str>) -> Option<&
     words.filter(is_candidate).min_by_key(distance).filter(|word| distance(word) <= most(word))
 }
 
-/// `did you mean "NAME"?` with the most similar name, or `fallback` without one.
+/// Returns `did you mean "NAME"?` with the most similar name, or `fallback` without a similar name.
 pub fn did_you_mean<'a>(
     name: &str,
     names: impl Iterator<Item = &'a str>,
@@ -45,7 +45,7 @@ pub fn did_you_mean<'a>(
     nearest(name, names).map_or_else(fallback, |near| format!("did you mean {near:?}?"))
 }
 
-/// The text; a longer one is cut after [`SHOWN_CHARS_MAX`] characters and ends with ` ...`.
+/// Returns the text. A text of more than [`SHOWN_CHARS_MAX`] characters is cut there and ends with ` ...`.
 pub fn shortened(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARS_MAX) {
         Some((end, _)) => format!("{} ...", &text[..end]),
@@ -53,8 +53,8 @@ pub fn shortened(text: &str) -> String {
     }
 }
 
-/// The text with control characters replaced by `?`, for names from hosts and devices: escape sequences must
-/// not reach the terminal.
+/// Replaces control characters by `?`, for names from hosts and devices: escape sequences must not reach the
+/// terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }

@@ -30,7 +30,7 @@ impl Access {
         }
     }
 
-    /// Share of reads in per cent; `mix` is the share for `randrw`.
+    /// Returns the share of reads in per cent; `mix` is the share for `randrw`.
     #[must_use]
     pub fn reads_percent(self, mix: u8) -> u8 {
         match self {

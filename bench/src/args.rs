@@ -241,7 +241,7 @@ pub struct OutputArgs {
     pub plot: Option<PathBuf>,
 }
 
-/// Numbers of two different cores.
+/// Indices of two different cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CorePair(pub usize, pub usize);
 

@@ -1,10 +1,10 @@
-//! `spindle bench disk DISK`: measures a local disk through the same [`Disk`] interface that the target uses,
-//! without a network: one thread, which `--core` pins, submits and polls.
+//! `spindle bench disk DISK`: measures a local disk, without a network, through the [`Disk`] interface that
+//! the target uses. One thread submits and polls; `--core` pins it.
 //!
-//! The result is the most that one core of `spindle serve` can reach with the disk at this queue depth, and
+//! The result is the most that one core of `spindle serve` can reach with the disk at this queue depth. It
 //! can be compared with `fio` on the kernel's driver.
 //!
-//! It does not check data. Writes destroy the data on the disk and need `--destroy-data`.
+//! The data is not checked. Writes destroy the data on the disk and need `--destroy-data`.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -34,13 +34,13 @@ use spindle_console::size::Bytes;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Longest wait for the outstanding commands after the measured time.
 const DRAIN_MAX: Duration = Duration::from_secs(60);
-/// Most different sizes in one `--cache`.
+/// Most distinct sizes in one `--cache`.
 const SIZES_MAX: usize = 64;
 
-/// A disk as named on the command line.
+/// A disk as given on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskAddress {
-    /// An NVMe drive that this process drives through vfio-pci, and its namespace identifier.
+    /// PCI address of an NVMe drive that this process drives through vfio-pci, and a namespace identifier.
     Nvme(PciAddress, u32),
     /// Generic device (`/dev/ngXnY`) of a namespace that the kernel drives.
     Ng(std::path::PathBuf),
@@ -61,7 +61,7 @@ impl std::fmt::Display for DiskAddress {
     }
 }
 
-/// A `DISK` argument that names no disk.
+/// Error of a `DISK` argument.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskAddressError {
     #[error("{0:?}: must be nvme:ADDRESS, nvme:ADDRESS/NAMESPACE, ng:PATH, file:PATH or null:")]
@@ -102,7 +102,7 @@ pub enum DiskBenchError {
     Core(#[from] AffinityError),
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A value out of range, or one that the disk or another option does not allow.
+    /// A value out of range, or a value that the disk or another option does not allow.
     #[error("{option} is {value}, but {rule}")]
     Size { option: &'static str, value: String, rule: String },
     #[error("--rw {0}: writes destroy what is on the disk; --destroy-data allows it")]
@@ -117,7 +117,7 @@ pub enum DiskBenchError {
     Plot(#[from] report::plot::PlotError),
 }
 
-/// `spindle bench disk DISK`. Fails if any command failed, also in the warm-up.
+/// Runs `spindle bench disk DISK` and prints the result. Fails if any command failed, also in the warm-up.
 pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
     if args.load.rw.reads_percent(args.load.mix) < 100 && !args.destroy_data {
         return Err(DiskBenchError::Destroys(args.load.rw));
@@ -154,7 +154,7 @@ pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
     Ok(())
 }
 
-/// Measures each cache in turn; each run opens the disk again and starts with an empty cache.
+/// Measures each cache in turn and prints all results. Each run opens the disk again, with an empty cache.
 fn run_each(args: &DiskArgs, caches: &[CacheSpec]) -> Result<(), DiskBenchError> {
     let mut runs = Vec::with_capacity(caches.len());
     for spec in caches {
@@ -210,7 +210,8 @@ fn with_delay(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn Disk
     if spec == DelaySpec::default() { Ok(disk) } else { Ok(DelayDisk::new(disk, &spec)?) }
 }
 
-/// One cache for each `--policy` and `--cache` size, ordered by policy, then size; none without `--cache`.
+/// Returns one cache for each `--policy` and `--cache` size, ordered by policy, then size; none without
+/// `--cache`. Fails for values that are not allowed.
 fn caches(args: &DiskArgs) -> Result<Vec<CacheSpec>, DiskBenchError> {
     let refuse = |option, value: String, rule: String| Err(DiskBenchError::Size { option, value, rule });
     let mut sizes = args.cache.clone();
@@ -320,7 +321,8 @@ impl Engine {
         })
     }
 
-    /// Warms up, measures for `time`, then waits for the outstanding commands.
+    /// Warms up, measures for `time`, then waits for the outstanding commands, at most [`DRAIN_MAX`]. Fails
+    /// if any command failed.
     fn measure(&mut self, time: Duration) -> Result<BenchResult, DiskBenchError> {
         let mut latency = Latencies::new();
         let mut now = Clock::now();
@@ -397,8 +399,8 @@ impl Engine {
         self.next
     }
 
-    /// Collects completions, sets `now` to the time after that, and calls `ended` with the submission time of
-    /// each and `now`. Returns whether there were completions.
+    /// Collects completions and sets `now` to the time after that. Calls `ended` with each command's
+    /// submission time and `now`. Returns whether there were completions.
     #[inline]
     fn poll(&mut self, now: &mut Nanos, mut ended: impl FnMut(Nanos, Nanos)) -> bool {
         let mut done = std::mem::take(&mut self.done);

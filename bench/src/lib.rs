@@ -10,7 +10,7 @@
 //!
 //! `bench delivery` and the hidden `bench line` are in `limit` too and print their own results.
 //!
-//! It serves nothing and reads no configuration file.
+//! The command serves no disks and reads no configuration file.
 #![forbid(unsafe_code)]
 
 mod access;

@@ -1,9 +1,9 @@
-//! `spindle bench limit`: upper bound for an NVMe/TCP target on this machine. It exchanges messages of the
-//! same sizes over loopback sockets, without the protocol.
+//! `spindle bench limit`: upper bound for an NVMe/TCP target on this machine. Messages of the same sizes are
+//! exchanged over loopback sockets, without the protocol. `bench line`: round trip of a cache line.
 //!
-//! Two pinned, busy-polling threads of one process: the requester keeps `qd` requests in flight; the server
-//! answers all requests of one receive with one `send` or `sendmsg` as a rule. Neither parses or checks a
-//! command; message sizes, directions and payload memory are those of NVMe/TCP.
+//! The exchange has two pinned, busy-polling threads of one process. The requester keeps `qd` requests in
+//! flight. The server normally answers all requests of one receive with one `send` or `sendmsg`. Neither
+//! thread parses or checks a command; message sizes, directions and payload memory are those of NVMe/TCP.
 //!
 //! ```text
 //!   requester (core B)                                    server (core A)
@@ -19,7 +19,7 @@
 //!
 //! The first byte of a message is its kind, which determines its length.
 //!
-//! Loopback only. `docs/lab-notes.md` has the alternatives that were measured and not faster.
+//! Loopback only. `docs/lab-notes.md` lists the measured alternatives that were not faster.
 
 mod cache_line;
 pub mod delivery;
@@ -42,7 +42,7 @@ use crate::args::{CorePair, LimitArgs, LineArgs};
 use crate::report::{self, BenchResult, Progress, Run};
 use spindle_console::size::Bytes;
 
-/// Warm-up before the measured time: TCP windows grow, processor caches fill.
+/// Warm-up before the measured time, in which TCP windows grow and processor caches fill.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// A result is reported as disturbed if the two threads had less than this share of their cores.
@@ -51,7 +51,7 @@ const CPU_SHARE_MIN: f64 = 0.97;
 /// Checked options of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Access pattern: the requests, and the order in which the server uses the blocks of its span.
+    /// Access pattern of the requests, and order in which the server uses the blocks of its span.
     access: Access,
     /// Share of reads in per cent.
     reads_percent: u8,
@@ -62,7 +62,7 @@ pub(crate) struct Plan {
     connections: usize,
     /// Size of the server's payload memory.
     span_bytes: usize,
-    /// Writes up to this size carry their payload with the request.
+    /// Largest write in bytes whose payload is sent with the request.
     inline_bytes_max: usize,
     /// TCP congestion control of both ends; `None` keeps the system's default.
     congestion: Option<String>,
@@ -78,7 +78,7 @@ pub(crate) struct Plan {
 /// Failure of `bench limit`, `bench delivery` or `bench line`.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
-    /// A core outside the process's affinity mask, or fewer than two cores in it.
+    /// A core outside the process's affinity mask, or fewer than two cores in the mask.
     #[error("cannot pin the two ends to the cores {asked}: this process may use {allowed}")]
     Cores { asked: String, allowed: String },
     #[error("{option} is {value}, but {rule}")]
@@ -91,7 +91,7 @@ pub enum LimitError {
         #[source]
         source: io::Error,
     },
-    /// A message of unknown kind.
+    /// A message whose first byte is no known kind.
     #[error("the exchange broke: a message begins with the byte {0}")]
     UnknownMessage(u8),
     #[error("the {0} end panicked")]
@@ -108,7 +108,7 @@ impl LimitError {
     }
 }
 
-/// `spindle bench limit`.
+/// Runs `spindle bench limit` and prints the result.
 pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
     let plan = Plan::new(args)?;
     let title = format!("limit {} {}", args.load.rw, args.load.bs);
@@ -118,7 +118,7 @@ pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
     show(args, &result)
 }
 
-/// `spindle bench line`.
+/// Runs `spindle bench line` and prints the result.
 pub fn run_line(args: &LineArgs) -> Result<(), LimitError> {
     let cores = choose_cores(args.cores)?;
     let nanoseconds = cache_line::round_trip_ns(Some(cores));
@@ -136,7 +136,7 @@ pub fn run_line(args: &LineArgs) -> Result<(), LimitError> {
 fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
     let before = cache_line::round_trip_ns(plan.cores);
     let outcome = exchange::run(plan, progress)?;
-    // The host may have moved a virtual core during the run: report the slower of the two.
+    // The hypervisor may have moved a virtual core during the run: the longer round trip is reported.
     let after = cache_line::round_trip_ns(plan.cores);
     Ok(BenchResult {
         run: Run {
@@ -226,26 +226,27 @@ impl Plan {
         })
     }
 
-    /// Expected duration of a run, with a margin; the main thread sleeps that long if it draws no progress
-    /// bar.
+    /// Returns the expected duration of a run, with a margin. The main thread sleeps that long if it draws no
+    /// progress bar.
     fn expected_duration(&self) -> Duration {
         self.warm_up + self.measured + WARM_UP
     }
 
-    /// Requests that connection `index` keeps in flight.
+    /// Returns the number of requests that connection `index` keeps in flight.
     fn depth_of(&self, index: usize) -> usize {
         self.depth / self.connections + usize::from(index < self.depth % self.connections)
     }
 }
 
-/// Largest `--bs`, above the MDTS of NVMe drives.
+/// Largest `--bs`; larger than the MDTS of NVMe drives.
 const BLOCK_MAX: Bytes = Bytes::new(64 << 20);
 /// Largest `--socket-buffer`, as for `tcp.socket_buffer`.
 const SOCKET_BUFFER_MAX: Bytes = Bytes::new(64 << 20);
-/// Largest `--qd`: an NVMe queue has at most 65536 entries, one of which stays empty.
+/// Largest `--qd`: an NVMe queue has at most 65,536 entries, one of which stays empty.
 const DEPTH_MAX: usize = 65_535;
 
-/// The requested cores, or the first two of the process's affinity mask.
+/// Returns the requested cores, or the first two of the process's affinity mask. Fails if a core is not in
+/// the mask, or the mask has fewer than two cores.
 fn choose_cores(asked: Option<CorePair>) -> Result<CorePair, LimitError> {
     let allowed = available_cores();
     let refused = |asked: String| LimitError::Cores { asked, allowed: format!("{allowed:?}") };

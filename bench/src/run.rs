@@ -6,13 +6,13 @@
 //!   table, JSON, plot <── Outcome ────   [fill] ─ load: warm-up, then measured ─ [check every block]
 //! ```
 //! Fill and check run with `--verify` only, and the fill only if the load has reads. A turn of the measuring
-//! thread is one [`QueueSet::poll`](spindle_initiator::QueueSet::poll): the clock is read once for all
+//! thread is one [`QueueSet::poll`](spindle_initiator::QueueSet::poll). The clock is read once for all
 //! completions of a queue, and the commands that replace them are sent in one call.
 //!
-//! Its I/O commands are reads and writes at addresses that are multiples of `--bs`.
+//! The I/O commands are reads and writes at addresses that are multiples of `--bs`.
 //!
-//! Limits: 1 GiB of data in flight. It does not hang: each step of connecting has a deadline, a connection
-//! without a completion for 30 s is closed, and at the end of a stage the run fails if commands are
+//! Limits: 1 GiB of data in flight. A run always ends: each step of connecting has a deadline, and a
+//! connection without a completion for 30 s is closed. At the end of a stage the run fails if commands are
 //! outstanding and none completes for [`DRAIN_MAX`].
 
 mod engine;
@@ -38,16 +38,16 @@ use spindle_console::size::Bytes;
 use engine::Engine;
 use job::{Check, Fill, Load, Tally};
 
-/// Warm-up before the measured time: TCP windows grow, processor caches fill.
+/// Warm-up before the measured time, in which TCP windows grow and processor caches fill.
 const WARM_UP: Duration = Duration::from_millis(200);
 /// Longest time without a completion at the end of a stage, while commands are outstanding.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
-/// Most errors that are printed; all are counted.
+/// Most errors that are printed. All errors are counted.
 const ERRORS_SHOWN: usize = 8;
 /// A result is reported as disturbed if the measuring thread had less than this share of a core.
 const CPU_SHARE_MIN: f64 = 0.97;
 
-/// Failure of `bench ADDRESS`: no result, or one with failed commands or wrong data.
+/// Failure of `bench ADDRESS`: no result, or a result with failed commands or wrong data.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     #[error(transparent)]
@@ -68,7 +68,7 @@ pub enum BenchError {
     NothingOffered { address: SocketAddr, transport: initiator::TransportKind },
     #[error("the subsystem shows no namespace{0} to this host")]
     NoNamespace(String),
-    /// A value out of range, or one that the target or another option does not allow.
+    /// A value out of range, or a value that the target or another option does not allow.
     #[error("{option} is {value}, but {rule}")]
     Size { option: &'static str, value: String, rule: String },
     #[error(transparent)]
@@ -115,7 +115,8 @@ enum Total {
     Commands(u64),
 }
 
-/// `spindle bench ADDRESS`. Fails if any command failed or a read returned wrong data, in any stage.
+/// Runs `spindle bench ADDRESS` and prints the result. Fails if any command failed or a read returned wrong
+/// data, in any stage.
 pub fn run(args: &BenchTargetArgs) -> Result<(), BenchError> {
     let done = AtomicU64::new(0);
     let outcome = thread::scope(|scope| {
@@ -142,7 +143,7 @@ fn show_progress(args: &BenchTargetArgs, stages: &mpsc::Receiver<Stage>, done: &
         let mut progress = Progress::new(&stage.title, span, bytes, args.output.json);
         let began = Instant::now();
         let next = loop {
-            // A hidden bar needs no wake-ups.
+            // While the bar is hidden, only the end of a stage wakes this thread.
             let period = if progress.is_hidden() { Duration::from_secs(3600) } else { PROGRESS_PERIOD };
             match stages.recv_timeout(period) {
                 Ok(next) => break Some(next),
@@ -300,7 +301,7 @@ fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
         .plot
         .as_ref()
         .map_or(Ok(()), |path| report::plot::write(path, &summary, &[("bench", &result.latency)]));
-    // Failed commands first: they may be the reason why there is nothing to plot.
+    // Failed commands are reported first: they may be the reason for an empty plot.
     if tally.errors > 0 {
         return Err(BenchError::Errors { count: tally.errors, shown: tally.shown.clone() });
     }

@@ -6,14 +6,14 @@
 //!   word 0      word 1         word 2   word 3 ..
 //!   LBA         generation     seed     pseudo-random words derived from the three
 //! ```
-//! The generation of a block grows with each write; each run has its own seed. A mismatch therefore shows
-//! whether a write was lost or misdirected, and whether the block is stale, torn or from another run.
+//! The generation of a block grows with each write; each run has its own seed. So a mismatch shows whether a
+//! write was lost or misdirected, and whether the block is stale, torn or from another run.
 //!
-//! A table holds the expected generation of each block. A *unit* is the blocks of one command. While a unit
-//! is written no other command uses it, and while it is read it is not written, so the expected data of a
-//! read is unambiguous.
+//! A table contains the expected generation of each block. A *unit* is the blocks of one command. While a
+//! unit is written, no other command uses it; while a unit is read, it is not written. So the expected data
+//! of a read is unambiguous.
 //!
-//! Limit: 2^28 blocks, whose generations take 1 GiB.
+//! Limit: 2^28 blocks. Their generations take 1 GiB.
 
 use spindle_initiator::Buf;
 
@@ -35,7 +35,7 @@ pub(super) struct Mismatch {
     generation: u32,
     /// Byte offset in the block of the first wrong word.
     offset: usize,
-    /// First three words of the block: LBA, generation and seed of what was written.
+    /// First three words of the block that was read: LBA, generation and seed of its last write.
     found: [u64; 3],
     /// Seed of this run.
     seed: u64,
@@ -88,7 +88,7 @@ impl Pattern {
         let stream = Stream::new(head);
         let expected = |index: usize| head.get(index).copied().unwrap_or_else(|| stream.word(index));
         let words = || block.chunks_exact(WORD).enumerate();
-        // First without a branch for each word, as nearly all blocks are right.
+        // Compared first without a branch per word, as nearly all blocks are correct.
         let differs = words().fold(0, |differs, (index, word)| differs | (word_of(word) ^ expected(index)));
         if differs == 0 {
             return Ok(());
@@ -107,7 +107,7 @@ fn word_of(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Pseudo-random words after the first three; each depends only on the first three and on its index.
+/// Pseudo-random words after the first three. Each depends only on the first three and on its index.
 #[derive(Clone, Copy)]
 struct Stream(u64);
 
@@ -142,13 +142,13 @@ pub(super) struct GenerationTable {
 }
 
 impl GenerationTable {
-    /// All blocks begin with unknown content.
+    /// Creates a table in which the content of all blocks is unknown.
     pub(super) fn new(units: usize, unit_blocks: usize, block_bytes: usize, seed: u64) -> GenerationTable {
         let (low, high) = (seed & 0xff_ffff, seed >> 32);
         GenerationTable {
             pattern: Pattern::new(seed),
             generations: vec![UNKNOWN; units * unit_blocks].into_boxed_slice(),
-            // From the seed, so that runs differ; below 2^31, as that bit is the flag `UNKNOWN`.
+            // Derived from the seed, so that runs differ. Below 2^31, as that bit is the flag `UNKNOWN`.
             first_generation: u32::try_from((low ^ high) & 0x7fff_ffff).unwrap_or(0).max(1),
             users: vec![0; units].into_boxed_slice(),
             unit_blocks,
@@ -160,7 +160,7 @@ impl GenerationTable {
         self.users.len()
     }
 
-    /// Whether the content of at least one block of the unit is known.
+    /// Returns whether the content of at least one block of the unit is known.
     pub(super) fn is_known(&self, unit: usize) -> bool {
         self.blocks(unit).iter().any(|generation| generation & UNKNOWN == 0)
     }
@@ -169,17 +169,17 @@ impl GenerationTable {
         &self.generations[unit * self.unit_blocks..(unit + 1) * self.unit_blocks]
     }
 
-    /// Begins a read of the unit. False: a write of it is outstanding.
+    /// Begins a read of the unit. False: a write of the unit is outstanding, or 65,534 reads are.
     pub(super) fn begin_read(&mut self, unit: usize) -> bool {
         let users = &mut self.users[unit];
-        // Also false at 65534 reads, as the next value is `WRITING`.
+        // Also false at 65,534 reads, as the next value is `WRITING`.
         let is_free = *users < WRITING - 1;
         *users += u16::from(is_free);
         is_free
     }
 
-    /// Begins a write of the unit and fills `buf`, which must be one piece, with the next generation of each
-    /// block. False: the unit is in use.
+    /// Begins a write of the unit and fills `buf` with the next generation of each block. `buf` must have one
+    /// segment. False: the unit is in use.
     pub(super) fn begin_write(&mut self, unit: usize, buf: &mut Buf) -> bool {
         if self.users[unit] != 0 {
             return false;
@@ -194,8 +194,8 @@ impl GenerationTable {
         true
     }
 
-    /// Ends a read; `data` is `None` if it failed. Returns the number of blocks checked, which are those with
-    /// known content.
+    /// Ends a read and checks the blocks with known content. `data` is `None` if the read failed. Returns the
+    /// number of blocks checked, or the first mismatch.
     pub(super) fn end_read(&mut self, unit: usize, data: Option<&Buf>) -> Result<u64, Mismatch> {
         self.users[unit] -= 1;
         let Some(bytes) = data.and_then(Buf::as_slice) else { return Ok(0) };
@@ -212,17 +212,19 @@ impl GenerationTable {
         Ok(checked)
     }
 
-    /// Ends a write. After a failed one the content of the blocks is unknown: old, new or part of each.
+    /// Ends a write. After a failed write the content of the blocks is unknown: old, new or part of each.
     pub(super) fn end_write(&mut self, unit: usize, has_succeeded: bool) {
         self.users[unit] = 0;
         for index in unit * self.unit_blocks..(unit + 1) * self.unit_blocks {
             let next = self.next_generation(self.generations[index]);
-            // The generation of a failed write is not reused: its data could pass for that of a later write.
+            // The generation of a failed write is not reused: its data could be mistaken for that of a later
+            // write.
             self.generations[index] = if has_succeeded { next } else { next | UNKNOWN };
         }
     }
 
-    /// The generation of the write after `generation`; it wraps from 2^31 - 1 to 1.
+    /// Returns the generation of the write after `generation`; after none, the first generation. Wraps from
+    /// 2^31 - 1 to 1.
     fn next_generation(&self, generation: u32) -> u32 {
         match generation & !UNKNOWN {
             0 => self.first_generation,

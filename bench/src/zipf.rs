@@ -1,8 +1,8 @@
 //! [`Zipf`]: random addresses with a Zipf distribution, in which few units get most accesses.
 //!
 //! The probability of the unit of rank k, from 1 up, is proportional to 1 / k^exponent. Ranks are drawn by
-//! rejection inversion (Hörmann and Derflinger, 1996), which needs a few logarithms and exponentials for a
-//! draw and no table, so a disk may have any size.
+//! rejection inversion (Hörmann and Derflinger, 1996). A draw needs a few logarithms and exponentials and no
+//! table, so a disk may have any size.
 
 use super::random::Random;
 
@@ -14,17 +14,17 @@ pub struct Zipf {
     /// Bounds of the uniform draw: [`area`] at 1.5 less 1 (the weight of rank 1), and [`area`] at `units` +
     /// 0.5.
     areas: (f64, f64),
-    /// A point above its rank, or at most this far below it, is accepted without computing [`area`].
+    /// A point above its rank, or at most this distance below its rank, is accepted without computing
+    /// [`area`].
     near: f64,
     /// Distance from the unit of a rank to that of the next rank, modulo `units`. Coprime to `units`.
     step: u64,
 }
 
 impl Zipf {
-    /// `units` is at least 1.
+    /// Creates a distribution over `units` units, at least 1.
     pub fn new(units: u64, exponent: f64) -> Zipf {
-        // `units` divided by the golden ratio: the first ranks, however many, are spread evenly over the
-        // units.
+        // `units` divided by the golden ratio: any number of first ranks is spread evenly over the units.
         let golden = (u128::from(units) * 0x9e37_79b9_7f4a_7c15) >> 64;
         let golden = u64::try_from(golden).unwrap_or(0).max(1);
         let step = (golden..).find(|step| common_divisor(*step, units) == 1).unwrap_or(1);
@@ -54,27 +54,27 @@ impl Zipf {
         }
     }
 
-    /// Unit of a rank from 0 up. A permutation, as `step` and `units` are coprime.
+    /// Returns the unit of a rank from 0 up. The mapping is a permutation, as `step` and `units` are coprime.
     fn unit_of_rank(&self, rank: u64) -> u64 {
         let place = u128::from(rank) * u128::from(self.step) % u128::from(self.units);
         u64::try_from(place).unwrap_or(0)
     }
 }
 
-/// The integral of t^-exponent over t from 1 to `x`.
+/// Returns the integral of t^-exponent over t from 1 to `x`.
 fn area(exponent: f64, x: f64) -> f64 {
     let rest = 1.0 - exponent;
     if is_near_zero(rest) { x.ln() } else { (rest * x.ln()).exp_m1() / rest }
 }
 
-/// Inverse of [`area`]: the upper limit `x` at which the integral is `area`.
+/// Inverts [`area`]: returns the upper limit `x` at which the integral is `area`.
 fn inverse_area(exponent: f64, area: f64) -> f64 {
     let rest = 1.0 - exponent;
     if is_near_zero(rest) { area.exp() } else { ((rest * area).max(-1.0).ln_1p() / rest).exp() }
 }
 
-/// Whether `rest` (1 - exponent) is so close to 0 that the formulas for exponent 1 are used: the others
-/// divide by it.
+/// Returns whether `rest` (1 - exponent) is so close to 0 that the formulas for exponent 1 are used: the
+/// other formulas divide by `rest`.
 fn is_near_zero(rest: f64) -> bool {
     rest.abs() < 1e-9
 }

@@ -1,5 +1,6 @@
-//! Command-line helpers of the subcommands of `spindle`: sizes with units ([`size`]), output of results to
-//! standard output ([`say!`]), and a final message to standard error ([`write_final_message`]).
+//! Command-line helpers of the subcommands of `spindle`: sizes with units ([`size`]), a parser of numbers
+//! from 1 up ([`at_least_one`]), output of results to standard output ([`say!`]), and a final message to
+//! standard error ([`write_final_message`]).
 
 #![forbid(unsafe_code)]
 
@@ -14,14 +15,15 @@ use std::time::Duration;
 /// Longest wait for the final message: standard error may be a full pipe without a reader.
 const FINAL_MESSAGE_MAX: Duration = Duration::from_secs(1);
 
-/// Like `println!`, for a line of a result; a failed write ends the process (see [`write_result`]).
+/// Prints a line of a result, as `println!` does; a failed write ends the process (see [`write_result`]).
 #[macro_export]
 macro_rules! say {
     ($($line:tt)*) => { $crate::write_result(format_args!($($line)*)) };
 }
 
-/// Writes a line of a result to standard output. If that fails, the process exits with status 1; unless the
-/// reader has closed the pipe, standard error has the reason (for example, a full file system).
+/// Writes a line of a result to standard output. If the write fails, the process exits with status 1.
+/// Standard error then contains the reason (for example, a full file system), unless the reader has closed
+/// the pipe.
 pub fn write_result(line: Arguments<'_>) {
     let Err(error) = writeln!(io::stdout(), "{line}") else { return };
     if error.kind() != io::ErrorKind::BrokenPipe {
@@ -30,8 +32,8 @@ pub fn write_result(line: Arguments<'_>) {
     process::exit(1);
 }
 
-/// Writes `text` and a newline to standard error from a thread, and waits at most 1 s for it: a full pipe
-/// without a reader must not keep the process from ending. Writes nothing if no thread can be started.
+/// Writes `text` and a newline to standard error from a thread, and waits at most 1 s for this write: a full
+/// pipe without a reader must not keep the process from ending. Writes nothing if no thread can be started.
 pub fn write_final_message(text: String) {
     let (done, is_done) = sync_channel(1);
     let write = move || {
@@ -43,10 +45,10 @@ pub fn write_final_message(text: String) {
     }
 }
 
-/// Parser of command-line numbers from 1 up, for clap's `value_parser`.
+/// Parses a command-line number from 1 up, for clap's `value_parser`.
 ///
 /// # Errors
-/// `text` is no number, is 0, or exceeds `usize`.
+/// `text` is not a number, is 0, or exceeds `usize`.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(number) if number > 0 => Ok(number),

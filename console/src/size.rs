@@ -1,7 +1,8 @@
 //! Sizes in bytes with units: `4k`, `4KiB`, `256MiB`, `1GiB`, `4096`.
 //!
-//! [`Bytes`] is parsed from the command line and from the configuration file. K, M, G and T, in either case,
-//! are powers of 1024: `1G`, `1GB` and `1GiB` are equal. A number without a unit is in bytes.
+//! [`Bytes`] is parsed from the command line and from the configuration file; [`rounded`] formats a size for
+//! people. K, M, G and T, in either case, are powers of 1024: `1G`, `1GB` and `1GiB` are equal. A number
+//! without a unit is in bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,25 +17,25 @@ pub struct Bytes(u64);
 const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
 
 impl Bytes {
-    /// A size of `bytes` bytes.
+    /// Creates a size of `bytes` bytes.
     #[must_use]
     pub const fn new(bytes: u64) -> Bytes {
         Bytes(bytes)
     }
 
-    /// A size of `len` bytes; `u64::MAX` if `len` does not fit.
+    /// Creates a size of `len` bytes; of `u64::MAX` bytes if `len` does not fit.
     #[must_use]
     pub fn from_len(len: usize) -> Bytes {
         Bytes(u64::try_from(len).unwrap_or(u64::MAX))
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The size as a length in memory; `usize::MAX` if it does not fit.
+    /// Returns the size as a length in memory; `usize::MAX` if it does not fit.
     #[must_use]
     pub fn as_len(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
@@ -42,7 +43,7 @@ impl Bytes {
 }
 
 impl FromStr for Bytes {
-    /// Message: what is wrong with the text.
+    /// Message that describes the error in the text.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Bytes, String> {
@@ -75,7 +76,7 @@ impl FromStr for Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// The largest unit that divides the size, so that what is printed parses back to the same size.
+    /// Prints the size in the largest unit that divides it, so that the text parses back to the same size.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match UNITS.iter().find(|(factor, _)| self.0 > 0 && self.0.is_multiple_of(*factor)) {
             Some((factor, name)) => write!(f, "{} {name}", self.0 / factor),
@@ -85,14 +86,14 @@ impl fmt::Display for Bytes {
 }
 
 impl Serialize for Bytes {
-    /// As a number of bytes: what reads the JSON of a benchmark should not have to know units.
+    /// Serializes the size as a number of bytes: readers of a benchmark's JSON need no units.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u64(self.0)
     }
 }
 
-/// A size for people, in the largest unit that it reaches. Rounded down: to one decimal below 100 units, to a
-/// whole number from there on.
+/// Formats a size for people, in the largest unit that does not exceed it. Rounded down: to one decimal below
+/// 100 units, to a whole number from there on.
 #[must_use]
 pub fn rounded(bytes: u64) -> String {
     let Some((unit, name)) = UNITS.into_iter().find(|(unit, _)| bytes >= *unit) else {

@@ -1,16 +1,16 @@
-//! [`BackendCore`]: one core's handle on a disk whose commands end later: the request machine of files and
-//! `ng`.
+//! [`BackendCore`]: one core's handle on a disk whose commands end after `submit`. Used by the kinds `file`
+//! and `ng`.
 //!
 //! ```text
-//!   submit ──> Request ── slab has room, no guard on it ──> begun ──> AsyncBackend ──> Done
+//!   submit ──> Request ── slab not full, not guarded ──────> begun ──> AsyncBackend ──> Done
 //!                 │                                          ^  ^       │
-//!                 └── no room: queued, in order; ────────────┘  └───────┘
-//!                     guarded: waiting              zeroing: the next piece, or method;
-//!                                                   with FUA a sync last
+//!                 └── slab full: queued, in order; ──────────┘  └───────┘
+//!                     write to the guarded block: waiting   zeroing: the next piece, or method;
+//!                                                           with FUA a sync last
 //! ```
 //!
 //! An [`AsyncBackend`] executes one operation at a time for each token: read, write, sync, or zero a piece.
-//! Sequencing, queueing and compare-and-write are implemented here.
+//! [`BackendCore`] implements sequencing, queueing and compare-and-write.
 
 pub mod compare_and_write;
 mod core;
@@ -32,17 +32,18 @@ pub(crate) use request::Request;
 /// Completion of an operation of an [`AsyncBackend`].
 #[derive(Debug)]
 pub(crate) struct Ended<E> {
-    /// Token given to the operation.
+    /// Token of the operation.
     pub(crate) token: u64,
     pub(crate) result: Result<(), E>,
-    /// The buffer given to a read or write.
+    /// The buffer of a read or write; `None` for other operations.
     pub(crate) buf: Option<Buf>,
 }
 
-/// How a range is zeroed; in order of preference.
+/// Methods for zeroing a range, in the order of the attempts. `Release` is tried only if the space may be
+/// freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ZeroMethod {
-    /// Frees the space: punches a hole in a file, or Write Zeroes with DEAC.
+    /// Frees the space: `FALLOC_FL_PUNCH_HOLE`, or Write Zeroes with DEAC.
     Release,
     /// Keeps the space: `FALLOC_FL_ZERO_RANGE`, or Write Zeroes.
     Zero,
@@ -60,7 +61,7 @@ impl ZeroMethod {
     }
 }
 
-/// The methods that the medium supports; shared by all cores.
+/// The zero methods that the medium supports, shared by all cores. [`ZeroMethod::Write`] is always supported.
 pub(crate) struct ZeroMethods {
     can_release: AtomicBool,
     can_zero: AtomicBool,
@@ -75,7 +76,8 @@ impl ZeroMethods {
         self.can_release.load(Ordering::Relaxed)
     }
 
-    /// The first supported method in the order of [`ZeroMethod`]; `Release` only if `gives_back` is true.
+    /// Returns the first supported method in the order of [`ZeroMethod`]; `Release` only if `gives_back` is
+    /// true.
     pub(crate) fn best(&self, gives_back: bool) -> ZeroMethod {
         if gives_back && self.can_release() {
             ZeroMethod::Release
@@ -86,8 +88,8 @@ impl ZeroMethods {
         }
     }
 
-    /// Disables `method`, which the medium has refused, for all cores; returns the method to use instead.
-    /// `None` for `Write`, which cannot be disabled.
+    /// Disables `method`, which the medium has refused, for all cores. Returns the method to use instead,
+    /// which keeps the space. `None` for `Write`, which cannot be disabled.
     pub(crate) fn refuse(&self, method: ZeroMethod) -> Option<ZeroMethod> {
         match method {
             ZeroMethod::Release => self.can_release.store(false, Ordering::Relaxed),
@@ -98,21 +100,22 @@ impl ZeroMethods {
     }
 }
 
-/// Executes the operations of one core. It has capacity for one operation of each request and one of the
-/// compare-and-write.
+/// Executes the operations of one core. A backend has capacity for one operation of each request and one
+/// operation of the compare-and-write.
 pub(crate) trait AsyncBackend {
     /// Error of an operation.
     type Error;
 
     fn geometry(&self) -> Geometry;
 
-    /// Error with which the backend refuses a command before it begins.
+    /// Returns the error with which the backend refuses a command before its first operation; `None`: not
+    /// refused.
     fn refusal(&self, request: &Request) -> Option<DiskError>;
 
     /// Reads from byte `offset` on until `buf` is full.
     fn read(&mut self, token: u64, offset: u64, buf: Buf);
 
-    /// Writes `buf` at byte `offset`; with `fua` it completes when the data is durable.
+    /// Writes `buf` at byte `offset`. With `fua` the operation completes when the data is durable.
     fn write(&mut self, token: u64, offset: u64, buf: Buf, fua: bool);
 
     /// Makes all completed writes durable.
@@ -120,29 +123,30 @@ pub(crate) trait AsyncBackend {
 
     fn zero_methods(&self) -> &ZeroMethods;
 
-    /// Most bytes of one [`AsyncBackend::zero`] with `method`.
+    /// Returns the most bytes of one [`AsyncBackend::zero`] with `method`.
     fn zero_bytes_max(&self, method: ZeroMethod) -> u64;
 
     /// Zeroes `bytes` from byte `offset` on.
     fn zero(&mut self, token: u64, method: ZeroMethod, offset: u64, bytes: u64);
 
-    /// The method to try after `method` failed with `error`; `None`: the request fails.
+    /// Returns the method to try after `method` failed with `error`; `None`: the request fails.
     fn next_method(&self, method: ZeroMethod, error: &Self::Error) -> Option<ZeroMethod>;
 
-    /// Called when a sync, or (`is_sync` false) a write with FUA, has failed.
+    /// Handles the failure of a sync (`is_sync`) or of a write with FUA. The write of a compare-and-write
+    /// counts as a write with FUA.
     fn on_durable_error(&self, is_sync: bool, error: &Self::Error);
 
-    /// The error reported to the target core.
+    /// Returns the error that the target core receives.
     fn disk_error(&self, error: &Self::Error, is_write: bool) -> DiskError;
 
-    /// Cancels the operation of `token`: no further piece of it is given to the device, and the piece at the
-    /// device is not retried. The operation still completes, with any result.
+    /// Cancels the operation of `token`: the backend sends no further piece of the operation to the device
+    /// and retries none. The operation still completes, with any result.
     fn cancel(&mut self, token: u64);
 
     /// Submits to the device the operations begun since the last call.
     ///
     /// # Errors
-    /// The backend is unusable and returns no further completions.
+    /// The system's error. The backend is then unusable, and its operations do not complete.
     fn send(&mut self) -> io::Result<()>;
 
     /// Passes each completed operation to `each`.

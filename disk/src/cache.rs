@@ -1,29 +1,30 @@
-//! A cache in front of a disk: pages of 4 KiB in memory, shared by all cores, found without a lock.
+//! A read cache in front of a disk: pages of 4 KiB in memory, shared by all cores. Lookups take no lock.
 //!
 //! ```text
-//!   core 0: CachedCore ── inner Disk of core 0          a hit: index -> pinned frame -> sent from there
-//!   core 1: CachedCore ── inner Disk of core 1          a miss: frame entered -> filled by the inner disk ->
-//!              └──── Shared: frames, index, policy ──┘          published -> sent from there
+//!   core 0: CachedCore ── inner Disk of core 0      hit: index -> pinned frame -> reply sent from the frame
+//!   core 1: CachedCore ── inner Disk of core 1      miss: frame entered -> filled by the inner disk ->
+//!              └──── Shared: frames, index, policy             published -> reply sent from the frame
 //! ```
 //!
 //! Write-through: the affected pages are dropped from the cache, the inner disk executes the write, then the
-//! write is acknowledged. After a write of whole pages, up to 32 of those that were in the cache are entered
-//! again with their new data, unless another write overlapped. The disk's guarantees are unchanged: the inner
-//! disk executes Flush and FUA, and no data is lost with the cache. Reads and writes of a block stay
-//! linearizable; the argument is in `index.rs`, the states of a frame in
-//! [`spindle_reactor::mem::FrameWords`].
+//! write is acknowledged. After a write of whole pages, up to 32 of its pages are entered again with the new
+//! data. Only pages that were cached, and that no other write overlapped, are entered. The disk's guarantees
+//! are unchanged: the inner disk executes Flush and FUA, and no data is lost with the cache. Reads and writes
+//! of a block are linearizable: `index.rs` contains the argument, [`spindle_reactor::mem::FrameWords`] the
+//! states of a frame.
 //!
-//! A miss of a page that another read is filling waits for that fill: the disk reads a page once. A fill
-//! belongs to the cache: it continues when its host disconnects.
+//! A miss of a page that another read is filling waits for that fill, so the disk reads the page once. A fill
+//! continues when the host of its read disconnects.
 //!
-//! Sequential and strided reads trigger read-ahead: `ahead.rs`.
+//! Sequential and strided reads trigger read-ahead (`ahead.rs`). `switch.rs` adds or removes the cache of a
+//! disk in use, and `sizes.rs` estimates the hit ratio at other sizes.
 //!
-//! Not done here: no write-back, no contents across restarts. Changes by other users of the medium are
-//! detected only where the inner disk reports them ([`DiskSource::on_foreign_change`]); then all pages are
-//! dropped.
+//! Not done here: write-back; contents across restarts. The cache detects changes by other users of the
+//! medium only if the inner disk reports them ([`DiskSource::on_foreign_change`]), and then drops all pages.
 //!
-//! Limits: pages of 4 KiB. A read of more than 512 KiB does not fill the cache; up to 2 MiB, it is answered
-//! from the cache if all its pages are there. A partial page at the end of the disk is not cached.
+//! Limits: a read of more than 128 pages (512 KiB) does not fill the cache. Up to 512 pages (2 MiB), such a
+//! read is answered from the cache if all its pages are cached. A partial page at the end of the disk is not
+//! cached.
 
 mod ahead;
 mod core;
@@ -53,13 +54,13 @@ pub use self::counts::CacheCounts;
 pub const CACHE_BYTES_MIN: u64 = 64 << 10;
 /// Largest read-ahead window of a stream, in bytes.
 pub const READ_AHEAD_BYTES_MAX: u32 = 4 << 20;
-/// Largest cache, in bytes: frame numbers have 32 bits.
+/// Largest cache, in bytes (8 TiB): frame indices have 32 bits.
 pub const CACHE_BYTES_MAX: u64 = 8 << 40;
 
 /// Replacement policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
-    /// S3-FIFO (Yang et al., SOSP 2023): pages that are read once are evicted soon.
+    /// S3-FIFO (Yang et al., SOSP 2023): evicts pages early that are read only once.
     #[default]
     S3Fifo,
     /// Least recently used.
@@ -67,7 +68,7 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// Its name in the configuration.
+    /// Returns the policy's value in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -77,18 +78,18 @@ impl PolicyKind {
     }
 }
 
-/// Whether pages that a host has read stay in this cache.
+/// Eviction of pages that a host has read, and may cache itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheMode {
-    /// They stay: the policy ignores that the host may cache them as well.
+    /// Pages that a host has read are evicted like all others.
     #[default]
     Shared,
-    /// The host caches them itself: they are evicted before all other pages.
+    /// Pages that a host has read are evicted before all others, because the host caches them itself.
     Exclusive,
 }
 
 impl CacheMode {
-    /// Its name in the configuration.
+    /// Returns the mode's value in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -101,27 +102,27 @@ impl CacheMode {
 /// Settings of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheSpec {
-    /// Bytes of pages, [`CACHE_BYTES_MIN`] to [`CACHE_BYTES_MAX`].
+    /// Capacity in bytes, [`CACHE_BYTES_MIN`] to [`CACHE_BYTES_MAX`].
     pub bytes: u64,
     /// Replacement policy.
     pub policy: PolicyKind,
-    /// Whether pages that a host has read stay in the cache.
+    /// Treatment of pages that a host has read.
     pub mode: CacheMode,
     /// Largest read-ahead window in bytes, up to [`READ_AHEAD_BYTES_MAX`]; 0 turns read-ahead off. The window
     /// is at most 1/32 of the cache.
     pub read_ahead: u32,
-    /// Size of the memory pages to allocate.
+    /// Kind of memory pages to allocate.
     pub pages: Pages,
 }
 
 impl CacheSpec {
-    /// Settings with [`CacheMode::Shared`] and without read-ahead.
+    /// Returns settings with [`CacheMode::Shared`] and without read-ahead.
     #[must_use]
     pub const fn new(bytes: u64, policy: PolicyKind, pages: Pages) -> CacheSpec {
         CacheSpec { bytes, policy, mode: CacheMode::Shared, read_ahead: 0, pages }
     }
 
-    /// Bytes of memory of a full cache, including its tables.
+    /// Returns the bytes of memory of a full cache, including its tables.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         shared::memory_bytes(self)
@@ -137,25 +138,26 @@ pub struct CacheUse {
     pub used_bytes: u64,
     /// Replacement policy.
     pub policy: PolicyKind,
-    /// Whether pages that a host has read stay in the cache.
+    /// Treatment of pages that a host has read.
     pub mode: CacheMode,
     /// Totals of all cores since the cache was created.
     pub counts: CacheCounts,
-    /// Totals of each host with a nonzero counter, by [`IoRequest::client`](crate::IoRequest::client). Number
-    /// 0: hosts from number 256 on, and events without a host.
+    /// Totals of each host with a nonzero counter, in ascending order of
+    /// [`IoRequest::client`](crate::IoRequest::client). Index 0: hosts with an index of 256 or more, and
+    /// events without a host.
     pub by_host: Vec<(u16, CacheCounts)>,
 }
 
-/// A disk with an optional cache in front, shared by all cores. See the module.
+/// A disk with an optional cache, shared by all cores. See the module.
 pub struct CachedDisk {
     inner: Arc<dyn DiskSource>,
     switch: Arc<Switch>,
-    /// The disk was created with a cache, which is filled page by page: atomic writes of several blocks are
-    /// not offered, even after the cache is removed, because hosts read the atomic size once.
+    /// The disk was created with a cache. A cache changes page by page, so no atomic writes of several blocks
+    /// are reported. This remains so after the cache is removed, because hosts read the atomic size once.
     has_single_blocks: bool,
 }
 
-/// A prepared change for [`DiskSource::set_cache`]: a new cache, or its removal.
+/// A prepared change for [`DiskSource::set_cache`]: a new cache; `None`: removal of the cache.
 pub struct CacheChange(Option<Arc<Shared>>);
 
 fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<Shared>>, OpenError> {
@@ -171,12 +173,12 @@ fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<S
 }
 
 impl CachedDisk {
-    /// A cached disk over `inner`, whose reads must fill the buffers that they are given. Without a `spec`
-    /// commands pass through, and a cache can be added later.
+    /// Creates a cached disk over `inner`, whose reads must fill the submitted buffers. Without a `spec` all
+    /// commands go to `inner`; [`DiskSource::set_cache`] can add a cache later.
     ///
     /// # Errors
-    /// [`OpenError`] when the size is out of range, the memory cannot be reserved, or the device of `inner`
-    /// cannot map it.
+    /// [`OpenError`] when the size is out of range, or the memory cannot be reserved or mapped for the device
+    /// of `inner`.
     pub fn new(inner: Arc<dyn DiskSource>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
         let switch = Arc::new(Switch::new(make(&*inner, spec)?));
         let weak = Arc::downgrade(&switch);
@@ -188,8 +190,8 @@ impl CachedDisk {
         Ok(Arc::new(CachedDisk { inner, switch, has_single_blocks: spec.is_some() }))
     }
 
-    /// Totals of all cores for the cache that was last set, also while cores still switch to it. Zero without
-    /// a cache.
+    /// Returns the totals of all cores for the requested cache, also while cores still switch to that cache.
+    /// Zero without a requested cache.
     #[must_use]
     pub fn counts(&self) -> CacheCounts {
         self.switch.wanted().map(|shared| shared.counts.totals()).unwrap_or_default()
@@ -221,7 +223,7 @@ impl DiskSource for CachedDisk {
     }
 
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        // The inner disk gets pieces that fill frames in addition to the commands.
+        // The inner disk also executes reads that fill frames, up to `depth` of them.
         let depth = context.depth.saturating_mul(2);
         let inner = self.inner.open(&CoreContext { pool: context.pool.clone(), depth, ..*context })?;
         Ok(Box::new(SwitchedCore::new(inner, &self.switch, context, self.has_single_blocks)))
@@ -229,7 +231,7 @@ impl DiskSource for CachedDisk {
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let resized = self.inner.resize(bytes);
-        // Blocks beyond the new end are lost, and blocks that a growth adds have new contents.
+        // Blocks beyond a new, smaller end are lost. Blocks that a growth adds have new contents.
         self.switch.drop_all();
         resized
     }

@@ -1,7 +1,7 @@
-//! A layer that delays the commands of any disk by the clock, for tests and benchmarks.
+//! A layer that delays the commands of any disk by a modelled device time, for tests and benchmarks.
 //!
-//! The layer models one device that all cores share. The inner disk gets a command at once; the completion is
-//! held until the modelled device would have finished the command:
+//! The layer models one device that all cores share. Commands are submitted to the inner disk at once. Their
+//! completions are returned when the modelled device would have finished the command:
 //!
 //! ```text
 //!   submit ── inner disk ──────────────────────────────────────── its Done ──┐
@@ -9,25 +9,28 @@
 //!                             one command after the other         in parallel
 //! ```
 //!
-//! - `latency`: minimum time of each command; commands wait in parallel, as in an SSD.
-//! - `bandwidth`: bytes per second of the device; transfers of all cores are serial.
-//! - `seek`: time of the head movement from the end of the previous command, `seek x sqrt(distance /
-//!   capacity)`, as for an accelerating arm; serial too. 0 for a sequential command; the mean over random
-//!   positions is 8/15 of `seek`. Rotation is not modelled.
+//! - `latency`: time from the end of a command's device work to its completion. Latencies run in parallel, as
+//!   in an SSD.
+//! - `bandwidth`: bytes per second of the device. The transfers of all cores are serial.
+//! - `seek`: time of a head movement over the whole disk. A command moves the head from the end of the
+//!   previous command in `seek * sqrt(distance / capacity)`, as for an accelerating arm. Seeks are serial
+//!   too. A sequential command has no seek; the mean over random positions is 8/15 of `seek`. Rotation is not
+//!   modelled.
 //!
 //! Read, Write, Compare, Verify, and Write Zeroes without deallocation seek to their range and transfer its
-//! bytes; a compare-and-write transfers them twice; a copy seeks to both ranges and transfers the bytes
-//! twice. Flush, Deallocate and Write Zeroes with deallocation transfer nothing: they wait for the commands
-//! before them and for the latency.
+//! bytes. A compare-and-write transfers its bytes twice. A copy seeks to both ranges and transfers the bytes
+//! of both. Flush, Deallocate and Write Zeroes with deallocation transfer nothing: they wait for the device
+//! work of earlier commands and for the latency.
 //!
-//! Times are those given to [`Disk::poll`], from the first poll after the submission on. Nothing here sleeps
-//! or spins; `poll` reports work while a command waits only for its time.
+//! The clock is the argument of [`Disk::poll`]. A command's time begins with the first poll after its
+//! submission. The layer neither sleeps nor spins. `poll` returns true while a command waits only for its
+//! time.
 //!
-//! Not done here: the order of commands at the inner disk is unchanged, and a command ends no earlier than at
-//! the inner disk.
+//! The layer does not change the order of commands at the inner disk. A command ends no earlier than at the
+//! inner disk.
 //!
-//! Limits: two cores that submit concurrently may reserve the device in one order and move its head in the
-//! other; the total time is then that of the second order.
+//! Limits: two cores that submit concurrently may reserve the device in one order and move the head in the
+//! other. The sum of the seek times then follows the order of the head movements.
 
 mod device;
 #[cfg(test)]
@@ -48,21 +51,22 @@ use crate::{
     ResizeError, Token,
 };
 
-/// Longest latency, in microseconds: 10 s, below Linux's I/O timeout of 30 s.
+/// Longest latency, in microseconds: 10 s, less than Linux's I/O timeout of 30 s.
 pub const LATENCY_US_MAX: u64 = 10_000_000;
 /// Longest seek, in microseconds: 1 s.
 pub const SEEK_US_MAX: u64 = 1_000_000;
-/// Smallest bandwidth, in bytes per second.
+/// Smallest bandwidth, in bytes per second: 64 KiB/s.
 pub const BANDWIDTH_MIN: u64 = 64 << 10;
 /// Largest bandwidth, in bytes per second: 1 TiB/s.
 pub const BANDWIDTH_MAX: u64 = 1 << 40;
 
-/// Settings of the delay layer. Zero or `None` adds no time.
+/// Settings of the delay layer. A value of zero or `None` adds no time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DelaySpec {
-    /// Minimum time of each command, in parallel: up to [`LATENCY_US_MAX`].
+    /// Time from the end of a command's device work to its completion, in parallel for all commands: up to
+    /// [`LATENCY_US_MAX`].
     pub latency: Nanos,
-    /// Bytes per second of the device, [`BANDWIDTH_MIN`] to [`BANDWIDTH_MAX`].
+    /// Bytes per second of the device, [`BANDWIDTH_MIN`] to [`BANDWIDTH_MAX`]. `None`: unlimited.
     pub bandwidth: Option<u64>,
     /// Time of a seek over the whole disk: up to [`SEEK_US_MAX`].
     pub seek: Nanos,
@@ -75,7 +79,7 @@ pub struct DelayDisk {
 }
 
 impl DelayDisk {
-    /// Adds a delay layer over `inner`.
+    /// Adds a delay layer over `inner`. Fails with [`OpenError::Setting`] if a setting is out of range.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     pub fn new(inner: Arc<dyn DiskSource>, spec: &DelaySpec) -> Result<Arc<dyn DiskSource>, OpenError> {
         let refuse =
@@ -135,11 +139,11 @@ impl DiskSource for DelayDisk {
     }
 }
 
-/// What a command waits for besides the inner disk.
+/// Event for which a command waits, in addition to its completion by the inner disk.
 enum Wait {
-    /// The next poll, which provides the current time.
+    /// The next poll, which has the current time as its argument.
     Poll(Work),
-    /// Its due time, in `times`.
+    /// The command's due time, which is in `times`.
     Time(Reservation),
     Nothing,
 }
@@ -159,19 +163,19 @@ struct DelayCore {
     commands: Commands<Entry>,
     /// Commands submitted since the last poll, in order.
     new: Vec<u32>,
-    /// Due time, order of submission and number of each command, the earliest on top.
+    /// Due time, order of submission and index of each command with a due time. The earliest is on top.
     times: BinaryHeap<Reverse<(Nanos, u64, u32)>>,
     ready: VecDeque<Done>,
     /// Completions of the inner disk; empty between polls.
     inner_done: Vec<Done>,
-    /// Data of a read that the inner disk has ended in `prepare`, until the next `prepare`, `submit` or
-    /// `poll`.
+    /// Read that the inner disk has ended in `prepare`, with its data. Kept until the next command, `prepare`
+    /// or `poll`.
     prepared: Option<(IoRequest, Buf)>,
-    /// Commands that the inner disk has ended and that are not due yet.
+    /// Number of commands that the inner disk has ended and that are not due yet.
     waiting_for_time: usize,
-    /// Number of commands that were given a due time.
+    /// Number of commands that have received a due time so far.
     begun: u64,
-    /// The time of the last poll.
+    /// Time of the last poll.
     now: Nanos,
 }
 
@@ -191,7 +195,7 @@ impl DelayCore {
         block_shift(self.inner.geometry().block_bytes)
     }
 
-    /// Enters a new command; returns its token for the inner disk.
+    /// Adds a new command; returns its token for the inner disk.
     fn add_command(&mut self, token: Token, work: Work) -> Token {
         self.prepared = None;
         let number = self.commands.insert(Entry { token, wait: Wait::Poll(work), done: None });
@@ -217,7 +221,7 @@ impl DelayCore {
         self.try_end(number);
     }
 
-    /// Ends a command that is due and that the inner disk has ended.
+    /// Ends the command with index `number`, if it is due and the inner disk has ended it.
     fn try_end(&mut self, number: u32) {
         let is_over = |entry: &mut Entry| matches!(entry.wait, Wait::Nothing) && entry.done.is_some();
         let ended = self.commands.remove_if(number, is_over);
@@ -226,7 +230,7 @@ impl DelayCore {
         self.ready.push_back(Done { token, ..done });
     }
 
-    /// Reserves the device for the commands submitted since the last poll.
+    /// Reserves device time for the commands submitted since the last poll, and sets their due times.
     fn begin_new(&mut self, now: Nanos) {
         if self.new.is_empty() {
             return;
@@ -263,8 +267,8 @@ impl Disk for DelayCore {
         Some(&*self.inner)
     }
 
-    /// A read that the inner disk ends in `prepare` must still be delayed: its data is kept until the read is
-    /// submitted, which the caller does at once.
+    /// Returns `Later` for a read that the inner disk ends in `prepare`, because the read must still be
+    /// delayed. The data is kept until the read is submitted, which the caller does at once.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         self.prepared = None;
         match self.inner.prepare(request, next) {
@@ -317,9 +321,9 @@ impl Disk for DelayCore {
         is_busy
     }
 
-    /// Commands that the inner disk has ended are returned by the next poll, the others once it ends them.
-    /// Their device time is freed; otherwise the aborted commands of hosts that reconnect would accumulate
-    /// device time.
+    /// Cancels commands at the inner disk and ends their delays. The next poll returns the commands that the
+    /// inner disk has ended, later polls the others. Unused device time of the commands is freed. Otherwise
+    /// the aborted commands of reconnecting hosts would accumulate device time.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.inner.cancel_owner(owner);
         let mut count = Done::count_of(owner, &self.ready);

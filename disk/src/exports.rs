@@ -1,12 +1,12 @@
-//! Exports of the kernel's targets, nvmet and LIO, from their trees in configfs.
+//! Block devices and files that the kernel's targets, nvmet and LIO, export: from their trees in configfs.
 //!
-//! The kernel opens the device or file itself, so no process is listed as its user, and an exclusive open
-//! succeeds beside nvmet. Only the configuration shows the export.
+//! The kernel opens the device or file itself, so no process is listed as its user. An exclusive open
+//! succeeds while nvmet exports the device. Only the configuration shows the export.
 //!
 //! ```text
 //!   nvmet/subsystems/NQN/namespaces/NSID/{device_path,enable}     a block device or a file
-//!   nvmet/subsystems/NQN/passthru/{device_path,enable}            a controller, /dev/nvme0, with all it has
-//!   target/core/HBA/NAME/{udev_path,enable,info}                  LIO; info names the file of a fileio
+//!   nvmet/subsystems/NQN/passthru/{device_path,enable}            a controller and all its namespaces
+//!   target/core/HBA/NAME/{udev_path,enable,info}                  LIO; info has the path of a fileio file
 //! ```
 
 use std::fs;
@@ -16,16 +16,17 @@ use std::path::{Path, PathBuf};
 /// A device or file that the kernel exports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Export {
-    /// A block device, a file, or the character device of an NVMe controller.
+    /// Path of a block device, a file, or the character device of an NVMe controller.
     pub path: PathBuf,
-    /// The exporting target object, such as `nvmet subsystem NQN, namespace 1`.
+    /// Name of the exporting target object, such as `nvmet subsystem NQN, namespace 1`.
     pub by: String,
 }
 
 /// Mount point of configfs.
 pub const CONFIGFS: &str = "/sys/kernel/config";
 
-/// Enabled exports in the configfs at `root`. Empty without a kernel target.
+/// Returns the enabled exports in the configfs at `root`. Empty without a kernel target; unreadable entries
+/// are skipped.
 #[must_use]
 pub fn all(root: &Path) -> Vec<Export> {
     let mut exports = Vec::new();
@@ -46,8 +47,8 @@ pub fn all(root: &Path) -> Vec<Export> {
             let folder = root.join("target/core").join(&hba).join(&name);
             let by = format!("LIO backstore {hba}/{name}");
             let named = export(&folder, "udev_path", by.clone());
-            // `udev_path` is free text set by the administrator; `info` of a fileio backstore names the open
-            // file.
+            // `udev_path` is free text of the administrator. `info` of a fileio backstore contains the path
+            // of the open file and is preferred.
             let info = fs::read_to_string(folder.join("info")).unwrap_or_default();
             let file = info.split_once("File: ").and_then(|(_, rest)| rest.rsplit_once("  Size: "));
             let open = file.filter(|_| is_enabled(&folder)).map(|(file, _)| Export { path: file.into(), by });
@@ -75,8 +76,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The kernel target object that exports the file or block device at `path`, or a device that overlaps it.
-/// Compared by device and inode number, not by name.
+/// Returns the name of the kernel target object that exports the file or block device at `path`, or a device
+/// that overlaps it. `None`: not exported, or `stat` fails. Compares device and inode numbers, not names.
 pub(crate) fn exporter(path: &Path) -> Option<String> {
     let ours = fs::metadata(path).ok()?;
     let is_same = |export: &Export| {
@@ -98,7 +99,8 @@ fn folder_of(number: u64) -> Option<PathBuf> {
     fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()
 }
 
-/// The sysfs directory of the disk with device number `number`; for a partition, that of its disk.
+/// Returns the sysfs directory of the disk with device number `number`; for a partition, the directory of its
+/// disk.
 fn disk_of(number: u64) -> Option<PathBuf> {
     let folder = folder_of(number)?;
     match folder.join("partition").exists() {
@@ -107,13 +109,15 @@ fn disk_of(number: u64) -> Option<PathBuf> {
     }
 }
 
-/// True where two devices of one disk overlap: the same device, or one of them is the whole disk.
+/// Returns true if two devices of one disk overlap: they are the same device, or one of them is the whole
+/// disk.
 fn overlap(a: u64, b: u64) -> bool {
     let is_whole = |number| folder_of(number).is_some_and(|folder| !folder.join("partition").exists());
     a == b || is_whole(a) || is_whole(b)
 }
 
-/// True where `controller`, a character device, is a path to the NVMe disk with device number `number`.
+/// Returns true if `controller`, a character device, is a controller of the NVMe disk with device number
+/// `number`.
 fn has_controller(number: u64, controller: &Path) -> bool {
     let (Some(disk), Some(name)) = (disk_of(number), controller.file_name()) else { return false };
     let device = disk.join("device");

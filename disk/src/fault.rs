@@ -1,22 +1,22 @@
-//! A layer that injects errors, delays, drops and reordering into the commands of any disk, reproducibly by
-//! seed: for tests and the simulator.
+//! A layer that injects faults into the commands of any disk: errors, delays, drops and reordering.
+//! Reproducible by seed, for tests and the simulator.
 //!
-//! The faults of a command are drawn once, at its submission. The draws depend only on the seed, the core and
-//! the number of commands before it: the same calls give the same faults. Path of a command:
+//! The faults of a command are drawn at its submission; of a read that ends in `prepare`, in `prepare`. The
+//! draws depend only on the seed, the core and the number of earlier commands: the same calls result in the
+//! same faults. Path of a command:
 //!
 //! ```text
-//!   submit ─┬─ the disk is "gone", or the range is broken ─────────────────────────────> error
-//!           ├─ held before its effect ─┐
-//!           └──────────────────────────┴─> effect (or an error instead, or both) ─┬─────────────> Done
-//!                                                                 held after it ──┴─> ... ──────> Done
+//!   submit ─┬───────────────────────────┬─> effect, or an error instead, or both ─┬──────────────────> Done
+//!           └─ held before the effect ──┘                                         └─ held after it ──> Done
 //! ```
 //!
-//! A hold ends after some polls (delay), in the next poll in random order (reorder), or on
-//! [`FaultControl::release_dropped`] (drop). [`FaultControl`] changes the settings at run time, from any
-//! thread. A command that fails without effect returns its buffer unchanged.
+//! A command is held at most once, before or after its effect. If the disk is "gone" or the range is broken,
+//! the command ends with an error and without effect. A hold ends after some polls (delay), in the next poll
+//! in random order (reorder), or by [`FaultControl::release_dropped`] (drop). [`FaultControl`] changes the
+//! settings at run time, from any thread. A command that fails without effect returns its buffer unchanged.
 //!
-//! Not done here: the layer changes no bytes, and every command that ends without an error was executed by
-//! the inner disk.
+//! Not done here: corruption of data. The layer changes no bytes, and the inner disk has executed every
+//! command that ends without an error.
 
 mod control;
 
@@ -42,7 +42,8 @@ pub struct FaultDisk {
 }
 
 impl FaultDisk {
-    /// Adds a layer over `inner` that injects no faults until they are set by the control.
+    /// Adds a fault layer over `inner`. Returns the disk and the control of its faults. At first all fault
+    /// rates are 0.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     #[must_use]
     pub fn new(inner: Arc<dyn DiskSource>, seed: u64) -> (Arc<dyn DiskSource>, Arc<FaultControl>) {
@@ -93,7 +94,7 @@ impl DiskSource for FaultDisk {
     }
 }
 
-/// Random number generator of one core (splitmix64).
+/// Random number generator of one core: splitmix64.
 #[derive(Clone)]
 struct Draws(u64);
 
@@ -112,8 +113,8 @@ impl Draws {
         z ^ (z >> 31)
     }
 
-    /// True with probability `per_million` / 10^6. Always draws one number, so that a changed rate does not
-    /// shift the later draws.
+    /// Returns true with probability `per_million` / 10^6. Always draws one number, so a changed rate does
+    /// not shift the later draws.
     fn hits(&mut self, per_million: u32) -> bool {
         self.next() % 1_000_000 < u64::from(per_million)
     }
@@ -122,9 +123,9 @@ impl Draws {
 /// When a hold ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Until {
-    /// In the poll with this number.
+    /// In the first poll whose sequence number is at least this number.
     Poll(u64),
-    /// On [`FaultControl::release_dropped`].
+    /// In the first poll after [`FaultControl::release_dropped`].
     Released,
 }
 
@@ -133,13 +134,15 @@ enum Until {
 struct Plan {
     token: Token,
     error: Option<DiskError>,
-    /// The inner disk executes the command, even if it ends with an error.
+    /// The inner disk executes the command, even if `error` is set.
     has_effect: bool,
+    /// Hold before the submission to the inner disk.
     hold_before: Option<Until>,
+    /// Hold after the execution or failure.
     hold_after: Option<Until>,
-    /// The fault of `hold_before` or `hold_after`, for the counters.
+    /// The fault that is the reason of the hold, for the counters.
     held_by: Option<Fault>,
-    /// Sort key among commands released in the same poll.
+    /// Random sort key among commands released in the same poll.
     order: u64,
 }
 
@@ -152,7 +155,7 @@ struct Held {
 enum HeldStage {
     /// Not submitted to the inner disk yet.
     Before(Plan, Call),
-    /// Executed, or failed without effect; its completion is held.
+    /// Executed, or failed without effect. The completion is held.
     After(Done),
 }
 
@@ -181,8 +184,9 @@ struct FaultCore {
     /// Copy of the control's settings as of `generation`.
     settings: Settings,
     generation: u64,
-    /// Value of `Settings::released` at this core's last release of dropped commands.
+    /// Value of `Settings::released` in this core's last poll, or at open.
     released: u64,
+    /// Number of polls so far.
     polls: u64,
 }
 
@@ -197,7 +201,7 @@ impl FaultCore {
         }
     }
 
-    /// Draws the faults of a command and counts them.
+    /// Draws the faults of a command, and counts the faults in the control.
     fn plan_command(
         &mut self,
         token: Token,
@@ -215,7 +219,8 @@ impl FaultCore {
         plan
     }
 
-    /// Draws the faults of a command, always with the same number of draws. `from` is the source of a copy.
+    /// Draws the faults of a command, always with the same number of draws. `from`: source of a copy,
+    /// otherwise `None`. A disk that is gone, and broken blocks, replace a drawn error.
     fn draw_plan(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
         self.refresh();
         let (settings, draws) = (&self.settings, &mut self.draws);
@@ -251,7 +256,8 @@ impl FaultCore {
         plan
     }
 
-    /// Error of the first entry of `broken` that the command touches.
+    /// Returns the error of the first entry of `broken` that applies to the command. `from`: source of a
+    /// copy.
     fn broken_error(&self, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Option<DiskError> {
         let of_source = |broken: &Broken| from.and_then(|from| broken.error(OpKind::Read, from));
         self.settings.broken.iter().find_map(|broken| of_source(broken).or_else(|| broken.error(kind, range)))
@@ -296,7 +302,7 @@ impl FaultCore {
         }
     }
 
-    /// Releases the commands whose hold ends in this poll.
+    /// Releases the commands whose hold ends in this poll, in the order of their sort keys.
     fn release_due(&mut self) {
         self.refresh();
         let all_released = self.released != self.settings.released;
@@ -336,8 +342,9 @@ impl Disk for FaultCore {
         Some(&*self.inner)
     }
 
-    /// A read with a fault does not end here. It is submitted with the inner disk's data as its buffer;
-    /// `submit` draws the same plan, because the draws are reset.
+    /// Returns `Fill` for a read with a fault that the inner disk ends in `prepare`. The read is then
+    /// submitted with the inner disk's data as its buffer. `submit` draws the same plan, because the
+    /// generator is reset.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let prepared = self.inner.prepare(request, next);
         let Prepared::Ready(data) = prepared else { return prepared };
@@ -388,7 +395,8 @@ impl Disk for FaultCore {
         is_busy || self.held.iter().any(|held| held.until != Until::Released)
     }
 
-    /// Held commands are not cancelled, like those at a slow medium: their effect may still come.
+    /// Cancels the commands at the inner disk. Held commands are not cancelled: like commands at a slow
+    /// medium, they may still take effect.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         self.inner.cancel_owner(owner);
         let own = |token: Token| token.owner() == owner;

@@ -1,26 +1,26 @@
 //! A disk in a regular file or on a block device, through io_uring.
 //!
-//! Each core has its own ring with the file and the core's buffers registered. On the data path the cores
-//! share only words that rarely change, such as the size and the compare-and-write guard.
+//! Each core has its own ring, in which the file and the core's buffers are registered. On the data path the
+//! cores share only words that rarely change, such as the size and the compare-and-write guard.
 //!
-//! The path of a request: `BackendCore` in `disk/src/backend.rs`.
+//! `disk/src/backend.rs` describes the path of a request.
 //!
-//! With `is_polled`, reads and writes go through a second ring with `IORING_SETUP_IOPOLL`; all other
-//! operations, and writes with FUA, which may end with a flush, go through the first. The kernel does not
-//! poll for a transfer that it has to split (`queue/max_hw_sectors_kb`): that one completes by an interrupt.
+//! With `is_polled`, reads and writes without FUA use a second ring with `IORING_SETUP_IOPOLL`. All other
+//! operations use the first ring: a write with FUA may end with a flush. The kernel does not poll for a
+//! transfer that it has to split (`queue/max_hw_sectors_kb`). Such a transfer completes by an interrupt.
 //!
 //! Durability: after a flush, or a write or zeroing with FUA, the bytes survive a power loss if the device
 //! honours flushes (`fdatasync`, `RWF_DSYNC`). Other writes survive the end of this process, but not a power
-//! loss. Through the page cache, a failed flush has lost data that the kernel does not report again, so every
-//! later flush and write with FUA fails too, until the disk is opened anew. The kernel reports such a loss
-//! once per open file description. So through the page cache each core syncs a file description of its own,
-//! one sync at a time, and no write with FUA consumes an error that belongs to a flush.
+//! loss. Through the page cache, a failed flush may have lost data, and the kernel does not report the loss
+//! again. So every later flush and write or zeroing with FUA fails too, until the disk is created anew. The
+//! kernel reports a loss once per open file description. So through the page cache each core syncs its own
+//! file description, one sync at a time. No write with FUA then consumes an error that belongs to a flush.
 //!
-//! Not done here: changes of the file by other processes are not detected; the lock is advisory. Blocks are
-//! only as atomic as the device or the page cache makes them: through the page cache, a read may see part of
-//! a concurrent write to the same block.
+//! Not done here: detection of changes by other processes; the lock is advisory. Blocks are as atomic as in
+//! the device or the page cache. Through the page cache, a read may return part of a concurrent write to the
+//! same block.
 //!
-//! Limits: 1024 requests of a core in its ring, the rest queued; 256 cores.
+//! Limits: 1024 requests of a core in its ring, further requests are queued; 256 cores.
 
 mod open;
 mod ring;
@@ -44,7 +44,7 @@ use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, Resiz
 
 pub use open::{FileFacts, FileSpec};
 
-/// Longest wait for the lock of a former process: the kernel takes milliseconds to end the I/O in flight of a
+/// Longest wait for the lock of a former process. The kernel needs milliseconds to end the I/O in flight of a
 /// dead target's rings, more on a slow device.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
@@ -66,14 +66,14 @@ struct Shared {
     is_read_only: bool,
     is_polled: bool,
     zero_methods: ZeroMethods,
-    /// The page cache has lost data: all later flushes and writes with FUA fail.
+    /// The page cache may have lost data: all later flushes, and writes and zeroings with FUA, fail.
     has_lost_data: AtomicBool,
     guard: Arc<Guard>,
-    /// Growth of the file by a prepared resize.
+    /// Growth of the file by a prepared resize; `None`: no growth to undo.
     prepared: Mutex<Option<Growth>>,
 }
 
-/// Sizes in bytes before and after the growth of a file whose disk is not resized yet.
+/// Sizes in bytes before and after the growth of a file, whose disk is not resized yet.
 #[derive(Debug, Clone, Copy)]
 struct Growth {
     from: u64,
@@ -93,13 +93,14 @@ impl Shared {
         }
     }
 
-    /// Sets the prepared growth; returns the former one.
+    /// Sets the prepared growth; returns the former value.
     fn set_prepared(&self, growth: Option<Growth>) -> Option<Growth> {
         std::mem::replace(&mut *self.prepared.lock().unwrap_or_else(PoisonError::into_inner), growth)
     }
 
-    /// Called when a sync, or a write with FUA by a media error, has failed. Through the page cache the
-    /// kernel reports the error once, to one core; the flag makes it visible to all.
+    /// Sets `has_lost_data` on a disk that uses the page cache. Called after a failed sync, or a write with
+    /// FUA that failed with a media error. The kernel reports the error once, to one core; the flag makes the
+    /// error visible to all cores.
     fn on_sync_error(&self) {
         if !self.is_direct {
             self.has_lost_data.store(true, Ordering::Release);
@@ -108,8 +109,9 @@ impl Shared {
 }
 
 impl FileDisk {
-    /// Opens the file of a disk, or creates it where `spec` allows. The file stays locked until the disk and
-    /// all its cores are dropped.
+    /// Opens and locks the file of a disk. Creates a missing file if `spec` has `create_bytes`. The file
+    /// remains locked until the disk and all its core handles are dropped. Fails with the [`OpenError`] of a
+    /// setting or system call.
     pub fn new(name: &str, spec: &FileSpec) -> Result<Arc<FileDisk>, OpenError> {
         Self::open_within(name, spec, LOCK_WAIT)
     }
@@ -134,7 +136,7 @@ impl FileDisk {
         Ok(Arc::new(FileDisk { shared: Arc::new(shared), facts: opened.facts }))
     }
 
-    /// Properties of the file, and differences from the requested settings.
+    /// Returns the properties of the file, and differences from the requested settings.
     #[must_use]
     pub fn facts(&self) -> &FileFacts {
         &self.facts
@@ -158,8 +160,8 @@ impl DiskSource for FileDisk {
         Ok(Box::new(ring::open(Arc::clone(&self.shared), context)?))
     }
 
-    /// A writable regular file grows if needed but is never truncated. A block device or read-only file must
-    /// have at least the new size.
+    /// Extends a writable regular file to the new size if needed; refuses to truncate it. A block device or
+    /// read-only file must have at least the new size. Refuses a file that is no longer at its path.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let shared = &self.shared;
         let refuse = |allowed: String| Err(ResizeError::new(&shared.name, bytes, allowed));
@@ -167,7 +169,7 @@ impl DiskSource for FileDisk {
             return refuse(allowed);
         }
         let path = shared.path.display();
-        // The path may lead to another file by now; the disk keeps the one that is open.
+        // The path may refer to another file by now; the disk uses the open file.
         match open::is_still_at(&shared.file, &shared.path, shared.is_block_device) {
             Ok(true) => {}
             Ok(false) => return refuse(format!("{path} is another file now than the one that is open")),
@@ -194,13 +196,15 @@ impl DiskSource for FileDisk {
         Ok(())
     }
 
-    /// A file that was grown is truncated again: no host has seen the blocks beyond its former end.
+    /// Truncates a file that `prepare_resize` has extended, unless its size has changed since. No host has
+    /// seen the blocks beyond the former end.
     fn cancel_resize(&self) {
         let Some(growth) = self.shared.set_prepared(None) else { return };
         let file = &self.shared.file;
         let is_as_made = file.metadata().is_ok_and(|metadata| metadata.len() == growth.to);
         if is_as_made {
-            // A file that remains too large is harmless: the disk has its former size.
+            // An error is ignored: a file that remains too large is harmless, as the disk has its former
+            // size.
             let _ = file.set_len(growth.from).and_then(|()| file.sync_all());
         }
     }
@@ -221,20 +225,21 @@ impl DiskSource for FileDisk {
         if self.shared.is_block_device {
             return Usage { bytes_used: self.shared.geometry().bytes() };
         }
-        // stat(2) counts in units of 512 bytes, whatever the file system's block is.
+        // stat(2) counts in units of 512 bytes, independent of the file system's block size.
         Usage { bytes_used: self.shared.file.metadata().map_or(0, |metadata| metadata.blocks() * 512) }
     }
 }
 
-/// The [`DiskError`] for an error of the kernel.
+/// Returns the [`DiskError`] for an error of the kernel.
 fn disk_error(error: &io::Error, is_write: bool) -> DiskError {
     let medium = if is_write { DiskError::MediaWrite } else { DiskError::MediaRead };
-    // The file is shorter than the disk: another process has truncated it.
+    // The transfer was cut short: another process has truncated the file.
     if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero) {
         return medium;
     }
     match Errno::from_io_error(error) {
-        // The block layer returns ENODATA for media errors, EILSEQ for checksum errors, EIO for the rest.
+        // The block layer returns ENODATA for media errors, EILSEQ for checksum errors, and EIO for other I/O
+        // errors.
         Some(Errno::IO | Errno::NODATA | Errno::ILSEQ) => medium,
         Some(Errno::NOSPC | Errno::DQUOT) => DiskError::NoSpace,
         Some(Errno::ROFS | Errno::BADF | Errno::PERM) => DiskError::WriteProtected,

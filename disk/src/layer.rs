@@ -23,7 +23,7 @@ impl Call {
         }
     }
 
-    /// The buffer for [`Done::buf`] when the command is not submitted.
+    /// Returns the buffer for [`Done::buf`] of a command that is not submitted.
     pub(crate) fn into_buf(self) -> Option<Buf> {
         match self {
             Call::Op(_, buf) => buf,
@@ -33,7 +33,7 @@ impl Call {
     }
 }
 
-/// A layer's commands in flight, by the number in their token for the inner disk.
+/// A layer's commands in flight, by command index. The index is the lower half of the inner disk's token.
 pub(crate) struct Commands<T> {
     entries: Vec<Option<T>>,
     free: Vec<u32>,
@@ -44,12 +44,12 @@ impl<T> Commands<T> {
         Commands { entries: Vec::with_capacity(depth), free: Vec::with_capacity(depth) }
     }
 
-    /// Adds a command; returns its number.
+    /// Adds a command; returns its index, which is reused after [`Commands::remove`].
     #[inline]
     pub(crate) fn insert(&mut self, entry: T) -> u32 {
         let number = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
-            // At most the number of commands in flight.
+            // The length is at most the highest number of commands in flight, below 2^32.
             u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
         });
         self.entries[number as usize] = Some(entry);
@@ -72,7 +72,7 @@ impl<T> Commands<T> {
         Some(entry)
     }
 
-    /// All numbers ever used, including free ones.
+    /// Returns all indices ever used, including free ones.
     pub(crate) fn numbers(&self) -> std::ops::Range<u32> {
         0..u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
     }
@@ -86,13 +86,14 @@ impl<T> Commands<T> {
     }
 }
 
-/// Token of a command for the inner disk. Keeps the owner, so that the inner disk can cancel by owner.
+/// Returns the token of a command for the inner disk. The owner is unchanged, so the inner disk can cancel by
+/// owner.
 #[inline]
 pub(crate) fn inner_token(owner: Owner, number: u32) -> Token {
     Token(u64::from(owner.0) << 32 | u64::from(number))
 }
 
-/// Number of a command, from a token of [`inner_token`].
+/// Returns the command index in a token of [`inner_token`].
 #[inline]
 pub(crate) fn number_of(token: Token) -> u32 {
     u32::try_from(token.0 & 0xffff_ffff).unwrap_or(u32::MAX)

@@ -1,24 +1,25 @@
-//! Disks: the interface that the target core drives, and the kinds that need no driver.
+//! Disks: the interface between the target core and disks, the disk kinds `ram`, `null`, `file` and `ng`, and
+//! the cache, delay and fault layers.
 //!
-//! A [`DiskSource`] is one disk of the machine, shared by all cores: its name, size and state. Each core
-//! opens it once and gets a [`Disk`] of its own, used without a lock: `submit`, then `poll` until it returns
-//! [`Done`].
+//! A [`DiskSource`] is one disk of the configuration, shared by all cores. Each core opens the disk once and
+//! receives its own [`Disk`] handle. A handle needs no lock. A core calls `submit`, then `poll` until
+//! [`Done`] is returned.
 //!
 //! ```text
 //!   Qpair::read_fast_path -> Disk::prepare -> Ready: ended (ram, null, a cache hit)
-//!   Qpair::step_buffer  -> Disk::prepare -> Ready: ended | Fill | Pool -> Pool::take
+//!   Qpair::step_buffer  -> Disk::prepare -> Ready: ended | Fill | Pool -> Pool::take | Later | Wait
 //!   Qpair::step_execute -> Disk::submit -> Some(Done): ended (ram, null)
 //!                                       -> None, then TargetCore::poll -> Disk::poll -> Done
-//!                                          (file, ng, nvme, remote)
+//!                                          (file, ng, nvme, remote, a cache miss, a long zeroing of ram)
 //! ```
 //!
-//! How to add a kind: `disk/examples/disk_kind.rs`; its configuration: `CONTRIBUTING.md`.
+//! `disk/examples/disk_kind.rs` shows how to add a kind, `CONTRIBUTING.md` how to add its configuration.
 //!
 //! Guarantees: `Done::result` reports the outcome on the medium. After `Flush`, or a write with `fua`, the
 //! bytes survive the failures that the kind documents (a file: power loss; RAM: none). Not done here: range
-//! checks (the caller has done them), namespaces.
+//! checks, which are the caller's duty, and namespaces.
 //!
-//! Limits: a command is at most [`BLOCKS_MAX`] blocks; data of one command is one [`Buf`].
+//! Limits: a command covers at most [`BLOCKS_MAX`] blocks. The data of one command is in one [`Buf`].
 
 #![forbid(unsafe_code)]
 
@@ -54,40 +55,39 @@ pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
 pub use source::{CoreContext, DiskSource, Health, OpenError, ResizeError, Usage};
 
-/// Most blocks in one command. NLB has 16 bits (NVM Command Set 3.2.1), the length of a Dataset Management
-/// range 32.
+/// Most blocks in one command: the length of a Dataset Management range has 32 bits (NVM Command Set 3.2.3).
 pub const BLOCKS_MAX: u32 = u32::MAX;
 
-/// Size and properties of a disk. They change by a resize, with the far target of a `remote` disk, and when
-/// the medium refuses to deallocate.
+/// Size and properties of a disk. The values may change while the disk is in use. Reasons are a resize, a
+/// change at the far target of a `remote` disk, and a medium that refuses to deallocate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of a logical block: 512 or 4096.
     pub block_bytes: u32,
     /// Number of logical blocks.
     pub block_count: u64,
-    /// Writes end with [`DiskError::WriteProtected`].
+    /// Commands that change blocks end with [`DiskError::WriteProtected`].
     pub is_read_only: bool,
-    /// A write without FUA is on the medium only after a flush; reported to hosts as VWC in Identify
-    /// Controller.
+    /// A power loss may lose writes without FUA that no flush has followed. Reported to hosts as VWC in
+    /// Identify Controller.
     pub has_volatile_cache: bool,
     /// [`Op::Deallocate`] frees the space of the blocks on the medium.
     pub can_deallocate: bool,
-    /// Largest write, in blocks, that readers never see in part. At least 1.
+    /// Longest write, in blocks, that is atomic: no reader sees a part of its data. At least 1.
     pub atomic_blocks: u32,
     /// [`Disk::compare_and_write`] of one block is atomic for all cores.
     pub can_compare_and_write: bool,
 }
 
 impl Geometry {
-    /// Capacity in bytes.
+    /// Returns the capacity in bytes; `u64::MAX` if the product overflows.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.block_count.saturating_mul(u64::from(self.block_bytes))
     }
 }
 
-/// Blocks `lba .. lba + blocks`; the caller has checked that they are on the disk.
+/// Blocks `lba .. lba + blocks`. The caller ensures that all blocks are on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRange {
     /// First block.
@@ -99,34 +99,35 @@ pub struct BlockRange {
 /// Operation of an [`IoRequest`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Read the range into the buffer.
+    /// Reads the range.
     Read,
-    /// Write the buffer to the range. With `fua` it is on the medium before `Done`.
+    /// Writes the buffer to the range. With `fua` the data is durable before `Done` is returned.
     Write {
         /// Force unit access.
         fua: bool,
     },
-    /// Bring all acknowledged writes to the medium. The range is ignored.
+    /// Makes all acknowledged writes durable. The range is ignored.
     Flush,
-    /// Make the range read as zeroes.
+    /// Zeroes the range.
     WriteZeroes {
-        /// The space may be freed (DEAC).
+        /// The disk may free the space (DEAC).
         deallocate: bool,
         /// Force unit access.
         fua: bool,
     },
-    /// Free the space of the range (Dataset Management, Deallocate). Freed blocks read as zeroes where
-    /// [`DiskSource::deallocated_is_zero`]; a drive may leave part of a large range as it was.
+    /// Frees the space of the range (Dataset Management, Deallocate). Freed blocks read as zeroes if
+    /// [`DiskSource::deallocated_is_zero`]. A drive may skip part of a large range, which keeps its data.
     Deallocate,
-    /// Compare the range with the buffer; [`DiskError::CompareDiffers`] where they differ. Needs
-    /// [`Abilities::compare`], otherwise [`DiskError::NotSupported`].
+    /// Compares the range with the buffer. Ends with [`DiskError::CompareDiffers`] if the bytes differ, and
+    /// with [`DiskError::NotSupported`] without [`Abilities::compare`].
     Compare,
-    /// Read the range without a transfer. Needs [`Abilities::verify`], otherwise [`DiskError::NotSupported`].
+    /// Reads the range without returning its data. Ends with [`DiskError::NotSupported`] without
+    /// [`Abilities::verify`].
     Verify,
 }
 
 impl Op {
-    /// True where the operation may change blocks.
+    /// Returns true if the operation may change blocks.
     #[inline]
     #[must_use]
     pub fn is_write(self) -> bool {
@@ -137,51 +138,51 @@ impl Op {
     }
 }
 
-/// Optional operations of a disk, which its user otherwise composes from reads and writes: see
-/// [`Disk::abilities`].
+/// Optional operations of a disk, see [`Disk::abilities`]. The caller composes a missing operation from reads
+/// and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Abilities {
-    /// The disk does [`Op::Compare`].
+    /// The disk executes [`Op::Compare`].
     pub compare: bool,
-    /// The disk does [`Op::Verify`].
+    /// The disk executes [`Op::Verify`].
     pub verify: bool,
-    /// The disk does [`Disk::copy`].
+    /// The disk executes [`Disk::copy`].
     pub copy: bool,
-    /// [`Disk::prepare`] returns `Ready` for every Read (through the delay layer `Later`, through the fault
-    /// layer `Fill` for a read with a fault).
-    /// [`Disk::submit`] of a Read without a buffer returns a pin on the data.
+    /// [`Disk::prepare`] returns `Ready` for every Read. The delay layer returns `Later` instead; the fault
+    /// layer returns `Fill` for a read with a fault. [`Disk::submit`] of a Read without a buffer returns a
+    /// buffer that pins the data.
     pub reads_in_place: bool,
 }
 
-/// Why a command failed. The target core maps these to NVMe status codes.
+/// Why a command failed. The target core maps these errors to NVMe status codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DiskError {
-    /// The medium cannot be read; a repetition does not help.
+    /// The medium cannot be read. A retry does not help.
     #[error("unrecovered read error")]
     MediaRead,
-    /// The medium cannot be written; a repetition does not help.
+    /// The medium cannot be written. A retry does not help.
     #[error("write fault")]
     MediaWrite,
     /// The medium below a thinly provisioned disk is full.
     #[error("no space left")]
     NoSpace,
-    /// A write to a read-only disk.
+    /// The disk is read-only.
     #[error("write protected")]
     WriteProtected,
-    /// The kind of disk, or its device, does not have the operation.
+    /// The kind of disk, or its device, does not support the operation.
     #[error("not supported by this disk")]
     NotSupported,
     /// The blocks differ from the expected data (Compare, compare-and-write).
     #[error("compare failed")]
     CompareDiffers,
-    /// Any other failure; a repetition may succeed.
+    /// Any other failure. A retry may succeed.
     #[error("internal error")]
     Internal,
-    /// The device was removed, or the disk cannot use it any more.
+    /// The device was removed, or the disk cannot use the device any more.
     #[error("disk is gone")]
     Gone,
-    /// Status of the NVMe device below. The host gets its code and DNR, so that it repeats the command where
-    /// the device allows it. Made by [`DiskError::device`].
+    /// Status of the NVMe device of the disk. The host receives its code and DNR, and so retries only where
+    /// the device allows a retry. Made by [`DiskError::device`].
     #[error("the device says: {0}")]
     Device(Status),
     /// Cancelled by [`Disk::cancel_owner`]; the command may have been executed in part, in whole or not at
@@ -191,7 +192,8 @@ pub enum DiskError {
 }
 
 impl DiskError {
-    /// [`DiskError::Device`] without the fields that refer to the device: M and CRD.
+    /// Returns [`DiskError::Device`] with the code and DNR of `status`. M and CRD refer to the device and are
+    /// removed. Returns [`DiskError::Internal`] for a successful status.
     #[must_use]
     pub fn device(status: Status) -> DiskError {
         if status.is_success() {
@@ -200,10 +202,10 @@ impl DiskError {
         DiskError::Device(if status.is_dnr() { status.code().dnr() } else { status.code() })
     }
 
-    /// The error for a status of the NVMe controller behind a disk. Full, write protected, invalid opcode and
-    /// compare failure have an error of their own. Other media errors, except `ACCESS_DENIED`, are passed to
-    /// the host with their DNR. Any other status concerns the command that this process has sent, which the
-    /// host does not know: an internal error.
+    /// Returns the error for a status of the NVMe controller of a disk. Full, write protected, invalid opcode
+    /// and compare failure have their own errors. Other media errors, except `ACCESS_DENIED`, are reported to
+    /// the host with their DNR. Any other status concerns a command of this process, not of the host:
+    /// [`DiskError::Internal`].
     #[must_use]
     pub fn of_status(status: Status) -> DiskError {
         match status.code() {
@@ -219,7 +221,7 @@ impl DiskError {
         }
     }
 
-    /// True for the errors that "Media and Data Integrity Errors" of the SMART log counts.
+    /// Returns true for the errors that "Media and Data Integrity Errors" of the SMART log counts.
     #[must_use]
     pub fn is_media(self) -> bool {
         if let DiskError::Device(status) = self {
@@ -229,13 +231,13 @@ impl DiskError {
     }
 }
 
-/// Names a command in flight; chosen by the submitter and returned in [`Done`]. The upper 32 bits are the
-/// [`Owner`]; a disk does not interpret the rest.
+/// Identifier of a command in flight. The submitter chooses the token, and [`Done`] returns it. The upper 32
+/// bits are the [`Owner`]; a disk does not interpret the lower 32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
 impl Token {
-    /// The queue pair that submitted the command.
+    /// Returns the queue pair that submitted the command.
     #[inline]
     #[must_use]
     pub fn owner(self) -> Owner {
@@ -250,22 +252,22 @@ pub struct Owner(pub u32);
 /// Completion of a command.
 #[derive(Debug)]
 pub struct Done {
-    /// Token given to `submit`.
+    /// Token of the command.
     pub token: Token,
-    /// Outcome.
+    /// Success, or why the command failed.
     pub result: Result<(), DiskError>,
-    /// The buffer with the data of a read, or the buffer given with a write or compare (of a
-    /// compare-and-write: `data`). `None` where the disk keeps it, also after a failure.
+    /// Read: the buffer with the data. Write and Compare: the submitted buffer. Compare-and-write: `data`.
+    /// `None` for other operations, and if the disk has kept or dropped the buffer, also after a failure.
     pub buf: Option<Buf>,
 }
 
 impl Done {
-    /// Completion with [`DiskError::NotSupported`]; returns the buffer unchanged.
+    /// Returns a completion with [`DiskError::NotSupported`] and the unchanged buffer.
     pub(crate) fn not_supported(token: Token, buf: Option<Buf>) -> Done {
         Done { token, result: Err(DiskError::NotSupported), buf }
     }
 
-    /// Completion with [`DiskError::Cancelled`]; returns the buffer unchanged.
+    /// Returns a completion with [`DiskError::Cancelled`] and the unchanged buffer.
     pub(crate) fn cancelled(token: Token, buf: Option<Buf>) -> Done {
         Done { token, result: Err(DiskError::Cancelled), buf }
     }
@@ -277,7 +279,7 @@ impl Done {
         done.extend(ready.drain(..count));
     }
 
-    /// Number of completions in `ended` whose command belongs to `owner`.
+    /// Counts the completions in `ended` whose command belongs to `owner`.
     pub fn count_of<'a>(owner: Owner, ended: impl IntoIterator<Item = &'a Done>) -> usize {
         ended.into_iter().filter(|done| done.token.owner() == owner).count()
     }
@@ -293,12 +295,12 @@ pub struct IoRequest {
     /// Dataset Management hints of a Read or Write: the low byte of CDW13 (NVM Command Set, Read and Write).
     /// 0: none.
     pub hints: u8,
-    /// Number of the host, unique among the connected hosts of the process. 0: none.
+    /// Index of the host, unique among the connected hosts of the process. 0: no host, or no free index.
     pub client: u16,
 }
 
 impl IoRequest {
-    /// A request without hints and without a host.
+    /// Returns a request without hints and without a host.
     #[inline]
     #[must_use]
     pub const fn new(op: Op, range: BlockRange) -> IoRequest {
@@ -306,55 +308,64 @@ impl IoRequest {
     }
 }
 
-/// Where the data of a Read or Write is to be placed: the result of [`Disk::prepare`].
+/// Memory for the data of a Read or Write: the result of [`Disk::prepare`].
 #[derive(Debug)]
 pub enum Prepared {
-    /// The Read has ended: its data in the disk's memory, pinned until the buffer is dropped.
+    /// The Read has ended. The buffer pins its data in the disk's memory until it is dropped.
     Ready(Buf),
-    /// A Write: memory of the disk for its data. The caller fills it and submits it with the command. Through
-    /// the fault layer also a Read: the buffer to submit it with.
+    /// Memory of the disk for the data of a Write. The caller fills the buffer and submits it with the
+    /// command. The fault layer also returns `Fill` for a Read, which the caller submits with this buffer.
     Fill(Buf),
-    /// The caller submits the command with a buffer of the core's pool, or each piece of the command with
-    /// one.
+    /// The disk provides no memory: the caller submits the command, or each piece of it, with a buffer of the
+    /// core's pool.
     Pool,
-    /// A Read: submit it at once without a buffer. Its [`Done`] returns the data in memory of the disk.
+    /// The caller submits the Read at once, without a buffer. Its [`Done`] returns the data in memory of the
+    /// disk.
     Later,
-    /// No memory of the disk is free now; call again later.
+    /// No memory of the disk is free now. The caller retries later.
     Wait,
 }
 
 /// One core's handle on a disk.
 pub trait Disk {
-    /// Current geometry.
+    /// Returns the current geometry.
     fn geometry(&self) -> Geometry;
 
-    /// The inner disk of a layer. Methods that a layer does not implement are forwarded to it.
+    /// Returns the inner disk of a layer; `None`: this is no layer. The default implementations of
+    /// `free_bytes`, `abilities` and `may_still_write` forward to the inner disk.
     fn inner(&self) -> Option<&dyn Disk> {
         None
     }
 
-    /// Chooses the memory for the data of a Read or Write. Returned memory belongs to this command and is
-    /// free again when dropped. `next` is a hint: the block that is probably read after the next read,
-    /// unchecked, so that the disk can prefetch its lookup tables.
+    /// Chooses the memory for the data of a Read or Write. Returned memory belongs to this command; a drop of
+    /// the buffer frees it. `next` is a hint for prefetching lookup tables: the LBA of the read that probably
+    /// follows the next read. It may be beyond the end of the disk.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let _ = (request, next);
         Prepared::Pool
     }
 
-    /// Approximate number of bytes that [`Prepared::Fill`] can still give to Writes of all cores together.
-    /// Callers limit their share by it. `u64::MAX`: the disk gives no memory of its own.
+    /// Returns the approximate number of bytes that are free for [`Prepared::Fill`], for the Writes of all
+    /// cores together. Callers limit their share by this number. `u64::MAX`: the disk provides no memory for
+    /// Writes.
     fn free_bytes(&self) -> u64 {
         self.inner().map_or(u64::MAX, Disk::free_bytes)
     }
 
-    /// Begins a command; `Some` when it has ended already. `buf` by operation: Read: the destination, of the
-    /// pool or from [`Disk::prepare`]; `None` after `Later` or with [`Abilities::reads_in_place`]. Write: the
-    /// data, from the same sources. Compare: the expected bytes, in a buffer of the core's pool. Others:
-    /// `None`. The disk queues commands beyond its depth, in order.
+    /// Begins a command. Returns `Some` if the command has ended already. The disk queues commands beyond its
+    /// depth, in order of submission.
+    ///
+    /// `buf` by operation:
+    /// - Read: the destination, from the pool or [`Disk::prepare`]. `None` after [`Prepared::Later`], or with
+    ///   [`Abilities::reads_in_place`].
+    /// - Write: the data, in a buffer from the pool or [`Disk::prepare`].
+    /// - Compare: the expected bytes, in a buffer from the pool.
+    /// - Others: `None`.
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done>;
 
-    /// Writes `data` to a range of one block if the block equals `expected`, atomically for all cores. Needs
-    /// [`Geometry::can_compare_and_write`], otherwise [`DiskError::NotSupported`].
+    /// Writes `data` to a range of one block if the block equals `expected`, atomically for all cores. Ends
+    /// with [`DiskError::CompareDiffers`] if the block differs, and with [`DiskError::NotSupported`] without
+    /// [`Geometry::can_compare_and_write`].
     fn compare_and_write(
         &mut self,
         token: Token,
@@ -366,45 +377,47 @@ pub trait Disk {
         Some(Done { token, result: Err(DiskError::NotSupported), buf: None })
     }
 
-    /// Optional operations that the disk has now, for any length: a disk whose device has limits splits the
-    /// command. May change between commands; a command whose ability was lost in between ends with an error.
+    /// Returns the optional operations that the disk supports now, for commands of any length. A disk splits
+    /// commands that exceed the limits of its device. The abilities may change between commands; a command
+    /// whose ability was lost meanwhile ends with an error.
     fn abilities(&self) -> Abilities {
         self.inner().map_or_else(Abilities::default, Disk::abilities)
     }
 
-    /// Copies the blocks `from` to as many blocks starting at `to`. The caller has checked that both are on
-    /// the disk and do not overlap. A copy that fails may have copied any of the blocks.
-    /// [`Disk::compare_and_write`] is atomic with respect to it, as to a write. Needs [`Abilities::copy`],
-    /// otherwise [`DiskError::NotSupported`].
+    /// Copies the blocks `from` to as many blocks starting at `to`. The caller ensures that both ranges are
+    /// on the disk and do not overlap. A copy that fails may have copied any of the blocks.
+    /// [`Disk::compare_and_write`] is atomic with respect to copies, as to writes. Ends with
+    /// [`DiskError::NotSupported`] without [`Abilities::copy`].
     fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
         let _ = (from, to, fua);
         Some(Done::not_supported(token, None))
     }
 
-    /// Sends to the device the commands submitted since the last call, and adds completions to `done` up to
-    /// its spare capacity (`done` is never grown). `now` is monotonic; timeouts and delays use it. True when
-    /// there was any work.
+    /// Sends to the device the commands submitted since the last call. Adds completions to `done` up to its
+    /// spare capacity; `done` never grows. `now` is monotonic and is the time for timeouts and delays.
+    /// Returns true if the call did work or if a further call is due soon.
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool;
 
-    /// Cancels the commands of `owner`, which submits nothing after this call. No further command or piece of
-    /// a command is begun and no failed one is repeated; the piece that is at the medium completes. Each
-    /// command still returns a [`Done`], with [`DiskError::Cancelled`] where it may have been cut short.
+    /// Cancels the commands of `owner`, which submits nothing after this call. The disk begins no further
+    /// command or piece of a command and retries none. A piece at the medium completes. Each command still
+    /// returns a [`Done`], with [`DiskError::Cancelled`] if it may be incomplete.
     ///
-    /// Returns the number of completions to come. After the last of them nothing that `owner` submitted on
-    /// this core reaches the medium, except writes that [`Disk::may_still_write`] reports.
+    /// Returns the number of completions that the disk still returns for `owner`. After the last completion,
+    /// nothing that `owner` submitted on this core reaches the medium, except writes that
+    /// [`Disk::may_still_write`] reports.
     fn cancel_owner(&mut self, owner: Owner) -> usize;
 
-    /// True while a write of any core to some of these blocks that has ended with an error may still change
-    /// them. Always false where a write has no effect after its end.
+    /// Returns true while these blocks may still be changed by a write, of any core, that has ended with an
+    /// error. Always false for a disk whose writes have no effect after their end.
     fn may_still_write(&self, range: BlockRange) -> bool {
         self.inner().is_some_and(|inner| inner.may_still_write(range))
     }
 
-    /// Called after the configuration has changed: changes set on the [`DiskSource`] take effect on this
-    /// core.
+    /// Applies to this core the changes set on the [`DiskSource`]. Called after the configuration has
+    /// changed.
     fn reconfigure(&mut self) {}
 
-    /// Commands submitted whose [`Done`] was not returned yet.
+    /// Returns the number of submitted commands whose [`Done`] was not returned yet.
     fn in_flight(&self) -> usize;
 }
 

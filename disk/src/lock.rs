@@ -1,5 +1,5 @@
-//! Exclusive use of the file or device of a disk: locks, retries while a former process still holds it, and
-//! exports of the kernel.
+//! Exclusive use of the file or device of a disk: a lock, retries while another process uses the medium, and
+//! a check for exports by the kernel.
 
 use std::fs::File;
 use std::io;
@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use crate::OpenError;
 use crate::exports::exporter;
 
-/// Time between two attempts.
+/// Time between two attempts of [`retry_busy`].
 const RETRY_PERIOD: Duration = Duration::from_millis(1);
 
-/// Retries `ask` while it fails with EBUSY or EWOULDBLOCK, until the deadline. Sleeps; never call it on a
-/// reactor core.
+/// Retries `ask` while it fails with EBUSY or EWOULDBLOCK, until the deadline `until`. Returns the last
+/// result. Sleeps between attempts: never called on a reactor core.
 pub(crate) fn retry_busy<T>(until: Instant, ask: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match ask() {
@@ -28,8 +28,8 @@ pub(crate) fn retry_busy<T>(until: Instant, ask: impl Fn() -> Result<T, Errno>) 
     }
 }
 
-/// Locks a file against a second target; read-only disks share the lock. The lock is released with the last
-/// descriptor of the open file.
+/// Locks a file against use by a second target process. Read-only disks take a shared lock. Retries until the
+/// deadline `until`. The close of the last descriptor of the open file releases the lock.
 pub(crate) fn lock(file: &File, is_read_only: bool, until: Instant) -> io::Result<()> {
     let operation = match is_read_only {
         true => FlockOperation::NonBlockingLockShared,
@@ -41,8 +41,8 @@ pub(crate) fn lock(file: &File, is_read_only: bool, until: Instant) -> io::Resul
     })
 }
 
-/// Refuses a medium that the kernel exports: its targets do not lock their files and devices. `path` is the
-/// value of the setting `field`, `medium` the file or block device.
+/// Refuses a medium that a kernel target (nvmet, LIO) exports: these targets do not lock their files and
+/// devices. `path` is the value of the setting `field`, `medium` the file or block device.
 pub(crate) fn check_exports(
     disk: &str,
     field: &'static str,

@@ -1,19 +1,17 @@
-//! Identifiers of media, independent of the path that leads to them.
+//! Identifiers of media, independent of path and contents of a medium.
 //!
 //! | medium | identifiers, the most reliable first |
 //! |---|---|
 //! | an NVMe namespace, by the kernel | its `wwid`, `uuid.`, `eui.`, `serial.SN/NSID`, `serial.SN` |
 //! | an NVMe namespace, by Identify | `serial.SN/NSID`, `serial.SN`, `eui.` of NGUID or EUI-64 |
 //! | other block devices | `wwid` (`naa.`, `t10.`), `serial.` (virtio), `dm-uuid.`, `md-uuid.` |
-//! | a partition | those of its disk with `-part1` |
+//! | a partition | the identifiers of its disk, each followed by `-part1` (partition 1) |
 //! | a regular file | `file.` with inode number and birth time; none without birth times |
 //!
-//! A copy of a file has another identifier; the same file in a snapshot of its file system has the same one.
-//! From Identify, serial numbers precede NGUID and EUI-64: some drive models report the same value for every
-//! unit. The kernel ignores those values (`NVME_QUIRK_BOGUS_NID`). `uuid.`, `eui.` and `naa.` are spelt as in
-//! the kernel's `/sys/block/*/wwid`.
-//!
-//! An identifier does not depend on the contents of the medium.
+//! A copy of a file has a different identifier. The same file in a snapshot of its file system has the same
+//! identifier. From Identify, serial numbers precede NGUID and EUI-64, because some drive models report the
+//! same NGUID or EUI-64 for every unit. The kernel ignores those values (`NVME_QUIRK_BOGUS_NID`). `uuid.`,
+//! `eui.` and `naa.` are spelt as in the kernel's `/sys/block/*/wwid`.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,10 +20,11 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
-/// Longest sysfs attribute that is used, in bytes.
+/// Longest sysfs attribute that is used, in bytes. Longer attributes are ignored.
 const ATTRIBUTE_BYTES_MAX: usize = 4096;
 
-/// Identifiers of an NVMe namespace from Identify data. An `nguid` or `eui64` of zero is none.
+/// Returns the identifiers of an NVMe namespace from Identify data. An `nguid` or `eui64` of zero, or a blank
+/// serial number, adds no identifier.
 #[must_use]
 pub fn of_nvme(serial: &str, nsid: u32, nguid: [u8; 16], eui64: [u8; 8]) -> Vec<String> {
     let mut ids = Vec::new();
@@ -42,7 +41,8 @@ pub fn of_nvme(serial: &str, nsid: u32, nguid: [u8; 16], eui64: [u8; 8]) -> Vec<
     ids
 }
 
-/// Identifiers of the regular file, block device or NVMe generic device at `path`.
+/// Returns the identifiers of the regular file, block device or NVMe generic device at `path`. Fails with the
+/// error of `stat`, or `InvalidInput` for another character device.
 pub fn at(path: &Path) -> io::Result<Vec<String>> {
     let metadata = fs::metadata(path)?;
     let kind = metadata.file_type();
@@ -57,7 +57,7 @@ pub fn at(path: &Path) -> io::Result<Vec<String>> {
     Ok(statx.ok().and_then(|statx| of_statx(&statx)).into_iter().collect())
 }
 
-/// Identifiers of an open file or block device.
+/// Returns the identifiers of an open file or block device; empty if `stat` fails.
 pub(crate) fn of_file(file: &File) -> Vec<String> {
     let Ok(metadata) = file.metadata() else { return Vec::new() };
     if metadata.file_type().is_block_device() {
@@ -67,14 +67,15 @@ pub(crate) fn of_file(file: &File) -> Vec<String> {
     statx.ok().and_then(|statx| of_statx(&statx)).into_iter().collect()
 }
 
-/// `None` on a file system without birth times: inode numbers alone are reused.
+/// Returns the identifier of a regular file. `None` on a file system without birth times, because inode
+/// numbers are reused.
 fn of_statx(statx: &rustix::fs::Statx) -> Option<String> {
     let is_reported = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::BTIME);
     let made = statx.stx_btime;
     is_reported.then(|| format!("file.{}-{}.{:09}", statx.stx_ino, made.tv_sec, made.tv_nsec))
 }
 
-/// Identifiers of the block device with this device number.
+/// Returns the identifiers of the block device with this device number.
 pub(crate) fn of_block(number: u64) -> Vec<String> {
     of_block_in(Path::new("/sys"), rustix::fs::major(number), rustix::fs::minor(number))
 }
@@ -91,7 +92,7 @@ fn of_block_in(sys: &Path, major: u32, minor: u32) -> Vec<String> {
     }
 }
 
-/// Identifiers of a whole disk from its sysfs directory.
+/// Returns the identifiers of a whole disk from its sysfs directory.
 fn of_folder(folder: &Path) -> Vec<String> {
     let mut ids = Vec::new();
     // NVMe disks have `wwid` in their own directory, SCSI disks in `device`.
@@ -115,14 +116,15 @@ fn of_folder(folder: &Path) -> Vec<String> {
     ids
 }
 
-/// A sysfs attribute, sanitized for an identifier.
+/// Returns a sysfs attribute, sanitized for an identifier. `None` if the attribute is missing, too long or
+/// blank.
 fn value(folder: &Path, file: &str) -> Option<String> {
     let text = fs::read(folder.join(file)).ok().filter(|text| text.len() <= ATTRIBUTE_BYTES_MAX)?;
     sanitize(&String::from_utf8_lossy(&text))
 }
 
-/// Sanitizes text of a device for use in a configuration: printable ASCII, `_` for inner blanks, `?` for
-/// other characters. `None` if nothing remains.
+/// Converts text of a device for use in a configuration. Keeps printable ASCII; replaces inner blanks by `_`
+/// and other characters by `?`. `None` if nothing remains.
 fn sanitize(text: &str) -> Option<String> {
     let text = text.trim_matches(|letter: char| letter.is_whitespace() || letter == '\0');
     let words: Vec<&str> = text.split_whitespace().collect();

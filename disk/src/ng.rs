@@ -1,22 +1,23 @@
-//! A disk on an NVMe namespace of the kernel's driver, through its generic device (`/dev/ng0n1`).
+//! A disk on an NVMe namespace of the kernel's driver, through the namespace's generic device (`/dev/ng0n1`).
 //!
-//! NVMe commands go to the drive by io_uring passthrough, without the kernel's block layer. Where the driver
-//! has poll queues, completions are polled, without interrupts.
+//! NVMe commands are sent to the drive by io_uring passthrough, without the kernel's block layer. If the
+//! driver has poll queues, and with Linux 6.1 or later, completions are polled, without interrupts.
 //!
 //! ```text
 //!   BackendCore ── read, write, sync, zero ──> NgBackend ── pieces for the drive ──> PassRing ──> drive
 //!                                                ^  │                                 │
-//!                                                └──┴── the next piece, or the same ──┘
+//!                                                └──┴─ next piece, or the same again ─┘
 //! ```
 //!
 //! Durability: after a flush, or a write or zeroing with FUA, the bytes survive a power loss if the drive
-//! honours both.
+//! honours Flush and FUA.
 //!
-//! Not supported: metadata, zoned namespaces. The block device of the namespace is opened exclusively, so
-//! that it cannot be mounted or served twice; another process may still send commands to the generic device.
+//! Not supported: metadata, zoned namespaces. A writable disk opens the namespace's block device exclusively,
+//! so the namespace cannot be mounted or served twice. Another process may still send commands to the generic
+//! device.
 //!
-//! Limits: 1024 requests of a core at the drive, the rest queued; 256 cores; the pieces of a large transfer
-//! are executed one after another.
+//! Limits: 1024 requests of a core at the drive, further requests are queued; 256 cores. The pieces of a
+//! large transfer are executed one after another.
 
 mod backend;
 mod open;
@@ -42,7 +43,7 @@ pub use place::{NgBlockDevice, look_at};
 use backend::NgBackend;
 use open::Limits;
 
-/// Longest wait for the lock of a former process.
+/// Longest wait for the lock of a former process, whose I/O in flight the kernel must end first.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A disk on a namespace, shared by all cores. See the module.
@@ -60,7 +61,8 @@ struct Shared {
     limits: Limits,
     zero_methods: ZeroMethods,
     guard: Arc<Guard>,
-    /// Open exclusively until the disk and all its cores are dropped; `None` for a read-only disk.
+    /// The namespace's block device, open exclusively until the disk and all its core handles are dropped.
+    /// `None` for a read-only disk.
     _block_device: Option<File>,
 }
 
@@ -88,7 +90,8 @@ impl Shared {
 }
 
 impl NgDisk {
-    /// Opens and locks a namespace until the disk and all its cores are dropped.
+    /// Opens and locks a namespace. The lock lasts until the disk and all its core handles are dropped. Fails
+    /// with the [`OpenError`] of a setting or system call.
     pub fn new(name: &str, spec: &NgSpec) -> Result<Arc<NgDisk>, OpenError> {
         let opened = open::open(name, spec, LOCK_WAIT)?;
         Ok(Arc::new(NgDisk {
@@ -101,7 +104,7 @@ impl NgDisk {
         }))
     }
 
-    /// Properties of the namespace and its drive.
+    /// Returns the properties of the namespace and its drive.
     #[must_use]
     pub fn facts(&self) -> &NgFacts {
         &self.facts
@@ -128,7 +131,7 @@ impl DiskSource for NgDisk {
             |source: std::io::Error| OpenError::system(&self.name, verb, source)
         };
         let device = self.device.try_clone().map_err(system("take another descriptor of"))?;
-        // One more entry for the compare-and-write.
+        // The additional entry is for the compare-and-write.
         let entries = requests_of(context) + 1;
         let is_polled = shared.limits.is_polled;
         let ring = PassRing::new(entries, &context.pool, device.into(), &self.namespace, is_polled)
@@ -137,7 +140,7 @@ impl DiskSource for NgDisk {
         Ok(Box::new(BackendCore::new(&self.name, medium, &shared.guard, context)?))
     }
 
-    /// Only the drive determines the size.
+    /// Refuses a change of the size, which the drive determines.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         ResizeError::unless_same(self, bytes, "the drive's namespace")
     }

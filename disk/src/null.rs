@@ -1,7 +1,8 @@
-//! A disk of any size that reads as zeroes and discards writes: for measuring the target without a medium.
+//! A disk that reads as zeroes and discards writes, for measuring the target without a medium.
 //!
-//! Every command ends in `prepare` or `submit`. Reads return shared zeroes, which need no memory; the data of
-//! a write is in a buffer of the pool, which `Done` returns.
+//! Every command ends in `prepare` or `submit`. Reads return shared zeroes, which need no memory. The data of
+//! a write is in a buffer of the pool, which `Done` returns. Compare, Verify, Copy and compare-and-write are
+//! not supported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,7 @@ use crate::{
 /// Settings of a null disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NullSpec {
-    /// Capacity, a multiple of the block size.
+    /// Capacity in bytes, a multiple of the block size, up to 2^62.
     pub bytes: u64,
     /// Bytes of a logical block: 512 or 4096.
     pub block_bytes: u32,
@@ -44,7 +45,7 @@ fn geometry(block_bytes: u32, block_count: &AtomicU64) -> Geometry {
 }
 
 impl NullDisk {
-    /// A disk that reads as zeroes, of any size that is a multiple of the block size, up to 2^62 bytes.
+    /// Creates a null disk. Fails with [`OpenError::Setting`] if the size or block size is not allowed.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     pub fn new(name: &str, spec: NullSpec) -> Result<Arc<dyn DiskSource>, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
@@ -128,7 +129,7 @@ impl Disk for NullCore {
         false
     }
 
-    /// No command is ever in flight.
+    /// Returns 0: no command is ever in flight.
     fn cancel_owner(&mut self, _owner: Owner) -> usize {
         0
     }

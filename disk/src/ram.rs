@@ -1,21 +1,22 @@
 //! A disk in memory, shared by all cores without a lock.
 //!
-//! A read pins the frames of its data, and the reply is sent from them. A write is received into fresh frames
-//! of the disk ([`Disk::prepare`]), which `submit` swaps into the page table. The rest of a page that is
-//! written in part is copied from its old frame, and pages of a small write are copied to their place.
-//! Frames: [`spindle_reactor::mem`].
+//! A read pins the frames of its data, and the reply is sent from the frames. A write is received into fresh
+//! frames of the disk ([`Disk::prepare`]), which `submit` swaps into the page table. If a page is written in
+//! part, the rest is copied from its old frame. Pages of a write that are not whole extents (64 KiB) are then
+//! copied to their place on the disk. Frames: [`spindle_reactor::mem`].
 //!
 //! ```text
-//!   Read          prepare: pin the frames                      -> Ready, with the pin
-//!   Write         prepare: fresh frames (Fill) -> submit: publish -> Done at once, the disk keeps them
-//!   Deallocate,   submit: up to PORTION_PAGES                  -> Done at once
-//!   WriteZeroes   more: a Zeroing, one portion after the other in `poll`, bounded per turn
+//!   Read          prepare: pin the frames                      -> Ready, with the pins
+//!   Write         prepare: fresh frames (Fill), or Wait -> submit: publish -> Done at once
+//!   Deallocate,   submit: within one portion (64 pages)        -> Done at once
+//!   WriteZeroes   longer, or no free frame: portion after portion in `poll`, bounded per turn -> Done
+//!   Compare-and-write, Flush                                   -> Done at once
 //! ```
 //!
-//! Durability: no data survives the end of the process. There is no cache above the medium, so flush and FUA
-//! have no effect.
+//! Durability: no data survives the end of the process. The disk has no volatile cache, so Flush and FUA have
+//! no effect.
 //!
-//! Limits: at most 16 TiB of frames, the slack included; a resize cannot exceed the size at creation.
+//! Limits: at most 16 TiB of frames, including the slack. A resize cannot exceed the size at creation.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -33,42 +34,43 @@ use crate::{
 
 const FRAME: u64 = FRAME_BYTES as u64;
 
-/// Pages zeroed in one portion. Zeroings that run concurrently alternate by portion.
+/// Pages zeroed in one portion. Concurrent zeroings alternate after each portion.
 const PORTION_PAGES: u64 = 64;
 /// Most portions per turn: 8192 pages, 32 MiB.
 const PORTIONS_A_TURN: u32 = 128;
-/// Pages freed after which a turn begins no further portion: each may cost a system call of about a
-/// microsecond.
+/// Pages freed in one turn after which no further portion begins. Each freed page may cost a system call of
+/// about a microsecond.
 const PAGES_FREED_A_TURN: u64 = 64;
-/// Bytes of free frames that a core may cache, see `FrameStore`. With less slack than this per core, the free
-/// frames of an idle core could block another core's writes forever.
+/// Slack bytes per core, for free frames that the core keeps in its list. With less slack, the free frames of
+/// an idle core could block the writes of another core forever.
 const CORE_CACHE_BYTES: u64 = 10 << 20;
-/// Slack for writes that are being received and for overwritten pages that are being sent.
+/// Slack bytes for writes that are being received, and for overwritten pages that are being sent.
 const IN_FLIGHT_BYTES: u64 = 64 << 20;
 
 /// Settings of a RAM disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RamSpec {
-    /// Capacity, a multiple of the block size.
+    /// Capacity in bytes, a multiple of the block size.
     pub bytes: u64,
     /// Bytes of a logical block: 512 or 4096.
     pub block_bytes: u32,
-    /// Size of the memory pages to allocate.
+    /// Kind of memory pages to allocate.
     pub pages: Pages,
 }
 
 impl RamSpec {
-    /// Default bytes of frames beyond the capacity, for writes in flight and the free frames that idle cores
-    /// cache. They cost address space and table entries; memory only when used.
+    /// Returns the default slack: bytes of frames beyond the capacity, for writes in flight and for free
+    /// frames in the lists of idle cores. Unused slack costs address space and table entries, but no memory
+    /// for data.
     #[must_use]
     pub fn slack_bytes_default() -> u64 {
-        // Not `available_parallelism`: that counts only the calling thread's affinity mask, which may exclude
-        // the reactor cores.
+        // Not `available_parallelism`, which counts only the calling thread's affinity mask. That mask may
+        // exclude the reactor cores.
         let cores = spindle_reactor::affinity::available_cores().len().max(1);
         IN_FLIGHT_BYTES + CORE_CACHE_BYTES * cores as u64
     }
 
-    /// Bytes of memory of a disk whose pages are all written, including slack and tables.
+    /// Returns the bytes of memory of a disk whose pages are all written, including default slack and tables.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         FrameStore::bytes_for(self.bytes, Self::slack_bytes_default())
@@ -96,7 +98,7 @@ impl Shared {
             is_read_only: false,
             has_volatile_cache: false,
             can_deallocate: true,
-            // A page changes in one step, but a write of several blocks may lie across two pages.
+            // Each page changes in one step, but a write of several blocks may span two pages.
             atomic_blocks: 1,
             can_compare_and_write: true,
         }
@@ -104,18 +106,19 @@ impl Shared {
 }
 
 impl RamDisk {
-    /// A RAM disk that reads as zeroes. Reserves address space and tables; memory is allocated by the first
-    /// writes.
+    /// Creates a RAM disk that reads as zeroes. Reserves address space and tables. Memory for a page is
+    /// allocated by its first write.
     ///
     /// # Errors
-    /// [`OpenError`] when a setting is out of range or the address space cannot be reserved.
+    /// [`OpenError`] when a setting is out of range, the address space cannot be reserved, or the frames
+    /// exceed 16 TiB.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     pub fn new(name: &str, spec: RamSpec) -> Result<Arc<dyn DiskSource>, OpenError> {
         Ok(Arc::new(Self::with_slack(name, spec, RamSpec::slack_bytes_default())?))
     }
 
-    /// As [`RamDisk::new`], with `slack_bytes` bytes of frames beyond the capacity. With little slack, writes
-    /// wait for free frames.
+    /// Creates a disk as [`RamDisk::new`], with `slack_bytes` bytes of frames beyond the capacity. With
+    /// little slack, writes wait for free frames.
     pub fn with_slack(name: &str, spec: RamSpec, slack_bytes: u64) -> Result<RamDisk, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
         let store = FrameStore::new(spec.bytes, slack_bytes, spec.pages)
@@ -129,9 +132,9 @@ impl RamDisk {
         Ok(RamDisk { shared: Arc::new(shared), bytes_max: spec.bytes })
     }
 
-    /// Allocates up to 2 MiB of the memory of the disk's frames from byte `offset` on, ahead of the first
-    /// writes. Returns the offset to continue at; `None`: all is allocated. Not called on a reactor core. A
-    /// later Deallocate still frees the memory.
+    /// Allocates up to 2 MiB of the memory of the disk's frames from byte `offset` on, before the first
+    /// writes. Returns the offset of the next call; `None`: all memory is allocated. Not called on a reactor
+    /// core. A later Deallocate frees the memory.
     ///
     /// # Errors
     /// The kernel's error: out of memory, or Linux before 5.14.
@@ -139,13 +142,13 @@ impl RamDisk {
         self.shared.store.populate(offset)
     }
 
-    /// Size of the memory pages that were allocated.
+    /// Returns the kind of memory pages in use, which may differ from [`RamSpec::pages`].
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.shared.store.pages()
     }
 
-    /// As [`DiskSource::open`], with the concrete type.
+    /// Opens the handle of one core, as [`DiskSource::open`], but returns the concrete type.
     #[must_use]
     pub fn open_core(&self, context: &CoreContext) -> RamCore {
         RamCore {
@@ -156,8 +159,9 @@ impl RamDisk {
         }
     }
 
-    /// Zeroes the bytes `from .. to` that a resize removes or adds. False: no free frame for a partial page.
-    /// The growth also zeroes blocks written by commands that were in flight during a shrink.
+    /// Zeroes the bytes `from .. to`, which a resize removes or adds. Returns false if no frame is free for a
+    /// partial page. A growth zeroes its blocks because commands in flight during an earlier shrink may have
+    /// written them.
     fn clear(&self, from: u64, to: u64) -> bool {
         let frames = self.shared.store.core();
         let mut zeroing = Zeroing { token: Token(0), at: from, end: to, is_released: true, result: Ok(()) };
@@ -209,8 +213,7 @@ impl DiskSource for RamDisk {
         let block_count = bytes / u64::from(self.shared.block_bytes);
         self.shared.block_count.store(block_count, Ordering::Release);
         if bytes < before {
-            // Frees memory. A partial page that could not be zeroed for lack of a free frame is zeroed by the
-            // growth that would expose it.
+            // Frees memory. If no frame is free for a partial page, the next growth zeroes the page.
             let _ = self.clear(bytes, before);
         }
         Ok(())
@@ -228,11 +231,12 @@ impl DiskSource for RamDisk {
 /// A range that is being zeroed portion by portion.
 struct Zeroing {
     token: Token,
-    /// Bytes before this offset are zeroed.
+    /// The range is zeroed up to this byte offset.
     at: u64,
     end: u64,
+    /// The memory of whole pages is freed.
     is_released: bool,
-    /// Result of its [`Done`].
+    /// Result for the [`Done`] of the command.
     result: Result<(), DiskError>,
 }
 
@@ -241,10 +245,11 @@ impl Zeroing {
         self.end <= (self.at / FRAME + PORTION_PAGES) * FRAME
     }
 
-    /// Zeroes one portion. False: no free frame to zero a partial page; retry later.
+    /// Zeroes one portion. Returns false if no frame is free to zero a partial page: the caller retries
+    /// later.
     fn step(&mut self, frames: &Rc<FrameCore>) -> bool {
         let until = self.end.min((self.at / FRAME + PORTION_PAGES) * FRAME);
-        // At most PORTION_PAGES pages.
+        // At most PORTION_PAGES pages: 256 KiB.
         let bytes = u32::try_from(until - self.at).unwrap_or(0);
         if !frames.zero(self.at, bytes, self.is_released) {
             return false;
@@ -372,7 +377,8 @@ impl Disk for RamCore {
         true
     }
 
-    /// Only zeroings are ever in flight. A cancelled one zeroes no further portion.
+    /// Cancels zeroings: no other command is ever in flight. A cancelled zeroing zeroes no further portion,
+    /// and the next polls return its completion.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         let own = self.zeroings.iter_mut().filter(|zeroing| zeroing.token.owner() == owner);
         let cut = |zeroing: &mut Zeroing| {

@@ -1,4 +1,4 @@
-//! Allowed block sizes and capacities of all disk kinds, and conversion between blocks and bytes.
+//! Allowed block sizes and capacities of disks, and conversion from blocks to bytes.
 
 use crate::{BlockRange, OpenError};
 
@@ -8,7 +8,8 @@ pub(crate) const BLOCK_BYTES_ALLOWED: [u32; 2] = [512, 4096];
 /// Largest disk in bytes: byte offsets of files are signed 64-bit numbers.
 pub(crate) const BYTES_MAX: u64 = 1 << 62;
 
-/// Number of blocks of a disk of `bytes`; an error where the size or block size is not allowed.
+/// Returns the number of blocks of a disk of `bytes` bytes; an error if the size or block size is not
+/// allowed.
 pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result<u64, OpenError> {
     if !BLOCK_BYTES_ALLOWED.contains(&block_bytes) {
         return Err(OpenError::setting(disk, "block_bytes", block_bytes, "must be 512 or 4096"));
@@ -19,7 +20,7 @@ pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result
     }
 }
 
-/// `None` if a disk may have `bytes` bytes; otherwise a text that says which sizes are allowed.
+/// Returns `None` if a disk may have `bytes` bytes, otherwise a text with the allowed sizes.
 pub(crate) fn size_refusal(bytes: u64, block_bytes: u32) -> Option<String> {
     if bytes == 0 || !bytes.is_multiple_of(u64::from(block_bytes)) || bytes > BYTES_MAX {
         return Some(format!(
@@ -29,28 +30,28 @@ pub(crate) fn size_refusal(bytes: u64, block_bytes: u32) -> Option<String> {
     None
 }
 
-/// log2 of the block size.
+/// Returns log2 of the block size.
 pub(crate) fn block_shift(block_bytes: u32) -> u32 {
     block_bytes.trailing_zeros()
 }
 
 impl BlockRange {
-    /// Byte offset of the range on the disk. `shift`: log2 of the block size.
+    /// Returns the byte offset of the range on the disk. `shift`: log2 of the block size.
     #[inline]
     pub(crate) fn offset(self, shift: u32) -> u64 {
         self.lba << shift
     }
 
-    /// Length of the range in bytes. `shift`: log2 of the block size.
+    /// Returns the length of the range in bytes. `shift`: log2 of the block size.
     #[inline]
     pub(crate) fn bytes(self, shift: u32) -> u64 {
         u64::from(self.blocks) << shift
     }
 
-    /// Length in bytes of the one buffer that holds the data of the range. `shift`: log2 of the block size.
+    /// Returns the length in bytes of the buffer with the data of the range. `shift`: log2 of the block size.
     ///
     /// # Panics
-    /// If the range has 4 GiB or more; the caller's transfer limit is far below.
+    /// If the range has 4 GiB or more. The caller's transfer limit is far smaller.
     #[inline]
     pub(crate) fn data_bytes(self, shift: u32) -> u32 {
         let Ok(bytes) = u32::try_from(self.bytes(shift)) else {

@@ -1,18 +1,19 @@
-//! Detects the contents of a medium by the magic numbers of file systems, volume managers and partition
-//! tables. The contents need not be in use: a RAID member is also found while its array is stopped.
+//! Detects the contents of a medium by the magic numbers of file systems, swap areas, encryption, volume
+//! managers, RAID members, caches and partition tables. The contents need not be in use: a RAID member is
+//! also found while its array is stopped.
 //!
-//! The offsets are those of the formats' own descriptions: Linux `md_p.h`, LVM2 `label.h`, the LUKS on-disk
-//! formats, OpenZFS `vdev_impl.h`, UEFI 2.10 section 5, and the superblocks of the file systems.
+//! Sources of the offsets: Linux `md_p.h`, LVM2 `label.h`, the LUKS on-disk formats, OpenZFS `vdev_impl.h`,
+//! UEFI 2.10 section 5, and the superblocks of the file systems.
 //!
-//! A match is no proof: old signatures remain until they are overwritten.
+//! A match is no proof of use: old signatures remain until they are overwritten.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-/// Bytes read from the start of the medium: up to the superblock of btrfs.
+/// Bytes read from the start of the medium: 68 KiB, which includes the magic number of btrfs.
 const HEAD_BYTES: usize = 68 << 10;
-/// Bytes of a ZFS label. There are two labels at the start and two at the end of the medium.
+/// Bytes of a ZFS label. A medium has two labels at its start and two at its end.
 const ZFS_LABEL_BYTES: u64 = 256 << 10;
-/// Smallest size of a ZFS uberblock; the uberblocks fill the second half of a label.
+/// Smallest size of a ZFS uberblock. The uberblocks fill the second half of a label.
 const ZFS_UBERBLOCK_BYTES: usize = 1 << 10;
 const ZFS_MAGIC: u64 = 0x00ba_b10c;
 const MD_MAGIC: u32 = 0xa92b_4efc;
@@ -44,8 +45,9 @@ const IN_HEAD: [(&str, usize, &[u8]); 18] = [
 const AT_END: [(&str, u64, &[u8]); 2] =
     [("isw_raid_member", 2, b"Intel Raid ISM Cfg Sig. "), ("ddf_raid_member", 1, b"\xde\x11\xde\x11")];
 
-/// Names of the signatures on a medium of `bytes`, as blkid spells them, each once. `ext4` stands for ext2 to
-/// ext4; `dos` is reported only if there is no other signature.
+/// Returns the names of the signatures on a medium of `bytes` bytes, as blkid spells them, each once. `ext4`
+/// stands for ext2 to ext4. `dos` is reported only without any other signature. Fails with the error of a
+/// seek or read.
 pub fn find(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<Vec<&'static str>> {
     let head = read(medium, 0, HEAD_BYTES)?;
     let mut found = Vec::new();
@@ -80,7 +82,7 @@ pub fn find(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<Vec<&'sta
     Ok(found)
 }
 
-/// Reads a range; shorter where the medium ends.
+/// Reads `bytes` bytes from `offset` on; fewer if the medium ends before.
 fn read(medium: &mut (impl Read + Seek), offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
     let mut data = Vec::with_capacity(bytes);
     medium.seek(SeekFrom::Start(offset))?;
@@ -88,7 +90,7 @@ fn read(medium: &mut (impl Read + Seek), offset: u64, bytes: usize) -> io::Resul
     Ok(data)
 }
 
-/// True where there is an md superblock: version 1.1 at byte 0, 1.2 at 4 KiB, 1.0 and 0.90 near the end.
+/// Returns true if there is an md superblock: version 1.1 at byte 0, 1.2 at 4 KiB, 1.0 and 0.90 near the end.
 fn is_raid(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     let sectors = bytes / 512;
     let near_end = sectors.saturating_sub(16) & !7;
@@ -105,7 +107,7 @@ fn is_raid(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// True where one of the four labels has an uberblock, in either byte order.
+/// Returns true if one of the four labels has an uberblock, in either byte order.
 fn is_zfs(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     let whole = bytes / ZFS_LABEL_BYTES * ZFS_LABEL_BYTES;
     let ends = [whole.checked_sub(2 * ZFS_LABEL_BYTES), whole.checked_sub(ZFS_LABEL_BYTES)];
@@ -123,8 +125,8 @@ fn is_zfs(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// True for a master boot record with at least one partition entry and no invalid one: the signature 55 AA
-/// alone is ambiguous.
+/// Returns true for a master boot record with at least one partition entry and no invalid entry. The
+/// signature 55 AA alone is ambiguous.
 fn has_partitions(head: &[u8]) -> bool {
     let Some((entries, magic)) = head.get(446..512).and_then(|bytes| bytes.split_at_checked(64)) else {
         return false;

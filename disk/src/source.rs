@@ -1,4 +1,5 @@
-//! [`DiskSource`]: one disk of the machine as all cores share it.
+//! [`DiskSource`]: one disk of the configuration, shared by all cores. Also the parameters, errors, space use
+//! and health of a disk.
 
 use std::any::Any;
 
@@ -14,14 +15,14 @@ pub struct CoreContext {
     /// The core's buffer pool; its zones can be registered with a device.
     pub pool: Pool,
     /// Most commands of the target in flight at the disk on this core. The disk sizes its tables and device
-    /// queues by it and queues further commands.
+    /// queues by this number and queues further commands.
     pub depth: u32,
 }
 
 /// Use of the medium's space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Bytes of the medium that hold data.
+    /// Bytes of the medium that are in use.
     pub bytes_used: u64,
 }
 
@@ -30,7 +31,7 @@ pub struct Usage {
 pub struct Health {
     /// Critical Warning: bits as in the log page.
     pub critical_warning: u8,
-    /// Composite temperature, in kelvins; 0 where it is not known.
+    /// Composite temperature, in kelvins; 0 if not known.
     pub temperature_kelvin: u16,
     /// Available spare, in percent.
     pub spare_percent: u8,
@@ -44,29 +45,29 @@ pub struct Health {
     pub unsafe_shutdowns: u128,
 }
 
-/// Why a disk could not be created or opened.
+/// Why a disk or its cache could not be created, opened or mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// A setting is out of range.
+    /// A setting, or a property of the medium, is not allowed.
     #[error("disk {disk:?}: {field} = {value}: {allowed}")]
     Setting {
         /// The disk's name.
         disk: String,
-        /// Key in the disk's section of the configuration.
+        /// Key in the disk's section of the configuration, or a property of the medium.
         field: &'static str,
         /// Rejected value.
         value: String,
         /// Values that are allowed.
         allowed: String,
     },
-    /// A system call failed.
+    /// A system call, or a command to the device, failed.
     #[error("disk {disk:?}: cannot {verb}: {source}")]
     System {
         /// The disk's name.
         disk: String,
-        /// The attempt, as a verb phrase: the message is "cannot {verb}".
+        /// Verb phrase that follows "cannot" in the message.
         verb: String,
-        /// Why not.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -75,14 +76,14 @@ pub enum OpenError {
     Memory {
         /// The disk's name.
         disk: String,
-        /// Why not.
+        /// Why the memory could not be reserved.
         #[source]
         source: spindle_reactor::mem::RegionError,
     },
 }
 
 impl OpenError {
-    /// An [`OpenError::Setting`].
+    /// Returns an [`OpenError::Setting`].
     pub fn setting(
         disk: &str,
         field: &'static str,
@@ -93,7 +94,7 @@ impl OpenError {
         OpenError::Setting { disk, field, value, allowed }
     }
 
-    /// An [`OpenError::System`].
+    /// Returns an [`OpenError::System`]; the message begins "cannot {verb}".
     pub fn system(disk: &str, verb: impl Into<String>, source: impl Into<std::io::Error>) -> OpenError {
         OpenError::System { disk: disk.to_owned(), verb: verb.into(), source: source.into() }
     }
@@ -112,13 +113,13 @@ pub struct ResizeError {
 }
 
 impl ResizeError {
-    /// Refusal of the size `bytes` for `disk`.
+    /// Returns the refusal of the size `bytes` for `disk`; `allowed` describes the accepted sizes.
     pub fn new(disk: &str, bytes: u64, allowed: impl Into<String>) -> ResizeError {
         ResizeError { disk: disk.to_owned(), bytes, allowed: allowed.into() }
     }
 
-    /// Refuses every size except the current one, which the medium determines. `what` names the medium in the
-    /// error message.
+    /// Refuses every size except the current size: for a disk whose medium determines the size. `what`: the
+    /// medium's name in the error message.
     pub fn unless_same(disk: &dyn DiskSource, bytes: u64, what: &str) -> Result<(), ResizeError> {
         let has = disk.geometry().bytes();
         if bytes == has {
@@ -130,43 +131,46 @@ impl ResizeError {
 
 /// One disk of the configuration, shared by all cores.
 pub trait DiskSource: Send + Sync {
-    /// Name in the configuration.
+    /// Returns the disk's name in the configuration.
     fn name(&self) -> &str;
 
-    /// Kind in the configuration: `ram`, `null`, `file`, `ng`, `nvme`, `remote`.
+    /// Returns the kind in the configuration: `ram`, `null`, `file`, `ng`, `nvme` or `remote`. The fault
+    /// layer, which has no configuration, returns `fault`; the other layers return the kind of the inner
+    /// disk.
     fn kind(&self) -> &'static str;
 
-    /// Current geometry.
+    /// Returns the current geometry.
     fn geometry(&self) -> Geometry;
 
-    /// The inner disk of a layer. Methods that a layer does not implement are forwarded to it.
+    /// Returns the inner disk of a layer; `None`: this is no layer. All default implementations forward to
+    /// the inner disk, except `prepare_cache` and `set_cache`.
     fn inner(&self) -> Option<&dyn DiskSource> {
         None
     }
 
-    /// Registers a core's pool with the device (pins its pages). Slow: not called on a reactor core. Errors
-    /// are reported by [`DiskSource::open`], which registers the pool if this was not called.
+    /// Registers a core's pool with the device, which pins the pool's pages. Slow: not called on a reactor
+    /// core. [`DiskSource::open`] reports errors and registers a pool that was not registered here.
     fn prepare(&self, pool: &Area) {
         if let Some(inner) = self.inner() {
             inner.prepare(pool);
         }
     }
 
-    /// Maps memory outside the cores' pools for the disk's device until the returned value is dropped. Data
-    /// of commands on any core may lie there. Pins all of `area`: not called on a reactor core. The mapping
-    /// is restored when a lost device returns. `None`: the disk accepts any memory.
+    /// Maps memory outside the cores' pools for the disk's device until the returned value is dropped.
+    /// Commands of any core may then have their data in `area`. Pins all pages of `area`: not called on a
+    /// reactor core. A lost device that returns is mapped again. `None`: the disk accepts any memory.
     ///
     /// # Errors
-    /// [`OpenError`] when it cannot be mapped, with its size and the system's reason.
+    /// [`OpenError`] when `area` cannot be mapped, with its size and the system's error.
     fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
         self.inner().map_or(Ok(None), |inner| inner.map_memory(area))
     }
 
-    /// Opens the handle of one core.
+    /// Opens the handle of one core; fails with the [`OpenError`] of the disk or its device.
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError>;
 
-    /// Does everything in a [`DiskSource::resize`] that can fail: the medium gets its new size, which no
-    /// handle sees yet. So several disks are resized together or not at all.
+    /// Executes the steps of [`DiskSource::resize`] that can fail, such as the growth of a file. The geometry
+    /// does not change yet. With this step several disks are resized together or not at all.
     ///
     /// # Errors
     /// [`ResizeError`] when the disk cannot have `bytes` bytes; its size has not changed.
@@ -174,62 +178,63 @@ pub trait DiskSource: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.prepare_resize(bytes))
     }
 
-    /// Undoes the last [`DiskSource::prepare_resize`]: the medium gets its former size.
+    /// Undoes the last [`DiskSource::prepare_resize`]: restores the former size of the medium.
     fn cancel_resize(&self) {
         if let Some(inner) = self.inner() {
             inner.cancel_resize();
         }
     }
 
-    /// Sets the size in bytes; the handles of all cores see the new geometry.
+    /// Sets the size of the disk to `bytes` bytes for the handles of all cores.
     ///
     /// # Errors
     /// [`ResizeError`] when the disk cannot have `bytes` bytes.
     fn resize(&self, bytes: u64) -> Result<(), ResizeError>;
 
-    /// Space in use; the full size where the kind cannot tell.
+    /// Returns the space in use; the full size of the disk if its use is not known.
     fn usage(&self) -> Usage {
         let all = || Usage { bytes_used: self.geometry().bytes() };
         self.inner().map_or_else(all, DiskSource::usage)
     }
 
-    /// Health of the medium; `None` where it reports none.
+    /// Returns the health of the medium; `None` for a medium that reports no health.
     fn health(&self) -> Option<Health> {
         self.inner()?.health()
     }
 
-    /// True where blocks freed by [`Op::Deallocate`](crate::Op::Deallocate) read as zeroes. Otherwise they
-    /// may keep their data: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
+    /// Returns true if blocks freed by [`Op::Deallocate`](crate::Op::Deallocate) read as zeroes. If false,
+    /// freed blocks may keep their data: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
     fn deallocated_is_zero(&self) -> bool {
         self.inner().is_none_or(DiskSource::deallocated_is_zero)
     }
 
-    /// Identifiers of the medium, the most reliable first: see [`medium_id`](crate::medium_id). Empty where
-    /// it has none.
+    /// Returns the identifiers of the medium, the most reliable first: see [`medium_id`](crate::medium_id).
+    /// Empty for a medium without identifiers.
     fn medium_ids(&self) -> Vec<String> {
         self.inner().map_or_else(Vec::new, DiskSource::medium_ids)
     }
 
-    /// Text that is unique to the medium and stable across restarts; the namespace identifiers that hosts see
-    /// are derived from it. `None`: they are derived from the names in the configuration.
+    /// Returns a text that is unique to the medium and stable across restarts. The namespace identifiers for
+    /// hosts are derived from this text. `None`: the identifiers are derived from the names in the
+    /// configuration.
     fn identity_seed(&self) -> Option<String> {
         self.inner()?.identity_seed()
     }
 
-    /// Registers `act`, which the disk calls whenever others may have changed the medium, such as while a
-    /// drive or a far target was away. The call precedes any command that may see the change, and is not made
-    /// on a reactor core. A disk that is the only user of its medium never calls `act`.
+    /// Registers `act`, which the disk calls whenever others may have changed the medium, for example while a
+    /// drive or a far target was away. The call precedes every command that may read changed blocks. It is
+    /// not made on a reactor core. A disk that is the only user of its medium never calls `act`.
     fn on_foreign_change(&self, act: Box<dyn Fn() + Send + Sync>) {
         if let Some(inner) = self.inner() {
             inner.on_foreign_change(act);
         }
     }
 
-    /// Does everything in a [`DiskSource::set_cache`] that can fail. `None`: the cache already matches
-    /// `spec`.
+    /// Executes the steps of [`DiskSource::set_cache`] that can fail: allocates and maps the memory of a new
+    /// cache. `None`: the cache already matches `spec`.
     ///
     /// # Errors
-    /// [`OpenError`]: the kind has no cache, or the cache cannot be created; nothing has changed.
+    /// [`OpenError`] when the disk supports no cache, or the cache cannot be created. The disk is unchanged.
     fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
         let Some(spec) = spec else { return Ok(None) };
         let allowed = format!("a {} disk has no cache", self.kind());
@@ -237,18 +242,19 @@ pub trait DiskSource: Send + Sync {
     }
 
     /// Adds, replaces or removes the cache while the disk is in use. Each core switches after
-    /// [`Disk::reconfigure`], once its commands in flight have ended. A new cache is empty.
+    /// [`Disk::reconfigure`], once its commands in flight have ended. A new cache is empty. No effect on a
+    /// disk that supports no cache.
     fn set_cache(&self, change: CacheChange) {
         drop(change);
     }
 
-    /// Settings and counters of the cache; `None` where the disk has none.
+    /// Returns the settings and counters of the cache; `None` without a cache.
     fn cache(&self) -> Option<CacheUse> {
         self.inner()?.cache()
     }
 
-    /// Memory of the disk that holds data of commands and is registered with devices; `None` where the disk
-    /// uses only the core's pool.
+    /// Returns the disk's own memory for data of commands, for registration with network and storage devices.
+    /// `None`: the disk uses only the core's pool.
     fn area(&self) -> Option<Area> {
         self.inner()?.area()
     }

@@ -51,7 +51,7 @@ pub fn split_transport(text: &str) -> (TransportKind, &str) {
     (TransportKind::Tcp, text)
 }
 
-/// Resolves `text` to addresses, in the resolver's order. `default_port` is used where the text has no port.
+/// Resolves `text` to addresses, in the resolver's order. `default_port` is used if the text has no port.
 pub fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>, AddressError> {
     let (host, port) = split(text)?;
     let port = port.unwrap_or(default_port);
@@ -66,7 +66,8 @@ pub fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>, Address
     Ok(found)
 }
 
-/// Splits a text into host and optional port.
+/// Splits a text into host, without brackets, and optional port. Text with several colons and no brackets is
+/// an IPv6 address.
 fn split(text: &str) -> Result<(&str, Option<u16>), AddressError> {
     let form = || AddressError::Form(text.to_owned());
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {

@@ -1,5 +1,5 @@
 //! Exponential backoff with an upper bound and jitter, so that many hosts that lost one target do not
-//! reconnect in step. The backoff restarts with the shortest wait only after a connection that lasted: a
+//! reconnect in step. The backoff returns to the shortest wait only after a connection that lasted. So a
 //! target that accepts every connection and drops it at once causes no bursts.
 
 use std::time::Duration;
@@ -15,16 +15,16 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The upper bound of the waits starts at `first` and doubles up to `longest`. Equal seeds give equal
-    /// waits.
+    /// Creates a backoff whose upper bound of the waits starts at `first` and doubles up to `longest`. Equal
+    /// seeds give equal waits.
     #[must_use]
     pub fn new(first: Duration, longest: Duration, seed: u64) -> Backoff {
         // xorshift needs a nonzero state.
         Backoff { first, longest: longest.max(first), doublings: 0, random: seed | 1 }
     }
 
-    /// Wait before the next attempt: random, from half of the current upper bound to all of it. Doubles the
-    /// bound.
+    /// Returns the wait before the next attempt: random, from half of the current upper bound to all of it.
+    /// Doubles the bound.
     pub fn next_wait(&mut self) -> Duration {
         let factor = 1u32.checked_shl(self.doublings).unwrap_or(u32::MAX);
         self.doublings = self.doublings.saturating_add(1);
@@ -35,15 +35,15 @@ impl Backoff {
         half + Duration::from_nanos(u64::try_from(part).unwrap_or(range))
     }
 
-    /// Reports that a connection was up for `time`. If that is at least the longest wait, the backoff
-    /// restarts with the shortest.
+    /// Reports that a connection was up for `time`. If that is at least the longest wait, the backoff returns
+    /// to the shortest wait.
     pub fn lasted(&mut self, time: Duration) {
         if time >= self.longest {
             self.doublings = 0;
         }
     }
 
-    /// xorshift64*.
+    /// Advances the generator (xorshift64*) and returns the next random value.
     fn step(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

@@ -1,13 +1,13 @@
-//! [`Controller`]: one association with a subsystem. It owns the admin queue; it creates I/O queues, which
-//! are owned by the caller.
+//! [`Controller`]: one association with a subsystem. The controller owns the admin queue and connects I/O
+//! queues, which the caller owns.
 //!
 //! ```text
 //!   connect:  ICReq ─ Connect (QID 0) ─ CAP, VS ─ CC.EN ─ CSTS.RDY ─ Identify ─ Set Features ─ event request
-//!   poll:     keep alive when it is time, events as they come
+//!   poll:     Keep Alive when due, events on arrival, result of End Former Associations, loss
 //!   shutdown: CC.SHN ─ CSTS.SHST
 //! ```
 //! The control path blocks: each step up to `connect_timeout`, Connect up to `connect_answer_timeout`, the
-//! wait for CSTS.RDY up to CAP.TO, at least 1 s. [`Controller::poll`] does not block.
+//! wait for CSTS.RDY up to CAP.TO (at least 1 s). [`Controller::poll`] does not block.
 
 mod admin;
 mod bring_up;
@@ -33,22 +33,23 @@ pub use admin::Former;
 pub(crate) use admin::parsed;
 pub use opening::{Association, Opening};
 
-/// Entries of the admin queue: the minimum that every controller supports, and the number that Linux uses.
+/// Entries of the admin queue: the smallest size that every controller supports, also used by Linux.
 const ADMIN_ENTRIES: u16 = 32;
-/// Buffers for admin data: most data is one page; pieces of long logs need the larger size.
+/// Buffers for admin data. Most data is one page; parts of long logs need the larger size.
 const ADMIN_ZONES: [ZoneSpec; 2] =
     [ZoneSpec { buffer_bytes: 4096, count: 16 }, ZoneSpec { buffer_bytes: ADMIN_BYTES_MAX, count: 4 }];
 /// Most data bytes of one admin command.
 const ADMIN_BYTES_MAX: u32 = 64 << 10;
-/// Most queued events; further ones replace the oldest. Each only reports that a log page has changed.
+/// Most queued events; a further event replaces the oldest. Each event only reports that a log page has
+/// changed.
 const EVENTS_MAX: usize = 64;
-/// Least time between an Asynchronous Event Request that fails and the next one.
+/// Least time between an Asynchronous Event Request that fails and the next request.
 const EVENT_AGAIN: Nanos = Nanos::from_secs(1);
 
 /// Event of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControllerEvent {
-    /// An asynchronous event; the log page that it names has details.
+    /// An asynchronous event; the event's log page contains the details.
     Async(AsyncEvent),
     /// Result of [`Controller::begin_end_former_associations`].
     Former(Former),
@@ -56,7 +57,7 @@ pub enum ControllerEvent {
     Lost(Loss),
 }
 
-/// A controller and its admin queue. See the module.
+/// A controller and its admin queue. Connected until dropped, shut down or lost.
 pub struct Controller {
     admin: Qpair,
     pool: Pool,
@@ -69,7 +70,7 @@ pub struct Controller {
     queues_granted: u16,
     keep_alive: Option<KeepAlive>,
     event_request: Option<Ticket>,
-    /// Earliest time of the next event request after a failed one. `None`: no events are used.
+    /// Earliest time of the next event request after a failed request. `None`: no events are used.
     next_event_request: Option<Nanos>,
     events: VecDeque<AsyncEvent>,
     /// The outstanding End Former Associations command.
@@ -85,21 +86,21 @@ struct KeepAlive {
     /// KATO; also the timeout of the answer.
     timeout: Nanos,
     period: Nanos,
-    /// Time of the next Keep Alive.
+    /// Time of the next Keep Alive to send.
     next: Nanos,
-    /// Time of the last Keep Alive.
+    /// Time at which the last Keep Alive was sent.
     sent: Nanos,
     ticket: Option<Ticket>,
 }
 
 impl Controller {
-    /// Connects to a subsystem, enables its controller and identifies it.
+    /// Connects to a subsystem, enables its controller, identifies it and requests I/O queues. Blocks.
     pub fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
         bring_up::connect(target, options)
     }
 
-    /// Receives events and sends Keep Alive when due. Does not block. Call it several times per keep-alive
-    /// timeout.
+    /// Receives events, sends Keep Alive when due, and returns the next event; `None`: no event now. Does not
+    /// block. Call it several times per keep-alive timeout.
     pub fn poll(&mut self, now: Nanos) -> Option<ControllerEvent> {
         self.admin.poll(now);
         self.handle_completions(now);
@@ -120,7 +121,8 @@ impl Controller {
         Some(ControllerEvent::Lost(loss))
     }
 
-    /// The next asynchronous event; leaves the other events of [`Controller::poll`] queued. Does not block.
+    /// Receives, and returns the next asynchronous event; the other events of [`Controller::poll`] stay
+    /// queued. Does not block.
     pub fn next_event(&mut self, now: Nanos) -> Option<AsyncEvent> {
         self.admin.poll(now);
         self.handle_completions(now);
@@ -147,50 +149,51 @@ impl Controller {
         result
     }
 
-    /// Ends the association without a shutdown.
+    /// Aborts the admin queue's connection, without a shutdown of the controller.
     pub fn abandon(&mut self) {
         self.admin.fail(Loss::Requested);
     }
 
-    /// True while the admin queue is connected.
+    /// Returns true while the admin queue is connected.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.admin.is_up()
     }
 
-    /// Identify Controller data of the last read.
+    /// Returns the Identify Controller data of the last read.
     #[must_use]
     pub fn identify(&self) -> &IdentifyController {
         &self.identify
     }
 
-    /// True where the controller supports Namespace Attribute Changed events.
+    /// Returns true if the controller supports Namespace Attribute Changed events.
     #[must_use]
     pub fn tells_of_namespaces(&self) -> bool {
         Oaes::from_bits(self.identify.oaes.get()).namespace_attribute()
     }
 
-    /// Number of I/O queues that the controller has granted; 0 for a discovery controller.
+    /// Returns the number of granted I/O queues, at most as many as requested; 0 for a discovery controller.
     #[must_use]
     pub fn queues_granted(&self) -> u16 {
         self.queues_granted
     }
 
-    /// Most outstanding commands of one I/O queue: one less than its entries, as one entry stays empty.
+    /// Returns the most outstanding commands of one I/O queue: its entries (MQES) less one, as one entry
+    /// stays empty.
     #[must_use]
     pub fn depth_max(&self) -> u16 {
         self.cap.mqes_z()
     }
 
-    /// Most data bytes of one command: MDTS; `u32::MAX` where the controller reports no limit.
+    /// Returns the most data bytes of one command: MDTS; `u32::MAX` if the controller reports no limit.
     #[must_use]
     pub fn transfer_bytes_max(&self) -> u32 {
         let mdts = self.identify.transfer_bytes_max(self.cap.mpsmin()).unwrap_or(u64::MAX);
         u32::try_from(mdts).unwrap_or(u32::MAX)
     }
 
-    /// Handles completions of the commands sent here: event request, End Former Associations, Keep Alive.
-    /// Completions whose waiter has timed out are dropped.
+    /// Handles completions of event request, End Former Associations and Keep Alive. Drops completions of
+    /// other commands: their caller has stopped waiting after a timeout.
     fn handle_completions(&mut self, now: Nanos) {
         while let Some(completion) = self.admin.next_completion() {
             if self.event_request == Some(completion.ticket) {
@@ -208,13 +211,13 @@ impl Controller {
             } else if let Some(keep_alive) = &mut self.keep_alive
                 && keep_alive.ticket == Some(completion.ticket)
             {
-                // An error status is ignored: the controller ends the association by itself.
+                // An error status is ignored: the controller itself ends an expired association.
                 keep_alive.ticket = None;
             }
         }
     }
 
-    /// Submits an Asynchronous Event Request. Without one the controller queues its events.
+    /// Submits an Asynchronous Event Request. Without a request the controller queues its events.
     fn request_event(&mut self, now: Nanos) {
         self.next_event_request = Some(now + EVENT_AGAIN);
         self.event_request = self.admin.submit(Sqe::async_event_request(0), HostData::None).ok();
@@ -253,7 +256,7 @@ impl std::fmt::Debug for Controller {
 }
 
 impl KeepAlive {
-    /// `None` for timeout 0: Keep Alive is off.
+    /// Starts the timer; `None` for timeout 0: Keep Alive is off.
     fn new(timeout_ms: u32) -> Option<KeepAlive> {
         // Twice per timeout, as Linux: one late Keep Alive does not end the association.
         let period = Nanos::from_ms(u64::from(timeout_ms / 2).max(1));

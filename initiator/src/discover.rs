@@ -1,7 +1,7 @@
 //! The discovery log: the subsystems and addresses that a target offers to this host.
 //!
-//! The log is read in pieces. If GENCTR shows that it has changed meanwhile, it is read again from its
-//! beginning (Base 2.0 section 5.16.1.23).
+//! The log is read in parts. If GENCTR or NUMREC has changed meanwhile, the whole log is read again (Base 2.0
+//! section 5.16.1.23).
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ use crate::options::{Host, Options, Target};
 const READS_MAX: u32 = 10;
 /// Entries per Get Log Page: 16 KiB.
 const ENTRIES_PER_READ: u64 = 16;
-/// Most entries accepted: bounds the memory that a faulty or malicious target can cause.
+/// Most entries accepted: bounds the memory that a faulty or malicious target can make this host allocate.
 const ENTRIES_MAX: u64 = 65_536;
 
 const STEP: &str = "discovery log";
@@ -34,7 +34,7 @@ pub struct DiscoveryLog {
     pub entries: Vec<DiscoveryLogEntry>,
 }
 
-/// Reads the discovery log of the discovery controller at `address`, as `host`.
+/// Reads the discovery log of the discovery controller at `address`, as host `host`. Blocks.
 pub fn discover(
     transport: TransportKind,
     address: SocketAddr,
@@ -51,8 +51,8 @@ pub fn discover(
 }
 
 impl Controller {
-    /// Reads the log; that re-enables the event for the next change. An error if the log changes during each
-    /// of [`READS_MAX`] reads.
+    /// Reads the log, which re-enables the event for the next change. Fails if the log changes during each of
+    /// [`READS_MAX`] reads.
     fn discovery_log(&mut self) -> Result<DiscoveryLog, Error> {
         for _ in 0..READS_MAX {
             match self.read_discovery_log() {
@@ -65,7 +65,7 @@ impl Controller {
         Err(Error::Answer { step: STEP, what: "it changes faster than it can be read" })
     }
 
-    /// `None`: the log has changed during the read.
+    /// Reads the log once; `None`: the log has changed during the read.
     fn read_discovery_log(&mut self) -> Result<Option<DiscoveryLog>, Error> {
         let before = self.discovery_header()?;
         if before.recfmt.get() != 0 {

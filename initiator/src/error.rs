@@ -13,7 +13,7 @@ use spindle_reactor::mem::PoolError;
 use spindle_reactor::net::Errno;
 use spindle_tcp::Violation;
 
-/// Why a connection ended.
+/// Reason for which a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Loss {
     /// Closed by this host.
@@ -25,10 +25,11 @@ pub enum Loss {
     /// The socket has failed with this error number.
     #[error("{}", io::Error::from(*.0))]
     Socket(Errno),
-    /// The target violated NVMe/TCP, or sent C2HTermReq.
+    /// The target violated NVMe/TCP, did not answer ICReq in time, or sent C2HTermReq.
     #[error("{0}")]
     Violation(Violation),
-    /// No command was completed in this time while commands were outstanding.
+    /// Commands were outstanding, and none was completed in this time; or Keep Alive was not answered in this
+    /// time.
     #[error("no command was completed in {0:?}")]
     Silent(Duration),
     /// A work request has failed with this completion status (RDMA).
@@ -45,10 +46,10 @@ pub enum Loss {
     Verb(VerbsError),
 }
 
-/// Why an RDMA connection was refused.
+/// Reason for which an RDMA connection was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RdmaRefusal {
-    /// No listener at the address.
+    /// Nothing listens at the address.
     #[error("no target listens there")]
     NoListener,
     /// Rejected by the target with an NVMe/RDMA status.
@@ -67,11 +68,11 @@ pub enum Error {
     Connect {
         /// Address of the target.
         address: SocketAddr,
-        /// Error of the kernel.
+        /// Error of the kernel; `TimedOut` after the connect timeout.
         #[source]
         source: io::Error,
     },
-    /// This machine has no RDMA device, or no `rdma_ucm`.
+    /// This machine has no RDMA device, or none for the address, or its kernel has no `rdma_ucm`.
     #[error("this machine has no RDMA device, or its kernel no connection manager for it (rdma_ucm)")]
     NoRdma,
     /// A step of an RDMA connect has failed.
@@ -111,7 +112,7 @@ pub enum Error {
         /// Reason of the end.
         loss: Loss,
     },
-    /// No answer within the timeout.
+    /// No answer, or not the expected status (CSTS), within the timeout.
     #[error("{step}: no answer in {after:?}")]
     TimedOut {
         /// Name of the step.
@@ -127,7 +128,7 @@ pub enum Error {
         /// The violation, for the message.
         what: &'static str,
     },
-    /// A number outside the controller's limits.
+    /// A number outside the limits of the controller, the RDMA device or this host.
     #[error("{field} = {value}: {low} to {high} are allowed")]
     Range {
         /// Name of the parameter.
@@ -139,8 +140,8 @@ pub enum Error {
         /// Largest allowed value.
         high: u64,
     },
-    /// The namespace is another disk than before (NGUID, EUI-64, UUID, serial number or block size differs),
-    /// or reports no identifier.
+    /// The namespace is another disk than before (NSID, NGUID, EUI-64, UUID, serial number or block size
+    /// differs), or reports no identifier.
     #[error("namespace {nsid} is another disk than before")]
     OtherDisk {
         /// NSID of the namespace.
@@ -149,13 +150,14 @@ pub enum Error {
     /// The target requires authentication or a secure channel, which is not supported.
     #[error("Connect: the target asks for authentication or a secure channel, which this host does not have")]
     Authentication,
-    /// The admin queue is full.
+    /// All entries of the admin queue or all its buffers are in use.
     #[error("{step}: all commands of the admin queue are outstanding")]
     Busy {
         /// Name of the step.
         step: &'static str,
     },
-    /// Buffers for admin data could not be allocated.
+    /// The memory of admin data, or of the capsules and completion queue entries of an RDMA queue, could not
+    /// be allocated.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The epoll instance could not be created or used.
@@ -164,7 +166,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// [`Error::Range`] unless `value` is in the range.
+    /// Returns [`Error::Range`] unless `value` is in the range `low` to `high`.
     pub(crate) fn in_range(
         field: &'static str,
         value: impl Into<u64>,
@@ -176,7 +178,7 @@ impl Error {
     }
 }
 
-/// Text for the invalid field of a Connect.
+/// Returns the text for the invalid field of a Connect; empty for `None` and for other fields.
 fn invalid_field_text(invalid: Option<ConnectInvalid>) -> &'static str {
     const FIELDS: [(ConnectInvalid, &str); 9] = [
         (ConnectInvalid::RECFMT, ", because of RECFMT"),

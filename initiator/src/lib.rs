@@ -1,10 +1,10 @@
-//! The host side of NVMe over TCP and RDMA as a library: controllers and queue pairs, one or many on a
-//! thread. Polled, in user space; needs no NVMe driver in the kernel.
+//! The host side of NVMe over TCP and RDMA as a library: controllers and queue pairs, one or many per thread.
+//! It polls in user space and needs no NVMe driver in the kernel.
 //!
-//! **Objects.** A [`Controller`] is the admin queue of one association; it connects [`IoQueue`]s, each with
-//! its own connection. A command takes its buffer by value and returns it with its completion. Over TCP most
-//! of the payload of a large read is received directly into the buffer; over RDMA no payload is copied. The
-//! crate starts no thread: a queue is used on the thread that polls it. Example:
+//! **Objects.** A [`Controller`] contains the admin queue of one association. It connects [`IoQueue`]s, each
+//! with a connection of its own. A command takes its buffer by value; the completion returns the buffer. Over
+//! TCP most of the payload of a large read is received directly into the buffer; over RDMA no payload is
+//! copied. The crate starts no thread: a queue is used on the thread that polls it. Example:
 //! `initiator/examples/read_block.rs`.
 //!
 //! ```text
@@ -13,19 +13,19 @@
 //!                                      └ namespaces, log pages                         └─ QueueSet: many
 //!
 //!   IoQueue::read(&namespace, lba, buf) -> Ticket     queued; sent by the next send or poll, in one call
-//!   IoQueue::poll(now)                                sends what is queued, receives
+//!   IoQueue::poll(now)                                sends queued commands, receives
 //!     any: next_completion() -> Completion
 //!     one: wait(ticket, timeout) -> Completion
 //! ```
 //!
-//! **Errors** of a command: [`Refused`] (it was not queued; has the buffer), [`Failure::Status`] (the
-//! target's status) and [`Failure::Lost`] (the connection ended first). The control path returns [`Error`].
+//! **Errors** of a command: [`Refused`] (not queued; contains the buffer), [`Failure::Status`] (the target's
+//! status) and [`Failure::Lost`] (the connection ended first). The control path returns [`Error`].
 //!
-//! **Not supported.** TLS and in-band authentication (a target that requires them gives
-//! [`Error::Authentication`]), multipath, caching. Commands are not retried and connections not
-//! re-established; [`Backoff`] computes waits for callers that reconnect.
+//! **Not supported.** TLS and in-band authentication ([`Error::Authentication`] if the target requires them),
+//! multipath, caching. Commands are not retried and connections are not re-established; [`Backoff`] computes
+//! waits for callers that reconnect.
 //!
-//! **Limits.** 65,535 commands per queue, and at most what the controller grants; a transfer is one [`Buf`]
+//! **Limits.** 65,535 commands per queue, and no more than the controller grants. A transfer is one [`Buf`]
 //! of at most MDTS.
 #![forbid(unsafe_code)]
 

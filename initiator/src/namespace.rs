@@ -1,10 +1,10 @@
-//! A namespace as I/O commands need it: NSID, block size, number of blocks, and identity.
+//! Parameters of a namespace for I/O commands: NSID, block size, number of blocks, and identity.
 
 use nvme_spec::identify::{
     IdentifyController, IdentifyNamespace, NamespaceDescriptor, NamespaceDescriptorType,
 };
 
-/// Identifiers by which a disk is recognized after a reconnect. An identifier of zeroes was not reported.
+/// Identifiers by which a disk is recognized after a reconnect. Zeroes: the identifier was not reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identity {
     /// NGUID of Identify Namespace. Many targets report none, such as nvmet by default.
@@ -18,8 +18,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// From Identify data. `descriptors`: Namespace Identification Descriptors (CNS 03h), empty where not
-    /// supported.
+    /// Collects the identifiers from Identify data. `descriptors`: Namespace Identification Descriptors (CNS
+    /// 03h), empty if not supported.
     pub(crate) fn new(
         controller: &IdentifyController,
         namespace: &IdentifyNamespace,
@@ -36,7 +36,8 @@ impl Identity {
         }
     }
 
-    /// False where the target reports no identifier.
+    /// Returns true if the target reports at least one identifier. A serial number of only zeroes or spaces
+    /// counts as none.
     #[must_use]
     pub fn is_given(&self) -> bool {
         let has_serial = self.serial.iter().any(|byte| !matches!(byte, 0 | b' '));
@@ -58,7 +59,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// From Identify Namespace data; `None` where the block size is not a power of two from 512 bytes to 64
+    /// Converts Identify Namespace data; `None` if the block size is not a power of two from 512 bytes to 64
     /// KiB.
     #[must_use]
     pub fn new(nsid: u32, identify: &IdentifyNamespace, identity: Identity) -> Option<Namespace> {
@@ -67,28 +68,28 @@ impl Namespace {
         Some(Namespace { nsid, blocks, identity, shift })
     }
 
-    /// True when NSID, block size and all identifiers equal those of `other`, and at least one identifier is
-    /// reported. The number of blocks may differ.
+    /// Returns true when NSID, block size and all identifiers equal those of `other`, and at least one
+    /// identifier is reported. The number of blocks may differ.
     #[must_use]
     pub fn is_same_disk(&self, other: &Namespace) -> bool {
         let is_same = (self.nsid, self.identity, self.shift) == (other.nsid, other.identity, other.shift);
         is_same && self.identity.is_given()
     }
 
-    /// Block size in bytes.
+    /// Returns the block size in bytes.
     #[inline]
     #[must_use]
     pub fn block_bytes(&self) -> u32 {
         1 << self.shift
     }
 
-    /// Capacity in bytes.
+    /// Returns the capacity in bytes, at most `u64::MAX`.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(u64::from(self.block_bytes()))
     }
 
-    /// Converts bytes to blocks; `None` unless they are a whole number of blocks from 1 to 65,536.
+    /// Converts bytes to blocks; `None` unless they are 1 to 65,536 whole blocks.
     #[inline]
     #[must_use]
     pub fn blocks_of(&self, bytes: usize) -> Option<u32> {

@@ -21,7 +21,7 @@ pub struct Host {
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 impl Host {
-    /// A host with this UUID as its identifier and in its NQN.
+    /// Creates a host with this UUID as its identifier and in its NQN.
     ///
     /// # Panics
     /// Never: an NQN of that form is valid.
@@ -31,8 +31,8 @@ impl Host {
         Host { nqn: Nqn::new(&name).expect("well formed"), id }
     }
 
-    /// A host with this NQN. Its identifier is the UUID in the NQN, otherwise a hash of the NQN, so that it
-    /// is stable.
+    /// Creates a host with this NQN. Its identifier is the UUID in the NQN; without a UUID, a hash of the
+    /// NQN, which is stable.
     #[must_use]
     pub fn from_nqn(nqn: Nqn) -> Host {
         let uuid = nqn.as_str().strip_prefix(UUID_PREFIX).and_then(|text| Uuid::try_parse(text).ok());
@@ -40,8 +40,8 @@ impl Host {
         Host { nqn, id }
     }
 
-    /// The identity of this machine: a hash of `/etc/machine-id`, stable across restarts; without that file,
-    /// a hash of the boot ID, which changes with each boot.
+    /// Returns the identity of this machine: a hash of `/etc/machine-id`, stable across restarts. Without
+    /// that file it is a hash of the boot ID, which changes with each boot; without both, a constant.
     #[must_use]
     pub fn of_this_machine() -> Host {
         let known = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
@@ -50,8 +50,8 @@ impl Host {
     }
 }
 
-/// A version 8 (custom) UUID from an FNV-1a hash in two lanes. Not cryptographic: it identifies, it does not
-/// authenticate.
+/// Returns a version 8 (custom) UUID from an FNV-1a hash in two lanes. Not cryptographic: it identifies a
+/// host but does not authenticate it.
 fn hash(bytes: &[u8]) -> [u8; 16] {
     let mut id = [0; 16];
     for (lane, salt) in id.chunks_exact_mut(8).zip([0xcbf2_9ce4_8422_2325_u64, 0x6c62_272e_07bb_0142]) {
@@ -83,7 +83,7 @@ pub struct Options {
     /// Most outstanding commands of an I/O queue. Default 127: a queue of 128 entries, the common default of
     /// targets.
     pub depth: u16,
-    /// I/O queues to request. Default 1.
+    /// Number of I/O queues to request, at least 1. Default 1.
     pub io_queues: u16,
     /// Keep-alive timeout in ms; 0: none. Default 10 s: short enough to detect a loss soon, long enough that
     /// a busy process sends in time.
@@ -95,19 +95,19 @@ pub struct Options {
     /// Writes up to this many bytes are sent in the capsule, if the controller allows it (IOCCSZ). Default:
     /// no limit.
     pub in_capsule_bytes_max: u32,
-    /// Timeout of each step of connecting except Connect, and of admin commands. Default 10 s, as Linux.
+    /// Timeout of each step of connecting except Connect, and of each admin command. Default 10 s, as Linux.
     pub connect_timeout: Duration,
-    /// Timeout of the answer to Connect. A Spindle delays it up to 40 s while commands of an ended
-    /// association are at a disk. Default 10 s, as Linux.
+    /// Timeout of the answer to Connect. A Spindle target delays the answer up to 40 s while commands of an
+    /// ended association are at a disk. Default 10 s, as Linux.
     pub connect_answer_timeout: Duration,
-    /// A connection without a completion for this time while commands are outstanding is given up; `None`:
-    /// never. Default 30 s, as Linux.
+    /// Time without a completion, while commands are outstanding, after which a connection is given up;
+    /// `None`: never. Default 30 s, as Linux.
     pub command_timeout: Option<Duration>,
-    /// Bytes of the receive batch. Default 256 KiB: a smaller one costs more system calls, a larger one
-    /// exceeds the core's cache.
+    /// Bytes of the receive batch, at least 4 KiB. Default 256 KiB: a smaller batch costs more system calls,
+    /// a larger batch exceeds the core's cache.
     pub batch_bytes: usize,
-    /// RDMA: limits of the registration cache. Registrations of the caller's buffers are kept, up to 1 GiB
-    /// per device and thread, and removed in batches.
+    /// RDMA: limits of the registration cache. By default, registrations of the caller's buffers are kept up
+    /// to 1 GiB per device and thread, and removed in batches.
     pub registration: RegistrationLimits,
 }
 

@@ -1,4 +1,4 @@
-//! [`IoQueue`]: the commands of the NVM command set on one queue pair.
+//! [`IoQueue`]: the commands of the NVM command set on one queue pair, and [`RefusedPair`].
 
 use std::time::Duration;
 
@@ -30,26 +30,26 @@ impl IoQueue {
         IoQueue { qpair, transfer_bytes_max }
     }
 
-    /// Reads blocks from `lba` on until `buf` is full.
+    /// Submits a Read of the blocks from `lba` on, as many as fit in `buf`.
     #[inline]
     pub fn read(&mut self, namespace: &Namespace, lba: u64, buf: Buf) -> Result<Ticket, Refused> {
         let sqe = |blocks| Sqe::read(0, namespace.nsid, lba, blocks);
         self.submit_blocks(namespace, buf, sqe, HostData::FromController)
     }
 
-    /// Writes `buf` to the blocks from `lba` on. `fua`: complete when the data is on the medium.
+    /// Submits a Write of `buf` to the blocks from `lba` on. `fua`: complete when the data is on the medium.
     #[inline]
     pub fn write(&mut self, namespace: &Namespace, lba: u64, buf: Buf, fua: bool) -> Result<Ticket, Refused> {
         let sqe = |blocks| Sqe::write(0, namespace.nsid, lba, blocks, fua);
         self.submit_blocks(namespace, buf, sqe, HostData::ToController)
     }
 
-    /// Makes all completed writes durable (Flush).
+    /// Submits a Flush, which makes all completed writes durable.
     pub fn flush(&mut self, namespace: &Namespace) -> Result<Ticket, Refused> {
         self.qpair.submit(Sqe::flush(0, namespace.nsid), HostData::None)
     }
 
-    /// Makes the blocks read as zeroes. `deallocate`: their space may be freed (DEAC).
+    /// Submits a Write Zeroes for 1 to 65,536 blocks. `deallocate`: their space may be freed (DEAC).
     pub fn write_zeroes(
         &mut self,
         namespace: &Namespace,
@@ -61,8 +61,8 @@ impl IoQueue {
         self.qpair.submit(sqe, HostData::None)
     }
 
-    /// Deallocates blocks (Dataset Management). `buf` carries the ranges, 16 bytes each; it is overwritten
-    /// and truncated to them.
+    /// Submits a deallocation of blocks (Dataset Management). `buf` is overwritten with the 1 to 256 ranges,
+    /// 16 bytes each, and truncated to their length.
     pub fn deallocate(
         &mut self,
         namespace: &Namespace,
@@ -73,8 +73,8 @@ impl IoQueue {
         self.qpair.submit(Sqe::dsm(0, namespace.nsid, count), HostData::ToController(buf))
     }
 
-    /// Copies `ranges`, concatenated, to the blocks from `lba` on. `buf` carries the ranges, 32 bytes each;
-    /// it is overwritten and truncated to them.
+    /// Submits a Copy of 1 to 256 `ranges`, concatenated, to the blocks from `lba` on. `buf` is overwritten
+    /// with the ranges, 32 bytes each, and truncated to their length.
     pub fn copy(
         &mut self,
         namespace: &Namespace,
@@ -91,14 +91,15 @@ impl IoQueue {
         self.qpair.submit(Sqe::copy(0, namespace.nsid, lba, count), HostData::ToController(buf))
     }
 
-    /// Compares the blocks from `lba` on with `buf`. They differ: status `COMPARE_FAILURE`.
+    /// Submits a Compare of the blocks from `lba` on with `buf`. The command completes with status
+    /// `COMPARE_FAILURE` if the data differs.
     pub fn compare(&mut self, namespace: &Namespace, lba: u64, buf: Buf) -> Result<Ticket, Refused> {
         let sqe = |blocks| Sqe::compare(0, namespace.nsid, lba, blocks);
         self.submit_blocks(namespace, buf, sqe, HostData::ToController)
     }
 
-    /// Submits a fused Compare and Write: an atomic write that is executed if the blocks equal `compare`.
-    /// Both commands have a completion.
+    /// Submits a fused Compare and Write: an atomic write, executed only if the blocks equal `compare`. Each
+    /// of the two commands has a completion.
     pub fn compare_and_write(
         &mut self,
         namespace: &Namespace,
@@ -124,22 +125,22 @@ impl IoQueue {
             Ok(ticket) => ticket,
             Err(Refused { why, buf }) => return Err(refused(why, buf, Some(write))),
         };
-        // Capacity for two was checked, and the connection cannot end between them. Over RDMA the second
-        // buffer can still be refused.
+        // Capacity for two commands was checked, and the connection cannot end between them. Over RDMA the
+        // second buffer can still be refused.
         match self.qpair.submit(second, HostData::ToController(write)) {
             Ok(second) => Ok([first, second]),
             Err(Refused { why, buf }) => Err(refused(why, None, buf)),
         }
     }
 
-    /// Makes the controller read the blocks without a transfer (Verify).
+    /// Submits a Verify: the controller reads 1 to 65,536 blocks without a transfer.
     pub fn verify(&mut self, namespace: &Namespace, range: BlockRange) -> Result<Ticket, Refused> {
         check_count(namespace, range)?;
         self.qpair.submit(Sqe::verify(0, namespace.nsid, range.lba, range.blocks), HostData::None)
     }
 
-    /// Submits any command. CID and data pointer are set here; the caller ensures that `data` has the length
-    /// that the command transfers, at most [`IoQueue::transfer_bytes_max`].
+    /// Submits any command. This function sets CID and data pointer. The caller ensures that `data` has the
+    /// length that the command transfers, at most [`IoQueue::transfer_bytes_max`].
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
         self.qpair.submit(sqe, data)
@@ -151,57 +152,59 @@ impl IoQueue {
         self.qpair.send();
     }
 
-    /// Sends queued commands, receives once and collects completions, without blocking. True when anything
-    /// arrived or the connection ended.
+    /// Sends queued commands, receives once and collects completions, without blocking. Returns true when
+    /// data arrived or the connection ended; an abort by this host may not count.
     #[inline]
     pub fn poll(&mut self, now: Nanos) -> bool {
         self.qpair.poll(now)
     }
 
-    /// Takes the next completion of any command, in order of arrival.
+    /// Takes the next completion of any command, in order of arrival; `None`: no completion was collected.
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {
         self.qpair.next_completion()
     }
 
-    /// Waits for the completion of a command; completions of others are kept for later calls.
+    /// Waits at most `timeout` for the completion of a command. Completions of other commands are kept for
+    /// later calls.
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
         self.qpair.wait(ticket, timeout)
     }
 
-    /// Number of commands without a completion.
+    /// Returns the number of commands without a completion.
     #[inline]
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.qpair.outstanding()
     }
 
-    /// Number of commands that can be queued now.
+    /// Returns the number of commands that can be queued now.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {
         self.qpair.room()
     }
 
-    /// Most outstanding commands.
+    /// Returns the most commands of the queue, including completed commands that were not taken.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.qpair.depth()
     }
 
-    /// Most data bytes of one command.
+    /// Returns the most data bytes of one command.
     #[must_use]
     pub fn transfer_bytes_max(&self) -> u32 {
         self.transfer_bytes_max
     }
 
-    /// True while commands can be submitted.
+    /// Returns true while commands can be submitted.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.qpair.is_up()
     }
 
-    /// Reason of the end of the connection, once every outstanding command has completed.
+    /// Returns the reason of the end of the connection, once every outstanding command has completed; `None`
+    /// before.
     #[inline]
     #[must_use]
     pub fn loss(&self) -> Option<Loss> {
@@ -229,7 +232,7 @@ impl IoQueue {
         }
     }
 
-    /// Length of a buffer in blocks, if one command can transfer it.
+    /// Returns the length of a buffer in blocks; an error if one command cannot transfer it.
     #[inline]
     fn blocks(&self, namespace: &Namespace, buf: &Buf) -> Result<u32, Refusal> {
         let bytes = buf.len();
@@ -247,9 +250,9 @@ impl IoQueue {
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct RefusedPair {
-    /// Reason.
+    /// Reason of the refusal.
     pub why: Refusal,
-    /// Data of the Compare; `None` if the Compare itself was submitted.
+    /// Data of the Compare; `None` if the Compare itself was submitted: its completion follows.
     pub compare: Option<Buf>,
     /// Data of the Write.
     pub write: Option<Buf>,
@@ -264,7 +267,8 @@ fn check_count(namespace: &Namespace, range: BlockRange) -> Result<(), Refused> 
     Err(Refused::new(Refusal::Length { bytes, block_bytes: namespace.block_bytes() }, None))
 }
 
-/// Encodes ranges into a buffer; returns their number and the truncated buffer.
+/// Writes ranges to a buffer. Returns their number and the truncated buffer. Refuses zero ranges, more than
+/// 256 ranges, and a buffer that is too small or not writable.
 fn put_ranges<R: IntoBytes + Immutable>(
     ranges: &[BlockRange],
     mut buf: Buf,

@@ -1,9 +1,9 @@
 //! [`QueueSet`]: polls many queues on one thread.
 //!
-//! A busy queue, with commands outstanding, is received from in every turn (`Direct`): lowest latency,
-//! without the cost of epoll. An idle queue is in epoll (`Watched`) and costs nothing. When more than
-//! [`DIRECT_ALWAYS`] queues are busy and more than seven of eight receives are empty, epoll is cheaper, and
-//! all queues move to epoll ([`HitRate`]):
+//! A busy queue (commands outstanding) is `Direct`: each turn receives from it. This has the lowest latency
+//! and no cost of epoll. An idle queue is `Watched`: epoll reports its socket, and it has no cost per turn.
+//! When more than [`DIRECT_ALWAYS`] queues are busy and more than seven of eight receives are empty, epoll is
+//! cheaper: all TCP queues then move to epoll ([`HitRate`]):
 //!
 //! ```text
 //!              submit                                      many are busy, few receives hit
@@ -22,16 +22,16 @@ use spindle_tcp::RxBatch;
 use crate::error::{Error, Loss};
 use crate::queue::IoQueue;
 
-/// Number of busy queues up to which all are direct, independent of the hit rate.
+/// Most busy queues that are all direct, independent of the hit rate.
 const DIRECT_ALWAYS: usize = 4;
 /// Most direct receives per receive that finds bytes: an epoll event costs about as much as several empty
 /// receives.
 const RECEIVES_PER_HIT_MAX: u32 = 8;
-/// Receives over which the hit rate is measured.
+/// Receives per measurement of the hit rate.
 const WINDOW: u32 = 4096;
-/// Time in epoll after a low hit rate, until direct receives are tried again.
+/// Time in epoll after a low hit rate, before direct receives are tried again.
 const EPOLL_TIME: Nanos = Nanos::from_secs(1);
-/// Idle time after which a direct queue is watched; longer than the pause of a caller between commands.
+/// Idle time after which a direct queue is watched; longer than a caller's pause between commands.
 const WATCH_AFTER: Nanos = Nanos::from_ms(1);
 /// Period of polling epoll while no watched queue is busy, to detect ended connections.
 const WATCH_PERIOD: Nanos = Nanos::from_ms(1);
@@ -40,16 +40,16 @@ const TIMEOUT_CHECK_PERIOD: Nanos = Nanos::from_ms(100);
 /// Most epoll events per poll.
 const READY_MAX: usize = 256;
 
-/// How a queue is polled.
+/// Poll mode of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PollMode {
-    /// Received from in each turn.
+    /// Each turn receives.
     Direct,
-    /// RDMA: completion queue polled in each turn.
+    /// RDMA: each turn polls the completion queue.
     Polled,
-    /// Received from when epoll reports it.
+    /// A turn receives when epoll reports the socket.
     Watched(Interest),
-    /// Connection ended; not polled.
+    /// The connection has ended; not polled.
     Down,
 }
 
@@ -59,13 +59,13 @@ struct QueueEntry {
     mode: PollMode,
     /// The queue had commands outstanding at the last `update`.
     is_busy: bool,
-    /// Borrowed by [`QueueSet::queue_mut`] since the last poll: commands may have been queued.
+    /// [`QueueSet::queue_mut`] has borrowed the queue since the last poll: commands may have been queued.
     is_borrowed: bool,
-    /// Last time with commands outstanding.
+    /// Last time at which commands were outstanding.
     active: Nanos,
 }
 
-/// Hit rate of direct receives while many queues are busy, and the choice between direct and epoll.
+/// Hit rate of direct receives while many queues are busy; selects direct receives or epoll.
 #[derive(Debug, Default)]
 struct HitRate {
     receives: u32,
@@ -74,13 +74,13 @@ struct HitRate {
 }
 
 impl HitRate {
-    /// True while many busy queues are received from directly, false while they are in epoll.
+    /// Returns false for [`EPOLL_TIME`] after a low hit rate, while busy queues are in epoll.
     fn allows_direct(&self, now: Nanos) -> bool {
         now >= self.epoll_until
     }
 
-    /// Counts `receives`, of which `hits` found bytes. False when the rate is too low: epoll is used from
-    /// `now` on.
+    /// Counts `receives`, of which `hits` found bytes, and checks the rate after each [`WINDOW`] receives.
+    /// Returns false when the rate is too low: epoll is used for [`EPOLL_TIME`].
     fn count(&mut self, receives: usize, hits: usize, now: Nanos) -> bool {
         let short = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         self.receives = self.receives.saturating_add(short(receives));
@@ -97,7 +97,7 @@ impl HitRate {
     }
 }
 
-/// A set of queues, polled together. See the module.
+/// Queues, over TCP and RDMA, that one thread polls together.
 #[derive(Debug)]
 pub struct QueueSet {
     queues: Vec<QueueEntry>,
@@ -117,7 +117,7 @@ pub struct QueueSet {
 }
 
 impl QueueSet {
-    /// An empty set with a receive batch of `batch_bytes`
+    /// Creates an empty set with a receive batch of `batch_bytes`, at least 4 KiB
     /// ([`Options::batch_bytes`](crate::Options::batch_bytes)).
     pub fn new(batch_bytes: usize) -> Result<QueueSet, Error> {
         Ok(QueueSet {
@@ -135,7 +135,7 @@ impl QueueSet {
         })
     }
 
-    /// Adds a queue; returns its index in the set.
+    /// Adds a queue and returns its index in the set. Fails if epoll refuses its socket.
     pub fn add(&mut self, queue: IoQueue) -> Result<usize, Error> {
         let index = self.queues.len();
         let mode = match queue.qpair.link.socket() {
@@ -155,13 +155,13 @@ impl QueueSet {
         Ok(index)
     }
 
-    /// Number of queues in epoll.
+    /// Returns the number of queues in epoll, busy or idle.
     #[must_use]
     pub fn watched(&self) -> usize {
         self.queues.iter().filter(|entry| matches!(entry.mode, PollMode::Watched(_))).count()
     }
 
-    /// A queue, to submit commands; they are sent by the next poll.
+    /// Returns queue `index`, to submit commands. The next poll sends them.
     ///
     /// # Panics
     /// If `index` was not returned by [`QueueSet::add`].
@@ -175,15 +175,16 @@ impl QueueSet {
         &mut entry.queue
     }
 
-    /// Commands without a completion, of all queues.
+    /// Returns the number of commands without a completion, of all queues.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.queues.iter().map(|entry| entry.queue.outstanding()).sum()
     }
 
-    /// Sends queued commands and receives from the direct queues and those that epoll reports, without
-    /// blocking. `on_ready` gets each queue that has completions (or has ended), to take them and to submit
-    /// more commands, which are sent at once. True when anything arrived or a connection ended.
+    /// Sends queued commands and receives, without blocking, from the direct queues and those that epoll
+    /// reports. Calls `on_ready` for each queue that has completions or has ended. `on_ready` may take
+    /// completions and submit commands, which are sent at once. Returns true when data arrived or a
+    /// connection ended; an abort by this host, such as the command timeout, may not count.
     #[inline]
     pub fn poll(&mut self, now: Nanos, mut on_ready: impl FnMut(usize, &mut IoQueue)) -> bool {
         if !self.borrowed.is_empty() {
@@ -194,7 +195,7 @@ impl QueueSet {
         while at < self.direct.len() {
             let index = self.direct[at];
             hits += usize::from(self.turn(index, now, &mut on_ready));
-            // A queue that is watched now was swapped out of the list.
+            // If the queue has moved to epoll, another queue is at this position now.
             if self.direct.get(at) == Some(&index) {
                 at += 1;
             }
@@ -245,7 +246,7 @@ impl QueueSet {
         }
     }
 
-    /// Polls one queue. True when anything arrived or its connection ended.
+    /// Polls one queue. Returns as [`Qpair::turn`](crate::qpair::Qpair::turn).
     #[inline]
     fn turn(&mut self, index: usize, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
         let QueueEntry { queue, .. } = &mut self.queues[index];
@@ -256,8 +257,8 @@ impl QueueSet {
             if queue.qpair.has_ready() {
                 on_ready(index, queue);
             }
-            // A received PDU may need an answer (R2T). A watched queue has no next turn before the target
-            // sends again, and the target waits for the answer.
+            // A received PDU may need an answer (R2T). For a watched queue, the next turn follows only when
+            // the target sends again, and the target waits for the answer.
             queue.send();
         }
         self.update(index, now);
@@ -276,7 +277,8 @@ impl QueueSet {
         on_ready(index, &mut entry.queue);
     }
 
-    /// Updates the counts, and the poll mode where the load of the queue has changed.
+    /// Updates the counts of busy queues and, where needed, the poll mode and the epoll interest of the
+    /// queue.
     #[inline]
     fn update(&mut self, index: usize, now: Nanos) {
         let entry = &mut self.queues[index];
@@ -302,7 +304,7 @@ impl QueueSet {
         let (mode, active) = (entry.mode, entry.active);
         match mode {
             PollMode::Polled => return,
-            // Its commands have completed; remove it from the counts.
+            // All commands of the ended queue have completed: it is removed from the counts.
             PollMode::Down => return self.recount(),
             PollMode::Direct | PollMode::Watched(_) => {}
         }
@@ -336,8 +338,8 @@ impl QueueSet {
         }
     }
 
-    /// Moves all direct queues to epoll. In reverse order: a queue that epoll refuses is pushed to the end,
-    /// and `swap_remove` moves elements from the end, which the loop has passed.
+    /// Moves all direct queues to epoll, in reverse order. A queue that epoll refuses is pushed to the end,
+    /// and `swap_remove` moves elements from the end; the loop has passed both.
     fn watch_all(&mut self) {
         for at in (0..self.direct.len()).rev() {
             let index = self.direct[at];
@@ -357,7 +359,7 @@ impl QueueSet {
             entry.mode = PollMode::Watched(interest);
             self.busy_watched += usize::from(entry.is_busy);
         } else {
-            // epoll refuses the socket: give up the connection.
+            // epoll refuses the socket: the connection is given up.
             entry.queue.qpair.fail(Loss::Requested);
             self.direct.push(index);
         }

@@ -6,7 +6,7 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Why a thread could not be pinned.
+/// Error of pinning a thread.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AffinityError {
     /// The core does not exist, or this process may not use it.
@@ -25,15 +25,15 @@ pub enum AffinityError {
     },
 }
 
-/// Cores that this process may use, ascending: the affinity that the calling thread has at the first call.
-/// Later calls return the same cores. The first call must come before any thread is pinned.
+/// Returns the cores that this process may use, ascending: the affinity of the calling thread at the first
+/// call. Later calls return the same cores. The first call must come before any thread is pinned.
 #[must_use]
 pub fn available_cores() -> Vec<usize> {
     static AVAILABLE: OnceLock<Vec<usize>> = OnceLock::new();
     AVAILABLE.get_or_init(current_cores).clone()
 }
 
-/// The cores that the calling thread may run on, ascending; empty when sched_getaffinity(2) fails.
+/// Returns the cores that the calling thread may run on, ascending; none when sched_getaffinity(2) fails.
 fn current_cores() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
@@ -42,8 +42,9 @@ fn current_cores() -> Vec<usize> {
 /// Cores on which threads of this process poll: the last argument of [`leave_to_pollers`].
 static POLLED: RwLock<Vec<usize>> = RwLock::new(Vec::new());
 
-/// Keeps the calling thread, and threads that it starts later, off `cores`, on which threads poll. If no
-/// other core is left, the affinity stays as it is. `cores` replaces those of an earlier call.
+/// Excludes `cores`, on which threads poll, from the affinity of the calling thread and of threads that it
+/// starts later. If no other core is left, the affinity does not change. `cores` replaces those of an earlier
+/// call.
 pub fn leave_to_pollers(cores: &[usize]) {
     *POLLED.write().unwrap_or_else(PoisonError::into_inner) = cores.to_vec();
     let others = cores_without_pollers();
@@ -53,7 +54,7 @@ pub fn leave_to_pollers(cores: &[usize]) {
     }
 }
 
-/// [`available_cores`] without those of the last [`leave_to_pollers`]; may be empty.
+/// Returns [`available_cores`] without those of the last [`leave_to_pollers`]; may be empty.
 #[must_use]
 pub fn cores_without_pollers() -> Vec<usize> {
     let polled = POLLED.read().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +79,8 @@ pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
     set_affinity(&[core]).map_err(|_| AffinityError::Refused { core })
 }
 
-/// Memory node (NUMA) of the processor on which the calling thread runs now. `None` where getcpu(2) fails.
+/// Returns the memory node (NUMA) of the processor on which the calling thread runs now. `None` where
+/// getcpu(2) fails.
 #[must_use]
 pub fn current_node() -> Option<u32> {
     let mut node: libc::c_uint = 0;

@@ -13,7 +13,7 @@
 //! # drop(boxed);
 //! ```
 //!
-//! UNSAFETY: implements `GlobalAlloc` by passing every call on to the system's allocator.
+//! UNSAFETY: implements `GlobalAlloc` by passing every call to the system's allocator.
 #![expect(unsafe_code, reason = "implements GlobalAlloc")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -29,7 +29,8 @@ thread_local! {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CountingAllocator;
 
-/// Allocations that the calling thread has made; 0 where [`CountingAllocator`] is not the global allocator.
+/// Returns the count of allocations of the calling thread; 0 where [`CountingAllocator`] is not the global
+/// allocator.
 #[must_use]
 pub fn allocations_here() -> u64 {
     ALLOCATIONS.with(Cell::get)

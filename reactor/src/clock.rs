@@ -37,19 +37,19 @@ impl Nanos {
         Nanos(secs.saturating_mul(1_000_000_000))
     }
 
-    /// Number of nanoseconds.
+    /// Returns the nanoseconds.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// In whole microseconds, rounded down.
+    /// Returns whole microseconds, rounded down.
     #[must_use]
     pub const fn as_us(self) -> u64 {
         self.0 / 1_000
     }
 
-    /// In whole milliseconds, rounded down.
+    /// Returns whole milliseconds, rounded down.
     #[must_use]
     pub const fn as_ms(self) -> u64 {
         self.0 / 1_000_000
@@ -102,8 +102,8 @@ impl fmt::Display for Nanos {
 pub struct Clock;
 
 impl Clock {
-    /// The current time. Takes about 20 ns where the kernel offers the clock without a system call (vDSO).
-    /// The data path reads the clock per turn, not per command.
+    /// Returns the current time. Takes about 20 ns where the kernel offers the clock without a system call
+    /// (vDSO). The data path reads the clock per turn, not per command.
     #[inline]
     #[must_use]
     pub fn now() -> Nanos {
@@ -114,7 +114,8 @@ impl Clock {
     }
 }
 
-/// Milliseconds since 1970-01-01 UTC, the unit of NVMe timestamps and logs; 0 when the clock is before that.
+/// Returns the milliseconds since 1970-01-01 UTC, the unit of NVMe timestamps and logs; 0 when the clock is
+/// before that.
 #[must_use]
 pub fn wall_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

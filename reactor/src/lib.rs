@@ -3,13 +3,13 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`run`] | the loop of a core: descriptors, mailbox, time, pollers, what it does when idle |
-//! | [`mem`] | memory of the data path: regions, the buffer pool, frames of RAM disks and caches |
+//! | [`run`] | the loop of a core: descriptors, mailbox, time, pollers, idle behaviour |
+//! | [`mem`] | memory of the data path: regions, the buffer pool, frames of RAM disks and caches, unmaps |
 //! | [`slab`] | generation-checked slots |
-//! | [`net`] | sockets, epoll |
-//! | [`uring`] | io_uring for disks |
+//! | [`net`] | sockets, epoll, wakers |
+//! | [`uring`] | io_uring for disks: files, block devices, NVMe passthrough |
 //! | [`mailbox`] | bounded queues between cores |
-//! | [`affinity`] | pinning of threads |
+//! | [`affinity`] | pinning of threads, memory node of a thread |
 //! | [`clock`] | time |
 //! | [`rate`] | limits for log lines that peers cause |
 //! | [`lock`] | a mutex for code off the data path |

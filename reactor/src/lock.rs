@@ -1,8 +1,8 @@
 //! [`Lock`]: a mutex. With the feature `count-locks` it counts how often each thread locks, for tests that
 //! assert that the data path takes no lock.
 //!
-//! A panic does not poison the mutex: its holder must keep the value consistent between any two statements
-//! that can panic. Not for the data path.
+//! A panic does not poison the mutex: the thread that has locked it must keep the value consistent between
+//! any two statements that can panic. Not for the data path.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -11,7 +11,7 @@ thread_local! {
     static TAKEN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Number of calls of [`Lock::lock`] by the calling thread.
+/// Returns the count of calls of [`Lock::lock`] by the calling thread.
 #[cfg(feature = "count-locks")]
 #[must_use]
 pub fn locks_taken() -> u64 {
@@ -23,7 +23,7 @@ pub fn locks_taken() -> u64 {
 pub struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
-    /// An unlocked mutex.
+    /// Creates an unlocked mutex.
     pub const fn new(value: T) -> Lock<T> {
         Lock(Mutex::new(value))
     }
@@ -35,7 +35,7 @@ impl<T> Lock<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the mutex if it is free, else `None`. `locks_taken` does not count it.
+    /// Locks the mutex if it is free; otherwise returns `None`. `locks_taken` does not count this call.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),

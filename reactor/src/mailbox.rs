@@ -1,22 +1,21 @@
-//! Mailboxes between cores: a bounded queue from every core to every core, and one to every core for all
+//! Mailboxes between cores: a bounded queue from every core to every core, and a queue to every core for all
 //! other threads.
 //!
-//! What it is: messages are values that move; a full queue gives the message back to its sender. A core that
-//! polls checks for mail with one relaxed load. A core that sleeps is woken by the sender, which only then
-//! makes a system call.
+//! What it is: messages are moved, not copied. If a queue is full, the sender gets the message back. A core
+//! that polls checks for mail with one relaxed load. A sleeping core is woken by the sender, which makes a
+//! system call only then.
 //!
 //! ```text
 //!   sender: push -> has_mail := true -> fence -> is_asleep? -> (exchange it for false) -> Waker::wake
 //!   sleeper: is_asleep := true -> fence -> queues empty? -> wait for its Waker -> awake
 //! ```
 //!
-//! Either the sender sees that the core sleeps, or the core sees the message before it waits: the two SeqCst
-//! fences have one order.
+//! Either the sender sees that the core sleeps, or the core sees the message before it waits, as the two
+//! SeqCst fences have one order.
 //!
-//! What it does not do: it keeps no order between messages of different senders; those of one sender stay in
-//! order.
+//! Messages of one sender stay in order. Messages of different senders have no order.
 //!
-//! Limits: memory for `cores * (cores + 1) * capacity` messages is taken at start.
+//! Limits: memory for `cores * (cores + 1) * capacity` messages is allocated at start.
 
 use std::io;
 use std::sync::Arc;
@@ -29,8 +28,8 @@ use crate::net::Waker;
 /// Queues to one core. On cache lines of its own, as the core reads `has_mail` in every turn.
 #[repr(align(128))]
 struct Inbox<M> {
-    /// Set after a push. The receiving core clears it once it has found the queues empty, and then checks
-    /// them again.
+    /// Set after a push. The receiving core clears the flag when it has found the queues empty, and then
+    /// checks the queues again.
     has_mail: AtomicBool,
     is_asleep: AtomicBool,
     waker: Waker,
@@ -49,8 +48,8 @@ impl<M> Inbox<M> {
         Ok(())
     }
 
-    /// The next message and its sender. Checks the queues from `cursor` on, and advances `cursor` past the
-    /// queue that had the message.
+    /// Returns the next message and its sender; `None` when all queues are empty. Checks the queues from
+    /// `cursor` on, and advances `cursor` past the queue that had the message.
     fn pop_next(&self, cursor: &mut usize) -> Option<(usize, M)> {
         for _ in 0..self.queues.len() {
             let from = *cursor;
@@ -63,7 +62,7 @@ impl<M> Inbox<M> {
     }
 }
 
-/// One core's access to the mesh: it receives from its inbox and sends to all.
+/// One core's access to the mesh: receives from the core's inbox and sends to all inboxes.
 pub struct Mailbox<M> {
     inboxes: Arc<[Inbox<M>]>,
     core: usize,
@@ -71,7 +70,7 @@ pub struct Mailbox<M> {
     cursor: usize,
 }
 
-/// A sender for threads that are no core: signal handling, management.
+/// A sender for threads that are not cores: signal handling, management.
 pub struct Remote<M> {
     inboxes: Arc<[Inbox<M>]>,
 }
@@ -82,10 +81,11 @@ impl<M> Clone for Remote<M> {
     }
 }
 
-/// A mailbox for each of `cores` cores. Each sender has a queue of `capacity` messages to each receiver.
+/// Creates a mailbox for each of `cores` cores. Each sender has a queue of `capacity` messages to each
+/// receiver.
 ///
 /// # Errors
-/// That of [`Waker::new`].
+/// The error of [`Waker::new`].
 ///
 /// # Panics
 /// When `capacity` is 0.
@@ -103,29 +103,29 @@ pub fn mesh<M: Send>(cores: usize, capacity: usize) -> io::Result<Vec<Mailbox<M>
 }
 
 impl<M: Send> Mailbox<M> {
-    /// Index of this core.
+    /// Returns the index of this core.
     #[must_use]
     pub fn core(&self) -> usize {
         self.core
     }
 
-    /// Number of cores.
+    /// Returns the count of cores.
     #[must_use]
     pub fn cores(&self) -> usize {
         self.inboxes.len()
     }
 
-    /// A sender for threads that are no core. [`Mailbox::receive`] returns its messages with sender
+    /// Returns a sender for threads that are not cores. [`Mailbox::receive`] returns its messages with sender
     /// `cores()`.
     #[must_use]
     pub fn remote(&self) -> Remote<M> {
         Remote { inboxes: Arc::clone(&self.inboxes) }
     }
 
-    /// Sends to core `to`, which may be this core.
+    /// Sends `message` to core `to`, which may be this core.
     ///
     /// # Errors
-    /// Gives the message back when the queue is full: keep it and try at a later turn.
+    /// Returns the message when the queue is full: keep it and try again in a later turn.
     ///
     /// # Panics
     /// When there is no core `to`.
@@ -133,7 +133,8 @@ impl<M: Send> Mailbox<M> {
         self.inboxes[to].push(self.core, message)
     }
 
-    /// The next message and the core that sent it ([`Mailbox::cores`]: a [`Remote`]), round-robin by sender.
+    /// Returns the next message and the core that sent it ([`Mailbox::cores`]: a [`Remote`]), round-robin by
+    /// sender. `None` when there is no message.
     #[inline]
     pub fn receive(&mut self) -> Option<(usize, M)> {
         if !self.inboxes[self.core].has_mail.load(Ordering::Relaxed) {
@@ -157,8 +158,9 @@ impl<M: Send> Mailbox<M> {
         found
     }
 
-    /// Announces that this core is about to wait for its [`Mailbox::waker`]. False: there is mail, do not
-    /// wait. True: wait, and call [`Mailbox::end_sleep`] afterwards, whatever ended the wait.
+    /// Announces that this core is about to wait for its [`Mailbox::waker`]. Returns false when there is
+    /// mail: do not wait. After true, wait, and call [`Mailbox::end_sleep`] afterwards, whatever ended the
+    /// wait.
     #[must_use]
     pub fn prepare_sleep(&mut self) -> bool {
         let inbox = &self.inboxes[self.core];
@@ -177,19 +179,19 @@ impl<M: Send> Mailbox<M> {
         self.inboxes[self.core].is_asleep.store(false, Ordering::Relaxed);
     }
 
-    /// Lowers the waker; a system call. Called when the waker was seen raised.
+    /// Lowers the waker by a system call. Call it when the waker was seen raised.
     pub fn drain(&mut self) {
         self.inboxes[self.core].waker.drain();
     }
 
-    /// True from a [`Mailbox::prepare_sleep`] that returned true until a sender wakes this core or
-    /// [`Mailbox::end_sleep`].
+    /// Returns true after a [`Mailbox::prepare_sleep`] that returned true, until a sender wakes this core or
+    /// [`Mailbox::end_sleep`] is called.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         self.inboxes[self.core].is_asleep.load(Ordering::Relaxed)
     }
 
-    /// Wakes this core: to be added to the core's [`Readiness`](crate::net::Readiness).
+    /// Returns the waker of this core, to be added to the core's [`Readiness`](crate::net::Readiness).
     #[must_use]
     pub fn waker(&self) -> &Waker {
         &self.inboxes[self.core].waker
@@ -197,10 +199,10 @@ impl<M: Send> Mailbox<M> {
 }
 
 impl<M: Send> Remote<M> {
-    /// Sends to core `to`.
+    /// Sends `message` to core `to`.
     ///
     /// # Errors
-    /// Gives the message back when the queue, which all remotes share, is full.
+    /// Returns the message when the queue, which all remotes share, is full.
     ///
     /// # Panics
     /// When there is no core `to`.
@@ -208,7 +210,7 @@ impl<M: Send> Remote<M> {
         self.inboxes[to].push(self.inboxes.len(), message)
     }
 
-    /// Number of cores.
+    /// Returns the count of cores.
     #[must_use]
     pub fn cores(&self) -> usize {
         self.inboxes.len()

@@ -5,7 +5,7 @@ use crate::clock::Nanos;
 /// A token bucket; each log line takes a token.
 #[derive(Debug, Clone)]
 pub struct RateLimit {
-    /// Time in which one token is refilled; `None`: never.
+    /// Time in which one token is refilled; `None`: tokens are never refilled.
     interval: Option<Nanos>,
     burst: u32,
     tokens: u32,
@@ -17,13 +17,13 @@ pub struct RateLimit {
 /// Result of [`RateLimit::allow`] when the line may be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowed {
-    /// Number of lines suppressed since the last allowed one, to be logged with it.
+    /// Count of lines suppressed since the last allowed one, to be logged with it.
     pub suppressed: u64,
 }
 
 impl RateLimit {
-    /// At most `burst` lines at once, and `per_second` lines a second in the long run. With `per_second` 0
-    /// there are `burst` lines in all.
+    /// Creates a limit of at most `burst` lines at once, and `per_second` lines a second in the long run.
+    /// With `per_second` 0, at most `burst` lines are allowed in total.
     #[must_use]
     pub const fn new(per_second: u32, burst: u32) -> RateLimit {
         let interval = match 1_000_000_000u64.checked_div(per_second as u64) {
@@ -33,7 +33,7 @@ impl RateLimit {
         RateLimit { interval, burst, tokens: burst, refilled: Nanos::ZERO, suppressed: 0 }
     }
 
-    /// Takes a token for a line. `None`: there is none, and the line is counted as suppressed.
+    /// Takes a token for a line. Returns `None` when there is none: the line is counted as suppressed.
     pub fn allow(&mut self, now: Nanos) -> Option<Allowed> {
         self.refill(now);
         match self.tokens.checked_sub(1) {

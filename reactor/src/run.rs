@@ -12,9 +12,9 @@
 //!
 //! [`Turns`] records how long turns took.
 //!
-//! All pollers of a core share one value, which each gets as `&mut`: there are no locks. The loop itself does
-//! not block in a turn, and allocates only when the backlog of messages grows. A message that no poller takes
-//! is dropped.
+//! All pollers of a core share one value, which is passed to each as `&mut`: there are no locks. The loop
+//! itself does not block in a turn, and allocates only when the backlog of messages grows. A message that all
+//! pollers return is dropped.
 //!
 //! What it does not do: it does not interpret messages.
 
@@ -39,7 +39,7 @@ pub trait Shared {
     /// reactor's creation and the monotonic time since; later steps of the wall clock do not change it.
     fn begin_turn(&mut self, now: Nanos, wall_ms: u64);
 
-    /// True when no work is left and none will come: the loop ends.
+    /// Returns true when no work is left and none will arrive: the loop ends.
     fn is_done(&self) -> bool;
 
     /// Called after a turn with work that took [`LONG`] or longer.
@@ -48,46 +48,47 @@ pub trait Shared {
 
 /// A part of a core's work, called in every turn.
 pub trait Poller<S, M> {
-    /// Name in reports of long turns, which list the pollers that had work.
+    /// Returns the name for reports of long turns, which list the pollers that had work.
     fn name(&self) -> &'static str;
 
-    /// Does the work of this turn. True when there was any.
+    /// Does the work of this turn. Returns true when there was any.
     fn poll(&mut self, shared: &mut S, turn: &mut Turn<'_, M>) -> bool;
 
-    /// Called when a descriptor that the poller watches by its [`Watcher`] is ready. `key` was given to
-    /// [`Watcher::add`].
+    /// Called when a descriptor that the poller watches by its [`Watcher`] is ready. `key` is the one passed
+    /// to [`Watcher::add`].
     fn on_ready(&mut self, _shared: &mut S, _turn: &mut Turn<'_, M>, _key: u32) {}
 
     /// Handles a message for this core. Returns a message that is for another poller; the next poller in the
-    /// list gets it.
+    /// list then gets the message.
     fn on_message(&mut self, _shared: &mut S, _turn: &mut Turn<'_, M>, message: M) -> Option<M> {
         Some(message)
     }
 
-    /// The last step of a turn, in the order of the list: sends what the pollers of this turn have queued.
-    /// Called once more when the loop ends.
+    /// Sends the data that the pollers of this turn have queued. The last step of a turn, in the order of the
+    /// list. Called once more when the loop ends.
     fn flush(&mut self, _shared: &mut S, _turn: &mut Turn<'_, M>) {}
 
-    /// True when the poller polls its busy connections itself. Descriptors, whose poll is a system call, are
-    /// then polled every 20 us instead of in every turn.
+    /// Returns true when the poller polls its busy connections itself. Descriptors, whose poll is a system
+    /// call, are then polled every 20 us instead of in every turn.
     fn is_active(&self) -> bool {
         false
     }
 
-    /// True when the core may sleep: nothing waits for a later turn without a descriptor or message that
-    /// wakes the core.
+    /// Returns true when the core may sleep: all pending work of the poller wakes the core by a descriptor or
+    /// a message.
     fn is_quiet(&self, _shared: &S) -> bool {
         true
     }
 
-    /// Called before the core sleeps: from now on the poller's descriptors must report all work. False: there
-    /// is work already, and the core does not sleep. After true it may stay awake because of another poller.
+    /// Called before the core sleeps: from now on the poller's descriptors must report all work. Returns
+    /// false when there is work already: the core does not sleep. After true, the core may still stay awake
+    /// because of another poller.
     fn prepare_sleep(&mut self, _shared: &mut S) -> bool {
         true
     }
 
-    /// True when kernel threads do the work of the device that the poller polls: an idle turn yields the CPU
-    /// to them.
+    /// Returns true when kernel threads do the work of the device that the poller polls: an idle turn then
+    /// yields the CPU to them.
     fn wants_yield(&self) -> bool {
         false
     }
@@ -102,20 +103,21 @@ pub struct Turn<'a, M> {
 }
 
 impl<M: Send> Turn<'_, M> {
-    /// Index of this core.
+    /// Returns the index of this core.
     #[must_use]
     pub fn core(&self) -> usize {
         self.mailbox.core()
     }
 
-    /// Number of cores.
+    /// Returns the count of cores.
     #[must_use]
     pub fn cores(&self) -> usize {
         self.mailbox.cores()
     }
 
-    /// Sends to core `to`; messages of this core arrive in order. A message that does not fit in the mailbox
-    /// of `to` is kept and sent in a later turn, and so are all later messages of this core, to any core.
+    /// Sends `message` to core `to`; messages of this core arrive in order. A message that does not fit in
+    /// the mailbox of `to` is queued in the backlog and sent in a later turn. All later messages of this
+    /// core, to any core, are queued behind it.
     ///
     /// # Panics
     /// When there is no core `to`.
@@ -127,7 +129,7 @@ impl<M: Send> Turn<'_, M> {
         }
     }
 
-    /// Sends a copy to every core but this one.
+    /// Sends a copy of `message` to every core but this one.
     pub fn send_to_others(&mut self, message: &M)
     where
         M: Clone,
@@ -136,8 +138,8 @@ impl<M: Send> Turn<'_, M> {
         (0..self.cores()).filter(|to| *to != own).for_each(|to| self.send(to, message.clone()));
     }
 
-    /// True while no message is kept back. While it is false, a poller that can keep messages itself sends
-    /// none.
+    /// Returns true while the backlog is empty. While it is not empty, a poller that can keep messages itself
+    /// sends none.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.backlog.is_empty()
@@ -153,13 +155,13 @@ pub enum Idle {
     SleepAfter(Nanos),
 }
 
-/// Longest sleep: pollers check their timeouts after it.
+/// Maximum sleep time. Afterwards pollers check their timeouts.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
-/// Interval of descriptor polls while a poller is active, so that the system calls cost it little.
+/// Interval of descriptor polls while a poller is active, so that the system calls take little of its time.
 const DESCRIPTOR_POLL_PERIOD: Nanos = Nanos::from_us(20);
-/// Most ready descriptors of one poll.
+/// Maximum number of ready descriptors of one poll.
 const READY_MAX: usize = 256;
-/// Low bits of a key: the poller's own key. Above them is the index of the poller.
+/// Width of the poller's own key, the low bits of an epoll key. The bits above are the index of the poller.
 const KEY_BITS: u32 = 32;
 /// Key of the mailbox's waker: an index that no poller has.
 const MAILBOX: u64 = (u32::MAX as u64) << KEY_BITS;
@@ -170,9 +172,9 @@ pub struct Reactor<M> {
     ready: Vec<Ready>,
     next_descriptor_poll: Nanos,
     mailbox: Mailbox<M>,
-    /// The mailbox's waker was seen raised and is not lowered yet.
+    /// True when the mailbox's waker was seen raised and is not lowered yet.
     is_woken: bool,
-    /// Messages that did not fit in a mailbox, with the core that they are for.
+    /// Messages that did not fit in a mailbox, with their destination core.
     backlog: VecDeque<(usize, M)>,
     idle: Idle,
     last_work: Nanos,
@@ -186,10 +188,10 @@ pub struct Reactor<M> {
 }
 
 impl<M: Send> Reactor<M> {
-    /// A reactor for the core of `mailbox`.
+    /// Creates a reactor for the core of `mailbox`.
     ///
     /// # Errors
-    /// That of [`Readiness::new`] or [`Readiness::add`].
+    /// The error of [`Readiness::new`] or [`Readiness::add`].
     pub fn new(mailbox: Mailbox<M>, idle: Idle) -> io::Result<Reactor<M>> {
         let readiness = Readiness::new()?;
         readiness.add(mailbox.waker(), MAILBOX, Interest::READ)?;
@@ -211,20 +213,20 @@ impl<M: Send> Reactor<M> {
         })
     }
 
-    /// A handle that watches descriptors for the poller at index `place` of the list.
+    /// Returns a handle that watches descriptors for the poller at index `place` of the list.
     #[must_use]
     pub fn watcher(&self, place: u32) -> Watcher {
         self.readiness.watcher(u64::from(place) << KEY_BITS)
     }
 
-    /// Durations of the turns of [`Reactor::run`].
+    /// Returns the durations of the turns of [`Reactor::run`].
     #[must_use]
     pub fn turns(&self) -> &Arc<Turns> {
         &self.turns
     }
 
     /// Runs turns until [`Shared::is_done`] returns true or `stop` is set, then calls [`Poller::flush`] of
-    /// each.
+    /// each poller.
     pub fn run<S: Shared>(
         &mut self,
         shared: &mut S,
@@ -251,7 +253,8 @@ impl<M: Send> Reactor<M> {
         self.flush(shared, pollers, now);
     }
 
-    /// Runs one turn. True when there was mail, a ready descriptor, or a poller whose `poll` had work.
+    /// Runs one turn. Returns true when there was mail, a ready descriptor, or a poller whose `poll` had
+    /// work.
     pub fn turn<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) -> bool {
         let now = self.begin_turn(shared);
         (self.began, self.parts) = (now, Parts::default());
@@ -319,7 +322,7 @@ impl<M: Send> Reactor<M> {
         has_received
     }
 
-    /// Waits at most `timeout` for ready descriptors. True when there is any.
+    /// Waits at most `timeout` for ready descriptors. Returns true when there are any.
     fn poll_descriptors(&mut self, timeout: Duration) -> bool {
         // An error would be a fault of this process, and the next poll would return it again.
         if self.readiness.poll(Some(timeout), &mut self.ready).is_err() {
@@ -328,7 +331,7 @@ impl<M: Send> Reactor<M> {
         !self.ready.is_empty()
     }
 
-    /// Passes the ready descriptors to their pollers.
+    /// Calls [`Poller::on_ready`] for each ready descriptor; for the mailbox's waker only sets `is_woken`.
     fn dispatch_ready<S>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>], now: Nanos) {
         let Reactor { mailbox, backlog, ready, is_woken, .. } = self;
         let mut turn = Turn { now, mailbox, backlog };
@@ -345,8 +348,9 @@ impl<M: Send> Reactor<M> {
         }
     }
 
-    /// After a turn without work: spins, or sleeps when there was no work for the time in [`Idle`] and
-    /// nothing waits for a later turn. Yields the CPU first if a poller wants that.
+    /// Spins or sleeps after a turn without work. Sleeps when there was no work for the time of
+    /// [`Idle::SleepAfter`], the backlog is empty, and all pollers are quiet. Yields the CPU first if
+    /// [`Poller::wants_yield`] of a poller returns true.
     fn idle<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) {
         if pollers.iter().any(|poller| poller.wants_yield()) {
             std::thread::yield_now();

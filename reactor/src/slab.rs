@@ -1,8 +1,9 @@
 //! A slab of fixed capacity with generation-checked slots.
 //!
-//! What it is: a table of `capacity` entries, allocated once and touched as they are first used. A [`Slot`]
-//! names an entry *and* the generation of its value. Removing a value changes the generation, so that a slot
-//! which is used too late (by a peer, a device, a timer) finds nothing instead of another value.
+//! What it is: a table of `capacity` entries. The memory is allocated once; an entry is touched at its first
+//! use. A [`Slot`] identifies an entry *and* the generation of its value. Removing a value changes the
+//! generation, so that a slot which is used too late (by a peer, a device, a timer) finds nothing instead of
+//! another value.
 //!
 //! ```text
 //!   Slot = generation (16) | index (16)
@@ -22,7 +23,7 @@ pub const SLAB_ENTRIES_MAX: usize = 65_535;
 /// End of the free list.
 const END: u16 = u16::MAX;
 
-/// Names an entry of a [`Slab`] and one of its values, by index and generation.
+/// Identifier of an entry of a [`Slab`] and of one of its values: index and generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
     generation: u16,
@@ -30,21 +31,22 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Index of the entry. Slots of one index differ in their generations; at most one of them is valid.
+    /// Returns the index of the entry. Slots of one index differ in their generations; at most one of them is
+    /// valid.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {
         self.index as usize
     }
 
-    /// As 32 bits, for a field that a peer or device echoes.
+    /// Encodes the slot in 32 bits, for a field that a peer or device echoes.
     #[inline]
     #[must_use]
     pub const fn to_wire(self) -> u32 {
         (self.generation as u32) << 16 | self.index as u32
     }
 
-    /// From 32 bits of any origin, for example of a peer: the slab finds nothing under a stale slot.
+    /// Decodes 32 bits of any origin, for example of a peer. The slab finds no value for a stale slot.
     #[inline]
     #[must_use]
     pub const fn from_wire(wire: u32) -> Slot {
@@ -77,7 +79,7 @@ pub struct Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// An empty slab for `n` values. Allocates the memory for all of them; no other method allocates.
+    /// Creates an empty slab for `n` values. Allocates the memory for all of them; no other method allocates.
     ///
     /// # Panics
     /// When `n` is above [`SLAB_ENTRIES_MAX`].
@@ -88,8 +90,8 @@ impl<T> Slab<T> {
         Slab { entries: Vec::with_capacity(n), capacity, free: END, len: 0 }
     }
 
-    /// A slab for `n` values with `value` in entry 0 under `slot`, which another slab gave. `None` when
-    /// `slot` is not of entry 0, has generation 0, or `n` is 0.
+    /// Creates a slab for `n` values with `value` in entry 0 under `slot`, which another slab returned.
+    /// `None` when `slot` is not of entry 0, has generation 0, or `n` is 0.
     ///
     /// # Panics
     /// When `n` is above [`SLAB_ENTRIES_MAX`].
@@ -104,7 +106,7 @@ impl<T> Slab<T> {
         Some(slab)
     }
 
-    /// Bytes of memory of `n` entries.
+    /// Returns the bytes of memory of `n` entries.
     #[must_use]
     pub const fn bytes_for(n: usize) -> usize {
         n * size_of::<Entry<T>>()
@@ -113,7 +115,7 @@ impl<T> Slab<T> {
     /// Puts `value` into a free entry.
     ///
     /// # Errors
-    /// Gives `value` back when the slab is full.
+    /// Returns `value` when the slab is full.
     #[inline]
     pub fn insert(&mut self, value: T) -> Result<Slot, T> {
         let index = self.free;
@@ -124,7 +126,7 @@ impl<T> Slab<T> {
         Ok(Slot { generation: entry.generation, index })
     }
 
-    /// Puts `value` into the next entry that was never used.
+    /// Puts `value` into the next entry that was never used. Returns `value` when there is none.
     #[inline(never)]
     fn insert_fresh(&mut self, value: T) -> Result<Slot, T> {
         let Some(slot) = self.fresh_slot() else { return Err(value) };
@@ -138,8 +140,8 @@ impl<T> Slab<T> {
         Some(Slot { generation: 1, index })
     }
 
-    /// The slot that the next [`Slab::insert`] returns; `None` when full. For values that contain their own
-    /// slot.
+    /// Returns the slot that the next [`Slab::insert`] returns; `None` when full. For values that contain
+    /// their own slot.
     #[inline]
     #[must_use]
     pub fn next_slot(&self) -> Option<Slot> {
@@ -149,7 +151,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The value, unless `slot` is stale.
+    /// Returns the value; `None` when `slot` is stale.
     #[inline]
     #[must_use]
     pub fn get(&self, slot: Slot) -> Option<&T> {
@@ -157,7 +159,7 @@ impl<T> Slab<T> {
         if entry.generation == slot.generation { entry.value.as_ref() } else { None }
     }
 
-    /// As [`Slab::get`], mutable.
+    /// Returns the value as [`Slab::get`] does, mutable.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
@@ -165,14 +167,14 @@ impl<T> Slab<T> {
         if entry.generation == slot.generation { entry.value.as_mut() } else { None }
     }
 
-    /// True when `slot` names a value.
+    /// Returns true when `slot` identifies a value.
     #[inline]
     #[must_use]
     pub fn contains(&self, slot: Slot) -> bool {
         self.get(slot).is_some()
     }
 
-    /// Removes the value, unless `slot` is stale; `slot` is stale from now on.
+    /// Removes and returns the value; `None` when `slot` is stale. Afterwards `slot` is stale.
     #[inline]
     pub fn remove(&mut self, slot: Slot) -> Option<T> {
         let entry = self.entries.get_mut(slot.index())?;
@@ -187,7 +189,8 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// Slot of the value in entry `index`; `None` when it has none. For loops that change the slab.
+    /// Returns the slot of the value in entry `index`; `None` when it has none. For loops that change the
+    /// slab.
     #[inline]
     #[must_use]
     pub fn slot_at(&self, index: usize) -> Option<Slot> {
@@ -196,35 +199,35 @@ impl<T> Slab<T> {
         Some(Slot { generation: entry.generation, index: u16::try_from(index).ok()? })
     }
 
-    /// Number of values.
+    /// Returns the count of values.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         usize::from(self.len)
     }
 
-    /// True when the slab has no value.
+    /// Returns true when the slab has no value.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Most values that the slab can have.
+    /// Returns the maximum number of values.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
         usize::from(self.capacity)
     }
 
-    /// True when the next insert is refused.
+    /// Returns true when the next insert is refused.
     #[inline]
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.len() == self.capacity()
     }
 
-    /// The values with their slots, by index.
+    /// Returns the values with their slots, in ascending order of index.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
         (0..=u16::MAX).zip(self.entries.iter()).filter_map(|(index, entry)| {
             let slot = Slot { generation: entry.generation, index };
@@ -232,7 +235,7 @@ impl<T> Slab<T> {
         })
     }
 
-    /// As [`Slab::iter`], mutable.
+    /// Returns the values as [`Slab::iter`] does, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Slot, &mut T)> {
         (0..=u16::MAX).zip(self.entries.iter_mut()).filter_map(|(index, entry)| {
             let slot = Slot { generation: entry.generation, index };
@@ -240,7 +243,7 @@ impl<T> Slab<T> {
         })
     }
 
-    /// The slots of all values, by index.
+    /// Returns the slots of all values, in ascending order of index.
     pub fn slots(&self) -> impl Iterator<Item = Slot> {
         self.iter().map(|(slot, _)| slot)
     }

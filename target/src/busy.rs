@@ -5,8 +5,9 @@
 //!                        └── no such turn in a timer period ──> not active
 //! ```
 //!
-//! The core's clock does not advance within a turn, so a turn with a command counts as a whole. A command
-//! costs one load of the flag next to the counters that it writes; namespaces without commands cost nothing.
+//! The core's clock does not advance within a turn, so a turn with a command counts with its whole length. A
+//! command costs one load of a flag next to the counters that the command writes. Namespaces without commands
+//! cost nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,9 +27,9 @@ struct ActiveNamespace {
     counters: Arc<NamespaceCounters>,
     /// Index of the namespace's disk in `Env::disks`.
     disk: usize,
-    /// Reads and writes completed by the end of the last turn; `None`: active since this turn.
+    /// Number of reads and writes completed by the end of the last turn; `None`: active since this turn.
     commands: Option<u64>,
-    /// It had commands in this timer period.
+    /// True if the namespace had commands in this timer period.
     was_busy: bool,
 }
 
@@ -43,7 +44,6 @@ impl Busy {
         Busy { core, active: Vec::with_capacity(ACTIVE_CAPACITY) }
     }
 
-    /// True when no namespace is active.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.active.is_empty()
@@ -61,8 +61,8 @@ impl Busy {
         });
     }
 
-    /// Adds `took`, the length of the turn that ended, to the busy time of each namespace that completed
-    /// commands in the turn, or whose disk has commands of this core.
+    /// Adds `took`, the length of the turn that ended, to the busy time of each busy namespace. A namespace
+    /// is busy if it completed commands in the turn, or its disk has commands of this core.
     pub(crate) fn end_turn(&mut self, took: Nanos, disks: &[Option<Box<dyn Disk>>]) {
         for namespace in &mut self.active {
             let counters = namespace.counters.core(self.core);
@@ -97,7 +97,7 @@ fn commands_of(counters: &IoCounters) -> u64 {
 }
 
 impl Env {
-    /// Makes a namespace that has a command active. `counters`: those of `namespace` on this core.
+    /// Marks the namespace of a command as active. `counters`: those of `namespace` on this core.
     #[inline]
     pub(crate) fn note_command(&mut self, namespace: &Namespace, counters: &IoCounters) {
         if !counters.is_active.load(Ordering::Relaxed) {

@@ -1,15 +1,16 @@
 //! [`TargetCore`]: one core's part of the target: its queue pairs, its disks, its messages.
 //!
-//! The shell (sockets, verbs, the simulator) calls it in each turn:
+//! The shell (sockets, verbs, the simulator) calls these functions in each turn:
 //!
 //! ```text
 //!   set_time -> for each connection with input: feed transport(id), step(id)
-//!            -> on_message for what other cores sent -> poll (disks, waiting requests, time-outs)
+//!            -> on_message for messages of other cores -> poll (disks, waiting requests, time-outs)
 //!            -> next_send_ready: connections that may have output; send, then step_sent(id) for Sent
 //!            -> next_message: to other cores' mailboxes      -> next_closed: close the socket
 //! ```
 //!
-//! It does no I/O itself and reads no clock. `eviction` closes connections without Connect on a full core.
+//! `TargetCore` does no I/O itself and reads no clock. `connections` implements the interface of the shells;
+//! `eviction` closes connections without Connect on a full core.
 
 mod connections;
 mod eviction;
@@ -36,10 +37,10 @@ use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::Snapshot;
 use eviction::Unconnected;
 
-/// Period in which time-outs are checked.
+/// Period of the time-out checks.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
 
-/// Turns that a queue pair is first in the queue for the pool before free buffers are reserved for it.
+/// Turns for which a queue pair is first in the queue for the pool before free buffers are reserved for it.
 const FIRST_TURNS: u32 = 32;
 
 /// Arguments of [`TargetCore::new`].
@@ -69,11 +70,11 @@ pub struct CoreSettings {
 /// Counters of a core, for operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoreUse {
-    /// Connections now.
+    /// Current number of connections.
     pub connections: usize,
-    /// Commands that arrived, ever.
+    /// Commands that arrived since the start.
     pub commands: u64,
-    /// Requests that waited for memory, ever.
+    /// Requests that waited for memory since the start.
     pub waits: u64,
 }
 
@@ -91,7 +92,7 @@ pub struct TargetCore<T: Transport> {
     unconnected: Unconnected,
     /// Queue pairs with waiting requests, least recently served first.
     waiting: VecDeque<ConnectionId>,
-    /// Queue pairs that may have something to send, by transport.
+    /// Queue pairs that may have output, by transport.
     send_ready: [Vec<ConnectionId>; TransportKind::ALL.len()],
     /// Transports of removed queue pairs, for `Connections::next_closed`.
     closed: Vec<(ConnectionId, T)>,
@@ -100,17 +101,17 @@ pub struct TargetCore<T: Transport> {
     first: Option<FirstWaiter>,
     next_timer: Nanos,
     disk_depth: u32,
-    /// A disk that was removed from the configuration has commands in flight.
+    /// True while a disk that was removed from the configuration has commands in flight.
     is_closing_disks: bool,
-    /// Generation of the configuration that each core serves, as far as reported.
+    /// Generation of the configuration that each core has last reported to serve, by core index.
     applied: Vec<u64>,
 }
 
 impl<T: Transport> TargetCore<T> {
-    /// A core with handles on all disks of the snapshot and no connections.
+    /// Creates a core without connections and opens all disks of the snapshot.
     ///
     /// # Errors
-    /// [`OpenError`] of the first disk that cannot be opened.
+    /// [`OpenError`] of a disk that cannot be opened; of several, that of the last.
     pub fn new(settings: CoreSettings) -> Result<Self, OpenError> {
         let connections = settings.connections;
         let applied = vec![settings.snapshot.generation; settings.cores];
@@ -133,7 +134,7 @@ impl<T: Transport> TargetCore<T> {
             current: ConnectionId::from_wire(0),
             is_draining: false,
             has_memory_waiters: false,
-            // The owner after those of the connections.
+            // The owner index after the last connection index.
             incoming_owner: ConnectionId::from_wire(u32::try_from(connections).unwrap_or(u32::MAX)),
             is_reserve_short: false,
             scarce_bytes: u64::MAX,
@@ -163,8 +164,8 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Opens disks that are new in the snapshot and closes removed ones. Returns the errors of disks that
-    /// cannot be opened.
+    /// Opens the disks of the snapshot that have no handle yet, and closes removed disks that are idle.
+    /// Returns one error for each disk that cannot be opened.
     fn open_disks(&mut self) -> Vec<OpenError> {
         let mut errors = Vec::new();
         let env = &mut self.env;
@@ -183,7 +184,8 @@ impl<T: Transport> TargetCore<T> {
         errors
     }
 
-    /// Closes the idle ones of the disks that were removed from the configuration.
+    /// Closes disks that were removed from the configuration and have no commands in flight. Sets
+    /// `is_closing_disks` if removed disks with commands are left.
     fn close_disks(&mut self) {
         let env = &mut self.env;
         self.is_closing_disks = false;
@@ -197,8 +199,8 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Begins a turn at `now` on a monotonic clock, `wall_ms` since 1970. The time since the last call counts
-    /// as busy for namespaces that had commands in it.
+    /// Begins a turn. `now`: time of a monotonic clock; `wall_ms`: wall clock in ms since 1970. The time
+    /// since the last call is added to the busy time of namespaces that had commands meanwhile.
     #[inline]
     pub fn set_time(&mut self, now: Nanos, wall_ms: u64) {
         let before = std::mem::replace(&mut self.env.now, now);
@@ -209,35 +211,36 @@ impl<T: Transport> TargetCore<T> {
         self.env.wall_ms = wall_ms;
     }
 
-    /// Most bytes of memory of a connection with a queue of `entries`: its queue pair, its requests, its
-    /// controller, and its entries in the core's lists; without heap memory of the transport.
+    /// Most bytes of memory of a connection with a queue of `entries`: queue pair, requests, controller,
+    /// share counters in the pools, and entries in the lists of the core and the queue pair. Heap memory of
+    /// the transport is not included.
     #[must_use]
     pub fn connection_bytes(entries: u16) -> usize {
         let entries = usize::from(entries);
-        // It is in at most seven lists of the core.
+        // A connection is in at most seven lists of the core.
         Slab::<Qpair<T>>::bytes_for(1)
             + 7 * size_of::<ConnectionId>()
-            // Its share counters in the pool and the admin pool.
+            // Share counters of the connection in the pool and the admin pool.
             + 2 * SHARE_BYTES
             + Slab::<Request>::bytes_for(entries)
             + entries * size_of::<ConnectionId>()
             + Controller::bytes()
     }
 
-    /// The queue pair of a connection; `None` once it is removed.
+    /// Returns the queue pair of a connection; `None` once it is removed.
     #[must_use]
     pub fn qpair(&self, id: ConnectionId) -> Option<&Qpair<T>> {
         self.qpairs.get(id.0)
     }
 
-    /// Runs `act` on a queue pair and marks it as having output.
+    /// Runs `act` on a queue pair and marks the queue pair as possibly having output.
     #[inline]
     fn with_qpair(&mut self, id: ConnectionId, act: impl FnOnce(&mut Qpair<T>, &mut Env) -> Liveness) {
         self.run_qpair(id, true, act);
     }
 
-    /// Runs `act` on a queue pair, removes it if it has closed, and lists it if requests wait. `has_output`:
-    /// `act` may cause output that the caller does not send itself.
+    /// Runs `act` on a queue pair. Removes the queue pair if it has closed, and adds it to `waiting` if
+    /// requests wait. `has_output`: `act` may cause output that the caller does not send itself.
     #[inline]
     fn run_qpair(
         &mut self,
@@ -265,7 +268,7 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// [`TargetCore::with_qpair`] for actions that take no events from the transport, so that none can be
+    /// As [`TargetCore::with_qpair`], for actions that read no events of the transport and so do not see
     /// `Closed`.
     fn with_open_qpair(&mut self, id: ConnectionId, act: impl FnOnce(&mut Qpair<T>, &mut Env)) {
         self.with_qpair(id, |qpair, env| {
@@ -274,8 +277,9 @@ impl<T: Transport> TargetCore<T> {
         });
     }
 
-    /// Polls the disks, retries requests that wait for memory, checks time-outs. True when there was work, or
-    /// requests wait behind which others must queue.
+    /// Polls the disks, closes removed disks, retries waiting requests, checks the time-outs every 50 ms,
+    /// drains during shutdown, and executes messages to this core. True when a disk or a retry made progress,
+    /// or when new requests must queue behind waiting requests.
     pub fn poll(&mut self) -> bool {
         let mut has_worked = self.poll_disks();
         if self.is_closing_disks {
@@ -321,8 +325,8 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// A disk completed a command that may be an orphan. When it was the last that is known, the disks are
-    /// asked whether more are left.
+    /// Counts a completed command that may be of an orphan. After the last known command, queries the disks
+    /// for commands that are left.
     #[cold]
     fn on_orphan_done(&mut self, id: ConnectionId) {
         if self.env.orphaned_commands.on_done(id) {
@@ -339,10 +343,11 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Round-robin over the queue pairs with waiting requests: one that got memory goes to the end, one that
-    /// got none keeps its position, so that a deep queue does not starve a shallow one. Free buffers are
-    /// reserved for a queue pair that is first for [`FIRST_TURNS`], so that small commands do not starve a
-    /// large one.
+    /// Retries waiting requests, round-robin over the queue pairs. A queue pair that made progress moves to
+    /// the end; any other keeps its position, so that a deep queue does not starve a shallow one. Free
+    /// buffers are reserved for a queue pair that has been first for [`FIRST_TURNS`], so that small commands
+    /// do not starve a large one. True when a retry made progress, or when new requests must queue behind
+    /// waiting requests.
     fn poll_waiting(&mut self) -> bool {
         if self.waiting.is_empty() && self.first.is_none() {
             return false;
@@ -384,8 +389,8 @@ impl<T: Transport> TargetCore<T> {
         has_worked || has_memory_waiters
     }
 
-    /// Counts the turns for which `id` is the first that waits for `bytes` of the pool; from [`FIRST_TURNS`]
-    /// on reserves buffers.
+    /// Counts the turns for which `id` has been the first to wait for `bytes` of the pool; from
+    /// [`FIRST_TURNS`] on reserves buffers of at least that size.
     fn reserve_for_first(&mut self, id: ConnectionId, bytes: u32) -> FirstWaiter {
         let turns = self.first.filter(|first| first.id == id).map_or(0, |first| first.turns);
         let first = FirstWaiter { id, turns: turns.saturating_add(1) };
@@ -423,7 +428,7 @@ impl<T: Transport> TargetCore<T> {
                 });
             }
             Message::Failed(controller, record) => {
-                // By its slot, not by a search: hosts can cause any number of these messages.
+                // A look-up by slot instead of a search: hosts can cause any number of these messages.
                 let qpair = self.qpairs.get_mut(controller.admin_queue().0);
                 if let Some(qpair) = qpair.filter(|qpair| qpair.is_admin_queue_of(&controller)) {
                     qpair.on_failed(record);
@@ -435,7 +440,6 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Closes the queue pairs for which `must_close` is true.
     fn close_all(&mut self, reason: CloseReason, must_close: impl Fn(&Qpair<T>) -> bool) {
         self.for_each_qpair(|qpair, env| {
             if must_close(qpair) {
@@ -456,13 +460,14 @@ impl<T: Transport> TargetCore<T> {
         self.env.send(from.core, Message::Aborted { from, is_aborted });
     }
 
-    /// Applies a new configuration to I/O queues at once. It is advertised to hosts once all cores serve it:
-    /// a host reads from a new namespace on all its queues, and gives the namespace up on a status with DNR.
+    /// Opens and closes disks, applies a new configuration to the I/O queues at once, and reports its
+    /// generation to all cores. The configuration is advertised to hosts once all cores serve it: a host
+    /// reads from a new namespace on all its queues, and drops the namespace after a status with DNR.
     fn on_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         let old = std::mem::replace(&mut self.env.snapshot, snapshot);
         self.env.disks.iter_mut().flatten().for_each(|disk| disk.reconfigure());
         for error in self.open_disks() {
-            // Commands to its namespaces fail with Namespace Not Ready on this core.
+            // Commands to namespaces on this disk fail with Namespace Not Ready on this core.
             self.env.notice(Notice::DiskOpen { reason: error.to_string() });
         }
         self.for_each_qpair(|qpair, env| {
@@ -496,8 +501,8 @@ impl<T: Transport> TargetCore<T> {
     /// Executes the messages in the outbox that are addressed to this core.
     #[inline]
     fn deliver_own(&mut self) {
-        // Bounded: what a message sends to this core is executed in the same loop, and no message causes
-        // itself. The order of messages to other cores does not change.
+        // Messages to this core that are queued meanwhile are executed in the same loop. The loop ends, since
+        // no message causes itself. The order of messages to other cores does not change.
         let mut at = 0;
         while let Some((to, _)) = self.env.outbox.get(at) {
             if *to != self.env.core {
@@ -508,18 +513,19 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Takes the oldest message for another core: the index of that core, and the message.
+    /// Removes the oldest message for another core. Returns the index of that core, and the message.
     pub fn next_message(&mut self) -> Option<(usize, Message)> {
         self.env.outbox.pop_front()
     }
 
-    /// Takes the next queue pair that may have output, of any transport.
+    /// Clears the mark of a queue pair that may have output, of any transport, and returns its slot; `None`:
+    /// no queue pair is marked.
     #[inline]
     pub fn next_send_ready(&mut self) -> Option<ConnectionId> {
         TransportKind::ALL.into_iter().find_map(|transport| self.next_send_ready_over(transport))
     }
 
-    /// Takes the next queue pair of this transport that may have output.
+    /// As [`TargetCore::next_send_ready`], for queue pairs of one transport.
     #[inline]
     pub fn next_send_ready_over(&mut self, transport: TransportKind) -> Option<ConnectionId> {
         while let Some(id) = self.send_ready[transport as usize].pop() {
@@ -531,7 +537,7 @@ impl<T: Transport> TargetCore<T> {
         None
     }
 
-    /// Notices for the log; the caller drains them.
+    /// Notices for the log, which the caller drains.
     pub fn notices(&mut self) -> &mut Notices {
         &mut self.env.notices
     }

@@ -1,5 +1,5 @@
-//! Statistics that hosts and operators read: cache lines of its own per core and namespace, so that counting
-//! is an uncontended add.
+//! Statistics that hosts and operators read. The counters of each core and namespace have their own cache
+//! lines, so that counting is an uncontended add.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -23,7 +23,7 @@ pub struct IoCounters {
     pub(crate) is_active: AtomicBool,
 }
 
-/// Adds without an atomic read-modify-write: only the counter's core may call it.
+/// Adds `n`, wrapping, without an atomic read-modify-write: only the counter's core may call this function.
 #[inline]
 pub fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
@@ -32,22 +32,22 @@ pub fn add(counter: &AtomicU64, n: u64) {
 /// Values of [`IoCounters`], of one core or of several together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoTotals {
-    /// See [`IoCounters`].
+    /// Sum of [`IoCounters::units_read`].
     pub units_read: u64,
-    /// See [`IoCounters`].
+    /// Sum of [`IoCounters::units_written`].
     pub units_written: u64,
-    /// See [`IoCounters`].
+    /// Sum of [`IoCounters::reads`].
     pub reads: u64,
-    /// See [`IoCounters`].
+    /// Sum of [`IoCounters::writes`].
     pub writes: u64,
-    /// See [`IoCounters`].
+    /// Sum of [`IoCounters::media_errors`].
     pub media_errors: u64,
-    /// See [`IoCounters`]. Of several cores the largest value, since they may be busy at the same time.
+    /// [`IoCounters::busy_ns`]; of several cores the largest value, since cores may be busy at the same time.
     pub busy_ns: u64,
 }
 
 impl IoTotals {
-    /// Sums of both, but the larger `busy_ns`.
+    /// Adds the counters of both, saturating, and takes the larger `busy_ns`.
     #[must_use]
     pub fn merged_with(self, other: IoTotals) -> IoTotals {
         IoTotals {
@@ -68,7 +68,7 @@ pub struct NamespaceCounters {
 }
 
 impl NamespaceCounters {
-    /// All zero, for `cores` cores.
+    /// Creates counters for `cores` cores, at least one, all zero.
     #[must_use]
     pub fn new(cores: usize) -> NamespaceCounters {
         NamespaceCounters { cores: (0..cores.max(1)).map(|_| IoCounters::default()).collect() }

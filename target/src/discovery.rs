@@ -3,10 +3,10 @@
 //! ```text
 //!   [header 1 KiB: GENCTR, NUMREC][this service, by listener][subsystem x listener ...][referral ...]
 //! ```
-//! Each read builds the entries that it covers; no state is kept for a connection. A host gets the subsystems
-//! that it may connect to. An unspecified address (0.0.0.0, ::) is replaced by the address that the host
-//! used; an entry with an unspecified address of the other family is left out, since the host would connect
-//! to itself.
+//! Each read builds the entries that it covers; no state is kept for a connection. The log has only
+//! subsystems to which the host may connect. An unspecified address (0.0.0.0, ::) is replaced by the address
+//! that the host used. An entry with an unspecified address of the other family is left out, since the host
+//! would connect to itself.
 //!
 //! Not supported: registration of hosts or of other discovery services, zoning, extended entries.
 
@@ -27,17 +27,18 @@ use spindle_transport::{Peer, TransportKind};
 use crate::controller::Window;
 use crate::snapshot::{Listener, Referral, Snapshot};
 
-/// ASQSZ: entries of an admin queue. 32 is the minimum of the specification, and what Linux requests.
+/// ASQSZ: entries of an admin queue. 32 is the minimum of the specification, and the value that Linux
+/// requests.
 const ADMIN_QUEUE_ENTRIES: u16 = 32;
 
-/// Bytes of the header, and of each entry.
+/// Length in bytes of the header, and of each entry.
 const ENTRY_BYTES: u64 = DISCOVERY_ENTRY_BYTES as u64;
 
 /// One entry before it is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry<'a> {
     subtype: SubsystemType,
-    /// `None`: the discovery service.
+    /// `None`: the discovery service, of this system or of a referral.
     subsystem: Option<&'a Nqn>,
     transport: TransportKind,
     address: SocketAddr,
@@ -53,7 +54,7 @@ pub struct DiscoveryLog<'a> {
 }
 
 impl<'a> DiscoveryLog<'a> {
-    /// The log for `host` on the connection `peer`.
+    /// Creates the log for `host` on the connection `peer`.
     #[must_use]
     pub fn new(snapshot: &'a Snapshot, peer: &'a Peer, host: &'a Nqn) -> DiscoveryLog<'a> {
         DiscoveryLog { snapshot, peer, host }
@@ -91,7 +92,8 @@ impl<'a> DiscoveryLog<'a> {
         }
     }
 
-    /// The entries, each with the address at which this host can connect.
+    /// Returns the entries, each with the address at which this host can connect. Omits entries without such
+    /// an address.
     fn iter(&self) -> impl Iterator<Item = Entry<'a>> {
         entries(self.snapshot, self.host).filter_map(|entry| {
             let address = match entry.subtype {
@@ -104,7 +106,7 @@ impl<'a> DiscoveryLog<'a> {
     }
 }
 
-/// True when the entries for `host` differ between `old` and `new`; the generation does not count.
+/// True when the entries for `host` differ between `old` and `new`; the generation is not compared.
 #[must_use]
 pub fn differs(old: &Snapshot, new: &Snapshot, host: &Nqn) -> bool {
     !entries(old, host).eq(entries(new, host))
@@ -112,8 +114,9 @@ pub fn differs(old: &Snapshot, new: &Snapshot, host: &Nqn) -> bool {
 
 /// All entries for `host`, in order, with the configured addresses.
 fn entries<'a>(snapshot: &'a Snapshot, host: &'a Nqn) -> impl Iterator<Item = Entry<'a>> {
-    // All listeners reach the same service, and persistent connections are allowed on each. They return
-    // the same entries unless a listener has an unspecified address that some hosts cannot get.
+    // All listeners reach the same service, and persistent connections are allowed on each. The entries are
+    // the same on each listener, except entries with an unspecified address if listeners have both address
+    // families.
     let is_for_all = |listener: &Listener| {
         let is_v4 = listener.address.is_ipv4();
         !listener.address.ip().is_unspecified()
@@ -157,7 +160,7 @@ fn from_referral(referral: &Referral) -> Entry<'_> {
         transport: referral.transport,
         address: referral.address,
         port_id: referral.port_id,
-        // Persistent connections of the other service are not known here.
+        // This target has no information on persistent connections of the other service.
         eflags: Eflags::new(),
     }
 }
@@ -165,7 +168,7 @@ fn from_referral(referral: &Referral) -> Entry<'_> {
 fn encode(entry: &Entry<'_>) -> DiscoveryLogEntry {
     let address = entry.address;
     let treq =
-        // Secure channel "not required" is true too, but nvme-cli takes both bits together as a demand for
+        // "Secure channel not required" also applies, but nvme-cli treats both bits together as a demand for
         // TLS.
         Treq::new().with_sq_flow_control_disable(true);
     DiscoveryLogEntry {
@@ -193,10 +196,11 @@ pub(crate) fn transport_type(transport: TransportKind) -> TransportType {
     }
 }
 
-/// Capacity for an address or a port; the longest, an IPv6 address with an embedded IPv4 one, has 45 bytes.
+/// Capacity for an address or a port. The longest, an IPv6 address with an embedded IPv4 address, has 45
+/// bytes.
 const TEXT_BYTES: usize = 64;
 
-/// Text as a field padded with spaces.
+/// Formats a text as a field padded with spaces.
 fn padded<const N: usize>(text: fmt::Arguments<'_>) -> [u8; N] {
     let mut buffer = ArrayString::<TEXT_BYTES>::new();
     // The longest text fits, so the write cannot fail.

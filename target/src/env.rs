@@ -1,8 +1,8 @@
-//! [`Env`]: state that all queue pairs of one core share, lent to a queue pair for the length of a call.
+//! [`Env`]: state that all queue pairs of one core share, passed to a queue pair in each call.
 //!
-//! It has the core's pools, its handles on the disks, the configuration snapshot, and two outboxes: messages
-//! for cores ([`Message`]) and notices for the log ([`Notice`]). A queue pair has no access to another one;
-//! it sends messages, even on the same core.
+//! [`Env`] has the core's pools, disk handles, configuration snapshots, controller registry, time and
+//! counters, and two outboxes: messages for cores ([`Message`]) and notices for the log ([`Notice`]). A queue
+//! pair has no access to other queue pairs. It sends them messages, even on the same core.
 
 use spindle_transport::{ConnectionId, RequestId};
 use std::collections::VecDeque;
@@ -21,12 +21,12 @@ use crate::qpair::owner;
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{DiskId, Snapshot};
 
-/// A message from core to core. Two messages between the same cores arrive in order.
+/// A message from core to core. Messages from one core to another arrive in order.
 #[derive(Clone)]
 pub enum Message {
     /// Close the I/O queues of this controller.
     CloseQueues(Arc<ControllerShared>, CloseReason),
-    /// Close the controller's admin connection, and with it the controller.
+    /// Close the controller's admin connection, which ends the controller.
     CloseController(Arc<ControllerShared>, CloseReason),
     /// Abort a command, if its queue is on the receiving core.
     Abort {
@@ -54,7 +54,7 @@ pub enum Message {
     SnapshotApplied {
         /// Index of the sender.
         core: usize,
-        /// Generation that it serves.
+        /// Generation of this configuration.
         generation: u64,
     },
     /// Shutdown: accept no commands, complete those in flight, close the connections.
@@ -72,32 +72,33 @@ pub struct AbortFrom {
     pub slot: RequestId,
 }
 
-/// State of a core, lent to its queue pairs. See the module.
+/// State of a core, passed to its queue pairs in each call. See the module.
 pub struct Env {
     /// Index of this core, from 0.
     pub core: usize,
     /// Number of cores of the process.
     pub cores: usize,
-    /// Time of this turn; does not advance within it.
+    /// Time of this turn; constant within the turn.
     pub now: Nanos,
-    /// Start of this core, which is that of the process, on the clock of `now`.
+    /// Start of this core, used as the start of the process, on the clock of `now`.
     pub process_started: Nanos,
     /// Wall clock at this turn, ms since 1970.
     pub wall_ms: u64,
     /// The newest configuration of this core, which I/O queues use.
     pub snapshot: Arc<Snapshot>,
-    /// The newest configuration that all cores serve: that of Identify, log pages, discovery and Connect of
-    /// admin queues, since a host uses a namespace on all its queues at once.
+    /// The newest configuration that all cores serve, since a host uses a namespace on all its queues at
+    /// once. Used by Identify, features, log pages, discovery and Connect of admin queues.
     pub advertised_snapshot: Arc<Snapshot>,
     /// Controllers of the process, shared by all cores.
     pub registry: Arc<Registry>,
     /// Buffers of the data path.
     pub pool: Pool,
-    /// Buffers that only admin and Connect commands take, so that I/O cannot starve them.
+    /// Buffers that only admin and Connect commands use, so that I/O cannot starve them.
     pub admin_pool: Pool,
-    /// This core's disks, by [`DiskId`].
+    /// This core's disks, by [`DiskId`]; `None`: removed, or could not be opened.
     pub disks: Vec<Option<Box<dyn Disk>>>,
-    /// Messages with the index of their core, this one included; drained by the core and its shell.
+    /// Messages with the index of the receiving core, which may be this core. Drained by this core and its
+    /// shell.
     pub outbox: VecDeque<(usize, Message)>,
     /// Log entries, drained by the app.
     pub notices: Notices,
@@ -105,17 +106,19 @@ pub struct Env {
     pub(crate) current: ConnectionId,
     /// True after [`Message::Shutdown`].
     pub is_draining: bool,
-    /// Requests of this core wait for memory, and new ones must queue behind them.
+    /// True while requests of this core wait for memory and new requests must queue behind them.
     pub(crate) has_memory_waiters: bool,
-    /// Owner in the admin pool of buffers whose data hosts have not sent yet, of all connections together.
+    /// Owner in the admin pool of the buffers whose data hosts have not sent yet; the same for all
+    /// connections.
     pub(crate) incoming_owner: ConnectionId,
-    /// A command got no buffer for `incoming_owner` in this timer period.
+    /// True if a command got no buffer for `incoming_owner` in this timer period.
     pub(crate) is_reserve_short: bool,
-    /// Free bytes of the disk memory that is scarcest; `u64::MAX`: none is scarce. Updated by the timer.
+    /// Free bytes of the disk with the least free memory; `u64::MAX`: no disk memory is scarce. Updated by
+    /// the timer.
     pub(crate) scarce_bytes: u64,
-    /// Requests that waited for memory, ever.
+    /// Requests that waited for memory since the start.
     pub waits: u64,
-    /// Commands that arrived, ever.
+    /// Commands that arrived since the start.
     pub commands: u64,
     pub(crate) done: Vec<Done>,
     /// Commands at disks whose queue pair has ended.
@@ -124,24 +127,24 @@ pub struct Env {
     pub(crate) busy: Busy,
 }
 
-/// Capacity of the list into which a disk is polled: about the most completions of one poll.
+/// Initial capacity of `Env::done`: about the most completions of one poll of a disk.
 pub(crate) const DONE_BATCH: usize = 128;
 
 impl Env {
-    /// This core's handle on the disk with this index; `None`: it was removed or could not be opened.
+    /// This core's handle on the disk with this index; `None`: the disk was removed or could not be opened.
     #[inline]
     pub fn disk(&mut self, disk: usize) -> Option<&mut (dyn Disk + 'static)> {
         self.disks.get_mut(disk)?.as_deref_mut()
     }
 
-    /// [`Env::disk`] by shared reference.
+    /// As [`Env::disk`], by shared reference.
     #[inline]
     pub(crate) fn disk_ref(&self, disk: usize) -> Option<&dyn Disk> {
         self.disks.get(disk)?.as_deref()
     }
 
-    /// Cancels the disk commands of an ended queue pair. Returns the number of completions to come; may be
-    /// repeated.
+    /// Cancels the disk commands of an ended queue pair. Returns the number of completions to come. May be
+    /// called again.
     #[cold]
     pub(crate) fn cancel_commands_of(&mut self, qpair: ConnectionId) -> usize {
         self.disks.iter_mut().flatten().map(|disk| disk.cancel_owner(owner(qpair))).sum()
@@ -153,8 +156,8 @@ impl Env {
         self.pool.share(self.current.0)
     }
 
-    /// The current queue pair's share of the admin pool; of the data pool if `bytes` is more than the admin
-    /// pool's largest buffer.
+    /// The current queue pair's share of the admin pool, or of the data pool if `bytes` is more than the
+    /// admin pool's largest buffer.
     pub(crate) fn admin_share(&self, bytes: u32) -> Share<'_> {
         if bytes <= self.admin_pool.buffer_bytes_max() {
             self.admin_pool.share(self.current.0)
@@ -163,14 +166,14 @@ impl Env {
         }
     }
 
-    /// The share of the admin pool that all commands share whose data the host has not sent yet: hosts that
-    /// send none cannot use up the whole pool.
+    /// The share of the admin pool for commands whose data the host has not sent yet. All connections use the
+    /// same share, so hosts that send no data cannot use up the pool.
     pub(crate) fn incoming_share(&self) -> Share<'_> {
         self.admin_pool.share(self.incoming_owner.0)
     }
 
-    /// Takes a buffer for an admin or Connect command whose data the host sends. If there is none, fetches of
-    /// Connect and admin commands get a shorter time-out until the next timer period.
+    /// Takes a buffer for an admin or Connect command whose data the host sends. `None`: none is free, and
+    /// fetches of Connect and admin commands have a shorter time-out at the next timer check.
     pub(crate) fn take_incoming(&mut self, bytes: u32) -> Option<Buf> {
         let buf = self.incoming_share().take_contiguous(bytes);
         self.is_reserve_short |= buf.is_none();
@@ -185,19 +188,19 @@ impl Env {
         self.scarce_bytes = free.filter(|free| *free < enough).min().unwrap_or(u64::MAX);
     }
 
-    /// Queues a message to one core.
+    /// Queues a message to one core, which may be this core.
     pub fn send(&mut self, core: usize, message: Message) {
         self.outbox.push_back((core, message));
     }
 
-    /// Queues a message to all cores, this one included.
+    /// Queues a message to all cores, including this core.
     pub fn broadcast(&mut self, message: &Message) {
         for core in 0..self.cores {
             self.outbox.push_back((core, message.clone()));
         }
     }
 
-    /// Adds a log entry.
+    /// Queues a log entry; drops and counts it when the queue is full.
     pub fn notice(&mut self, notice: Notice) {
         self.notices.push(notice);
     }

@@ -1,10 +1,10 @@
 //! The NVMe-oF controller side of Spindle: subsystems, controllers, queue pairs, admin and I/O commands,
 //! discovery. **Read this crate first**; the others are listed below.
 //!
-//! It makes no system call, reads no clock and has no thread. Input: bytes or completions of a connection
-//! (through a [`Transport`](spindle_transport::Transport)), completions of disks, the time, messages of other
-//! cores. Output: replies, disk commands, messages, notices for the log. The same code runs in the binary, in
-//! the seeded simulator and in the fuzzers.
+//! The crate makes no system call, reads no clock and has no thread. Input: bytes or completions of a
+//! connection (through a [`Transport`](spindle_transport::Transport)), completions of disks, the time,
+//! messages of other cores. Output: replies, disk commands, messages to cores, notices for the log. The same
+//! code runs in the binary, in the seeded simulator and in the fuzzers.
 //!
 //! # Path of a write
 //!
@@ -13,7 +13,7 @@
 //!    fast path: data in the capsule, a disk with memory of its own for writes (RAM)
 //!     ──> step_fast_path ──> write_fast_path: check, Disk::prepare (Fill), take_in_capsule, Disk::submit
 //!     ──> reply_fast_path ──> Transport::reply
-//!    slab path: every other write
+//!    slab path: every other write (in pieces: `qpair::bulk`; fused: `qpair::fused`)
 //!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer: Disk::prepare
 //!         (Fill: memory of the disk; Pool: a buffer of the pool; Wait)
 //!     ──> Transport::fetch ... Event::Fetched ──> step_fetched ──> step_execute ──> Disk::submit
@@ -28,7 +28,7 @@
 //!    fast path: the disk has the data in memory (RAM, null, a cache hit)
 //!     ──> step_fast_path ──> read_fast_path: check, Disk::prepare (Ready)
 //!     ──> reply_fast_path ──> Transport::reply
-//!    slab path: `prepare` returned anything else (a Read that fails a check takes `step_io`)
+//!    slab path: any other result of `prepare` (a Read that fails a check: `step_io`)
 //!     ──> continue_read ──> step_buffer (Pool: a buffer of the pool) ──> step_execute ──> Disk::submit
 //!     ... core::TargetCore::poll ──> Disk::poll ──> Qpair::on_done ──> finish ──> Transport::reply
 //!     ... Event::Sent ──> free
@@ -38,19 +38,20 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`core`] | one core: its queue pairs, disks, messages, timers; eviction when it is full |
+//! | [`core`] | one core: its queue pairs, disks, messages, timers; eviction on a full core |
 //! | [`env`](mod@env) | state that the queue pairs of a core share; messages between cores |
 //! | [`qpair`] | the request machine; I/O, fused and compound commands, the admin queue |
 //! | [`controller`] | Connect, properties, Identify, log pages, features, events, keep alive |
-//! | [`orphaned_commands`] | commands that disks still have of I/O queues that ended |
+//! | [`orphaned_commands`] | disk commands that have not completed when their I/O queue ends |
 //! | [`discovery`] | the discovery log |
-//! | [`refusal`] | status and field at fault of a command that fails |
+//! | [`refusal`] | status of a failed command, and its field at fault |
 //! | [`snapshot`] | the configuration, immutable, replaced by message |
 //! | [`shared`] | state of controllers that all cores share |
-//! | [`counters`], [`notice`] | statistics and log entries |
+//! | [`counters`], `busy` | statistics; busy time of namespaces |
+//! | [`notice`] | log entries |
 //!
-//! Not supported: reservations, ANA, authentication, namespace management. Such a command gets the status
-//! that the specification demands.
+//! Not supported: reservations, ANA, authentication, namespace management, firmware update, directives. Such
+//! commands are refused with the status that the specification demands.
 //!
 //! # The other crates, in reading order
 //!

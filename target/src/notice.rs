@@ -1,5 +1,5 @@
-//! [`Notice`]: log entries about hosts and disks, as values. The app drains them, limits their rate and
-//! prints them.
+//! [`Notice`]: log entries about hosts and disks, as values. The app drains the queue, limits the rate and
+//! logs the entries.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -32,17 +32,17 @@ pub enum Notice {
         subsystem: Nqn,
         /// CNTLID; may be assigned again.
         cntlid: u16,
-        /// Why the target closed the connection; `None`: it ended otherwise (closed by the host, network
-        /// failure, violation of the transport's protocol).
+        /// Reason for which the target closed the connection; `None`: the connection ended otherwise (closed
+        /// by the host, network failure, violation of the transport's protocol).
         reason: Option<CloseReason>,
     },
     /// A Connect command was refused.
     Refused {
         /// Address of the host.
         remote: SocketAddr,
-        /// Status of its completion.
+        /// Status of the completion of Connect.
         status: Status,
-        /// Field, value and what is allowed.
+        /// Field, value, allowed values, and the NQNs of the Connect.
         reason: String,
     },
     /// The host violated a rule of its queue, or did not send data or read replies in time; its connection
@@ -57,14 +57,14 @@ pub enum Notice {
     Violation {
         /// Address of the host.
         remote: SocketAddr,
-        /// Field, value and what is allowed.
+        /// Field, value and allowed values.
         text: String,
     },
     /// A connection was refused or evicted before Connect.
     ConnectionRefused {
         /// Address of the host.
         remote: SocketAddr,
-        /// Field, value and what is allowed; or the limit that is reached.
+        /// Field, value and allowed values; or the reason for which the core cannot accept the connection.
         reason: String,
     },
     /// The keep-alive time-out of a controller has passed.
@@ -91,14 +91,15 @@ pub enum Notice {
         /// Text of the [`OpenError`](spindle_disk::OpenError).
         reason: String,
     },
-    /// Commands of an ended connection are at a disk for longer than [`ORPHAN_MAX`]; the host's next
-    /// connection does not wait for them any longer.
+    /// Commands of an ended connection have been at a disk for longer than [`ORPHAN_MAX`]; the host's next
+    /// connection no longer waits for them.
     Orphan {
         /// HOSTNQN of the ended connection.
         host: Nqn,
         /// SUBNQN of the ended connection.
         subsystem: Nqn,
-        /// Commands that the disks have not completed, as far as known.
+        /// Number of commands that the disks have not completed: their last report less the completions
+        /// since.
         commands: usize,
     },
     /// A host has ended its former controllers (End Former Associations).
@@ -107,7 +108,7 @@ pub enum Notice {
         host: Nqn,
         /// SUBNQN.
         subsystem: Nqn,
-        /// CNTLID of its new controller.
+        /// CNTLID of the new controller.
         cntlid: u16,
         /// Number of controllers that were ended.
         ended: usize,
@@ -200,7 +201,7 @@ pub struct Notices {
     dropped: u64,
 }
 
-/// Most notices between two drains: more than well-behaved hosts cause in a turn.
+/// Most notices in the queue: more than well-behaved hosts cause in a turn.
 const NOTICES_MAX: usize = 64;
 
 impl Default for Notices {
@@ -219,12 +220,12 @@ impl Notices {
         }
     }
 
-    /// Removes the oldest notice.
+    /// Removes and returns the oldest notice; `None`: the queue is empty.
     pub fn pop(&mut self) -> Option<Notice> {
         self.list.pop_front()
     }
 
-    /// Number of notices dropped since the last call.
+    /// Returns the number of notices dropped since the last call, and resets it.
     pub fn take_dropped(&mut self) -> u64 {
         std::mem::take(&mut self.dropped)
     }

@@ -6,12 +6,12 @@
 //!                                                                           └─> ORPHAN_MAX ──> free, logged
 //! ```
 //!
-//! After [`ORPHAN_MAX`] the orphan is expired: the target does not wait for it, but End Former Associations
-//! reports it to its host until its commands complete.
+//! After [`ORPHAN_MAX`] the orphan is expired: the target no longer waits for its commands, but End Former
+//! Associations reports them to the host until they complete.
 //!
-//! While the QID is not free, the controller's reset and shutdown are not complete, and the host gets no new
-//! controller of the subsystem: a write that has begun at a disk cannot be cancelled, and may overwrite what
-//! the host writes next.
+//! While the QID is not free, the controller's reset and shutdown are not complete, and the host's next admin
+//! Connect to the subsystem waits. The reason: a write that has begun at a disk cannot be cancelled, and may
+//! overwrite later writes of the host.
 
 use spindle_transport::ConnectionId;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use spindle_reactor::clock::Nanos;
 use crate::shared::ControllerShared;
 
 /// Longest time for which a host waits for its orphaned commands. Longer than a drive's time-outs for a
-/// command (30 s), its abort (5 s) and the reset that follows (a few seconds) together, so that it passes
-/// only when abort and reset have failed too.
+/// command (30 s), its abort (5 s) and the reset that follows (a few seconds) together. So this time is
+/// exceeded only if abort and reset have failed too.
 pub const ORPHAN_MAX: Nanos = Nanos::from_secs(40);
 
 /// Commands of one I/O queue that has ended.
 pub(crate) struct Orphan {
     /// Slot that the queue pair had on this core.
     owner: ConnectionId,
-    /// Commands that the disks have not completed, as far as known.
+    /// Number of commands that the disks have not completed: their last report less the completions since.
     pub(crate) commands: usize,
     pub(crate) controller: Arc<ControllerShared>,
     qid: u16,
@@ -40,7 +40,7 @@ pub(crate) struct Orphan {
 }
 
 impl Orphan {
-    /// Reports to the controller that the disks have completed all its commands.
+    /// Records in the controller that the disks have completed all commands of this orphan.
     fn complete(&self) {
         if self.is_expired {
             self.controller.expired_orphan_completed();
@@ -55,13 +55,13 @@ impl Orphan {
 pub(crate) struct OrphanedCommands(Vec<Orphan>);
 
 impl OrphanedCommands {
-    /// True when no orphan is known.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// I/O queue `qid` of a controller, queue pair `owner`, has ended with `commands` at the disks.
+    /// Adds the orphan of I/O queue `qid` of a controller (queue pair `owner`), which has ended with
+    /// `commands` commands at the disks. The QID stays in use.
     pub(crate) fn add(
         &mut self,
         owner: ConnectionId,
@@ -75,14 +75,16 @@ impl OrphanedCommands {
         self.0.push(Orphan { owner, commands, controller, qid, deadline, is_expired: false });
     }
 
-    /// A disk has completed a command. True: it was the last known one of `owner`.
+    /// Counts a command of `owner` that a disk has completed. True: it was the last known command of an
+    /// orphan.
     pub(crate) fn on_done(&mut self, owner: ConnectionId) -> bool {
         let Some(orphan) = self.0.iter_mut().find(|orphan| orphan.owner == owner) else { return false };
         orphan.commands = orphan.commands.saturating_sub(1);
         orphan.commands == 0
     }
 
-    /// The disks have `commands` of `owner` left. With 0 the orphan ends.
+    /// Sets the number of commands of `owner` that the disks have left. With 0 the orphan is removed and
+    /// completed.
     pub(crate) fn set_commands(&mut self, owner: ConnectionId, commands: usize) {
         let Some(index) = self.0.iter().position(|orphan| orphan.owner == owner) else { return };
         if commands == 0 {
@@ -92,7 +94,8 @@ impl OrphanedCommands {
         }
     }
 
-    /// Marks the next orphan whose deadline has passed as expired and returns it; `None`: no more.
+    /// Marks the next orphan whose deadline has passed as expired, frees its QID, and returns the orphan;
+    /// `None`: there is no more.
     pub(crate) fn next_expired(&mut self, now: Nanos) -> Option<&Orphan> {
         let orphan = self.0.iter_mut().find(|orphan| now >= orphan.deadline && !orphan.is_expired)?;
         orphan.is_expired = true;

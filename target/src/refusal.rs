@@ -2,7 +2,7 @@
 
 use nvme_spec::status::Status;
 
-/// Why a command fails.
+/// Status and field at fault of a failed command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
     /// Status of the completion, with or without DNR.
@@ -17,7 +17,7 @@ pub(crate) mod field {
     /// Byte with FUSE and PSDT.
     pub(crate) const FLAGS: u16 = 1;
     pub(crate) const NSID: u16 = 4;
-    /// Fabrics commands have it where others have NSID.
+    /// Fabrics commands have FCTYPE at the offset of NSID.
     pub(crate) const FCTYPE: u16 = NSID;
     /// Length field of the SGL descriptor.
     pub(crate) const SGL_LENGTH: u16 = 32;
@@ -35,13 +35,13 @@ pub(crate) mod field {
 }
 
 impl Refusal {
-    /// `status` unchanged: with DNR only if `status` has it.
+    /// Creates a refusal with `status` unchanged: with DNR only if `status` has DNR.
     #[must_use]
     pub const fn of(status: Status, field: Option<u16>) -> Refusal {
         Refusal { status, field }
     }
 
-    /// `status` with DNR (do not retry), and the field at byte `field`.
+    /// Creates a refusal with `status` and DNR (do not retry), and the field at byte `field`.
     #[must_use]
     pub const fn at(status: Status, field: u16) -> Refusal {
         Refusal { status: status.dnr(), field: Some(field) }

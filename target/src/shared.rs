@@ -1,9 +1,9 @@
-//! State of controllers that all cores share: atomics on the data path, a registry under a mutex at Connect.
+//! State of controllers that all cores share: atomics on the data path; a registry and connection lists under
+//! locks.
 //!
-//! The admin queue's core owns the `Controller`; each I/O queue, on any core, holds an
-//! [`Arc<ControllerShared>`]. A command on an I/O queue costs a few relaxed loads here (is the controller
-//! enabled? is traffic noted? a write: is the write cache on?) and, about once per keep-alive period, one
-//! store (there was traffic).
+//! The admin queue's core owns the `Controller`; each I/O queue, on any core, has an
+//! [`Arc<ControllerShared>`]. A command on an I/O queue costs a few relaxed loads (`is_ready`, `has_traffic`,
+//! `feature_bits`) and, about once per keep-alive period, one store (`has_traffic`).
 
 use spindle_transport::ConnectionId;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use nvme_spec::nqn::Nqn;
 use spindle_reactor::lock::Lock;
 use spindle_transport::Peer;
 
-/// Most I/O queues of one controller: the size of the bit map in [`ControllerShared`].
+/// Most I/O queues of one controller: the number of bits in the bit map of [`ControllerShared`].
 pub const IO_QUEUES_MAX: u16 = 128;
 
 /// Connection of one queue of a controller, for operators.
@@ -21,56 +21,58 @@ pub const IO_QUEUES_MAX: u16 = 128;
 pub struct QueueConnection {
     /// 0: the admin queue.
     pub qid: u16,
-    /// Index of the core that serves it.
+    /// Index of the core that serves the queue.
     pub core: usize,
-    /// Its addresses and transport.
+    /// Addresses and transport of the connection.
     pub peer: Peer,
 }
 
-/// A controller as all cores see it.
+/// State of a controller that all cores share.
 #[derive(Debug)]
 pub struct ControllerShared {
     /// CNTLID; unique in the subsystem while the controller exists.
     pub cntlid: u16,
-    /// SUBNQN of its Connect, also of the discovery subsystem. An NQN, not the subsystem, which a reload
-    /// replaces.
+    /// SUBNQN of the admin Connect; may be that of the discovery subsystem. The
+    /// [`Subsystem`](crate::snapshot::Subsystem) is not stored, since a reload replaces it.
     pub subsystem_nqn: Nqn,
-    /// HOSTNQN of its Connect.
+    /// HOSTNQN of the admin Connect.
     pub host_nqn: Nqn,
-    /// HOSTID of its Connect.
+    /// HOSTID of the admin Connect.
     pub host_id: [u8; 16],
-    /// Number of its host (HOSTNQN and HOSTID), from 1, by which disks distinguish hosts. No two connected
-    /// hosts have the same; numbers up to [`HOSTS_KEPT`] stay with their host. 0: all numbers were in use.
+    /// Client identifier of the host (HOSTNQN and HOSTID), from 1, by which disks distinguish hosts.
+    /// Connected hosts have different identifiers. Identifiers up to [`HOSTS_KEPT`] stay assigned to their
+    /// host after it disconnects. 0: all identifiers were in use.
     pub client: u16,
     /// Index of the core that owns the admin queue.
     pub admin_core: usize,
-    /// Slot of the admin queue on that core; names none before Connect has succeeded.
+    /// Slot of the admin queue on `admin_core`; 0, which is never valid, before Connect has succeeded.
     admin_queue: AtomicU32,
     /// Enabled, and neither shut down nor ended: I/O commands are accepted.
     is_ready: AtomicBool,
     /// The controller has failed, was removed, or was ended by End Former Associations; never cleared.
     is_gone: AtomicBool,
-    /// QIDs in use, bit `qid - 1`: connected I/O queues, and ended ones with commands at a disk.
+    /// QIDs in use, bit `qid - 1`: connected I/O queues, and ended I/O queues with commands at a disk for at
+    /// most `ORPHAN_MAX`.
     queues: [AtomicU64; 2],
-    /// Connections of its queues. Locked at Connect, at the end of a queue, and by operators' queries.
+    /// Connections of the queues. Locked at Connect, at the end of an I/O queue, and by operators' queries.
     connections: Lock<Vec<QueueConnection>>,
-    /// Number of ended I/O queues with commands at a disk; their QIDs stay in use.
+    /// Number of ended I/O queues with commands at a disk for at most `ORPHAN_MAX`; their QIDs stay in use.
     orphaned_queues: AtomicU32,
     /// Number of ended I/O queues with commands at a disk for longer than `ORPHAN_MAX`; their QIDs are free.
     expired_orphans: AtomicU32,
     /// Token of the latest End Former Associations on this controller; 0: none.
     former_token: AtomicU64,
-    /// Set by queues at a command; cleared by the keep-alive timer (traffic-based keep alive) and at an
-    /// enable.
+    /// Set when a command arrives on any queue; cleared by the keep-alive timer (traffic-based keep alive)
+    /// and when the controller is enabled.
     has_traffic: AtomicBool,
-    /// An I/O queue of it was connected with another HOSTID than the admin queue.
+    /// True once an I/O queue was connected with a HOSTID other than the admin queue's.
     has_other_host_id: AtomicBool,
     /// Features that I/O queues read: bit 0 = volatile write cache enabled.
     pub feature_bits: AtomicU32,
 }
 
 impl ControllerShared {
-    /// A controller that is not ready and has no queues; `client` is 0.
+    /// Creates a controller that is not ready and has no queues. `client` is 0; the write cache is enabled.
     #[must_use]
     pub fn new(cntlid: u16, subsystem_nqn: Nqn, host_nqn: Nqn, host_id: [u8; 16], admin_core: usize) -> Self {
         ControllerShared {
@@ -108,7 +110,8 @@ impl ControllerShared {
         self.feature_bits.load(Ordering::Relaxed) & 1 != 0
     }
 
-    /// Called when the controller is enabled, reset or shut down, or has ended.
+    /// Sets whether I/O commands are accepted. Called when the controller is enabled, reset or shut down, or
+    /// has ended.
     pub fn set_ready(&self, is_ready: bool) {
         self.is_ready.store(is_ready, Ordering::Release);
     }
@@ -118,29 +121,31 @@ impl ControllerShared {
         self.admin_queue.store(queue.to_wire(), Ordering::Relaxed);
     }
 
-    /// Slot of the admin queue on [`ControllerShared::admin_core`].
+    /// Slot of the admin queue on [`ControllerShared::admin_core`]; not valid before Connect has succeeded.
     #[must_use]
     pub fn admin_queue(&self) -> ConnectionId {
         ConnectionId::from_wire(self.admin_queue.load(Ordering::Relaxed))
     }
 
     /// True once the controller has failed, was removed, or was ended by End Former Associations. After
-    /// `is_ready` has returned false, this tells whether that was the reason.
+    /// `is_ready` has returned false, a caller checks this flag to distinguish the end of the controller from
+    /// a reset or shutdown.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         fence(Ordering::Acquire);
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// Marks the controller as ended: no command and no new queue is accepted.
+    /// Marks the controller as ended: from now on I/O commands and new queues are refused.
     pub fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
         self.set_ready(false);
-        // With the fence in `claim_queue`: a claim sees this flag, or a later count sees the claimed queue.
+        // Pairs with the fence in `claim_queue`: either the claim reads this flag as set, or a later count
+        // includes the claimed queue.
         fence(Ordering::SeqCst);
     }
 
-    /// Records that a command arrived on one of its queues.
+    /// Records that a command arrived on a queue of the controller.
     #[inline]
     pub fn note_traffic(&self) {
         if !self.has_traffic.load(Ordering::Relaxed) {
@@ -148,7 +153,7 @@ impl ControllerShared {
         }
     }
 
-    /// True when a command arrived since the last call.
+    /// Clears the traffic flag. True when a command arrived since the last call.
     #[must_use]
     pub fn take_traffic(&self) -> bool {
         self.has_traffic.swap(false, Ordering::Relaxed)
@@ -174,7 +179,7 @@ impl ControllerShared {
         self.connections.lock().push(connection);
     }
 
-    /// Connections of its queues, sorted by QID.
+    /// Connections of the controller's queues, sorted by QID.
     #[must_use]
     pub fn connections(&self) -> Vec<QueueConnection> {
         let mut connections = self.connections.lock().clone();
@@ -182,7 +187,8 @@ impl ControllerShared {
         connections
     }
 
-    /// I/O queue `qid` has ended without commands at a disk, or its Connect has failed: its QID is free.
+    /// Frees the QID of I/O queue `qid`, which has ended without commands at a disk or whose Connect has
+    /// failed. Removes its connection.
     pub fn release_queue(&self, qid: u16) {
         self.connections.lock().retain(|it| it.qid != qid);
         if let Some((word, bit)) = Self::qid_bit(qid) {
@@ -190,26 +196,28 @@ impl ControllerShared {
         }
     }
 
-    /// I/O queue `qid` has ended with commands at a disk: its QID stays in use.
+    /// Removes the connection of I/O queue `qid`, which has ended with commands at a disk. The QID stays in
+    /// use.
     pub fn queue_orphaned(&self, qid: u16) {
         self.connections.lock().retain(|it| it.qid != qid);
         self.orphaned_queues.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The disks have completed the commands of ended I/O queue `qid`: its QID is free.
+    /// Frees the QID of ended I/O queue `qid`: the disks have completed its commands.
     pub fn orphan_completed(&self, qid: u16) {
         self.release_queue(qid);
         self.orphaned_queues.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Commands of ended I/O queue `qid` are at a disk for longer than `ORPHAN_MAX`: its QID is free.
+    /// Frees the QID of ended I/O queue `qid`, whose commands have been at a disk for longer than
+    /// `ORPHAN_MAX`.
     pub fn orphan_expired(&self, qid: u16) {
-        // In this order, so that a reader of both counters sees the queue in at least one.
+        // Incremented first, so that a reader of both counters finds the queue in at least one of them.
         self.expired_orphans.fetch_add(1, Ordering::AcqRel);
         self.orphan_completed(qid);
     }
 
-    /// The disks have completed the commands of a queue that had exceeded `ORPHAN_MAX`.
+    /// Records that the disks have completed the commands of a queue that had exceeded `ORPHAN_MAX`.
     pub fn expired_orphan_completed(&self) {
         self.expired_orphans.fetch_sub(1, Ordering::AcqRel);
     }
@@ -220,14 +228,15 @@ impl ControllerShared {
         self.expired_orphans.load(Ordering::Acquire) > 0
     }
 
-    /// True while a new association of the host must wait: an ended queue has commands at a disk, for at most
-    /// `ORPHAN_MAX`, or the controller has ended and its I/O queues are not closed yet.
+    /// True while a new association of the host must wait. Either an ended queue has commands at a disk, for
+    /// at most `ORPHAN_MAX`; or the controller has ended and its I/O queues are not closed.
     #[must_use]
     pub fn has_orphans(&self) -> bool {
         self.orphaned_queues.load(Ordering::Acquire) > 0 || (self.is_gone() && self.taken_qids() > 0)
     }
 
-    /// Number of QIDs in use: connected I/O queues, and ended ones with commands at a disk.
+    /// Number of QIDs in use: connected I/O queues, and ended I/O queues with commands at a disk for at most
+    /// `ORPHAN_MAX`.
     #[must_use]
     pub fn taken_qids(&self) -> u32 {
         self.queues.iter().map(|word| word.load(Ordering::Acquire).count_ones()).sum()
@@ -239,7 +248,7 @@ impl ControllerShared {
         self.connections.lock().iter().filter(|it| it.qid != 0).count()
     }
 
-    /// Hosts without HOSTNQN are distinguished by HOSTID.
+    /// Compares SUBNQN and HOSTNQN; for hosts without HOSTNQN also HOSTID.
     fn matches_host_and_subsystem(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         self.host_nqn == *host_nqn
             && (!host_nqn.is_unnamed() || self.host_id == *host_id)
@@ -255,38 +264,41 @@ impl ControllerShared {
 /// State of a host's former associations with a subsystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FormerState {
-    /// None is ending, and no disk has commands of them.
+    /// No controller is ending, and no disk has commands of an ended queue.
     Over,
-    /// The queues of an ended controller are not closed, or disks have commands of an ended queue.
+    /// The queues of an ended controller are not closed, or a disk has had commands of an ended queue for at
+    /// most `ORPHAN_MAX`.
     Ending,
-    /// None is ending, but disks have commands of an ended queue for longer than `ORPHAN_MAX`: their writes
-    /// may still be executed.
+    /// No controller is ending, but a disk has had commands of an ended queue for longer than `ORPHAN_MAX`.
+    /// Writes among them may still be executed.
     MayLand,
 }
 
-/// Number of hosts that keep their client number after they disconnect.
+/// Number of hosts that keep their client identifier after they disconnect; also the largest such identifier.
 pub const HOSTS_KEPT: u16 = 255;
 
 fn client_number(at: usize) -> u16 {
     u16::try_from(at + 1).unwrap_or(0)
 }
 
-/// All controllers of the process. Locked at Connect, at the end of a controller, while a Connect or End
-/// Former Associations waits, and by operators' queries.
+/// All controllers of the process. Locked at Connect, End Former Associations, Identify (CNS 1Ch) and the end
+/// of a controller; in each timer period while a Connect or End Former Associations waits; and by operators'
+/// queries.
 #[derive(Default)]
 pub struct Registry {
     controllers: Lock<Vec<Arc<ControllerShared>>>,
-    /// Ended controllers whose I/O queues are not all closed or have commands at a disk; the others are
-    /// removed when the next controller ends.
+    /// Ended controllers whose I/O queues are not all closed or have commands at a disk. Entries without such
+    /// queues are removed when the next controller ends.
     ended: Lock<Vec<Arc<ControllerShared>>>,
-    /// HOSTNQN and HOSTID of the hosts with numbers 1 to [`HOSTS_KEPT`], in order.
+    /// HOSTNQN and HOSTID of the hosts with client identifiers 1 to [`HOSTS_KEPT`], in order.
     hosts: Lock<Vec<(Nqn, [u8; 16])>>,
-    /// Offset at which the next search for a free CNTLID begins, so that a CNTLID is not reused at once.
+    /// Start of the next search for a free CNTLID, modulo the length of the range, so that a CNTLID is not
+    /// reused at once.
     next: AtomicU32,
 }
 
 impl Registry {
-    /// Creates a controller with a free CNTLID of `range` (inclusive). `None`: all are in use.
+    /// Creates and registers a controller with a free CNTLID of `range` (inclusive). `None`: all are in use.
     pub fn create(
         &self,
         subsystem_nqn: Nqn,
@@ -312,8 +324,9 @@ impl Registry {
         None
     }
 
-    /// Client number of a host. The first [`HOSTS_KEPT`] hosts keep theirs; any other gets that of its other
-    /// controllers, or the lowest free one. 0: none is free.
+    /// Returns the client identifier of a host and assigns one if the host has none. The first [`HOSTS_KEPT`]
+    /// hosts keep their identifier. Any other host uses the identifier of its other controllers, or the
+    /// lowest free one. 0: none is free.
     fn client_of(&self, controllers: &[Arc<ControllerShared>], host_nqn: &Nqn, host_id: &[u8; 16]) -> u16 {
         let mut hosts = self.hosts.lock();
         if let Some(at) = hosts.iter().position(|(nqn, id)| nqn == host_nqn && id == host_id) {
@@ -330,13 +343,14 @@ impl Registry {
         (HOSTS_KEPT + 1..=u16::MAX).find(|own| controllers.iter().all(|it| it.client != *own)).unwrap_or(0)
     }
 
-    /// HOSTNQN and HOSTID of the hosts with client numbers 1 to [`HOSTS_KEPT`], in order, connected or not.
+    /// HOSTNQN and HOSTID of the hosts with client identifiers 1 to [`HOSTS_KEPT`], in order, connected or
+    /// not.
     #[must_use]
     pub fn hosts(&self) -> Vec<(Nqn, [u8; 16])> {
         self.hosts.lock().clone()
     }
 
-    /// The controller `cntlid` of this subsystem, unless it was removed.
+    /// Returns the controller `cntlid` of this subsystem; `None`: there is none, or it was removed.
     #[must_use]
     pub fn find(&self, subsystem_nqn: &Nqn, cntlid: u16) -> Option<Arc<ControllerShared>> {
         self.controllers
@@ -346,7 +360,8 @@ impl Registry {
             .cloned()
     }
 
-    /// True while a new association of this host with the subsystem must wait for commands of a former one.
+    /// True while a new association of this host with the subsystem must wait for queues or commands of a
+    /// former association.
     #[must_use]
     pub fn has_orphans(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         let is_one = |it: &Arc<ControllerShared>| {
@@ -356,11 +371,11 @@ impl Registry {
     }
 
     /// Sets the token of `own`, and marks every other controller of the same subsystem, HOSTNQN, HOSTID and
-    /// token as ended. Returns the controllers that it marked; the caller closes their queues. `None`: `own`
-    /// has ended before, and nothing changes.
+    /// token as ended. Returns the marked controllers; the caller closes their queues. `None`: `own` has
+    /// already ended, and nothing changes.
     pub fn end_former(&self, own: &Arc<ControllerShared>, token: u64) -> Option<Vec<Arc<ControllerShared>>> {
         let controllers = self.controllers.lock();
-        // Under the lock: of two controllers that would end each other, only one ends the other.
+        // Checked under the lock, so that two controllers cannot end each other.
         if own.is_gone() {
             return None;
         }
@@ -377,7 +392,7 @@ impl Registry {
         Some(former)
     }
 
-    /// State of the former associations of this controller's host with its subsystem.
+    /// Returns the state of the former associations of this controller's host with its subsystem.
     #[must_use]
     pub fn former_state(&self, own: &Arc<ControllerShared>) -> FormerState {
         let is_one = |it: &&Arc<ControllerShared>| {
@@ -385,7 +400,8 @@ impl Registry {
                 && it.matches_host_and_subsystem(&own.subsystem_nqn, &own.host_nqn, &own.host_id)
         };
         let mut has_expired_orphans = false;
-        // A controller that ends meanwhile is added to `ended` before it is removed from `controllers`.
+        // `controllers` is read first: `remove` adds an ending controller to `ended` before it removes the
+        // controller from `controllers`.
         for it in self.controllers.lock().iter().filter(is_one) {
             // Ended but still registered: its admin queue is not closed.
             if it.is_gone() || it.has_orphans() {
@@ -402,13 +418,14 @@ impl Registry {
         if has_expired_orphans { FormerState::MayLand } else { FormerState::Over }
     }
 
-    /// Controllers with an admin queue, those that have failed included.
+    /// Returns the controllers whose admin queue is not closed, including failed controllers.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<ControllerShared>> {
         self.controllers.lock().clone()
     }
 
-    /// Removes a controller whose admin queue has closed: its CNTLID is free.
+    /// Removes a controller whose admin queue has closed, and marks it as ended: its CNTLID is free. Keeps
+    /// the controller in `ended` while an I/O queue is open or has commands at a disk.
     pub fn remove(&self, controller: &Arc<ControllerShared>) {
         controller.set_gone();
         let is_left = |it: &Arc<ControllerShared>| it.taken_qids() > 0 || it.has_expired_orphans();

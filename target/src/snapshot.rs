@@ -1,10 +1,10 @@
 //! The configuration that the cores serve: one immutable [`Snapshot`], replaced by message.
 //!
-//! Subsystems, their namespaces and allowed hosts, listeners and referrals. `app` makes a snapshot from the
-//! checked configuration file; a reload makes a new one with a higher `generation`. Counters and disks
-//! outlive a snapshot: they are behind `Arc` and carried over to the next.
+//! A snapshot has disks, subsystems with their namespaces and allowed hosts, listeners, referrals and limits.
+//! `app` builds a snapshot from the checked configuration file; a reload builds a new one with a higher
+//! `generation`. Counters and disks outlive a snapshot: they are behind `Arc` and carried over to the next.
 //!
-//! State of controllers and queues is not here but in `shared` and `controller`.
+//! State of controllers and queues is in `shared`, `controller` and `qpair`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use spindle_transport::TransportKind;
 use crate::counters::NamespaceCounters;
 
 /// Index of a disk in [`Snapshot::disks`]; the same in all snapshots of a process. The index of a removed
-/// disk is not reused: commands of requests that still name it must find no disk.
+/// disk is not reused, so that requests with this index find no disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DiskId(pub usize);
 
@@ -25,13 +25,13 @@ pub const NSID_MAX: u32 = 1024;
 
 /// A namespace: a disk with an NSID and identifiers that stay the same after a restart.
 pub struct Namespace {
-    /// 1 ..= [`NSID_MAX`].
+    /// NSID, 1 ..= [`NSID_MAX`].
     pub nsid: u32,
     /// Disk of the namespace; a core finds its handle by this index.
     pub disk: DiskId,
     /// The same disk, for size, usage and health, which need no handle of a core.
     pub source: Arc<dyn DiskSource>,
-    /// Geometry when this snapshot was made, so that a resize is a difference between two snapshots.
+    /// Geometry when this snapshot was built, so that a resize is a difference between two snapshots.
     pub geometry: Geometry,
     /// RFC 4122 UUID; all zero: none.
     pub uuid: [u8; 16],
@@ -82,7 +82,7 @@ pub struct Subsystem {
 }
 
 impl Subsystem {
-    /// The namespace with this NSID; `None`: it is not active.
+    /// The namespace with this NSID; `None`: the NSID is not active.
     #[inline]
     #[must_use]
     pub fn namespace(&self, nsid: u32) -> Option<&Arc<Namespace>> {
@@ -103,8 +103,8 @@ pub struct Listener {
     pub port_id: u16,
     /// TCP or RDMA.
     pub transport: TransportKind,
-    /// Address and port as bound. The discovery log replaces an unspecified address (0.0.0.0, ::) by the one
-    /// that the host used.
+    /// Address and port as bound. The discovery log replaces an unspecified address (0.0.0.0, ::) by the
+    /// address that the host used.
     pub address: SocketAddr,
     /// Most in-capsule data of a command on an I/O queue, in bytes, a multiple of 16.
     pub in_capsule_bytes: u32,
@@ -139,11 +139,11 @@ pub struct ControllerLimits {
     pub queue_entries: u16,
     /// Most bytes of one command, a power of two times 4096 (MDTS).
     pub transfer_bytes: u32,
-    /// Bytes of a piece of a bulk transfer: larger Reads and Writes are cut where transport and disk allow
-    /// it. 0: none is cut. A queue keeps the value that it was connected with.
+    /// Bytes of a piece of a bulk transfer: larger Reads and Writes are split where transport and disk allow
+    /// it. 0: no command is split. A queue keeps the value from its Connect.
     pub bulk_unit: u32,
-    /// Longest keep-alive time-out that a host may request, in ms; longer ones are refused. KATO 0 in Connect
-    /// of an I/O controller means none.
+    /// Longest keep-alive time-out that a host may request, in ms; longer time-outs are refused. KATO 0 in
+    /// Connect of an I/O controller disables keep alive.
     pub keep_alive_ms_max: u32,
     /// Keep-alive time-out of a discovery controller whose host requests none, in ms.
     pub discovery_keep_alive_ms: u32,
@@ -153,7 +153,7 @@ pub struct ControllerLimits {
 pub struct Snapshot {
     /// Incremented by each reload that changes anything; 1 at start.
     pub generation: u64,
-    /// All disks of the process, by [`DiskId`]; one that was removed leaves `None`.
+    /// All disks of the process, by [`DiskId`]; `None`: the disk was removed.
     pub disks: Vec<Option<Arc<dyn DiskSource>>>,
     /// Listeners; each keeps its index over all snapshots of a process.
     pub listeners: Vec<Listener>,

@@ -14,13 +14,13 @@ fn low_half(crc: u64) -> u32 {
     u32::try_from(crc & u64::from(u32::MAX)).unwrap_or(0)
 }
 
-/// Digest of contiguous bytes.
+/// Returns the digest of contiguous bytes.
 #[inline]
 pub(crate) fn of_bytes(bytes: &[u8]) -> u32 {
     low_half(checksum(CRC32C, bytes))
 }
 
-/// Digest of `bytes` bytes of `buf` from `offset` on.
+/// Returns the digest of `bytes` bytes of `buf` from `offset` on.
 ///
 /// # Panics
 /// If `offset + bytes` is greater than the buffer's length.
@@ -33,7 +33,7 @@ pub(crate) fn of_buf(buf: &Buf, offset: usize, bytes: usize) -> u32 {
     low_half(digest.finalize())
 }
 
-/// Value of HDGST or DDGST, which are little endian on the wire.
+/// Converts HDGST or DDGST from the wire, where both are little endian.
 #[inline]
 pub(crate) fn from_wire(bytes: [u8; DIGEST_BYTES]) -> u32 {
     u32::from_le_bytes(bytes)

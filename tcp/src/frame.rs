@@ -15,7 +15,7 @@ use crate::violation::Violation;
 const DIGEST: u32 = 4;
 const _: () = assert!(DIGEST as usize == DIGEST_BYTES);
 
-/// CPDA and HPDA that this end sends: 4-byte alignment, the only one that a Linux host supports
+/// CPDA or HPDA that this end sends: 4-byte alignment, the only one that a Linux host supports
 /// (`nvme_tcp_init_connection`).
 pub(crate) const PDA: u8 = 0;
 /// Alignment of received data that [`PDA`] requests, in bytes.
@@ -34,17 +34,18 @@ pub(crate) struct Agreed {
 }
 
 impl Agreed {
-    /// Before ICReq and ICResp: no digests, 4-byte alignment.
+    /// State before ICReq and ICResp: no digests, 4-byte alignment.
     pub(crate) const INITIAL: Agreed = Agreed { header_digest: false, data_digest: false, send_unit: 4 };
 
-    /// PDO of a PDU that this end sends, with a header of `hlen` bytes.
+    /// Returns the PDO of a PDU that this end sends, with a header of `hlen` bytes.
     pub(crate) fn data_offset(&self, hlen: u8) -> u8 {
         let header = u32::from(hlen) + if self.header_digest { DIGEST } else { 0 };
-        // Headers of PDUs with data have 24 or 72 bytes, and the alignment is at most 128: so is the offset.
+        // Headers of PDUs with data have 24 or 72 bytes, and the alignment is at most 128. So the offset is
+        // at most 128.
         u8::try_from(header.next_multiple_of(u32::from(self.send_unit))).unwrap_or(u8::MAX)
     }
 
-    /// HDGSTF and DDGSTF of a PDU that this end sends.
+    /// Returns HDGSTF and DDGSTF of a PDU that this end sends.
     pub(crate) fn flags(&self, has_data: bool) -> u8 {
         let header = if self.header_digest { HDGSTF } else { 0 };
         let data = if self.data_digest && has_data { DDGSTF } else { 0 };

@@ -1,5 +1,5 @@
-//! Received bytes of a connection: the batch, shared by all connections of a core, and the carry, the
-//! connection's own copy of bytes that it did not read from earlier batches.
+//! Received bytes of a connection: the batch, shared by all connections of a core, and the carry. The carry
+//! is the connection's own copy of bytes that it did not read from earlier batches.
 //!
 //! ```text
 //!   shell: recv -> RxBatch -> load ─> peek / consume / copy in place ─> unload -> RxBatch -> next connection
@@ -8,13 +8,13 @@
 //!                                      carry (read before the next batch)
 //! ```
 //!
-//! Limits: the carry is at most one batch and one header long, because a shell does not receive for a paused
+//! Limits: the carry contains at most one batch and one header, because a shell does not receive for a paused
 //! connection.
 
 use nvme_spec::zerocopy::FromBytes;
 use spindle_reactor::mem::{Buf, note_copied, prefetch};
 
-/// The receive buffer of one core and its unread range. A connection owns it from `load` to `unload`.
+/// The receive buffer of one core and its unread range. A connection owns the batch from `load` to `unload`.
 #[derive(Debug, Default)]
 pub struct RxBatch {
     bytes: Box<[u8]>,
@@ -23,19 +23,19 @@ pub struct RxBatch {
 }
 
 impl RxBatch {
-    /// An empty batch of `capacity` bytes.
+    /// Creates an empty batch of `capacity` bytes.
     #[must_use]
     pub fn new(capacity: usize) -> RxBatch {
         RxBatch { bytes: vec![0; capacity].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// The unfilled part, for a receive.
+    /// Returns the unfilled part, for a receive.
     #[must_use]
     pub fn space(&mut self) -> &mut [u8] {
         &mut self.bytes[self.end..]
     }
 
-    /// The first `count` bytes of [`RxBatch::space`] were filled.
+    /// Adds the first `count` bytes of [`RxBatch::space`], which were filled, to the unread bytes.
     ///
     /// # Panics
     /// If `count` is greater than the length of [`RxBatch::space`].
@@ -48,7 +48,7 @@ impl RxBatch {
         self.end += count;
     }
 
-    /// Appends as much of `from` as fits. Returns the number of bytes copied.
+    /// Appends as much of `from` as fits. Returns the count of bytes copied.
     pub fn extend(&mut self, from: &[u8]) -> usize {
         let count = from.len().min(self.bytes.len() - self.end);
         self.bytes[self.end..self.end + count].copy_from_slice(&from[..count]);
@@ -61,7 +61,6 @@ impl RxBatch {
         &self.bytes[self.start..self.end]
     }
 
-    /// Number of unread bytes.
     #[inline]
     fn len(&self) -> usize {
         self.end - self.start
@@ -72,13 +71,13 @@ impl RxBatch {
         self.start == self.end
     }
 
-    /// Size of the buffer in bytes, filled or not.
+    /// Returns the size of the buffer in bytes, filled or not.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Drops all bytes; [`RxBatch::space`] is the whole buffer again.
+    /// Drops all bytes, so that [`RxBatch::space`] is the whole buffer.
     pub fn clear(&mut self) {
         self.start = 0;
         self.end = 0;
@@ -93,7 +92,7 @@ impl RxBatch {
 
 /// A carry with more capacity than this is freed when empty, so that an idle connection stays small.
 const CARRY_KEPT_BYTES: usize = 16 << 10;
-/// Fewest bytes of a carry's first allocation: more than the longest header with digest and padding.
+/// Minimum bytes of a carry's first allocation: more than the longest header with digest and padding.
 const CARRY_FIRST_BYTES: usize = 256;
 
 /// The unread bytes of a connection, in order: the carry, then the loaded batch.
@@ -124,7 +123,7 @@ impl Inbox {
         batch
     }
 
-    /// Number of unread bytes in the carry.
+    /// Returns the count of unread bytes in the carry.
     pub(crate) fn carried(&self) -> usize {
         self.carry.len() - self.carry_read
     }
@@ -136,15 +135,15 @@ impl Inbox {
         self.carry_read = 0;
     }
 
-    /// The next `count` bytes, contiguous. Copies only while the carry is not empty. `None`: fewer were
-    /// received.
+    /// Returns the next `count` bytes, contiguous, without consuming them. `None`: fewer were received.
+    /// Copies only while the carry is not empty.
     #[inline]
     pub(crate) fn peek(&mut self, count: usize) -> Option<&[u8]> {
         if self.carry.is_empty() { self.batch.unread().get(..count) } else { self.peek_carry(count) }
     }
 
-    /// The next bytes as a `T`, which must have alignment 1. Copies only while the carry is not empty.
-    /// `None`: fewer were received.
+    /// Returns the next bytes as a `T`, which must have alignment 1, without consuming them. `None`: fewer
+    /// were received. Copies only while the carry is not empty.
     #[inline]
     pub(crate) fn peek_as<
         T: FromBytes + nvme_spec::zerocopy::KnownLayout + nvme_spec::zerocopy::Immutable,
@@ -155,7 +154,8 @@ impl Inbox {
         T::ref_from_bytes(bytes).ok()
     }
 
-    /// The next `N` bytes. `None`: the batch has fewer, or the carry is not empty.
+    /// Returns the next `N` bytes without consuming them. `None`: the batch has fewer, or the carry is not
+    /// empty.
     #[inline]
     pub(crate) fn peek_batch<const N: usize>(&self) -> Option<&[u8; N]> {
         if self.carry.is_empty() { self.batch.unread().first_chunk() } else { None }
@@ -169,7 +169,7 @@ impl Inbox {
         }
     }
 
-    /// Drops the next `count` bytes, which must be in the batch; the carry must be empty.
+    /// Drops the next `count` bytes, which must be in the batch. The carry must be empty.
     #[inline]
     pub(crate) fn consume_batch(&mut self, count: usize) {
         self.batch.consume(count);
@@ -185,7 +185,7 @@ impl Inbox {
         }
     }
 
-    /// Drops up to `most` bytes. Returns the number of bytes dropped.
+    /// Drops up to `most` bytes. Returns the count of bytes dropped.
     pub(crate) fn skip(&mut self, most: usize) -> usize {
         let carried = most.min(self.carried());
         if carried > 0 {
@@ -196,7 +196,7 @@ impl Inbox {
         carried + batched
     }
 
-    /// Copies up to `most` bytes to offset `at` of `buf` and drops them. Returns the number of bytes copied.
+    /// Copies up to `most` bytes to offset `at` of `buf` and drops them. Returns the count of bytes copied.
     #[inline]
     pub(crate) fn copy_to(&mut self, buf: &mut Buf, at: usize, most: usize) -> usize {
         let mut copied = 0;
@@ -213,8 +213,8 @@ impl Inbox {
         copied + count
     }
 
-    /// Fills `buf` from the batch. False: the batch has fewer bytes, or the carry is not empty; nothing was
-    /// copied.
+    /// Fills `buf` from the batch and drops the copied bytes. Returns false, without effect, if the batch has
+    /// fewer bytes or the carry is not empty.
     #[inline]
     pub(crate) fn copy_whole_to(&mut self, buf: &mut Buf) -> bool {
         let Some(bytes) = self.peek_batch_bytes(buf.len()) else { return false };
@@ -228,8 +228,7 @@ impl Inbox {
         if self.carry.is_empty() { self.batch.unread().get(..count) } else { None }
     }
 
-    /// As [`Inbox::peek`] with a carry that is not empty: missing bytes are moved from the batch to the
-    /// carry.
+    /// As [`Inbox::peek`] with a carry that is not empty: moves missing bytes from the batch to the carry.
     #[cold]
     fn peek_carry(&mut self, count: usize) -> Option<&[u8]> {
         let carried = self.carried();
@@ -268,12 +267,13 @@ impl Inbox {
     }
 }
 
-/// Most bytes of a receive into the batch while a large payload is expected: some headers, and little data
+/// Maximum bytes of a receive into the batch while a large payload is expected: some headers, and little data
 /// that must be copied.
 const HEADERS_BYTES: usize = 4096;
 
 /// Predicts whether the next bytes of a connection are a large payload. If so, at most `HEADERS_BYTES` are
-/// received into the batch, and the payload directly into its buffer. Begins with whole batches.
+/// received into the batch, and the payload directly into its buffer. The first receives are of whole
+/// batches.
 ///
 /// Large payloads often follow each other: after one, receives into the batch are limited. When a limited
 /// receive was full and no direct receive follows it, whole batches are received again. A wrong prediction
@@ -286,7 +286,8 @@ pub struct Expectation {
 }
 
 impl Expectation {
-    /// Most bytes of the next receive into the batch. Call it once before each such receive.
+    /// Returns the maximum bytes of the next receive into the batch. To be called once before each such
+    /// receive.
     #[inline]
     #[must_use]
     pub fn batch_bytes(&mut self) -> usize {
@@ -297,13 +298,14 @@ impl Expectation {
         if self.expects_payload { HEADERS_BYTES } else { usize::MAX }
     }
 
-    /// Bytes were received into the batch; `is_full`: as many as [`Expectation::batch_bytes`] allowed.
+    /// Records a receive into the batch. `is_full`: it returned as many bytes as [`Expectation::batch_bytes`]
+    /// allowed.
     #[inline]
     pub fn on_batch(&mut self, is_full: bool) {
         self.was_cut = self.expects_payload && is_full;
     }
 
-    /// A payload is being received directly into its buffer.
+    /// Records a receive of a payload directly into its buffer.
     #[inline]
     pub fn on_direct(&mut self) {
         *self = Expectation { expects_payload: true, was_cut: false };

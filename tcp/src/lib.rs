@@ -1,10 +1,10 @@
 //! NVMe/TCP: the protocol of both ends without sockets ([`controller::Conn`], [`host::Conn`]), and the
 //! [`shell`] that does the controller's socket I/O.
 //!
-//! **What it is.** A `Conn` turns received bytes into events, and replies or commands into pieces of memory
-//! to send. It makes no system call, reads no clock and starts no thread, so the same code runs in a seeded
-//! simulator, in a fuzzer and in tests that pass single bytes. NVMe/TCP Transport 1.0 and 1.1; section
-//! numbers are those of 1.0.
+//! **Protocol.** A `Conn` turns received bytes into events, and replies or commands into pieces of memory to
+//! send. It makes no system call, reads no clock and starts no thread. So the same code runs in a seeded
+//! simulator, in a fuzzer and in tests that pass single bytes. Implements NVMe/TCP Transport 1.0 and 1.1;
+//! section numbers are those of 1.0.
 //!
 //! **Flow.**
 //! ```text
@@ -16,18 +16,19 @@
 //!   payload    data being received into a buffer
 //!   outbox     queued PDUs and the pieces that they consist of
 //!   frame      lengths, flags and digests of a PDU
+//!   digest     CRC32C of headers and data
 //!   violation  each protocol rule that a peer can violate
 //!   lifetime   open, draining, half closed, closed
 //!   wire       state common to both ends
 //! ```
 //!
-//! **What it does not do.** Of a command it reads only the opcode (is it a Fabrics command), CID, PSDT and
-//! SGL, and of Connect the QID (admin or I/O queue); the target's `io` and `admin` check opcodes, namespaces
-//! and ranges. It has no TLS. It sends one R2T for a whole command and one C2HData for a whole read; peers
-//! may split the data of a command into several PDUs.
+//! **Scope.** Of a command this crate reads only the opcode (is it a Fabrics command), CID, PSDT and SGL. Of
+//! a Fabrics command it also reads FCTYPE, and of Connect the QID (admin or I/O queue). The target's `io` and
+//! `admin` check opcodes, namespaces and ranges. There is no TLS. The controller sends one R2T for a whole
+//! command and one C2HData for a whole read; peers may split the data of a command into several PDUs.
 //!
 //! **Limits.** 4096 queue entries ([`controller::QUEUE_ENTRIES_MAX`]); a transfer is one
-//! [`Buf`](spindle_reactor::mem::Buf). In steady state nothing allocates, unless commands wait for memory
+//! [`Buf`](spindle_reactor::mem::Buf). In steady state nothing is allocated, unless commands wait for memory
 //! (the capsule stash).
 #![forbid(unsafe_code)]
 

@@ -13,28 +13,29 @@ use spindle_reactor::clock::Nanos;
 /// Phase of a connection, with the action of its shell on the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Receive and send.
+    /// The shell receives and sends.
     Open,
-    /// Send what is queued; received bytes are discarded.
+    /// The shell sends the queued PDUs; received bytes are discarded.
     Draining,
-    /// Everything is sent: shut down the sending side, discard received bytes until the peer closes or the
-    /// close timeout has passed.
+    /// All PDUs are sent: the shell shuts down the sending side. Received bytes are discarded until the peer
+    /// closes or the close timeout has passed.
     HalfClosed,
-    /// Close the socket.
+    /// The shell closes the socket.
     Closed,
 }
 
 #[derive(Debug)]
 pub(crate) struct Lifetime {
     phase: Phase,
-    /// Zero: the next `on_time` sets it to its time plus `close_timeout`, because `drain` has no clock.
+    /// Time at which the connection closes. Zero: the next `on_time` sets the deadline to its time plus
+    /// `close_timeout`, because `drain` has no clock.
     deadline: Option<Nanos>,
     close_timeout: Nanos,
     has_peer_closed: bool,
 }
 
 impl Lifetime {
-    /// Begins in phase `Open`; `initialized` must be called before `deadline`.
+    /// Creates the state in phase `Open`. `initialized` must be called before `deadline`.
     pub(crate) fn new(deadline: Nanos, close_timeout: Nanos) -> Self {
         Lifetime { phase: Phase::Open, deadline: Some(deadline), close_timeout, has_peer_closed: false }
     }
@@ -49,12 +50,12 @@ impl Lifetime {
         self.phase == Phase::Open
     }
 
-    /// Time at which `on_time` must be called; zero: at once.
+    /// Returns the time at which `on_time` must be called. Zero: at once; `None`: no call is needed.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         self.deadline
     }
 
-    /// ICReq or ICResp arrived in time: no deadline runs.
+    /// Clears the deadline, as ICReq or ICResp has arrived.
     pub(crate) fn initialized(&mut self) {
         assert_eq!(self.phase, Phase::Open);
         self.deadline = None;
@@ -67,7 +68,8 @@ impl Lifetime {
         self.deadline = Some(Nanos::ZERO);
     }
 
-    /// All queued PDUs were sent.
+    /// Ends the draining after all queued PDUs were sent: `Draining` becomes `HalfClosed`, or `Closed` if the
+    /// peer has closed.
     pub(crate) fn drained(&mut self) {
         match self.phase {
             Phase::Draining if self.has_peer_closed => self.close(),
@@ -76,7 +78,7 @@ impl Lifetime {
         }
     }
 
-    /// The peer shut down its sending side.
+    /// Handles the peer's shutdown of its sending side: closes the connection unless it is draining.
     pub(crate) fn peer_closed(&mut self) {
         self.has_peer_closed = true;
         match self.phase {
@@ -90,8 +92,8 @@ impl Lifetime {
         self.deadline = None;
     }
 
-    /// True if the deadline has passed: the caller closes the connection. A deadline of zero becomes `now`
-    /// plus the close timeout.
+    /// Returns true if the deadline has passed: the caller must close the connection. A deadline of zero
+    /// becomes `now` plus the close timeout.
     #[must_use]
     pub(crate) fn has_expired(&mut self, now: Nanos) -> bool {
         match self.deadline {

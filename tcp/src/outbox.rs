@@ -4,7 +4,7 @@
 //!   push ─> [ head | pad | body: a range of a Buf | tail ] [ head | .. ] [ .. ] ─> pieces ─> sendmsg
 //!                                                                               └> advance ─> sent PDUs
 //! ```
-//! Head and tail of a PDU are stored in the queue; `sendmsg` takes payload from its buffer. The queue owns
+//! Head and tail of a PDU are stored in the queue; `sendmsg` reads payload from its buffer. The queue owns
 //! the buffer until the socket has accepted the whole PDU.
 
 use std::io::IoSlice;
@@ -29,8 +29,8 @@ pub(crate) enum Body {
     Bytes(Box<[u8]>),
 }
 
-/// One PDU, or C2HData and its CapsuleResp, with a head of up to `HEAD` and a tail of up to `TAIL` bytes. It
-/// is built in place in the queue.
+/// One PDU, or C2HData and its CapsuleResp, with a head of up to `HEAD` and a tail of up to `TAIL` bytes.
+/// Built in place in the queue.
 #[derive(Debug)]
 pub(crate) struct OutPdu<const HEAD: usize, const TAIL: usize, K> {
     pub(crate) body: Body,
@@ -38,7 +38,7 @@ pub(crate) struct OutPdu<const HEAD: usize, const TAIL: usize, K> {
     pub(crate) body_at: u32,
     /// Length of the body in bytes.
     pub(crate) body_bytes: u32,
-    /// Returned to the connection when the PDU is sent: the request's slot or the CID.
+    /// The request's slot or the CID, read by the connection when the PDU is sent.
     pub(crate) key: K,
     /// Used bytes of `head`.
     head_bytes: u8,
@@ -97,7 +97,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> OutPdu<HEAD, TAIL, K> {
         }
     }
 
-    /// Length on the wire in bytes.
+    /// Returns the length on the wire in bytes.
     #[inline]
     fn len(&self) -> usize {
         usize::from(self.head_bytes)
@@ -119,19 +119,19 @@ pub(crate) struct Outbox<const HEAD: usize, const TAIL: usize, K> {
     ring: Box<[OutPdu<HEAD, TAIL, K>]>,
     /// Index of the first PDU in `ring`.
     first: usize,
-    /// Number of PDUs in the queue.
     len: usize,
     /// Bytes of the first PDU already sent.
     front_sent: usize,
 }
 
 impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
-    /// Bytes of all bodies in the queue, including the sent part of the first PDU.
+    /// Returns the bytes of all bodies in the queue, including the sent part of the first PDU.
     pub(crate) fn unsent_bytes(&self) -> u64 {
         (0..self.len).map(|index| u64::from(self.ring[self.ring_index(index)].body_bytes)).sum()
     }
 
-    /// Bytes of the ring after `count` PDUs, 4 or more, were queued at once; without their bodies.
+    /// Returns the bytes of the ring after `count` PDUs, 4 or more, were queued at once; without their
+    /// bodies.
     pub(crate) const fn bytes_for(count: usize) -> usize {
         count.next_power_of_two() * size_of::<OutPdu<HEAD, TAIL, K>>()
     }
@@ -143,7 +143,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         }
     }
 
-    /// Appends a PDU, empty except for its key, for the caller to fill.
+    /// Appends a PDU, empty except for its key. The caller fills in the rest.
     #[inline]
     pub(crate) fn push(&mut self, key: K) -> &mut OutPdu<HEAD, TAIL, K> {
         if self.len == self.ring.len() {
@@ -191,13 +191,12 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         self.len == 0
     }
 
-    /// Number of PDUs not completely sent.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Removes all PDUs without sending them; calls `on_removed` with key and body of each.
+    /// Removes all PDUs without sending them. Calls `on_removed` with the key and body of each.
     pub(crate) fn clear(&mut self, mut on_removed: impl FnMut(&K, Body)) {
         while self.len > 0 {
             let pdu = self.pop();
@@ -218,9 +217,10 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         list.bytes
     }
 
-    /// Removes the first PDU if `sent` covers its unsent bytes, and subtracts them from `sent`. Call until
-    /// `None`: what is left of `sent` then counts for the first PDU, and `sent` is 0 unless the queue is
-    /// empty. The caller must take the body at once, as the next `push` reuses the entry.
+    /// Removes and returns the first PDU if `sent` covers its unsent bytes, and subtracts these from `sent`.
+    /// Otherwise counts `sent` for the first PDU, sets it to 0 and returns `None`. To be called until `None`;
+    /// if the queue is empty then, `sent` is unchanged. The caller must take the body at once, as the next
+    /// `push` reuses the entry.
     #[inline]
     pub(crate) fn advance(&mut self, sent: &mut usize) -> Option<&mut OutPdu<HEAD, TAIL, K>> {
         if self.len == 0 {
@@ -246,7 +246,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
     }
 }
 
-/// Collects slices of PDUs, without the first `skip` bytes.
+/// Slices of PDUs for `sendmsg`, without the first `skip` bytes.
 struct PieceList<'o, 'a, const N: usize> {
     out: &'o mut ArrayVec<IoSlice<'a>, N>,
     skip: usize,
@@ -254,7 +254,7 @@ struct PieceList<'o, 'a, const N: usize> {
 }
 
 impl<'a, const N: usize> PieceList<'_, 'a, N> {
-    /// False: `out` is full, and nothing was appended.
+    /// Appends a piece, without bytes to skip. Returns false if `out` is full and nothing was appended.
     #[inline]
     fn push_piece(&mut self, piece: &'a [u8]) -> bool {
         if self.skip >= piece.len() {

@@ -1,4 +1,5 @@
-//! The data of one PDU being received into its buffer: copied from the inbox, or directly by the socket.
+//! The data of one PDU that is received into its buffer: copied from the inbox, or read directly from the
+//! socket.
 
 use std::io::IoSliceMut;
 
@@ -10,11 +11,11 @@ use crate::digest;
 use crate::frame::Frame;
 use crate::inbox::Inbox;
 
-/// Fewest missing bytes for a direct receive. For less, a copy from the batch is cheaper than more pieces in
+/// Minimum missing bytes for a direct receive. For less, a copy from the batch is cheaper than more pieces in
 /// `readv`.
 pub(crate) const DIRECT_BYTES_MIN: usize = 8 << 10;
 
-/// The payload owns its buffer until the PDU is complete or its rest is skipped.
+/// The data of one PDU. Owns its buffer until the PDU is complete or the remaining bytes are skipped.
 #[derive(Debug)]
 pub(crate) struct Payload<K> {
     /// Identifies the command or transfer.
@@ -41,7 +42,7 @@ pub(crate) enum Filled {
 }
 
 impl<K> Payload<K> {
-    /// The data of a PDU with this frame, to be received at offset `start` of `buf`.
+    /// Creates the payload of a PDU with this frame, to be received at offset `start` of `buf`.
     ///
     /// # Panics
     /// If the buffer is too short: callers must check the range first.
@@ -53,13 +54,13 @@ impl<K> Payload<K> {
         Payload { key, buf, start, at: start, end, has_digest: frame.data_digest }
     }
 
-    /// Offset in the buffer after this PDU's last byte.
+    /// Returns the offset in the buffer after this PDU's last byte.
     #[inline]
     pub(crate) fn end(&self) -> u32 {
         u32::try_from(self.end).unwrap_or(u32::MAX)
     }
 
-    /// Bytes still to be received, with the digest.
+    /// Returns the bytes still to be received, including the digest.
     pub(crate) fn remaining_bytes(&self) -> usize {
         self.end - self.at + if self.has_digest { DIGEST_BYTES } else { 0 }
     }
@@ -70,7 +71,7 @@ impl<K> Payload<K> {
         self.at += inbox.copy_to(&mut self.buf, self.at, self.end - self.at);
     }
 
-    /// True if all data is in the buffer and the PDU has no data digest.
+    /// Returns true if all data is in the buffer and the PDU has no data digest.
     #[inline]
     pub(crate) fn is_whole(&self) -> bool {
         self.at == self.end && !self.has_digest
@@ -102,7 +103,7 @@ impl<K> Payload<K> {
     }
 
     /// Appends the unfilled part of the buffer, as much as fits in `out`. Returns the length appended in
-    /// bytes; 0: less than [`DIRECT_BYTES_MIN`] is missing.
+    /// bytes; 0 if less than [`DIRECT_BYTES_MIN`] is missing.
     pub(crate) fn direct_target<'a, const N: usize>(
         &'a mut self,
         out: &mut ArrayVec<IoSliceMut<'a>, N>,
@@ -128,7 +129,7 @@ impl<K> Payload<K> {
         whole - remaining
     }
 
-    /// The socket wrote `count` bytes to the memory from [`Payload::direct_target`].
+    /// Records that the socket wrote `count` bytes to the memory from [`Payload::direct_target`].
     ///
     /// # Panics
     /// If `count` is greater than the unfilled part of the buffer.

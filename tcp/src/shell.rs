@@ -1,5 +1,5 @@
-//! The shell of one core: moves bytes between the core's connections and their sockets. The protocol is in
-//! `Conn`.
+//! The shell of one core: moves bytes between the core's connections and their sockets. `Conn` implements the
+//! protocol.
 //!
 //! ```text
 //!   poll:   direct connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
@@ -8,13 +8,14 @@
 //! ```
 //!
 //! A connection is direct while it has traffic: `recv` in each turn costs less than epoll. After
-//! `WATCH_AFTER` without data it is watched by epoll and costs nothing, so that a thousand idle connections
-//! do not slow a busy one. A connection whose socket buffer is full retries its send in each turn while it is
-//! direct. It is watched for writability after `WATCH_AFTER`, or immediately if more than `FEW_CONNECTIONS`
-//! are direct.
+//! `WATCH_AFTER` without data the connection is watched by epoll and costs nothing, so that a thousand idle
+//! connections do not slow a busy one. The shell retries the send of a direct connection with a full socket
+//! buffer in each turn. Such a connection is watched for writability after `WATCH_AFTER`, or immediately if
+//! more than `FEW_CONNECTIONS` are direct.
 //!
 //! A turn has a budget (`BUDGET`): with many busy connections it serves some of them, and the next turn
-//! continues after them. The core's disks, timers and new connections do not wait for all connections.
+//! continues with the others. So the core's disks, timers and new connections do not wait for all
+//! connections.
 
 use spindle_transport::ConnectionId;
 use std::io::{IoSlice, IoSliceMut};
@@ -29,10 +30,10 @@ use spindle_transport::{Connections, Holds, Peer};
 use crate::controller::{Conn, ConnConfig};
 use crate::{Expectation, Phase, RxBatch};
 
-/// Settings of a shell. Each field gives the reason for its default.
+/// Settings of a shell. The documentation of each field contains the default and its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShellConfig {
-    /// Most bytes of one receive into the batch. 256 KiB: see docs/lab-notes.md, "Trials".
+    /// Maximum bytes of one receive into the batch. 256 KiB: see docs/lab-notes.md, "Trials".
     pub batch_bytes: usize,
     /// TCP_USER_TIMEOUT in ms: time without acknowledgement of sent bytes after which the kernel closes the
     /// connection. 30 s: longer than the failover of a switch, shorter than the time-outs of hosts.
@@ -60,33 +61,33 @@ impl Default for ShellConfig {
 const WATCH_AFTER: Nanos = Nanos::from_ms(1);
 /// Interval between checks of the connections' deadlines.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
-/// Most rounds over the direct connections in a turn without data, if there are at most [`FEW_CONNECTIONS`].
+/// Maximum rounds over the direct connections in a turn without data, if there are at most
+/// [`FEW_CONNECTIONS`].
 const EMPTY_ROUNDS_MAX: u32 = 8;
 const FEW_CONNECTIONS: usize = 4;
-/// Most receives of one connection in a turn, so that it cannot starve others.
+/// Maximum receives of one connection in a turn, so that one connection cannot starve the others.
 const RECEIVES_PER_TURN: u32 = 4;
-/// Work budget of a turn: a receive of data, end of stream or error costs 1; each [`BUDGET_BYTES`] of one
-/// receive or send cost 1 more.
-/// 64 is a few hundred microseconds.
+/// Work budget of a turn. A receive of data, end of stream or error costs 1; each [`BUDGET_BYTES`] of one
+/// receive or send cost 1 more. 64 is a few hundred microseconds.
 const BUDGET: usize = 64;
 const BUDGET_BYTES: usize = 64 << 10;
 /// Bytes of the batch that a direct receive may fill after its payload: the next header, and little data that
 /// must be copied.
 const AFTER_DIRECT_BYTES: usize = 2048;
-/// Most pieces of one `sendmsg` (UIO_MAXIOV).
+/// Maximum pieces of one `sendmsg` (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
-/// Pieces of the list tried first. A list of [`PIECES_MAX`] takes 16 KiB of stack, too much to set up for
-/// one reply.
+/// Maximum pieces of the list that is tried first. A list of [`PIECES_MAX`] occupies 16 KiB of stack, too
+/// much to set up for one reply.
 const FEW_PIECES: usize = 16;
-/// Most pieces of a buffer that one direct receive fills: 256 KiB if no two pages are adjacent, else more.
+/// Maximum pieces of a buffer that one direct receive fills: 256 KiB if no two pages are adjacent, else more.
 const DIRECT_PIECES_MAX: usize = 64;
 
 /// A connection's socket and its state in the shell.
 struct Link {
     id: ConnectionId,
     socket: Socket,
-    /// Time at which the connection was accepted, became direct, last received, or last resumed a send;
-    /// replies that [`Shell::flush`] sends do not count.
+    /// Time at which the connection was accepted, became direct, last received, or last resumed a send.
+    /// Replies that [`Shell::flush`] sends do not count.
     last_active: Nanos,
     is_direct: bool,
     /// Readiness registered with epoll; `None`: not registered.
@@ -107,7 +108,7 @@ pub struct Incoming {
     pub peer: Peer,
     /// Constants from the configuration.
     pub config: ConnConfig,
-    /// Counts the connection against its address until Connect succeeds.
+    /// Admission of the connection, which counts for its address until Connect succeeds.
     pub admitted: Admitted,
 }
 
@@ -115,28 +116,29 @@ pub struct Incoming {
 pub struct Shell {
     config: ShellConfig,
     watcher: Watcher,
-    /// `None` while it is loaded into a connection.
+    /// `None` while the batch is loaded into a connection.
     batch: Option<RxBatch>,
     /// By index of the [`ConnectionId`].
     links: Vec<Option<Link>>,
     direct: Vec<ConnectionId>,
     /// Index into `direct` of the connection served next.
     next_direct: usize,
-    /// Rest of the turn's [`BUDGET`].
+    /// Remaining [`BUDGET`] of the turn.
     budget: usize,
     now: Nanos,
     next_timer: Nanos,
 }
 
-/// Most bytes of memory of a connection with a queue of `entries`, in the shell and on the heap of its
-/// [`Conn`], without `size_of::<Conn>()`, the capsule stash, and received bytes that wait to be read.
+/// Returns the maximum memory in bytes of a connection with a queue of `entries`: in the shell and on the
+/// heap of its [`Conn`]. Without `size_of::<Conn>()`, the capsule stash, and received bytes that wait to be
+/// read.
 #[must_use]
 pub fn connection_bytes(entries: u16) -> usize {
     size_of::<Option<Link>>() + size_of::<ConnectionId>() + Conn::heap_bytes(entries)
 }
 
 impl Shell {
-    /// A shell for at most `connections`. The caller passes the keys that `watcher` reports to
+    /// Creates a shell for at most `connections`. The caller must pass the keys that `watcher` reports to
     /// [`Shell::on_ready`].
     #[must_use]
     pub fn new(config: ShellConfig, connections: usize, watcher: Watcher) -> Shell {
@@ -153,7 +155,8 @@ impl Shell {
         }
     }
 
-    /// Adds an accepted connection. False: `core` did not accept it, and the socket is closed.
+    /// Adds an accepted connection. Returns false if `core` did not accept the connection; the socket is then
+    /// closed.
     pub fn accept<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
         core: &mut C,
@@ -194,7 +197,7 @@ impl Shell {
         }
     }
 
-    /// Closes a connection at once to free its slot for another. False: `id` is not in this shell.
+    /// Closes a connection at once to free its slot for another. Returns false if `id` is not in this shell.
     #[cold]
     pub fn evict<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
@@ -208,19 +211,19 @@ impl Shell {
         true
     }
 
-    /// Number of direct connections.
+    /// Returns the count of direct connections.
     #[must_use]
     pub fn direct_count(&self) -> usize {
         self.direct.len()
     }
 
     /// Serves the direct connections within the turn's budget, and checks deadlines once per `TIMER_PERIOD`.
-    /// True if anything was received (data, end of stream, error) or sent.
+    /// Returns true if anything was received (data, end of stream, error) or sent.
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
         self.budget = BUDGET;
         let mut has_worked = false;
-        // With few connections an empty round costs less than the rest of the core's turn; repeating it
+        // With few connections an empty round costs less than the rest of the core's turn, and another round
         // finds the next command sooner.
         for _ in 0..EMPTY_ROUNDS_MAX {
             has_worked |= self.poll_direct(core);
@@ -235,7 +238,8 @@ impl Shell {
         has_worked
     }
 
-    /// Serves each direct connection once, or as many as the budget allows.
+    /// Serves each direct connection once, or as many as the budget allows. Returns true if anything was
+    /// received or sent.
     #[inline]
     fn poll_direct<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
         let mut has_worked = false;
@@ -249,7 +253,7 @@ impl Shell {
                 self.next_direct = 0;
             }
             has_worked |= self.serve(core, id);
-            // `serve` may have removed the connection (watched, closed): then another is at this index.
+            // If `serve` has removed the connection (watched, closed), another one is at this index.
             if self.direct.get(self.next_direct) == Some(&id) {
                 self.next_direct += 1;
             }
@@ -267,7 +271,8 @@ impl Shell {
         }
     }
 
-    /// Makes the connection with this epoll key direct; the next [`Shell::poll`] serves it.
+    /// Makes the connection with this epoll key direct; the next [`Shell::poll`] serves it. No effect if it
+    /// has closed.
     pub fn on_ready(&mut self, now: Nanos, key: u32) {
         self.now = now;
         let id = ConnectionId::from_wire(key);
@@ -309,7 +314,7 @@ impl Shell {
         }
     }
 
-    /// Receives, handles events and sends for one connection. True if anything was received or sent.
+    /// Receives, handles events and sends for one connection. Returns true if anything was received or sent.
     #[inline]
     fn serve<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let mut has_worked = self.retry_send(core, id);
@@ -327,7 +332,7 @@ impl Shell {
         has_worked
     }
 
-    /// Sends again after a full socket buffer. True if the socket accepted any bytes or failed.
+    /// Sends again after a full socket buffer. Returns true if the socket accepted any bytes or failed.
     #[inline]
     fn retry_send<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
@@ -338,7 +343,7 @@ impl Shell {
         self.send(core, id)
     }
 
-    /// One receive, followed by `Connections::step` on the received bytes.
+    /// Receives once, and calls `Connections::step` for the received bytes, end of stream or error.
     #[inline]
     fn receive<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> Receive {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else {
@@ -383,8 +388,8 @@ impl Shell {
         result
     }
 
-    /// Sends until nothing is queued or the socket buffer is full. True if any bytes were accepted or the
-    /// socket failed.
+    /// Sends until nothing is queued or the socket buffer is full. Returns true if any bytes were accepted or
+    /// the socket failed.
     #[inline]
     fn send<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
@@ -422,8 +427,9 @@ impl Shell {
         }
     }
 
-    /// After a connection was served: shuts down or closes its socket as its phase demands. If the socket is
-    /// not closed, decides whether the connection stays direct.
+    /// Updates the link of a connection that was served. Reports a violation, and shuts down or closes the
+    /// socket according to the phase. If the socket is not closed, decides whether the connection stays
+    /// direct.
     #[inline]
     fn update_link<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
@@ -479,8 +485,8 @@ impl Shell {
         }
     }
 
-    /// Sends the replies of a connection that were caused by a disk, timer or message. False: `id` is not in
-    /// this shell.
+    /// Sends the replies of a connection that were caused by a disk, timer or message. Returns false if `id`
+    /// is not in this shell.
     pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
             return false;
@@ -521,14 +527,14 @@ impl Shell {
     }
 }
 
-/// `None`: closed, or a connection of another transport.
+/// Returns the connection; `None`: it has closed, or it belongs to another transport.
 #[inline]
 fn conn_of<C: Connections<Conn: Holds<Conn>>>(core: &mut C, id: ConnectionId) -> Option<&mut Conn> {
     core.transport(id)?.held()
 }
 
-/// One `sendmsg` of the queued pieces, at most [`PIECES_MAX`]. Returns the result and the bytes passed to
-/// `sendmsg`.
+/// Sends the queued pieces, at most [`PIECES_MAX`], by one `sendmsg`. Returns the result and the bytes passed
+/// to `sendmsg`.
 #[inline]
 fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     let mut few = ArrayVec::<IoSlice<'_>, FEW_PIECES>::new();
@@ -543,8 +549,8 @@ fn send_many_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     (socket.send_vectored(&pieces), bytes)
 }
 
-/// One receive: into the expected payload followed by a small part of the batch, or into the batch alone.
-/// Returns the result, the bytes of the payload requested and the bytes requested in all.
+/// Receives once: into the expected payload followed by a small part of the batch, or into the batch alone.
+/// Returns the result, the requested bytes of the payload, and all requested bytes.
 #[inline]
 fn receive_into(
     socket: &Socket,
@@ -563,7 +569,7 @@ fn receive_into(
     }
     expects.on_direct();
     let behind = space.len().min(AFTER_DIRECT_BYTES);
-    // Fails if the payload takes all pieces: then nothing after the payload is received.
+    // Fails if the payload occupies all pieces: then nothing after the payload is received.
     let has_room = pieces.try_push(IoSliceMut::new(&mut space[..behind])).is_ok();
     let asked = direct + if has_room { behind } else { 0 };
     (socket.recv_vectored(&mut pieces), direct, asked)

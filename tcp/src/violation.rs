@@ -1,8 +1,9 @@
 //! Violations of NVMe/TCP by a peer: one variant per rule, with its log message and its terminate request.
 //!
-//! A violation ends the connection. The peer gets a terminate request (NVMe/TCP 1.0, "Error Handling Model"),
-//! except after a time-out and after its own terminate request: FES is the kind of error, FEI the field or
-//! the received digest, followed by the header of the wrong PDU.
+//! A violation ends the connection. This end sends a terminate request (NVMe/TCP 1.0, "Error Handling
+//! Model"), except after a time-out and after the peer's own terminate request. In the request, FES is the
+//! kind of error, and FEI the offset of the wrong field or the received digest. The header of the wrong PDU
+//! follows.
 
 use nvme_spec::tcp::{COMMON_HEADER_BYTES, Fes, PDA_MAX, PduType};
 
@@ -12,7 +13,7 @@ use crate::frame::RECEIVE_UNIT;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the error message of each variant names its fields")]
 pub enum Violation {
-    /// Unknown PDU-type, or one that this end must not receive.
+    /// The PDU-type is unknown, or this end must not receive it.
     #[error("PDU-type {0}: not one that this peer sends")]
     PduType(PduType),
     /// A PDU arrived before ICReq, or before ICResp at a host.
@@ -95,13 +96,12 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// Contents of the terminate request: FES, FEI, and the number of header bytes of the wrong PDU to
-    /// return.
+    /// Returns the contents of the terminate request: FES, FEI, and the count of header bytes of the wrong
+    /// PDU to return. `None`: no terminate request is sent.
     ///
     /// FEI is the offset of the wrong field, the received digest, or 0 where FES defines none (NVMe/TCP 1.0
     /// sections 3.6.1 to 3.6.2.4). The header bytes are the whole header if the check reads all of it, else
-    /// the common header; they do not depend on how the stream was split. `None`: no terminate request is
-    /// sent.
+    /// the common header. They do not depend on how the stream was split.
     pub(crate) fn terminate_fields(&self) -> Option<(Fes, u32, usize)> {
         const FIELD: Fes = Fes::INVALID_HEADER_FIELD;
         const COMMON: usize = COMMON_HEADER_BYTES;

@@ -17,7 +17,7 @@ use crate::violation::Violation;
 /// Public methods of both connection types that only use their field `wire`.
 macro_rules! stream_methods {
     () => {
-        /// Loads a filled batch, whose bytes `next_event` then reads.
+        /// Loads a filled batch. `next_event` reads its bytes.
         ///
         /// # Panics
         /// If the previous batch has unread bytes and was not unloaded.
@@ -33,8 +33,9 @@ macro_rules! stream_methods {
         }
 
         /// Appends the unfilled part of the buffer of the payload being received, as much as fits in `out`,
-        /// for the socket to read into directly. Returns the length appended in bytes; 0: no payload, less
-        /// than 8 KiB of it missing, or unread bytes precede it. Call it only while no batch is loaded.
+        /// for the socket to read into directly. Returns the length appended in bytes. 0: there is no
+        /// payload, less than 8 KiB of it is missing, or unread bytes precede it. To be called only while no
+        /// batch is loaded.
         #[inline]
         pub fn direct_target<'a, const N: usize>(
             &'a mut self,
@@ -43,7 +44,7 @@ macro_rules! stream_methods {
             self.wire.direct_target(out)
         }
 
-        /// The socket wrote `count` bytes to the memory returned by [`Conn::direct_target`].
+        /// Records that the socket wrote `count` bytes to the memory returned by [`Conn::direct_target`].
         ///
         /// # Panics
         /// If `count` is greater than the missing bytes of the payload.
@@ -52,7 +53,7 @@ macro_rules! stream_methods {
             self.wire.received_direct(count);
         }
 
-        /// True if PDUs are queued to be sent.
+        /// Returns true if PDUs are queued to be sent.
         #[inline]
         #[must_use]
         pub fn wants_send(&self) -> bool {
@@ -66,20 +67,22 @@ macro_rules! stream_methods {
             self.wire.outbox.pieces(out)
         }
 
-        /// The phase, from which the shell derives the state of the socket.
+        /// Returns the phase, from which the shell derives the state of the socket.
         #[inline]
         #[must_use]
         pub fn phase(&self) -> Phase {
             self.wire.lifetime.phase()
         }
 
-        /// Time at which [`Conn::on_time`] must be called; zero: at once; `None`: no time-out runs.
+        /// Returns the time at which [`Conn::on_time`] must be called. Zero: at once; `None`: no time-out
+        /// runs.
         #[must_use]
         pub fn deadline(&self) -> Option<Nanos> {
             self.wire.lifetime.deadline()
         }
 
-        /// Takes the first protocol violation of the connection, for the log; `None` after the first call.
+        /// Returns the first protocol violation of the connection, for the log. `None`: there was none, or it
+        /// was returned before.
         pub fn take_violation(&mut self) -> Option<Violation> {
             self.wire.violation.take()
         }
@@ -87,7 +90,7 @@ macro_rules! stream_methods {
 }
 pub(crate) use stream_methods;
 
-/// A command whose in-capsule data follows in the stream and has no destination yet.
+/// A command whose in-capsule data is next in the stream and has no destination yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PendingCapsule {
     pub(crate) cid: u16,
@@ -116,12 +119,12 @@ pub(crate) enum Receiving<K> {
     Skip(usize),
 }
 
-/// Why a step of the receiving side stopped.
+/// Reason for which a step of the receiving side stopped.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// More bytes are needed, or a call that ends the pending capsule.
+    /// More bytes, or a call that ends the pending capsule, must come first.
     Wait,
-    /// The connection ends with this protocol violation.
+    /// The peer violated the protocol; the connection ends.
     Violation(Violation),
 }
 
@@ -165,7 +168,8 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         self.inbox.unload()
     }
 
-    /// See [`Payload::direct_target`]; 0 while the inbox has unread bytes, which precede those of the socket.
+    /// As [`Payload::direct_target`]; 0 without a payload, and while the carry has unread bytes, which
+    /// precede those of the socket.
     pub(crate) fn direct_target<'a, const N: usize>(
         &'a mut self,
         out: &mut ArrayVec<IoSliceMut<'a>, N>,
@@ -187,8 +191,8 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         }
     }
 
-    /// A copy of the next PDU's header, after its digest, if any, was checked. `Stop::Wait` if it is
-    /// incomplete.
+    /// Checks the digest of the next PDU's header, if there is one, and returns a copy of the header.
+    /// `Stop::Wait`: the header is incomplete.
     #[inline]
     pub(crate) fn header<T>(&mut self, pdu_type: PduType, frame: &Frame) -> Result<T, Stop>
     where
@@ -204,7 +208,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         Ok(*header)
     }
 
-    /// Discards received bytes of a skip. True when the skip is complete.
+    /// Discards received bytes of a skip. Returns true when the skip is complete.
     pub(crate) fn skip(&mut self) -> bool {
         let Receiving::Skip(remaining) = &mut self.receiving else { return true };
         *remaining -= self.inbox.skip(*remaining);
@@ -215,14 +219,14 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         true
     }
 
-    /// Discards the data and digest of a PDU whose header was consumed.
+    /// Starts to discard the data and digest of a PDU whose header was consumed.
     pub(crate) fn skip_data(&mut self, frame: &Frame) {
         let digest = if frame.data_digest { DIGEST_BYTES } else { 0 };
         self.receiving = Receiving::Skip(frame.data_bytes as usize + digest);
     }
 
-    /// Drops the buffer of the payload being received and discards its remaining bytes. Returns the offset at
-    /// which the payload would have ended in the buffer; `None`: no payload is being received.
+    /// Drops the buffer of the payload being received and starts to discard the remaining bytes. Returns the
+    /// offset at which the payload would have ended in the buffer; `None`: no payload is being received.
     #[cold]
     pub(crate) fn skip_payload(&mut self) -> Option<u32> {
         let Receiving::Payload(payload) = &self.receiving else { return None };
@@ -231,7 +235,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         Some(end)
     }
 
-    /// True if all data of a payload without digest was received, and its event is pending.
+    /// Returns true if all data of a payload without digest was received, and its event is pending.
     #[inline]
     pub(crate) fn is_payload_whole(&self) -> bool {
         matches!(&self.receiving, Receiving::Payload(payload) if payload.is_whole())
@@ -245,7 +249,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         }
     }
 
-    /// Continues the payload. `Some`: it is complete, and the next header follows.
+    /// Continues the payload. `Some`: the payload is complete, and a header is received next.
     #[inline]
     pub(crate) fn fill(&mut self) -> Option<(Payload<In>, Filled)> {
         let Receiving::Payload(payload) = &mut self.receiving else { return None };
@@ -259,7 +263,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         }
     }
 
-    /// A terminate request of the peer, as a [`Violation`]; `Stop::Wait` if its header is incomplete.
+    /// Returns the violation for a terminate request of the peer; `Stop::Wait` if its header is incomplete.
     pub(crate) fn terminated(&mut self) -> Stop {
         let Some(term) = self.inbox.peek_as::<TermReq>() else { return Stop::Wait };
         let violation = match check_terminate(&term.header) {
@@ -270,8 +274,8 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
     }
 
     /// Ends the connection after a violation: stops receiving and queues a terminate request of `pdu_type`
-    /// after the PDUs already queued. `key`: that of the terminate request in the outbox. A violation without
-    /// terminate request closes at once.
+    /// after the PDUs already queued. `key`: key of the terminate request in the outbox. A violation without
+    /// a terminate request closes the connection at once.
     #[cold]
     pub(crate) fn violate(&mut self, violation: Violation, pdu_type: PduType, key: Out) {
         self.violation.get_or_insert(violation);
@@ -288,7 +292,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         self.drain();
     }
 
-    /// Stops receiving; the sending side is shut down after the queued PDUs were sent.
+    /// Stops receiving. The sending side is shut down after the queued PDUs were sent.
     pub(crate) fn drain(&mut self) {
         self.inbox.clear();
         self.receiving = Receiving::Header;

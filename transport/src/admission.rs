@@ -1,15 +1,15 @@
 //! [`Admission`]: limits the connections of one host address whose Connect has not succeeded.
 //!
-//! Before Connect only the address of a host is known, while the connection already takes a slot. A
+//! Before Connect the target has only the address of a host, but the connection already occupies a slot. A
 //! connection is counted from accept (RDMA: from the connection request) until Connect succeeds or the
 //! connection closes, over all transports together. [`Admitted`] moves with the connection to the core that
-//! serves it; its drop ends the count. Nothing here is on the data path.
+//! serves it; dropping it ends the count. Nothing here is on the data path.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Counts by host address the connections whose Connect has not succeeded. All cores and transports share one
+/// Number of connections per host address whose Connect has not succeeded. All cores and transports share one
 /// instance.
 #[derive(Debug)]
 pub struct Admission {
@@ -26,13 +26,14 @@ pub struct Admitted {
 }
 
 impl Admission {
-    /// Admits at most `per_address` connections of each address; 0: no limit.
+    /// Creates an instance that admits at most `per_address` connections of each address; 0: no limit.
     #[must_use]
     pub fn new(per_address: usize) -> Arc<Admission> {
         Arc::new(Admission { per_address, counts: Mutex::default() })
     }
 
-    /// Counts a connection from `address`. `None`: the address has reached the limit.
+    /// Counts a connection from `address`, until the result is dropped. `None`: the address has reached the
+    /// limit.
     #[must_use]
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Admitted> {
         // A dual-stack socket reports an IPv4 host as an IPv4-mapped IPv6 address.
@@ -46,13 +47,13 @@ impl Admission {
         Some(Admitted { admission: Arc::clone(self), address })
     }
 
-    /// Most counted connections of one address; 0: no limit.
+    /// Returns the most counted connections of one address; 0: no limit.
     #[must_use]
     pub fn per_address(&self) -> usize {
         self.per_address
     }
 
-    /// Ignores lock poisoning: the counts are consistent at every point at which a holder could panic.
+    /// Locks the counts. Ignores lock poisoning: the counts are consistent wherever a thread could panic.
     fn counts(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }

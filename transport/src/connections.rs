@@ -1,5 +1,5 @@
-//! [`Connections`]: the connections of a core, as a shell (sockets, verbs) uses them. [`Peer`]: the two
-//! addresses of one connection.
+//! [`Connections`]: the connections of a core, as a shell (sockets, verbs) uses them. [`Peer`]: transport,
+//! listener and addresses of one connection. [`TransportKind`]: TCP or RDMA.
 
 use crate::ConnectionId;
 use std::net::SocketAddr;
@@ -7,13 +7,15 @@ use std::net::SocketAddr;
 use crate::Transport;
 use crate::admission::Admitted;
 
-/// The connections of one core, each with its NVMe queue pair. The request machine implements it. A shell
-/// moves bytes or completions between a connection and its socket or RDMA queue pair, then calls `step`.
+/// The connections of one core, each with its NVMe queue pair. The request machine implements this trait. A
+/// shell moves bytes or completions between a connection and its socket or RDMA queue pair, then calls
+/// `step`.
 pub trait Connections {
-    /// The connection type; over several transports an enum ([`Holds`](crate::Holds)).
+    /// The connection type: that of one transport, or an enum over several transports
+    /// ([`Holds`](crate::Holds)).
     type Conn: Transport;
 
-    /// Why [`Connections::accept`] would fail now; `None` if it would succeed.
+    /// Returns the reason for which [`Connections::accept`] would fail now; `None` if it would succeed.
     #[must_use]
     fn refusal(&self) -> Option<&'static str>;
 
@@ -24,34 +26,35 @@ pub trait Connections {
     /// Stores the admission of an accepted connection until Connect succeeds or the connection closes.
     fn set_admitted(&mut self, id: ConnectionId, admitted: Admitted);
 
-    /// The connection, for the shell to pass received data in and take queued data out. `None`: it has closed
-    /// and was removed.
+    /// Returns the connection. The shell passes received data to it and sends its queued data. `None`: the
+    /// connection has closed and was removed.
     fn transport(&mut self, id: ConnectionId) -> Option<&mut Self::Conn>;
 
-    /// The connection's transport, listener and addresses. `None`: it has closed and was removed.
+    /// Returns the connection's transport, listener and addresses. `None`: the connection has closed and was
+    /// removed.
     #[must_use]
     fn peer(&self, id: ConnectionId) -> Option<&Peer>;
 
-    /// Handles the connection's events and puts it in the list of connections that may have replies to send.
+    /// Handles the connection's events and adds it to the list of connections that may have replies to send.
     fn step(&mut self, id: ConnectionId);
 
-    /// As [`Connections::step`], without putting the connection in that list: the calling shell sends the
-    /// replies itself.
+    /// Handles the connection's events without adding it to the list of connections that may have replies to
+    /// send: the calling shell sends the replies itself.
     fn step_sent(&mut self, id: ConnectionId);
 
-    /// Takes a connection that has closed and was removed from the core; `None`: no more.
+    /// Returns a closed connection that was removed from the core, each once; `None`: no more.
     fn next_closed(&mut self) -> Option<(ConnectionId, Self::Conn)>;
 
-    /// Reports to the operator that the host violated the transport's protocol. `text`: field, value and
-    /// what is allowed.
+    /// Reports to the operator that the host violated the transport's protocol. `text` contains field, value
+    /// and allowed values.
     fn on_violation(&mut self, id: ConnectionId, text: String);
 
-    /// Reports to the operator that a connection was refused. `reason`: field, value and what is allowed, or
-    /// the exhausted resource.
+    /// Reports to the operator that a connection was refused. `reason` contains field, value and allowed
+    /// values, or the exhausted resource.
     fn on_refused(&mut self, remote: SocketAddr, reason: String);
 }
 
-/// Transports (TRTYPE). Displayed with the names of nvme-cli and the configuration.
+/// Transport (TRTYPE). Displayed with the names of nvme-cli and the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum TransportKind {
     /// NVMe/TCP, TRTYPE 3.
@@ -89,9 +92,9 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// `address` as this host can reach it: an unspecified address (0.0.0.0, ::) becomes the local address of
-    /// this connection, with the port of `address`. `None`: the unspecified address is of another family than
-    /// the local one.
+    /// Returns `address` as the host of this connection can reach it. An unspecified address (0.0.0.0, ::)
+    /// becomes the local address of this connection, with the port of `address`. `None`: the unspecified
+    /// address is of another family than the local address.
     #[must_use]
     pub fn reachable(&self, address: SocketAddr) -> Option<SocketAddr> {
         if !address.ip().is_unspecified() {

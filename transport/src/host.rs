@@ -21,7 +21,7 @@ pub enum HostData<B = Buf> {
 }
 
 impl<B> HostData<B> {
-    /// The buffer of either direction; `None` for a command without data.
+    /// Returns the buffer of either direction; `None` for a command without data.
     #[inline]
     pub fn into_buffer(self) -> Option<B> {
         match self {
@@ -41,7 +41,7 @@ impl<B> HostData<B> {
     }
 }
 
-/// Why a command was not accepted.
+/// Reason for which a command was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubmitErrorKind {
     /// The connection is not initialised yet, or is closing or closed.
@@ -57,23 +57,24 @@ pub enum SubmitErrorKind {
     },
 }
 
-/// The command was not accepted; its data is returned to the caller.
+/// A command that was not accepted, with its data.
 #[derive(Debug)]
 pub struct SubmitError<B = Buf> {
     /// Cause of the refusal.
     pub kind: SubmitErrorKind,
-    /// Data passed to `submit`.
+    /// Data passed to `submit`, returned to the caller.
     pub data: HostData<B>,
 }
 
-/// Why a connection ended. `V` is the transport's type of protocol violations.
+/// Reason for which a connection ended. `V` is the transport's type of protocol violations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseCause<V> {
-    /// The host called `close`.
+    /// The host ended the connection.
     Requested,
     /// The controller or the network closed the connection.
     ByPeer,
-    /// The socket failed, or the controller did not acknowledge or rejected an RDMA work request.
+    /// The socket failed, or an RDMA work request failed: the controller rejected it or did not acknowledge
+    /// it.
     Failed,
     /// The host's RDMA device failed, or completed a work request that was not posted.
     Device,
@@ -94,13 +95,14 @@ pub enum HostEvent<V, B = Buf> {
         /// The completion; generated locally if the controller omitted it (C2HData SUCCESS) or the
         /// connection ended first.
         cqe: Cqe,
-        /// The submitted buffer; filled if the command reads and `result` is `Ok`. `None`: it has no data.
+        /// The submitted buffer; filled if the command reads and `result` is `Ok`. `None`: the command has no
+        /// data.
         buf: Option<B>,
         /// `Ok`: the command succeeded and its data is complete and undamaged. `Err`: the status of `cqe`, or
         /// Transient Transport Error for damaged data.
         result: Result<(), Status>,
     },
-    /// The connection has closed. Comes once, as the last event.
+    /// The connection has closed. Reported once, as the last event.
     Closed {
         /// First cause of the close.
         why: CloseCause<V>,

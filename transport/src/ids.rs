@@ -1,4 +1,4 @@
-//! [`ConnectionId`] and [`RequestId`]: slots of different slabs, as types that cannot be mixed up.
+//! [`ConnectionId`] and [`RequestId`]: slots of different slabs, as distinct types.
 
 use spindle_reactor::slab::Slot;
 
@@ -9,21 +9,21 @@ macro_rules! id {
         pub struct $name(pub Slot);
 
         impl $name {
-            /// From 32 bits of any origin; a look-up in the slab rejects those that name no current entry.
+            /// Converts 32 bits of any origin. A slab lookup rejects values that identify no current entry.
             #[inline]
             #[must_use]
             pub const fn from_wire(wire: u32) -> $name {
                 $name(Slot::from_wire(wire))
             }
 
-            /// As 32 bits, for a field that a peer, a device or epoll echoes.
+            /// Converts to 32 bits, for a field that a peer, a device or epoll echoes.
             #[inline]
             #[must_use]
             pub const fn to_wire(self) -> u32 {
                 self.0.to_wire()
             }
 
-            /// Index of the entry in the slab.
+            /// Returns the index of the entry in the slab.
             #[inline]
             #[must_use]
             pub const fn index(self) -> usize {
@@ -34,10 +34,10 @@ macro_rules! id {
 }
 
 id!(
-    /// A connection of a core: the slot of its queue pair.
+    /// Identifies a connection of a core: the slot of its queue pair.
     ConnectionId
 );
 id!(
-    /// A request of a queue pair: its slot. A transport repeats it in the events of the request.
+    /// Identifies a request of a queue pair: its slot. A transport repeats it in the events of the request.
     RequestId
 );

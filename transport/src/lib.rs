@@ -1,5 +1,5 @@
-//! The interface between the request machine and the connections of a transport, so that neither depends on
-//! the other.
+//! The interface between the request machine and the connections of a transport. Neither depends on the
+//! other.
 //!
 //! ```text
 //!   target    TargetCore: Connections      Qpair ─ uses ─> Transport
@@ -10,9 +10,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `conn` | [`Transport`], a connection as the request machine uses it, its events and replies |
-//! | `connections` | [`Connections`] of a core as a shell uses them; [`Peer`], the addresses of a connection
-//! |
+//! | `conn` | [`Transport`], a connection as the request machine uses it; its events, replies and limits |
+//! | `connections` | [`Connections`] of a core as a shell uses them; [`Peer`], [`TransportKind`] |
 //! | `ids` | [`ConnectionId`], [`RequestId`] |
 //! | [`host`] | types of the host's end of a connection |
 //! | [`admission`] | limit of connections per host address before Connect has succeeded |
@@ -30,6 +29,7 @@ pub use conn::{CloseReason, DataPointer, Event, FAST_PATH, Holds, Limits, Reply,
 pub use connections::{Connections, Peer, TransportKind};
 pub use ids::{ConnectionId, RequestId};
 
-/// Most SGL descriptors of a command over RDMA: 16 cover the pieces of memory that hosts gather, in a list of
-/// 256 bytes. Identify Controller reports at most this many (MSDBD); a longer list is refused.
+/// Most SGL descriptors of a command over RDMA. 16 descriptors, a list of 256 bytes, suffice for the memory
+/// segments that hosts combine in one command. Identify Controller reports at most this limit (MSDBD); a
+/// longer list is refused.
 pub const RDMA_DESCRIPTORS_MAX: u8 = 16;

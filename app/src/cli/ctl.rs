@@ -1,4 +1,4 @@
-//! The command line of `spindle ctl`: its verbs.
+//! Command line of `spindle ctl`: options, verbs, and [`Endpoint`], the address of a listener or far target.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -314,7 +314,7 @@ impl FromStr for Endpoint {
         let with_port = |ip: IpAddr| SocketAddr::new(ip, NVME_TCP_PORT);
         let address = rest.parse().or_else(|_| bare.parse().map(with_port));
         match address {
-            // An IPv6 scope (%eth0) is refused: address parameters of the control socket cannot carry it.
+            // An IPv6 scope (%eth0) is refused: the address parameters of the control socket have no scope.
             Ok(address) if address.port() != 0 && !text.contains('%') => Ok(Endpoint { transport, address }),
             Ok(_) | Err(_) => Err(format!(
                 "`{text}` is not an address; allowed are IP, IP:PORT and [V6]:PORT, with tcp: or rdma: \

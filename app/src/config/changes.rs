@@ -29,7 +29,7 @@ use crate::size::Bytes;
 pub enum Change {
     /// A listener at a transport and address that had none.
     ListenerAdded(TransportKind, SocketAddr),
-    /// Connections that were accepted at the address stay open.
+    /// A listener was removed. Connections that were accepted at the address stay open.
     ListenerRemoved(TransportKind, SocketAddr),
     /// Any other change that a reload makes, as text for the log.
     Other(String),
@@ -60,14 +60,14 @@ pub struct RunningState<'a> {
 }
 
 impl Plan {
-    /// Changes from `previous` to this plan, for a process that started with `previous` and has all of its
-    /// disks open.
+    /// Returns the changes from `previous` to this plan, for a process that started with `previous` and has
+    /// all of its disks open.
     pub fn changes(&self, previous: &Plan) -> Vec<Change> {
         let rdma_capsule = previous.rdma_capsule();
         self.changes_from(previous, &RunningState { is_open: &|_| true, rdma_capsule })
     }
 
-    /// Changes from `previous`, which is running now, to this plan.
+    /// Returns the changes from `previous`, which is running now, to this plan.
     pub fn changes_from(&self, previous: &Plan, state: &RunningState<'_>) -> Vec<Change> {
         let Plan {
             reactor,
@@ -75,7 +75,7 @@ impl Plan {
             limits,
             tcp,
             rdma,
-            // Compared by methods of their own below.
+            // Compared below by separate methods.
             disks: _,
             listeners: _,
             subsystems: _,
@@ -127,9 +127,9 @@ impl Plan {
         }
     }
 
-    /// Largest in-capsule data in bytes for which a process that starts with this plan posts RDMA receives:
-    /// that of any listener, TCP included, or of `[tcp]`. `None` without an RDMA listener: no RDMA device is
-    /// opened.
+    /// Returns the largest in-capsule data in bytes for which a process that starts with this plan posts RDMA
+    /// receives. It is the largest of all listeners, TCP included, and of `[tcp]`. `None` without an RDMA
+    /// listener: then no RDMA device is opened.
     pub fn rdma_capsule(&self) -> Option<u32> {
         let mut listeners = self.listeners.iter();
         listeners.any(|it| it.transport == TransportKind::Rdma).then(|| {
@@ -143,7 +143,7 @@ impl Plan {
             plan.listeners.iter().find(|other| other.endpoint() == listener.endpoint()).cloned()
         };
         for listener in &self.listeners {
-            // A new name changes the `listeners` of subsystems, which are compared there.
+            // A new name changes the `listeners` of subsystems, which `SubsystemPlan::changes` compares.
             let ListenerPlan { name: _, transport, address, in_capsule_bytes: is } = *listener;
             let (before, is_rdma) = (find(previous, listener), transport == TransportKind::Rdma);
             let field = |key: &str| format!("listener {address}: {key}");
@@ -254,7 +254,7 @@ impl TcpPlan {
         compare_fixed(changes, "tcp.user_timeout_ms", &was.user_timeout_ms, user_timeout_ms);
         compare_fixed(changes, "tcp.socket_buffer", &was.socket_buffer_bytes, socket_buffer_bytes);
         let ConnConfig {
-            // Compared for each listener, which may have its own.
+            // Compared for each listener, which may have another value.
             in_capsule_bytes: _,
             max_h2c_data,
             // Copies of two keys of `[limits]`.
@@ -334,7 +334,7 @@ struct KindSetting {
     reason: &'static str,
 }
 
-/// The settings of a disk's kind; of two disks of one kind they are the same keys in the same order.
+/// Returns the settings of a disk's kind. Two disks of one kind have the same keys in the same order.
 fn kind_settings(kind: &DiskKind) -> Vec<KindSetting> {
     let setting = |reason| {
         move |key, value: &dyn Debug| KindSetting { key, value: FileText(format!("{value:?}")), reason }

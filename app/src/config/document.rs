@@ -1,5 +1,5 @@
-//! Parses a configuration file into a tree of values. Each key is in the [`schema`], each value has the key's
-//! kind, and keys that the file leaves out have the fixed default of the schema, if there is one.
+//! Parses a configuration file into a tree of values. Checks that each key is in the [`schema`] and that each
+//! value has the key's kind. Adds the fixed defaults of keys that the file leaves out.
 //!
 //! ```text
 //!   text ── toml ──> spanned tables ── against the schema ──> Node { leaves, children }, and all errors
@@ -31,8 +31,8 @@ pub struct Location {
     pub line: usize,
     /// Path of the field, like `subsystem[0].nqn`.
     pub field: String,
-    /// The value as the file writes it, shortened; of a default, as the schema writes it; empty for sections
-    /// and for keys without either.
+    /// The value as written in the file, shortened; for a default, as written in the schema. Empty for
+    /// sections and for keys without a value.
     pub text: String,
 }
 
@@ -112,7 +112,7 @@ pub fn read(text: &str, errors: &Errors) -> Option<Node> {
 }
 
 impl Location {
-    /// Location for key `name` in the section at this location: the section's line, and no text.
+    /// Returns the location for key `name` in the section at this location: the section's line, and no text.
     pub fn inside(&self, name: &str) -> Location {
         let field = if self.field.is_empty() { name.to_owned() } else { format!("{}.{name}", self.field) };
         Location { line: self.line, field, text: String::new() }
@@ -139,7 +139,7 @@ impl Reader<'_> {
         self.text.get(..offset).map_or(1, |before| before.matches('\n').count() + 1)
     }
 
-    /// Location of `span`, with the text of `span` on one line and shortened.
+    /// Returns the location of `span`, with the text of `span` on one line and shortened.
     fn location(&self, field: String, span: std::ops::Range<usize>) -> Location {
         let line = self.line(span.start);
         let written =
@@ -176,8 +176,9 @@ impl Reader<'_> {
         node
     }
 
-    /// The sections of `key`. A section that may be there once and that the file leaves out is one node with
-    /// defaults; one that may be there several times is none.
+    /// Returns the nodes of `key`. For a section that may occur once and that the file leaves out, returns
+    /// one node with defaults; for a missing list of sections, returns none. A value of another type counts
+    /// as missing, and an error is recorded.
     fn children(
         &self,
         parent: &Location,
@@ -245,7 +246,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The value if it matches `kind`; otherwise records an error.
+    /// Returns the value if it matches `kind`; otherwise records an error and returns `None`.
     fn value(&self, kind: &Kind, value: &Spanned<DeValue<'_>>, location: Location) -> Option<Leaf> {
         if let (Kind::List(of), Some(array)) = (kind, value.get_ref().as_array()) {
             let mut leaves = Vec::new();
@@ -272,8 +273,8 @@ fn preset(kind: &Kind, text: &str) -> Option<Value> {
     scalar(kind, value.get_ref()).ok()
 }
 
-/// The value if it matches `kind`. `Err(None)`: "must be ..." explains it; `Err(Some)` is a further reason.
-/// UUID and NGUID of zeroes are refused.
+/// Returns the value if it matches `kind`. `Err(Some)` contains a reason besides "must be ..." of the kind.
+/// Refuses a UUID or NGUID of zeroes, and the kinds that are not scalars.
 fn scalar(kind: &Kind, value: &DeValue<'_>) -> Result<Value, Option<String>> {
     let integer =
         || value.as_integer().and_then(|number| u64::from_str_radix(number.as_str(), number.radix()).ok());
@@ -336,12 +337,13 @@ fn nguid(text: &str) -> Option<[u8; 16]> {
     is_hex.then(|| u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)).flatten()
 }
 
-/// `subsystem[0].namespace` as `subsystem.namespace`, the form of headings.
+/// Returns `subsystem.namespace` for `subsystem[0].namespace`, the form of headings.
 fn without_index(field: &str) -> String {
     field.split('.').map(|part| part.split('[').next().unwrap_or(part)).collect::<Vec<_>>().join(".")
 }
 
-/// Message for an unknown key: a similar key, the section that has this key, or all keys of this section.
+/// Returns the message for an unknown key: a similar key, the section that has this key, or all keys of this
+/// section.
 fn unknown_key(name: &str, keys: &'static [Key]) -> String {
     let told = || keys.iter().filter(|key| key.preset != Preset::FormerName);
     if let Some(key) = nearest(name, told().map(|key| key.name)) {

@@ -1,4 +1,5 @@
-//! Errors of a configuration. Each has file, line, field, value and what is allowed, as far as they apply.
+//! Errors of a configuration. Each error has file, line, field, value and the allowed values, as far as they
+//! apply.
 //!
 //! ```text
 //!   /etc/spindle/spindle.toml:12: reactor.cores[1] = 99: must be a core that this process may use: 0 or 1
@@ -11,16 +12,17 @@ use std::path::{Path, PathBuf};
 pub struct ConfigError {
     /// Line in the file, from 1; 0 for an error of the whole file.
     pub line: usize,
-    /// Path of the field, like `subsystem[0].namespace[1].nsid`; empty for an error of the whole file.
+    /// Path of the field, like `subsystem[0].namespace[1].nsid`; empty for a syntax error and for an error of
+    /// the whole file.
     pub field: String,
-    /// The value as the file writes it, shortened; empty for a missing key, a section or an error of the
-    /// file.
+    /// The value as written in the file, or of a default as written in the schema, shortened. Empty for a
+    /// missing key, a section, a syntax error or an error of the whole file.
     pub value: String,
-    /// Message: what is wrong and what is allowed.
+    /// Message: the error and the allowed values.
     pub allowed: String,
 }
 
-/// All errors of one file, in the order of its lines, without duplicates; never empty.
+/// All errors of one file, in the order of its lines, without equal errors after each other; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors {
     file: PathBuf,
@@ -40,7 +42,7 @@ impl ConfigErrors {
         ConfigErrors { file: file.to_owned(), errors: vec![ConfigError { line: 0, field, value, allowed }] }
     }
 
-    /// One line of text for each error, with file and line number.
+    /// Returns one line of text for each error, with file and line number.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let file = self.file.display();
         self.errors.iter().map(move |error| match error.line {

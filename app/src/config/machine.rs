@@ -1,4 +1,5 @@
-//! Resources of the machine that a configuration can exceed: CPUs, memory, files, devices.
+//! Resources of the machine that a configuration can exceed (CPUs, memory, open files), and the state of the
+//! files and NVMe drives that it names.
 
 use std::fs;
 use std::io;
@@ -17,8 +18,9 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Bytes of MemAvailable plus the anonymous memory of this process, at most `memory_bytes`.
     pub available_bytes: u64,
-    /// True at start and reload: unavailable memory is an error. False in `spindle check`, where it is a
-    /// note, because a running target may hold that memory for the same plan.
+    /// True at start and reload: too little available memory is an error, an absent drive is not. False in
+    /// `spindle check`: too little available memory is a note, because a running target may use that memory
+    /// for the same plan; an absent drive is an error.
     pub is_for_start: bool,
     /// Bytes of reserved huge pages that are free or in use by this process.
     pub huge_bytes: u64,
@@ -58,7 +60,7 @@ impl Machine {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let kib = |text: &str, name: &str| number_after(text, name).map(|kib| kib << 10);
         let limit = control_group_limit();
-        // Without /proc memory counts as unlimited, so nothing is refused.
+        // Without /proc, memory counts as unlimited, so that no plan is refused.
         let memory_bytes = kib(&meminfo, "MemTotal:").unwrap_or(u64::MAX).min(limit);
         let own = kib(&status, "RssAnon:").unwrap_or(0);
         let available = kib(&meminfo, "MemAvailable:").unwrap_or(u64::MAX).saturating_add(own);
@@ -94,14 +96,14 @@ fn congestion(is_privileged: bool) -> Vec<String> {
     names.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The number after `name` in a file of /proc.
+/// Returns the number after `name` in a file of /proc; `None`: no line begins with `name`.
 fn number_after(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The lowest memory limit in bytes of this process's control group and its ancestors; `u64::MAX` without
-/// one.
+/// Returns the lowest memory limit in bytes of this process's control group and its ancestors; `u64::MAX`
+/// without a limit.
 fn control_group_limit() -> u64 {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mut least = u64::MAX;
@@ -121,7 +123,8 @@ fn control_group_limit() -> u64 {
     least
 }
 
-/// Type, size and identity of the file at `path`. Opens only block devices, for reading.
+/// Returns the type of the file at `path`, with size and identity of a regular file or block device. Opens
+/// only block devices, for reading.
 ///
 /// # Errors
 /// `stat` fails for another reason than a missing file, or a block device cannot be opened.
@@ -158,12 +161,12 @@ pub fn may_open(path: &Path, is_read_only: bool) -> io::Result<()> {
 /// PCI class code: mass storage, non-volatile memory, NVM Express.
 const NVME_CLASS: &str = "0x010802";
 
-/// True if the PCI function at `address` is an NVMe controller that is bound to vfio-pci, by sysfs. False: no
-/// function is there.
+/// Reads from sysfs whether the PCI function at `address` is an NVMe controller that is bound to vfio-pci.
+/// False: there is no function at the address.
 ///
 /// # Errors
-/// The function is no NVMe controller, or has another driver or none; for the driver the text names the
-/// remedy.
+/// The class cannot be read or is not that of an NVMe controller. Another driver or none is bound; that text
+/// names the command that binds vfio-pci.
 pub fn probe_nvme_function(address: PciAddress) -> Result<bool, String> {
     let path = Path::new("/sys/bus/pci/devices").join(address.to_string());
     if !path.exists() {

@@ -15,11 +15,11 @@ use crate::size::{Bytes, rounded};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AllocationPhase {
-    /// Allocated at the start. An upper bound: pages are touched on first use.
+    /// Allocated at the start. An upper bound: pages become resident on first use.
     Start,
     /// Allocated as RAM disks are written and caches fill.
     Filled,
-    /// Allocated for connections with commands in flight, freed afterwards.
+    /// Allocated as hosts connect and have commands in flight.
     Busy,
 }
 
@@ -36,7 +36,7 @@ pub struct MemoryItem {
 }
 
 impl MemoryItem {
-    /// One allocation of `each` bytes, not from reserved huge pages.
+    /// Returns an item of one allocation of `each` bytes, not from reserved huge pages.
     fn new(reason: impl Into<String>, each: u64, phase: AllocationPhase) -> MemoryItem {
         MemoryItem { reason: reason.into(), each, count: 1, phase, is_huge: false }
     }
@@ -49,7 +49,7 @@ impl MemoryItem {
         MemoryItem { count, ..self }
     }
 
-    /// Bytes of all `count` allocations.
+    /// Returns the bytes of all `count` allocations.
     pub fn bytes(&self) -> u64 {
         self.each.saturating_mul(self.count)
     }
@@ -58,7 +58,7 @@ impl MemoryItem {
 /// Program, stacks and all memory without an item of its own. About three times the resident size of an idle
 /// target with a null disk (docs/lab-notes.md, "Footprint").
 const PROCESS_BYTES: u64 = 16 << 20;
-/// Regions are rounded up to whole huge pages of this size.
+/// Bytes of a huge page; regions are rounded up to whole huge pages.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Kernel memory of a TCP connection with empty buffers: socket, file, timers (docs/lab-notes.md,
 /// "Footprint").
@@ -74,7 +74,7 @@ impl AllocationPhase {
     }
 }
 
-/// All items of the plan, ordered by [`AllocationPhase`].
+/// Returns all items of the plan, ordered by [`AllocationPhase`].
 pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
     let cores = plan.reactor.cores.len() as u64;
     let is_huge = plan.pool.pages == Pages::Huge;
@@ -110,9 +110,9 @@ pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
     }
     if is_rdma {
         let receives = u64::from(plan.rdma.srq_entries);
-        // One shared receive queue. A replaced queue (docs/rdma.md) exists until its last connection ends.
-        // The number of replaced queues depends on the hosts, so the text mentions them and the sum leaves
-        // them out.
+        // Counts one shared receive queue. A replaced queue (docs/rdma.md) exists until its last connection
+        // ends. The count of replaced queues depends on the hosts, so the sum leaves them out and the text
+        // mentions them.
         let reason =
             format!("{receives} receives over RDMA, a core and RDMA device (as many again for a worn queue)");
         let in_capsule = plan.listeners.iter().map(|listener| listener.in_capsule_bytes).max().unwrap_or(0);
@@ -129,14 +129,14 @@ pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
     items
 }
 
-/// Bytes of a connection whose queue entries were all in use at once.
+/// Returns the bytes of a connection whose queue entries were all in use at once.
 fn connection_bytes(entries: u16) -> u64 {
     let own = TargetCore::<Conn>::connection_bytes(entries) + shell::connection_bytes(entries);
     own as u64 + SOCKET_BYTES
 }
 
-/// Memory of a RAM disk; empty for other kinds. Registration with an RDMA device and `populate` both make all
-/// pages of the disk resident at the start.
+/// Returns the memory of a RAM disk; empty for other kinds. Registration with an RDMA device makes all pages
+/// of the disk resident at the start, and so does `populate`.
 fn ram_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
     let DiskKind::Ram { pages, is_populated } = disk.kind else { return Vec::new() };
     let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages };
@@ -164,8 +164,8 @@ fn ram_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
     ]
 }
 
-/// Memory of a disk's cache; empty without a cache. Registration with an RDMA device makes all pages of the
-/// cache resident at the start, and so does the IOMMU mapping for an `nvme` disk.
+/// Returns the memory of a disk's cache; empty without a cache. Registration with an RDMA device makes all
+/// pages of the cache resident at the start, and so does the IOMMU mapping for an `nvme` disk.
 fn cache_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
     let Some(spec) = disk.cache else { return Vec::new() };
     let is_huge = spec.pages == Pages::Huge;
@@ -192,7 +192,8 @@ pub struct LockedMemory<'a> {
     pub largest: &'a DiskPlan,
 }
 
-/// The locked memory of the kind of devices for which more is locked; `None` if no cache is locked.
+/// Returns the locked memory of NVMe drives or of RDMA devices, whichever is more; `None` if no cache is
+/// locked.
 pub fn locked_memory(plan: &Plan) -> Option<LockedMemory<'_>> {
     let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
     let drives = locked_by_devices("drives", plan, |disk| matches!(disk.kind, DiskKind::Nvme { .. }));
@@ -200,8 +201,8 @@ pub fn locked_memory(plan: &Plan) -> Option<LockedMemory<'_>> {
     drives.into_iter().chain(rdma).max_by_key(|locked| locked.bytes)
 }
 
-/// Memory that is locked for devices of `device_kind`: all pools, and RAM disks and caches of the disks for
-/// which `is_among` is true. `None` if none of these disks has a cache.
+/// Returns the memory that is locked for devices of `device_kind`: all pools, and RAM disks and caches of the
+/// disks for which `is_among` returns true. `None` if none of these disks has a cache.
 fn locked_by_devices<'a>(
     device_kind: &'static str,
     plan: &'a Plan,
@@ -218,7 +219,7 @@ fn locked_by_devices<'a>(
     Some(LockedMemory { device_kind, bytes, largest })
 }
 
-/// Bytes of all items up to and including `phase`.
+/// Returns the bytes of all items up to and including `phase`.
 pub fn total_bytes(items: &[MemoryItem], phase: AllocationPhase) -> u64 {
     items
         .iter()
@@ -226,9 +227,9 @@ pub fn total_bytes(items: &[MemoryItem], phase: AllocationPhase) -> u64 {
         .fold(0, |total: u64, item| total.saturating_add(item.bytes()))
 }
 
-/// Bytes of reserved huge pages and of ordinary memory that the plan uses with full disks, without
-/// connections. `huge_bytes` are free. The pools or a disk for which too few are free count as ordinary
-/// memory, with a note.
+/// Returns the bytes of reserved huge pages and of ordinary memory that the plan uses with full disks,
+/// without connections. `huge_bytes` is the size of the free huge pages. If they are too few for the pools or
+/// for a disk, that memory counts as ordinary memory, and a note is added.
 pub fn huge_and_ordinary(
     plan: &Plan,
     items: &[MemoryItem],

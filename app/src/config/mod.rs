@@ -4,16 +4,17 @@
 //! ```text
 //!   file ── document (against schema) ──> Node ── validate (against itself and the Machine) ──> Plan
 //!                                                                                                │
-//!            ┌── memory: what it takes, by reason  <── check ──────────────────────────────────────┤
-//!            ├── changes: what a reload would do   <── serve on a reload, check --against ─────────┤
+//!            ┌── memory: bytes, by reason          <── check ──────────────────────────────────────┤
+//!            ├── changes: effects of a reload      <── serve on a reload, check --against ─────────┤
 //!            └── snapshot: disks opened, a Snapshot for all cores  <── serve, at start and reload ─┘
 //! ```
 //!
-//! A reload is by SIGHUP or by a method of the control socket; start and reload use the same code. All errors
-//! are reported together, each with file, line, field, value and the allowed values. Only `snapshot` changes
-//! the machine: it creates files and changes their sizes.
+//! A reload is caused by SIGHUP or by a method of the control socket; start and reload use the same code.
+//! Errors are collected and reported together, each with file, line, field, value and the allowed values.
+//! Only `snapshot` changes the machine: it creates files and changes their sizes.
 //!
-//! Limits of values are in [`schema`]; the number of disks, listeners and subsystems is bounded by memory.
+//! Limits of values are in [`schema`]. The count of disks, listeners and subsystems is bounded by the size of
+//! the file ([`TEXT_BYTES_MAX`]) and by memory.
 
 mod changes;
 mod document;
@@ -55,7 +56,7 @@ use crate::size::Bytes;
 /// The NQN of the built-in configuration and of the examples.
 pub const NQN_EXAMPLE: &str = "nqn.2026-01.io.spindle:default";
 
-/// The configuration without a file. A test checks that `conf/spindle.toml` gives the same plan.
+/// The configuration without a file. A test checks that `conf/spindle.toml` has the same plan.
 const BUILTIN: &str = r#"
 [[disk]]
 name = "ram0"
@@ -88,8 +89,8 @@ impl Config {
         Config::read(path, &Machine::detect())
     }
 
-    /// As [`Config::load`], for `spindle check`: too little available memory is a note in the plan, because a
-    /// running target may hold that memory.
+    /// As [`Config::load`], for `spindle check`. Too little available memory is a note in the plan, because a
+    /// running target may use that memory. An absent drive is an error.
     pub fn examine(path: &Path) -> Result<Config, ConfigErrors> {
         Config::read(path, &Machine { is_for_start: false, ..Machine::detect() })
     }
@@ -106,7 +107,7 @@ impl Config {
         Config { source: None, text: text.to_owned(), plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
     }
 
-    /// The default without a file: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.
+    /// Returns the configuration without a file: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.
     pub fn builtin() -> Config {
         // The RAM disk allocates memory on write, so a machine with less than 1 GiB can start with it.
         let plan = parse(BUILTIN, Path::new("the built-in configuration"), &Machine::with_unlimited_memory());
@@ -114,19 +115,18 @@ impl Config {
         Config { source: None, text, plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
     }
 
-    /// Validates `text` against the machine, as a configuration with the source file of this one.
+    /// Validates `text` against the machine. The result has the source file of this configuration.
     pub fn with_text(&self, text: String) -> Result<Config, ConfigErrors> {
         let path = self.source.as_deref().unwrap_or(Path::new("configuration"));
         let plan = parse(&text, path, &Machine::detect())?;
         Ok(Config { source: self.source.clone(), text, plan })
     }
 
-    /// The TOML source text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The configuration file; `None` for the built-in configuration.
+    /// Returns the path of the configuration file; `None` for the built-in configuration.
     pub fn source(&self) -> Option<&Path> {
         self.source.as_deref()
     }
@@ -139,7 +139,7 @@ impl Config {
 /// Largest configuration file in bytes, enough for thousands of disks. Bounds the read of an endless file.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
 
-/// Reads a configuration file, at most [`TEXT_BYTES_MAX`] bytes.
+/// Reads a configuration file. A file of more than [`TEXT_BYTES_MAX`] bytes is an error.
 pub fn text_of(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text)?;

@@ -1,7 +1,7 @@
-//! [`Origin`]: an NVMe drive or far namespace behind disks, which can be absent. A drive can take minutes to
+//! [`Origin`]: the NVMe drive or far namespace of a disk. It can be absent, and a drive can take minutes to
 //! open.
 //!
-//! Opening blocks and is not retried here; `serve` opens origins on threads of their own and retries.
+//! Opening blocks and is not retried here; `serve` opens each origin on a separate thread and retries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,10 +37,10 @@ impl DriveSource for LocalDrives {
     }
 }
 
-/// Most commands in flight of one core to a far target: a queue of 1024 entries holds 1023.
+/// Most commands in flight of one core to a far target: a queue of 1024 entries can contain 1023 commands.
 const REMOTE_DEPTH_MAX: u16 = 1023;
 
-/// The drive or far namespace that a disk is on. It can be absent.
+/// The drive or far namespace that a disk is on. The drive or far target can be absent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// An NVMe drive; each of its namespaces can be a disk.
@@ -59,14 +59,14 @@ pub struct RemotePlan {
 
 /// An origin that was opened, for [`Plan::snapshot`].
 pub enum Opened {
-    /// The drive at this address. [`DriveSource::open`] returns it without blocking while a handle on it
-    /// exists.
+    /// The drive at this address. [`DriveSource::open`] returns its handle without blocking while another
+    /// handle exists.
     Drive(PciAddress),
     /// The disk of a far target.
     Remote(Arc<dyn DiskSource>),
 }
 
-/// An opened origin, and the handle that keeps its drive open until a snapshot has the drive's disks.
+/// An opened origin, and the handle that keeps its drive open until a snapshot contains the drive's disks.
 pub type OpenedOrigin = (Opened, Option<Arc<Drive>>);
 
 /// Connects to a far target and opens its namespace. Blocks.
@@ -92,7 +92,7 @@ impl Origins {
         }
     }
 
-    /// Opens the origin. Blocks: minutes until a drive fails, up to a minute for a far target.
+    /// Opens the origin. Blocks for minutes if a drive fails, and up to a minute for a far target.
     pub fn open(&self, origin: &Origin) -> Result<OpenedOrigin, SnapshotError> {
         match origin {
             Origin::Drive(address) => {
@@ -105,7 +105,7 @@ impl Origins {
 }
 
 impl Origin {
-    /// The error of an open that failed in this process, such as when a thread cannot be started.
+    /// Returns the error of an attempt that failed in this process, for example by a panic of its thread.
     pub fn failed(&self, why: &str) -> SnapshotError {
         match self {
             Origin::Drive(address) => {
@@ -130,7 +130,7 @@ impl fmt::Display for Origin {
 }
 
 impl Plan {
-    /// The origin of an `nvme` or `remote` disk; `None` for other kinds.
+    /// Returns the origin of an `nvme` or `remote` disk; `None` for other kinds.
     pub(super) fn origin(&self, disk: &DiskPlan) -> Option<Origin> {
         if let Some(address) = disk.address() {
             return Some(Origin::Drive(address));
@@ -152,9 +152,8 @@ impl Plan {
     }
 }
 
-/// Connects to the far target. A far namespace with another medium than `medium_id` is an error like any
-/// other and is retried, so that the target starts whether the far target answers before or after the first
-/// snapshot.
+/// Connects to the far target and checks `medium_id`. Another medium is an error like any other and is
+/// retried. So the target starts whether the far target answers before or after the first snapshot.
 fn open_remote(plan: &RemotePlan) -> Result<Arc<dyn DiskSource>, SnapshotError> {
     let disk = RemoteDisk::new(&plan.name, &plan.spec)?;
     let RemoteFacts { serial, model, transfer_bytes_max, medium_ids, .. } = disk.facts();

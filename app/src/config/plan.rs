@@ -1,4 +1,5 @@
-//! [`Plan`]: a validated configuration in typed form, the input of `spindle serve`.
+//! [`Plan`]: a validated configuration in typed form, the input of `spindle serve`. Also formats caches,
+//! delays and the `nvme connect` command.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
@@ -51,7 +52,7 @@ pub struct ReactorPlan {
 }
 
 impl ReactorPlan {
-    /// The CPU that the thread of each core is bound to; `None` if threads are not pinned.
+    /// Returns, for each core, the CPU to which its thread is bound; `None` if threads are not pinned.
     pub fn cpus(&self) -> Vec<Option<usize>> {
         self.cores.iter().map(|core| self.is_pinned.then_some(*core)).collect()
     }
@@ -67,13 +68,13 @@ pub struct PoolPlan {
 }
 
 impl PoolPlan {
-    /// Bytes of one core's data zones, without `admin_zones`.
+    /// Returns the bytes of one core's data zones, without `admin_zones`.
     pub fn bytes_per_core(&self) -> u64 {
         Pool::bytes_for(&self.zones)
     }
 }
 
-/// `[limits]` and `[discovery]`. `controller` has the limits that a snapshot carries to the controllers.
+/// `[limits]` and `[discovery]`. `controller` contains the limits that are part of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitsPlan {
     pub controller: ControllerLimits,
@@ -109,7 +110,7 @@ pub struct DiskPlan {
     pub delay: Option<DelaySpec>,
 }
 
-/// The delay for display: parts that are zero are left out; `none` without a delay.
+/// Formats the delay for display, without parts that are zero; `none` without a delay.
 pub fn delay_text(delay: Option<&DelaySpec>) -> String {
     let Some(it) = delay else { return "none".to_owned() };
     let parts = [
@@ -120,7 +121,7 @@ pub fn delay_text(delay: Option<&DelaySpec>) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// The cache for display; `none` without a cache.
+/// Formats the cache for display; `none` without a cache.
 pub fn cache_text(cache: Option<&CacheSpec>) -> String {
     let Some(it) = cache else { return "none".to_owned() };
     let (size, ahead) = (Bytes::new(it.bytes), Bytes::new(it.read_ahead.into()));
@@ -128,7 +129,7 @@ pub fn cache_text(cache: Option<&CacheSpec>) -> String {
 }
 
 impl DiskPlan {
-    /// PCI address of the drive of an `nvme` disk; `None` for other kinds.
+    /// Returns the PCI address of the drive of an `nvme` disk; `None` for other kinds.
     #[must_use]
     pub fn address(&self) -> Option<PciAddress> {
         if let DiskKind::Nvme { address, .. } = self.kind { Some(address) } else { None }
@@ -149,9 +150,9 @@ pub enum DiskKind {
         is_read_only: bool,
         /// A missing file is created, with the configured size.
         create: bool,
-        /// O_DIRECT.
+        /// I/O bypasses the page cache (`O_DIRECT`).
         is_direct: bool,
-        /// IOPOLL: completions are polled.
+        /// Completions are polled (IOPOLL).
         is_polled: bool,
     },
     /// A namespace of a drive with the kernel's driver, through its generic device (`/dev/ng0n1`).
@@ -162,7 +163,8 @@ pub enum DiskKind {
     Remote {
         target: Box<Target>,
         namespace: u32,
-        /// From submission to completion of a command, across reconnects; then the command fails.
+        /// Longest time from submission to completion of a command, across reconnects; then the command
+        /// fails.
         command_timeout: Duration,
         /// Time beyond two keep-alive timeouts in which the far target may execute commands of a lost
         /// association.
@@ -201,7 +203,7 @@ impl DiskKind {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerPlan {
-    /// Unique; by this name subsystems refer to the listener.
+    /// Unique; subsystems refer to the listener by this name.
     pub name: String,
     pub transport: TransportKind,
     /// The port is not 0.
@@ -211,7 +213,8 @@ pub struct ListenerPlan {
 }
 
 impl ListenerPlan {
-    /// Transport and address: unique among listeners; identifies a listener across reloads.
+    /// Returns transport and address, which are unique among listeners and identify a listener across
+    /// reloads.
     pub fn endpoint(&self) -> (TransportKind, SocketAddr) {
         (self.transport, self.address)
     }
@@ -237,9 +240,9 @@ pub struct NamespacePlan {
     pub nsid: u32,
     /// Name of a disk in the plan; each disk is in at most one namespace.
     pub disk: String,
-    /// `None` for `ram` and `remote` disks without a configured UUID: it is derived once the disk is open.
+    /// `None` for `ram` and `remote` disks without a configured UUID, which is derived once the disk is open.
     pub uuid: Option<[u8; 16]>,
-    /// As `uuid`.
+    /// `None` as for `uuid`.
     pub nguid: Option<[u8; 16]>,
 }
 
@@ -263,7 +266,8 @@ pub struct LogPlan {
     /// Least severe level that is written.
     pub level: tracing::Level,
     pub format: LogFormat,
-    /// Most lines per second and core that peers can cause; the rest is counted.
+    /// Log lines per second and core that peers can cause in the long run; a burst may be 5 seconds' worth.
+    /// Lines beyond that are suppressed, and their count is logged with the next line.
     pub peer_lines_per_s: u32,
 }
 
@@ -275,7 +279,7 @@ pub enum LogFormat {
 }
 
 impl Plan {
-    /// Most connections of one core. Each new connection goes to the core with the fewest.
+    /// Returns the most connections of one core. Each new connection is assigned to the core with the fewest.
     pub fn connections_per_core(&self) -> usize {
         self.limits.connections.div_ceil(self.reactor.cores.len().max(1))
     }
@@ -289,8 +293,8 @@ impl Plan {
     }
 }
 
-/// `address` as a host can connect to it: an unspecified IP address (0.0.0.0, ::) becomes the source address
-/// of the default route.
+/// Returns `address` as a host can connect to it: an unspecified IP address (0.0.0.0, ::) is replaced by the
+/// source address of the default route.
 pub fn reachable_address(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
@@ -298,8 +302,9 @@ pub fn reachable_address(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(default_source_address(address.is_ipv4()), address.port())
 }
 
-/// Source address of the default route, or the loopback address without one. Connecting a UDP socket looks up
-/// the route and sends nothing; the destinations are documentation addresses (RFC 5737, RFC 3849).
+/// Returns the source address of the default route, or the loopback address without such a route. Connecting
+/// a UDP socket looks up the route and sends nothing; the destinations are documentation addresses (RFC 5737,
+/// RFC 3849).
 fn default_source_address(is_ipv4: bool) -> IpAddr {
     let (any, far, loopback): (IpAddr, IpAddr, IpAddr) = if is_ipv4 {
         (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into(), Ipv4Addr::LOCALHOST.into())
@@ -314,7 +319,7 @@ fn default_source_address(is_ipv4: bool) -> IpAddr {
     asked.map_or(loopback, |address| address.ip())
 }
 
-/// The nvme-cli command that connects a Linux host; the NQN is quoted for a shell.
+/// Returns the nvme-cli command that connects a Linux host; the NQN is quoted for a shell.
 pub fn connect_line(listener: (TransportKind, SocketAddr), nqn: &Nqn) -> String {
     let (transport, address) = (listener.0, reachable_address(listener.1));
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-+@/".contains(&byte);

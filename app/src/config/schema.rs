@@ -35,7 +35,7 @@ pub enum Kind {
         min: u64,
         max: u64,
     },
-    /// A number of bytes, as `"256MiB"` or a whole number.
+    /// A count of bytes, as `"256MiB"` or a whole number.
     Size {
         min: u64,
         max: u64,
@@ -75,7 +75,8 @@ pub enum Preset {
     Required,
     /// A fixed default, in TOML syntax.
     Fixed(&'static str),
-    /// No fixed default: it depends on other keys or the machine, or there is none. Described in words.
+    /// No fixed default: the default depends on other keys or the machine, or there is none. The text
+    /// describes it.
     Derived(&'static str),
     /// The key is a section, which has no value.
     Section,
@@ -593,18 +594,18 @@ impl Key {
         Key { about, ..self }
     }
 
-    /// True for a key that the reference lists in a table: not a section and not a former name.
+    /// True for a key that the reference lists in a table: neither a section nor a former name.
     pub fn is_documented(&self) -> bool {
         !matches!(self.preset, Preset::Section | Preset::FormerName) && self.section().is_none()
     }
 
-    /// The keys of this section; `None` for a key with a value.
+    /// Returns the keys of this section; `None` for a key with a value.
     pub fn section(&self) -> Option<&'static [Key]> {
         if let Kind::Section(keys) | Kind::Sections(keys) = self.kind { Some(keys) } else { None }
     }
 }
 
-/// Every section as (heading, section key, keys), in the order of the table.
+/// Returns every section as (heading, section key, keys), in the order of the table.
 pub fn sections() -> Vec<(String, &'static Key, &'static [Key])> {
     fn walk(prefix: &str, keys: &'static [Key], into: &mut Vec<(String, &'static Key, &'static [Key])>) {
         for key in keys {
@@ -620,7 +621,7 @@ pub fn sections() -> Vec<(String, &'static Key, &'static [Key])> {
     found
 }
 
-/// The reference of all keys as Markdown, the end of `docs/configuration.md`.
+/// Returns the reference of all keys as Markdown: the end of `docs/configuration.md`.
 pub fn reference() -> String {
     let mut text = String::new();
     for (heading, section, keys) in sections() {

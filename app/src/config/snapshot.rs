@@ -1,14 +1,14 @@
 //! Builds the [`Snapshot`] of a [`Plan`] for all cores: opens or creates disks, reuses the disks and counters
-//! of the previous snapshot, and resizes disks.
+//! of the previous snapshot, resizes disks and changes their caches.
 //!
-//! A plan is applied completely or not at all, unless the commit of a prepared resize fails: resizes come
-//! after all other steps that can fail, and are prepared for all disks before the first is committed. After
-//! any other failure only a file created for a new disk remains.
+//! A plan is applied completely or not at all, unless the commit of a prepared resize fails. Resizes are
+//! prepared for all disks before the first is committed, and are the last step that can fail. After any other
+//! failure only a file created for a new disk remains.
 //!
 //! An absent drive or far target is not a failure, so that one dead drive does not stop the target from
-//! starting. Nothing here waits for an origin: the caller passes the origins that it opened. Disks of other
-//! origins are left out with their namespaces; [`Plan::absent`] lists those origins, and a later
-//! [`Plan::snapshot`] adds them.
+//! starting. This module does not wait for an origin: the caller passes the origins that it has opened. Disks
+//! of other origins are left out with their namespaces. [`Plan::absent`] lists those origins, and a later
+//! [`Plan::snapshot`] adds their disks.
 
 use std::fs::File;
 use std::path::Path;
@@ -39,7 +39,7 @@ pub enum SnapshotError {
     Drive(#[from] DriveError),
     #[error(transparent)]
     Resize(#[from] ResizeError),
-    /// Any other failure, as the complete message.
+    /// Any other failure; the text is the complete message.
     #[error("{0}")]
     Other(String),
 }
@@ -47,9 +47,13 @@ pub enum SnapshotError {
 type Source = Arc<dyn DiskSource>;
 
 impl Plan {
-    /// Builds the snapshot that replaces `previous`; [`Plan::changes`] must refuse nothing. Disks of drives
-    /// and far targets are those of `previous` and of `opened`; `drives` returns the handle of an opened
-    /// drive.
+    /// Builds the snapshot that replaces `previous`; [`Plan::changes_from`] must contain no refused change.
+    /// Disks of drives and far targets are those of `previous` and of `opened`; `drives` returns the handle
+    /// of an opened drive.
+    ///
+    /// # Errors
+    /// A disk cannot be opened, resized or cached, a disk has another medium than `medium_id`, or no PORTID
+    /// is free.
     pub fn snapshot(
         &self,
         previous: Option<&Snapshot>,
@@ -59,9 +63,9 @@ impl Plan {
         self.snapshot_and_persist(previous, drives, opened, &mut || Ok(()))
     }
 
-    /// As [`Plan::snapshot`]. `persist` writes the configuration file; it is called after all preparations
-    /// and before the first disk is resized, because a file disk larger than its configured `size` would
-    /// prevent the next start.
+    /// As [`Plan::snapshot`]. `persist` writes the configuration file. It is called after all preparations
+    /// and before the first disk is resized: a file disk larger than its configured `size` would prevent the
+    /// next start.
     ///
     /// # Errors
     /// Those of [`Plan::snapshot`], and a failure of `persist`.
@@ -98,8 +102,9 @@ impl Plan {
         }))
     }
 
-    /// The listeners of this plan and of `previous`. Those of `previous` keep their index, by which
-    /// connections refer to them; those that this plan does not have stay in the list with `is_open` false.
+    /// Returns the listeners of `previous`, followed by the new listeners of this plan. Connections refer to
+    /// a listener by its index. So a listener that this plan does not have stays in the list, with `is_open`
+    /// false.
     ///
     /// # Errors
     /// All 65535 port identifiers are used.
@@ -129,7 +134,7 @@ impl Plan {
         Ok(listeners)
     }
 
-    /// Origins of this plan's disks that are not open in `snapshot`, without duplicates.
+    /// Returns the origins of this plan's disks that are not open in `snapshot`, without duplicates.
     pub fn absent(&self, snapshot: Option<&Snapshot>) -> Vec<Origin> {
         let disks = snapshot.map_or(&[][..], |snapshot| &snapshot.disks);
         let is_open = |plan: &DiskPlan| disks.iter().flatten().any(|disk| disk.name() == plan.name);
@@ -141,8 +146,9 @@ impl Plan {
         absent
     }
 
-    /// The disks, indexed by [`DiskId`]. Disks of `previous` keep their identifier; identifiers are never
-    /// reused.
+    /// Returns the disks, indexed by [`DiskId`]: those of `previous` under their identifiers, then new disks,
+    /// which it opens. A removed disk becomes `None`, so that its identifier is not reused. A disk whose
+    /// origin is not open is left out.
     fn open_disks(
         &self,
         previous: Option<&Snapshot>,
@@ -170,8 +176,8 @@ impl Plan {
         Ok(disks)
     }
 
-    /// Open disks whose size differs from the plan, with the planned size in bytes. Leaves out `nvme`, `ng`
-    /// and `remote` disks, whose size is that of their namespace.
+    /// Returns the open disks whose size differs from the plan, with the planned size in bytes. Leaves out
+    /// `nvme`, `ng` and `remote` disks, whose size is that of their namespace.
     fn size_changes(&self, disks: &[Option<Source>]) -> Vec<(Source, u64)> {
         let size = |disk: &Source| {
             let plan = self.disk(disk.name())?;
@@ -181,7 +187,7 @@ impl Plan {
         disks.iter().flatten().filter_map(size).collect()
     }
 
-    /// Prepared changes of the caches that differ from the plan.
+    /// Prepares the changes of the caches that differ from the plan.
     fn cache_changes(&self, disks: &[Option<Source>]) -> Result<Vec<(Source, CacheChange)>, SnapshotError> {
         let mut changes = Vec::new();
         for disk in disks.iter().flatten() {
@@ -221,8 +227,8 @@ impl Plan {
         })
     }
 
-    /// The namespace, with the counters of `before` if disk and identifiers are equal. `None`: its disk is
-    /// absent.
+    /// Builds the namespace. It has the counters of `before` if disk, UUID and NGUID are equal. `None`: the
+    /// disk is absent.
     fn namespace(
         &self,
         nqn: &Nqn,
@@ -233,7 +239,7 @@ impl Plan {
         let is_it = |disk: &Option<Source>| disk.as_ref().is_some_and(|disk| disk.name() == plan.disk);
         let disk = DiskId(disks.iter().position(is_it)?);
         let source = Arc::clone(disks.get(disk.0)?.as_ref()?);
-        // Disk identifiers are never reused, so each disk of this process has a `life` of its own.
+        // Disk identifiers are never reused, so `life` is unique for each disk of this process.
         let (life, far) = (identity::life(disk.0), source.identity_seed());
         let data = match &far {
             Some(far) => Data::Far(far),
@@ -281,8 +287,8 @@ impl Drop for PreparedResizes {
     }
 }
 
-/// Logs file system and volume signatures of a newly opened block device, so that the operator notices a
-/// wrong one. The device is served anyway: its signatures normally come from the hosts that use it.
+/// Logs the signatures on the block device of a new `file` or `ng` disk, so that the operator notices a wrong
+/// device. The device is served anyway: its signatures normally come from the hosts that use it.
 fn log_signatures(plan: &DiskPlan) {
     let (DiskKind::File { path, .. } | DiskKind::Ng { path, .. }) = &plan.kind else { return };
     let block = spindle_disk::ng::look_at(path).map_or_else(|_| path.clone(), |location| location.block_path);
@@ -338,7 +344,8 @@ fn open_drive(
     Ok(Some(drive.disk(name, namespace)?))
 }
 
-/// Allocates the RAM disk's memory on a thread, which ends when that is done or the disk is dropped.
+/// Allocates the RAM disk's memory on a thread. The thread ends when all memory is allocated, an allocation
+/// fails, or the disk is dropped.
 fn populate(name: &str, disk: &Arc<RamDisk>) {
     let (name, disk) = (name.to_owned(), Arc::downgrade(disk));
     let disk_name = name.clone();
@@ -367,7 +374,8 @@ fn populate(name: &str, disk: &Arc<RamDisk>) {
     }
 }
 
-/// Opens or creates the disk without delay and cache. `None`: its drive or far target is not in `opened`.
+/// Opens or creates the disk, without the delay and cache layers. `None`: its drive or far target is not in
+/// `opened`.
 fn open_disk(
     plan: &DiskPlan,
     drives: &dyn DriveSource,
@@ -432,7 +440,7 @@ fn with_delay(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
 /// Puts a cache layer in front of the disk, also without `[disk.cache]`, so that a reload can add a cache. No
 /// layer for `ram` and `null`, and for `nvme` without `[disk.cache]`.
 fn with_cache(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
-    // An `nvme` disk has the lowest latency; a layer would add to it.
+    // A cache layer would add latency to an `nvme` disk, whose latency is the lowest.
     let can_get_cache = !matches!(plan.kind, DiskKind::Nvme { .. });
     if !plan.kind.can_have_cache() || plan.cache.is_none() && !can_get_cache {
         return Ok(disk);
@@ -440,7 +448,7 @@ fn with_cache(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     Ok(CachedDisk::new(disk, plan.cache.as_ref())?)
 }
 
-/// Whether the file gets its configured size: a missing file with `create`, or an empty file.
+/// True for a file that must be set to its configured size: a missing file with `create`, or an empty file.
 fn needs_initial_size(path: &Path, create: bool) -> bool {
     match machine::path_state(path) {
         Ok(PathState::Missing { .. }) => create,

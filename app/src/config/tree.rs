@@ -1,6 +1,7 @@
 //! Typed access to the values of a [`Node`] by key name.
 //!
-//! Values have the kind that the schema gives their key. Reading a key as another type is a bug and panics.
+//! Values have the kind that the schema states for their key. Reading a key as another type, or a key that
+//! the schema does not have, is a bug and panics.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ pub struct Located<T> {
 
 /// Types that a [`Value`] converts to.
 pub trait FromValue: Sized {
-    /// `None` if the value has another kind or is out of range.
+    /// Converts the value; `None` if the value has another kind or is out of range.
     fn from_value(value: &Value) -> Option<Self>;
 }
 
@@ -87,8 +88,8 @@ impl Node {
             .unwrap_or_else(|| panic!("{}: the schema has no key {name:?}", self.location.field))
     }
 
-    /// The value or its default. `None`: invalid (the error is recorded), or not set and without a fixed
-    /// default.
+    /// Returns the value or its default. `None`: the value is invalid or a required key is missing (the error
+    /// is recorded), or the key is not set and has no fixed default.
     pub fn find<T: FromValue>(&self, name: &str) -> Option<Located<T>> {
         match self.state(name) {
             State::Given(leaf) | State::Preset(leaf) => Some(Located::from_leaf(leaf)),
@@ -96,18 +97,18 @@ impl Node {
         }
     }
 
-    /// As [`Node::find`], with `T::default()` instead of `None`. For keys with a fixed default that is the
-    /// case only after an error, and then the plan is not used.
+    /// As [`Node::find`], with `T::default()` instead of `None`. For a key with a fixed default, `None`
+    /// occurs only after an error, and then the plan is not used.
     pub fn get<T: FromValue + Default>(&self, name: &str) -> T {
         self.find(name).map(|at| at.value).unwrap_or_default()
     }
 
-    /// The value if the file sets it and it is valid.
+    /// Returns the value if the file sets the key and the value is valid.
     pub fn given<T: FromValue>(&self, name: &str) -> Option<Located<T>> {
         if let State::Given(leaf) = self.state(name) { Some(Located::from_leaf(leaf)) } else { None }
     }
 
-    /// Location of the value if the file sets it and it is valid.
+    /// Returns the location of the value if the file sets the key and the value is valid.
     pub fn location_of(&self, name: &str) -> Option<&Location> {
         if let State::Given(leaf) = self.state(name) { Some(&leaf.location) } else { None }
     }
@@ -120,13 +121,13 @@ impl Node {
         }
     }
 
-    /// True if the file does not set the key. False if the value is invalid or a required key is missing: the
-    /// error is recorded.
+    /// True if the file does not set the key. False if the value is invalid or a required key is missing, for
+    /// which an error is recorded.
     pub fn is_absent(&self, name: &str) -> bool {
         matches!(self.state(name), State::Absent | State::Preset(_))
     }
 
-    /// The section of this name that may be there once; with defaults if the file leaves it out.
+    /// Returns the section of a name that may occur once, with defaults if the file leaves it out.
     pub fn section(&self, name: &str) -> &Node {
         let first = self.sections(name).first();
         first.unwrap_or_else(|| {

@@ -13,7 +13,7 @@ use crate::rpc::controller_of;
 use crate::size::Bytes;
 
 const MIB: u64 = 1 << 20;
-/// Remedy where no method exists.
+/// Remedy if no method does what a verb requires.
 const EDIT_FILE_HINT: &str = "change the configuration file and have it read again by SIGHUP";
 
 pub fn answer(verb: &DiskVerb, rpc: Rpc<'_>) -> Output {
@@ -95,7 +95,7 @@ fn memory(MemoryDisk { name, size, block_size }: &MemoryDisk) -> Result<Value, C
     Ok(json!({ "name": name, "num_blocks": bytes / block, "block_size": block }))
 }
 
-/// The kind of an open disk; an error for a disk that is not open.
+/// Returns the kind of an open disk; an error for a disk that is not open.
 fn kind_of(name: &str, rpc: Rpc<'_>) -> Result<String, CallError> {
     let disks = rpc("bdev_get_bdevs", json!({ "name": name }))?;
     let kind = disks[0]["driver_specific"]["spindle"]["kind"].as_str();
@@ -140,7 +140,7 @@ fn remove(name: &str, rpc: Rpc<'_>) -> Output {
                 return Err(argument_error("NAME", name, allowed));
             }
         },
-        // A disk whose drive or far target is absent is not open, so `bdev_get_bdevs` does not know it.
+        // A disk whose drive or far target is absent is not open, so `bdev_get_bdevs` does not list it.
         Err(CallError::Refused(reason)) => {
             let attached = attached_disks(rpc)?;
             if !attached.iter().any(|it| it == name) {
@@ -153,7 +153,7 @@ fn remove(name: &str, rpc: Rpc<'_>) -> Output {
     confirmed(rpc(method, json!({ "name": own })), format!("removed disk {name}"))
 }
 
-/// Names of `nvme` and `remote` disks, open or not.
+/// Returns the names of `nvme` and `remote` disks, open or not.
 fn attached_disks(rpc: Rpc<'_>) -> Result<Vec<String>, CallError> {
     let status = rpc("spindle_get_status", json!({}))?;
     let disks = status["disks"].as_array().map(Vec::as_slice).unwrap_or_default().iter();
@@ -161,8 +161,8 @@ fn attached_disks(rpc: Rpc<'_>) -> Result<Vec<String>, CallError> {
     Ok(attached.filter_map(|disk| disk["name"].as_str().map(str::to_owned)).collect())
 }
 
-/// Controller name for `bdev_nvme_detach_controller`; an error if `name` is not like `NAMEn1`, or if the call
-/// would also remove another disk.
+/// Returns the controller name for `bdev_nvme_detach_controller`. An error if `name` is not like `NAMEn1`, or
+/// if the call would also remove another disk.
 fn controller<'a>(name: &'a str, attached: &[String]) -> Result<&'a str, CtlError> {
     let Some(controller) = controller_of(name) else {
         let allowed = format!("no method removes a drive that is not named like NAMEn1; {EDIT_FILE_HINT}");

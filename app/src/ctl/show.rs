@@ -1,4 +1,4 @@
-//! Results of methods as text.
+//! Formats results of methods as text.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ fn join_lines(words: impl Iterator<Item = String>) -> String {
     words.collect::<Vec<_>>().join("\n")
 }
 
-/// An address in the form that verbs accept, without the transport.
+/// Formats an address as verbs accept it, without the transport.
 fn address(of: &Value) -> String {
     let (ip, port) = (string(of, "traddr"), string(of, "trsvcid"));
     let ip = if ip.contains(':') { format!("[{ip}]") } else { ip };
@@ -48,7 +48,7 @@ fn allowed_hosts(subsystem: &Value) -> String {
     join_lines(list(subsystem, "hosts").iter().map(|host| string(host, "nqn")))
 }
 
-/// The subsystems without the discovery subsystem.
+/// Formats the subsystems, without the discovery subsystem.
 pub fn subsystems(subsystems: &Value) -> String {
     let header = ["subsystem", "serial", "model", "hosts", "listeners", "nsid: disk"];
     let own = array(subsystems).iter().filter(|it| it["subtype"] != "Discovery");
@@ -92,7 +92,7 @@ pub fn disks(disks: &Value) -> String {
     })
 }
 
-/// Reads of recently evicted pages; shown only by host.
+/// Reads of recently evicted pages; shown only in the table by host.
 const GHOSTS: (&str, &str) = ("ghosts", "ghost_hits");
 
 /// Counters that a cache has in total and by host: (column header, JSON name).
@@ -107,7 +107,7 @@ const COUNTS: [(&str, &str); 8] = [
     ("late", "read_ahead_late"),
 ];
 
-/// Table of the disks with a cache.
+/// Formats a table of the disks with a cache.
 pub fn caches(iostat: &Value) -> String {
     let mut header = vec!["disk", "namespace", "policy", "size", "used", "found", "half", "twice"];
     let counts = || COUNTS.into_iter().filter(|count| *count != GHOSTS);
@@ -134,7 +134,7 @@ pub fn caches(iostat: &Value) -> String {
     table.to_string()
 }
 
-/// Table of cache counters by disk and host.
+/// Formats a table of cache counters by disk and host.
 pub fn caches_by_host(iostat: &Value) -> String {
     let mut header = vec!["disk", "namespace", "host", "found"];
     header.extend(COUNTS.map(|(head, _)| head));
@@ -151,15 +151,17 @@ pub fn caches_by_host(iostat: &Value) -> String {
     table.to_string()
 }
 
-/// Hit ratio in tenths of a percent: hits / (hits + misses + passed), in pages. `None` without reads.
+/// Returns the hit ratio in tenths of a percent: hits / (hits + misses + passed), in pages. `None` without
+/// reads.
 fn hit_ratio(counts: &Value) -> Option<u64> {
     let pages = |name| number(counts, name);
     let read = pages("hits").saturating_add(pages("misses")).saturating_add(pages("passed"));
     pages("hits").saturating_mul(1000).checked_div(read)
 }
 
-/// Estimated hit ratio at another cache size, in tenths of a percent: the ratio at this size plus the
-/// difference between the sampled ratios of both sizes. `name` is the sampled counter of the other size.
+/// Returns the estimated hit ratio at another cache size, in tenths of a percent: the ratio at this size plus
+/// the difference between the sampled ratios of both sizes. `name` is the sampled counter of the other size.
+/// `None` without samples.
 fn estimated_hit_ratio(cache: &Value, ratio: u64, name: &str) -> Option<u64> {
     let share = |name| number(cache, name).saturating_mul(1000).checked_div(number(cache, "sampled"));
     let (same, other) = (share("sampled_hits_this_size")?, share(name)?);
@@ -170,7 +172,7 @@ fn percent(tenths: Option<u64>) -> String {
     tenths.map_or_else(|| "-".to_owned(), |tenths| format!("{}.{} %", tenths / 10, tenths % 10))
 }
 
-/// `NSID of NQN` of a disk; `-` if it is in no namespace.
+/// Returns `NSID of NQN` of a disk; `-` if it is in no namespace.
 fn namespace(disk: &Value) -> String {
     let namespace = &disk["namespace"];
     if namespace.is_object() {

@@ -31,19 +31,19 @@ pub fn answer(verb: &Verb, rpc: Rpc<'_>) -> Output {
     }
 }
 
-/// A method's result with its text form.
+/// Returns a method's result with its text form.
 pub fn with_text(result: Result<Value, CallError>, text: impl FnOnce(&Value) -> String) -> Output {
     let result = result?;
     let text = text(&result);
     Ok((result, text))
 }
 
-/// The result of a change, with `text` as confirmation.
+/// Returns the result of a change, with `text` as confirmation.
 pub fn confirmed(result: Result<Value, CallError>, text: String) -> Output {
     with_text(result, |_| text)
 }
 
-/// `params` without those that are null.
+/// Removes the parameters that are null.
 pub fn without_nulls(mut params: Value) -> Value {
     if let Value::Object(params) = &mut params {
         params.retain(|_, value| !value.is_null());
@@ -51,7 +51,7 @@ pub fn without_nulls(mut params: Value) -> Value {
     params
 }
 
-/// The address parameters (`trtype`, `traddr`, `trsvcid`) of an endpoint.
+/// Returns the address parameters (`trtype`, `traddr`, `trsvcid`) of an endpoint.
 pub fn address(endpoint: &Endpoint) -> Value {
     json!({
         "trtype": endpoint.transport.to_string(),
@@ -60,7 +60,7 @@ pub fn address(endpoint: &Endpoint) -> Value {
     })
 }
 
-/// The connected controllers, each with its queue pairs.
+/// Lists the connected controllers, each with its queue pairs.
 fn connections(rpc: Rpc<'_>) -> Output {
     let mut status = rpc("spindle_get_status", json!({}))?;
     let mut controllers = status["controllers"].take();

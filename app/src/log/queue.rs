@@ -8,7 +8,7 @@
 //! Standard error may be a pipe without a reader. A reactor core that wrote to it would block, and no host of
 //! the core would get an answer.
 //!
-//! Queued lines are lost when the process exits: [`Queue::flush`] first.
+//! Queued lines are lost when the process exits; call [`Queue::flush`] before.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -18,16 +18,17 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Capacity in lines. A burst of connections after a start is far shorter.
+/// Capacity in lines; a burst of connections after a start is far shorter. Also the most lines written
+/// between two reports of lost lines.
 pub(super) const LINES_MAX: usize = 1024;
-/// Longest wait for the queue to be written; without a reader it never is.
+/// Longest wait of a flush. Without a reader of standard error the queue is never written.
 pub(super) const FLUSH_MAX: Duration = Duration::from_secs(1);
 /// Pause between two attempts to put [`Entry::Flush`] into a full queue.
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 
 enum Entry {
     Line(Box<[u8]>),
-    /// Answered once all entries before it are written.
+    /// Signalled once all earlier entries are written.
     Flush(SyncSender<()>),
 }
 
@@ -39,14 +40,15 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// A queue with room for `lines_max` lines.
+    /// Creates a queue of at most `lines_max` entries, and its writer.
     pub(super) fn new(lines_max: usize) -> (Queue, QueueWriter) {
         let (entries, received) = sync_channel(lines_max);
         let lost = Arc::new(AtomicU64::new(0));
         (Queue { entries, lost: Arc::clone(&lost) }, QueueWriter { received, lost, written: 0 })
     }
 
-    /// Waits until all lines queued so far are written, at most `wait_max`. False: the time was too short.
+    /// Waits until all lines queued so far are written, at most `wait_max`. False: that time was too short,
+    /// or the writer has ended.
     pub(super) fn flush(&self, wait_max: Duration) -> bool {
         let end = Instant::now() + wait_max;
         let (mark, reached) = sync_channel(1);
@@ -63,7 +65,8 @@ impl Queue {
     }
 }
 
-/// Puts each write, which is a line, into the queue, or counts it as lost if the queue is full; never blocks.
+/// Queues each write, which is one line. Counts the line as lost if the queue is full or its writer has
+/// ended. Never blocks.
 pub(super) struct LineWriter<'a>(&'a Queue);
 
 impl Write for LineWriter<'_> {
@@ -96,8 +99,8 @@ pub(super) struct QueueWriter {
 }
 
 impl QueueWriter {
-    /// Writes lines to `out` until all senders are dropped. Calls `on_lost` with the number of lines lost
-    /// since the last call, after the lines that were queued when they were lost.
+    /// Writes lines to `out` until all senders are dropped. Calls `on_lost` with the count of lines lost
+    /// since the last call. The call comes after the lines that were queued when lines were lost.
     pub(super) fn run(mut self, out: &mut impl Write, on_lost: &mut dyn FnMut(u64)) {
         loop {
             let entry = match self.received.try_recv() {
@@ -129,8 +132,8 @@ impl QueueWriter {
         }
     }
 
-    /// Calls `on_lost` if lines were lost. Lines are lost while the queue is full, so the report comes after
-    /// the lines that were queued then.
+    /// Calls `on_lost` if lines were lost since the last call. Lines are lost while the queue is full, so the
+    /// call comes after the lines that were queued then.
     fn report_lost(&mut self, on_lost: &mut dyn FnMut(u64)) {
         self.written = 0;
         let lost = self.lost.swap(0, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! `spindle nvme bind`: binds drives to `vfio-pci`.
+//! `spindle nvme bind`: binds drives to `vfio-pci`; can also reserve huge pages and write udev rules
+//! (`--persist`).
 //!
 //! All drives are checked before any is bound. Then each drive is bound separately:
 //!
@@ -8,8 +9,8 @@
 //!   address  > drivers_probe        vfio-pci binds; verified afterwards
 //! ```
 //!
-//! If a step fails, the previous override and driver of that drive are restored; drives bound before it stay
-//! bound.
+//! If a step fails, the previous override and driver of that drive are restored. Drives bound before that
+//! drive stay bound.
 
 use std::collections::BTreeMap;
 
@@ -22,13 +23,15 @@ use super::uses::UseKind;
 use super::{NvmeError, Out, PROBE, not_root, persist, refusal, run_step, undo, unique};
 use crate::cli::NvmeBindArgs;
 
-/// Most polls of the state of a drive that appeared, 100 ms apart (10 s in all). A drive that takes longer to
-/// become ready (CAP.TO may be longer) is not bound by its rule.
+/// Most polls of the state of each drive, 100 ms apart (10 s in all). A drive that takes longer to become
+/// ready (CAP.TO may be longer) is not bound by its rule.
 const READY_POLLS_MAX: u32 = 100;
 
+/// Checks the drives and binds them; with `--dry-run` only prints the steps.
+///
 /// # Errors
-/// [`NvmeError`]: the refusals, with no drive bound; or the failed step and the state of the drives; or fewer
-/// huge pages than `--huge-pages` asks for.
+/// [`NvmeError`]: a drive or an option is refused, and no drive is bound; a step fails (the text has the
+/// state of the drives); or the kernel reserves fewer huge pages than `--huge-pages` asks for.
 pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(), NvmeError> {
     let addresses = unique(&args.addresses);
     if args.from_rule {
@@ -83,9 +86,9 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
     plan.run(machine, &drives, out)
 }
 
-/// Changes besides binding.
+/// Changes of the command besides binding.
 struct Plan {
-    /// Reserved and wanted number of huge pages, by sysfs file: result of [`persist::plan_pages`].
+    /// Reserved and wanted count of huge pages by sysfs file, from [`persist::plan_pages`].
     pages: BTreeMap<String, (u64, u64)>,
     /// Path of the program that the udev rules run; `None` without `--persist`.
     program: Option<String>,
@@ -144,7 +147,7 @@ impl Plan {
         more.map(|(file, (_, wanted))| Step::echo(file.clone(), wanted.to_string())).collect()
     }
 
-    /// The steps that write the files in /etc that are missing or differ; none without `--persist`.
+    /// Returns the steps that write missing or outdated files in /etc; none without `--persist`.
     fn persist_steps(&self, root: &Root, drives: &[&Drive]) -> Vec<Step> {
         let Some(program) = &self.program else { return Vec::new() };
         let mut steps: Vec<Step> = Vec::new();
@@ -164,13 +167,13 @@ impl Plan {
     }
 }
 
-/// `bound to vfio-pci: A, B`.
+/// Returns `bound to vfio-pci: A, B`.
 fn bound(drives: &[&Drive]) -> String {
     let names: Vec<String> = drives.iter().map(|drive| drive.address.to_string()).collect();
     format!("bound to {VFIO}: {}", names.join(", "))
 }
 
-/// The message for `--persist`, with a warning for drives whose serial number the rule cannot check.
+/// Returns the message for `--persist`, with a warning for drives whose rule has no serial number to check.
 fn persist_note(root: &Root, drives: &[&Drive]) -> String {
     let blind: Vec<String> = drives
         .iter()
@@ -188,14 +191,14 @@ fn persist_note(root: &Root, drives: &[&Drive]) -> String {
     text
 }
 
-/// The step that loads vfio-pci, if a drive needs it and it is not loaded.
+/// Returns the step that loads vfio-pci, if a drive is not bound to vfio-pci and the module is not loaded.
 fn module_steps(root: &Root, drives: &[&Drive]) -> Vec<Step> {
     let is_needed = drives.iter().any(|drive| !drive.is_bound_to(VFIO));
     let is_there = root.has(&format!("/sys/bus/pci/drivers/{VFIO}"));
     if is_needed && !is_there { vec![Step::Load(VFIO)] } else { Vec::new() }
 }
 
-/// The steps that bind a drive to vfio-pci, which is loaded.
+/// Returns the steps that bind a drive to vfio-pci, which must be loaded.
 fn bind_steps(drive: &Drive) -> Vec<Step> {
     let address = drive.address.to_string();
     let mut steps = vec![Step::echo(format!("{}/driver_override", folder(&drive.address)), VFIO)];
@@ -206,8 +209,8 @@ fn bind_steps(drive: &Drive) -> Vec<Step> {
     steps
 }
 
-/// Opens the disks of each drive exclusively, so that none can be mounted or become part of a volume until
-/// the kernel's driver is unbound. The handles are in the order of `drives`.
+/// Opens the disks of each drive exclusively. So no disk can be mounted or become part of a volume until the
+/// kernel's driver is unbound. The handles are in the order of `drives`. An error if a disk is in use.
 fn open_disks(machine: &dyn Machine, drives: &[&Drive]) -> Result<Vec<Vec<ExclusiveHandle>>, NvmeError> {
     let mut held = Vec::new();
     for drive in drives {
@@ -222,7 +225,8 @@ fn open_disks(machine: &dyn Machine, drives: &[&Drive]) -> Result<Vec<Vec<Exclus
     Ok(held)
 }
 
-/// Binds a drive to vfio-pci, or restores its previous driver and override. `held` are the open disks.
+/// Binds a drive to vfio-pci. After a failure, restores the previous driver and override and returns the
+/// error. `held`: the handles of its exclusively open disks.
 fn bind(
     machine: &dyn Machine,
     drive: &Drive,
@@ -269,7 +273,7 @@ fn roll_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     undo(machine, &steps, &drive.address, out)
 }
 
-/// The refusal of an address at which there is no NVMe drive.
+/// Returns the refusal of an address without an NVMe drive.
 fn no_drive(root: &Root, address: &PciAddress, all: &[Drive]) -> String {
     let drives = super::addresses(all);
     match drive::class(root, address) {
@@ -284,8 +288,8 @@ fn no_drive(root: &Root, address: &PciAddress, all: &[Drive]) -> String {
     }
 }
 
-/// The refusals of a drive because of its driver, driver override, IOMMU group or uses; none if vfio-pci is
-/// bound already. `together` are the drives of the same command.
+/// Returns the refusals of a drive because of its driver, driver override, IOMMU group or uses; none if
+/// vfio-pci is already bound. `together` are the drives of the same command.
 fn check_drive(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
     let mut refusals = Vec::new();
     if drive.is_bound_to(VFIO) {
@@ -322,9 +326,9 @@ fn check_drive(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<Strin
     refusals
 }
 
-/// Refuses a drive with signatures of a file system, volume or partition table, even when it is not in use.
-/// Not applied with `--force`, and not by the udev rule: its drive was accepted when the rule was made, and
-/// hosts may have written to it since.
+/// Returns a refusal for each signature of a file system, volume or partition table, even if the drive is not
+/// in use; none if vfio-pci is already bound. Not called with `--force`. Not called for a udev rule either:
+/// the drive was accepted when the rule was made, and hosts may have written to it since.
 fn check_signatures(drive: &Drive) -> Vec<String> {
     if drive.is_bound_to(VFIO) {
         return Vec::new();
@@ -334,22 +338,23 @@ fn check_signatures(drive: &Drive) -> Vec<String> {
     drive.signatures.iter().map(|found| refusal(drive.address, "holds", found, allowed)).collect()
 }
 
-/// The other functions of the drive's IOMMU group that keep a kernel driver, with that driver: VFIO refuses
-/// such a group. Leaves out bridges and the drives of `together`.
+/// Returns the other functions of the drive's IOMMU group that have a kernel driver, with that driver: VFIO
+/// refuses such a group. Leaves out bridges, functions with vfio-pci or pci-stub, and the drives of
+/// `together`.
 fn kernel_functions(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<String> {
     let Some(group) = &drive.group else { return Vec::new() };
     let names = root.names(&format!("{}/iommu_group/devices", folder(&drive.address)));
     let mut found = Vec::new();
     for name in names {
         let Ok(fellow) = name.parse::<PciAddress>() else {
-            // Not a PCI function: its driver is not checked, so it counts as one of the kernel's.
+            // Not a PCI function. Its driver is not checked, so it counts as a function with a kernel driver.
             found.push(format!("{group} with {name}"));
             continue;
         };
         if fellow == drive.address {
             continue;
         }
-        // Bridges may stay with the kernel's driver, which does no DMA (VFIO allows it).
+        // VFIO allows bridges with a kernel driver, which does no DMA.
         let is_bridge = drive::class(root, &fellow).is_some_and(|class| class.starts_with("0x0604"));
         let driver = drive::driver(root, &fellow);
         let is_harmless = driver.as_deref().is_none_or(|driver| [VFIO, "pci-stub"].contains(&driver));
@@ -360,7 +365,8 @@ fn kernel_functions(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<
     found
 }
 
-/// The refusal's text for a drive without an IOMMU group, with how to turn the IOMMU on.
+/// Returns the refusal's text for a drive without an IOMMU group: how to turn on the IOMMU, unless it is on
+/// and does not cover the drive.
 fn iommu_advice(root: &Root) -> String {
     if !root.names("/sys/kernel/iommu_groups").is_empty() {
         return "must be one: the machine's IOMMU does not cover this drive's slot".to_owned();
@@ -386,8 +392,8 @@ fn iommu_advice(root: &Root) -> String {
     )
 }
 
-/// Refuses a drive whose serial number is not that of its rule. A rule without a serial number accepts any
-/// drive.
+/// Returns a refusal if the drive's serial number is not that of its rule. `None` also for a rule without a
+/// serial number and for a drive that is bound to vfio-pci.
 fn check_serial(root: &Root, drive: &Drive) -> Option<String> {
     if drive.is_bound_to(VFIO) {
         return None;
@@ -402,8 +408,9 @@ fn check_serial(root: &Root, drive: &Drive) -> Option<String> {
 }
 
 /// Waits until each drive with a serial number in its rule is `live` with the kernel's driver, which has then
-/// read the serial number: a rule runs when the drive appears, which may be earlier. Binds the kernel's
-/// driver to a drive without a driver, and gives up after [`READY_POLLS_MAX`] polls.
+/// read the serial number. The rule runs when the drive appears, which may be earlier. Binds the kernel's
+/// driver to a drive without a driver. Stops waiting for a drive after [`READY_POLLS_MAX`] polls, or if it
+/// has another driver.
 fn wait_until_ready(machine: &dyn Machine, addresses: &[PciAddress], out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     for address in addresses.iter().filter(|address| persist::serial(root, address).is_some()) {

@@ -1,5 +1,5 @@
 //! [`Step`]: one change to the machine, printed as the shell command that does the same; and [`Machine`],
-//! which applies it.
+//! which applies steps and checks whether devices are in use.
 //!
 //! `bind` and `unbind` collect steps before they apply them; `--dry-run` prints them instead.
 
@@ -14,12 +14,12 @@ use rustix::io::Errno;
 
 use super::root::Root;
 
-/// How often a controller's state is polled while it becomes ready; sysfs has no event for that.
+/// Period at which a controller's state is polled while it becomes ready; sysfs has no event for that.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// `modprobe` a module.
+    /// Loads a kernel module with `modprobe`.
     Load(&'static str),
     /// Writes a value to a sysfs file. An empty value clears `driver_override`.
     Echo {
@@ -44,7 +44,7 @@ impl Step {
 }
 
 impl fmt::Display for Step {
-    /// The shell command.
+    /// Writes the shell command.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Step::Load(module) => write!(f, "modprobe {module}"),
@@ -67,7 +67,7 @@ impl fmt::Display for Step {
 pub enum Busy {
     No,
     Yes,
-    /// The reason why that cannot be found out.
+    /// The check failed, for this reason.
     Unknown(String),
 }
 
@@ -81,7 +81,7 @@ pub trait Machine {
     /// Whether this process runs as root.
     fn is_privileged(&self) -> bool;
 
-    /// The path of this executable, for udev rules.
+    /// Returns the path of this executable, for udev rules.
     fn program(&self) -> io::Result<String>;
 
     /// Whether a block device is open exclusively (`O_EXCL`) by a mount, a volume or a process.
@@ -100,7 +100,7 @@ pub trait Machine {
     fn pause(&self);
 
     /// # Errors
-    /// Those of the system, or the output of `modprobe`.
+    /// Those of the system, or the standard error of `modprobe`.
     fn apply(&self, step: &Step) -> io::Result<()>;
 }
 
@@ -112,7 +112,8 @@ impl ThisMachine {
         ThisMachine(Root::of_this_machine())
     }
 
-    /// Opens and closes a device. `EBUSY`: the device is in use.
+    /// Opens and closes a device. `EBUSY` means that the device is in use; any other error is
+    /// [`Busy::Unknown`].
     fn probe(&self, path: &str, flags: OFlags) -> Busy {
         match rustix::fs::open(self.0.at(path), flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
             Ok(_) => Busy::No,

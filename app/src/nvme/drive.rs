@@ -1,4 +1,4 @@
-//! The NVMe drives of the machine, read from sysfs, /proc and udev's database.
+//! The NVMe drives of the machine, read from sysfs, /proc, udev's database and the devices themselves.
 
 use std::fs::File;
 
@@ -16,7 +16,7 @@ pub const NVME_CLASS: &str = "0x010802";
 const FUNCTIONS: &str = "/sys/bus/pci/devices";
 
 pub const NVME: &str = "nvme";
-/// The driver that lets a process drive a PCI function.
+/// The driver with which a process controls a PCI function.
 pub const VFIO: &str = "vfio-pci";
 
 /// Unit of `/sys/block/*/size`, independent of the device's block size.
@@ -45,7 +45,7 @@ pub struct Drive {
     pub signatures: Vec<String>,
     /// Sorted in the order of [`UseKind`].
     pub uses: Vec<Use>,
-    /// A check for uses that failed, and why; `None`: all succeeded.
+    /// The last check for uses that failed, and why; `None`: all succeeded.
     pub unknown: Option<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct Disk {
 }
 
 impl Drive {
-    /// Capacity of all disks; `None` without a disk, such as when vfio-pci is bound.
+    /// Returns the capacity of all disks in bytes; `None` without a disk, such as when vfio-pci is bound.
     pub fn bytes(&self) -> Option<u64> {
         let sum = self.disks.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.bytes));
         (!self.disks.is_empty()).then_some(sum)
@@ -67,12 +67,12 @@ impl Drive {
         self.driver.as_deref() == Some(driver)
     }
 
-    /// The character device of the drive's IOMMU group.
+    /// Returns the path of the VFIO character device of the drive's IOMMU group; `None` without a group.
     pub fn group_path(&self) -> Option<String> {
         self.group.as_ref().map(|group| format!("/dev/vfio/{group}"))
     }
 
-    /// `0000:01:00.0 (Model, serial S1)`, without the parts that are unknown.
+    /// Returns `0000:01:00.0 (Model, serial S1)`, without the parts that are unknown.
     pub fn name(&self) -> String {
         let about: Vec<String> = self
             .model
@@ -88,22 +88,22 @@ impl Drive {
     }
 }
 
-/// The sysfs directory of a PCI function.
+/// Returns the sysfs directory of a PCI function.
 pub fn folder(address: &PciAddress) -> String {
     format!("{FUNCTIONS}/{address}")
 }
 
-/// PCI class code, such as `0x010802`; `None`: no such function.
+/// Returns the PCI class code, such as `0x010802`; `None`: no such function.
 pub fn class(root: &Root, address: &PciAddress) -> Option<String> {
     root.value(&format!("{}/class", folder(address)))
 }
 
-/// The driver that a function is bound to now; `None`: no driver.
+/// Returns the driver that is bound to a function now; `None`: no driver.
 pub fn driver(root: &Root, address: &PciAddress) -> Option<String> {
     root.link_name(&format!("{}/driver", folder(address)))
 }
 
-/// All NVMe drives, sorted by address.
+/// Returns all NVMe drives, sorted by address.
 pub fn all(machine: &dyn Machine) -> Vec<Drive> {
     let root = machine.root();
     let addresses = root.names(FUNCTIONS).into_iter().filter_map(|name| name.parse().ok());
@@ -131,7 +131,7 @@ fn read_drive(machine: &dyn Machine, users: &DeviceUses, address: PciAddress) ->
         driver: driver(root, &address),
         driver_override,
         group: root.link_name(&format!("{folder}/iommu_group")),
-        // -1 without a node, which does not parse.
+        // sysfs contains -1 without a node, which does not parse.
         node: root.number(&format!("{folder}/numa_node")),
         model: about("model"),
         serial: about("serial"),
@@ -154,8 +154,8 @@ fn read_drive(machine: &dyn Machine, users: &DeviceUses, address: PciAddress) ->
     drive
 }
 
-/// The disks of a controller. With multipath the controller's directory has a path, `nvme0c1n1`; the disk is
-/// `nvme0n1`.
+/// Returns the disks of a controller. With multipath, the controller's directory contains a path, such as
+/// `nvme0c1n1`; the disk of that path is `nvme0n1`.
 fn disks(root: &Root, controller: &str) -> Vec<Disk> {
     let mut disks: Vec<Disk> = Vec::new();
     for name in root.names(controller).iter().filter_map(|name| disk_name(name)) {
@@ -169,7 +169,7 @@ fn disks(root: &Root, controller: &str) -> Vec<Disk> {
     disks
 }
 
-/// `nvme0n1` of `nvme0n1` and of `nvme0c1n1`; `None` of anything else.
+/// Returns `nvme0n1` for `nvme0n1` and `nvme0c1n1`; `None` for any other name.
 fn disk_name(name: &str) -> Option<String> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|letter| letter.is_ascii_digit());
     let (subsystem, namespace) = name.strip_prefix("nvme")?.rsplit_once('n')?;
@@ -181,7 +181,7 @@ fn disk_name(name: &str) -> Option<String> {
     (is_number(subsystem) && is_number(namespace)).then(|| format!("nvme{subsystem}n{namespace}"))
 }
 
-/// Signatures of a disk and its partitions, from udev's database and from reading the devices.
+/// Returns the signatures of a disk and its partitions, from udev's database and from reading the devices.
 fn signatures(root: &Root, disk: &str) -> Vec<String> {
     let folder = format!("/sys/class/block/{disk}");
     let partitions = root.names(&folder).into_iter();
@@ -209,7 +209,8 @@ fn signatures(root: &Root, disk: &str) -> Vec<String> {
     found
 }
 
-/// Signatures found on a block device; empty when the device cannot be read, as by a user other than root.
+/// Reads the signatures of a block device; empty if the device cannot be read, for example by a user other
+/// than root.
 fn read_signatures(root: &Root, name: &str) -> Vec<&'static str> {
     let sectors = root.number(&format!("/sys/class/block/{name}/size")).unwrap_or(0);
     let Ok(mut device) = File::open(root.at(&format!("/dev/{name}"))) else { return Vec::new() };
@@ -217,7 +218,7 @@ fn read_signatures(root: &Root, name: &str) -> Vec<&'static str> {
 }
 
 /// Adds uses of the drive's block devices, and of the generic character devices (`/dev/ng0n1`) for the same
-/// namespaces.
+/// namespaces. Sets `unknown` if a check fails.
 fn add_disk_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
     for disk in &drive.disks {
         let mut uses = users.of_disk(machine.root(), &disk.name);
@@ -242,7 +243,8 @@ fn add_disk_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
     drive.uses.sort_unstable();
 }
 
-/// Adds processes that have the drive's VFIO group or VFIO device open, if vfio-pci is bound.
+/// Adds processes that have the drive's VFIO group or VFIO device open, if vfio-pci is bound. Sets `unknown`
+/// if the check fails.
 fn add_vfio_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
     let Some(group) = drive.group_path().filter(|_| drive.is_bound_to(VFIO)) else { return };
     let devices = machine.root().names(&format!("{}/vfio-dev", folder(&drive.address)));

@@ -1,4 +1,4 @@
-//! `spindle nvme list`: every NVMe drive, its driver, and its uses.
+//! `spindle nvme list`: prints every NVMe drive with its driver, uses and signatures, as a table or as JSON.
 
 use comfy_table::Table;
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ fn to_table(root: &Root, drives: &[Drive]) -> Table {
     table
 }
 
-/// A line for each use, or `no`; then a line for each signature.
+/// Returns a line for each use and for a failed check, or `no`; then a line for each signature.
 fn in_use(drive: &Drive) -> String {
     let mut lines: Vec<String> = drive.uses.iter().map(ToString::to_string).collect();
     lines.extend(drive.unknown.iter().map(|unknown| format!("not known: {unknown}")));
@@ -59,7 +59,7 @@ fn in_use(drive: &Drive) -> String {
     lines.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether a use was found; `None`: none was found, and a check failed.
+/// Whether a use was found; `None`: no use was found, but a check failed.
 fn is_in_use(drive: &Drive) -> Option<bool> {
     let is_used = !drive.uses.is_empty();
     (is_used || drive.unknown.is_none()).then_some(is_used)

@@ -8,14 +8,14 @@
 //!         └───────────────────────────┴─ change (steps, and Machine, which applies them)
 //! ```
 //!
-//! `drive`, `uses`, `persist` and `change` read and write files through `root`.
+//! All modules access the files of the machine through `root`.
 //!
 //! `vfio-pci` maps a drive's registers into a process and restricts the drive's DMA to memory that the
 //! process has mapped, which needs an IOMMU. Unbinding the kernel's driver removes its block devices, and a
 //! mounted file system on them would lose writes. So `bind` checks for mounts, volumes and processes, and a
 //! failed check refuses the bind.
 //!
-//! It does not change the kernel command line or the firmware, and formats nothing.
+//! `spindle nvme` does not change the kernel command line or the firmware, and formats nothing.
 
 mod bind;
 mod change;
@@ -40,13 +40,13 @@ use drive::Drive;
 use root::Root;
 use spindle_console::say;
 
-/// Writing a PCI address here binds the function to the driver that matches it.
+/// sysfs file: writing a PCI address binds the function to the driver that matches it.
 const PROBE: &str = "/sys/bus/pci/drivers_probe";
 
-/// Receives the lines of output.
+/// Function that receives each line of output.
 type Out<'a> = &'a mut dyn FnMut(String);
 
-/// Why a subcommand failed, and the resulting state of the drive, as text for the user.
+/// Text for the user: the refusals; or why a subcommand failed, with the resulting state of the drive.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NvmeError(String);
@@ -57,7 +57,7 @@ impl NvmeError {
     }
 }
 
-/// The message of one refusal. With any refusal no drive is bound or unbound.
+/// Formats one refusal. With any refusal no drive is bound or unbound.
 fn refusal(what: impl Display, field: &str, value: impl Display, allowed: &str) -> String {
     format!("{what}: {field} = {}: {allowed}", printable(&value.to_string()))
 }
@@ -79,7 +79,7 @@ fn print(steps: &[Step], out: Out<'_>) {
     steps.iter().for_each(|step| out(step.to_string()));
 }
 
-/// Runs steps that undo others, and continues after a failure; returns the resulting [`state`] of the drive.
+/// Runs steps that undo others. Prints a failure and continues. Returns the resulting [`state`] of the drive.
 fn undo(machine: &dyn Machine, steps: &[Step], address: &PciAddress, out: Out<'_>) -> String {
     for step in steps {
         if let Err(error) = run_step(machine, step, out) {
@@ -89,7 +89,7 @@ fn undo(machine: &dyn Machine, steps: &[Step], address: &PciAddress, out: Out<'_
     state(machine.root(), address)
 }
 
-/// The addresses of all drives, for the refusal of an unknown address.
+/// Returns the addresses of all drives, for the refusal of an unknown address.
 fn addresses(drives: &[Drive]) -> String {
     let drives: Vec<String> = drives.iter().map(|drive| drive.address.to_string()).collect();
     if drives.is_empty() { "none is there".to_owned() } else { drives.join(", ") }
@@ -119,7 +119,7 @@ fn unique(addresses: &[PciAddress]) -> Vec<PciAddress> {
     found
 }
 
-/// `ADDRESS is bound to DRIVER`, as it is now.
+/// Returns `ADDRESS is bound to DRIVER` (or `no driver`) for the present driver.
 fn state(root: &Root, address: &PciAddress) -> String {
     match drive::driver(root, address) {
         Some(driver) => format!("{address} is bound to {}", printable(&driver)),

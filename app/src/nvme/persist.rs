@@ -2,15 +2,16 @@
 //!
 //! ```text
 //!   /etc/udev/rules.d/90-spindle-nvme-0000:01:00.0.rules   runs `spindle nvme bind` when the drive appears
-//!   /etc/modules-load.d/spindle-nvme.conf                  vfio-pci, at boot
-//!   /etc/sysctl.d/90-spindle-nvme.conf                     huge pages
-//!   /etc/tmpfiles.d/spindle-nvme.conf                      huge pages per node, with several NUMA nodes
+//!   /etc/modules-load.d/spindle-nvme.conf                  loads vfio-pci at boot
+//!   /etc/sysctl.d/90-spindle-nvme.conf                     huge pages at boot
+//!   /etc/tmpfiles.d/spindle-nvme.conf                      the same per node, with several NUMA nodes
 //! ```
 //!
 //! Debian's initramfs loads `nvme` before the rule exists, so at boot the kernel's driver is bound when udev
-//! reports the drive again. The address may belong to another drive by then, even the root disk: added cards
-//! change bus numbers. So the rule does not write to sysfs itself. It runs this program, which checks again
-//! for uses of the drive, and compares the serial number with that in the rule, if it has one.
+//! reports the drive again. By then the address may belong to another drive, even the root disk, because
+//! added cards change bus numbers. So the rule does not write to sysfs itself. It runs this program, which
+//! checks again for uses of the drive. The program also compares the drive's serial number with that of the
+//! rule, if the rule has one.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,7 @@ const RULE_SUFFIX: &str = ".rules";
 const MODULES: &str = "/etc/modules-load.d/spindle-nvme.conf";
 const SYSCTL: &str = "/etc/sysctl.d/90-spindle-nvme.conf";
 const TMPFILES: &str = "/etc/tmpfiles.d/spindle-nvme.conf";
-/// Start of each file. [`remove_steps`] removes a shared file only if the file starts with this.
+/// First text of each file. [`remove_steps`] removes a shared file only if the file begins with this text.
 const HEADER: &str = "# Made by `spindle nvme bind --persist`";
 const SERIAL_PREFIX: &str = "# serial: ";
 
@@ -35,7 +36,7 @@ const SERIAL_PREFIX: &str = "# serial: ";
 pub const PROGRAM_ALLOWED: &str = "must be an absolute path of letters, digits and any of / . _ + -, to be \
      run by a udev rule: install the program first, as docs/operating.md says";
 
-/// Path of the udev rule of a drive.
+/// Returns the path of the udev rule of a drive.
 pub fn rule_path(address: &PciAddress) -> String {
     format!("{RULES}/{RULE_PREFIX}{address}{RULE_SUFFIX}")
 }
@@ -45,7 +46,7 @@ pub fn is_persistent(root: &Root, address: &PciAddress) -> bool {
     root.has(&rule_path(address))
 }
 
-/// The serial number in the rule of a drive; `None`: no rule, or a rule without a serial number.
+/// Returns the serial number in the rule of a drive; `None`: no rule, or a rule without a serial number.
 pub fn serial(root: &Root, address: &PciAddress) -> Option<String> {
     let text = root.text(&rule_path(address))?;
     text.lines().find_map(|line| line.strip_prefix(SERIAL_PREFIX)).map(str::to_owned)
@@ -57,9 +58,9 @@ pub fn is_valid_program(program: &str) -> bool {
     program.starts_with('/') && program.chars().all(is_plain)
 }
 
-/// The steps that write the drive's rule and the list of modules, if they are missing or differ. `serial` is
-/// what the kernel's driver reports; with `None` (vfio-pci is bound) an existing rule keeps its serial
-/// number.
+/// Returns the steps that write the drive's rule and the list of modules, if they are missing or differ.
+/// `serial` is the number that the kernel's driver reports. With `None` (vfio-pci is bound), an existing rule
+/// keeps its serial number.
 pub fn rule_steps(root: &Root, address: &PciAddress, serial: Option<&str>, program: &str) -> Vec<Step> {
     let known = serial.map(printable).or_else(|| self::serial(root, address));
     let mut rule = format!("{HEADER}; `spindle nvme unbind {address}` removes it.\n");
@@ -78,8 +79,8 @@ pub fn rule_steps(root: &Root, address: &PciAddress, serial: Option<&str>, progr
         .collect()
 }
 
-/// The step that writes the file which reserves huge pages at boot; `None`: the file has this content
-/// already. `files` are those of [`plan_pages`], each with its wanted number of pages.
+/// Returns the step that writes the file which reserves huge pages at boot; `None`: the file already has this
+/// content. `files` are those of [`plan_pages`], each with its wanted count of pages.
 pub fn page_step(root: &Root, files: &[(String, u64)]) -> Option<Step> {
     let is_of_a_node = files.iter().any(|(path, _)| path.contains("/node/"));
     let several_nodes = root.has("/sys/devices/system/node/node1");
@@ -95,7 +96,7 @@ pub fn page_step(root: &Root, files: &[(String, u64)]) -> Option<Step> {
     (root.text(path).as_ref() != Some(&text)).then(|| Step::Make { path: path.to_owned(), text })
 }
 
-/// The steps that remove the rules of the drives; with the last rule also the shared files.
+/// Returns the steps that remove the rules of the drives, and with the last rule also the shared files.
 pub fn remove_steps(root: &Root, addresses: &[PciAddress]) -> Vec<Step> {
     let paths: Vec<String> = addresses.iter().map(rule_path).filter(|path| root.has(path)).collect();
     if paths.is_empty() {
@@ -111,25 +112,25 @@ pub fn remove_steps(root: &Root, addresses: &[PciAddress]) -> Vec<Step> {
     paths.into_iter().chain(shared).map(|path| Step::Remove { path }).collect()
 }
 
-/// The file with the number of reserved huge pages of 2 MiB of the whole machine.
+/// The file with the count of reserved huge pages of 2 MiB of the whole machine.
 const MACHINE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// The file with the number of reserved huge pages of a NUMA node, or of the machine if `node` is `None` or
-/// has no such file.
+/// Returns the file with the count of reserved huge pages of a NUMA node; that of the machine if `node` is
+/// `None` or has no such file.
 fn pages_file(root: &Root, node: Option<u64>) -> String {
     let of_node = node
         .map(|node| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages"));
     of_node.filter(|path| root.has(path)).unwrap_or_else(|| MACHINE_PAGES.to_owned())
 }
 
-/// `NUMA node 0` or `the machine`, for messages.
+/// Returns `NUMA node 0` or `the machine`, for messages.
 pub fn node_name(file: &str) -> String {
     let node = file.split('/').find_map(|part| part.strip_prefix("node").filter(|number| !number.is_empty()));
     node.map_or_else(|| "the machine".to_owned(), |node| format!("NUMA node {node}"))
 }
 
-/// For the NUMA node of each drive: the file with the node's number of reserved huge pages, that number, and
-/// the number to reserve, which is the larger of that number and `wanted`.
+/// Returns, for the NUMA node of each drive, the file with the count of reserved huge pages, that count, and
+/// the count to reserve. The latter is the larger of the present count and `wanted`.
 ///
 /// # Errors
 /// The path of a file that cannot be read: the kernel has no huge pages of 2 MiB.

@@ -1,6 +1,6 @@
 //! [`Root`]: reads and writes files of the machine: sysfs, proc, `/dev`, `/etc`.
 //!
-//! All paths go through [`Root`], so that tests can use a directory instead of `/`. File contents are not
+//! All file accesses use [`Root`], so that tests can use a directory instead of `/`. File contents are not
 //! trusted: invalid UTF-8 becomes replacement characters, files are read up to [`TEXT_BYTES_MAX`], and a
 //! missing file is `None` or empty.
 
@@ -27,33 +27,33 @@ impl Root {
         Root(folder)
     }
 
-    /// The path to open for `path`, an absolute path of the machine.
+    /// Returns the path to open for `path`, an absolute path of the machine.
     pub fn at(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// The first [`TEXT_BYTES_MAX`] bytes of a file; `None` when the file cannot be read.
+    /// Returns the first [`TEXT_BYTES_MAX`] bytes of a file; `None` if the file cannot be read.
     pub fn text(&self, path: &str) -> Option<String> {
         let mut bytes = Vec::new();
         File::open(self.at(path)).ok()?.take(TEXT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The value of a sysfs attribute without blanks and NULs at its ends; `None` when it is empty or cannot
-    /// be read.
+    /// Returns the value of a sysfs attribute without blanks and NULs at its ends; `None` if the value is
+    /// empty or cannot be read.
     pub fn value(&self, path: &str) -> Option<String> {
         let value =
             self.text(path)?.trim_matches(|letter: char| letter.is_whitespace() || letter == '\0').to_owned();
         (!value.is_empty()).then_some(value)
     }
 
-    /// The decimal number in a sysfs attribute; `None` for any other content.
+    /// Returns the decimal number in a sysfs attribute; `None` for any other content.
     pub fn number(&self, path: &str) -> Option<u64> {
         self.value(path)?.parse().ok()
     }
 
-    /// The names in a directory, sorted; empty when the directory cannot be read. Skips names that are not
-    /// UTF-8.
+    /// Returns the names in a directory, sorted; empty if the directory cannot be read. Skips names that are
+    /// not UTF-8.
     pub fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -62,13 +62,13 @@ impl Root {
         names
     }
 
-    /// The target of a symbolic link as the link has it; `None` for other files.
+    /// Returns the target of a symbolic link, not resolved further; `None` for other files.
     pub fn link(&self, path: &str) -> Option<String> {
         Some(fs::read_link(self.at(path)).ok()?.to_string_lossy().into_owned())
     }
 
-    /// Type and number of the device at a path, after symbolic links: `b 259:0` for a block device, `c 10:1`
-    /// for a character device; `None` for other files. Works for `/proc/PID/fd/N`.
+    /// Returns type and number of the device at a path, after symbolic links: `b 259:0` for a block device,
+    /// `c 10:1` for a character device. `None` for other files. Works for `/proc/PID/fd/N`.
     pub fn device(&self, path: &str) -> Option<String> {
         #[cfg(test)]
         if let Some(device) = self.value(&format!("/devices-of-the-test{path}")) {
@@ -83,7 +83,7 @@ impl Root {
         is_device.then(|| format!("{letter} {}:{}", statx.stx_rdev_major, statx.stx_rdev_minor))
     }
 
-    /// The file name of a symbolic link's target.
+    /// Returns the file name of a symbolic link's target; `None` for other files.
     pub fn link_name(&self, path: &str) -> Option<String> {
         let target = self.link(path)?;
         Some(Path::new(&target).file_name()?.to_string_lossy().into_owned())

@@ -1,5 +1,5 @@
-//! `spindle nvme unbind`: binds drives to the kernel's driver again, and removes the files that
-//! `bind --persist` wrote.
+//! `spindle nvme unbind`: binds drives to the kernel's driver again, and removes their udev rules. With the
+//! last rule it also removes the other files of `bind --persist`.
 
 use spindle_nvme_pcie::PciAddress;
 
@@ -9,8 +9,11 @@ use super::root::Root;
 use super::{NvmeError, Out, PROBE, not_root, persist, refusal, run_step, undo, unique};
 use crate::cli::NvmeUnbindArgs;
 
+/// Checks the drives, unbinds them and removes their rules; with `--dry-run` only prints the steps.
+///
 /// # Errors
-/// [`NvmeError`]: the refusals, with nothing changed; or the failed step and the state of the drives.
+/// [`NvmeError`]: a drive is refused, and nothing is changed; or a step fails (the text has the state of the
+/// drives).
 pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     let addresses = unique(&args.addresses);
@@ -70,8 +73,8 @@ fn no_drive(address: &PciAddress, all: &[Drive]) -> String {
     refusal("spindle nvme unbind", "ADDRESS", address, &allowed)
 }
 
-/// The refusals of a drive because of its driver or uses. Unbinding vfio-pci blocks until the process that
-/// uses the drive has closed the VFIO device, so with vfio-pci a use is refused.
+/// Returns the refusals of a drive because of its driver, or with vfio-pci because of its uses. Unbinding
+/// vfio-pci blocks until the process that uses the drive has closed the VFIO device.
 fn check_drive(drive: &Drive) -> Vec<String> {
     let address = drive.address;
     let mut refusals = Vec::new();
@@ -91,8 +94,8 @@ fn check_drive(drive: &Drive) -> Vec<String> {
     refusals
 }
 
-/// The steps that bind a drive to the kernel's driver; empty when it is bound and the override is not
-/// vfio-pci.
+/// Returns the steps that bind a drive to the kernel's driver; none if that driver is bound and the override
+/// is not vfio-pci.
 fn unbind_steps(root: &Root, drive: &Drive) -> Vec<Step> {
     let address = drive.address.to_string();
     let mut steps = Vec::new();
@@ -112,7 +115,8 @@ fn unbind_steps(root: &Root, drive: &Drive) -> Vec<Step> {
     steps
 }
 
-/// Binds a drive to the kernel's driver, or restores the previous override and vfio-pci.
+/// Binds a drive to the kernel's driver. After a failure, restores the previous override, and vfio-pci if
+/// possible, and returns the error.
 fn unbind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     let steps = unbind_steps(root, drive);
@@ -136,8 +140,8 @@ fn unbind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), Nvme
     Err(NvmeError::failed("unbind", &step, &error, &roll_back(machine, drive, out)))
 }
 
-/// Restores the previous override, and vfio-pci if an override named it; returns the drive's
-/// [`state`](super::state).
+/// Restores the previous override. Binds vfio-pci again if it was bound, an override was set, and the drive
+/// has no driver now. Returns the drive's [`state`](super::state).
 fn roll_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     let root = machine.root();
     let mut steps = Vec::new();

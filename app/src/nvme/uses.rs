@@ -1,13 +1,13 @@
-//! Uses of a drive: mounts, swap, volumes, kernel targets, processes.
+//! Uses of a drive: mounts, swap, RAID, volumes, loop devices, kernel targets, processes.
 //!
 //! ```text
 //!   nvme0n1 ─┬─ nvme0n1p1 ──────────── mounted at /boot
 //!            └─ nvme0n1p2 ── dm-0 ──── swap              partitions and holders, to any depth
 //! ```
 //!
-//! mountinfo has the device number of a mounted file system. For btrfs and bcachefs that number belongs to no
-//! block device, so their devices are found by name; mountinfo names only one device of a btrfs, so the
-//! others come from `/sys/fs/btrfs`. Uses that are not detected here (ZFS, a mount in another mount
+//! mountinfo contains the device number of a mounted file system. For btrfs and bcachefs that number belongs
+//! to no block device, so their devices are found by name. mountinfo names only one device of a btrfs; the
+//! others are read from `/sys/fs/btrfs`. Uses that are not detected here (ZFS, a mount in another mount
 //! namespace) are reported as [`UseKind::Exclusive`], since the kernel has the device open exclusively.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ pub enum UseKind {
 }
 
 impl UseKind {
-    /// Name in JSON, name in text, and the requirement that a refusal states.
+    /// Returns the name in JSON, the name in text, and the requirement that a refusal states.
     fn about(self) -> (&'static str, &'static str, &'static str) {
         const CLOSE: &str = "must not be open: end who has it";
         match self {
@@ -78,7 +78,7 @@ impl UseKind {
         self.about().0
     }
 
-    /// The requirement that a refusal states, with how to end the use.
+    /// Returns the requirement that a refusal states, with the way to end the use.
     pub fn allowed(self) -> &'static str {
         self.about().2
     }
@@ -120,7 +120,7 @@ struct OpenFile {
     may_write: bool,
 }
 
-/// Mounts, swaps, volumes, exports and open devices of the machine, read once.
+/// Mounts, swap devices, btrfs members, loop devices, exports and open devices of the machine, read once.
 #[derive(Debug)]
 pub struct DeviceUses {
     mounts: Vec<Mount>,
@@ -168,21 +168,22 @@ impl DeviceUses {
         }
     }
 
-    /// Uses of a block device and of the partitions and volumes on it, in the order of [`UseKind`].
+    /// Returns the uses of a block device and of the partitions, volumes and loop devices on it, in the order
+    /// of [`UseKind`].
     pub fn of_disk(&self, root: &Root, disk: &str) -> Vec<Use> {
         let mut search = UseSearch { root, users: self, visited: BTreeSet::new(), uses: BTreeSet::new() };
         search.visit(disk);
         search.uses.into_iter().collect()
     }
 
-    /// (path, process) for each process that has one of `paths` open, in any mode.
+    /// Returns (path, process) for each process that has one of `paths` open, in any mode.
     pub fn of_files<'a>(&'a self, paths: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
         let open = self.open.iter().filter(move |open| paths.contains(&open.path));
         open.map(|open| (open.path.as_str(), open.process.as_str()))
     }
 
-    /// Processes that have a device open for writing. They are found by `path` and by `device`, type and
-    /// number as of [`Root::device`], since another device node may have the same number.
+    /// Returns the processes that have a device open for writing. Compares `path`, and also `device` (type
+    /// and number, [`Root::device`]), since another device node may have the same number.
     pub fn writers(&self, path: &str, device: Option<&str>) -> Vec<Use> {
         let is_it = |open: &&OpenFile| {
             open.path == path || device.is_some_and(|device| open.device.as_deref() == Some(device))
@@ -205,8 +206,8 @@ impl DeviceUses {
 }
 
 impl DeviceUses {
-    /// Kernel targets that export a device, found by `path` and by `device`, type and number as of
-    /// [`Root::device`].
+    /// Returns the kernel targets that export a device. Compares `path`, the block device that it names, and
+    /// `device` (type and number, [`Root::device`]).
     pub fn exporters(&self, root: &Root, path: &str, device: Option<&str>) -> Vec<Use> {
         let name = block_device(root, path);
         let is_it = |(its, number, _): &&(String, Option<String>, String)| {
@@ -234,7 +235,7 @@ fn read_exports(root: &Root) -> Vec<(String, Option<String>, String)> {
     known.collect()
 }
 
-/// A search from one disk through its partitions and the volumes on them.
+/// A search from one disk through its partitions and the volumes and loop devices on them.
 struct UseSearch<'a> {
     root: &'a Root,
     users: &'a DeviceUses,
@@ -320,6 +321,7 @@ impl UseSearch<'_> {
 }
 
 /// Parses a line of mountinfo (proc(5)): `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`.
+/// `None`: the line has another form.
 fn mount(root: &Root, line: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
     let mut before = before.split(' ').skip(2);
@@ -332,8 +334,9 @@ fn mount(root: &Root, line: &str) -> Option<Mount> {
     Some(Mount { number: number.to_owned(), point: unescape(point), kind: kind.to_owned(), sources })
 }
 
-/// The name of the block device at a path in `/dev`, after symbolic links: `dm-0` for `/dev/mapper/root`.
-/// `None` for paths outside `/dev`. Does not check that the device exists.
+/// Returns the name of the block device at a path in `/dev`, after symbolic links: `dm-0` for
+/// `/dev/mapper/root`. `None` for paths outside `/dev`, and after [`LINKS_MAX`] links. Does not check that
+/// the device exists.
 fn block_device(root: &Root, path: &str) -> Option<String> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
@@ -347,7 +350,7 @@ fn block_device(root: &Root, path: &str) -> Option<String> {
     None
 }
 
-/// The absolute target of a relative link: `/dev/dm-0` for `/dev/mapper` and `../dm-0`.
+/// Returns the absolute target of a relative link in `folder`: `/dev/dm-0` for `/dev/mapper` and `../dm-0`.
 fn resolve(folder: &str, target: &str) -> String {
     let mut parts: Vec<&str> = folder.split('/').collect();
     for part in target.split('/') {
@@ -360,7 +363,7 @@ fn resolve(folder: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// Decodes the octal escapes of proc, such as `\040` for a blank.
+/// Decodes the octal escapes of /proc files, such as `\040` for a space.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -383,8 +386,8 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Devices that processes have open. A path with one of `PREFIXES` counts even if its type cannot be read.
-/// Descriptors of processes that this user cannot inspect are missing.
+/// Returns the devices that processes have open. Includes a path that starts with one of `PREFIXES` even if
+/// its type cannot be read. Leaves out processes that this user cannot inspect.
 fn open_files(root: &Root) -> Vec<OpenFile> {
     const PREFIXES: [&str; 6] = ["/dev/nvme", "/dev/ng", "/dev/vfio/", "/dev/dm-", "/dev/md", "/dev/loop"];
     let mut found = Vec::new();
@@ -408,8 +411,8 @@ fn open_files(root: &Root) -> Vec<OpenFile> {
     found
 }
 
-/// Whether a descriptor was opened for writing, from the octal `flags` of its fdinfo; true when that cannot
-/// be read.
+/// Whether a descriptor was opened for writing, from the octal `flags` of its fdinfo; true if the flags
+/// cannot be read.
 fn may_write(root: &Root, pid: &str, fd: &str) -> bool {
     const ACCESS_MODE: u64 = 0o3;
     let info = root.text(&format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();

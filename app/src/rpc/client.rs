@@ -9,12 +9,12 @@ use serde_json::{Map, Value, json};
 
 use super::wire::{self, Parsed};
 
-/// Timeout of each read and write. A response that is incomplete after this time is an error too.
+/// Timeout of each read and write. A response that is incomplete after this time is an error.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The socket cannot be used, or gave no JSON-RPC response; with the path of the socket.
+    /// The socket cannot be used, or returned no JSON-RPC response; with the path of the socket.
     #[error("{0:?}: {1}")]
     NoResponse(PathBuf, String),
     /// The target's error message.
@@ -22,7 +22,7 @@ pub enum CallError {
     Refused(String),
 }
 
-/// Calls a method of the target whose control socket is at `path`; waits for its result.
+/// Calls a method of the target whose control socket is at `path`, and waits for its result.
 pub fn call(path: &Path, method: &str, params: Map<String, Value>) -> Result<Value, CallError> {
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     let failed = |what: String| CallError::NoResponse(path.to_owned(), what);

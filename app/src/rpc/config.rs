@@ -1,5 +1,6 @@
 //! `framework_get_config`: the method calls that create the current disks (`bdev`), or the current
-//! transports, subsystems and referrals (`nvmf`), without settings that these methods lack.
+//! transports, subsystems and referrals (`nvmf`), without settings that these methods lack. `ng` disks are
+//! listed with `bdev_aio_create`, although no method creates them.
 
 use serde_json::{Value, json};
 use spindle_target::snapshot::AllowedHosts;
@@ -23,8 +24,8 @@ fn call(method: &str, params: Value) -> Value {
     json!({ "method": method, "params": params })
 }
 
-/// Controller name of a disk: its name without the suffix `nNSID` that `bdev_nvme_attach_controller` appends;
-/// the whole name if it has no such suffix.
+/// Returns the controller name of a disk: its name without the suffix `nNSID` that
+/// `bdev_nvme_attach_controller` appends. Returns the whole name without that suffix.
 fn controller(disk: &DiskPlan, namespace: u32) -> &str {
     disk.name.strip_suffix(&format!("n{namespace}")).unwrap_or(&disk.name)
 }

@@ -1,5 +1,5 @@
-//! [`Edit`]: methods that change the configuration. They edit its TOML text and keep comments and order; the
-//! result is validated like a file.
+//! [`Edit`], and methods that change the configuration, except those for disks. The methods edit the TOML
+//! text and keep comments and order. The new text is validated like a file.
 
 use std::net::SocketAddr;
 
@@ -34,12 +34,12 @@ pub struct Edit<'a> {
 }
 
 impl Edit<'_> {
-    /// The top-level `[[name]]` sections; an empty list if there are none.
+    /// Returns the top-level `[[name]]` sections; adds an empty list if there are none.
     pub fn sections(&mut self, name: &str) -> &mut ArrayOfTables {
         sections(self.document.as_table_mut(), name)
     }
 
-    /// The subsystem of the parameter `nqn` in the plan before the edit; an error if there is none.
+    /// Returns the subsystem of the parameter `nqn` in the plan before the edit; an error if there is none.
     fn subsystem(&self, args: &Args) -> Result<&SubsystemPlan, Failure> {
         let nqn = args.nqn("nqn");
         let found = self.plan.subsystems.iter().find(|subsystem| Some(subsystem.nqn) == nqn);
@@ -54,8 +54,8 @@ impl Edit<'_> {
         self.sections("subsystem").iter_mut().find(is_it)
     }
 
-    /// The `listeners` of a subsystem's section; writes out the default, all listeners, if the key is not
-    /// set.
+    /// Returns the `listeners` of a subsystem's section. If the key is not set, first sets it to its default:
+    /// all listeners.
     fn listeners(&mut self, subsystem: &SubsystemPlan) -> Option<&mut Array> {
         let all = subsystem.listeners.iter().cloned().collect::<Array>();
         let table = self.section(&subsystem.nqn)?;
@@ -67,7 +67,7 @@ pub fn str_value<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
     table.get(key)?.as_str()
 }
 
-/// The `[[name]]` sections in `table`; an empty list if there are none.
+/// Returns the `[[name]]` sections in `table`; adds an empty list if there are none.
 pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
     // An inline array of tables becomes `[[name]]` sections.
     if table.get(name).is_some_and(|item| !item.is_array_of_tables()) {
@@ -81,8 +81,8 @@ pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
     }
 }
 
-/// The error for an unknown name in the parameter `field`: suggests a similar one of `names`, or has
-/// `listed`, which names the method that lists them.
+/// Returns the error for an unknown name in the parameter `field`. The text suggests a similar name of
+/// `names`, or else is `listed`, which names the method that lists them.
 pub fn unknown_name(args: &Args, field: &str, noun: &str, names: &[String], listed: &str) -> Failure {
     let given = args.text(field).unwrap_or_default();
     let meant = did_you_mean(given, names.iter().map(String::as_str), || listed.to_owned());
@@ -97,7 +97,8 @@ pub fn set_value(table: &mut Table, key: &str, mut item: Item) {
     table.insert(key, item);
 }
 
-/// Copies the string and integer parameters that are set to keys; `names` are (parameter, key).
+/// Copies string and integer parameters to keys of `table`, and skips parameters that are not set. `names`
+/// are pairs of (parameter, key).
 pub fn copy_params(args: &Args, table: &mut Table, names: &[(&str, &str)]) {
     for (from, to) in names {
         let text = args.text(from).map(value);
@@ -257,13 +258,14 @@ pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     Ok(json!(true))
 }
 
-/// The transport of the parameter `trtype`; `None` for `pcie` or without it.
+/// Returns the transport of the parameter `trtype`; `None` for `pcie` or without the parameter.
 pub fn transport_of(args: &Args) -> Option<TransportKind> {
     let name = args.text("trtype")?;
     TransportKind::ALL.into_iter().find(|kind| name.eq_ignore_ascii_case(&kind.to_string()))
 }
 
-/// The endpoint in the object parameter `name`; `port` is the default of `trsvcid`.
+/// Returns the endpoint in the object parameter `name`; `port` is the default of `trsvcid`. The default
+/// transport is TCP.
 fn endpoint(args: &Args, name: &str, port: u16) -> Result<(TransportKind, SocketAddr), Failure> {
     let inner = args.object(name);
     Ok((transport_of(&inner).unwrap_or(TransportKind::Tcp), inner.address(port)?))
@@ -273,7 +275,7 @@ fn endpoints(all: impl Iterator<Item = (TransportKind, SocketAddr)>) -> String {
     alternatives(all.map(|(transport, address)| format!("{address} ({transport})")))
 }
 
-/// A section with the keys `address` and, for RDMA, `transport`.
+/// Returns a section with the keys `address` and, for RDMA, `transport`.
 fn endpoint_table((transport, address): (TransportKind, SocketAddr)) -> Table {
     let mut table = Table::new();
     table["address"] = value(address.to_string());

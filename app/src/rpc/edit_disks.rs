@@ -1,4 +1,5 @@
-//! Methods that add, resize and remove disks.
+//! Methods that add, resize and remove disks and their caches, and attach and detach drives and far
+//! namespaces.
 
 use serde_json::{Value, json};
 use spindle_transport::TransportKind;
@@ -16,7 +17,8 @@ type MethodResult = Result<Value, Failure>;
 
 const MIB: u64 = 1 << 20;
 
-/// A `[[disk]]` section with name and kind, not added yet; an error if there is a disk of this name.
+/// Returns a new `[[disk]]` section with name and kind, without adding it; an error if there is a disk of
+/// this name.
 fn disk(edit: &Edit<'_>, args: &Args, name: &str, kind: &str) -> Result<Table, Failure> {
     if edit.plan.disk(name).is_some() {
         return Err(args.refuse("name", format!("there is a disk {name:?}; it must be a new name")));
@@ -27,12 +29,13 @@ fn disk(edit: &Edit<'_>, args: &Args, name: &str, kind: &str) -> Result<Table, F
     Ok(table)
 }
 
-/// A size with a unit and without a space, like `64MiB`.
+/// Formats a size with a unit and without a space, like `64MiB`.
 fn size_text(bytes: u64) -> Item {
     value(Bytes::new(bytes).to_string().replace(' ', ""))
 }
 
-/// Sets `size` and `block_bytes` from the parameters `num_blocks` and `block_size`.
+/// Sets `size` and `block_bytes` from the parameters `num_blocks` and `block_size`; an error for 2^63 bytes
+/// or more.
 fn set_size(args: &Args, table: &mut Table) -> Result<(), Failure> {
     let (blocks, block_bytes) =
         (args.whole("num_blocks").unwrap_or(0), args.whole("block_size").unwrap_or(0));
@@ -45,7 +48,8 @@ fn set_size(args: &Args, table: &mut Table) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Adds a disk of `kind`, `ram` or `null`; without the parameter `name` as `Malloc0` and so on.
+/// Adds a disk of `kind`, `ram` or `null`. Without the parameter `name` the disk has the first free name of
+/// `Malloc0`, `Malloc1` and so on.
 pub fn create(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
     let free = || (0..).map(|at| format!("Malloc{at}")).find(|name| edit.plan.disk(name).is_none());
     let name = args.text("name").map(str::to_owned).or_else(free).unwrap_or_default();
@@ -70,7 +74,7 @@ pub fn create_file(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     Ok(json!(name))
 }
 
-/// The parameter `name`, which must be a disk of one of `kinds`.
+/// Returns the parameter `name`; an error unless it is the name of a disk of one of `kinds`.
 fn disk_of_kind(edit: &Edit<'_>, args: &Args, kinds: &[&str]) -> Result<String, Failure> {
     let name = args.text("name").unwrap_or_default();
     match edit.plan.disk(name) {
@@ -120,7 +124,7 @@ pub fn resize(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
 }
 
 /// Adds, changes or (size 0) removes the cache of a disk. The values are validated with the new
-/// configuration; parameters that are not set keep the keys as they are.
+/// configuration. Parameters that are not set, and `sole_writer = false`, leave their keys unchanged.
 pub fn cache(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let name = disk_of_kind(edit, args, &["file", "ng", "nvme", "remote"])?;
     let bytes = args.whole("size").unwrap_or(0);
@@ -182,8 +186,8 @@ pub fn attach(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     Ok(json!([name]))
 }
 
-/// `NAME` of a disk `NAMEn1`, the name under which its controller was attached; `None` if `disk` does not end
-/// with `n` and digits.
+/// Returns `NAME` for a disk `NAMEn1`: the name under which its controller was attached. `None` if `disk`
+/// does not end with `n` and digits.
 pub fn controller_of(disk: &str) -> Option<&str> {
     let (controller, nsid) = disk.rsplit_once('n')?;
     (!nsid.is_empty() && nsid.bytes().all(|digit| digit.is_ascii_digit())).then_some(controller)

@@ -1,4 +1,5 @@
-//! Finds the method of a request, checks its parameters, and runs it if it only reads.
+//! Finds the method of a request, checks its parameters, and runs it if it only reads. Formats the reference
+//! of all methods.
 
 use std::fmt::Write as _;
 
@@ -36,11 +37,11 @@ pub(super) enum Action {
 /// Outcome of [`call`].
 pub enum CallOutcome {
     Done(Result<Value, Failure>),
-    /// The main thread has to apply this change.
+    /// A change that the main thread must apply.
     Change(Change, Args),
 }
 
-/// Runs the method of a request, unless it changes the configuration.
+/// Runs the method of a request if it only reads. Returns a change to the caller without running it.
 pub fn call(view: &View, request: Request) -> CallOutcome {
     let (action, args) = match validated(request) {
         Ok(validated) => validated,
@@ -56,14 +57,14 @@ pub fn call(view: &View, request: Request) -> CallOutcome {
     }
 }
 
-/// The action and the checked parameters of a request.
+/// Finds the method of a request and checks the parameters. Returns the method's action and the parameters.
 pub(super) fn validated(request: Request) -> Result<(Action, Args), Failure> {
     let Request { method: name, params, .. } = request;
     let method = METHODS.iter().find(|method| method.name == name).ok_or_else(|| unknown_method(&name))?;
     Ok((method.action, Args::new(params, method.params)?))
 }
 
-/// All methods with their parameters as Markdown, the end of `docs/control.md`.
+/// Returns all methods with their parameters as Markdown: the end of `docs/control.md`.
 pub fn reference() -> String {
     let mut text = "| method | parameters | what it does |\n|---|---|---|\n".to_owned();
     for method in METHODS {

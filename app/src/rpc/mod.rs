@@ -16,9 +16,10 @@
 //! | `server` | the socket and its clients |
 //! | `client` | client for `spindle ctl` and `spindle status` |
 //!
-//! Reads send no message to a core: they use the counters that the cores keep.
+//! Reads send no message to a core: they use counters that the cores update.
 //!
-//! Limits: 128 clients, about 1 MiB per request. A client with unread responses is not received from.
+//! Limits: 128 clients, about 1 MiB per request. The server does not receive from a client with unsent
+//! responses or a pending change.
 
 pub mod client;
 mod config;
@@ -54,14 +55,14 @@ pub struct Change {
 
 /// Returns the result of a change to the thread of the control socket.
 pub struct Reply {
-    /// Number of the client that sent the request.
+    /// Identifier of the client that sent the request (`Client::number` of `server`).
     client: u64,
     send: Sender<(u64, Result<Value, Failure>)>,
     waker: Waker,
 }
 
 impl Change {
-    /// Sends the result to the client.
+    /// Sends the result to the thread of the control socket, which responds to the client.
     pub fn respond(self, result: Result<Value, Failure>) {
         // Fails if the thread of the control socket has ended and closed its clients.
         let _ = self.reply.send.send((self.reply.client, result));
@@ -69,7 +70,7 @@ impl Change {
     }
 }
 
-/// A value as JSON, shortened for a message.
+/// Formats a value as JSON, shortened for a message.
 fn excerpt(value: &Value) -> String {
     shortened(&value.to_string())
 }
@@ -79,7 +80,7 @@ fn excerpt(value: &Value) -> String {
 pub struct Failure {
     /// Error code of JSON-RPC 2.0 section 5.1.
     code: i32,
-    /// For a parameter: field, value and what is allowed.
+    /// For a parameter: field, value and the allowed values.
     pub message: String,
     /// `field`, `value` and `allowed` as an object; `None` for an error that is not about a parameter or the
     /// method's name.
@@ -101,17 +102,18 @@ impl Failure {
         Failure { code: METHOD_NOT_FOUND, ..Failure::parameter("method", Some(&name.into()), allowed) }
     }
 
-    /// The changed configuration is invalid or cannot be applied.
+    /// Returns the error for a changed configuration that is invalid or cannot be applied.
     pub fn refused(message: String) -> Failure {
         Failure::new(INVALID_PARAMS, message)
     }
 
-    /// A system call failed, or the state of the target does not allow the change.
+    /// Returns the error for a failed system call, or for a state of the target that does not allow the
+    /// change.
     pub fn system(message: String) -> Failure {
         Failure::new(INTERNAL_ERROR, message)
     }
 
-    /// Missing or invalid parameter.
+    /// Returns the error for a missing or invalid parameter.
     fn parameter(field: &str, value: Option<&Value>, allowed: impl Into<String>) -> Failure {
         let (field, allowed) = (shortened(field), allowed.into());
         let message = match value {
@@ -122,7 +124,7 @@ impl Failure {
         Failure { code: INVALID_PARAMS, message, data: Some(data) }
     }
 
-    /// The error response to the request `id`.
+    /// Returns the error response to the request `id`.
     fn response(&self, id: Value) -> Value {
         let mut error = Map::new();
         error.insert("code".to_owned(), self.code.into());

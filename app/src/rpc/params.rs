@@ -1,7 +1,7 @@
 //! Parameters of methods: their types ([`Kind`]) and the checked values of a call ([`Args`]).
 //!
-//! Type and range of all parameters are checked before the method runs. Errors name the parameter, its value
-//! and what is allowed.
+//! Type and range of all parameters are checked before the method runs. Errors contain the parameter, its
+//! value and the allowed values.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -66,6 +66,8 @@ pub struct Args {
 }
 
 impl Args {
+    /// Checks `given` against `params`.
+    ///
     /// # Errors
     /// The first parameter that is unknown, missing or invalid.
     pub fn new(given: Map<String, Value>, params: &'static [Param]) -> Result<Args, Failure> {
@@ -97,20 +99,22 @@ impl Args {
         Nqn::new(self.text(name)?).ok()
     }
 
-    /// Members of an object parameter; empty if not set.
+    /// Returns the members of an object parameter; empty if not set.
     pub fn object(&self, name: &str) -> Args {
         let values = self.values.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
         let values = values.into_iter().filter(|(_, value)| !value.is_null()).collect();
         Args { values, path: format!("{}{name}.", self.path) }
     }
 
-    /// An error for the parameter `name`, whether it is set or not.
+    /// Returns the error for the parameter `name`, which may be unset.
     pub fn refuse(&self, name: &str, allowed: impl Into<String>) -> Failure {
         Failure::parameter(&format!("{}{name}", self.path), self.values.get(name), allowed)
     }
 
-    /// The address in `traddr` and `trsvcid`; the port is `default_port` if `trsvcid` is not set. An error if
-    /// `adrfam` is another family.
+    /// Returns the address in `traddr` and `trsvcid`; the port is `default_port` if `trsvcid` is not set.
+    ///
+    /// # Errors
+    /// `traddr` is no IP address, `adrfam` is another family, or `trsvcid` is not a port from 1 to 65535.
     pub fn address(&self, default_port: u16) -> Result<SocketAddr, Failure> {
         let text = self.text("traddr").unwrap_or_default();
         let wrong = || self.refuse("traddr", "must be an IP address, like \"192.0.2.1\" or \"2001:db8::1\"");
@@ -119,7 +123,7 @@ impl Args {
         if self.text("adrfam").is_some_and(|given| !given.eq_ignore_ascii_case(family)) {
             return Err(self.refuse("adrfam", format!("must be {family:?}, the family of traddr = {text:?}")));
         }
-        // `parse` accepts a leading `+`.
+        // Requires digits, since `parse` also accepts a leading `+`.
         let number = |port: &str| port.bytes().all(|it| it.is_ascii_digit()).then(|| port.parse().ok())?;
         let port = match self.text("trsvcid") {
             None => default_port,
@@ -198,7 +202,7 @@ impl Kind {
     }
 }
 
-/// An NGUID as 32 lower-case digits without hyphens; `None` if `text` is not [`Kind::Nguid`].
+/// Returns an NGUID as 32 lower-case digits without hyphens; `None` if `text` is not [`Kind::Nguid`].
 pub fn nguid(text: &str) -> Option<String> {
     let digits: String = text.chars().filter(|letter| *letter != '-').collect();
     let is_hex = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());

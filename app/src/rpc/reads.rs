@@ -84,7 +84,7 @@ pub fn transports(look: &Look<'_>, args: &Args) -> MethodResult {
     }
 }
 
-/// SPDK's thread name for a core.
+/// Returns SPDK's thread name for a core.
 fn thread_name(core: usize) -> String {
     format!("reactor-{core}")
 }
@@ -165,7 +165,8 @@ fn no_subsystem(snapshot: &Snapshot, args: &Args) -> Failure {
     unknown_name(args, "nqn", "subsystem", &names, LIST_SUBSYSTEMS)
 }
 
-/// The subsystem of the parameter `nqn`, and its controllers in the order of CNTLID.
+/// Returns the NQN in the parameter `nqn` and the controllers of that subsystem, in the order of CNTLID. An
+/// error without such a subsystem, or if the target is shutting down.
 fn subsystem_controllers(look: &Look<'_>, args: &Args) -> Result<(Nqn, Vec<Arc<ControllerShared>>), Failure> {
     let Some(snapshot) = &look.snapshot else { return Err(args.refuse("nqn", "the target is ending")) };
     let nqn = args.nqn("nqn").filter(|nqn| snapshot.subsystem(nqn).is_some());
@@ -248,7 +249,7 @@ pub fn referrals(look: &Look<'_>, _: &Args) -> MethodResult {
     Ok(json!(referrals.collect::<Vec<_>>()))
 }
 
-/// SPDK's `product_name` for a kind of disk.
+/// Returns SPDK's `product_name` for a kind of disk.
 fn product_name(kind: &str) -> &'static str {
     match kind {
         "ram" => "Malloc disk",
@@ -258,7 +259,8 @@ fn product_name(kind: &str) -> &'static str {
     }
 }
 
-/// Open disks of the parameters `name` and `names`, or all without them.
+/// Returns the open disks of the parameters `name` and `names`, or all without them; an error for an unknown
+/// name.
 fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn DiskSource>>, Failure> {
     let Some(snapshot) = &look.snapshot else { return Ok(Vec::new()) };
     let all: Vec<_> = snapshot.disks.iter().flatten().cloned().collect();
@@ -314,7 +316,7 @@ fn io_counters((key, of): (&str, Value), totals: IoTotals) -> Value {
     })
 }
 
-/// State and counters of a cache. `size` and `used` are bytes; the other numbers count pages of 4 KiB.
+/// Returns state and counters of a cache. `size` and `used` are in bytes; the counters are in pages of 4 KiB.
 fn cache(used: &CacheUse) -> Value {
     let mut object = cache_counters(&used.counts);
     let counts = &used.counts;
@@ -335,7 +337,7 @@ fn cache(used: &CacheUse) -> Value {
     object
 }
 
-/// Counters that a cache has in total and for each host.
+/// Returns the counters that a cache has in total and for each host.
 fn cache_counters(counts: &CacheCounts) -> Value {
     json!({
         "hits": counts.hits,
@@ -351,8 +353,8 @@ fn cache_counters(counts: &CacheCounts) -> Value {
     })
 }
 
-/// Counters of a cache by host. Number 0, without `hostnqn`, has reads of no known host and of hosts beyond
-/// the number that the cache counts separately.
+/// Returns the counters of a cache by host. Host 0, without `hostnqn`, counts events without a known host,
+/// and events of hosts that the cache does not count separately.
 fn cache_by_host(look: &Look<'_>, used: &CacheUse) -> Value {
     let known = look.view.registry.hosts();
     let describe = |(number, counts): &(u16, CacheCounts)| {

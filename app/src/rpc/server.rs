@@ -1,4 +1,4 @@
-//! The control socket's listener and clients, on one thread with `poll`.
+//! The control socket's listener and clients, served by one thread with `poll`.
 //!
 //! Responses are in the order of a client's requests. The server does not receive from a client with unsent
 //! responses or a pending change, which bounds the memory of each client.
@@ -18,20 +18,20 @@ use super::wire::{self, Parsed, RequestBatch};
 use super::{Change, Failure, Reply};
 use crate::serve::view::View;
 
-/// Most clients. A further one replaces the client without progress for the longest time, except those with a
-/// pending change; if all have one, the new client is closed.
+/// Most clients. A further client replaces the client with the oldest progress. Clients with a pending change
+/// are not replaced; if all clients have one, the new client is closed.
 const CLIENTS_MAX: usize = 128;
-/// Longest time to receive a whole request, and longest time in which no byte of a response can be sent; then
-/// the client is closed.
+/// Longest time to receive a whole request, and longest time without sending a byte of a pending response.
+/// Then the client is closed.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Most clients accepted before the others are polled again.
+/// Most clients accepted before the connected clients are polled again.
 const ACCEPTS_MAX: usize = 16;
 /// Most bytes of one read.
 const READ_BYTES: usize = 16 << 10;
 
-/// Client number and result of a change that the main thread applied.
+/// [`Client::number`] and result of a change that the main thread applied.
 type ChangeResult = (u64, Result<Value, Failure>);
 
 /// State that all clients share. `C` is the main thread's message type.
@@ -45,7 +45,7 @@ struct Server<C> {
 }
 
 struct Client {
-    /// Unique for the life of the process.
+    /// Identifier, unique for the life of the process.
     number: u64,
     stream: UnixStream,
     /// Bytes received and not parsed yet.
@@ -53,19 +53,19 @@ struct Client {
     /// Responses; the first `sent` bytes are sent.
     output: Vec<u8>,
     sent: usize,
-    /// A change that the main thread is applying: the request's identifier, and the rest of its batch.
+    /// The change that the main thread is applying: the request's identifier, and the rest of its batch.
     change: Option<(Option<Value>, RequestBatch)>,
-    /// Closed once `output` is sent.
+    /// The client is closed once `output` is sent.
     is_closing: bool,
-    /// Last time that a whole request arrived, a change was made or bytes of a response were sent; at first
-    /// the time of the connect.
+    /// Last time that a whole request arrived, a change was finished or bytes of a response were sent; at
+    /// first the time of the connect.
     last_progress: Instant,
     /// When the first bytes of the incomplete request in `input` arrived.
     request_start: Option<Instant>,
 }
 
-/// Serves the clients of the control socket until the process ends; returns only on an error. The main thread
-/// gets changes by `changes`, and wakes `waker` once it has a result.
+/// Serves the clients of the control socket until the process ends; returns only on an error. Sends changes
+/// to the main thread by `changes`. The main thread wakes `waker` once a result is ready.
 pub fn serve_clients<C: From<Change>>(
     listener: &UnixListener,
     waker: Waker,
@@ -95,12 +95,12 @@ pub fn serve_clients<C: From<Change>>(
 /// True if the listener may have a connection.
 fn wait_ready(listener: &UnixListener, waker: &Waker, clients: &[Client]) -> std::io::Result<bool> {
     let mut fds = vec![PollFd::new(listener, PollFlags::IN), PollFd::new(waker, PollFlags::IN)];
-    // A client with a pending change is not polled: its hang-up would be reported again and again.
+    // A client with a pending change is not polled: `poll` would report its hang-up again and again.
     fds.extend(clients.iter().filter(|client| client.change.is_none()).map(|client| {
         let flags = if client.has_output() { PollFlags::OUT } else { PollFlags::IN };
         PollFd::new(&client.stream, flags)
     }));
-    // Detects expired clients with 10 % of the timeout as resolution.
+    // The resolution of the timeout is 10 %.
     let is_timed = clients.iter().any(|client| client.waiting_since().is_some());
     let timeout = is_timed.then_some(CLIENT_TIMEOUT / 10);
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -110,7 +110,7 @@ fn wait_ready(listener: &UnixListener, waker: &Waker, clients: &[Client]) -> std
     }
 }
 
-/// Accepts at most [`ACCEPTS_MAX`] clients. False if accept failed.
+/// Accepts at most [`ACCEPTS_MAX`] clients. False: accept failed, and the caller pauses.
 fn accept(listener: &UnixListener, clients: &mut Vec<Client>, number: &mut u64, now: Instant) -> bool {
     for _ in 0..ACCEPTS_MAX {
         match listener.accept() {
@@ -148,14 +148,14 @@ impl Client {
         self.sent < self.output.len()
     }
 
-    /// Start of the wait for the client to read a response or complete a request; `None` if the server is not
-    /// waiting for it.
+    /// Returns the time since which the server waits for the client to read a response or to complete a
+    /// request; `None`: the server is not waiting.
     fn waiting_since(&self) -> Option<Instant> {
         let start = if self.has_output() { Some(self.last_progress) } else { self.request_start };
         start.filter(|_| self.change.is_none())
     }
 
-    /// Receives, runs requests and sends. False: the client is to be closed.
+    /// Receives, runs requests and sends. False: the caller must close the client.
     fn poll<C: From<Change>>(&mut self, server: &Server<C>, now: Instant) -> bool {
         // One read per poll, for fairness between clients.
         if !self.has_output() && self.change.is_none() {
@@ -172,10 +172,10 @@ impl Client {
         !is_late && (self.has_output() || !self.is_closing)
     }
 
-    /// Reads once into `input`. True if it may now contain a request.
+    /// Reads once into `input`. True if `input` may now contain a request.
     ///
     /// # Errors
-    /// `UnexpectedEof` at the end of the stream, and failures of the read.
+    /// `UnexpectedEof` at the end of the stream; errors of the read.
     fn receive(&mut self) -> std::io::Result<bool> {
         if self.is_closing {
             return Ok(false);
@@ -194,7 +194,8 @@ impl Client {
         }
     }
 
-    /// Runs the complete requests in `input`, up to the first change.
+    /// Runs the complete requests in `input`, up to the first change. For input that is not JSON or too long,
+    /// queues an error, after which the client is closed.
     fn process_input<C: From<Change>>(&mut self, server: &Server<C>, now: Instant) {
         let mut taken = 0;
         loop {
@@ -223,7 +224,7 @@ impl Client {
         self.request_start = (!self.input.is_empty()).then_some(start);
     }
 
-    /// Runs the requests of a batch, up to the first change.
+    /// Runs the requests of a batch, up to the first change. Queues the responses once the batch is complete.
     fn run_batch<C: From<Change>>(&mut self, server: &Server<C>, mut batch: RequestBatch) {
         while let Some(request) = batch.next() {
             let id = request.id.clone();
@@ -255,7 +256,7 @@ impl Client {
         }
     }
 
-    /// Queues an error response; the client is closed once it is sent.
+    /// Queues an error response and drops the unparsed input. The client is closed once the response is sent.
     fn close_with(&mut self, failure: &Failure) {
         self.input.clear();
         let text = failure.response(serde_json::Value::Null).to_string() + "\n";

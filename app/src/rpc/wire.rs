@@ -26,7 +26,7 @@ pub enum Parsed {
     Invalid(Failure),
 }
 
-/// Parses the first request or batch in `bytes`. An incomplete one of [`TEXT_BYTES_MAX`] bytes or more is
+/// Parses the first request or batch in `bytes`. An incomplete request of [`TEXT_BYTES_MAX`] bytes or more is
 /// [`Parsed::Invalid`].
 pub fn parse_request(bytes: &[u8]) -> Parsed {
     parse(bytes, TEXT_BYTES_MAX)
@@ -63,7 +63,8 @@ impl Request {
     /// Checks the members of a request object.
     ///
     /// # Errors
-    /// The identifier for the error response (null if the request's is invalid or missing), and the failure.
+    /// The identifier for the error response (null if that of the request is invalid or missing), and the
+    /// failure.
     fn new(value: Value) -> Result<Request, (Value, Failure)> {
         let Value::Object(mut object) = value else {
             return Err((
@@ -137,7 +138,7 @@ impl RequestBatch {
         RequestBatch { remaining, responses, is_batch: true }
     }
 
-    /// The next valid request; `None` at the end. For invalid ones an error response is recorded.
+    /// Returns the next valid request; `None` at the end. Records an error response for each invalid request.
     pub fn next(&mut self) -> Option<Request> {
         loop {
             match Request::new(self.remaining.pop()?) {
@@ -147,7 +148,8 @@ impl RequestBatch {
         }
     }
 
-    /// Records the result of the request with identifier `id`; without one (a notification) nothing.
+    /// Records the result of the request with identifier `id`. Without an identifier (a notification) records
+    /// nothing.
     pub fn respond(&mut self, id: Option<Value>, result: Result<Value, Failure>) {
         let Some(id) = id else { return };
         self.responses.push(match result {
@@ -156,7 +158,7 @@ impl RequestBatch {
         });
     }
 
-    /// All responses as one JSON text with a newline; empty if there are only notifications.
+    /// Returns all responses as one JSON text with a newline; empty if all requests were notifications.
     pub fn finish(self) -> Vec<u8> {
         let mut responses = self.responses;
         let text = match (self.is_batch, responses.pop()) {

@@ -1,6 +1,7 @@
-//! The control socket's file: its path, its permissions, and its removal at the end of the process.
+//! The control socket's file: its path, its permissions, and its removal at the end of the process. Starts
+//! the thread that serves clients.
 //!
-//! [`crate::rpc`] answers the requests.
+//! [`crate::rpc`] serves the requests.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -15,17 +16,17 @@ use spindle_reactor::net::Waker;
 use super::view::View;
 use crate::rpc;
 
-/// The path if `control.socket` is not set: in the first directory of systemd's `$RUNTIME_DIRECTORY`, else
-/// [`SOCKET`].
+/// Returns the path if `control.socket` is not set: in the first directory of systemd's `$RUNTIME_DIRECTORY`,
+/// else [`SOCKET`].
 pub fn default_path() -> PathBuf {
     let directories = std::env::var("RUNTIME_DIRECTORY").unwrap_or_default();
     in_directory(&directories).unwrap_or_else(|| PathBuf::from(SOCKET))
 }
 
-/// Binds the socket at the default path. A failure is logged, and the disks are served without a control
-/// socket: no configuration asked for one.
+/// Creates the directory of the default path if possible, and binds the socket. A failure is logged, and the
+/// disks are served without a control socket, because the configuration does not require this socket.
 pub fn bind_default(path: &Path) -> Option<Control> {
-    // Only root can create the directory; for others the bind below fails.
+    // Only root can create the directory of [`SOCKET`]. If the directory is missing, the bind below fails.
     let _ = path.parent().map(std::fs::create_dir);
     let log = |error: &std::io::Error| {
         let path = path.display();
@@ -39,10 +40,10 @@ fn in_directory(directories: &str) -> Option<PathBuf> {
     Some(Path::new(first).join("spindle.sock"))
 }
 
-/// Default path without `$RUNTIME_DIRECTORY`; `spindle ctl` uses it as well.
+/// Default path without `$RUNTIME_DIRECTORY`, also for `spindle ctl`.
 pub const SOCKET: &str = "/run/spindle/spindle.sock";
 
-/// The bound socket. Dropped, it removes the socket's file.
+/// The bound socket. Dropped, it removes the socket's file, unless another file has replaced it.
 pub struct Control {
     listener: UnixListener,
     path: PathBuf,
@@ -51,12 +52,12 @@ pub struct Control {
 }
 
 impl Control {
-    /// Listens at `path`; its owner and the members of `group` may connect (`None`: the group of the file,
-    /// that of the process as a rule). Replaces a socket on which no process listens, such as a killed
-    /// process leaves.
+    /// Listens at `path`. The owner of the socket's file and the members of `group` may connect. `None`: the
+    /// group of the new file, usually that of the process. Replaces a socket on which no process listens, for
+    /// example that of a killed process.
     ///
     /// # Errors
-    /// Those of the system; another process listens; `path` is not a socket; there is no such group.
+    /// Those of the system; another process listens; `path` is not a socket; the group does not exist.
     pub fn bind(path: &Path, group: Option<&str>) -> std::io::Result<Control> {
         let group = group.map(group_id).transpose()?;
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
@@ -64,8 +65,8 @@ impl Control {
         rustix::process::umask(before);
         let listener = listener?;
         let control = Control { listener, path: path.to_owned(), file: file_id(path)? };
-        // From here on an error drops `control`, which removes the file. So far the umask has limited the
-        // file to its owner.
+        // From here on an error drops `control`, which removes the file. Until now the umask has limited
+        // access to the owner.
         if group.is_some() {
             std::os::unix::fs::chown(path, None, group)?;
         }
@@ -73,7 +74,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Starts the thread that answers clients until the process ends, and sends changes to `changes`.
+    /// Starts the thread that serves clients until the process ends, and sends changes to `changes`.
     pub fn answer<O: From<rpc::Change> + Send + 'static>(
         &self,
         view: Arc<View>,
@@ -91,7 +92,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Another file may have replaced the socket; it is kept.
+        // Keeps another file that has replaced the socket.
         if file_id(&self.path).is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -121,7 +122,7 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
     }
 }
 
-/// The GID of a group, which is given by name or as a number.
+/// Returns the GID of a group, given by name or as a number.
 fn group_id(group: &str) -> std::io::Result<u32> {
     let groups = std::fs::read_to_string("/etc/group")?;
     group_in(&groups, group).ok_or_else(|| std::io::Error::other(format!("there is no group {group:?}")))

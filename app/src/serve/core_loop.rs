@@ -1,14 +1,15 @@
-//! The pollers that a core's [`Reactor`] runs, in this order in each turn, and the state that they share.
+//! The pollers of a core, in the order in which its [`Reactor`] runs them in each turn, and their shared
+//! state.
 //!
 //! ```text
-//!   Acceptor      TCP listeners: admits connections, hands each to the core with the fewest
+//!   Acceptor      TCP listeners: admits connections, assigns each to the core with the fewest
 //!   TcpPoller     takes over TCP connections; receives and sends their bytes
 //!   RdmaPoller    the same for RDMA, and requests of the RDMA listeners; only with RDMA devices
 //!   TargetPoller  disks, time-outs, messages to and from other cores, log lines
 //! ```
 //!
-//! The loop itself and epoll are in the reactor. The log and `spindle status` call them `acceptor`,
-//! `sockets`, `adapters` and `requests`.
+//! The loop itself and epoll are in the reactor. In the log and in `spindle status` the pollers have the
+//! names `acceptor`, `sockets`, `adapters` and `requests`.
 
 mod acceptor;
 mod arrivals;
@@ -51,9 +52,9 @@ pub enum CoreMessage {
     AcceptRdma(Arc<Handover<AdmittedRdma>>),
     /// New TCP listeners; sent to core [`ACCEPTOR`].
     Listen(Arc<Handover<NewListeners>>),
-    /// An RDMA device was added, removed or failed, or pools to register with added devices.
+    /// An RDMA device was added, removed or failed; or a core's buffer pools, to register with new devices.
     Rdma(rdma::DeviceMessage),
-    /// The memory registrations of the disks of the current snapshot or the next one.
+    /// Registered memory of the disks of the current or the next snapshot.
     RdmaMemory(Arc<rdma::RegisteredDisks>),
 }
 
@@ -61,13 +62,13 @@ pub enum CoreMessage {
 pub type Listening = (Arc<Listener>, usize);
 /// A snapshot's generation and the listeners that are new in it.
 pub type NewListeners = (u64, Vec<Listening>);
-/// A connection, its admission (it has not sent Connect yet), and the index of its listener.
+/// A connection that has not sent Connect yet, its admission, and the index of its listener.
 type AdmittedTcp = (Accepted, Admitted, usize);
-/// A connection request, which names its listener, and its admission.
+/// A connection request, which contains the index of its listener, and its admission.
 type AdmittedRdma = (rdma::Request, Admitted);
 
-/// A value that cannot be cloned, in a [`CoreMessage`], which is `Clone`. The first `take` gets the value,
-/// later ones get `None`.
+/// A value that cannot be cloned, for a [`CoreMessage`], which must be `Clone`. The first `take` returns the
+/// value, later calls return `None`.
 pub struct Handover<A> {
     value: std::sync::Mutex<Option<A>>,
 }
@@ -82,12 +83,12 @@ impl<A> Handover<A> {
     }
 }
 
-/// RDMA devices, which all cores share, and the RDMA listeners of a core.
+/// The RDMA devices, shared by all cores, and the RDMA listeners of a core.
 #[derive(Clone)]
 pub struct RdmaSetup {
     /// The RDMA devices at the start; empty when the configuration has no RDMA listener.
     pub devices: Arc<[Arc<rdma::SharedDevice>]>,
-    /// The devices as they are added and removed later; shared with the registrar.
+    /// The current devices, updated as devices are added and removed; shared with the registrar.
     pub known: rdma::KnownDevices,
     /// In-capsule data for which each posted receive has space, in bytes.
     pub in_capsule_bytes: u32,
@@ -106,7 +107,7 @@ pub struct CoreSetup {
     pub registry: Arc<Registry>,
     /// TCP listeners; empty on all cores but [`ACCEPTOR`].
     pub listeners: Vec<Listening>,
-    /// Number of connections of each core. A new connection goes to the core with the fewest.
+    /// Count of connections of each core. A new connection is assigned to the core with the fewest.
     pub loads: Arc<[AtomicUsize]>,
     /// Per core, the generation of its advertised snapshot.
     pub advertised: Arc<[AtomicU64]>,
@@ -121,7 +122,7 @@ pub struct CoreSetup {
 pub struct CoreReady {
     /// Index, from 0.
     pub core: usize,
-    /// Memory of the core's pool, which is registered with devices.
+    /// Memory of the core's pool, for registration with devices.
     pub pool: Area,
     /// Durations of the core's turns.
     pub turns: Arc<Turns>,
@@ -147,7 +148,8 @@ pub struct CoreLoop {
 }
 
 impl CoreLoop {
-    /// Pins the calling thread, allocates the pools, opens the snapshot's disks and watches the listeners.
+    /// Pins the calling thread if configured, allocates the pools, opens the snapshot's disks, binds the RDMA
+    /// listeners and watches the TCP listeners.
     pub fn new(
         setup: CoreSetup,
         mailbox: Mailbox<CoreMessage>,
@@ -188,11 +190,12 @@ impl CoreLoop {
         let mut pollers: Vec<Box<dyn Poller<Core, CoreMessage>>> = Vec::new();
         pollers.push(Box::new(acceptor.map_err(|error| start(&error))?));
         pollers.push(Box::new(tcp));
-        // Without RDMA this index is that of `TargetPoller`, which watches no descriptor.
+        // Without RDMA, `RDMA_INDEX` is the index of `TargetPoller`, which watches no descriptor.
         if let Some(rdma) = rdma {
             pollers.push(Box::new(rdma));
         }
-        // Last, so that it also sends the messages and logs the notices of the other pollers' flushes.
+        // The last poller, so that it also sends the messages and logs the notices of the other pollers'
+        // flushes.
         pollers.push(Box::new(TargetPoller::new(setup.core, plan.log.peer_lines_per_s)));
         let shared = Core::new(target, setup.core, (setup.loads, setup.advertised), setup.admission);
         Ok(CoreLoop { pollers, shared, reactor, stop: setup.stop, pool: area })
@@ -206,7 +209,7 @@ impl CoreLoop {
         }
     }
 
-    /// Returns once all connections have ended after a shutdown, or `stop` is set.
+    /// Runs the pollers until all connections have ended after a shutdown, or until `stop` is set.
     pub fn run(mut self) {
         self.reactor.run(&mut self.shared, &mut self.pollers, &self.stop);
     }

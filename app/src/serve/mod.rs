@@ -1,14 +1,15 @@
-//! `spindle serve`: starts one thread per core, sends them the configuration, handles signals.
+//! `spindle serve`: starts one thread per core, sends snapshots of the configuration to the cores, handles
+//! signals.
 //!
 //! ```text
 //!   main thread: plan -> snapshot (disks) -> listeners -> core threads -> all ready -> log lines -> loop:
 //!     SIGHUP            read the file again, send the new snapshot to all cores
-//!     timer             look for absent drives and far targets, and for new sizes; then the same
-//!     control socket    a thread of its own answers (`rpc`); the main thread makes the changes
-//!     SIGTERM, SIGINT   Shutdown to all cores, wait for them until the deadline; also after a core's panic
+//!     timer             open absent drives and far targets, check for new sizes; then send as for SIGHUP
+//!     control socket    another thread responds (`rpc`); the main thread applies the changes
+//!     SIGTERM, SIGINT   send Shutdown to all cores, wait until the deadline; also after a core's panic
 //! ```
 //!
-//! The data path is in `core_loop` and below.
+//! The data path is in `core_loop` and the crates below it.
 
 pub mod conn;
 pub mod control;
@@ -52,7 +53,8 @@ use crate::{log, rpc};
 pub enum ServeError {
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// A resource is missing (a thread, memory, a device, a disk), or a core's thread panicked.
+    /// A resource is missing (a thread, memory, a device, a disk, the control socket), or a core's thread
+    /// panicked.
     #[error("{0}")]
     Start(String),
     #[error("listener {address}: cannot listen: {source}")]
@@ -74,16 +76,16 @@ const MAILBOX_ENTRIES: usize = 1024;
 const BACKLOG: u32 = 1024;
 /// Longest drain of the other cores once a core has panicked.
 const FAILED_DEADLINE: Duration = Duration::from_secs(1);
-/// How long the cores may take to stop after the shutdown deadline. They wait for commands that their disks
-/// have in flight; after this time the process exits without them.
+/// Longest time for the cores to stop after the shutdown deadline, while they wait for commands in flight at
+/// their disks. After this time the process exits without waiting for the cores.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
 /// How long a change by the control socket waits until all cores advertise it, and how often it checks.
 const ADVERTISED_MAX: Duration = Duration::from_secs(10);
 const ADVERTISED_CHECK_PERIOD: Duration = Duration::from_micros(200);
 
-/// Longest wait at the end of the process for drives that are being opened, so that they can be shut down;
-/// and, after an error, for the shutdown of drives.
+/// Longest wait at the end of the process for drives that are being opened, which are then shut down. After
+/// an error, also the longest wait for the shutdown of drives.
 const DRIVE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// `spindle serve [-c FILE]`: runs until SIGTERM or SIGINT.
@@ -117,7 +119,8 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     end
 }
 
-/// Opens the disks, starts the cores, and handles signals, changes and absent disks until the shutdown.
+/// Binds the control socket and the listeners, opens the disks, starts the cores, and handles signals,
+/// changes and absent disks until the shutdown.
 fn serve(
     args: &ServeArgs,
     config: Config,
@@ -148,7 +151,8 @@ fn serve(
                 None
             }
             Err(RecvTimeoutError::Timeout) => reconfigurator.poll(Instant::now()),
-            // `End`: a core has panicked. All cores stop, since its hosts would wait for ever.
+            // `End`: a core has panicked. All cores stop, since the hosts of that core would otherwise wait
+            // for ever.
             Ok(MainTask::Signal(_) | MainTask::End) | Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Some(next) = next {
@@ -158,7 +162,7 @@ fn serve(
     }
     let mut deadline = reconfigurator.plan().drain_deadline;
     if handle.is_closed() {
-        // A core has panicked, and its hosts have no target until the process restarts: keep the drain short.
+        // The hosts of the panicked core have no target until the process restarts, so the drain is short.
         deadline = deadline.min(FAILED_DEADLINE);
     }
     tracing::info!(
@@ -181,8 +185,11 @@ fn serve(
     end
 }
 
-/// Binds the control socket. `None`: `control.socket` is empty, or neither it nor `control.group` is set and
-/// the default path cannot be bound.
+/// Binds the control socket. `None`: `control.socket` is empty; or the default path cannot be bound, and
+/// neither `control.socket` nor `control.group` is set.
+///
+/// # Errors
+/// A path that the configuration requires cannot be bound.
 fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
     let group = plan.control.group.as_deref();
     let path = match &plan.control.socket {
@@ -209,8 +216,8 @@ impl From<rpc::Change> for MainTask {
     }
 }
 
-/// Makes a change for a client of the control socket, and answers once all cores advertise it; with an error
-/// if that takes longer than [`ADVERTISED_MAX`].
+/// Applies a change for a client of the control socket, and responds once all cores advertise it. Responds
+/// with an error if the change fails, the target is shutting down, or [`ADVERTISED_MAX`] passes.
 fn apply_change(
     change: rpc::Change,
     reconfigurator: &mut Reconfigurator,
@@ -235,8 +242,9 @@ fn apply_change(
     change.respond(result);
 }
 
-/// Starts the thread that forwards signals to `send`, until a core panics. The thread itself sets
-/// `is_ending`, so that changes that are queued before a SIGTERM are refused.
+/// Starts the thread that forwards signals to `send`. A core's panic ends the thread, which then sends
+/// [`MainTask::End`]. The thread itself sets `is_ending`, so that changes queued before a SIGTERM or SIGINT
+/// are refused.
 fn forward_signals(
     mut signals: SignalsInfo,
     send: mpsc::Sender<MainTask>,
@@ -257,7 +265,8 @@ fn forward_signals(
     Ok(())
 }
 
-/// Raises the soft limit of open files to the hard limit: each connection takes a descriptor.
+/// Raises the soft limit of open files to the hard limit, as each connection uses a descriptor. Logs a
+/// failure.
 fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -267,7 +276,7 @@ fn allow_descriptors() {
     }
 }
 
-/// The running core threads and the state that they share.
+/// The core threads, the state that they share, and the registrar.
 struct Running {
     remote: Remote<CoreMessage>,
     /// Indexed by core.
@@ -281,14 +290,16 @@ struct Running {
 }
 
 impl Running {
-    /// Sends the snapshot to all cores, and its new listeners to core [`ACCEPTOR`], by way of the registrar.
+    /// Updates the view. Sends the snapshot to all cores, and its new listeners to core [`ACCEPTOR`], through
+    /// the registrar.
     fn change_to(&self, plan: &Plan, next: NextSnapshot) {
         self.view.change_to(plan, &next.0);
         let next = match &self.registrar {
             Some(registrar) => registrar.send(next),
             None => Err(next),
         };
-        // The registrar's thread has panicked: changes that need no registered memory still work.
+        // Sends without the registrar, whose thread has panicked: changes that need no registered memory
+        // still work.
         if let Err((next, listeners)) = next {
             let listeners = Handover::new((next.generation, listeners));
             self.send(ACCEPTOR..ACCEPTOR + 1, &CoreMessage::Listen(listeners));
@@ -344,7 +355,7 @@ impl Running {
     }
 }
 
-/// Ends `Signals::forever` when the thread that holds it panics.
+/// Ends `Signals::forever` if it is dropped by a panic.
 struct CloseSignalsOnPanic(Handle);
 
 impl Drop for CloseSignalsOnPanic {
@@ -355,7 +366,8 @@ impl Drop for CloseSignalsOnPanic {
     }
 }
 
-/// Starts the core threads and the registrar, and waits until all cores are ready.
+/// Opens the RDMA devices, starts the core threads, waits until all cores are ready, and starts the
+/// registrar.
 fn start(
     plan: &Plan,
     snapshot: &Arc<Snapshot>,
@@ -400,7 +412,8 @@ fn start(
             match CoreLoop::new(setup, mailbox, first) {
                 Ok(core) => {
                     let _ = ready.send(Ok(core.ready()));
-                    // `wait_ready` ends when no core has a sender any more, also if one panics before this.
+                    // If a core panics before it reports, `wait_ready` ends once all other cores have dropped
+                    // their sender.
                     drop(ready);
                     core.run();
                 }
@@ -437,8 +450,8 @@ fn wait_ready(
     Ok(ready)
 }
 
-/// Binds the TCP listeners that are open in `listeners` and were not in `before`. The sockets in `closing`
-/// will be closed, and may still have an overlapping address.
+/// Binds the TCP listeners that are open in `listeners` and not open in `before`. The sockets in `closing`
+/// may have overlapping addresses, since they will be closed.
 fn listen(
     listeners: &[Listener],
     before: &[Listener],
@@ -459,7 +472,7 @@ fn listen(
     listeners.iter().enumerate().filter(is_new).map(bind).collect()
 }
 
-/// Opens the RDMA devices, only when the configuration has an RDMA listener.
+/// Opens the RDMA devices if the snapshot has an RDMA listener; an error if the machine has no such device.
 fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> {
     let is_rdma = |(_, listener): &(usize, &Listener)| listener.transport == TransportKind::Rdma;
     let listeners = snapshot.listeners.iter().enumerate().filter(is_rdma);
@@ -481,7 +494,8 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     Ok(RdmaSetup { devices: devices.into(), known, in_capsule_bytes, listeners })
 }
 
-/// Logs the listeners of a transport, the namespaces, and the `nvme connect` command for each subsystem.
+/// Logs the open listeners of a transport and, if there are any, all namespaces. Logs the `nvme connect`
+/// command for each subsystem at each of these listeners.
 fn announce(snapshot: &Snapshot, transport: TransportKind) {
     let is_meant = |listener: &&Listener| listener.transport == transport;
     for listener in snapshot.open_listeners().filter(is_meant) {

@@ -1,11 +1,11 @@
-//! [`Reconfigurator`]: the current configuration and snapshot. It makes the next snapshot after a SIGHUP, a
-//! change by the control socket, when an absent drive or far target can be opened, and when a drive's or far
-//! namespace's size changes.
+//! [`Reconfigurator`]: the current configuration and snapshot. It makes the next snapshot in these cases:
+//! SIGHUP, a change by the control socket, an absent drive or far target was opened, or the size of a drive's
+//! or far namespace has changed.
 //!
-//! Drives and far targets are opened on background threads ([`open_attempts`]), since a broken one takes
-//! minutes to fail and the caller has to handle signals. The next snapshot has the opened disks. The start
-//! waits for drives without a limit, and for far targets at most [`REMOTES_MAX`], so that an absent far
-//! target does not block it.
+//! Drives and far targets are opened on background threads ([`open_attempts`]), since a broken drive takes
+//! minutes to fail and the caller has to handle signals. The next snapshot contains the opened disks. The
+//! start waits for drives without a limit. It waits for far targets at most [`REMOTES_MAX`], so that an
+//! absent far target does not block it.
 //!
 //! The caller sends the returned snapshots to the cores.
 
@@ -36,20 +36,21 @@ mod open_attempts;
 #[cfg(test)]
 mod tests;
 
-/// How long the start waits for far targets, unless it waits longer for a drive.
+/// Longest wait of the start for far targets, while no drive is being opened.
 const REMOTES_MAX: Duration = Duration::from_secs(1);
-/// How often the start checks its open attempts.
+/// Period at which the start checks its open attempts.
 const START_CHECK_PERIOD: Duration = Duration::from_millis(5);
-/// How long a reload waits for the address of a listener that an earlier reload removed. Such a listener
-/// closes once all cores have that snapshot; with RDMA this includes the registration of memory.
+/// Longest wait of a reload for the address of a listener that an earlier reload removed. The accepting core
+/// closes that listener once all cores have the snapshot of the earlier reload. With RDMA this includes the
+/// registration of memory.
 const CLOSING_MAX: Duration = Duration::from_secs(3);
-/// How often a reload retries such an address.
+/// Period at which a reload retries such an address.
 const CLOSING_RETRY_PERIOD: Duration = Duration::from_millis(10);
 
 /// Why a new configuration was refused; the current one is unchanged.
 #[derive(Debug)]
 enum Refused {
-    /// One line for each error in the configuration.
+    /// One line for each error in the configuration, or for each change that a reload cannot make.
     Lines(Vec<String>),
     /// An operation failed.
     Cause(String),
@@ -61,7 +62,7 @@ impl Refused {
     }
 }
 
-/// The current configuration and snapshot, and the open attempts for what is absent.
+/// The current configuration and snapshot, and the attempts to open absent drives and far targets.
 pub struct Reconfigurator {
     config: Config,
     /// Changes by the control socket are not written to the file (`--ephemeral`).
@@ -72,11 +73,12 @@ pub struct Reconfigurator {
     rdma_closed: Option<Instant>,
     snapshot: Arc<Snapshot>,
     attempts: OpenAttempts,
-    /// The last logged reason why a new size cannot be served, so that it is logged once. Empty: none.
+    /// Why a new size cannot be served, as of the last [`Reconfigurator::poll`]; each reason is logged once.
+    /// Empty: no failure.
     size_error: String,
-    /// Sockets of the listeners that are new in `snapshot`, until the caller takes them.
+    /// Sockets of the TCP listeners that are new in `snapshot`, until [`Reconfigurator::take_listeners`].
     listeners: Vec<Listening>,
-    /// Sockets of all listeners. The accepting core owns and closes them.
+    /// Sockets of all TCP listeners. The accepting core owns and closes them.
     sockets: Vec<WeakListening>,
 }
 
@@ -88,11 +90,11 @@ fn downgrade(listeners: &[Listening]) -> impl Iterator<Item = WeakListening> {
 }
 
 impl Reconfigurator {
-    /// Opens the disks of `config` and makes the first snapshot. Absent drives, and far targets that do not
-    /// answer within [`REMOTES_MAX`], are opened later.
+    /// Opens the disks of `config` and makes the first snapshot. Absent drives are opened later, and so are
+    /// far targets that do not answer in time ([`REMOTES_MAX`]).
     ///
     /// # Errors
-    /// [`ServeError::Start`]: a disk that is present cannot be opened.
+    /// [`ServeError::Start`]: a drive that is present cannot be opened, or the snapshot cannot be made.
     pub fn open(config: Config, origins: Origins, is_ephemeral: bool) -> Result<Reconfigurator, ServeError> {
         let failed = |error: SnapshotError| ServeError::Start(error.to_string());
         let begun = Instant::now();
@@ -104,7 +106,7 @@ impl Reconfigurator {
             while let Some((origin, result)) = attempts.take_finished(now) {
                 match result {
                     Ok(opened) => found.push(opened),
-                    // A drive that is present and cannot be opened needs the operator.
+                    // Only the operator can repair a drive that is present and cannot be opened.
                     Err(SnapshotError::Drive(error)) if !error.is_absent => return Err(failed(error.into())),
                     Err(error) => attempts.log_failure(&origin, &error.to_string()),
                 }
@@ -126,7 +128,7 @@ impl Reconfigurator {
         // `_drives` keeps the drives open until the snapshot has their disks.
         let (opened, _drives): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         let snapshot = config.plan().snapshot(None, &*attempts.origins().drives, &opened).map_err(failed)?;
-        // Only what the snapshot lacks is retried.
+        // Retries only the drives and far targets that the snapshot lacks.
         attempts.open(config.plan().absent(Some(&snapshot)), begun);
         let (size_error, listeners, sockets) = (String::new(), Vec::new(), Vec::new());
         let rdma_capsule = config.plan().rdma_capsule();
@@ -143,7 +145,7 @@ impl Reconfigurator {
         })
     }
 
-    /// The current snapshot: the last that was returned for the cores.
+    /// Returns the current snapshot: the first one, or the last that was returned for the cores.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
     }
@@ -153,17 +155,18 @@ impl Reconfigurator {
         self.sockets.extend(downgrade(listeners));
     }
 
-    /// The plan of the current configuration.
     pub fn plan(&self) -> &Plan {
         self.config.plan()
     }
 
-    /// Takes the sockets of the listeners that are new in the last snapshot that a reload or change returned.
+    /// Returns, once, the sockets of the TCP listeners that are new in the last snapshot of a reload or
+    /// change.
     pub fn take_listeners(&mut self) -> Vec<Listening> {
         std::mem::take(&mut self.listeners)
     }
 
-    /// Reads the file again. Returns the snapshot for the cores, or logs why there is none.
+    /// Reads the configuration file again and applies it. Returns the snapshot for the cores. `None`: there
+    /// is no file or the file was refused; the reason is logged.
     pub fn reload(&mut self, log: &LogControl) -> Option<Arc<Snapshot>> {
         let Some(path) = self.config.source().map(Path::to_owned) else {
             tracing::warn!(
@@ -183,11 +186,13 @@ impl Reconfigurator {
         None
     }
 
-    /// Applies `edit` to the text of the configuration and writes it to the file (unless `--ephemeral`).
-    /// Returns the result of `edit` and the snapshot for the cores; `None` when the text is unchanged.
+    /// Applies `edit` to the text of the configuration, writes the new text to the file (unless
+    /// `--ephemeral`) and applies it. Returns the result of `edit` and the snapshot for the cores; no
+    /// snapshot if the text is unchanged.
     ///
     /// # Errors
-    /// [`Failure`]; the configuration is unchanged.
+    /// [`Failure`]; the configuration is unchanged. If the file was already written, its old text is written
+    /// back.
     pub fn change(
         &mut self,
         log: &LogControl,
@@ -207,7 +212,8 @@ impl Reconfigurator {
         }
         let refused = |lines: Vec<String>| Failure::refused(lines.join("\n"));
         let next = self.config.with_text(text).map_err(|errors| refused(errors.lines().collect()))?;
-        // On stable storage before anything is changed, so that only the rename can fail later.
+        // Writes the new text to stable storage before anything is changed, so that only the rename can fail
+        // later.
         let staged = file.as_deref().map(|file| Staged::new(file, next.text()));
         let mut staged = staged.transpose().map_err(|error| {
             Failure::system(format!("the configuration cannot be written, so nothing is changed: {error}"))
@@ -215,7 +221,7 @@ impl Reconfigurator {
         let old = self.config.text().to_owned();
         let mut is_kept = false;
         let mut keep = || {
-            // Not overwritten when it was saved since `file_to_keep` compared it.
+            // Does not overwrite a file that was edited after `file_to_keep` compared it.
             if file.as_deref().is_some_and(|file| text_of(file).is_ok_and(|text| text != old)) {
                 return Err(std::io::Error::other("it was changed meanwhile"));
             }
@@ -236,8 +242,10 @@ impl Reconfigurator {
         }
     }
 
-    /// The file to write a change to; `None` with `--ephemeral`. An error without a file, or when the file
-    /// was edited since it was read.
+    /// Returns the file to write a change to; `None` with `--ephemeral`.
+    ///
+    /// # Errors
+    /// There is no file, it cannot be read, or it was edited since it was read.
     fn file_to_keep(&self) -> Result<Option<PathBuf>, Failure> {
         if self.is_ephemeral {
             return Ok(None);
@@ -260,8 +268,8 @@ impl Reconfigurator {
         Ok(Some(path.to_owned()))
     }
 
-    /// Changes to another configuration as a whole, or not at all. `keep` writes `next` to the file; only
-    /// resizing a disk can fail after `keep`.
+    /// Applies `next` completely or not at all. `keep` writes `next` to the file; after `keep`, only the
+    /// resize of a disk can fail.
     fn apply(
         &mut self,
         next: Config,
@@ -301,7 +309,7 @@ impl Reconfigurator {
         self.sockets.extend(downgrade(&sockets));
         self.listeners = sockets;
         self.snapshot = Arc::clone(&snapshot);
-        // The user may have repaired a drive.
+        // Retries failed attempts at once: the operator may have repaired a drive.
         let now = Instant::now();
         self.attempts.retry_now(now);
         self.attempts.open(self.absent(), now);
@@ -326,9 +334,12 @@ impl Reconfigurator {
         }
     }
 
-    /// Checks that each new RDMA address can be bound, and waits up to [`CLOSING_MAX`] for an address of a
-    /// removed listener. The listening core binds it later, after it has closed the removed listeners, and
-    /// retries until that succeeds.
+    /// Checks that each new RDMA address can be bound. An address in use is accepted if this reload removes
+    /// an RDMA listener with its port. Otherwise waits for the address until [`CLOSING_MAX`] after the last
+    /// removal of an RDMA listener.
+    ///
+    /// The accepting core binds the address later, after it has closed the removed listeners. It retries
+    /// until the bind succeeds.
     fn check_rdma(&self, changes: &[Change]) -> Result<(), ServeError> {
         for change in changes {
             let Change::ListenerAdded(TransportKind::Rdma, address) = *change else { continue };
@@ -339,8 +350,9 @@ impl Reconfigurator {
             let is_given_up = changes.iter().any(gives_it_up);
             while let Err(source) = check_address(address) {
                 let why = std::io::Error::from_raw_os_error(source.errno).kind();
-                // EADDRNOTAVAIL means in use when one of the two listeners has the wildcard address; it also
-                // means that the machine does not have the address.
+                // EADDRNOTAVAIL has two meanings. The address is in use, if one of the two listeners has the
+                // wildcard address; or the machine does not have the address, and then a bind with port 0
+                // fails too.
                 let is_taken = why == ErrorKind::AddrInUse
                     || (why == ErrorKind::AddrNotAvailable
                         && check_address(SocketAddr::new(address.ip(), 0)).is_ok());
@@ -356,8 +368,8 @@ impl Reconfigurator {
         Ok(())
     }
 
-    /// Binds the new listeners. The listeners that this reload removes do not conflict, so that a listener
-    /// may change between the wildcard address and a single one.
+    /// Binds the new TCP listeners. The sockets of removed listeners do not conflict, so that a listener may
+    /// change between the wildcard address and a single address.
     fn listen_despite_closing(&self, listeners: &[Listener]) -> Result<Vec<Listening>, ServeError> {
         let is_open = |index: usize| listeners.get(index).is_some_and(|listener| listener.is_open);
         let closing = self.sockets.iter().filter(|(_, index)| !is_open(*index));
@@ -366,7 +378,8 @@ impl Reconfigurator {
         super::listen(listeners, &self.snapshot.listeners, &closing)
     }
 
-    /// Whether a TCP listener on this port was removed by a reload and is still open.
+    /// Returns true if an earlier reload or change removed a TCP listener with the port of `address`, and its
+    /// socket is still open.
     fn is_closing(&self, address: SocketAddr) -> bool {
         let has_port = |index: usize| {
             let listener = self.snapshot.listeners.get(index).filter(|listener| !listener.is_open);
@@ -375,7 +388,8 @@ impl Reconfigurator {
         self.sockets.iter().any(|(socket, index)| socket.strong_count() > 0 && has_port(*index))
     }
 
-    /// `Some` for a drive of which a namespace is a disk of the snapshot, so that it is open.
+    /// Returns the drive as opened if one of its namespaces is a disk of the snapshot. `None` for other
+    /// drives and for far targets.
     fn already_open(&self, origin: &Origin) -> Option<Opened> {
         let Origin::Drive(address) = *origin else { return None };
         self.is_open(address).then_some(Opened::Drive(address))
@@ -387,7 +401,7 @@ impl Reconfigurator {
         of_drive.any(|disk| is_served(&disk.name))
     }
 
-    /// Time until the next [`Reconfigurator::poll`].
+    /// Returns the time until the next [`Reconfigurator::poll`].
     pub fn pause(&self) -> Duration {
         self.attempts.pause()
     }
@@ -398,7 +412,7 @@ impl Reconfigurator {
     }
 
     /// Collects finished open attempts, starts new ones, and checks the sizes of namespaces. Returns the
-    /// snapshot for the cores when a disk was opened or a size has changed.
+    /// snapshot for the cores if a disk was opened or a size has changed, otherwise `None`.
     pub fn poll(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
         let before = self.snapshot.generation;
         // One origin at a time, so that an error of one does not affect the others.
@@ -425,7 +439,8 @@ impl Reconfigurator {
         if self.absent().contains(origin) { self.update_snapshot(&[opened]) } else { Ok(()) }
     }
 
-    /// Makes the next snapshot of the same plan, with `opened` and new sizes.
+    /// Makes the next snapshot of the same plan, with `opened` and new sizes, and logs the namespaces that
+    /// differ.
     fn update_snapshot(&mut self, opened: &[Opened]) -> Result<(), SnapshotError> {
         let next = self.plan().snapshot(Some(&self.snapshot), &*self.attempts.origins().drives, opened)?;
         log_namespaces(&self.snapshot, &next);
@@ -433,13 +448,13 @@ impl Reconfigurator {
         Ok(())
     }
 
-    /// Drives and far targets of the plan that the snapshot lacks.
+    /// Returns the drives and far targets of the plan that the snapshot lacks.
     fn absent(&self) -> Vec<Origin> {
         self.plan().absent(Some(&self.snapshot))
     }
 }
 
-/// Writes back the text from before a change that failed after the file was written.
+/// Writes the old text to the file, after a change that failed once the file was written. Logs a failure.
 fn restore_file(file: &Path, text: &str) {
     if let Err(error) = Staged::new(file, text).and_then(Staged::commit) {
         let file = file.display();
@@ -458,7 +473,7 @@ fn has_new_size(snapshot: &Snapshot) -> bool {
     namespaces.into_iter().any(|namespace| namespace.geometry != namespace.source.geometry())
 }
 
-/// Logs each namespace that is new or has another size.
+/// Logs each namespace of `next` that is new or whose geometry differs.
 fn log_namespaces(before: &Snapshot, next: &Snapshot) {
     for subsystem in &next.subsystems {
         let was = before.subsystem(&subsystem.nqn);

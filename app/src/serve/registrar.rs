@@ -1,15 +1,16 @@
-//! [`Registrar`]: a thread that registers memory with devices before the cores get a snapshot: the cores'
-//! pools with new drives, and the memory of disks with the RDMA devices.
+//! [`Registrar`]: a thread that registers memory with devices before the cores receive a snapshot. It
+//! registers the cores' pools with new drives, and the memory of disks with the RDMA devices.
 //!
 //! ```text
 //!   snapshot ──> new disks: prepare with each pool ──> register (seconds for a large RAM disk)
-//!            ──> RdmaMemory to all cores ──> the snapshot to all cores
+//!            ──> RdmaMemory to all cores ──> Listen to core ACCEPTOR ──> the snapshot to all cores
 //! ```
 //!
-//! Both pin every page. At the start the cores serve TCP in the meantime, and open the RDMA listeners after
-//! `RdmaMemory`. Without RDMA listeners no memory is registered with RDMA devices.
+//! Both registrations pin every page. At the start the cores serve TCP in the meantime, and open the RDMA
+//! listeners after `RdmaMemory`. Without RDMA listeners no memory is registered with RDMA devices.
 //!
-//! Only the cores own RDMA devices and registrations, so that a removed device is closed when they drop it.
+//! Only the cores own RDMA devices and registrations, so that a removed device is closed once the cores drop
+//! it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -26,7 +27,7 @@ use spindle_target::snapshot::Snapshot;
 use super::ServeError;
 use super::core_loop::{ACCEPTOR, CoreMessage, Handover, Listening};
 
-/// Handle on the thread. Dropped, it ends the thread.
+/// Handle of the thread. Once the handle is dropped, the thread sends the queued snapshots and ends.
 pub struct Registrar(Sender<NextSnapshot>);
 
 /// A snapshot for all cores, and the sockets of the listeners that are new in it.
@@ -34,15 +35,15 @@ pub type NextSnapshot = (Arc<Snapshot>, Vec<Listening>);
 
 /// State of the thread.
 struct RegistrarThread {
-    /// The current devices, also those that were added since the start.
+    /// The current devices, including those that were added since the start.
     devices: KnownDevices,
     /// There was an RDMA device at the start, so the configuration has an RDMA listener.
     has_rdma: bool,
-    /// One per core.
+    /// Buffer pools, one per core.
     pools: Vec<Area>,
     cores: usize,
     remote: Remote<CoreMessage>,
-    /// Set when the cores stop at once: a message that finds a mailbox full is then dropped.
+    /// Set when the cores must stop at once: then a message for a full mailbox is dropped.
     stop: Arc<AtomicBool>,
 }
 
@@ -70,8 +71,10 @@ impl Registrar {
         Ok(Registrar(send))
     }
 
-    /// Has the snapshot sent to the cores once its memory is registered; does not wait for that. Returns
-    /// `next` if the thread has ended.
+    /// Queues the snapshot, which the thread sends to the cores once its memory is registered.
+    ///
+    /// # Errors
+    /// Returns `next` if the thread has ended.
     pub fn send(&self, next: NextSnapshot) -> Result<(), NextSnapshot> {
         self.0.send(next).map_err(|back| back.0)
     }
@@ -81,13 +84,14 @@ impl RegistrarThread {
     fn run(&self, first: Arc<Snapshot>, receive: &Receiver<NextSnapshot>) {
         self.register(&first);
         let mut known = sources(&first);
-        // No reference is kept, so that removed disks are closed.
+        // Keeps no reference, so that removed disks are closed.
         drop(first);
         while let Ok((next, listeners)) = receive.recv() {
             self.prepare(&known, &next);
             known = sources(&next);
             self.register(&next);
-            // Before the snapshot: core `ACCEPTOR` opens them once all cores have it.
+            // Sent before the snapshot: core `ACCEPTOR` opens these listeners once all cores have the
+            // snapshot.
             if !listeners.is_empty() {
                 self.send(ACCEPTOR, &CoreMessage::Listen(Handover::new((next.generation, listeners))));
             }
@@ -126,7 +130,8 @@ impl RegistrarThread {
     }
 }
 
-/// Sends a message to a core, and retries while its mailbox is full, until `has_ended` returns true.
+/// Sends a message to a core, and retries while its mailbox is full. Once `has_ended` returns true, drops the
+/// message instead.
 pub fn send(remote: &Remote<CoreMessage>, core: usize, message: &CoreMessage, has_ended: impl Fn() -> bool) {
     let mut message = message.clone();
     while let Err(back) = remote.send(core, message) {
@@ -142,7 +147,7 @@ fn sources(snapshot: &Snapshot) -> Vec<Weak<dyn DiskSource>> {
     snapshot.disks.iter().flatten().map(Arc::downgrade).collect()
 }
 
-/// Memory of the disks from and to which data is transferred directly, without a pool buffer.
+/// Returns the memory of the disks from and to which data is transferred directly, without a pool buffer.
 fn disk_areas(snapshot: &Snapshot) -> Vec<DiskArea> {
     let area = |source: &Arc<dyn DiskSource>| {
         Some(DiskArea { name: source.name().to_owned(), area: source.area()? })

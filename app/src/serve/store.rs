@@ -1,5 +1,5 @@
-//! Atomic replacement of the configuration file: after a loss of power or a kill it has the old text or the
-//! new text.
+//! Atomic replacement of the configuration file: after a loss of power or a kill the file has the old text or
+//! the new text. Also [`difference`], for an error message.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -20,7 +20,7 @@ impl Staged {
     /// # Errors
     /// Those of the system; the temporary file is removed.
     pub fn new(file: &Path, text: &str) -> io::Result<Staged> {
-        // A symbolic link stays; the file that it points to is replaced.
+        // Keeps a symbolic link and replaces the file to which it points.
         let file = std::fs::canonicalize(file)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let temporary = file.with_file_name(format!(".{name}.new"));
@@ -31,7 +31,7 @@ impl Staged {
         let mut written = options.open(&staged.temporary)?;
         let now = written.metadata()?;
         if (now.uid(), now.gid()) != (was.uid(), was.gid()) {
-            // Only root may change the owner. Without that the file belongs to this process's user.
+            // Only root may change the owner. Otherwise the file belongs to the user of this process.
             let _ = std::os::unix::fs::fchown(&written, Some(was.uid()), Some(was.gid()));
         }
         written.set_permissions(std::fs::Permissions::from_mode(was.permissions().mode() & 0o7777))?;
@@ -65,8 +65,8 @@ impl Drop for Staged {
     }
 }
 
-/// The lines that only one of the texts has, at most 10 of each, with `-` (only `before`) or `+` (only
-/// `after`).
+/// Returns the lines that only one of the texts has, at most 10 of each. `-` marks lines of `before`, `+`
+/// lines of `after`. Without such a line, returns a text that says so.
 pub fn difference(before: &str, after: &str) -> String {
     const LINES_MAX: usize = 10;
     let only = |of: &str, other: &str, mark: char| -> Vec<String> {

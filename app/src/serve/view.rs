@@ -1,5 +1,5 @@
-//! [`View`]: the state of a running target for `spindle status` and the control socket. It reads atomics, the
-//! registry of controllers, and the current snapshot and plan; it sends no message to a core.
+//! [`View`]: the state of a running target for `spindle status` and the control socket. A view reads atomics,
+//! the registry of controllers, and the current snapshot and plan. It sends no message to a core.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,13 +24,13 @@ pub struct View {
     started: Instant,
     /// Indexed by core.
     pub cores: Vec<CoreView>,
-    /// Number of connections of each core.
+    /// Count of connections of each core.
     pub loads: Arc<[AtomicUsize]>,
     /// The configuration had an RDMA listener at the start. Without one, none can be added.
     has_rdma: bool,
     pub registry: Arc<Registry>,
-    /// Locked for as long as a [`Look`] exists, so that a `Look` never drops the last reference to a
-    /// snapshot, which would close the disks on the caller's thread.
+    /// Locked while a [`Look`] exists, so that a `Look` never drops the last reference to a snapshot: that
+    /// would close the disks on the caller's thread.
     current: Mutex<Current>,
 }
 
@@ -39,7 +39,7 @@ struct Current {
     plan: Arc<Plan>,
 }
 
-/// A consistent view: snapshot and plan do not change while it exists.
+/// A consistent view: the current snapshot and plan cannot be replaced while a `Look` exists.
 pub struct Look<'a> {
     pub view: &'a View,
     /// `None`: the target is shutting down. Dropped before the lock (fields drop in order).
@@ -60,18 +60,18 @@ impl View {
         View { started: Instant::now(), cores, loads, has_rdma, registry, current }
     }
 
-    /// Transports on which listeners can be added.
+    /// Returns the transports on which listeners can be added.
     pub fn transports(&self) -> impl Iterator<Item = TransportKind> {
         let has_rdma = self.has_rdma;
         TransportKind::ALL.into_iter().filter(move |kind| *kind == TransportKind::Tcp || has_rdma)
     }
 
-    /// Sets the plan and snapshot to those that the cores change to.
+    /// Replaces the current plan and snapshot.
     pub fn change_to(&self, plan: &Plan, next: &Arc<Snapshot>) {
         *self.lock() = Current { snapshot: Arc::downgrade(next), plan: Arc::new(plan.clone()) };
     }
 
-    /// Later [`Look`]s have no snapshot.
+    /// Drops the reference to the snapshot: later [`Look`]s have none.
     pub fn clear_snapshot(&self) {
         self.lock().snapshot = Weak::new();
     }
@@ -132,7 +132,7 @@ impl View {
 }
 
 impl Look<'_> {
-    /// The result of `spindle_get_status`, which `spindle status` prints as text or JSON.
+    /// Returns the result of `spindle_get_status`, which `spindle status` prints as text or JSON.
     pub fn status(&self) -> Value {
         let snapshot = self.snapshot.as_deref();
         json!({
@@ -148,7 +148,7 @@ impl Look<'_> {
     }
 }
 
-/// A disk of the plan, open or not.
+/// Returns a disk of the plan as JSON; the disk need not be open.
 fn disk(disk: &DiskPlan) -> Value {
     json!({ "name": disk.name, "kind": disk.kind.name() })
 }

@@ -1,7 +1,7 @@
 //! Round trip of a cache line between two cores.
 //!
-//! Two virtual cores may share a cache or not, and a hypervisor can move them at any time. Results are
-//! comparable only if this time is about the same.
+//! Two virtual cores may share a cache or not, and a hypervisor can move them at any time. Results of two
+//! runs are comparable only if this round trip is about the same.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,7 +12,7 @@ use crate::args::CorePair;
 
 /// Round trips between two clock readings, so that the time of a reading does not matter.
 const BATCH: u64 = 500;
-/// Most batches. The result is the fastest: other load on the machine only adds time.
+/// Most batches. The result is that of the fastest batch: other load on the machine only adds time.
 const BATCHES: u32 = 40;
 /// Time after which no further batch begins, for a loaded machine.
 const TIME_MAX: Duration = Duration::from_millis(200);
@@ -23,7 +23,7 @@ const STOP: u64 = u64::MAX;
 #[repr(align(128))]
 struct CacheLine(AtomicU64);
 
-/// Shortest mean round trip of a batch in nanoseconds; `None` leaves the two threads unpinned.
+/// Returns the shortest mean round trip of a batch in nanoseconds. `None` leaves the two threads unpinned.
 pub(super) fn round_trip_ns(cores: Option<CorePair>) -> f64 {
     let line = CacheLine(AtomicU64::new(0));
     thread::scope(|scope| {
@@ -33,7 +33,7 @@ pub(super) fn round_trip_ns(cores: Option<CorePair>) -> f64 {
             }
             echo(&line);
         });
-        // On its own thread: pinning would stay in effect for the caller.
+        // A thread of its own: pinning would stay in effect for the caller.
         let pinging = scope.spawn(|| {
             if let Some(cores) = cores {
                 pin(cores.1);

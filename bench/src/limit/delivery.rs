@@ -1,8 +1,9 @@
 //! `spindle bench delivery`: replies sent by the thread that receives the requests, compared with replies
 //! sent by a second thread.
 //!
-//! One loopback connection. The requester keeps `qd` requests of 64 bytes in flight; request and reply carry
-//! the same tag. The ring holds only tags: the payload of the replies is prepared before the measurement.
+//! There is one loopback connection. The requester keeps `qd` requests of 64 bytes in flight; request and
+//! reply carry the same tag. The ring contains only tags: the payload of the replies is prepared before the
+//! measurement.
 //!
 //! ```text
 //!   event   requester ──▶ serving thread ──▶ requester
@@ -10,8 +11,8 @@
 //!   wake    requester ──▶ serving thread ──▶ ring ──▶ thread that sleeps while it is empty ─▶ requester
 //! ```
 //!
-//! Polling threads call `sched_yield` when there is nothing to do, as there may be fewer cores than threads.
-//! There is no disk and no NVMe protocol.
+//! Polling threads call `sched_yield` when they have no work, as there may be fewer cores than threads. There
+//! is no disk and no NVMe protocol.
 
 mod ring;
 
@@ -33,9 +34,9 @@ use crate::report::{Latencies, per_second};
 use ring::Ring;
 use spindle_console::size::Bytes;
 
-/// Size of a request: that of an NVMe submission queue entry.
+/// Bytes of a request: those of an NVMe submission queue entry.
 const REQUEST_BYTES: usize = 64;
-/// Size of the tag at the start of each request and reply.
+/// Bytes of the tag at the start of each request and reply.
 const TAG_BYTES: usize = 8;
 /// Largest `--bs`: memory for all replies in flight is allocated.
 const REPLY_MAX: Bytes = Bytes::new(1 << 20);
@@ -81,7 +82,7 @@ struct RoundResult {
     p50_us: f64,
 }
 
-/// `spindle bench delivery`.
+/// Runs `spindle bench delivery` and prints the medians of all rounds.
 pub fn run(args: &DeliveryArgs) -> Result<(), LimitError> {
     if args.bs.as_len() < TAG_BYTES || args.bs > REPLY_MAX {
         let rule = format!("a reply is {TAG_BYTES} B to {REPLY_MAX}");
@@ -110,7 +111,7 @@ pub fn run(args: &DeliveryArgs) -> Result<(), LimitError> {
 fn show(args: &DeliveryArgs, cores: CorePair, rounds: &[[RoundResult; DELIVERIES.len()]]) {
     let CorePair(serving, requesting) = cores;
     let seconds = args.seconds.as_secs_f64();
-    // Ratios within a round: core frequency and placement may change between rounds.
+    // Ratios are computed within a round: core frequency and placement may change between rounds.
     let row = |at: usize| {
         let ratio = median(rounds.iter().map(|round| round[at].iops / round[0].iops));
         let figures = |of: fn(&RoundResult) -> f64| median(rounds.iter().map(|round| of(&round[at])));
@@ -143,7 +144,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
 }
 
-/// Serves one connection with `delivery`. `requester` gets the other end, which is closed when it returns.
+/// Serves one connection with `delivery`. Passes the other end to `requester`, which closes it on return.
 fn exchange<T: Send>(
     plan: &Plan,
     delivery: Delivery,
@@ -154,8 +155,8 @@ fn exchange<T: Send>(
     let (serving, requesting) = connect_pair(&listener, Some("reno"))?;
     let ring = &Ring::new(plan.depth);
     thread::scope(|scope| {
-        // Each thread owns its socket, so the connection closes when its threads end. This thread, which is
-        // not pinned, starts all of them: a thread inherits its parent's affinity.
+        // Each thread owns its socket, so the connection closes when its threads end. This thread is not
+        // pinned and starts all of them: a thread inherits its parent's affinity.
         let deliverer = if delivery == Delivery::Event {
             None
         } else {
@@ -174,7 +175,8 @@ fn exchange<T: Send>(
         let outcome = join_thread("requesting", requester);
         let (served, delivered) =
             (join_thread("serving", server), deliverer.map(|it| join_thread("delivering", it)));
-        // Root cause first: after one thread fails, the others only see the connection or the ring close.
+        // The root cause is returned first: the failure of one thread closes the connection or the ring for
+        // the others.
         delivered.transpose()?;
         served?;
         outcome
@@ -185,7 +187,7 @@ fn join_thread<T>(name: &'static str, thread: ScopedJoinHandle<'_, io::Result<T>
     thread.join().map_err(|_| LimitError::Panicked(name))?.map_err(LimitError::socket(name))
 }
 
-/// The serving thread: passes the tags of each receive to `forward` until the requester disconnects.
+/// Runs the serving thread: passes the tags of each receive to `forward` until the requester disconnects.
 fn serve(
     plan: &Plan,
     stream: &TcpStream,
@@ -200,7 +202,7 @@ fn serve(
     Ok(())
 }
 
-/// The serving thread of `spin` and `wake`: puts the tags into the ring.
+/// Runs the serving thread of `spin` and `wake`: appends the tags to the ring, and waits while it is full.
 fn hand_over(plan: &Plan, stream: &TcpStream, ring: &Ring, sleeper: Option<Thread>) -> io::Result<()> {
     let close_on_drop = ring.close_on_drop(sleeper);
     serve(plan, stream, |tags| {
@@ -210,16 +212,16 @@ fn hand_over(plan: &Plan, stream: &TcpStream, ring: &Ring, sleeper: Option<Threa
                 thread::yield_now();
             }
         }
-        // One wake-up for each receive, as `event` has one send for each receive.
+        // One wake-up per receive, as `event` has one send per receive.
         if !tags.is_empty() {
             close_on_drop.wake();
         }
-        // Checked without new tags too: when the delivering thread has failed, no request follows.
+        // Checked without new tags too: after a failure of the delivering thread, no request follows.
         if ring.is_closed() { Err(ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     })
 }
 
-/// The delivering thread: sends a reply for each tag until the ring is closed and empty.
+/// Runs the delivering thread: sends a reply for each tag until the ring is closed and empty.
 fn deliver(plan: &Plan, delivery: Delivery, ring: &Ring, stream: &TcpStream) -> io::Result<()> {
     let _close_on_drop = ring.close_on_drop(None);
     if let Some(core) = plan.cores.and_then(|cores| delivering_core(delivery, cores)) {
@@ -240,8 +242,8 @@ fn deliver(plan: &Plan, delivery: Delivery, ring: &Ring, stream: &TcpStream) -> 
     }
 }
 
-/// Core of the delivering thread: the serving thread's for `wake`; for `spin` one that neither end uses, and
-/// `None` (unpinned) if there is none.
+/// Returns the core of the delivering thread. For `wake` it is the serving thread's; for `spin`, a core that
+/// neither end uses, or `None` (unpinned) without such a core.
 fn delivering_core(delivery: Delivery, CorePair(serving, requesting): CorePair) -> Option<usize> {
     match delivery {
         Delivery::Event | Delivery::Wake => Some(serving),
@@ -249,8 +251,8 @@ fn delivering_core(delivery: Delivery, CorePair(serving, requesting): CorePair) 
     }
 }
 
-/// The requester: keeps `plan.depth` requests in flight for the warm-up and the measured time, longer if no
-/// reply came in the measured time, then waits for the outstanding replies.
+/// Runs the requester: keeps `plan.depth` requests in flight for the warm-up and the measured time, longer if
+/// no reply arrived in the measured time. Then waits for the outstanding replies.
 fn request(plan: &Plan, stream: &TcpStream) -> io::Result<RoundResult> {
     let mut inbox = Inbox::new(plan.reply_bytes, plan.depth);
     let mut requests = vec![0; REQUEST_BYTES * plan.depth];
@@ -287,7 +289,8 @@ fn request(plan: &Plan, stream: &TcpStream) -> io::Result<RoundResult> {
         in_flight = in_flight.checked_sub(tags.len()).ok_or(ErrorKind::InvalidData)?;
         if is_counted {
             elapsed = now - begin;
-            // On a loaded machine the first reply may come after the measured time: wait for one.
+            // On a loaded machine the first reply may arrive after the measured time: sending continues until
+            // it does.
             is_sending = now < end || latency.count() == 0;
         }
     }
@@ -304,7 +307,7 @@ fn sender(plan: &Plan, stream: &TcpStream) -> impl FnMut(&[u64]) -> io::Result<(
     move |tags| send_tags(stream, &mut replies, plan.reply_bytes, tags)
 }
 
-/// Sends a message of `unit` bytes for each tag. `messages` holds at least one message for each of `tags`.
+/// Sends a message of `unit` bytes for each tag. `messages` contains at least one message for each of `tags`.
 fn send_tags(mut stream: &TcpStream, messages: &mut [u8], unit: usize, tags: &[u64]) -> io::Result<()> {
     for (message, tag) in messages.chunks_exact_mut(unit).zip(tags) {
         message[..TAG_BYTES].copy_from_slice(&tag.to_le_bytes());
@@ -321,7 +324,7 @@ fn send_tags(mut stream: &TcpStream, messages: &mut [u8], unit: usize, tags: &[u
     Ok(())
 }
 
-/// Receive buffer that keeps the incomplete message at the end of a receive.
+/// Receive buffer; keeps the incomplete message at the end of a receive.
 struct Inbox {
     bytes: Vec<u8>,
     filled: usize,
@@ -333,8 +336,8 @@ impl Inbox {
         Inbox { bytes: vec![0; unit * depth], filled: 0, unit }
     }
 
-    /// Receives once and replaces `tags` by those of the complete messages. False: the peer has closed the
-    /// connection.
+    /// Receives once and replaces `tags` by those of the complete messages, none if no data has arrived.
+    /// False: the peer has closed the connection.
     fn receive(&mut self, mut stream: &TcpStream, tags: &mut Vec<u64>) -> io::Result<bool> {
         tags.clear();
         match stream.read(&mut self.bytes[self.filled..]) {

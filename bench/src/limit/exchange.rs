@@ -1,4 +1,5 @@
-//! Runs server and requester: sets up sockets and memory, starts the two pinned threads, shows the progress.
+//! Runs server and requester: sets up sockets and memory, starts the two pinned threads, and shows the
+//! progress.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +47,7 @@ pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitE
                 }
             };
         }
-        // The server's error first: if it failed, the requester only sees its connections close.
+        // The server's error is returned first: its failure closes the connections of the requester.
         server.join().unwrap_or(Err(LimitError::Panicked("serving")))?;
         outcome
     });
@@ -63,7 +64,7 @@ fn serve(plan: &Plan, sockets: Vec<TcpStream>, ready: &mpsc::Sender<()>) -> Resu
     }
     let mut region = Region::map(plan.span_bytes, Pages::Transparent)?;
     let span = &mut region.as_mut_slice()[..plan.span_bytes];
-    // Written, as untouched pages would all map the kernel's zero page.
+    // The span is written, as untouched pages would all map the kernel's zero page.
     span.fill(0xa5);
     let server = Server::new(plan, span);
     let end = PollLoop::new(server, sockets, plan.block_bytes)?;
@@ -79,7 +80,7 @@ fn request(plan: &Plan, sockets: Vec<TcpStream>, done: &AtomicU64) -> Result<Opt
     Ok(PollLoop::new(Requester::new(plan, done), sockets, plan.block_bytes)?.run()?.outcome())
 }
 
-/// Connects `plan.connections` loopback connections. Returns the server's and the requester's sockets, in the
+/// Makes `plan.connections` loopback connections. Returns the server's and the requester's sockets, in the
 /// same order.
 pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), LimitError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
@@ -94,7 +95,7 @@ pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), L
     Ok((serving, requesting))
 }
 
-/// Connects one loopback connection. Returns the server's and the requester's socket, both non-blocking.
+/// Makes one loopback connection. Returns the server's and the requester's socket, both non-blocking.
 /// `congestion` is the TCP congestion control of both; `None` keeps the system's default.
 pub(super) fn connect_pair(
     listener: &TcpListener,
@@ -103,7 +104,7 @@ pub(super) fn connect_pair(
     let address = listener.local_addr().map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
     let requester_socket =
         TcpStream::connect(address).map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
-    // Another process may connect to the port: accept until the peer is our own socket.
+    // Another process may connect to the port: accepts until the peer is the requester's socket.
     let requester_address =
         requester_socket.local_addr().map_err(LimitError::socket("cannot connect to 127.0.0.1"))?;
     let server_socket = loop {

@@ -1,11 +1,11 @@
 //! Messages of the exchange, and parsing of a byte stream into them.
 //!
-//! The first byte of a message is its [`Kind`]. Kind and block size determine the length, so a receive may
+//! The first byte of a message is its [`Kind`]. Kind and block size determine the length. So a receive may
 //! end at any byte, and a head never has to be joined from two receives.
 
-/// Size of a request's head: that of a command capsule PDU (8 bytes of header, 64 of SQE).
+/// Bytes of a request's head: those of a command capsule PDU (8 bytes of header, 64 of SQE).
 pub(super) const REQUEST_BYTES: usize = 72;
-/// Size of the other heads: that of a data PDU's header, an R2T PDU and a response capsule PDU.
+/// Bytes of the other heads: those of a data PDU's header, an R2T PDU and a response capsule PDU.
 pub(super) const HEAD_BYTES: usize = 24;
 
 /// Kind of a message; the value is its first byte.
@@ -29,7 +29,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// In the order of their first bytes, from 1 up.
+    /// All kinds, in the order of their first bytes, from 1 up.
     pub(super) const ALL: [Kind; 7] = [
         Kind::Read,
         Kind::WriteInline,
@@ -50,7 +50,7 @@ impl Kind {
         self as u8
     }
 
-    /// Bytes before the payload.
+    /// Returns the bytes before the payload.
     #[inline]
     pub(super) fn head_bytes(self) -> usize {
         match self {
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// Whether a block follows the head.
+    /// Returns whether a block follows the head.
     #[inline]
     pub(super) fn has_payload(self) -> bool {
         match self {
@@ -68,14 +68,14 @@ impl Kind {
         }
     }
 
-    /// Length of a message, head and payload.
+    /// Returns the length of a message in bytes, head and payload.
     #[inline]
     pub(super) fn bytes(self, block_bytes: usize) -> usize {
         self.head_bytes() + if self.has_payload() { block_bytes } else { 0 }
     }
 }
 
-/// The part of a message that one receive contains.
+/// Part of a message, from one receive.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Piece<'a> {
     pub(super) kind: Kind,
@@ -86,7 +86,7 @@ pub(super) struct Piece<'a> {
     pub(super) is_last: bool,
 }
 
-/// First byte of a message that is not that of a [`Kind`].
+/// First byte of a message that belongs to no [`Kind`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct UnknownKind(pub(super) u8);
 
@@ -101,12 +101,13 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// A cursor at the start of a stream.
+    /// Creates a cursor at the start of a stream.
     pub(super) fn new(block_bytes: usize) -> Cursor {
         Cursor { block_bytes, kind: Kind::Read, remaining: 0 }
     }
 
-    /// Removes the next piece from the front of `bytes`; `None` if `bytes` is empty.
+    /// Removes the next piece from the front of `bytes`; `None` if `bytes` is empty. Fails if a message
+    /// begins with an unknown byte.
     #[inline]
     pub(super) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Piece<'a>>, UnknownKind> {
         let Some(first) = bytes.first() else { return Ok(None) };
@@ -121,14 +122,15 @@ impl Cursor {
         Ok(Some(Piece { kind: self.kind, offset, bytes: piece, is_last: self.remaining == 0 }))
     }
 
-    /// Bytes of the current message's payload not received yet; 0 within a head and between messages.
+    /// Returns the bytes of the current message's payload not received yet; 0 within a head and between
+    /// messages.
     #[inline]
     pub(super) fn payload_remaining(&self) -> usize {
         if self.kind.has_payload() && self.remaining <= self.block_bytes { self.remaining } else { 0 }
     }
 
     /// Skips `bytes` bytes of payload that were received into their final memory. Returns the kind of the
-    /// message if they complete it.
+    /// message if they complete it. Panics if the message has less payload left.
     #[inline]
     pub(super) fn skip_payload(&mut self, bytes: usize) -> Option<Kind> {
         assert!(bytes <= self.payload_remaining(), "more bytes skipped than there was payload");

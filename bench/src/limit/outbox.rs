@@ -1,8 +1,8 @@
-//! Send queue of a connection, and the memory that messages are sent from.
+//! Send queue of a connection, and the memory from which messages are sent.
 //!
-//! Messages of a kind are equal, so [`PreparedMessages`] holds copies of them, one after the other, and
-//! consecutive messages of a kind are one slice of it (two where they wrap). A reply to a read needs two
-//! slices: its head and its block in the span.
+//! Messages of a kind are equal, so [`PreparedMessages`] contains copies of them, one after the other.
+//! Consecutive messages of a kind are one slice of this memory, or two where they wrap. A reply to a read
+//! needs two slices: its head and its block in the span.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -16,11 +16,11 @@ use super::message::Kind;
 
 /// Most slices of one `sendmsg` (UIO_MAXIOV).
 const IOV_MAX: usize = 1024;
-/// Most memory of the prepared messages of a kind; if the depth needs more, messages in flight share slots.
+/// Most bytes of prepared messages of a kind. If the depth needs more, messages in flight share slots.
 const PREPARED_BYTES_MAX: usize = 256 << 20;
 
-/// Equal messages of each kind, one after the other. The requester has as many as can be in flight, within
-/// [`PREPARED_BYTES_MAX`], so that each request has its own payload memory, as with a real host.
+/// Equal messages of each kind, one after the other. The requester prepares as many as can be in flight,
+/// within [`PREPARED_BYTES_MAX`]: each request then has its own payload memory, as with a real host.
 #[derive(Debug)]
 pub(super) struct PreparedMessages {
     block_bytes: usize,
@@ -35,7 +35,8 @@ struct MessageRun {
 }
 
 impl PreparedMessages {
-    /// Prepares `slots` messages of each of `kinds`, fewer if they exceed [`PREPARED_BYTES_MAX`].
+    /// Prepares `slots` messages of each of `kinds`; fewer, but at least one, if they exceed
+    /// [`PREPARED_BYTES_MAX`].
     pub(super) fn new(kinds: &[Kind], slots: usize, block_bytes: usize) -> PreparedMessages {
         let mut prepared = PreparedMessages {
             block_bytes,
@@ -59,7 +60,7 @@ fn index(kind: Kind) -> usize {
     usize::from(kind.first_byte()) - 1
 }
 
-/// A message, its payload filled with [`PAYLOAD`].
+/// Returns a message with payload bytes [`PAYLOAD`].
 fn message(kind: Kind, block_bytes: usize) -> Vec<u8> {
     let mut bytes = vec![kind.first_byte()];
     bytes.resize(kind.head_bytes(), 0);
@@ -67,7 +68,7 @@ fn message(kind: Kind, block_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// Each byte of the payload of writes.
+/// Value of each payload byte of a write.
 pub(super) const PAYLOAD: u8 = 0x5a;
 
 /// Slices of one `sendmsg`.
@@ -76,9 +77,9 @@ type Slices<'a> = ArrayVec<IoSlice<'a>, IOV_MAX>;
 /// Entry of a send queue.
 #[derive(Debug, Clone, Copy)]
 enum Item {
-    /// `count` prepared messages, from `slot` on, modulo the slots.
+    /// `count` prepared messages from `slot` on, modulo the number of slots.
     Messages { kind: Kind, slot: usize, count: usize },
-    /// Reply to a read, with the block at offset `at` of the span.
+    /// Reply to a read, with the block at byte offset `at` of the span.
     ReadReply { at: usize },
 }
 
@@ -86,9 +87,9 @@ enum Item {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     items: VecDeque<Item>,
-    /// Bytes of the first item that were sent.
+    /// Number of bytes of the first item that were sent.
     sent: usize,
-    /// Slot of the next message that is pushed, modulo the slots of its kind.
+    /// Slot of the next message that is pushed, modulo the number of slots of its kind.
     slot: usize,
 }
 
@@ -98,7 +99,7 @@ impl Outbox {
         self.items.is_empty()
     }
 
-    /// Appends `more` messages of `kind`, which must be among the prepared ones.
+    /// Appends `more` messages of `kind`, which must be a prepared kind.
     #[inline]
     pub(super) fn push(&mut self, kind: Kind, more: usize, prepared: &PreparedMessages) {
         let slots = prepared.run(kind).slots;
@@ -114,14 +115,14 @@ impl Outbox {
         self.items.push_back(Item::Messages { kind, slot, count: more });
     }
 
-    /// Appends a reply to a read, with the block at offset `at` of the span.
+    /// Appends a reply to a read, with the block at byte offset `at` of the span.
     #[inline]
     pub(super) fn push_block(&mut self, at: usize) {
         self.items.push_back(Item::ReadReply { at });
     }
 
-    /// Sends until the outbox is empty or the socket buffer is full (a short send or EAGAIN), which is no
-    /// error.
+    /// Sends until the outbox is empty or the socket buffer is full (a short send or EAGAIN). A full buffer
+    /// is no error.
     #[inline]
     pub(super) fn flush(
         &mut self,
@@ -198,7 +199,8 @@ impl Outbox {
     }
 }
 
-/// Pushes the slices of `count` messages from `slot` on, modulo the slots. False: the list of slices is full.
+/// Pushes the slices of `count` messages from `slot` on, modulo the number of slots. False: the list of
+/// slices is full.
 #[inline]
 fn push_messages<'a>(
     prepared: &'a PreparedMessages,

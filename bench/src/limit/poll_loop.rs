@@ -1,6 +1,6 @@
-//! Polling loop of one end of the exchange; a [`Role`] makes it the server or the requester.
+//! Polling loop of one end of the exchange. Its [`Role`] is the server or the requester.
 //!
-//! A turn receives once from each connection, passes the bytes to the role, and sends the connection's
+//! A turn receives once from each open connection, passes the bytes to the role, and sends the connection's
 //! outbox. All connections are busy, so a receive from each is faster than epoll.
 
 use std::io::{self, IoSliceMut};
@@ -15,36 +15,37 @@ use super::LimitError;
 use super::message::{Cursor, Kind, Piece, UnknownKind};
 use super::outbox::{Outbox, PreparedMessages};
 
-/// Most bytes of one receive of blocks below [`DIRECT_RECEIVE_BYTES_MIN`]. Less needs more system calls, more
-/// does not stay in the core's cache.
+/// Most bytes of one receive of blocks below [`DIRECT_RECEIVE_BYTES_MIN`]. Smaller receives need more system
+/// calls; larger ones do not stay in the core's cache.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// Smallest block that is received into its final memory. Smaller blocks are received in batches and copied,
-/// which is faster.
+/// Smallest block that is received into its final memory. It is faster to receive smaller blocks in batches
+/// and copy them.
 const DIRECT_RECEIVE_BYTES_MIN: usize = 16 << 10;
-/// Most bytes received beyond a block that goes to its final memory. They are copied; with few of them, most
-/// of the next block goes to its final memory too.
+/// Most bytes received beyond a block that is received into its final memory. These bytes are copied. As they
+/// are few, most of the next block is received into its final memory too.
 const BEYOND_BLOCK_BYTES: usize = 4 << 10;
 
 /// Message handling of the server or the requester.
 pub(super) trait Role {
-    /// Whether the role receives on a connection whose send buffer is full. If neither end did, both could
-    /// wait for each other.
+    /// Whether the role receives on a connection whose send buffer is full. One end must: otherwise both ends
+    /// could wait for each other.
     const RECEIVES_WHILE_BLOCKED: bool;
 
-    /// Whether the run has ended for this end.
+    /// Returns whether the run has ended for this end.
     fn is_over(&self) -> bool;
-    /// Part of a message with payload was received on connection `link`, into memory that is reused next.
-    /// Not called for payload that was received into [`Role::payload_memory`].
+    /// Handles part of a message with payload, received on connection `link` into memory that the next
+    /// receive reuses. Not called for payload that was received into [`Role::payload_memory`].
     fn on_piece(&mut self, link: usize, piece: &Piece<'_>);
-    /// Memory for the last `left` bytes of the payload that connection `link` is receiving.
+    /// Returns the memory for the last `left` bytes of the payload that connection `link` is receiving.
     fn payload_memory(&mut self, link: usize, left: usize) -> &mut [u8];
-    /// A message on connection `link` is complete.
+    /// Handles a complete message on connection `link`.
     fn on_message(&mut self, link: usize, kind: Kind, outbox: &mut Outbox);
-    /// All messages of one receive on connection `link` were passed on.
+    /// Called after all messages of one receive on connection `link` were handled, and once before the first
+    /// receive.
     fn on_received(&mut self, link: usize, outbox: &mut Outbox);
-    /// Source of all messages and of the heads of replies to reads.
+    /// Returns the source of all messages and of the heads of replies to reads.
     fn prepared(&self) -> &PreparedMessages;
-    /// Memory that the blocks of replies to reads are sent from; empty for the requester.
+    /// Returns the memory from which the blocks of replies to reads are sent; empty for the requester.
     fn span(&self) -> &[u8];
 }
 
@@ -71,7 +72,7 @@ pub(super) struct PollLoop<R> {
 }
 
 impl<R: Role> PollLoop<R> {
-    /// `sockets` are non-blocking.
+    /// Creates the loop and its receive buffer. `sockets` must be non-blocking.
     pub(super) fn new(
         role: R,
         sockets: Vec<TcpStream>,
@@ -184,7 +185,7 @@ impl<R: Role> PollLoop<R> {
         Ok(())
     }
 
-    /// The peer has closed the connection: drops the unsent messages.
+    /// Closes a connection that the peer has closed: drops the unsent messages.
     #[cold]
     fn close(&mut self, at: usize) {
         let link = &mut self.links[at];

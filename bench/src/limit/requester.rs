@@ -1,8 +1,8 @@
 //! The requesting end: keeps the queue depth in flight and measures latencies.
 //!
-//! The clock is read once for all requests that one receive completes. On a connection reads complete in
-//! order, and so do writes, so the start of a request is the oldest entry of a queue of (time, count) of its
-//! direction.
+//! The clock is read once for all requests that one receive completes. On a connection, reads complete in
+//! order, and so do writes. So each direction has a queue of (start time, count), whose oldest entry is that
+//! of the next completion.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use super::poll_loop::Role;
 use crate::random::Random;
 use crate::report::Latencies;
 
-/// Most memory for received payload; if the depth needs more, reads in flight share blocks.
+/// Most bytes of memory for received payload. If the depth needs more, reads in flight share blocks.
 const READ_BUFFER_BYTES_MAX: usize = 256 << 20;
 
 /// Result of a run.
@@ -28,7 +28,7 @@ pub(super) struct Outcome {
     /// Requests that ended in the measured time.
     pub(super) operations: u64,
     pub(super) latency: Latencies,
-    /// Processor time of the process over twice the measured time; 1.0: both threads ran without a pause.
+    /// Processor time of the process over twice the measured time. 1.0: both threads ran without a pause.
     pub(super) cpu_share: f64,
 }
 
@@ -41,36 +41,37 @@ pub(super) struct Requester<'shared> {
     write: Kind,
     random: Random,
     started: Instant,
-    /// Planned start and length of the measured time.
+    /// Planned start (end of the warm-up) and length of the measured time.
     warm_up: u64,
     measured: u64,
     /// Actual start of the measured time, and time of the last receive that counts.
     measured_from: Option<u64>,
     measured_to: u64,
-    /// Processor time of the process at the start of the measured time; after its end, that used within it.
+    /// Processor time of the process: at the start of the measured time, and after its end the time used
+    /// within it.
     cpu: Duration,
     is_over: bool,
     operations: u64,
     latency: Latencies,
-    /// Copy of `operations`, for the progress bar: it starts again at 0 after the warm-up.
+    /// Copy of `operations`, for the progress bar; starts again at 0 after the warm-up.
     done: &'shared AtomicU64,
     read_buffers: ReadBuffers,
 }
 
-/// Payload memory for each read in flight, as a host has it: a requester that dropped payload would be faster
-/// than any host can be.
+/// Payload memory for each read in flight, as in a real host. A requester that dropped payload would be
+/// faster than any host can be.
 #[derive(Debug)]
 struct ReadBuffers {
     bytes: Vec<u8>,
     block_bytes: usize,
     /// Offset in `bytes` for the payload of the next reply.
     next: usize,
-    /// By connection: offset in `bytes` of the payload that it is receiving.
+    /// By connection: offset in `bytes` of the payload that is being received.
     offsets: Vec<usize>,
 }
 
 impl ReadBuffers {
-    /// The memory is written once, so that its pages are mapped before the first receive.
+    /// Allocates the memory and writes it once, so that its pages are mapped before the first receive.
     fn new(blocks: usize, block_bytes: usize, connections: usize) -> ReadBuffers {
         let blocks = blocks.min(READ_BUFFER_BYTES_MAX / block_bytes).max(1);
         ReadBuffers {
@@ -81,7 +82,8 @@ impl ReadBuffers {
         }
     }
 
-    /// Copies the payload that `piece` has of a reply; the first piece of a reply selects the memory.
+    /// Copies the payload bytes of `piece`, a part of a read reply. The first part of a reply selects the
+    /// memory.
     #[inline]
     fn put(&mut self, link: usize, piece: &Piece<'_>) {
         if piece.offset == 0 {
@@ -97,7 +99,7 @@ impl ReadBuffers {
         self.bytes[at..at + payload.len()].copy_from_slice(payload);
     }
 
-    /// Memory for the last `left` bytes of the payload that `link` is receiving.
+    /// Returns the memory for the last `left` bytes of the payload that `link` is receiving.
     #[inline]
     fn remaining(&mut self, link: usize, left: usize) -> &mut [u8] {
         let end = self.offsets[link] + self.block_bytes;
@@ -108,14 +110,14 @@ impl ReadBuffers {
 /// Requests in flight on a connection.
 #[derive(Debug)]
 struct InFlight {
-    /// Requests that may be started now.
+    /// Number of requests that may be started now.
     credits: usize,
     reads: Batches,
     writes: Batches,
 }
 
-/// Requests in flight of one direction, oldest first, as (start time, count); `ended` is the number that
-/// completed in the current receive.
+/// Requests in flight of one direction, oldest first, as (start time, count). `ended` counts the completions
+/// of the current receive.
 #[derive(Debug, Default)]
 struct Batches {
     started: VecDeque<(u64, usize)>,
@@ -123,7 +125,7 @@ struct Batches {
 }
 
 impl<'shared> Requester<'shared> {
-    /// The warm-up starts with this call.
+    /// Creates the requesting end. The warm-up starts with this call.
     pub(super) fn new(plan: &Plan, done: &'shared AtomicU64) -> Requester<'shared> {
         let write =
             if plan.block_bytes <= plan.inline_bytes_max { Kind::WriteInline } else { Kind::WriteAnnounced };
@@ -166,7 +168,7 @@ impl<'shared> Requester<'shared> {
         }
     }
 
-    /// `None` if the connections closed before the end of the measured time.
+    /// Returns the result; `None` if the connections closed before the end of the measured time.
     pub(super) fn outcome(self) -> Option<Outcome> {
         let from = self.measured_from.filter(|_| self.is_over)?;
         let elapsed = Duration::from_nanos(self.measured_to - from);
@@ -178,7 +180,7 @@ impl<'shared> Requester<'shared> {
         })
     }
 
-    /// Starts as many requests on `link` as it has credits, of which there is at least one.
+    /// Starts as many requests on `link` as it has credits, which are at least one.
     #[inline]
     fn start(&mut self, link: usize, now: u64, outbox: &mut Outbox) {
         let in_flight = &mut self.links[link];
@@ -232,7 +234,7 @@ impl Role for Requester<'_> {
         self.is_over
     }
 
-    /// Only replies to reads have payload.
+    /// Copies payload: only replies to reads have payload.
     #[inline]
     fn on_piece(&mut self, link: usize, piece: &Piece<'_>) {
         self.read_buffers.put(link, piece);
@@ -249,7 +251,7 @@ impl Role for Requester<'_> {
             Kind::ReadReply => self.links[link].reads.ended += 1,
             Kind::Done => self.links[link].writes.ended += 1,
             Kind::ReadyToTransfer => outbox.push(Kind::WriteData, 1, &self.prepared),
-            // Only a requester sends these.
+            // Only a requester sends these messages.
             Kind::Read | Kind::WriteInline | Kind::WriteAnnounced | Kind::WriteData => {}
         }
     }
@@ -306,7 +308,7 @@ impl Batches {
     }
 }
 
-/// Processor time of the process. Besides the two ends it has the main thread, which mostly sleeps.
+/// Returns the processor time of the process. It includes the main thread, which mostly sleeps.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }

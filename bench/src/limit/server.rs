@@ -1,4 +1,4 @@
-//! The serving end: sends blocks from the span for reads, receives into it for writes.
+//! The serving end: sends blocks of the span for reads, and receives data into the span for writes.
 
 use super::Plan;
 use super::message::{Kind, Piece};
@@ -6,7 +6,8 @@ use super::outbox::{Outbox, PreparedMessages};
 use super::poll_loop::Role;
 use crate::random::Random;
 
-/// Prepared messages of each kind. Messages of a turn that pass the last one need a further slice.
+/// Number of prepared messages of each kind. Messages of a turn that wrap past the last one need a further
+/// slice.
 const PREPARED_SLOTS: usize = 512;
 
 /// [`Role`] of the serving end.
@@ -16,7 +17,7 @@ pub(super) struct Server<'span> {
     picker: Picker,
     block_bytes: usize,
     prepared: PreparedMessages,
-    /// By connection: offset in the span of the block that it is receiving.
+    /// By connection: offset in the span of the block that is being received.
     offsets: Vec<usize>,
 }
 
@@ -69,7 +70,7 @@ impl Role for Server<'_> {
             Kind::Read => outbox.push_block(self.picker.pick() * self.block_bytes),
             Kind::WriteAnnounced => outbox.push(Kind::ReadyToTransfer, 1, &self.prepared),
             Kind::WriteInline | Kind::WriteData => outbox.push(Kind::Done, 1, &self.prepared),
-            // Only a server sends these.
+            // Only a server sends these messages.
             Kind::ReadyToTransfer | Kind::ReadReply | Kind::Done => {}
         }
     }

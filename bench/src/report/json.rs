@@ -3,12 +3,14 @@
 //! The keys are stable: `iops`, `mb_per_s`, `latency_us` with `mean`, `p50`, `p99`, `p99_9`, `p99_99`, `max`,
 //! `errors`, and `run` with the fields of [`Run`](super::Run). `line_round_trip_ns` and `cpu_share` are
 //! present if they were measured. `bench ADDRESS` adds keys to `run`, and with `--verify` `blocks_checked`.
+//! `bench disk` with several caches adds the keys of [`sizes::json`](super::sizes::json).
 
 use serde_json::{Map, Value, json};
 
 use super::{BenchResult, PERCENTILES};
 
-/// The error is that of serde; each field of [`Run`](super::Run) can be serialized.
+/// Returns a result as a JSON object, with the keys listed in the module. No error is expected: each field of
+/// [`Run`](super::Run) can be serialized.
 pub fn render(result: &BenchResult) -> serde_json::Result<Value> {
     let latency = &result.latency;
     let mut latency_us = Map::new();
@@ -32,7 +34,7 @@ pub fn render(result: &BenchResult) -> serde_json::Result<Value> {
     Ok(Value::Object(object))
 }
 
-/// `value` rounded to `decimals` decimals.
+/// Rounds `value` to `decimals` decimals.
 pub fn rounded(value: f64, decimals: i32) -> Value {
     let scale = 10f64.powi(decimals);
     json!((value * scale).round() / scale)

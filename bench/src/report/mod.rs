@@ -1,8 +1,8 @@
 //! Results of a benchmark, and their output as text, JSON and plots.
 //!
 //! A run fills a [`BenchResult`]: its settings, the number of commands, the measured time and a histogram of
-//! the latencies. [`table`] and [`plot`] show it, [`json`] writes it for programs; [`Progress`] draws a bar
-//! during the run.
+//! the latencies. [`table`] and [`plot`] render the result for people, [`json`] for programs. [`Progress`]
+//! draws a bar during the run.
 //!
 //! ```text
 //!   bench, bench limit, bench disk ── BenchResult ──┬── table::render   text
@@ -11,7 +11,7 @@
 //!   bench disk with several caches ─────────────────┴── sizes           the same, by cache size
 //! ```
 //!
-//! Latencies have three significant figures, from 1 ns to [`LATENCY_MAX`]; longer ones count as
+//! Latencies have three significant figures, from 1 ns to [`LATENCY_MAX`]; longer latencies count as
 //! [`LATENCY_MAX`].
 
 pub mod json;
@@ -30,7 +30,7 @@ use spindle_console::size::Bytes;
 
 pub use progress::{PROGRESS_PERIOD, Progress};
 
-/// Upper bound of the histogram; longer latencies count as this.
+/// Upper bound of the histogram; longer latencies count as this value.
 pub const LATENCY_MAX: Duration = Duration::from_secs(100);
 
 /// Reported percentiles: (percentile, key in JSON, column head in tables).
@@ -48,7 +48,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Allocates all memory of the histogram, about 230 KiB.
+    /// Creates an empty histogram. Allocates all its memory, about 230 KiB.
     #[must_use]
     pub fn new() -> Latencies {
         let highest = u64::try_from(LATENCY_MAX.as_nanos()).expect("a constant that fits");
@@ -66,25 +66,25 @@ impl Latencies {
         self.0.reset();
     }
 
-    /// Number of recorded commands.
+    /// Returns the number of recorded commands.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// Mean in microseconds; 0 if empty.
+    /// Returns the mean in microseconds; 0 if empty.
     #[must_use]
     pub fn mean_us(&self) -> f64 {
         self.0.mean() / 1e3
     }
 
-    /// Latency in microseconds at `percentile` (0 ..= 100); 0 if empty.
+    /// Returns the latency in microseconds at `percentile` (0 ..= 100); 0 if empty.
     #[must_use]
     pub fn percentile_us(&self, percentile: f64) -> f64 {
         microseconds(self.0.value_at_percentile(percentile))
     }
 
-    /// Maximum in microseconds; 0 if empty.
+    /// Returns the maximum in microseconds; 0 if empty.
     #[must_use]
     pub fn max_us(&self) -> f64 {
         microseconds(self.0.max())
@@ -95,7 +95,7 @@ fn microseconds(nanoseconds: u64) -> f64 {
     Duration::from_nanos(nanoseconds).as_secs_f64() * 1e6
 }
 
-/// Settings of a run, as in the report. The JSON has no key for a setting that is `None`.
+/// Settings of a run, as reported. The JSON has no key for a setting that is `None`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
     /// Subcommand, such as `bench limit`.
@@ -103,35 +103,35 @@ pub struct Run {
     /// Address of the target, or the `DISK` argument; `None` for `bench limit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Subsystem of the target.
+    /// Subsystem of the target; `None` except for `bench ADDRESS`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nqn: Option<String>,
     /// Access pattern.
     pub rw: Access,
-    /// Share of reads in per cent, for `randrw`; `None` in `bench disk`.
+    /// Share of reads in per cent, for `randrw`; `None` for other access patterns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mix: Option<u8>,
     /// Exponent of Zipf's law; `None` for other distributions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zipf: Option<f64>,
-    /// Size of a command's data.
+    /// Bytes of a command's data.
     pub bs: Bytes,
-    /// Commands in flight, over all queues.
+    /// Commands in flight, over all queues or connections.
     pub qd: usize,
-    /// I/O queues or connections that the depth is divided among.
+    /// I/O queues or connections among which the depth is divided; 1 in `bench disk`.
     pub queues: usize,
-    /// Size of the address range that the commands use.
+    /// Size of the range of addresses that the commands use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub span: Option<Bytes>,
     /// Requested measured time, without the warm-up.
     pub seconds: f64,
-    /// Cores of pinned threads: the measuring thread's, if `--core` pins it; for `bench limit` the server's
-    /// and the requester's.
+    /// Cores of pinned threads. `bench limit`: the server's and the requester's. Otherwise the measuring
+    /// thread's, empty if `--core` does not pin it.
     pub cores: Vec<usize>,
     /// `true` with `--verify`, else `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verify: Option<bool>,
-    /// TCP congestion control of `bench limit`.
+    /// TCP congestion control of `bench limit`; `None`: the system's default, or another subcommand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub congestion: Option<String>,
 }
@@ -140,7 +140,7 @@ pub struct Run {
 #[derive(Debug, Clone)]
 pub struct BenchResult {
     pub run: Run,
-    /// Measured time, which the rates refer to.
+    /// Measured time, to which the rates refer.
     pub elapsed: Duration,
     /// Commands that succeeded in the measured time.
     pub operations: u64,
@@ -148,36 +148,36 @@ pub struct BenchResult {
     pub errors: u64,
     /// Latencies of the commands counted in `operations`.
     pub latency: Latencies,
-    /// Round trip of a cache line between the two cores of `bench limit`, the longer of one measurement
-    /// before and one after the run: it shows how a hypervisor has placed the virtual cores.
+    /// Round trip in nanoseconds of a cache line between the two cores of `bench limit`: the longer of one
+    /// measurement before and one after the run. It shows how a hypervisor has placed the virtual cores.
     pub line_round_trip_ns: Option<f64>,
     /// Processor time of the polling threads over their elapsed time; `None` for `bench disk`. Below 0.97
-    /// other threads used their cores, and the text output says that the result is disturbed.
+    /// other threads used their cores, and the text output reports the result as disturbed.
     pub cpu_share: Option<f64>,
 }
 
 impl BenchResult {
-    /// Commands per second.
+    /// Returns the commands per second.
     #[must_use]
     pub fn iops(&self) -> f64 {
         per_second(self.operations, self.elapsed)
     }
 
-    /// Megabytes (10^6 bytes) of payload per second.
+    /// Returns the megabytes (10^6 bytes) of payload per second.
     #[must_use]
     pub fn mb_per_s(&self) -> f64 {
         per_second(self.operations.saturating_mul(self.run.bs.get()), self.elapsed) / 1e6
     }
 }
 
-/// `count` over `elapsed`; 0 if `elapsed` is zero.
+/// Returns `count` per second of `elapsed`; 0 if `elapsed` is zero.
 #[must_use]
 pub fn per_second(count: u64, elapsed: Duration) -> f64 {
     if elapsed.is_zero() { 0.0 } else { count as f64 / elapsed.as_secs_f64() }
 }
 
 impl Run {
-    /// Title of a table or plot, such as `bench limit: randread 4 KiB, depth 32 over 4 queues`.
+    /// Returns the title of a table or plot, such as `bench limit: randread 4 KiB, depth 32 over 4 queues`.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut text = format!("{}: {}", self.tool, self.rw);

@@ -1,4 +1,4 @@
-//! SVG plot of latencies by percentile, with one or more series.
+//! SVG plot of latencies by percentile, with one or more series. [`draw`] draws other curves too.
 //!
 //! The x axis is logarithmic in the distance to 100 %: 90 %, 99 % and 99.9 % are equally far apart. The y
 //! axis is linear, or logarithmic if the longest latency of the curves is more than [`LINEAR_SPAN_MAX`] times
@@ -19,11 +19,11 @@ pub(super) use axis::TickAxis;
 const SIZE: (u32, u32) = (960, 560);
 /// Largest ratio of the longest to the shortest latency of the curves for a linear axis.
 const LINEAR_SPAN_MAX: f64 = 12.0;
-/// Points of a curve for each nine of the x axis; enough for a smooth curve.
+/// Points of a curve for each nine of the x axis: enough for a smooth curve.
 const POINTS_PER_NINE: u32 = 60;
 /// Fewest (99 %) and most (99.9999 %) nines on the x axis.
 const NINES: (f64, f64) = (2.0, 6.0);
-/// Colours of the series in order: the palette of Okabe and Ito for colour-blind readers.
+/// Colours of the series in order, repeated after six: the palette of Okabe and Ito for colour-blind readers.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
@@ -137,7 +137,7 @@ fn draw_error<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>
     PlotError::Draw(error.to_string())
 }
 
-/// Legend text of a series: name, percentiles and maximum.
+/// Returns the legend text of a series: name, percentiles and maximum.
 fn legend(name: &str, latencies: &Latencies) -> String {
     format!(
         "{name}: p50 {}, p99 {}, p99.9 {}, max {} µs",
@@ -148,8 +148,8 @@ fn legend(name: &str, latencies: &Latencies) -> String {
     )
 }
 
-/// Axes of percentiles and of latencies, whose ranges include the curves of all series; `None` without a
-/// series.
+/// Returns the axes of percentiles and of latencies. Their ranges include the curves of all series; `None`
+/// without a series.
 fn axes(series: &[(&str, &Latencies)]) -> Option<(TickAxis, TickAxis)> {
     let commands = series.iter().map(|(_, latencies)| latencies.count()).max()?;
     let nines = (commands as f64).log10().ceil().clamp(NINES.0, NINES.1);
@@ -164,13 +164,13 @@ fn axes(series: &[(&str, &Latencies)]) -> Option<(TickAxis, TickAxis)> {
     Some((TickAxis::percentiles(nines), axis))
 }
 
-/// Percentile of a number of nines: 0 for 0, 90 for 1, 99 for 2.
+/// Converts a number of nines to a percentile: 0 for 0, 90 for 1, 99 for 2.
 fn percentile_of(nines: f64) -> f64 {
     100.0 - 100.0 / 10f64.powf(nines)
 }
 
-/// Points (nines, microseconds) of a series, up to the percentile that only one command exceeds, at most to
-/// `nines_max`.
+/// Returns the points (nines, microseconds) of a series, up to the percentile that only one command exceeds,
+/// at most to `nines_max`.
 fn points(latencies: &Latencies, nines_max: f64) -> impl Iterator<Item = (f64, f64)> {
     let end = (latencies.count() as f64).log10().min(nines_max);
     let step = 1.0 / f64::from(POINTS_PER_NINE);

@@ -7,11 +7,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::per_second;
 
-/// Interval of the calls of [`Progress::set`]. Each wakes a thread, perhaps on a polling core: two delayed
+/// Period of the calls of [`Progress::set`]. Each call wakes a thread, perhaps on a polling core. Two delayed
 /// commands per second do not affect the 99.99th percentile above 20,000 IOPS.
 pub const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
-/// Progress bar on standard error; hidden with `--json` or if standard error is no terminal.
+/// Progress bar on standard error; hidden with `--json`, or if standard error is no terminal.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
@@ -20,7 +20,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar that is full after `total`; `command_bytes` is the payload of a command.
+    /// Creates a bar that is full after `total`. `command_bytes` is the payload of a command.
     #[must_use]
     pub fn new(title: &str, total: Duration, command_bytes: u64, wants_json: bool) -> Progress {
         let is_hidden = wants_json || !stderr().is_terminal();
@@ -33,14 +33,14 @@ impl Progress {
         Progress { bar, command_bytes, last: None }
     }
 
-    /// Whether nothing is drawn; the caller then need not call `set`.
+    /// Returns whether nothing is drawn: then [`Progress::set`] need not be called.
     #[must_use]
     pub fn is_hidden(&self) -> bool {
         self.bar.is_hidden()
     }
 
-    /// Moves the bar to `elapsed`; `operations` is the number of commands completed so far. The rate is over
-    /// the time since the previous call; the first call shows none.
+    /// Moves the bar to `elapsed`. `operations` is the number of commands completed so far. The shown rate is
+    /// that since the previous call; the first call shows none.
     pub fn set(&mut self, elapsed: Duration, operations: u64) {
         let now = Instant::now();
         if let Some((before, operations_before)) = self.last {
@@ -61,7 +61,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Rate with about three figures, such as `123 k IOPS, 504 MB/s`.
+/// Formats a rate with about three figures, such as `123 k IOPS, 504 MB/s`.
 fn rate_text(iops: f64, bytes_per_second: f64) -> String {
     let iops = if iops >= 1e6 {
         format!("{:.2} M IOPS", iops / 1e6)

@@ -1,4 +1,5 @@
-//! Results of runs with several cache sizes and policies: as a table, as JSON, as a plot.
+//! Results of runs with several cache sizes and policies: as a table, as JSON, and as a plot of the hit
+//! ratio.
 
 use std::path::Path;
 
@@ -22,7 +23,7 @@ pub struct CacheRun {
 }
 
 impl CacheRun {
-    /// `counts` are those of the cache after the run.
+    /// Combines a run's cache, result and `counts`, which are those of the cache after the run.
     pub fn new(spec: &CacheSpec, counts: &CacheCounts, result: BenchResult) -> CacheRun {
         let pages = counts.hits + counts.misses + counts.passed;
         let hit_percent = counts.hits as f64 * 100.0 / pages.max(1) as f64;
@@ -30,7 +31,7 @@ impl CacheRun {
     }
 }
 
-/// One row for each run.
+/// Renders a table with one row for each run.
 pub fn table(runs: &[CacheRun]) -> String {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
@@ -44,7 +45,8 @@ pub fn table(runs: &[CacheRun]) -> String {
     table.to_string()
 }
 
-/// An array of the objects of [`json::render`], each with `cache` in bytes, `policy` and `found_percent`.
+/// Returns an array of the objects of [`json::render`], each with `cache` in bytes, `policy` and
+/// `found_percent`.
 pub fn json(runs: &[CacheRun]) -> serde_json::Result<Value> {
     let objects = runs.iter().map(|CacheRun { size, policy, hit_percent, result }| {
         let mut object = json::render(result)?;
@@ -56,12 +58,12 @@ pub fn json(runs: &[CacheRun]) -> serde_json::Result<Value> {
     objects.collect::<serde_json::Result<Vec<Value>>>().map(Value::Array)
 }
 
-/// Plots the hit ratio over the cache size, a curve for each policy, to the file `path`.
+/// Plots the hit ratio over the cache size, a curve for each policy, and writes the SVG to the file `path`.
 pub fn write(path: &Path, runs: &[CacheRun]) -> Result<(), PlotError> {
     plot::save(path, &render(runs)?)
 }
 
-/// [`PlotError::Empty`] without a run.
+/// Draws that plot as SVG; [`PlotError::Empty`] without a run.
 fn render(runs: &[CacheRun]) -> Result<String, PlotError> {
     let sizes = || runs.iter().map(|run| run.size.get());
     let (Some(first), Some(least), Some(most)) = (runs.first(), sizes().min(), sizes().max()) else {

@@ -5,8 +5,8 @@ use comfy_table::{Cell, CellAlignment, Table};
 
 use super::{BenchResult, PERCENTILES};
 
-/// Renders a row for each (name, result). A single result has no column of names; the column of errors is
-/// there if a result has any.
+/// Renders a row for each (name, result). A single result has no column of names. The column of errors is
+/// present if a result has errors.
 #[must_use]
 pub fn render(results: &[(&str, &BenchResult)]) -> String {
     let is_named = results.len() > 1;
@@ -43,7 +43,7 @@ pub fn render(results: &[(&str, &BenchResult)]) -> String {
     table.to_string()
 }
 
-/// A number without decimals and with separated thousands: `1 234 567`.
+/// Formats a number without decimals and with separated thousands: `1 234 567`.
 pub(super) fn group_thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -56,7 +56,7 @@ pub(super) fn group_thousands(value: f64) -> String {
     text
 }
 
-/// A latency with two decimals below 10 us, one below 100 us, and none from there on.
+/// Formats a latency with two decimals below 10 us, one decimal below 100 us, and none from there on.
 pub(super) fn format_latency(microseconds: f64) -> String {
     if microseconds < 10.0 {
         format!("{microseconds:.2}")

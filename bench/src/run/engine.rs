@@ -17,10 +17,10 @@ use super::target::Connected;
 use super::{BenchError, DRAIN_MAX, Plan};
 use crate::args::BenchTargetArgs;
 
-/// Fewest turns from one clock reading to the next while there are no completions; turns with completions
-/// always read the clock.
+/// Fewest turns between two clock readings of turns without completions. Turns with completions always read
+/// the clock.
 const IDLE_TURNS_PER_CLOCK_READ: u32 = 16;
-/// Interval at which the controllers are polled, the progress is updated and spare buffers are retried.
+/// Period of polling the controllers, updating the progress and retrying spare buffers.
 const CONTROLLER_POLL_PERIOD: Nanos = Nanos::from_ms(50);
 
 /// A command in flight, with its time of submission.
@@ -35,7 +35,8 @@ struct InFlight {
 struct QueueState {
     /// Indexed by [`Ticket::index`](initiator::Ticket::index).
     in_flight: Box<[InFlight]>,
-    /// Buffers without a command in flight: all at first, later those for which the job had none.
+    /// Buffers without a command in flight: at first all buffers, later those for which the job had no
+    /// command.
     spare: Vec<Buf>,
 }
 
@@ -58,7 +59,7 @@ struct UnitMapping {
 }
 
 impl<'a> Engine<'a> {
-    /// Allocates the buffers of all commands in flight and fills them.
+    /// Allocates the buffers of all commands in flight and fills them with pseudo-random data.
     pub(super) fn new(
         connected: Connected,
         plan: &Plan,
@@ -87,7 +88,8 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Runs the job until it is over and its last command has completed.
+    /// Runs the job until it is over and its last command has completed. Fails if a connection or controller
+    /// is lost, or commands do not complete for [`DRAIN_MAX`].
     pub(super) fn run<J: Job>(&mut self, job: &mut J) -> Result<(), BenchError> {
         let mut now = Clock::now();
         let mut next_controller_poll = now;
@@ -124,7 +126,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Polls all queues once. Returns whether there were completions, and updates `now` if so.
+    /// Polls all queues once. Returns whether data arrived, and updates `now` for each queue with
+    /// completions.
     #[inline]
     fn turn<J: Job>(&mut self, job: &mut J, now: &mut Nanos) -> Result<bool, BenchError> {
         let Engine { set, queue_states, mapping, .. } = self;
@@ -145,7 +148,7 @@ impl<'a> Engine<'a> {
         error.map_or(Ok(has_completions), Err)
     }
 
-    /// Sends commands for the spare buffers.
+    /// Queues commands for the spare buffers.
     fn start<J: Job>(&mut self, job: &mut J, now: Nanos) -> Result<(), BenchError> {
         for (index, state) in self.queue_states.iter_mut().enumerate() {
             for _ in 0..state.spare.len() {
@@ -177,7 +180,7 @@ impl<'a> Engine<'a> {
         self.target.nqn
     }
 
-    /// Settings of the run in addition to [`Run`](crate::report::Run), for the JSON.
+    /// Returns the settings of the run that [`Run`](crate::report::Run) does not contain, for the JSON.
     pub(super) fn extras(&self, args: &BenchTargetArgs) -> Map<String, Value> {
         let mut extras = Map::new();
         extras.insert("hostnqn".to_owned(), json!(self.target.host.nqn.as_str()));
@@ -190,7 +193,7 @@ impl<'a> Engine<'a> {
         extras
     }
 
-    /// Closes the queues and shuts the controllers down; errors are ignored, as the result is complete.
+    /// Closes the queues and shuts the controllers down. Errors are ignored, as the result is complete.
     pub(super) fn finish(self) {
         drop(self.set);
         for controller in self.controllers {
@@ -200,8 +203,8 @@ impl<'a> Engine<'a> {
 }
 
 impl QueueState {
-    /// Passes a completion to the job and sends the next command with the buffer of `completion`, if it has
-    /// one.
+    /// Passes a completion to the job and submits the next command with the buffer of `completion`, if it has
+    /// a buffer.
     #[inline]
     fn ended<J: Job>(
         &mut self,
@@ -219,7 +222,7 @@ impl QueueState {
         }
     }
 
-    /// Sends the next command of the job with `buf`. If the job has none, `buf` becomes spare.
+    /// Submits the next command of the job with `buf`. If the job has no command, `buf` becomes spare.
     #[inline]
     fn submit<J: Job>(
         &mut self,
@@ -264,15 +267,15 @@ fn fill_pseudo_random(buf: &mut Buf, seed: u64) {
 }
 
 /// Detects outstanding commands that do not complete at the end of a job. The time counts from a turn of the
-/// loop, not from the last completion, so that a process that was stopped meanwhile polls before it gives up.
+/// loop, not from the last completion. So a process that was stopped meanwhile polls before it fails.
 #[derive(Debug, Default)]
 struct Drain {
     since: Option<Nanos>,
 }
 
 impl Drain {
-    /// Called after each turn of a job that is over; `has_completions` says whether the turn had completions.
-    /// True: there was no completion for [`DRAIN_MAX`].
+    /// Returns true if there was no completion for [`DRAIN_MAX`]. Called after each turn of a job that is
+    /// over; `has_completions` is the result of the turn.
     fn is_stuck(&mut self, has_completions: bool, now: Nanos) -> bool {
         if has_completions {
             self.since = None;

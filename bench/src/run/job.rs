@@ -20,10 +20,10 @@ pub(super) struct Command {
 
 /// Source of commands, called by the engine.
 pub(super) trait Job {
-    /// Next command; with `--verify` a write fills `buf` with the pattern. `None`: all units that it tried
-    /// are in use, or the job is over.
+    /// Returns the next command; with `--verify`, a write fills `buf` with the pattern. `None`: all tried
+    /// units are in use, or the job is over.
     fn next(&mut self, buf: &mut Buf) -> Option<Command>;
-    /// `command` completed; `times` are those of submission and completion.
+    /// Handles the completion of `command`; `times` are those of submission and completion.
     fn ended(
         &mut self,
         command: Command,
@@ -31,12 +31,13 @@ pub(super) trait Job {
         buf: Option<&Buf>,
         times: (Nanos, Nanos),
     );
-    /// Called with the current time before the completions of each queue, and every few turns without
+    /// Updates the time. Called before the completions of each queue, and every few turns without
     /// completions.
     fn tick(&mut self, now: Nanos);
-    /// True when `next` returns no further command.
+    /// Returns true when `next` returns no further command.
     fn is_over(&self) -> bool;
-    /// Commands completed, for the progress; [`Check`] counts the units that it has read or skipped.
+    /// Returns the number of completed commands, for the progress; [`Check`] counts the units that it has
+    /// read or skipped.
     fn done(&self) -> u64;
 }
 
@@ -49,7 +50,7 @@ pub(super) struct Tally {
     pub(super) shown: Vec<String>,
     /// Reads that returned wrong data.
     pub(super) mismatches: u64,
-    /// Blocks with correct data; a read with a wrong block adds none.
+    /// Blocks with known content and correct data; a read with a wrong block adds none.
     pub(super) blocks_checked: u64,
 }
 
@@ -69,7 +70,7 @@ impl Tally {
     }
 }
 
-/// Ends the command in the table and checks the data of a read that succeeded. False: the data was wrong.
+/// Ends the command in the table and checks the data of a successful read. False: the data was wrong.
 fn update_table(
     table: &mut GenerationTable,
     tally: &mut Tally,
@@ -139,7 +140,7 @@ impl Job for Fill<'_> {
     }
 }
 
-/// Reads in order each unit that has a block with known content.
+/// Reads, in order, each unit that has a block with known content.
 pub(super) struct Check<'a> {
     table: &'a mut GenerationTable,
     tally: &'a mut Tally,
@@ -189,10 +190,10 @@ impl Job for Check<'_> {
     }
 }
 
-/// Most units that are tried, from the selected one on, when units are in use.
+/// Most units that are tried, from the selected unit on, when units are in use.
 const PROBES: u64 = 64;
 
-/// The load: warm-up, then the measured time.
+/// Reads and writes for the warm-up, then for the measured time.
 pub(super) struct Load<'a> {
     table: Option<&'a mut GenerationTable>,
     tally: &'a mut Tally,
@@ -210,8 +211,8 @@ pub(super) struct Load<'a> {
     operations: u64,
     done: u64,
     latency: Latencies,
-    /// (latency in nanoseconds, count) of consecutive equal latencies, not recorded yet: commands sent in one
-    /// call mostly complete in one receive.
+    /// (latency in nanoseconds, count) of consecutive equal latencies that are not recorded yet. Commands
+    /// sent in one call mostly complete in one receive, with equal latencies.
     equal_latencies: (u64, u64),
     cpu: Duration,
 }
@@ -256,8 +257,8 @@ impl<'a> Load<'a> {
         unit
     }
 
-    /// Selects a unit; if it is in use, the next one that is not. `None`: [`PROBES`] units are in use.
-    /// Without a table no unit counts as in use.
+    /// Selects a unit, or the next free unit if it is in use, and begins the command in the table. `None`:
+    /// [`PROBES`] units are in use. Without a table no unit counts as in use.
     fn begin(&mut self, is_read: bool, buf: &mut Buf) -> Option<u64> {
         let picked = self.pick();
         let Some(table) = &mut self.table else { return Some(picked) };
@@ -367,7 +368,7 @@ impl Job for Load<'_> {
     }
 }
 
-/// Processor time of the calling thread.
+/// Returns the processor time of the calling thread.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

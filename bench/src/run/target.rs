@@ -1,5 +1,5 @@
 //! Connects to the target (resolve, discover, controllers, I/O queues, namespace) and checks the options
-//! against it.
+//! against the target.
 
 use std::net::SocketAddr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -17,26 +17,27 @@ use crate::args::BenchTargetArgs;
 use crate::verify;
 use spindle_console::size::Bytes;
 
-/// Depth of an idle queue, within the controller's limit, and least depth that controllers are asked for: the
-/// default of a Linux host.
+/// Depth of an idle queue, within the controller's limit, and least depth that is requested: the default of a
+/// Linux host.
 const IDLE_DEPTH: u16 = 127;
-/// Most data in flight: limit of a zone of the buffer pool.
+/// Most data in flight: the limit of a zone of the buffer pool.
 const FLIGHT_MAX: Bytes = Bytes::new(1 << 30);
 
-/// Controllers and queues of the target.
+/// Controllers, queues and namespace of the target.
 #[derive(Debug)]
 pub(super) struct Connected {
     pub(super) target: Target,
-    /// One; several if a controller grants fewer queues than requested.
+    /// One controller; several if a controller grants fewer queues than requested.
     pub(super) controllers: Vec<Controller>,
-    /// Busy queues, then idle ones.
+    /// Busy queues, then idle queues.
     pub(super) queues: Vec<IoQueue>,
     pub(super) namespace: Namespace,
     /// Time from resolving the address until all queues are connected.
     pub(super) connected_in: std::time::Duration,
 }
 
-/// Finds the target and connects controllers and queues.
+/// Finds the target and connects controllers and queues. Fails if `--qd` exceeds the depth of the target's
+/// queues.
 pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
     let began = Instant::now();
     let host = host(args.hostnqn.as_deref())?;
@@ -85,7 +86,7 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
     Ok(Connected { target, controllers, queues, namespace, connected_in: began.elapsed() })
 }
 
-/// Largest write to send as in-capsule data, if the target's limit allows it.
+/// Returns the largest write in bytes that is sent as in-capsule data, within the target's limit.
 fn in_capsule(args: &BenchTargetArgs) -> u32 {
     args.in_capsule.map_or(u32::MAX, |bytes| u32::try_from(bytes.get()).unwrap_or(u32::MAX))
 }
@@ -101,9 +102,10 @@ fn name(option: &'static str, value: &str) -> Result<Nqn, BenchError> {
     Nqn::new(value).map_err(|source| BenchError::Name { option, value: value.to_owned(), source })
 }
 
-/// With `--nqn`: that subsystem at the first address that accepts a TCP connection. With RDMA the first
-/// address is taken unchecked, and so is a single address. Without `--nqn`: the first NVM subsystem in the
-/// discovery log of the first address that accepts a connection, at the address in the log.
+/// Finds the target. With `--nqn`: that subsystem, at the first address that accepts a TCP connection. A
+/// single address, and the first address for RDMA, is not checked. Without `--nqn`: the first NVM subsystem
+/// in the discovery log of the first address that accepts a TCP connection (RDMA: of the first address), at
+/// the address in the log.
 fn find_target(args: &BenchTargetArgs, host: &Host, options: &Options) -> Result<Target, BenchError> {
     let text = args.address.as_deref().unwrap_or_default();
     let (transport, text) = initiator::split_transport(text);
@@ -167,7 +169,7 @@ fn namespace(args: &BenchTargetArgs, controller: &mut Controller) -> Result<Name
     Ok(controller.namespace(nsid)?)
 }
 
-/// Commands in flight by queue; 0 for idle queues.
+/// Returns the commands in flight by queue; 0 for idle queues. Fails for values that are not allowed.
 fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
     let (depth, queues) = (args.load.qd, args.queues);
     let wrong =
@@ -259,7 +261,7 @@ pub(super) fn plan(args: &BenchTargetArgs, connected: &Connected) -> Result<Plan
     })
 }
 
-/// A seed from time and process ID, different in each run.
+/// Returns a seed from time and process ID, different in each run.
 fn seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let nanos = u64::try_from(since.as_nanos() & u128::from(u64::MAX)).unwrap_or(0);

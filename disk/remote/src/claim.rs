@@ -1,9 +1,9 @@
 //! [`Claim`]: registry of the far namespaces that are, or recently were, disks of this process.
 //!
-//! A removed disk may leave writes that the far target can still execute, but its ledger is dropped. So the
-//! same far namespace is not opened again until they are over; nor while a disk at the same address uses it,
-//! as the two would not share a ledger. At another address the same identity may be another disk: two
-//! machines with the same configuration may use the same identifiers.
+//! A removed disk may have left writes that the far target can still execute, but its ledger is dropped. So
+//! the same far namespace is not opened again until these writes are over. It is also not opened while a disk
+//! at the same address uses it, as the two disks would not share a ledger. At another address the same
+//! identity may be another disk: two machines with the same configuration may use the same identifiers.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use spindle_initiator::Namespace;
 use spindle_reactor::clock::{Clock, Nanos};
 
-/// All claims of the process; a short list.
+/// All claims of the process: a short list.
 static CLAIMED: Mutex<Vec<Claimed>> = Mutex::new(Vec::new());
 
 #[derive(Debug, Clone)]
@@ -19,17 +19,17 @@ struct Claimed {
     /// Name of the disk.
     name: String,
     address: SocketAddr,
-    /// The namespace; its size is ignored.
+    /// The far namespace; its size is ignored.
     namespace: Namespace,
-    /// Expiry of a removed disk's claim; `None`: the disk is open.
+    /// Time at which the claim of a removed disk ends; `None`: the disk is open.
     until: Option<Nanos>,
 }
 
-/// A disk's claim on its far namespace, released on drop.
+/// A disk's claim on its far namespace. Dropped with the disk and its cores.
 #[derive(Debug)]
 pub(crate) struct Claim {
     claimed: Claimed,
-    /// If set, the drop keeps the namespace claimed until this time.
+    /// Time until which the namespace stays claimed after the drop; `None`: the drop releases the claim.
     pub(crate) until: Option<Nanos>,
 }
 
@@ -38,10 +38,11 @@ fn lock() -> MutexGuard<'static, Vec<Claimed>> {
 }
 
 impl Claim {
-    /// Claims `namespace` for the disk `name`, whose far target is at `address`.
+    /// Claims `namespace` for the disk `name`, whose far target is at `address`. Removes claims that have
+    /// ended.
     ///
     /// # Errors
-    /// A message with the conflicting claim.
+    /// A message that describes the conflicting claim.
     pub(crate) fn new(name: &str, address: SocketAddr, namespace: &Namespace) -> Result<Claim, String> {
         let (mut all, now) = (lock(), Clock::now());
         all.retain(|it| it.until.is_none_or(|until| now < until));

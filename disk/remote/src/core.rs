@@ -5,8 +5,8 @@
 //!     ^                                 │ refused                                                     │
 //!     └─────────────────────────────────┴── the manager is notified ──────────────────────────────────┘
 //! ```
-//! Lost commands are sent again in order of submission. A lost write that was cancelled is not sent again: it
-//! ends when the lost association is over.
+//! Lost commands are sent again in order of submission. A lost write that was cancelled is not sent again:
+//! its [`Done`] is returned when the lost association is over.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use crate::request::{Piece, PieceError, PieceParams, Request};
 use crate::shared::View;
 use crate::{RemoteDisk, Users};
 
-/// Bounce buffers for pieces of long commands; their size is a common MDTS.
+/// Bounce buffers for pieces of long commands; 128 KiB is a common MDTS.
 const BOUNCE: ZoneSpec = ZoneSpec { buffer_bytes: 128 << 10, count: 4 };
-/// Buffers for Connect and for the ranges of Dataset Management.
+/// Buffers for Connect data and for the ranges of Dataset Management.
 const SMALL: ZoneSpec = ZoneSpec { buffer_bytes: 4096, count: 16 };
 /// Period of polling an idle queue and of checking waiting commands.
 const CHECK_PERIOD: Nanos = Nanos::from_ms(1);
@@ -36,7 +36,8 @@ const CHECK_PERIOD: Nanos = Nanos::from_ms(1);
 const SCAN_PERIOD: Nanos = Nanos::from_ms(100);
 
 impl RemoteDisk {
-    /// Bytes of memory of each core's handle: bounce buffers, small buffers and the receive batch.
+    /// Returns the bytes of memory of each core's handle: bounce buffers, small buffers and the receive
+    /// batch.
     #[must_use]
     pub fn core_bytes() -> usize {
         let zone = |zone: ZoneSpec| zone.buffer_bytes as usize * zone.count as usize;
@@ -50,7 +51,7 @@ enum Link<F: Far> {
     Up(Box<F::Queue>, u64),
 }
 
-/// One core's handle on a remote disk. See the module.
+/// One core's handle on a remote disk.
 pub(crate) struct RemoteCore<F: Far> {
     handle: usize,
     qid: u16,
@@ -58,7 +59,7 @@ pub(crate) struct RemoteCore<F: Far> {
     pool: Pool,
     link: Link<F>,
     limits: PieceParams,
-    /// Copy of the shared state as of `version`.
+    /// Copy of the shared state at `version`.
     view: View,
     version: u64,
     /// Commands to send, in order of submission.
@@ -79,11 +80,11 @@ pub(crate) struct RemoteCore<F: Far> {
     next_look: Nanos,
     next_check: Nanos,
     next_scan: Nanos,
-    /// A command was not answered for twice the timeout: the queue must be abandoned.
+    /// A command was not answered for twice the timeout: the next turn abandons the queue.
     is_stuck: bool,
-    /// Association for which a send error was logged.
+    /// Association for which a refused command was logged.
     logged_association: u64,
-    /// A failed connect of the I/O queue was logged.
+    /// A failed connect of the I/O queue was logged, and no connect has succeeded since.
     is_refusal_logged: bool,
     /// Last field, so dropped after `link`: the association ends after the queue.
     shared: Arc<Users<F>>,
@@ -137,14 +138,15 @@ impl<F: Far> RemoteCore<F> {
     /// Copies the shared state after a change.
     #[cold]
     fn refresh(&mut self) {
-        // Loaded first: a change between the two loads causes one more refresh.
+        // The version is loaded first: a change between the two loads causes one more refresh.
         self.version = self.shared.version();
         self.view = self.shared.view();
         self.limits.must_fua = self.view.shape.must_fua;
         self.next_check = Nanos::ZERO;
     }
 
-    /// Advances the connection of the I/O queue. True when a connect was begun.
+    /// Advances the connection of the I/O queue, or abandons a queue that is stuck or of another association.
+    /// Returns true when a connect was begun.
     fn step_link(&mut self, now: Nanos) -> bool {
         match &mut self.link {
             Link::Up(queue, number) => {
@@ -203,7 +205,8 @@ impl<F: Far> RemoteCore<F> {
         }
     }
 
-    /// Submits waiting commands to the queue, up to its depth. True when there was any work.
+    /// Submits waiting commands to the queue, up to its depth. Commands that the ledger blocks move to
+    /// `blocked`. Returns true when a command was submitted or refused by the queue.
     fn send(&mut self) -> bool {
         let mut has_worked = false;
         while let Link::Up(queue, number) = &mut self.link
@@ -247,7 +250,7 @@ impl<F: Far> RemoteCore<F> {
         has_worked
     }
 
-    /// Handles a command that the queue refuses. True when the next command may be accepted.
+    /// Handles a command that the queue refuses. Returns true when the next command may be accepted.
     #[cold]
     fn on_not_taken(&mut self, mut request: Request, refused: Refused) -> bool {
         let is_own = !request.is_bounced;
@@ -266,7 +269,7 @@ impl<F: Far> RemoteCore<F> {
             | Refusal::TooLong { .. }
             | Refusal::Register { .. }
             | Refusal::Ranges { .. }) => {
-                // Logged once per association: further commands will probably fail alike.
+                // Logged once per association: further commands will probably fail in the same way.
                 if std::mem::replace(&mut self.logged_association, self.view.number) != self.view.number {
                     tracing::warn!(disk = self.shared.name, "cannot send a command: {why}");
                 }
@@ -276,7 +279,7 @@ impl<F: Far> RemoteCore<F> {
         true
     }
 
-    /// Handles completions of the far target. True when there was any work.
+    /// Handles completions of the far target and the loss of the queue. Returns true when there was any work.
     fn receive(&mut self, now: Nanos) -> bool {
         let Link::Up(queue, _) = &mut self.link else { return false };
         if self.sent_count == 0 && queue.is_up() && now < self.next_look {
@@ -313,7 +316,7 @@ impl<F: Far> RemoteCore<F> {
             Ok(()) => self.on_piece(request, buf),
             Err(Failure::Lost) => {
                 request.take_back(buf);
-                // `on_queue_lost` restores the order when all have been returned.
+                // `on_queue_lost` restores the order when all lost commands have been returned.
                 self.waiting.push_back(request);
             }
             Err(Failure::Status(status)) => {
@@ -353,7 +356,7 @@ impl<F: Far> RemoteCore<F> {
         self.end(request, Err(DiskError::of_status(status)));
     }
 
-    /// Resolves the request's ledger entry, if any: it was answered, or will not be sent again.
+    /// Resolves the request's ledger entry, if any: the request was answered, or will not be sent again.
     #[inline]
     fn resolve(&self, request: &Request) {
         if let Some(entry) = request.entry {
@@ -372,8 +375,9 @@ impl<F: Far> RemoteCore<F> {
         self.ready.push_back(request.end(result));
     }
 
-    /// After the loss of the queue, when all its commands have been returned: those that were outstanding are
-    /// at the end of `waiting`.
+    /// Handles the loss of the queue after all its commands were returned; the outstanding ones are at the
+    /// end of `waiting`. Records lost writes in the ledger, restores the order and drops answered requests.
+    /// Cancelled lost writes become orphans; other cancelled requests end.
     #[cold]
     fn on_queue_lost(&mut self, number: u64, now: Nanos) {
         self.unblock();
@@ -400,7 +404,7 @@ impl<F: Far> RemoteCore<F> {
         self.waiting.make_contiguous().sort_unstable_by_key(|request| request.number);
     }
 
-    /// Checks deadlines, and commands that wait for the ledger.
+    /// Checks deadlines of commands, and commands that wait for the ledger, when their periods have passed.
     fn check(&mut self, now: Nanos) {
         if self.sent_count > 0 && now >= self.next_scan {
             self.scan(now);
@@ -434,7 +438,7 @@ impl<F: Far> RemoteCore<F> {
     }
 
     /// Fails outstanding commands past their deadline, although the far target may still execute them. Sets
-    /// `is_stuck` if one is not answered for a further timeout.
+    /// `is_stuck` if the far target does not answer such a command for a further timeout.
     #[cold]
     fn scan(&mut self, now: Nanos) {
         self.next_scan = now + SCAN_PERIOD;
@@ -458,7 +462,8 @@ impl<F: Far> RemoteCore<F> {
         }
     }
 
-    /// Error with which a command is refused before it begins.
+    /// Returns the error of a command that must not begin: the disk is write-protected, the far target does
+    /// not support the command, or its data is missing. `None`: the command may begin.
     fn refusal(&self, op: Op, has_data: bool) -> Option<DiskError> {
         let has = self.shared.abilities;
         let is_supported = match op {
@@ -478,16 +483,15 @@ impl<F: Far> RemoteCore<F> {
     }
 }
 
-/// True for a status by which the far target refuses a command or its length.
+/// Returns true for a status by which the far target refuses a command or its length.
 pub(crate) fn is_unsupported(status: Status) -> bool {
     let unsupported = [Status::INVALID_OPCODE, Status::INVALID_FIELD, Status::COMMAND_SIZE_LIMIT_EXCEEDED];
     unsupported.contains(&status.code())
 }
 
-/// True when an entry of the ledger blocks the request.
+/// Returns true when an entry of the ledger blocks the request; false for a Flush, which has no block range.
 #[cold]
 fn is_blocked<F: Far>(shared: &Users<F>, request: &Request, now: Nanos) -> bool {
-    // A Flush has no block range.
     if request.op == Op::Flush {
         return false;
     }
@@ -537,7 +541,7 @@ impl<F: Far> Disk for RemoteCore<F> {
     }
 
     fn may_still_write(&self, range: BlockRange) -> bool {
-        // The view may predate an entry of another core.
+        // Another core may have added an entry after `view` was copied.
         (self.view.has_entries || self.version != self.shared.version())
             && self.shared.with_ledger(self.now, |ledger| ledger.is_blocked(NEWEST, range, true))
     }
@@ -567,7 +571,8 @@ impl<F: Far> Disk for RemoteCore<F> {
         count
     }
 
-    /// Excludes commands whose [`Done`] was returned before the far target's answer.
+    /// Returns the number of commands in flight, without those whose [`Done`] was returned before the far
+    /// target's answer.
     fn in_flight(&self) -> usize {
         let own = self.waiting.len() + self.blocked.len() + self.orphans.len() + self.ready.len();
         own + self.sent_count - self.answered_count

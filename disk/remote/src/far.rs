@@ -1,5 +1,5 @@
-//! [`Far`]: the interface of an association as a core uses it; implemented by the initiator and by the
-//! simulator.
+//! [`Far`]: the interface of an association as a core uses it. The initiator and the simulator implement it.
+//! [`FarQueue`], [`FarCompletion`]: its I/O queues and their completions.
 
 use std::sync::Arc;
 
@@ -8,21 +8,22 @@ use spindle_initiator::{Association, Error, Failure, HostData, IoQueue, Loss, Op
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 
-/// An association, shared by the cores.
+/// An association that the cores share.
 pub trait Far: Send + Sync + Sized + 'static {
     /// State of an I/O queue while it is being connected.
     type Opening;
     /// A connected I/O queue.
     type Queue: FarQueue;
 
-    /// Most outstanding commands of one I/O queue.
+    /// Returns the most outstanding commands of one I/O queue.
     fn depth_max(&self) -> u16;
 
-    /// Begins to connect I/O queue `qid` for `depth` commands. Connect data is sent from a buffer of `pool`.
+    /// Begins to connect I/O queue `qid` for `depth` commands. The Connect data is sent from a buffer of
+    /// `pool`.
     fn begin(self: &Arc<Self>, pool: &Pool, qid: u16, depth: u16, now: Nanos)
     -> Result<Self::Opening, Error>;
 
-    /// Advances the connection without blocking: see [`Opening::step`].
+    /// Advances the connection attempt without blocking: see [`Opening::step`].
     fn step(opening: &mut Self::Opening, now: Nanos) -> Result<Option<Self::Queue>, Error>;
 }
 
@@ -31,32 +32,33 @@ pub trait Far: Send + Sync + Sized + 'static {
 pub struct FarCompletion {
     /// Index returned by [`FarQueue::submit`].
     pub index: usize,
-    /// The error is the far target's status or the loss of the connection.
+    /// `Err`: the far target's status, or the loss of the connection.
     pub result: Result<(), Failure>,
-    /// The buffer submitted with the command.
+    /// The buffer submitted with the command; `None`: the command has no data.
     pub buf: Option<Buf>,
 }
 
-/// An I/O queue, with the methods of [`IoQueue`].
+/// An I/O queue; its methods are those of [`IoQueue`].
 pub trait FarQueue {
-    /// Most data bytes of one command.
+    /// Returns the most data bytes of one command.
     fn transfer_bytes_max(&self) -> u32;
-    /// Number of commands that can be submitted now.
+    /// Returns the number of commands that can be submitted now.
     fn room(&self) -> usize;
-    /// True while commands can be submitted.
+    /// Returns true while commands can be submitted.
     fn is_up(&self) -> bool;
     /// Queues a command. Returns its index: below the queue's depth, and unique until the command's
-    /// completion is taken.
+    /// completion is taken. An error returns the buffer.
     fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<usize, Refused>;
     /// Sends the queued commands.
     fn send(&mut self);
-    /// Sends, receives once and collects completions. True when anything arrived or the connection ended.
+    /// Sends, receives once and collects completions. Returns true when data arrived or the connection ended;
+    /// an abort by this host may not count.
     fn poll(&mut self, now: Nanos) -> bool;
-    /// The next collected completion.
+    /// Takes the next collected completion; `None`: no completion.
     fn next_completion(&mut self) -> Option<FarCompletion>;
-    /// Reason of the end of the connection, once every command has completed.
+    /// Returns the reason of the end of the connection, once every command has completed; `None` before.
     fn loss(&self) -> Option<Loss>;
-    /// Ends the connection at once; outstanding commands complete with [`Failure::Lost`].
+    /// Aborts the connection; outstanding commands complete with [`Failure::Lost`].
     fn abandon(&mut self);
 }
 

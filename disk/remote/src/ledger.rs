@@ -1,24 +1,25 @@
 //! [`Ledger`]: blocks of writes that the far target may still execute although their association is lost or
-//! their deadline has passed; and the association of each core's queue.
+//! their deadline has passed. It also records the association of each core's queue.
 //!
 //! ```text
-//!            lost with its association        answered, over the next one
+//!            lost with its association        answered, over the next association
 //!   write ─────────────────────────────> entry ───────────────────────────> kept until the lost association
 //!     │ not answered in time               ^                                 is over (fenced), then removed
 //!     └────────────────────────────────────┘
 //! ```
 //! A write that overlaps an older entry is not sent. A read that overlaps a write to be repeated waits for
-//! the answer to the repetition: otherwise reads could return the blocks before and after it.
+//! the answer to the repetition. Otherwise reads could return data from before and from after the write.
 //!
-//! An association is over when the far target has confirmed it, or [`Ledger::fence_timeout`] after the loss.
+//! An association is over when the far target has confirmed its end, or [`Ledger::fence_timeout`] after the
+//! loss.
 
 use spindle_disk::BlockRange;
 use spindle_reactor::clock::Nanos;
 
-/// Number of an entry, ascending.
+/// Identifier of an entry; ascends in the order in which entries are added.
 pub(crate) type EntryId = u64;
 
-/// Stands for a command without an entry, which is newer than all entries.
+/// Identifier for a command without an entry: newer than all entries.
 pub(crate) const NEWEST: EntryId = EntryId::MAX;
 
 #[derive(Debug, Clone, Copy)]
@@ -27,9 +28,10 @@ struct Entry {
     range: BlockRange,
     /// The write is outstanding or will be sent again.
     is_live: bool,
-    /// The write was lost and is sent again.
+    /// The write was lost; while `is_live`, it will be sent again.
     is_repeated: bool,
-    /// The newest lost association that had the write, and the time of the loss. `None`: none, or it is over.
+    /// The newest lost association that had the write, and the time of the loss. `None`: no such association,
+    /// or it is over.
     lost: Option<(u64, Nanos)>,
 }
 
@@ -38,7 +40,7 @@ struct Entry {
 pub(crate) struct Ledger {
     entries: Vec<Entry>,
     next: EntryId,
-    /// Associations up to this number are over, confirmed by the far target.
+    /// Newest association whose end the far target has confirmed; all earlier ones are over too.
     over: u64,
     /// Time from a loss after which the association is over without a confirmation.
     pub(crate) fence_timeout: Nanos,
@@ -47,13 +49,13 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Adds a core; returns its handle.
+    /// Adds a core without a queue; returns its handle.
     pub(crate) fn open(&mut self) -> usize {
         self.handles.push(Some(0));
         self.handles.len() - 1
     }
 
-    /// Removes a core.
+    /// Removes a core. Its handle is not reused.
     pub(crate) fn close(&mut self, handle: usize) {
         self.handles[handle] = None;
     }
@@ -63,8 +65,8 @@ impl Ledger {
         self.handles[handle] = Some(number);
     }
 
-    /// True when no core has a queue of an association other than `number`: all losses of earlier ones are
-    /// recorded.
+    /// Returns true when no core has a queue of an association other than `number`. Then all losses with
+    /// earlier associations are recorded.
     pub(crate) fn have_all_left(&self, number: u64) -> bool {
         self.handles.iter().flatten().all(|has| [0, number].contains(has))
     }
@@ -90,7 +92,7 @@ impl Ledger {
         id
     }
 
-    /// Adds an entry for a write to `range`, unless the write has one, `entry`. Returns the write's entry.
+    /// Returns `entry`, the write's entry. Without one, adds an entry for a write to `range`.
     pub(crate) fn add_entry(&mut self, entry: Option<EntryId>, range: BlockRange) -> EntryId {
         entry.unwrap_or_else(|| {
             self.next += 1;
@@ -99,7 +101,8 @@ impl Ledger {
         })
     }
 
-    /// The write was answered, or will not be sent again.
+    /// Records that the write was answered or will not be sent again. Removes its entry unless a lost
+    /// association may still execute the write.
     pub(crate) fn resolve(&mut self, id: EntryId) {
         if let Some(entry) = self.find(id) {
             entry.is_live = false;
@@ -107,12 +110,12 @@ impl Ledger {
         self.remove_finished();
     }
 
-    /// True when the write can no longer be executed.
+    /// Returns true when the write's entry was removed: the write can no longer be executed.
     pub(crate) fn is_over(&self, id: EntryId) -> bool {
         self.entries.iter().all(|entry| entry.id != id)
     }
 
-    /// Records that associations up to `number` are over.
+    /// Records that associations up to `number` are over, and removes the finished entries.
     pub(crate) fn end(&mut self, number: u64) {
         self.over = self.over.max(number);
         for entry in &mut self.entries {
@@ -121,8 +124,8 @@ impl Ledger {
         self.remove_finished();
     }
 
-    /// Treats associations whose loss was recorded at least the fence timeout ago as over. True when an entry
-    /// has changed.
+    /// Treats associations whose loss was recorded at least the fence timeout ago as over. Returns true when
+    /// an entry has changed.
     pub(crate) fn expire(&mut self, now: Nanos) -> bool {
         let mut has_any = false;
         for entry in &mut self.entries {
@@ -135,7 +138,9 @@ impl Ledger {
         has_any
     }
 
-    /// True when an older entry blocks a command to `range`. `id`: the command's own entry, or [`NEWEST`].
+    /// Returns true when an older entry blocks a command to `range`. A write is blocked by every such entry
+    /// that overlaps; another command only by that of a write to be repeated. `id`: the command's own entry,
+    /// or [`NEWEST`].
     pub(crate) fn is_blocked(&self, id: EntryId, range: BlockRange, is_write: bool) -> bool {
         self.entries.iter().any(|entry| {
             let is_to_come = entry.is_live && entry.is_repeated;

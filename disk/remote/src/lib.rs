@@ -1,35 +1,36 @@
-//! A disk on a namespace of another NVMe-oF target, by the initiator, over TCP or RDMA.
+//! A disk on a namespace of another NVMe-oF target, accessed with the initiator library over TCP or RDMA.
 //!
 //! ```text
 //!   manager thread   Controller: connect, Identify, keep alive ── Association ──┐ (and again after a loss)
 //!                                                                               v
 //!   each core        submit ──> waiting ──> I/O queue of its own ──> Done   Opening, stepped by Disk::poll
 //!                                  ^             │ lost
-//!                                  └─────────────┘ sent again over the next one; the ledger has its blocks
+//!                                  └─────────────┘ sent again over the next queue; ledger: its blocks
 //! ```
 //!
-//! A core never blocks: the manager connects the controller and identifies the namespace, and a core connects
-//! its own queue in steps. The loss of any connection ends the association, as in the kernel's host.
+//! A core never blocks. The manager connects the controller and identifies the namespace; a core connects its
+//! own queue in steps. The loss of any connection ends the association, as in the kernel's host.
 //!
 //! A command is acknowledged after the far target has acknowledged it; Flush and FUA are passed on.
-//! `docs/guarantees.md` has the guarantees for writes without an answer. Three rules implement them:
+//! `docs/guarantees.md` contains the guarantees for writes without an answer. Three rules implement them:
 //!
-//! - No command is sent over an association until every core has left the previous one (`ledger.rs`).
-//! - A lost write is sent again. Newer commands to its blocks wait for its answer; newer writes also wait
-//!   until the lost association is over: the far target confirms it (a Spindle, by End Former Associations),
-//!   or the fence timeout has passed.
-//! - A command that is not answered within `command_timeout` fails with an error that hosts may retry. If it
-//!   is a write, other writes to its blocks wait until the far target has answered it or its association is
-//!   over.
+//! - No command is sent over an association until no core has a queue of the previous one (`ledger.rs`).
+//! - A lost write is sent again. Newer commands to its blocks wait for its answer. Newer writes also wait
+//!   until the lost association is over: the far target confirms it (a Spindle target, by End Former
+//!   Associations), or the fence timeout has passed.
+//! - A command that is not answered within `command_timeout` fails with an error that hosts may retry. After
+//!   such a write, other writes to its blocks wait until the far target has answered it or its association
+//!   is over.
 //!
 //! The identity of the namespace is checked when an association begins, and after each Namespace Attribute
 //! Changed event before the next command. A namespace that is another disk is not used.
 //!
-//! Not supported: multipath, authentication, compare-and-write (it is not offered to hosts of this disk).
+//! Not supported: multipath, authentication, and compare-and-write, which is not offered to hosts of this
+//! disk.
 //!
 //! Limits: one association per disk, one I/O queue per core. A command with more data than the far target's
-//! MDTS, or over RDMA in too many segments, is split into pieces of at most 128 KiB, each copied once; at
-//! most four of a core are in flight.
+//! MDTS, or over RDMA in too many segments, is split. Each part has at most 128 KiB and is copied once; at
+//! most four parts of a core are in flight.
 
 #![forbid(unsafe_code)]
 
@@ -67,14 +68,14 @@ pub struct RemoteSpec {
     pub target: Target,
     /// NSID of the namespace at the far target.
     pub nsid: u32,
-    /// Number of cores that open the disk, and so of I/O queues requested.
+    /// Number of cores that open the disk: one I/O queue is requested for each.
     pub cores: u16,
     /// Most outstanding commands of a core at the far target.
     pub depth: u16,
-    /// Time limit of a command, from its submission and across reconnects.
+    /// Time limit of a command, counted from its submission and across reconnects.
     pub command_timeout: Duration,
-    /// Part of the fence timeout: a lost association is over at the latest after twice the keep-alive timeout
-    /// plus this, for a Spindle 40 s later.
+    /// Part of the fence timeout. A lost association is over at the latest after twice the keep-alive timeout
+    /// plus this time; for a Spindle target 40 s later.
     pub quiesce: Duration,
 }
 
@@ -93,14 +94,14 @@ pub struct RemoteFacts {
     pub identity: Identity,
 }
 
-/// A disk on a far namespace, shared by all cores. See the module.
+/// A disk on a far namespace, shared by all cores.
 pub struct RemoteDisk<F: Far = Association> {
     shared: Arc<Users<F>>,
     facts: RemoteFacts,
 }
 
-/// Shared by the disk and its cores; dropped with the last of them, which stops the manager. Commands in
-/// flight of a removed disk need the association until they end.
+/// State shared by the disk and its cores. It is dropped with the last of them, which stops the manager:
+/// commands in flight of a removed disk need the association until they end.
 struct Users<F: Far> {
     shared: Arc<Shared<F>>,
     /// `None`: the caller provides the associations ([`RemoteDisk::with_far`]).
@@ -126,12 +127,12 @@ impl<F: Far> Drop for Users<F> {
 }
 
 impl RemoteDisk {
-    /// Connects and identifies the namespace. Blocks; not on a reactor core.
+    /// Connects and identifies the namespace. Blocks; never call it on a reactor core.
     ///
     /// # Errors
-    /// [`OpenError::System`] where the target cannot be reached or refuses the connection, or the namespace
-    /// is claimed by another disk of the process; [`OpenError::Setting`] where the namespace is not usable as
-    /// a disk.
+    /// [`OpenError::System`]: the target cannot be reached or refuses the connection, another disk of the
+    /// process has claimed the namespace, or a thread cannot be started. [`OpenError::Setting`]: the
+    /// namespace is not usable as a disk.
     pub fn new(name: &str, spec: &RemoteSpec) -> Result<Arc<RemoteDisk>, OpenError> {
         let (shared, claim, facts) = manager::open(name, spec)?;
         Ok(Arc::new(RemoteDisk { shared: Arc::new(Users { shared, claim: Some(claim) }), facts }))
@@ -139,8 +140,8 @@ impl RemoteDisk {
 }
 
 impl<F: Far> RemoteDisk<F> {
-    /// A disk without a manager thread: the caller (the simulator, tests) makes the associations `F` and
-    /// reports them through the returned [`Control`]. `abilities`: ONCS of the far controller.
+    /// Creates a disk without a manager thread. The caller (the simulator, tests) makes the associations `F`
+    /// and reports them through the returned [`Control`]. `abilities`: ONCS of the far controller.
     #[must_use]
     pub fn with_far(
         name: &str,
@@ -154,7 +155,7 @@ impl<F: Far> RemoteDisk<F> {
         (Arc::new(disk), Control(shared))
     }
 
-    /// Properties of the namespace at the first connect.
+    /// Returns the properties of the namespace at the first connect.
     #[must_use]
     pub fn facts(&self) -> &RemoteFacts {
         &self.facts
@@ -182,7 +183,7 @@ impl<F: Far> DiskSource for RemoteDisk<F> {
         Ok(Box::new(RemoteCore::new(Arc::clone(&self.shared), context)?))
     }
 
-    /// Only the far target can change the size.
+    /// Refuses every size except the current one: only the far target can change the size.
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
         ResizeError::unless_same(self, bytes, "the far target's namespace")
     }
@@ -191,7 +192,7 @@ impl<F: Far> DiskSource for RemoteDisk<F> {
         self.prepare_resize(bytes)
     }
 
-    /// Deallocate is sent as Dataset Management, which is a hint.
+    /// Returns false: Deallocate is sent as Dataset Management, which is a hint.
     fn deallocated_is_zero(&self) -> bool {
         false
     }
@@ -205,9 +206,9 @@ impl<F: Far> DiskSource for RemoteDisk<F> {
     }
 }
 
-/// Text that is unique to the far namespace. The identity that hosts of the remote disk see is derived from
-/// it, so it must never change for a namespace. Includes the NSID where only the serial number identifies the
-/// namespace.
+/// Returns a text that is unique to the far namespace. The identity that hosts of the remote disk see is
+/// derived from this text, so it must never change for a namespace. Includes the NSID if only the serial
+/// number identifies the namespace.
 fn seed(identity: &Identity, nsid: u32) -> String {
     let Identity { nguid, eui64, uuid, serial } = identity;
     let mut text = String::new();

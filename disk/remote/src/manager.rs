@@ -1,4 +1,5 @@
-//! The manager thread of a remote disk: connects associations, supervises them and reconnects after a loss.
+//! The manager thread of a remote disk: connects associations, supervises them, and reconnects after a loss.
+//! Also checks the far namespace and limits the log.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, mpsc};
@@ -21,24 +22,24 @@ use crate::{RemoteFacts, RemoteSpec};
 
 /// Poll period of the controller; short compared to its keep-alive timeout.
 const POLL_PERIOD: Duration = Duration::from_millis(50);
-/// Keep-alive timeout. A far target that stops answering is given up after 1 to 1.5 times this.
+/// Keep-alive timeout. The loss of a far target that stops answering is detected after 1 to 1.5 times this.
 const KEEP_ALIVE_MS: u32 = 5000;
 /// Timeout of each step of connecting except the answer to Connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest delay of the answer to Connect by a Spindle, which waits up to 40 s for commands of the host's
+/// Longest delay of the answer to Connect by a Spindle target. It waits up to 40 s for commands of the host's
 /// former queue pairs that are at a disk.
 const CONNECT_DELAY_MAX: Duration = Duration::from_secs(40);
-/// Timeout of the answer to Connect; above [`CONNECT_DELAY_MAX`].
+/// Timeout of the answer to Connect; longer than [`CONNECT_DELAY_MAX`].
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
 /// Time after which an association counts as stable.
 const STABLE_TIME: Nanos = Nanos::from_secs(10);
-/// First and longest wait between connection attempts; the first suits a restarted target.
+/// First and longest wait between connection attempts. The first is short, for a target that restarts.
 const BACKOFF_WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// Largest disk in bytes: file offsets are signed.
 const BYTES_MAX: u64 = i64::MAX as u64;
 /// Bytes of the Changed Namespace List.
 const CHANGED_BYTES: u32 = 4096;
-/// Most checks of the namespace in a row, each after a further change event.
+/// Most consecutive checks of the namespace, each after a further change event.
 const CHECKS_MAX: u32 = 16;
 /// Most distinct reasons that are logged before an association is stable.
 const REASONS_MAX: usize = 16;
@@ -52,8 +53,8 @@ struct Connected {
 
 type Opened = Result<(Arc<Shared<Association>>, Claim, RemoteFacts), OpenError>;
 
-/// Starts the manager thread and waits for its first connection attempt. A controller must stay on the thread
-/// that connected it.
+/// Starts the manager thread and waits for the result of its first connection attempt. The thread itself
+/// connects, because a controller must stay on the thread that connected it.
 pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
     let (sender, receiver) = mpsc::channel();
     let (disk, spec) = (name.to_owned(), spec.clone());
@@ -65,11 +66,11 @@ pub(crate) fn open(name: &str, spec: &RemoteSpec) -> Opened {
     receiver.recv().unwrap_or_else(ended)
 }
 
-/// Main function of the thread; returns when the disk is dropped.
+/// Main function of the thread. Returns when the first connect fails or the disk is dropped.
 fn manage(name: &str, spec: &RemoteSpec, sender: &mpsc::Sender<Opened>) {
     match connect_first(name, spec) {
         Ok((manager, claim, facts, controller)) => {
-            // The receiver waits in `open`.
+            // Cannot fail: the receiver waits in `open`.
             let _ = sender.send(Ok((Arc::clone(&manager.control.0), claim, facts)));
             manager.run(controller);
         }
@@ -77,7 +78,7 @@ fn manage(name: &str, spec: &RemoteSpec, sender: &mpsc::Sender<Opened>) {
     }
 }
 
-/// First connect. The namespace found here defines the disk.
+/// Connects for the first time. The namespace found defines geometry and identity of the disk.
 fn connect_first(
     name: &str,
     spec: &RemoteSpec,
@@ -108,14 +109,14 @@ fn connect_first(
     Ok((manager, claim, facts, controller))
 }
 
-/// A random nonzero token. It identifies the associations of one disk of this process.
+/// Returns a random nonzero token. It identifies the associations of one disk of this process.
 fn token() -> u64 {
     RandomState::new().hash_one(std::process::id()) | 1
 }
 
-/// One connection attempt. The commands after End Former Associations are answered after the far target has
-/// taken it, so on success the far target knows the new association's token. The next association's End
-/// Former Associations therefore finds this one.
+/// Makes one connection attempt. The far target answers the commands that follow End Former Associations only
+/// after it has received that command. On success it therefore has the token of the new association. So the
+/// next association's End Former Associations ends the new association too.
 fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
     let options = Options {
         io_queues: spec.cores,
@@ -139,20 +140,21 @@ fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
     Ok(Connected { controller, namespace, identify })
 }
 
-/// Time for which a far target may execute commands of a lost association, unless it confirms their end. A
-/// far target ends an association without keep alive within two timeouts. A Spindle may need longer for
-/// commands at its disks, and reports that.
+/// Returns the time for which a far target may execute commands of a lost association, unless it confirms
+/// their end. A far target ends an association without keep alive within two timeouts, and its commands end
+/// within `quiesce`. A target with End Former Associations (Spindle) may need [`CONNECT_DELAY_MAX`] longer.
 fn fence_timeout(spec: &RemoteSpec, controller: &Controller) -> Nanos {
     let quiet = Nanos::from_ms(2 * u64::from(KEEP_ALIVE_MS)) + spec.quiesce.into();
     if controller.ends_former_associations() { quiet + CONNECT_DELAY_MAX.into() } else { quiet }
 }
 
-/// Name of the namespace for messages.
+/// Returns the text for the namespace in messages: NSID, NQN, transport and address.
 fn namespace_label(target: &Target, nsid: u32) -> String {
     format!("namespace {nsid} of {} at {}:{}", target.nqn, target.transport, target.address)
 }
 
-/// Field, value and allowed values of the first property that makes a namespace unusable as a disk.
+/// Returns field, value and allowed values of the first property that makes a namespace unusable as a disk;
+/// `None` for a usable namespace.
 fn unusable(
     namespace: &Namespace,
     identify: &IdentifyNamespace,
@@ -215,17 +217,17 @@ fn facts(
     }
 }
 
-/// Log filter: each reason is logged once until an association has lasted for [`STABLE_TIME`], so that a
-/// flapping far target does not flood the log.
+/// Log filter: each reason is logged once until an association has lasted for [`STABLE_TIME`]. So a far
+/// target that is lost again and again does not flood the log.
 #[derive(Default)]
 struct LogFilter {
     reasons: Vec<String>,
-    /// A loss was suppressed, and so is the message about the reconnect.
+    /// The message about a loss was suppressed; the message about the reconnect is suppressed too.
     is_quiet: bool,
 }
 
 impl LogFilter {
-    /// True where the loss is to be logged.
+    /// Returns true if the loss is to be logged; false for a known reason, or after [`REASONS_MAX`] reasons.
     fn on_loss(&mut self, reason: &str) -> bool {
         let is_new = self.is_new(reason);
         self.is_quiet |= !is_new;
@@ -240,7 +242,7 @@ impl LogFilter {
         true
     }
 
-    /// Resets the filter once an association is stable. True where a loss was suppressed.
+    /// Resets the filter once an association is stable. Returns true if a loss was suppressed.
     fn on_lasted(&mut self) -> bool {
         std::mem::take(self).is_quiet
     }
@@ -276,7 +278,8 @@ impl Manager {
                 return;
             };
             up.abandon();
-            // Closed before the next Connect, so that a reachable far target ends the old association first.
+            // The connection is closed before the next Connect, so that a reachable far target ends the old
+            // association first.
             drop(up);
             if self.log_filter.on_loss(&why) {
                 tracing::warn!(disk = self.control.0.name, "lost {}: {why}", self.namespace_label());
@@ -295,7 +298,7 @@ impl Manager {
         namespace_label(&self.spec().target, self.spec().nsid)
     }
 
-    /// Supervises an association until it ends. Returns the reason; `None`: the disk was dropped.
+    /// Supervises an association until it ends. Returns the reason of its end; `None`: the disk was dropped.
     fn supervise(&mut self, controller: &mut Controller, number: u64) -> Option<String> {
         let lasted = Clock::now() + STABLE_TIME;
         loop {
@@ -313,7 +316,8 @@ impl Manager {
                     }
                 }
                 Some(ControllerEvent::Former(former)) => self.on_former(former, number),
-                // An event ends the wait at once: until it is handled, cores may write to another disk.
+                // An event ends the wait at once. Until the event is handled, cores may write to another
+                // disk.
                 None => controller.wait(POLL_PERIOD, &self.waker),
             }
             if self.control.lost() >= number {
@@ -334,23 +338,24 @@ impl Manager {
         }
     }
 
-    /// Handles `event`, of which only a namespace change has an effect: the cores send no commands until
-    /// Identify has confirmed the identity of the namespace. Blocks.
+    /// Handles an event of the controller. Only Namespace Attribute Changed has an effect: the cores send no
+    /// commands until Identify has confirmed the identity of the namespace. Blocks. An error ends the
+    /// association.
     fn verify(&self, up: &mut Controller, event: AsyncEvent) -> Result<(), Error> {
         if event.as_notice() != Some(AsyncNotice::NAMESPACE_CHANGED) {
             return Ok(());
         }
         self.control.hold();
         for _ in 0..CHECKS_MAX {
-            // Read before Identify, as it re-enables the event for the next change. The list itself is not
-            // used: a check of an unchanged namespace costs only four round trips.
+            // The log page is read before Identify, as the read re-enables the event for the next change. The
+            // list itself is not used: a check of an unchanged namespace costs only four round trips.
             up.log_page(LogId::CHANGED_NAMESPACES, NSID_ALL, 0, CHANGED_BYTES, false)?;
-            // For the serial number and the volatile write cache.
+            // Reads the serial number and the volatile write cache again.
             up.refresh_identify()?;
             let identify = up.identify_namespace(self.spec().nsid)?;
             let namespace = up.namespace_of(self.spec().nsid, &identify)?;
             let shape = self.shape(up, &namespace, &identify)?;
-            // A change after these reads has sent an event, or will.
+            // A change after these reads has caused an event, or will cause one.
             let mut has_changed = false;
             while let Some(event) = up.next_event(Clock::now()) {
                 has_changed |= event.as_notice() == Some(AsyncNotice::NAMESPACE_CHANGED);
@@ -363,7 +368,8 @@ impl Manager {
         Err(Error::Answer { step: "Changed Namespace List", what: "the namespaces change without end" })
     }
 
-    /// Current shape of the namespace; an error if it is another disk or unusable.
+    /// Returns the current shape of the namespace; an error if it is another disk or unusable. Logs a changed
+    /// shape.
     fn shape(
         &self,
         controller: &Controller,
@@ -386,7 +392,7 @@ impl Manager {
         Ok(shape)
     }
 
-    /// Retries until the next association is up. `None`: the disk was dropped.
+    /// Retries, with backoff, until association `number` is up. `None`: the disk was dropped.
     fn reconnect(&mut self, backoff: &mut Backoff, number: u64) -> Option<Controller> {
         loop {
             let due = Clock::now() + backoff.next_wait().into();
@@ -429,8 +435,8 @@ impl Manager {
     }
 }
 
-/// The new shape after `before`. Hosts read VWC once: if a volatile write cache appears later, all writes use
-/// FUA instead.
+/// Returns the new shape after `before`. Hosts read VWC once: if a volatile write cache appears later, all
+/// writes use FUA instead.
 fn reshape(before: Shape, vwc: Vwc, namespace: &Namespace, identify: &IdentifyNamespace) -> Shape {
     let geometry = Geometry {
         block_count: namespace.blocks,

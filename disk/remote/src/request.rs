@@ -20,30 +20,32 @@ const RANGE_BYTES: u32 = 16;
 pub(crate) struct Request {
     pub(crate) token: Token,
     pub(crate) op: Op,
-    /// Write Zeroes is sent as writes of zeroes: the far target does not support it or has refused it.
+    /// Write Zeroes is sent as writes of zeroes: the far target does not support Write Zeroes or has refused
+    /// it.
     pub(crate) sends_zeroes: bool,
     pub(crate) range: BlockRange,
     /// Dataset Management hints of a Read or Write, passed on in CDW13.
     pub(crate) hints: u8,
-    /// Buffer of the whole request; `None` while a command at the far target uses it.
+    /// Buffer of the whole request. `None`: the request has no data, or a command at the far target uses its
+    /// buffer.
     buf: Option<Buf>,
-    /// Submission number on this core.
+    /// Position in the core's order of submission, from 1.
     pub(crate) number: u64,
     /// Time at which the request fails unless the far target has answered it.
     pub(crate) deadline: Nanos,
     /// Blocks transferred so far.
     done: u32,
-    /// Blocks of the current piece.
+    /// Blocks of the current piece, or of the last one.
     piece: u32,
     /// The current piece uses a buffer of the core's pool instead of `buf`.
     pub(crate) is_bounced: bool,
     /// All pieces use bounce buffers: the queue has refused the request's own buffer.
     pub(crate) must_bounce: bool,
-    /// At the far target, or lost with its association.
+    /// A command of the request is at the far target, or was lost with its association.
     pub(crate) is_outstanding: bool,
     /// Cancelled by its submitter ([`Disk::cancel_owner`](spindle_disk::Disk::cancel_owner)).
     pub(crate) is_cancelled: bool,
-    /// Its [`Done`] was returned with an error while it is still at the far target.
+    /// The request's [`Done`] was returned with an error while its command is still at the far target.
     pub(crate) is_answered: bool,
     /// Ledger entry of a write that was lost or not answered in time.
     pub(crate) entry: Option<EntryId>,
@@ -55,12 +57,12 @@ pub(crate) struct Piece {
     pub(crate) data: HostData,
 }
 
-/// Why the next piece cannot be sent.
+/// Reason for which the next piece cannot be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceError {
     /// The core's pool has no free buffer; a completion frees one.
     Buffer,
-    /// The request has no data buffer: it must fail.
+    /// The request has no data buffer, so it must fail.
     Data,
 }
 
@@ -73,7 +75,7 @@ pub(crate) struct PieceParams {
     pub(crate) data_blocks_max: u32,
     /// Blocks per bounce buffer.
     pub(crate) bounce_blocks: u32,
-    /// Every write has FUA.
+    /// Every write is sent with FUA.
     pub(crate) must_fua: bool,
 }
 
@@ -106,7 +108,7 @@ impl Request {
         }
     }
 
-    /// Builds the command for the next piece.
+    /// Builds the command for the next piece. Fails if a bounce buffer is missing or the request has no data.
     pub(crate) fn next(&mut self, limits: PieceParams, pool: &Pool) -> Result<Piece, PieceError> {
         let left = self.range.blocks - self.done;
         let lba = self.range.lba + u64::from(self.done);
@@ -160,8 +162,8 @@ impl Request {
         Ok(Piece { sqe, data })
     }
 
-    /// Buffer of the next piece: the request's own if one command can transfer all, otherwise a bounce buffer
-    /// with the data of the piece.
+    /// Returns the buffer of the next piece and sets the piece's length. It is the request's own buffer if
+    /// one command can transfer all, otherwise a bounce buffer with the data of the piece.
     fn data(&mut self, left: u32, whole: bool, limits: PieceParams, pool: &Pool) -> Result<Buf, PieceError> {
         if whole && left <= limits.data_blocks_max && !self.must_bounce {
             (self.piece, self.is_bounced) = (left, false);
@@ -186,14 +188,15 @@ impl Request {
         self.done as usize * limits.block_bytes as usize
     }
 
-    /// Takes back the buffer of a piece that was refused or has failed; drops a bounce buffer.
+    /// Stores the buffer of a piece that was refused or has failed; drops a bounce buffer.
     pub(crate) fn take_back(&mut self, data: Option<Buf>) {
         if !self.is_bounced {
             self.buf = data;
         }
     }
 
-    /// Handles a successful piece. True when it was the last.
+    /// Handles a successful piece; copies the data of a read from its bounce buffer. Returns true when it was
+    /// the last piece.
     pub(crate) fn on_piece(&mut self, data: Option<Buf>, limits: PieceParams) -> bool {
         if !self.is_bounced {
             self.buf = data;
@@ -210,8 +213,8 @@ impl Request {
         self.done >= self.range.blocks
     }
 
-    /// Fails the request for its submitter while it is at the far target. Returns its own buffer unless the
-    /// far target uses it.
+    /// Ends the request for its submitter while its command is at the far target. The [`Done`] contains the
+    /// request's buffer unless the far target uses it.
     pub(crate) fn answer(&mut self, result: Result<(), DiskError>) -> Done {
         self.is_answered = true;
         Done { token: self.token, result, buf: self.buf.take() }

@@ -1,9 +1,9 @@
-//! [`Shared`]: state of a remote disk shared by its manager and cores, and [`Control`], the manager's handle
-//! on it.
+//! [`Shared`]: state that the manager and the cores of a remote disk share. [`Control`]: the manager's handle
+//! on it. [`Shape`] and [`View`]: the parts that cores copy.
 //!
-//! All state is under one lock, which a core takes only to make a change, after a change, or while the ledger
-//! has entries. Each change increments [`Shared::version`], which a core loads once per turn; if it has
-//! changed, the core copies a [`View`].
+//! The state is under one lock. A core locks it only to make a change, after a change, or while the ledger
+//! has entries. Each change increments [`Shared::version`], which a core loads once per turn. If the version
+//! has changed, the core copies a [`View`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use crate::RemoteSpec;
 use crate::ledger::{EntryId, Ledger};
 use crate::request::Request;
 
-/// Properties of the far namespace that may change while it is in use.
+/// Properties of the far namespace that may change while the disk is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Geometry reported to hosts. Size and write protection follow the far target.
@@ -60,23 +60,23 @@ impl<F> State<F> {
     }
 }
 
-/// Shared state of a remote disk. See the module.
+/// Shared state of a remote disk.
 pub(crate) struct Shared<F> {
     pub(crate) name: String,
     pub(crate) spec: RemoteSpec,
-    /// [`RemoteSpec::command_timeout`] in the clock's unit.
+    /// [`RemoteSpec::command_timeout`] in the unit of the clock.
     pub(crate) command_timeout: Nanos,
     /// Optional NVM commands of the far controller.
     pub(crate) abilities: Oncs,
     version: AtomicU64,
     state: Mutex<State<F>>,
-    /// Newest association on which a core has lost its queue or failed to connect it.
+    /// Newest association on which a core has lost its queue or failed to connect it; 0: none.
     lost: AtomicU64,
     pub(crate) is_stopped: AtomicBool,
-    /// Wakes the manager thread; `None` where the caller makes the associations.
+    /// Wakes the manager thread; `None`: the caller makes the associations.
     waker: Option<Waker>,
-    /// Called before the first command over a new association, and before the first after each further check
-    /// of the namespace.
+    /// Called before the first command over a new association, and before the first command after each
+    /// further check of the namespace.
     foreign_change_callbacks: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
 
@@ -120,7 +120,7 @@ impl<F> Shared<F> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state and notifies the cores by `version`.
+    /// Changes the state and increments `version`, by which the cores detect the change.
     fn change<T>(&self, change: impl FnOnce(&mut State<F>) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state);
@@ -128,7 +128,7 @@ impl<F> Shared<F> {
         result
     }
 
-    /// Changes with each change of the state.
+    /// Returns the version, which each change of the state increments.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -138,8 +138,8 @@ impl<F> Shared<F> {
         self.lock().view()
     }
 
-    /// The current association and its number; `None` without one, or once a core has lost its queue or
-    /// failed to connect it.
+    /// Returns the current association and its number. `None`: no association is up, or a core has lost its
+    /// queue or failed to connect it.
     pub(crate) fn association(&self) -> Option<(u64, Arc<F>)> {
         let state = self.lock();
         let is_lost = self.lost.load(Ordering::Acquire) >= state.number;
@@ -150,8 +150,8 @@ impl<F> Shared<F> {
         self.change(|state| state.ledger.open())
     }
 
-    /// A core's handle was dropped. `sent`: writes outstanding over association `number`; `live`: entries of
-    /// its other commands.
+    /// Closes the ledger handle of a dropped core. Records `sent`, the writes outstanding over association
+    /// `number`, as lost, and resolves `live`, the entries of the core's other commands.
     pub(crate) fn close(
         &self,
         handle: usize,
@@ -170,12 +170,13 @@ impl<F> Shared<F> {
         });
     }
 
-    /// A core has connected its queue of association `number`.
+    /// Records that a core has connected its queue of association `number`.
     pub(crate) fn on_up(&self, handle: usize, number: u64) {
         self.change(|state| state.ledger.set_queue(handle, number));
     }
 
-    /// A core has lost its queue of association `number`, and with it the writes `requests`.
+    /// Records that a core has lost its queue of association `number`, and with it the writes `requests`.
+    /// Wakes the manager for the first such loss.
     pub(crate) fn on_down<'a>(
         &self,
         handle: usize,
@@ -202,12 +203,12 @@ impl<F> Shared<F> {
         request.entry = Some(entry);
     }
 
-    /// The command of an entry was answered, or will not be sent again.
+    /// Records that the command of an entry was answered or will not be sent again.
     pub(crate) fn resolve(&self, entry: EntryId) {
         self.change(|state| state.ledger.resolve(entry));
     }
 
-    /// Reads the ledger after expiring its entries by `now`.
+    /// Passes the ledger to `look`, after entries were expired by `now`.
     pub(crate) fn with_ledger<T>(&self, now: Nanos, look: impl FnOnce(&Ledger) -> T) -> T {
         let mut state = self.lock();
         if state.ledger.expire(now) {
@@ -216,8 +217,8 @@ impl<F> Shared<F> {
         look(&state.ledger)
     }
 
-    /// Time at which all entries of the ledger are over, for a disk that no core has open. `None`: it is
-    /// empty.
+    /// Returns the time at which all entries of the ledger are over, for a disk that no core has open.
+    /// `None`: the ledger is empty.
     pub(crate) fn over_at(&self, now: Nanos) -> Option<Nanos> {
         // Counted from now, not from the loss: a core that was not polled recently has recorded an earlier
         // time.
@@ -225,7 +226,8 @@ impl<F> Shared<F> {
         (!ledger.is_empty()).then(|| now + ledger.fence_timeout)
     }
 
-    /// A core has lost its queue of association `number` or failed to connect it.
+    /// Records that a core has lost its queue of association `number` or failed to connect it. Wakes the
+    /// manager for the first such loss.
     pub(crate) fn on_lost(&self, number: u64) {
         if self.lost.fetch_max(number, Ordering::AcqRel) < number {
             self.wake_manager();
@@ -243,8 +245,8 @@ impl<F> Shared<F> {
 pub struct Control<F>(pub(crate) Arc<Shared<F>>);
 
 impl<F> Control<F> {
-    /// Association `number` (from 1, ascending) is up and its namespace was verified; `shape` is its current
-    /// shape.
+    /// Reports that association `number` (from 1, ascending) is up and its namespace was verified; `shape` is
+    /// its current shape.
     pub fn up(&self, number: u64, association: Arc<F>, shape: Shape) {
         self.0.report_foreign_change();
         self.0.change(|state| {
@@ -253,7 +255,7 @@ impl<F> Control<F> {
         });
     }
 
-    /// No association is up.
+    /// Reports that no association is up.
     pub fn down(&self) {
         self.0.change(|state| (state.number, state.association, state.is_checked) = (0, None, false));
     }
@@ -263,13 +265,13 @@ impl<F> Control<F> {
         self.0.change(|state| state.is_checked = false);
     }
 
-    /// The namespace was verified again; `shape` is its current shape.
+    /// Reports that the namespace was verified again; `shape` is its current shape.
     pub fn checked(&self, shape: Shape) {
         self.0.report_foreign_change();
         self.0.change(|state| (state.is_checked, state.shape) = (true, shape));
     }
 
-    /// The far target executes no further command of the associations up to `number`.
+    /// Reports that the far target executes no further command of the associations up to `number`.
     pub fn over(&self, number: u64) {
         self.0.change(|state| state.ledger.end(number));
     }
@@ -279,19 +281,19 @@ impl<F> Control<F> {
         self.0.change(|state| state.ledger.fence_timeout = fence_timeout);
     }
 
-    /// The last reported shape.
+    /// Returns the last reported shape.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.0.view().shape
     }
 
-    /// Number of the newest association on which a core has lost its queue or failed to connect it; 0: none.
+    /// Returns the newest association on which a core has lost its queue or failed to connect it; 0: none.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.0.lost.load(Ordering::Acquire)
     }
 
-    /// True when the disk and all its handles were dropped.
+    /// Returns true when the disk and all its handles were dropped.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.0.is_stopped.load(Ordering::Acquire)

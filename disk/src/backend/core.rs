@@ -1,4 +1,4 @@
-//! [`BackendCore`]: requests of one core and their progress in each poll.
+//! [`BackendCore`]: the requests and compare-and-writes of one core, and their progress in each poll.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::{
     BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner, Token,
 };
 
-/// Most requests of a core at its backend: the usual depth of an NVMe drive's queue.
+/// Most requests of a core at its backend: the usual depth of a queue of an NVMe drive.
 pub(crate) const REQUESTS_MAX: u32 = 1024;
 
-/// Token of the compare-and-write at the backend. Requests use their slots, which have 32 bits.
+/// Token of the compare-and-write at the backend. The tokens of requests are their slots, which have 32 bits.
 const COMPARE_AND_WRITE_TOKEN: u64 = u64::MAX;
 
-/// One core's handle. `backend` is dropped first: its drop waits for its operations, which must end before
-/// `compare_and_writes` is dropped.
+/// One core's handle on a disk. `backend` is dropped first: its drop waits for its operations, which must end
+/// before the drop of `compare_and_writes`.
 pub(crate) struct BackendCore<M: AsyncBackend> {
     backend: M,
     compare_and_writes: CompareAndWriteQueue,
@@ -32,7 +32,7 @@ pub(crate) struct BackendCore<M: AsyncBackend> {
     requests: Slab<Request>,
     /// Requests that wait for a free slot of `requests`, in order of submission.
     queue: VecDeque<Request>,
-    /// Writes whose range has the guarded block.
+    /// Writes whose range contains the guarded block.
     waiting: VecDeque<Request>,
     /// Completed operations; empty between polls.
     endings: Vec<Ended<M::Error>>,
@@ -42,17 +42,18 @@ pub(crate) struct BackendCore<M: AsyncBackend> {
     is_broken: bool,
 }
 
-/// Most requests of a core at its backend. The backend needs capacity for one more operation, that of the
-/// compare-and-write.
+/// Returns the most requests of a core at its backend: the core's depth, but 1 to [`REQUESTS_MAX`]. The
+/// backend needs capacity for one more operation, for the compare-and-write.
 pub(crate) fn requests_of(context: &CoreContext) -> u32 {
     context.depth.clamp(1, REQUESTS_MAX)
 }
 
 impl<M: AsyncBackend> BackendCore<M> {
-    /// The handle of one core of `disk`. `backend` has capacity for [`requests_of`] the context plus one.
+    /// Creates the handle of one core on `disk`. `backend` must have capacity for one operation more than
+    /// [`requests_of`] returns.
     ///
     /// # Errors
-    /// [`OpenError::Setting`] when too many cores have the disk open.
+    /// [`OpenError::Setting`] when [`guard::CORES_MAX`] cores have the disk open.
     pub(crate) fn new(
         disk: &str,
         backend: M,
@@ -77,7 +78,8 @@ impl<M: AsyncBackend> BackendCore<M> {
         })
     }
 
-    /// Error with which a command is refused before it begins.
+    /// Returns the error with which a command is refused before its first operation. `Gone`: the backend has
+    /// failed. `WriteProtected`: the disk is read-only. Other errors are the backend's. `None`: not refused.
     #[inline]
     fn refusal(&self, request: &Request) -> Option<DiskError> {
         if self.is_broken {
@@ -89,8 +91,7 @@ impl<M: AsyncBackend> BackendCore<M> {
         self.backend.refusal(request)
     }
 
-    /// Begins a request; a write to the guarded block waits instead. The caller has checked that the slab has
-    /// room.
+    /// Begins a request; a write to the guarded block waits instead. The slab must not be full.
     #[inline]
     fn begin(&mut self, request: Request) {
         if request.op.is_write() && !self.compare_and_writes.participant().enter(request.range) {
@@ -145,7 +146,8 @@ impl<M: AsyncBackend> BackendCore<M> {
         self.step_piece(slot, zeroing);
     }
 
-    /// Starts the next piece of a zeroing; after the last piece the sync, or the end.
+    /// Starts the next piece of a zeroing. After the last piece, starts the sync of a durable request, or
+    /// ends the request.
     fn step_piece(&mut self, slot: Slot, zeroing: Zeroing) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = State::Zeroing(zeroing);
@@ -195,12 +197,13 @@ impl<M: AsyncBackend> BackendCore<M> {
         if request.op.is_write() {
             self.compare_and_writes.participant().leave();
         }
-        // A cancelled operation may be incomplete.
+        // A cancelled request may be incomplete.
         let result = if request.is_cancelled { Err(DiskError::Cancelled) } else { result };
         self.ready.push_back(Done { token: request.token, result, buf });
     }
 
-    /// Handles the end of the compare-and-write's read or write.
+    /// Handles the end of the compare-and-write's read or write: starts the write after a read of the
+    /// expected data, otherwise ends the compare-and-write.
     fn on_compare_and_write(&mut self, ended: Ended<M::Error>) {
         let pairs = &mut self.compare_and_writes;
         let is_write = pairs.phase() == Some(Phase::Writing);
@@ -226,8 +229,8 @@ impl<M: AsyncBackend> BackendCore<M> {
         }
     }
 
-    /// Answers the published guard once this core has no write to its block in flight, and advances this
-    /// core's compare-and-writes.
+    /// Answers the published guard once this core has no write to the guarded block in flight. Takes the
+    /// guard for this core's next compare-and-write, and starts its read.
     #[inline]
     pub(crate) fn step_guard(&mut self) {
         if let Some(guarded) = self.compare_and_writes.participant().unanswered() {
@@ -245,8 +248,8 @@ impl<M: AsyncBackend> BackendCore<M> {
         }
     }
 
-    /// Begins waiting requests while the slab has room. Writes held up by the guard come first: they are
-    /// older.
+    /// Begins waiting requests until the slab is full. Writes that waited for the guard are begun first,
+    /// because they are older.
     #[inline]
     fn step_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
@@ -262,7 +265,7 @@ impl<M: AsyncBackend> BackendCore<M> {
         }
     }
 
-    /// Submits to the device; ends all requests if that fails.
+    /// Submits operations to the device. Ends all commands if the submission fails.
     #[inline]
     fn send(&mut self) {
         if self.backend.send().is_err() {
@@ -271,9 +274,9 @@ impl<M: AsyncBackend> BackendCore<M> {
         }
     }
 
-    /// Ends all commands after the backend has failed. The outcome of operations in flight is unknown and
-    /// their buffers stay with the backend. Writes among them may still be executed, so no cache may keep
-    /// their blocks.
+    /// Ends all commands with [`DiskError::Gone`] after the backend has failed. The outcome of operations in
+    /// flight is unknown, and the backend keeps their buffers. The device may still execute the writes among
+    /// them. Their ranges are recorded, so that no cache keeps these blocks.
     #[cold]
     fn fail_all(&mut self) {
         for index in 0..self.requests.capacity() {
@@ -287,7 +290,7 @@ impl<M: AsyncBackend> BackendCore<M> {
         let gone = |token, buf| Done { token, result: Err(DiskError::Gone), buf };
         let queued = self.waiting.drain(..).chain(self.queue.drain(..));
         self.ready.extend(queued.map(|request| gone(request.token, request.buf)));
-        // The compare-and-write that holds the guard has failed as well.
+        // The compare-and-write that holds the guard ends too.
         let (held, pairs) = (self.compare_and_writes.finish(None), &mut self.compare_and_writes);
         if let Some(pair) = held.as_ref().filter(|_| is_written) {
             pairs.participant().record_unfinished(pair.range);
@@ -296,7 +299,7 @@ impl<M: AsyncBackend> BackendCore<M> {
         self.ready.extend(held.into_iter().chain(queued).map(|pair| gone(pair.token, pair.data)));
     }
 
-    /// Cancels the requests of `owner` that the backend does not have yet.
+    /// Cancels the requests and compare-and-writes of `owner` without an operation at the backend.
     fn cancel_queued(&mut self, owner: Owner) {
         for queue in [&mut self.waiting, &mut self.queue] {
             for _ in 0..queue.len() {
@@ -366,7 +369,7 @@ impl<M: AsyncBackend> Disk for BackendCore<M> {
         let mut is_busy = self.collect();
         self.step_guard();
         self.step_waiting();
-        // Submits the operations that follow those collected above.
+        // Submits the operations that the steps above have begun.
         self.send();
         is_busy |= !self.ready.is_empty() || !self.waiting.is_empty() || !self.compare_and_writes.is_empty();
         Done::give(&mut self.ready, done);

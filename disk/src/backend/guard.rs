@@ -1,48 +1,48 @@
-//! The guard of a compare-and-write: excludes the writes of all cores from one block while the block is read,
-//! compared and written.
+//! [`Guard`]: excludes the writes of all cores from one block while a compare-and-write reads, compares and
+//! writes the block.
 //!
 //! The medium has no atomic compare-and-write, so the cores synchronize. One compare-and-write at a time
-//! holds the guard of the disk. It proceeds once no write to its block is in flight on any core; until it
-//! releases the guard, no write to the block begins.
+//! holds the guard of the disk. The holder proceeds once no write to the guarded block is in flight on any
+//! core. Until the holder releases the guard, no write to the block begins.
 //!
 //! ```text
-//!   a write       enter: in_flight + 1, then load the guard ── in its range -> in_flight - 1, wait
-//!                                                              └─ else write ... leave: in_flight - 1
+//!   a write       enter: in_flight + 1, then load the guard ── block in range -> in_flight - 1, wait
+//!                                                          └─ otherwise write ... leave: in_flight - 1
 //!   the holder    try_hold: publish the guard; is_clear: load every core's counters:
 //!                   nothing in flight, or the core has answered this guard -> this core is clear
-//!   every core    in poll: a guard not answered yet, and no write in flight here has its block -> answer
+//!   every core    in poll: guard not answered yet, and no own write in flight has its block -> answer
 //! ```
 //!
-//! Safety: `enter` increments before it loads the guard, and the holder publishes before it loads the
-//! counters, all sequentially consistent; so the holder sees the count of every write that did not see the
-//! guard. A core that answered has seen the guard, and so does each of its later writes. Once clear, a core
-//! stays clear. Liveness: the holder waits only for overlapping writes, and a core with writes in flight
-//! polls.
+//! Safety: `enter` increments the counter before it loads the guard. The holder publishes the guard before it
+//! loads the counters. All four accesses are sequentially consistent, so the holder sees the count of every
+//! write that did not see the guard. A core that has answered has seen the guard, and so does each of its
+//! later writes. Once clear, a core stays clear. Liveness: the holder waits only for writes in flight that
+//! overlap the block, and a core with writes in flight polls.
 //!
-//! Cost of a write while no guard is published: an atomic addition on the core's own cache line, and a load
-//! of a word that does not change.
+//! Cost of a write while no guard is published: two atomic additions on the core's own cache line, and a load
+//! of an unchanged word.
 //!
-//! A core that checks the guard once per turn may enter once for all its writes
-//! ([`GuardParticipant::enter_all`]), which costs nothing per write: the holder waits for it until it has
-//! answered.
+//! A core that checks the guard in each turn may enter once for all its writes
+//! ([`GuardParticipant::enter_all`]). Single writes then cost nothing, and the holder waits until the core
+//! has answered.
 //!
-//! Limits: [`CORES_MAX`] handles on one disk.
+//! Limits: [`CORES_MAX`] participants for a disk.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::BlockRange;
 
-/// Most participants in a guard, and so the most cores that can have a disk open.
+/// Most participants in the guard of a disk: the most cores that can have the disk open.
 pub const CORES_MAX: usize = 256;
 
-/// State of one core, read by the holder of the guard. Aligned to 128 bytes: processors fetch 64-byte lines
-/// in pairs.
+/// State of one core, read by the holder of the guard. Aligned to 128 bytes, because processors fetch 64-byte
+/// lines in pairs.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct CoreSlot {
     is_taken: AtomicBool,
-    /// Writes that have begun and not ended.
+    /// Number of writes that have begun and not ended; `enter_all` counts as one write.
     in_flight: AtomicU32,
     /// Generation of the last guard that this core answered.
     answered: AtomicU64,
@@ -51,20 +51,21 @@ struct CoreSlot {
 /// Guard of one disk, shared by all cores.
 #[derive(Debug)]
 pub struct Guard {
-    /// Odd while a guard is published. Increases by one at each publication and release.
+    /// Odd while a guard is published. Incremented at each publication and release.
     generation: AtomicU64,
-    /// The guarded block; valid while the generation is odd.
+    /// LBA of the guarded block; valid while the generation is odd.
     lba: AtomicU64,
     is_held: AtomicBool,
+    /// By participant.
     slots: Box<[CoreSlot]>,
-    /// Index after the highest core slot ever used.
+    /// 1 more than the highest index of a slot ever used.
     slots_used: AtomicUsize,
-    /// Blocks of writes that have ended although the medium may still execute them.
+    /// Ranges of writes that have ended although the medium may still execute them.
     unfinished: Mutex<Vec<BlockRange>>,
     has_unfinished: AtomicBool,
 }
 
-/// A published guard, as read by a core.
+/// A published guard: its generation and block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guarded {
     generation: u64,
@@ -72,22 +73,22 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// True when the guarded block lies in the range.
+    /// Returns true if the guarded block is in the range.
     pub fn is_in(self, range: BlockRange) -> bool {
         (range.lba..range.lba + u64::from(range.blocks)).contains(&self.lba)
     }
 }
 
-/// The guard, held for one block; ended by [`GuardParticipant::release`].
+/// Right of the holder of the guard. Must be passed to [`GuardParticipant::release`].
 #[derive(Debug)]
 pub struct Hold {
     generation: u64,
-    /// Cores before this index are clear.
+    /// The slots before this index are clear.
     slot_next: usize,
 }
 
 impl Guard {
-    /// A guard for at most `slots` cores, usually [`CORES_MAX`].
+    /// Creates a guard for at most `slots` cores, usually [`CORES_MAX`].
     pub fn new(slots: usize) -> Arc<Guard> {
         Arc::new(Guard {
             generation: AtomicU64::new(0),
@@ -100,18 +101,18 @@ impl Guard {
         })
     }
 
-    /// Adds a core; `None` when the maximum number of cores participate already.
+    /// Adds a core; `None` when all slots are taken.
     pub fn join(self: &Arc<Self>) -> Option<GuardParticipant> {
         let take = |slot: &CoreSlot| !slot.is_taken.swap(true, Ordering::AcqRel);
         let slot = self.slots.iter().position(take)?;
-        // Before this core's first write: a holder that does not see the slot published its guard earlier, so
-        // that write sees the guard.
+        // Precedes this core's first write. A holder that does not see the slot has published its guard
+        // earlier, so the write sees the guard.
         self.slots_used.fetch_max(slot + 1, Ordering::SeqCst);
         Some(GuardParticipant { guard: Arc::clone(self), slot })
     }
 }
 
-/// One core's participation in a guard. No write may be in flight when it is dropped.
+/// One core's participation in a guard. Must not be dropped while a write of the core is in flight.
 #[derive(Debug)]
 pub struct GuardParticipant {
     guard: Arc<Guard>,
@@ -124,7 +125,8 @@ impl GuardParticipant {
         &self.guard.slots[self.slot]
     }
 
-    /// Counts a write to `range` that begins now. False: the block is guarded; the caller retries later.
+    /// Counts a write to `range` that begins now. Returns false, and counts nothing, if the range contains
+    /// the guarded block: the caller retries later.
     #[inline]
     pub fn enter(&self, range: BlockRange) -> bool {
         self.slot().in_flight.fetch_add(1, Ordering::SeqCst);
@@ -135,35 +137,36 @@ impl GuardParticipant {
         true
     }
 
-    /// Counts all writes of this core as one, ended by one [`GuardParticipant::leave`]. Until it has answered
-    /// the current guard, the caller checks [`GuardParticipant::guarded`] before it begins a write: after
-    /// this call, and whenever [`GuardParticipant::generation`] has changed.
+    /// Counts all writes of this core as one write, until a call of [`GuardParticipant::leave`]. The caller
+    /// must check [`GuardParticipant::guarded`] after this call and whenever [`GuardParticipant::generation`]
+    /// has changed. Until it has answered a published guard, the caller begins no write to the guarded block.
     pub fn enter_all(&self) {
         self.slot().in_flight.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Changes with each publication and release of a guard.
+    /// Returns a number that changes with each publication and release of a guard.
     #[inline]
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.guard.generation.load(Ordering::SeqCst)
     }
 
-    /// Ends a write counted by `enter` or `enter_all`.
+    /// Ends a write that `enter` or `enter_all` has counted.
     #[inline]
     pub fn leave(&self) {
         let before = self.slot().in_flight.fetch_sub(1, Ordering::Release);
         debug_assert!(before > 0, "a write left twice");
     }
 
-    /// Records the blocks of a write that ends although the medium may still execute it. Permanent, until the
-    /// disk is closed.
+    /// Records the range of a write that ends although the medium may still execute it. The record is never
+    /// removed.
     pub fn record_unfinished(&self, range: BlockRange) {
         self.guard.unfinished.lock().unwrap_or_else(PoisonError::into_inner).push(range);
         self.guard.has_unfinished.store(true, Ordering::Release);
     }
 
-    /// True when the range overlaps a write recorded by [`GuardParticipant::record_unfinished`] on any core.
+    /// Returns true if the range overlaps a write that any core has recorded by
+    /// [`GuardParticipant::record_unfinished`].
     #[inline]
     pub fn may_still_write(&self, range: BlockRange) -> bool {
         self.guard.has_unfinished.load(Ordering::Acquire)
@@ -173,7 +176,7 @@ impl GuardParticipant {
             })
     }
 
-    /// The published guard, if any.
+    /// Returns the published guard; `None`: no guard is published.
     #[inline]
     pub fn guarded(&self) -> Option<Guarded> {
         loop {
@@ -182,33 +185,35 @@ impl GuardParticipant {
                 return None;
             }
             let lba = self.guard.lba.load(Ordering::Acquire);
-            // An unchanged generation proves that `lba` belongs to this guard.
+            // If the generation is unchanged, `lba` belongs to this guard.
             if self.guard.generation.load(Ordering::SeqCst) == generation {
                 return Some(Guarded { generation, lba });
             }
         }
     }
 
-    /// The published guard, if this core has not answered it.
+    /// Returns the published guard; `None`: no guard is published, or this core has answered it.
     #[inline]
     pub fn unanswered(&self) -> Option<Guarded> {
         self.guarded().filter(|guarded| !self.has_answered(*guarded))
     }
 
-    /// True when this core has answered this guard. The answer may come from an earlier participant in the
-    /// same slot: the writes of this one begin later and see the guard.
+    /// Returns true if this core has answered this guard. An answer of a former participant with the same
+    /// slot counts too, because the writes of this participant began after the answer and have seen the
+    /// guard.
     #[inline]
     #[must_use]
     pub fn has_answered(&self, guarded: Guarded) -> bool {
         self.slot().answered.load(Ordering::Relaxed) == guarded.generation
     }
 
-    /// Answers a guard: none of this core's writes in flight has the guarded block.
+    /// Answers a guard. The caller ensures that none of this core's writes in flight overlaps the guarded
+    /// block.
     pub fn answer(&self, guarded: Guarded) {
         self.slot().answered.store(guarded.generation, Ordering::Release);
     }
 
-    /// Publishes a guard on the block. `None`: another guard is held; try again later.
+    /// Publishes a guard on the block `lba`. `None`: the guard is held already, and the caller retries later.
     pub fn try_hold(&self, lba: u64) -> Option<Hold> {
         if self.guard.is_held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return None;
@@ -219,7 +224,8 @@ impl GuardParticipant {
         Some(Hold { generation: before + 1, slot_next: 0 })
     }
 
-    /// True when no write to the block is in flight on any core; none begins until the release.
+    /// Returns true if no write to the guarded block is in flight on any core. Then none begins until the
+    /// release.
     pub fn is_clear(&self, hold: &mut Hold) -> bool {
         let slots_used = self.guard.slots_used.load(Ordering::SeqCst);
         while hold.slot_next < slots_used {
@@ -234,7 +240,7 @@ impl GuardParticipant {
         true
     }
 
-    /// Ends the guard, after the write or without one.
+    /// Releases the guard, after the write of the compare-and-write or without a write.
     pub fn release(&self, hold: Hold) {
         let before = self.guard.generation.fetch_add(1, Ordering::SeqCst);
         debug_assert_eq!(before, hold.generation, "another guard was released");

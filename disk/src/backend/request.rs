@@ -1,10 +1,10 @@
-//! [`Request`]: a command and the operations of the backend that execute it.
+//! [`Request`]: a command, and the state of the backend operations that execute the command.
 //!
 //! ```text
 //!   Read, Write ── Transfer ────────────────────────────────────────────────────> Done
 //!   Flush ──────── Sync ────────────────────────────────────────────────────────> Done
 //!   Deallocate ─┬─ Zeroing, piece after piece ──────────────── fua ── Sync ─────> Done
-//!   WriteZeroes ┘    a method that the medium refuses: the next  without fua ─────> Done
+//!   WriteZeroes ┘    medium refuses the method: the next method  without fua ─────> Done
 //! ```
 
 use spindle_reactor::mem::Buf;
@@ -12,11 +12,11 @@ use spindle_reactor::mem::Buf;
 use super::ZeroMethod;
 use crate::{BlockRange, Op, Token};
 
-/// Most bytes of zeroes in one write: large enough for full bandwidth, and a [`Buf`] of zeroes of this length
+/// Most bytes of zeroes in one write. Large enough for full bandwidth, and a [`Buf`] of zeroes of this length
 /// has one segment.
 pub(crate) const ZERO_WRITE_BYTES: u64 = 1 << 20;
 
-/// Progress of a zeroing: bytes `at .. end` remain.
+/// Progress of a zeroing: the bytes `at .. end` of the disk remain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Zeroing {
     pub(super) method: ZeroMethod,
@@ -25,13 +25,13 @@ pub(crate) struct Zeroing {
 }
 
 impl Zeroing {
-    /// Bytes of the next piece, at most `most`.
+    /// Returns the bytes of the next piece, at most `most`; 0 at the end.
     pub(super) fn piece_bytes(&self, most: u64) -> u64 {
         most.min(self.end - self.at)
     }
 }
 
-/// Operation of the backend that a request waits for.
+/// Backend operation that a request waits for. `New`: no operation has begun.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum State {
     New,
@@ -48,7 +48,7 @@ pub(crate) struct Request {
     /// Buffer of a Read or Write; `None` while the backend has it.
     pub(super) buf: Option<Buf>,
     pub(super) state: State,
-    /// Cancelled by its submitter: no further operation is begun.
+    /// Cancelled by its submitter: no further operation is begun, and the request ends with `Cancelled`.
     pub(super) is_cancelled: bool,
 }
 
@@ -57,12 +57,12 @@ impl Request {
         Request { token, op, range, buf, state: State::New, is_cancelled: false }
     }
 
-    /// True for a zeroing whose last operation is a sync.
+    /// Returns true for a zeroing whose last operation is a sync.
     pub(super) fn syncs_last(&self) -> bool {
         matches!(self.op, Op::WriteZeroes { fua: true, .. })
     }
 
-    /// True when its data must be durable when it ends.
+    /// Returns true if the request must be durable when it ends: Flush, and writes and zeroings with FUA.
     pub(crate) fn is_durable(&self) -> bool {
         matches!(self.op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. } | Op::Flush)
     }

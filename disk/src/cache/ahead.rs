@@ -1,30 +1,30 @@
-//! [`Streams`]: detects sequential and strided reads of a host and decides which pages to read ahead. Pure:
-//! it handles page numbers only.
+//! [`Streams`]: detects sequential and strided reads of a host and decides which pages to read ahead. Works
+//! on page indices only and does no I/O.
 //!
-//! - *Sequential*: each read begins within `NEAR` pages of the end of an earlier read of the same host
-//!   (queues reorder). The third read of such a stream fetches a window of pages; whenever half of a window
-//!   is used, the next one is fetched, twice as large up to the maximum.
-//! - *Strided*: three reads at equal distances. The next 1, 2, 4, up to `STRIDES_MAX` reads of that distance
-//!   are fetched, together at most a window.
+//! - *Sequential*: each read begins within `NEAR` pages of the end of an earlier read of the same host,
+//!   because queues reorder reads. The third read of such a stream fetches a window of pages. Whenever half
+//!   of a window is used, a window of twice the size is fetched, up to the maximum.
+//! - *Strided*: three reads at equal distances that continue no sequential stream. The next 1, 2, 4, up to
+//!   `STRIDES_MAX` reads at that distance are fetched, in total at most a window.
 //!
-//! Pages evicted unread show that the window is too large: the window is halved, or the stream is reset if
-//! its window is the smallest.
+//! Pages that are evicted unread show that the window is too large. The window is then halved; a stream with
+//! the first window or less is reset.
 //!
-//! For a host that reads ahead itself (Access Frequency 7) the window is at most as long as its own request,
-//! and strides are not fetched.
+//! A host may mark a read as its own read-ahead (Access Frequency 7). For such a read the window is at most
+//! as long as the read, and strides are not fetched.
 
-/// Most pages between the start of a read and the end of the previous one, in either direction.
+/// Most pages between the start of a read and the expected start, in either direction.
 const NEAR: u64 = 8;
-/// Pages of the first window, 64 KiB; for a longer read, the window is as long as the read.
+/// Pages of the first window: 64 KiB. For a longer read, the first window is as long as the read.
 const FIRST_WINDOW: u32 = 16;
 /// Most reads of a strided stream that are fetched ahead.
 const STRIDES_MAX: u32 = 8;
-/// Streams tracked per host.
+/// Sequential streams tracked per host.
 const STREAMS: usize = 16;
 /// Hosts tracked per core.
 const CLIENTS: usize = 64;
 
-/// A read-ahead: `count` pieces of `pages` pages, their first pages `step` apart.
+/// A read-ahead: `count` pieces of `pages` pages, whose first pages are `step` pages apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fetch {
     /// First page of the first piece.
@@ -33,22 +33,23 @@ pub struct Fetch {
     pub pages: u32,
     /// Number of pieces.
     pub count: u32,
-    /// Pages from the start of a piece to the start of the next; may be negative. 0 for one piece.
+    /// Pages from the start of one piece to the start of the next; negative for descending reads. 0 for a
+    /// sequential stream, which has one piece.
     pub step: i64,
 }
 
 /// A read of a host, as input of [`Streams::on_read`].
 #[derive(Debug, Clone, Copy)]
 pub struct ReadInfo {
-    /// Number of the host ([`IoRequest::client`](crate::IoRequest::client)).
+    /// Index of the host ([`IoRequest::client`](crate::IoRequest::client)).
     pub client: u16,
     /// First page of the read.
     pub first: u64,
     /// Length in pages.
     pub pages: u32,
-    /// The host itself reads ahead (Access Frequency 7).
+    /// The read is the host's own read-ahead (Access Frequency 7).
     pub is_speculative: bool,
-    /// Total of pages that this core has evicted unread after a read-ahead for any host.
+    /// Number of pages that this core has evicted unread after a read-ahead, in total for all hosts.
     pub wasted: u64,
 }
 
@@ -56,13 +57,15 @@ pub struct ReadInfo {
 struct Stream {
     /// Page at which the next read of the stream is expected.
     next: u64,
-    /// End of the pages that were read or fetched: the next fetch begins here.
+    /// End of the pages that were read or fetched. The next fetch begins here.
     edge: u64,
+    /// Pages of the last fetch, or fewer after waste; 0 before the first fetch.
     window: u32,
-    /// Reads that continued this stream.
+    /// Number of reads that continued this stream.
     follows: u32,
-    /// [`ReadInfo::wasted`] when it was last compared.
+    /// [`ReadInfo::wasted`] at the last comparison.
     wasted: u64,
+    /// [`Streams::clock`] at the last read; 0: the entry is free.
     used: u64,
 }
 
@@ -70,9 +73,9 @@ struct Stream {
 struct Strides {
     last: u64,
     step: i64,
-    /// Number of consecutive reads that repeated the distance `step`.
+    /// Number of consecutive reads at the distance `step`, without the first one.
     same: u32,
-    /// Reads beyond the last one that are fetched.
+    /// Number of predicted reads after the last read that are fetched already.
     ahead: u32,
 }
 
@@ -83,11 +86,12 @@ struct Client {
     strides: Strides,
 }
 
-/// The streams of one core, by host. See the module.
+/// The sequential and strided streams of one core, by host. See the module.
 pub struct Streams {
     clients: Vec<Client>,
     /// Largest window, in pages.
     window_max: u32,
+    /// Number of reads recorded.
     clock: u64,
 }
 
@@ -96,7 +100,7 @@ impl Streams {
         Streams { clients: Vec::with_capacity(CLIENTS), window_max, clock: 0 }
     }
 
-    /// Records a read; returns what to read ahead.
+    /// Records a read. Returns the read-ahead to begin, if any.
     pub fn on_read(&mut self, read: &ReadInfo) -> Option<Fetch> {
         self.clock += 1;
         let (clock, window_max) = (self.clock, self.window_max);
@@ -151,7 +155,7 @@ impl Stream {
             return None;
         }
         if is_wasted {
-            // A quarter, since the window doubles again before the next fetch: half in effect.
+            // A quarter, because the window doubles again before the next fetch: half in effect.
             self.window /= 4;
         }
         self.edge = self.edge.max(self.next);

@@ -3,14 +3,15 @@
 //! ```text
 //!   read   prepare: all pages found            -> Ready
 //!                   some missing               -> Later: missing pages are entered
-//!          submit:  pieces to the inner disk   -> each Done publishes its frames -> all pages here -> Done
+//!                   long, one-time, no frame   -> Pool
+//!          submit:  pieces to the inner disk   -> each Done publishes its frames -> all pages pinned -> Done
 //!                   pages that others fill     -> looked up again in each poll
-//!                   no frame, a piece failed   -> pass around: the read goes to the inner disk with a
+//!                   no frame, a piece failed   -> pass around: the inner disk executes the read with a
 //!                                                 buffer of the pool
-//!   write  announce each page and drop it from the cache -> inner disk
+//!   write  announce each page, drop each from the cache -> inner disk
 //!            -> whole pages that were in the cache are entered again -> end of the write -> Done
-//!          many pages: drop them, some in each poll -> inner disk -> end of the sweep -> Done
-//!   other commands, and reads that `prepare` answers with `Pool`, go to the inner disk unchanged
+//!          over 1024 pages: sweep, some pages dropped in each poll -> inner disk -> end of the sweep -> Done
+//!   other commands, and reads for which `prepare` returned `Pool`, are passed to the inner disk unchanged
 //! ```
 
 mod fetch;
@@ -36,46 +37,47 @@ use crate::{
 };
 
 const FRAME: u64 = FRAME_BYTES as u64;
-/// Pages of the longest read that fills the cache, 512 KiB. A longer read would evict as many pages for data
+/// Pages of the longest read that fills the cache: 512 KiB. A longer read would evict as many pages for data
 /// that is rarely read again.
 const FILL_PAGES_MAX: u64 = 128;
-/// Pages of the longest read that is answered from the cache.
+/// Pages of the longest read that is answered from the cache: 2 MiB.
 const HIT_PAGES_MAX: u64 = 512;
-/// Most pages of one write that stay in the cache, 128 KiB: the core copies each of them.
+/// Most pages of one write that are entered again after the write: 128 KiB. The core copies each of them.
 const STAYS_MAX: usize = 32;
-/// Most pages of a write that announces each of them; a longer write announces its range (`sweeps.rs`).
+/// Most pages of a write that announces each page: 4 MiB. A longer write announces its range (`sweeps.rs`).
 const ANNOUNCED_PAGES_MAX: u64 = 1024;
-/// Reads with a [`Plan`] for which a core allocates memory at open; memory for more is allocated on demand.
+/// Reads with a [`Plan`] for which a core allocates memory at open. Memory for further reads is allocated on
+/// demand.
 const READY_MAX: usize = 64;
-/// Buffers allocated at open for one read: its pieces and its data.
+/// Buffers allocated at open for one read: for its pieces and its data.
 const BUFFERS_A_READ: usize = 8;
-/// Most hits that a core collects before it reports them to the policy.
+/// Hits that a core collects before one report to the policy.
 const TOUCHES_MAX: usize = 256;
-/// Sampled pages that are processed at once, some microseconds.
+/// Sampled pages that are processed in one batch, which takes some microseconds.
 const SAMPLES_MAX: usize = 8;
-/// Most queued read-ahead fetches; further ones are dropped.
+/// Most queued read-ahead fetches of a core. Further fetches are dropped.
 const FETCHES_MAX: usize = 16;
-/// Owner of the pieces that fill frames. No queue pair has this number: a slab has at most 65,535 entries, so
-/// that no slot has index 65,535.
+/// Owner of the pieces that fill frames. No queue pair has this owner: a slab has at most 65,535 entries, so
+/// no slot has index 65,535.
 const FILLS: Owner = Owner(0xffff);
 
 /// A read in flight.
 struct Read {
-    /// `None`: a read-ahead, or cancelled; no [`Done`] is returned.
+    /// `None`: a read-ahead, or a cancelled read whose [`Done`] was returned already.
     token: Option<Token>,
     request: IoRequest,
     plan: Plan,
-    /// Pieces at the inner disk.
+    /// Number of pieces at the inner disk.
     at_disk: u32,
-    /// Passed to the inner disk once its pieces have completed.
+    /// The whole read is passed to the inner disk once its pieces have completed.
     passes_around: bool,
 }
 
 /// A command in flight.
 enum Entry {
-    /// At the inner disk; its end does not change the cache.
+    /// A command at the inner disk whose end does not change the cache.
     Passed(Token),
-    /// A write at the inner disk, its pages, and those that may stay in the cache.
+    /// A write at the inner disk: its announced pages, and the pages that may be entered again.
     Write {
         token: Token,
         pages: std::ops::Range<u64>,
@@ -83,7 +85,7 @@ enum Entry {
     },
     /// A write at the inner disk whose pages a sweep has dropped.
     Swept(Token, Sweep),
-    /// A write whose sweep is in progress; not yet at the inner disk. `sweep` is `None` until it has begun.
+    /// A write whose sweep waits (`sweep` is `None`) or is in progress. Not yet at the inner disk.
     Sweeping {
         token: Token,
         pages: std::ops::Range<u64>,
@@ -93,48 +95,50 @@ enum Entry {
     Read(Read),
 }
 
-/// The cache as one core uses it: shared state, frames, counters and commands in flight.
+/// One core's part of a cache: the shared state, and the core's frame handle, counters and commands in
+/// flight.
 struct CoreCache {
     shared: Arc<Shared>,
     frames: Rc<CacheCore>,
     counts: CoreCounts,
     commands: Commands<Entry>,
-    /// The read that [`Disk::prepare`] has last answered with `Later`, until it is submitted.
+    /// The read for which [`Disk::prepare`] last returned `Later`, until the read is submitted or the plan is
+    /// dropped.
     prepared: Option<(IoRequest, Plan)>,
-    /// Empty plans and lists for reuse.
+    /// Empty plans for reuse.
     plans: Vec<Plan>,
     stays: Vec<Vec<Stay>>,
 }
 
 /// One core's handle on a cached disk.
 pub(super) struct CachedCore {
-    /// Declared first, so dropped first: its drop waits for its commands in flight, after which the writes of
-    /// `cache` have ended.
+    /// Declared first, so dropped first. Its drop waits for the commands in flight, so the writes of `cache`
+    /// have ended when `cache` is dropped.
     inner: Box<dyn Disk>,
     cache: CoreCache,
     pool: Pool,
     shift: u32,
-    /// Pieces at the inner disk that fill frames, at most `depth`.
+    /// Number of pieces at the inner disk that fill frames, at most `depth`.
     pieces: u32,
     depth: u32,
-    /// Prediction for the next read: its page and the frame that probably holds it.
+    /// Prediction for the next read: its page, and the frame that probably contains the page.
     predicted: (u64, u32),
     /// Prediction for the read after the next: the buckets of its page.
     predicted_buckets: PageBuckets,
-    /// Numbers of reads that wait for pages that other reads fill, for fewer than `depth` pieces at the inner
-    /// disk, or for a buffer of the pool.
+    /// Indices of waiting reads. A read waits for one of these: pages that other commands fill, the lock of a
+    /// shard, fewer than `depth` pieces at the inner disk, a buffer of the pool.
     waiting: VecDeque<u32>,
     sweeping: VecDeque<u32>,
     ready: VecDeque<Done>,
     /// Completions of the inner disk; empty between polls.
     inner_done: Vec<Done>,
-    /// Frames that were hit and not yet reported to the policy.
+    /// Frames with hits that were not yet reported to the policy.
     touches: Vec<u32>,
-    /// Sampled pages that were read and not yet reported to `sizes`.
+    /// Sampled pages with reads that were not yet reported to `sizes`.
     samples: Vec<u64>,
-    /// Detector of sequential and strided reads; `None`: read-ahead is off.
+    /// Detects sequential and strided reads. `None`: read-ahead is off.
     streams: Option<Box<Streams>>,
-    /// Queued read-ahead fetches, each with the number of its host.
+    /// Queued read-ahead fetches, each with the index of its host ([`IoRequest::client`]).
     fetches: VecDeque<(u16, Fetch)>,
 }
 
@@ -143,7 +147,7 @@ impl CoreCache {
         PlanContext { shared: &self.shared, frames: &self.frames, counts: self.counts.host_counts(host) }
     }
 
-    /// The read at `slot` and the context for its plan.
+    /// Returns the read at `slot` and the context for its plan; `None` for another kind of command.
     fn read(&mut self, slot: u32) -> Option<(&mut Read, PlanContext<'_>)> {
         let Entry::Read(read) = self.commands.get_mut(slot)? else { return None };
         let counts = self.counts.host_counts(read.request.client);
@@ -161,7 +165,7 @@ impl CoreCache {
         self.plans.push(plan);
     }
 
-    /// Frees the plan of a prepared read that was not submitted.
+    /// Clears the plan of a prepared read that was not submitted: frees its frames and pins.
     fn drop_prepared(&mut self) {
         if let Some((_, plan)) = self.prepared.take() {
             self.put_plan(plan);
@@ -177,8 +181,8 @@ impl CoreCache {
         }
     }
 
-    /// After a successful write of whole pages: puts the new data of the pages in `stays` back into the
-    /// cache.
+    /// Enters the pages in `stays` again with the new data, after a successful write of whole pages. A page
+    /// without a frame, or with a conflicting write, is not entered.
     fn keep_written(&self, pages: &std::ops::Range<u64>, stays: &[Stay], data: &Buf) {
         let context = self.context(NO_HOST);
         for stay in stays {
@@ -187,7 +191,7 @@ impl CoreCache {
             let Admission::Fill(filling) = admission else { continue };
             let mut frame = self.frames.filling(std::iter::once(filling));
             let mut at = 0;
-            // `write` keeps stays only for writes that begin at a page boundary.
+            // `write` collects stays only for writes that begin at a page boundary.
             let offset = usize::try_from((stay.page - pages.start) * FRAME).unwrap_or(usize::MAX);
             data.visit(offset, FRAME_BYTES as usize, |piece| {
                 frame.copy_in(at, piece);
@@ -204,7 +208,7 @@ impl CoreCache {
         }
     }
 
-    /// True when all pages are in the cache now.
+    /// Returns true if all pages are in the cache now.
     fn has_all(&self, mut pages: std::ops::Range<u64>) -> bool {
         let index = &self.shared.index;
         pages.all(|page| matches!(index.find(self.shared.words(), index.buckets(page)), Found::Present(_)))
@@ -212,7 +216,8 @@ impl CoreCache {
 }
 
 impl Drop for CoreCache {
-    /// Runs after the inner disk was dropped. Dooms the frames in buffers that the inner disk did not return.
+    /// Ends all writes and sweeps, and dooms the frames in buffers that the inner disk did not return. Runs
+    /// after the drop of the inner disk.
     fn drop(&mut self) {
         self.drop_prepared();
         for slot in self.commands.numbers() {
@@ -265,13 +270,13 @@ impl CachedCore {
         }
     }
 
-    /// Removes the cache. The caller has drained all commands.
+    /// Removes the cache and returns the inner disk. No command may be in flight.
     pub(super) fn into_inner(self) -> Box<dyn Disk> {
         debug_assert_eq!(self.in_flight(), 0, "a cache goes while commands are in flight");
         self.inner
     }
 
-    /// Submits to the inner disk a command that has an entry in `commands`.
+    /// Submits the command with index `slot` in `commands` to the inner disk.
     fn call(&mut self, token: Token, slot: u32, call: Call) -> Option<Done> {
         let done = call.submit(&mut *self.inner, inner_token(token.owner(), slot));
         done.and_then(|done| self.on_inner_done(done))
@@ -282,7 +287,8 @@ impl CachedCore {
         offset / FRAME..(offset + range.bytes(self.shift)).div_ceil(FRAME)
     }
 
-    /// Begins a command that changes blocks.
+    /// Begins a command that changes blocks: announces its pages and submits it to the inner disk. A command
+    /// of more than [`ANNOUNCED_PAGES_MAX`] pages waits for a sweep first.
     fn write(&mut self, token: Token, range: BlockRange, call: Call) -> Option<Done> {
         let pages = self.pages(range);
         if pages.end - pages.start > ANNOUNCED_PAGES_MAX {
@@ -326,7 +332,8 @@ impl CachedCore {
         }
     }
 
-    /// Handles a completion of the inner disk. Returns the completion for the submitter, if any.
+    /// Handles a completion of the inner disk. Returns the completion for the submitter; `None` for a piece
+    /// that fills frames.
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
         let slot = number_of(done.token);
         if done.token.owner() == FILLS {
@@ -358,18 +365,18 @@ impl CachedCore {
     }
 }
 
-/// Access Frequency in the hints (NVM Command Set, Read), and its value "one time read".
+/// Mask of Access Frequency in the hints (NVM Command Set, Read), and its value "one time read".
 const FREQUENCY: u8 = 0xf;
 const ONE_TIME_READ: u8 = 6;
 
-/// True where the host announces a one-time read. It is answered from the cache if all its pages are there;
-/// otherwise it passes around, as its pages would evict pages that are read again.
+/// Returns true if the host announces a one-time read. Such a read is answered from the cache if all its
+/// pages are cached. Otherwise it passes around the cache: its pages would evict pages that are read again.
 #[inline]
 fn is_once(request: &IoRequest) -> bool {
     request.hints & FREQUENCY == ONE_TIME_READ
 }
 
-/// Records a hit for the policy.
+/// Records a hit; reports the collected hits to the policy once there are [`TOUCHES_MAX`].
 #[inline(never)]
 fn touch(shared: &Shared, touches: &mut Vec<u32>, frame: u32) {
     touches.push(frame);
@@ -378,7 +385,8 @@ fn touch(shared: &Shared, touches: &mut Vec<u32>, frame: u32) {
     }
 }
 
-/// Records a read of a sampled page for [`super::sizes`].
+/// Records a read of a sampled page; reports the collected reads to [`super::sizes`] once there are
+/// [`SAMPLES_MAX`].
 #[cold]
 #[inline(never)]
 fn sample(cache: &CoreCache, samples: &mut Vec<u64>, page: u64) {
@@ -388,7 +396,7 @@ fn sample(cache: &CoreCache, samples: &mut Vec<u64>, page: u64) {
     }
 }
 
-/// Reads.
+/// Processing of reads.
 impl CachedCore {
     fn offset_and_bytes(&self, request: &IoRequest) -> (u64, u32) {
         (request.range.offset(self.shift), request.range.data_bytes(self.shift))
@@ -404,8 +412,8 @@ impl CachedCore {
             (expected, frame) if expected == page => frame,
             _ => index.guess(index.buckets(page)),
         };
-        // Prefetch, in parallel to this command: the frame word of the next read, whose bucket was prefetched
-        // one command earlier, and the bucket of the read after it.
+        // Prefetches for later reads, in parallel to this command: the frame word of the next read, and the
+        // bucket of the read after the next. The bucket of the next read was prefetched one command earlier.
         let frame = index.guess(self.predicted_buckets);
         frames.words().prefetch_word(frame);
         self.predicted = (self.predicted_buckets.page(), frame);
@@ -419,7 +427,8 @@ impl CachedCore {
         }
     }
 
-    /// The most common case: the data of a read within one page, if the page is in the cache.
+    /// Returns the data of a read within one page if the page is in the cache: the most common case. `None`
+    /// for any other read.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the data through memory")]
     fn find_one(&mut self, request: &IoRequest, guess: u32, offset: u64, bytes: u32) -> Option<Buf> {
@@ -492,12 +501,13 @@ impl CachedCore {
         Prepared::Later
     }
 
-    /// Begins a read that `prepare` did not answer with `Ready`.
+    /// Begins a read without a buffer, for which `prepare` did not return `Ready`.
     fn begin_read(&mut self, token: Token, request: &IoRequest) {
         let prepared = self.cache.prepared.take_if(|(prepared, _)| prepared == request);
         let (plan, passes_around) = match prepared {
             Some((_, plan)) => (plan, false),
-            // Submitted without `prepare`, or another `prepare` came between: pass around.
+            // Submitted without `prepare`, or after another call of `prepare` or `poll`: passes around the
+            // cache.
             None => {
                 let mut plan = self.cache.plans.pop().unwrap_or_else(Plan::new);
                 (plan.offset, plan.bytes) = self.offset_and_bytes(request);
@@ -511,7 +521,7 @@ impl CachedCore {
         self.step_read(slot);
     }
 
-    /// Submits the read's pieces to the inner disk, up to `depth` pieces of this core.
+    /// Submits the read's pieces to the inner disk while fewer than `depth` pieces of this core are there.
     fn submit_runs(&mut self, slot: u32) {
         while let Some((read, context)) = self.cache.read(slot).filter(|_| self.pieces < self.depth) {
             let Some(Run { page, buf }) = read.plan.runs.pop() else { return };
@@ -519,8 +529,8 @@ impl CachedCore {
             self.pieces += 1;
             let blocks = u32::try_from(buf.len() >> self.shift).unwrap_or(0);
             let range = BlockRange { lba: (page * FRAME) >> self.shift, blocks };
-            // The pages are entered already, so a write in flight dooms them; only writes that have ended
-            // with an error need this check.
+            // The pages are entered already, so writes in flight doom them. Only writes that have ended with
+            // an error need this check.
             if self.inner.may_still_write(range) {
                 read.plan.doom(&context, page..page + buf.len() as u64 / FRAME);
             }
@@ -531,7 +541,8 @@ impl CachedCore {
         }
     }
 
-    /// Handles the completion of a piece.
+    /// Handles the completion of a piece: publishes its frames. After an error, or if the inner disk keeps
+    /// the buffer, the read passes around the cache.
     fn on_piece(&mut self, slot: u32, done: Done) {
         let Some((read, context)) = self.cache.read(slot) else {
             panic!("the inner disk ended a piece of a read that there is not")
@@ -541,18 +552,19 @@ impl CachedCore {
         read.passes_around |= done.result.is_err() || done.buf.is_none();
         match done.buf {
             Some(buf) => read.plan.on_read(&context, buf, done.result.is_ok()),
-            // The inner disk keeps the buffer. All frames of the read are doomed, so that a later drop of
+            // The inner disk keeps the buffer. All frames that the read fills are doomed, so a later drop of
             // the buffer frees only doomed frames.
             None => read.plan.doom(&context, 0..u64::MAX),
         }
     }
 
-    /// Advances a read: submits pieces, waits, passes around, or completes.
+    /// Advances a read: submits its pieces, adds it to `waiting`, passes it around the cache, or completes
+    /// it.
     fn step_read(&mut self, slot: u32) {
         self.submit_runs(slot);
         let Some((read, context)) = self.cache.read(slot) else { return };
         if read.at_disk > 0 {
-            return; // `on_piece` is followed by another call
+            return; // the completion of the last piece calls this function again
         }
         if !read.plan.runs.is_empty() {
             return self.waiting.push_back(slot);
@@ -570,7 +582,7 @@ impl CachedCore {
         self.ready.push_back(Done { token, result: Ok(()), buf: Some(data) });
     }
 
-    /// Passes a read around the cache, with a buffer of the pool.
+    /// Passes a read to the inner disk, with a buffer of the pool. Without a free buffer the read waits.
     fn pass_around(&mut self, slot: u32, token: Token) {
         let Some((read, context)) = self.cache.read(slot) else { return };
         read.plan.clear(&context);
@@ -587,7 +599,7 @@ impl CachedCore {
         self.call(token, slot, call)
     }
 
-    /// Retries each waiting read once.
+    /// Advances each waiting read once.
     fn step_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.pop_front() else { return };
@@ -601,8 +613,8 @@ impl CachedCore {
 }
 
 impl CachedCore {
-    /// Cancels the command at `slot` if it is a read or an unfinished sweep of `owner`. The pieces of a read
-    /// continue.
+    /// Cancels the command at `slot` if it is a read, or a write with an unfinished sweep, of `owner`.
+    /// Returns its completion. The pieces of a read continue.
     fn cancel(&mut self, slot: u32, owner: Owner) -> Option<Done> {
         match self.cache.commands.get_mut(slot)? {
             Entry::Read(read) => {
@@ -692,7 +704,8 @@ impl Disk for CachedCore {
         is_busy
     }
 
-    /// Pieces that fill frames continue: other reads may wait for their pages.
+    /// Cancels reads and writes with unfinished sweeps here, the other commands at the inner disk. Pieces
+    /// that fill frames continue, because other reads may wait for their pages.
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         let mut count = self.inner.cancel_owner(owner);
         count += Done::count_of(owner, &self.ready);

@@ -1,12 +1,13 @@
-//! [`CoreCounts`]: one core's counters of a cache, one set per host.
+//! Counters of a cache: [`CoreCounts`], one core's set per host; [`AllCounts`], the sets of all cores;
+//! [`CacheCounts`], their totals.
 
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Hosts with a smaller number have their own counters. All others count as host 0, with events of no host.
+/// Hosts with a smaller index have their own counters. All other hosts share the counters of [`NO_HOST`].
 const HOSTS: u16 = 256;
-/// Host number of events without a host.
+/// Host index of events without a host.
 pub(super) const NO_HOST: u16 = 0;
 
 /// A counter that one core increments and any thread reads.
@@ -16,7 +17,7 @@ pub(super) struct Count(AtomicU64);
 impl Count {
     #[inline]
     pub(super) fn add(&self, count: u64) {
-        // Only one writer, so no atomic read-modify-write is needed.
+        // The counter has one writer, so no atomic read-modify-write is needed.
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
 
@@ -30,7 +31,7 @@ macro_rules! counts {
         #[derive(Default)]
         pub(super) struct Counts { $(pub(super) $name: Count,)* }
 
-        /// Counters of a cache since its creation, for one host or all. In pages of 4 KiB.
+        /// Counters of a cache since its creation, for one host or for all. The unit is a page of 4 KiB.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct CacheCounts { $($(#[$doc])* pub $name: u64,)* }
 
@@ -47,28 +48,29 @@ counts! {
     hits,
     /// Pages of reads not found in the cache.
     misses,
-    /// Misses of recently evicted pages: a cache of twice the size would have had most of them.
+    /// Misses of recently evicted pages. A cache of twice the size would have contained most of these pages.
     ghost_hits,
-    /// Misses answered by the fill of another read.
+    /// Missing pages that another command filled while the read waited.
     joined,
-    /// Pages of reads that passed around the cache: too long, one-time, at the partial page at the end of the
-    /// disk, or without a free frame.
+    /// Pages of reads that passed around the cache: too long, one-time with a missing page, touching a
+    /// partial page at the end of the disk, or without an available frame.
     passed,
     /// Pages evicted to make room for others.
     evictions,
-    /// Pages read ahead.
+    /// Pages entered for a read-ahead.
     ahead,
-    /// Pages read ahead that a host read after they had arrived.
+    /// Pages read ahead that a host read first after the disk had returned them.
     useful,
-    /// Pages read ahead that a host read while the disk was still reading them.
+    /// Pages read ahead for which a host's read had to wait.
     late,
-    /// Pages read ahead that were evicted before a host read them.
+    /// Pages read ahead that were evicted before a host read them; counted for no host.
     wasted,
-    /// Cached pages that were written and entered again with the new data.
+    /// Cached pages that were written and entered again with the new data; counted for no host.
     written,
-    /// Pages read into a frame and not published because of a concurrent write or drop of all pages.
+    /// Pages read into a frame and not published, because of a write that overlapped the fill, or a drop of
+    /// all pages.
     doomed,
-    /// Reads of sampled pages (`sizes.rs`); counted for no host, as the next three.
+    /// Reads of sampled pages (`sizes.rs`). This counter and the next three are counted for no host.
     sampled,
     /// Sampled reads that would hit in a cache of half the size.
     half,
@@ -78,17 +80,17 @@ counts! {
     twice,
 }
 
-/// Counter sets of all cores, with their host numbers.
+/// Counter sets of all cores, each with its host index.
 #[derive(Default)]
 pub(super) struct AllCounts(Mutex<Vec<(u16, Arc<Counts>)>>);
 
 impl AllCounts {
-    /// Adds a core's counters for a host. Counters of a core that closed the disk are reused.
+    /// Returns counters of a core for a host: new counters, or counters of a core that has closed the disk.
     fn register(&self, host: u16) -> Arc<Counts> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let left = all.iter().find(|(other, counts)| *other == host && Arc::strong_count(counts) == 1);
         if let Some((_, counts)) = left {
-            // Makes the former core's counts visible to this one.
+            // Makes the former core's counts visible to this core.
             fence(Ordering::Acquire);
             return Arc::clone(counts);
         }
@@ -102,7 +104,7 @@ impl AllCounts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Sum over all hosts and cores.
+    /// Returns the sums over all hosts and cores.
     pub(super) fn totals(&self) -> CacheCounts {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut total = CacheCounts::default();
@@ -110,7 +112,8 @@ impl AllCounts {
         total
     }
 
-    /// Sum over all cores for each host with a nonzero counter, ordered by host number.
+    /// Returns the sums over all cores for each host with a nonzero counter, in ascending order of the host
+    /// index.
     pub(super) fn by_host(&self) -> Vec<(u16, CacheCounts)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut hosts = std::collections::BTreeMap::<u16, CacheCounts>::new();
@@ -139,7 +142,7 @@ impl CoreCounts {
         CoreCounts { all: Arc::clone(all), hosts: Box::new([const { OnceCell::new() }; HOSTS as usize]) }
     }
 
-    /// Counters of a host; allocated at its first use.
+    /// Returns the counters of a host; allocates them at the first call.
     #[inline]
     pub(super) fn of(&self, host: u16) -> &Counts {
         let host = if host < HOSTS { host } else { NO_HOST };

@@ -1,28 +1,29 @@
-//! [`Index`]: hash table from page to frame. Its size depends on the cache's size, not the disk's.
+//! [`Index`]: hash table from page to frame. The table's size depends on the cache's size, not on the disk's.
 //!
 //! ```text
 //!   bucket, 64 bytes:  control | 7 entries of tag (32), frame + 1 (32)
 //!   control:           write sequence (40) | writes in flight (24), of pages whose first bucket this is
 //! ```
 //!
-//! A page has two candidate buckets. An entry is valid only if its frame, once pinned, has the page.
+//! A page has two candidate buckets. An entry is valid only if its frame, once pinned, contains the page.
 //!
-//! Why no stale page is found. All changes of a page's control word are totally ordered:
+//! Why no stale page is found. The control word of a page is in its first bucket. All changes of this word
+//! are totally ordered:
 //!
-//! - A writer adds itself to the control word, *then* scans the buckets and invalidates what it finds, and
-//!   only then changes the disk. A filler stores its entry, *then* adds 0 to the control word, and reads
-//!   the disk only after that. Either the filler's addition comes later, so that it sees the writer and
-//!   dooms its own frame; or the writer's comes later, so that it sees the entry and dooms the frame. A
-//!   writer that has ended before the filler's addition had changed the disk before the filler reads it.
-//! - The addition of 0 makes acquire and release sufficient: two additions to one word are ordered, a store
-//!   and a load of another word are not.
-//! - A writer that publishes its own page does the same, and dooms it unless it was the only writer
-//!   throughout: one write in flight, and the sequence is its own.
-//! - An entry is removed before its frame is freed, by the core that invalidated the frame and still pins it,
-//!   or by its filler. So at most one entry names a frame.
+//! - A writer adds 1 to the writes in flight, *then* invalidates the frames of the page in both buckets, and
+//!   only then changes the disk. A filler stores its entry, *then* adds 0 to the control word, and only then
+//!   reads the disk. If the filler adds later, the filler sees the writer and dooms its own frame. If the
+//!   writer adds later, the writer sees the entry and dooms the frame. If the writer has ended before the
+//!   filler's addition, the disk was changed before the filler reads it.
+//! - Because of the addition of 0, acquire and release suffice. Two additions to one word are ordered; a
+//!   store to one word and a load of another are not.
+//! - A writer that publishes its own page is a filler too. The writer dooms the frame unless it was the only
+//!   writer throughout: one write in flight, and an unchanged sequence.
+//! - An entry is removed before its frame is freed. The core that invalidated or evicted the frame removes it
+//!   under a pin, or the frame's filler does. So at most one entry refers to a frame.
 //!
-//! Insertions of one page exclude each other by the lock of its shard (`shared.rs`). Finding and
-//! invalidating take no lock.
+//! The lock of a page's shard (`shared.rs`) serializes insertions of the page. [`Index::find`] and
+//! [`Index::invalidate`] take no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,16 +31,16 @@ use spindle_reactor::mem::{AtomicWord, Filling, FrameWords, Invalidated, Lookup,
 
 /// Entries of a bucket.
 const ENTRIES: usize = 7;
-/// Unit of the "writes in flight" field of a control word.
+/// One write in the field "writes in flight" (24 bits) of a control word.
 const WRITE: u64 = 1;
 const WRITES: u64 = (1 << 24) - 1;
-/// Unit of the "write sequence" field of a control word.
+/// One step of the field "write sequence" (40 bits) of a control word.
 const SEQUENCE: u64 = 1 << 24;
 
-/// Stands for "no frame".
+/// Frame index that stands for no frame.
 pub const NO_FRAME: u32 = u32::MAX;
 
-/// Hash bucket; one 64-byte cache line.
+/// Hash bucket, one 64-byte cache line: a control word and 7 entries.
 #[repr(C, align(64))]
 struct Bucket<W> {
     control: W,
@@ -55,12 +56,13 @@ pub struct PageBuckets {
 }
 
 impl PageBuckets {
-    /// Page number on the disk.
+    /// Returns the index of the page on the disk, in units of 4 KiB.
     pub fn page(&self) -> u64 {
         self.page
     }
 
-    /// Shard of the page, below `count`. All pages with the same first bucket have the same shard.
+    /// Returns the shard of the page, below `count`. All pages with the same first bucket have the same
+    /// shard.
     pub fn part(&self, count: u32) -> u32 {
         self.first % count
     }
@@ -72,18 +74,18 @@ impl PageBuckets {
 
 /// Result of [`Index::find`].
 pub enum Found<'a, W: AtomicWord> {
-    /// In the cache; its frame is pinned.
+    /// The page is in the cache; its frame is pinned.
     Present(Pin<'a, W>),
-    /// In a frame that another read fills.
+    /// A frame is being filled with the page, for another read or by a write.
     Filling,
-    /// Not in the cache.
+    /// The page is not in the cache.
     Missing,
 }
 
-/// A write of a page that is in flight; see [`Index::begin_write`].
+/// An announced write of a page, see [`Index::begin_write`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Write {
-    /// No other write of the pages with this first bucket was in flight when it began.
+    /// At its begin, no other write of a page with the same first bucket was in flight.
     pub is_alone: bool,
     /// [`FrameWords::heat`] of the page if it was in the cache.
     pub heat: Option<u8>,
@@ -93,11 +95,11 @@ pub struct Write {
 /// Result of [`Index::insert`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Inserted {
-    /// Entered; the frame can be published unless a later write dooms it.
+    /// The page is entered. The frame can be published unless a later write dooms it.
     Clean,
-    /// A conflicting write: the frame is doomed and its entry removed.
+    /// A write conflicts: the frame is doomed and has no entry.
     Doomed,
-    /// Both buckets are full: there is no entry.
+    /// Both buckets are full: the page has no entry.
     Full,
 }
 
@@ -106,7 +108,7 @@ pub struct Index<W = AtomicU64> {
     buckets: Box<[Bucket<W>]>,
 }
 
-/// Spreads the bits of a page number: each bit of it reaches both halves of the hash.
+/// Returns a hash of a page index. Each bit of the index affects both halves of the hash.
 #[inline]
 pub(super) fn mix(page: u64) -> u64 {
     let z = page.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -114,29 +116,29 @@ pub(super) fn mix(page: u64) -> u64 {
 }
 
 impl<W: AtomicWord> Index<W> {
-    /// An empty index for a cache of `frames` frames.
+    /// Returns an empty index for a cache of `frames` frames.
     pub fn new(frames: u32) -> Index<W> {
         let bucket = |_| Bucket { control: W::new(0), entries: std::array::from_fn(|_| W::new(0)) };
         Index { buckets: (0..Self::buckets_for(frames)).map(bucket).collect() }
     }
 
-    /// Load of 3 of 7 entries: both buckets of a page are full with probability 6e-4 (70e-4 at 4 of 7), and
-    /// 98 % of the pages are in their first bucket.
+    /// Returns the number of buckets. With 3 of 7 entries in use, both buckets of a page are full with
+    /// probability 6e-4, with 4 of 7 70e-4. 98 % of the pages are in their first bucket.
     fn buckets_for(frames: u32) -> u32 {
         frames / 3 + 1
     }
 
-    /// Bytes of memory of an index for `frames` frames.
+    /// Returns the bytes of memory of an index for `frames` frames.
     pub fn bytes_for(frames: u32) -> u64 {
         u64::from(Self::buckets_for(frames)) * 64
     }
 
-    /// The two buckets of a page.
+    /// Returns the two candidate buckets of a page; they may be the same bucket.
     #[inline]
     pub fn buckets(&self, page: u64) -> PageBuckets {
         let hash = mix(page);
         let count = self.buckets.len() as u64;
-        // Below `count`, which is 32 bits.
+        // The result is below `count`, which has 32 bits.
         let scale = |bits: u64| (((bits & 0xffff_ffff) * count) >> 32) as u32;
         PageBuckets { page, first: scale(hash >> 32), second: scale(hash) }
     }
@@ -154,22 +156,23 @@ impl<W: AtomicWord> Index<W> {
         [buckets.first, buckets.second].into_iter().filter_map(|at| self.buckets.get(at as usize))
     }
 
-    /// The frame that probably has the page, from its first bucket only. Valid only if the frame, once
-    /// pinned, has the page. [`NO_FRAME`]: the caller must search both buckets.
+    /// Returns the frame that probably contains the page, from the first bucket only. The guess is valid only
+    /// if the frame, once pinned, contains the page. Otherwise, and after [`NO_FRAME`], the caller must
+    /// search both buckets.
     #[inline]
     pub fn guess(&self, buckets: PageBuckets) -> u32 {
         let Some(bucket) = self.buckets.get(buckets.first as usize) else { return NO_FRAME };
         let tag = buckets.page << 32;
-        // With the tag XORed out, an entry of this tag is smaller than every other, except that an empty
-        // entry is 0 for tag 0 and gives `NO_FRAME`. The loop visits all entries: a hard-to-predict branch
-        // costs more.
+        // After the XOR with the tag, an entry with this tag is below 2^32, and every other is larger.
+        // Exception: for tag 0 an empty entry is 0, which results in `NO_FRAME`. The loop visits all entries,
+        // because a branch that is hard to predict costs more.
         let entries = bucket.entries.iter().map(|slot| slot.load(Ordering::Acquire) ^ tag);
-        // Without a match this is another page's frame, which `FrameWords::lookup` then rejects.
+        // Without a match the result is another page's frame, which `FrameWords::lookup` rejects.
         frame_of(entries.fold(u64::MAX, u64::min))
     }
 
-    /// Pins the frame of a page, if the page is in the cache. `guess` is tried first; any frame that has the
-    /// page is correct, whatever the source of the guess.
+    /// Pins the frame of a page; `None` if the page is not in the cache, or is being filled. Looks up `guess`
+    /// first, a frame from any source: the pin verifies the page.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the pin through memory")]
     pub fn hit<'a>(&self, words: &'a FrameWords<W>, page: u64, guess: u32) -> Option<Pin<'a, W>> {
@@ -182,7 +185,7 @@ impl<W: AtomicWord> Index<W> {
         }
     }
 
-    /// Searches both buckets for a page and pins its frame.
+    /// Searches both buckets for a page, and pins its frame if the page is present.
     pub fn find<'a>(&self, words: &'a FrameWords<W>, buckets: PageBuckets) -> Found<'a, W> {
         let tag = buckets.page & 0xffff_ffff;
         let mut found = Found::Missing;
@@ -194,7 +197,8 @@ impl<W: AtomicWord> Index<W> {
                 }
                 match words.lookup(frame_of(entry), buckets.page) {
                     Lookup::Present(pin) => return Found::Present(pin),
-                    // Maybe a doomed frame whose state changes soon; a Present frame may follow.
+                    // The frame may be doomed by now, and another frame with the page may have become
+                    // Present.
                     Lookup::Filling(_pin) => found = Found::Filling,
                     Lookup::Other => {}
                 }
@@ -203,10 +207,10 @@ impl<W: AtomicWord> Index<W> {
         found
     }
 
-    /// Enters a frame that is being filled. The caller holds the lock of the page's shard and has not found
-    /// the page under that lock. The frame is doomed if a write of a page with the same first bucket is in
-    /// flight. `write`: the caller has written the page by this write, still announced; the frame is doomed
-    /// if another such write is in flight or has begun since.
+    /// Adds an entry for a frame that is being filled. The caller holds the lock of the page's shard and has
+    /// not found the page under that lock. Dooms the frame if a write of a page with the same first bucket is
+    /// in flight. `write`: the caller's own write of the page, which is still announced. With `write`, the
+    /// frame is doomed only if another such write is in flight or has begun since.
     pub fn insert(
         &self,
         words: &FrameWords<W>,
@@ -233,7 +237,7 @@ impl<W: AtomicWord> Index<W> {
         Inserted::Doomed
     }
 
-    /// Entries of both buckets, those of the first bucket first.
+    /// Returns the entries of both buckets, those of the first bucket first.
     fn slots(&self, buckets: PageBuckets) -> impl Iterator<Item = &W> {
         self.both_buckets(buckets).flat_map(|bucket| &bucket.entries)
     }
@@ -242,7 +246,7 @@ impl<W: AtomicWord> Index<W> {
         &self.buckets[buckets.first as usize].control
     }
 
-    /// Removes the entry of a frame that the caller pins or fills.
+    /// Removes the page's entry for a frame that the caller pins or fills. No effect without such an entry.
     pub fn remove(&self, words: &FrameWords<W>, buckets: PageBuckets, frame: u32) {
         debug_assert!(frame < words.len());
         let entry = buckets.entry(frame);
@@ -255,9 +259,9 @@ impl<W: AtomicWord> Index<W> {
         }
     }
 
-    /// Announces a write of the page: from now on no older data is found, and fills in progress are doomed.
-    /// Called before the disk gets the write; [`Index::end_write`] follows after it has ended and before it
-    /// is acknowledged.
+    /// Announces a write of the page: removes the page from the cache and dooms its fills in progress. Fills
+    /// that begin later are doomed until [`Index::end_write`]. Called before the write is submitted to the
+    /// disk. The caller calls [`Index::end_write`] after the write has ended and before it is acknowledged.
     pub fn begin_write(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Write {
         let before = self.control(buckets).fetch_add(WRITE + SEQUENCE, Ordering::AcqRel);
         let heat = self.invalidate(words, buckets);
@@ -271,14 +275,14 @@ impl<W: AtomicWord> Index<W> {
         debug_assert!(before & WRITES != 0, "a write ends that has not begun");
     }
 
-    /// Drops the page for a write that [`super::sweeps`] announces. The addition orders it against fills: a
-    /// fill entered later sees what the caller did before this call.
+    /// Removes the page from the cache for a write that [`super::sweeps`] announces. The addition to the
+    /// control word orders the sweep before later fills: a fill entered later sees the caller's sweep range.
     pub fn sweep_page(&self, words: &FrameWords<W>, buckets: PageBuckets) {
         self.control(buckets).fetch_add(SEQUENCE, Ordering::AcqRel);
         self.invalidate(words, buckets);
     }
 
-    /// Invalidates the page's frames. Returns the heat if the page was present.
+    /// Invalidates the page's frames and removes their entries. Returns the heat if the page was present.
     pub fn invalidate(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Option<u8> {
         let mut found = None;
         let tag = buckets.page & 0xffff_ffff;
@@ -306,7 +310,7 @@ impl<W: AtomicWord> Index<W> {
         found
     }
 
-    /// Number of entries in use.
+    /// Returns the number of entries in use.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         let slots = self.buckets.iter().flat_map(|bucket| &bucket.entries);
@@ -314,7 +318,7 @@ impl<W: AtomicWord> Index<W> {
     }
 }
 
-/// Frame number of an entry; [`NO_FRAME`] for an empty entry.
+/// Returns the frame index of an entry; [`NO_FRAME`] for an empty entry.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the lower 32 bits are wanted")]
 fn frame_of(entry: u64) -> u32 {

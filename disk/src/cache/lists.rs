@@ -1,6 +1,6 @@
-//! [`Lists`]: doubly linked queues of frames; each frame is in at most one of them.
+//! [`Lists`]: doubly linked queues of frames. Each frame is in at most one queue.
 
-/// Link to no frame.
+/// Frame index that stands for no frame.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
@@ -16,14 +16,15 @@ struct Ends {
     len: u32,
 }
 
-/// `N` queues, numbered from 1; 0 is none.
+/// `N` queues of frames. Queues are numbered from 1; 0 means no queue.
 pub(super) struct Lists<const N: usize> {
     links: Box<[Link]>,
+    /// By frame: its queue.
     queue: Box<[u8]>,
     ends: [Ends; N],
 }
 
-/// Bytes of memory per frame.
+/// Bytes of memory per frame of a [`Lists`].
 pub(super) const LIST_BYTES: u64 = size_of::<Link>() as u64 + 1;
 
 impl<const N: usize> Lists<N> {
@@ -44,7 +45,7 @@ impl<const N: usize> Lists<N> {
         self.queue[frame as usize] != 0
     }
 
-    /// Adds `frame`, which must be in no queue, as the newest of `queue`.
+    /// Adds `frame`, which must be in no queue, to `queue` as its newest frame.
     pub(super) fn push_front(&mut self, queue: u8, frame: u32) {
         debug_assert_eq!(self.queue[frame as usize], 0, "a frame is in one queue at most");
         let ends = &mut self.ends[usize::from(queue) - 1];
@@ -59,7 +60,7 @@ impl<const N: usize> Lists<N> {
         self.queue[frame as usize] = queue;
     }
 
-    /// Removes and returns the oldest frame of `queue`.
+    /// Removes and returns the oldest frame of `queue`; `None` for an empty queue.
     pub(super) fn pop_back(&mut self, queue: u8) -> Option<u32> {
         let frame = self.ends[usize::from(queue) - 1].oldest;
         if frame == NONE {
@@ -69,7 +70,7 @@ impl<const N: usize> Lists<N> {
         Some(frame)
     }
 
-    /// Removes a frame from its queue, if it is in one.
+    /// Removes a frame from its queue. No effect on a frame in no queue.
     pub(super) fn unlink(&mut self, frame: u32) {
         let queue = std::mem::take(&mut self.queue[frame as usize]);
         let Some(at) = usize::from(queue).checked_sub(1) else { return };

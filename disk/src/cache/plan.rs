@@ -1,4 +1,4 @@
-//! [`Plan`]: the pages of one read and the state of each.
+//! [`Plan`]: the pages of one read, the state of each, and the reads of the disk that fill missing pages.
 
 use std::rc::Rc;
 
@@ -11,29 +11,29 @@ use super::policy::InsertReason;
 use super::shared::{Admission, Shared};
 
 const FRAME: u64 = FRAME_BYTES as u64;
-/// Most pages of one read of the disk, 128 KiB.
+/// Most pages of one run: 128 KiB.
 const RUN_PAGES_MAX: usize = 32;
 
 /// A page of a read.
 #[derive(Debug)]
 pub(super) enum Page {
-    /// Pinned: found in the cache, or filled by this read.
+    /// Pinned: found in the cache, or already filled by this read.
     Kept(KeptPin),
-    /// Filled by this read, in this frame.
+    /// To be filled by this read: index of the frame.
     Own(u32),
-    /// To be looked up again: another read fills the page, the shard's lock was taken, or a piece failed. In
-    /// a read-ahead: not filled by it.
+    /// To be looked up again: another command fills the page, the shard's lock was taken, a piece failed, or
+    /// the disk kept its buffer. In a read-ahead: a page that the read-ahead does not fill.
     Waiting,
 }
 
-/// Consecutive missing pages that are read from the disk together.
+/// Consecutive missing pages that one read of the disk fills, at most [`RUN_PAGES_MAX`].
 pub(super) struct Run {
     /// First page of the run.
     pub(super) page: u64,
     pub(super) buf: Buf,
 }
 
-/// No frame can be entered ([`Admission::Full`]): the read passes around the cache.
+/// No frame is available for a page ([`Admission::Full`]): the read passes around the cache.
 #[derive(Debug)]
 pub(super) struct NoFrame;
 
@@ -42,7 +42,7 @@ pub(super) struct Plan {
     pub(super) offset: u64,
     pub(super) bytes: u32,
     pub(super) pages: Vec<Page>,
-    /// Runs that were not submitted yet; the last one is next.
+    /// Runs that were not submitted yet. The last element is submitted next.
     pub(super) runs: Vec<Run>,
     /// A read-ahead: its pages are published as unread.
     is_ahead: bool,
@@ -54,7 +54,7 @@ struct Open<'a> {
     frames: ArrayVec<Filling<'a>, RUN_PAGES_MAX>,
 }
 
-/// What a plan works with: the cache, the core's frames and the counters.
+/// Context of a plan's methods: the cache, the core's frame handle and the counters.
 pub(super) struct PlanContext<'a> {
     pub(super) shared: &'a Shared,
     pub(super) frames: &'a Rc<CacheCore>,
@@ -62,7 +62,7 @@ pub(super) struct PlanContext<'a> {
 }
 
 impl PlanContext<'_> {
-    /// Frees the frames of a run that will not be read.
+    /// Dooms and frees the frames of a run that will not be read.
     pub(super) fn give_up(&self, buf: Buf) {
         let taken = self.frames.take_back(buf, |filling| self.end(filling));
         debug_assert!(taken.is_ok(), "a piece is made of frames");
@@ -73,7 +73,7 @@ impl PlanContext<'_> {
         drop(self.unpublished(filling));
     }
 
-    /// Dooms a frame and removes its entry; the pin keeps its bytes for the caller.
+    /// Dooms a frame and removes its entry. The returned pin keeps the frame's bytes for the caller.
     pub(super) fn unpublished<'b>(&self, filling: Filling<'b>) -> Pin<'b> {
         filling.doom();
         let buckets = self.shared.index.buckets(filling.page());
@@ -83,7 +83,8 @@ impl PlanContext<'_> {
 }
 
 impl Plan {
-    /// An empty plan, with capacity for reads of common size.
+    /// Returns an empty plan with capacity for 128 pages and 64 runs, which suffices for reads of common
+    /// size.
     pub(super) fn new() -> Plan {
         Plan {
             offset: 0,
@@ -98,10 +99,11 @@ impl Plan {
         self.offset / FRAME
     }
 
-    /// Looks up each page and enters the missing ones. `is_once`: a one-time read, which adds no heat.
+    /// Looks up each page of a read and enters the missing pages. `is_once`: a one-time read, which adds no
+    /// heat.
     ///
     /// # Errors
-    /// [`NoFrame`]; the plan is empty again.
+    /// [`NoFrame`]: no frame is available for a page. The plan is empty again.
     pub(super) fn make(
         &mut self,
         context: &PlanContext<'_>,
@@ -140,7 +142,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Enters the missing pages of a read-ahead.
+    /// Enters the missing pages of a read-ahead. Pages without an available frame are not read ahead.
     pub(super) fn make_ahead(&mut self, context: &PlanContext<'_>, first: u64, count: u32) {
         (self.offset, self.bytes, self.is_ahead) = (first * FRAME, count * FRAME_BYTES, true);
         let shared = context.shared;
@@ -165,10 +167,11 @@ impl Plan {
         self.runs.reverse();
     }
 
-    /// Looks up the waiting pages again.
+    /// Looks up the waiting pages again, and enters the pages that are missing now.
     ///
     /// # Errors
-    /// [`NoFrame`]: the read passes around the cache once its own pieces have completed.
+    /// [`NoFrame`]: no frame is available for a page. The read passes around the cache once its own pieces
+    /// have completed.
     pub(super) fn retry_waiting(&mut self, context: &PlanContext<'_>) -> Result<(), NoFrame> {
         let first = self.first_page();
         for (page, state) in (first..).zip(&mut self.pages) {
@@ -193,12 +196,12 @@ impl Plan {
         Ok(())
     }
 
-    /// True when every page is pinned.
+    /// Returns true if every page is pinned.
     pub(super) fn is_whole(&self) -> bool {
         self.kept().count() == self.pages.len()
     }
 
-    /// Frames of the pinned pages.
+    /// Returns the frames of the pinned pages.
     pub(super) fn kept(&self) -> impl Iterator<Item = u32> {
         self.pages.iter().filter_map(|page| match page {
             Page::Kept(kept) => Some(kept.frame()),
@@ -206,7 +209,7 @@ impl Plan {
         })
     }
 
-    /// The data of a read whose pages are all pinned. The plan is empty afterwards.
+    /// Returns the data of the read and leaves the plan empty. Panics unless every page is pinned.
     pub(super) fn data(&mut self, context: &PlanContext<'_>) -> Buf {
         let skip = u32::try_from(self.offset % FRAME).unwrap_or(0);
         let words = context.shared.words();
@@ -217,7 +220,8 @@ impl Plan {
         context.frames.pages_buf(pins, skip, self.bytes)
     }
 
-    /// Handles the end of a run; `is_read` is false after an error.
+    /// Handles the end of a run: publishes its frames, unless a write has doomed them, and pins their pages.
+    /// After an error (`is_read` is false), frees the frames and marks the pages as waiting.
     pub(super) fn on_read(&mut self, context: &PlanContext<'_>, buf: Buf, is_read: bool) {
         let first = self.first_page();
         let taken = context.frames.take_back(buf, |filling| {
@@ -237,19 +241,21 @@ impl Plan {
         assert!(taken.is_ok(), "the disk gave back a buffer of its own");
     }
 
-    /// Called when no piece is at the disk: pages that are still `Own` lie in buffers that the disk has kept.
-    /// Dooms their frames, which the disk may still write to; they are free once it drops the buffers.
+    /// Handles the loss of buffers: if no piece is at the disk, pages that are still `Own` lie in buffers
+    /// that the disk has kept. Dooms their frames, because the disk may still write to them, and marks the
+    /// pages as waiting. The drop of the buffers frees the frames.
     pub(super) fn on_lost(&mut self, context: &PlanContext<'_>) {
         self.doom(context, 0..u64::MAX);
         self.pages.iter_mut().filter(|page| matches!(page, Page::Own(_))).for_each(|it| *it = Page::Waiting);
     }
 
-    /// Dooms the frames that this read fills for `pages`: only this read uses their data.
+    /// Dooms the frames that this read fills for `pages`, and removes their entries. Only this read may then
+    /// use the data.
     pub(super) fn doom(&self, context: &PlanContext<'_>, pages: std::ops::Range<u64>) {
         let words = context.shared.words();
         for (page, state) in (self.first_page()..).zip(&self.pages).filter(|(page, _)| pages.contains(page)) {
             let Page::Own(frame) = *state else { continue };
-            // The frame may have been freed and reused for another page.
+            // The frame may have been freed and reused for another page since.
             if let Some(pin) = words.pin(frame).filter(|pin| pin.page() == page) {
                 pin.invalidate();
                 context.shared.index.remove(words, context.shared.index.buckets(page), frame);
@@ -257,7 +263,7 @@ impl Plan {
         }
     }
 
-    /// Releases the pins, and the frames of runs that were not submitted.
+    /// Empties the plan: drops the pins and frees the frames of runs that were not submitted.
     pub(super) fn clear(&mut self, context: &PlanContext<'_>) {
         self.is_ahead = false;
         self.runs.drain(..).for_each(|run| context.give_up(run.buf));
@@ -273,14 +279,14 @@ impl Plan {
 enum Lookup<'a> {
     Kept {
         pin: Pin<'a>,
-        /// The page was read ahead, and this read is the first of it that counts as a hit.
+        /// The page was read ahead, and this read is its first read that counts as a hit.
         is_first_read: bool,
     },
     Own(Filling<'a>),
     Waiting,
 }
 
-/// Looks up a page and enters it if it is missing. `is_once`: a hit adds no heat.
+/// Looks up a page, and enters a missing page. `is_once`: a hit adds no heat.
 fn look_up<'a>(
     context: &PlanContext<'a>,
     buckets: PageBuckets,

@@ -1,68 +1,73 @@
-//! [`Policy`]: chooses the victim of a shard. Pure: it handles frame numbers and queries their state by
-//! [`Frames`], so that the same code runs over a trace without a disk.
+//! [`Policy`]: chooses the victim of a shard. Works on frame indices only and queries the state of frames by
+//! [`Frames`], so the same code runs over a trace without a disk.
 //!
-//! - [`S3Fifo`] (Yang et al., SOSP 2023): new pages enter a small queue of a tenth of the frames; pages that
-//!   are hit at least twice there, or were evicted from it recently ([`Ghost`]), move to the main queue.
+//! - [`S3Fifo`] (Yang et al., SOSP 2023): new pages enter a small queue of a tenth of the frames. Pages with
+//!   at least two hits in the small queue move to the main queue. Pages that were recently evicted from the
+//!   small queue ([`Ghost`]) enter the main queue directly.
 //! - [`Lru`]: evicts the least recently used page.
-//! - [`Exclusive`], over either: evicts first the pages that a host has read, as the host caches them itself.
+//! - [`Exclusive`], over [`S3Fifo`] or [`Lru`]: first evicts the pages that a host has read, because the host
+//!   caches them itself.
 
 use super::lists::Lists;
 
-/// State of a frame as a policy sees it.
+/// State of a frame for a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Its page was invalidated.
+    /// The frame's page was invalidated.
     Gone,
-    /// Pinned or being filled: cannot be evicted now.
+    /// The frame is pinned or being filled: not evictable now.
     Busy,
-    /// Evictable. Hits since the heat was last set, at most [`spindle_reactor::mem::HEAT_MAX`].
+    /// The frame is evictable. Its heat: the value that was last set plus the hits since, at most
+    /// [`spindle_reactor::mem::HEAT_MAX`].
     Heat(u8),
 }
 
-/// The frames of a shard as a policy sees them.
+/// Access of a policy to the frames of its shard.
 pub trait Frames {
-    /// Current state of a frame.
+    /// Returns the current state of a frame.
     fn state(&self, frame: u32) -> State;
     /// Sets the heat of a frame.
     fn set_heat(&self, frame: u32, heat: u8);
-    /// Hash of the page in a frame.
+    /// Returns the hash of the page in a frame.
     fn hash(&self, frame: u32) -> u64;
 }
 
 /// Why a page is inserted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InsertReason {
-    /// A host has read it.
+    /// A host reads the page.
     Read,
-    /// It was cached and has been written.
+    /// The page was cached and has been written.
     Written,
-    /// Read ahead: no host has read it yet.
+    /// The page is read ahead; no host has read the page yet.
     Ahead,
 }
 
 /// Most frames that one call of [`Policy::victim`] examines, which bounds the time of a turn. [`Exclusive`]
-/// examines as many again in its inner policy.
+/// examines at most twice as many, half of them in its inner policy.
 const EXAMINED_MAX: u32 = 256;
 
-/// Chooses victims among the frames of one shard, which are numbered from 0.
+/// Chooses victims among the frames of one shard. Frame indices begin at 0 in each shard.
 pub trait Policy: Send {
-    /// A page with this hash was inserted into `frame`. True: the page was evicted recently.
+    /// Adds `frame` to the policy's queues after a page with this hash was inserted into it. Returns true if
+    /// the page was evicted recently.
     fn inserted(&mut self, frame: u32, hash: u64, reason: InsertReason) -> bool;
 
     /// Removes a frame from the policy's queues.
     fn removed(&mut self, frame: u32);
 
-    /// A page was hit. Reported late and not for every hit; policies that use only the heat ignore it.
+    /// Records a hit of a frame's page. Called late and not for every hit. Policies that use only the heat
+    /// ignore the call.
     fn touched(&mut self, frame: u32);
 
-    /// True where [`Policy::touched`] is used.
+    /// Returns true if the policy uses [`Policy::touched`].
     fn wants_touches(&self) -> bool;
 
-    /// The frame to evict, removed from the policy's queues. `None`: none of the examined frames is
-    /// evictable.
+    /// Removes a frame to evict from the policy's queues and returns it. `None`: none of the examined frames
+    /// is evictable.
     fn victim(&mut self, frames: &dyn Frames) -> Option<u32>;
 
-    /// The victim is in use again and was not evicted: puts it back into the queues.
+    /// Adds a victim to the queues again that was in use and was not evicted.
     fn kept(&mut self, frame: u32);
 }
 
@@ -77,7 +82,7 @@ pub struct S3Fifo {
     ghost: Ghost,
     small_max: u32,
     main_max: u32,
-    /// Until the first eviction, pages beyond the small queue's share go to the main queue.
+    /// A frame was evicted. Until then, new pages enter the main queue while the small queue is full.
     has_evicted: bool,
 }
 
@@ -149,7 +154,7 @@ impl Policy for S3Fifo {
     }
 }
 
-/// Least recently used, with a ghost for the counter `ghost_hits`.
+/// Least recently used. The ghost serves only the counter `ghost_hits`.
 pub struct Lru {
     lists: Lists<2>,
     ghost: Ghost,
@@ -206,16 +211,16 @@ impl Policy for Lru {
 
 const READ_BY_HOST: u8 = 1;
 
-/// Evicts first the pages that hosts have read. See the module.
+/// First evicts the pages that hosts have read. See the module.
 pub struct Exclusive {
-    /// Pages that hosts have read; the oldest is evicted first.
+    /// Frames of pages that hosts have read. The page read least recently is evicted first.
     read_by_host: Lists<1>,
-    /// All others.
+    /// Policy of all other pages.
     kept: Box<dyn Policy>,
 }
 
 impl Exclusive {
-    /// `kept` is the policy for the pages that no host has read.
+    /// Returns the policy for `frames` frames. `kept` is the policy of the pages that no host has read.
     pub fn new(frames: u32, kept: Box<dyn Policy>) -> Exclusive {
         Exclusive { read_by_host: Lists::new(frames), kept }
     }
@@ -256,7 +261,7 @@ impl Policy for Exclusive {
                 State::Heat(_) => return Some(frame),
             }
         }
-        // All examined frames are in use; try the pages that no host has read.
+        // None of the examined frames is evictable: tries the pages that no host has read.
         self.kept.victim(frames)
     }
 
@@ -265,17 +270,18 @@ impl Policy for Exclusive {
     }
 }
 
-/// Entries of a set: one 64-byte cache line.
+/// Entries of a set, which fills one 64-byte cache line.
 const WAYS: usize = 8;
 
-/// Hashes of the pages evicted last: a set-associative table of fingerprints, each with the number of its
-/// eviction. An entry expires without removal when `most` further pages were evicted after it.
+/// Hashes of the pages evicted last: a set-associative table of fingerprints, each with the sequence number
+/// of its eviction. An entry expires once more than `most` evictions have followed; it remains in the table
+/// until it is replaced.
 pub struct Ghost {
-    /// Upper 32 bits: fingerprint; lower 32: number of the eviction. 0: empty.
+    /// Upper 32 bits: fingerprint; lower 32: sequence number of the eviction. 0: empty.
     entries: Box<[[u64; WAYS]]>,
-    /// Number of evictions after which an entry expires.
+    /// Most evictions after which an entry is still valid.
     most: u32,
-    /// Number of the next eviction, from 1.
+    /// Sequence number of the next eviction, from 1.
     now: u32,
 }
 
@@ -284,12 +290,13 @@ impl Ghost {
         Ghost { entries: vec![[0; WAYS]; Self::sets_for(most)].into(), most, now: 1 }
     }
 
-    /// Twice as many entries as evictions remembered, so that few entries are displaced before they expire.
+    /// Returns the number of sets. The table has twice as many entries as `most`, so few entries are replaced
+    /// before they expire.
     fn sets_for(most: u32) -> usize {
         (most as usize / 4).max(1)
     }
 
-    /// Bytes of memory of a ghost for `most` evictions.
+    /// Returns the bytes of memory of a ghost for `most` evictions.
     pub fn bytes_for(most: u32) -> u64 {
         (Self::sets_for(most) * WAYS * 8) as u64
     }
@@ -301,11 +308,12 @@ impl Ghost {
     }
 
     fn age(entry: u64, now: u32) -> u32 {
-        // The eviction number is the lower half.
+        // The sequence number is the lower half.
         now.wrapping_sub(u32::try_from(entry & 0xffff_ffff).unwrap_or(0))
     }
 
-    /// Records the eviction of a page with this hash.
+    /// Records the eviction of a page with this hash. Replaces an entry with the same fingerprint, otherwise
+    /// the oldest entry of the set.
     pub fn insert(&mut self, hash: u64) {
         let now = self.now;
         let (set, fingerprint) = self.set(hash);
@@ -316,7 +324,7 @@ impl Ghost {
         self.now = now.wrapping_add(1).max(1);
     }
 
-    /// True when a page with this hash was evicted within the last `most` evictions. Removes its entry.
+    /// Returns true if a page with this hash was among the last `most` evicted. Removes its entry.
     pub fn take(&mut self, hash: u64) -> bool {
         let (now, most) = (self.now, self.most);
         let (set, fingerprint) = self.set(hash);

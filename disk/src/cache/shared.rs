@@ -1,8 +1,10 @@
-//! [`Shared`]: state of one cache, shared by the cores: frames, index, policy.
+//! [`Shared`]: state of one cache, shared by all cores: frames, index, shards with their policies, sweeps and
+//! counters.
 //!
 //! The frames are divided into shards by the page's first bucket. A shard has its own policy and free frames,
-//! under a lock that misses, written pages that stay, and reports of hits take. No core blocks on it: if the
-//! lock is taken, a read retries in its next turn, and a stay or a report is dropped.
+//! under a lock. Misses, written pages that are entered again, and reports of hits take the lock. No core
+//! blocks on the lock: after [`LOCK_TRIES`] failed attempts a read retries in its next turn, and any other
+//! operation is dropped.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -17,22 +19,23 @@ use super::sizes::Sizes;
 use super::sweeps::{RANGES, Sweeps};
 use super::{CacheMode, CacheSpec, PolicyKind};
 
-/// Fewest frames of a shard, unless the cache has fewer: with small shards, uneven distribution of pages over
-/// shards costs hits.
+/// Fewest frames of a shard, unless the cache has fewer. With smaller shards, an uneven distribution of pages
+/// over shards costs hits.
 const SHARD_FRAMES_MIN: u32 = 4096;
 const SHARDS_MAX: u32 = 64;
-/// Victims that a miss tries before it passes around the cache.
+/// Most victims that a miss tries before the read passes around the cache.
 const VICTIMS_MAX: u32 = 8;
-/// Attempts to take the lock of a shard.
+/// Attempts to take the lock of a shard before the caller gives up.
 const LOCK_TRIES: u32 = 64;
 
 /// State of a shard, under its lock.
 struct ShardState {
+    /// Right to allocate frames of the shard.
     right: Shard,
     policy: Box<dyn Policy>,
 }
 
-/// State of one cache, shared by the cores. See the module.
+/// State of one cache, shared by all cores. See the module.
 pub(super) struct Shared {
     pub(super) spec: CacheSpec,
     pub(super) frames: Arc<CacheFrames>,
@@ -42,11 +45,12 @@ pub(super) struct Shared {
     pub(super) counts: Arc<AllCounts>,
     pub(super) sizes: Sizes,
     pub(super) wants_touches: bool,
-    /// Keeps the frames mapped for the inner disk's device.
+    /// Mapping of the frames for the inner disk's device, until dropped; `None`: the device needs no mapping.
     pub(super) mapped: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// A write in flight of a page that was in the cache. The page may stay if no other write overlaps.
+/// A write in flight of a page that was in the cache. The page may be entered again if no other write
+/// overlaps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stay {
     pub(super) page: u64,
@@ -57,38 +61,38 @@ pub(super) struct Stay {
 
 /// Result of [`Shared::admit`].
 pub(super) enum Admission<'a> {
-    /// The page is in the cache by now.
+    /// Another core has published the page since the miss.
     Present(Pin<'a>),
-    /// Another read fills the page.
+    /// Another read or write fills the page.
     Filling,
     /// The page was entered; the caller fills the frame.
     Fill(Filling<'a>),
-    /// The lock of the shard is taken; retry.
+    /// The lock of the shard is taken: the caller retries or gives up.
     Busy,
     /// No frame is free or evictable, or both buckets of the page are full.
     Full,
 }
 
-/// Number of shards and frames per shard for a cache of `bytes`.
+/// Returns the number of shards and the frames per shard for a cache of `bytes` bytes.
 fn shape(bytes: u64) -> (u32, u32) {
     let frames = u32::try_from(bytes / u64::from(FRAME_BYTES)).unwrap_or(u32::MAX - SHARDS_MAX).max(1);
     let shards = (frames / SHARD_FRAMES_MIN).clamp(1, SHARDS_MAX);
     (shards, frames / shards)
 }
 
-/// Bytes of memory of a full cache, including its tables.
+/// Returns the bytes of memory of a full cache, including its tables.
 pub(super) fn memory_bytes(spec: &CacheSpec) -> u64 {
     let (shards, shard_frames) = shape(spec.bytes);
     let lists = if spec.mode == CacheMode::Exclusive { 2 } else { 1 };
     let frames = shards * shard_frames;
-    // Page and word of each frame.
+    // 16: page (8 bytes) and state word (8 bytes) of a frame.
     let each = u64::from(FRAME_BYTES) + 16 + lists * LIST_BYTES;
     let ghosts = u64::from(shards) * Ghost::bytes_for(shard_frames);
     let sizes = Sizes::bytes_for(frames);
     u64::from(frames) * each + ghosts + sizes + Index::<std::sync::atomic::AtomicU64>::bytes_for(frames)
 }
 
-/// A new policy as configured, for `frames` frames.
+/// Returns a new policy for `frames` frames, according to `spec`.
 pub(super) fn policy_for(spec: &CacheSpec, frames: u32) -> Box<dyn Policy> {
     let policy: Box<dyn Policy> = match spec.policy {
         PolicyKind::S3Fifo => Box::new(S3Fifo::new(frames)),
@@ -128,7 +132,7 @@ impl Shared {
         for _ in 0..LOCK_TRIES {
             match shard.try_lock() {
                 Ok(state) => return Some(state),
-                // After a panic the policy's state is still usable; at worst it chooses poor victims.
+                // After a panic the policy is still usable. At worst, the policy chooses poor victims.
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
             }
@@ -136,9 +140,9 @@ impl Shared {
         None
     }
 
-    /// Handles a miss. On `Fill` the page is entered and the caller fills the frame; no other caller gets
-    /// `Fill` for the page meanwhile, unless the frame is doomed. `stay`: the caller is the writer of the
-    /// page; its write has ended at the disk and is still announced.
+    /// Enters a missing page. After `Fill` the caller fills the frame; no other caller receives `Fill` for
+    /// the page meanwhile, unless the frame is doomed. `stay`: the caller's own write of the page, which has
+    /// ended at the disk and is still announced.
     pub(super) fn admit(
         &self,
         buckets: PageBuckets,
@@ -161,13 +165,13 @@ impl Shared {
                 drop(filling.detach());
                 return Admission::Full;
             }
-            // A doomed frame serves only the read that fills it.
+            // Only the read that fills a doomed frame uses its data.
             Inserted::Clean | Inserted::Doomed => {}
         }
-        // The frame is in state Filling and entered before this check, so a later sweep finds it.
+        // The frame is in state Filling and entered before this check, so a later sweep finds the frame.
         let is_swept = match stay {
             None => self.sweeps.covers(buckets.page()),
-            // A sweep that began and ended meanwhile may have run before the frame was entered.
+            // A sweep may have begun after the write, and ended before the frame was entered.
             Some(stay) => self.sweeps.idle_count() != Some(stay.sweeps),
         };
         if is_swept {
@@ -181,7 +185,8 @@ impl Shared {
         Admission::Fill(filling)
     }
 
-    /// A free frame of the shard, or the frame of a victim.
+    /// Returns a free frame of the shard for the page. Evicts up to [`VICTIMS_MAX`] victims until a frame is
+    /// free; `None` if none is.
     fn frame_for(
         &self,
         buckets: PageBuckets,
@@ -208,7 +213,7 @@ impl Shared {
         words.allocate(&mut state.right, buckets.page())
     }
 
-    /// Reports hits to the policies. Hits in shards whose lock is taken are dropped.
+    /// Reports hits to the policies and empties `frames`. Hits in shards whose lock is taken are dropped.
     pub(super) fn touch(&self, frames: &mut Vec<u32>) {
         let shard_frames = self.words().shard_frames();
         let mut held: Option<(u32, MutexGuard<'_, ShardState>)> = None;
@@ -224,7 +229,8 @@ impl Shared {
         }
     }
 
-    /// Announces a write of the page: see [`Index::begin_write`]. `Some`: the page may stay in the cache.
+    /// Announces a write of the page: see [`Index::begin_write`]. `Some`: the page was in the cache and may
+    /// be entered again after the write.
     pub(super) fn begin_write(&self, page: u64) -> Option<Stay> {
         let write = self.index.begin_write(self.words(), self.index.buckets(page));
         let sweeps = self.sweeps.idle_count()?;
@@ -232,15 +238,16 @@ impl Shared {
         Some(Stay { page, heat, write, sweeps })
     }
 
-    /// Drops all pages, after a possible change of the medium by others.
+    /// Drops all pages, after a resize or a possible change of the medium by others.
     pub(super) fn drop_all(&self) {
         self.sweeps.drop_all(&self.index, self.words());
     }
 }
 
-/// Frames of a shard, as its policy sees them.
+/// Frames of a shard for its policy.
 struct View<'a> {
     words: &'a FrameWords,
+    /// Index of the shard's first frame in the cache.
     first: u32,
 }
 

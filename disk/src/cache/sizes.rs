@@ -1,10 +1,10 @@
 //! [`Sizes`]: estimates the hit ratio of the cache at half and at twice its size.
 //!
-//! Reads of a sample of the pages, one in 32 to one in 256, go to three simulated caches without data. They
-//! have the same policy and half, one and two times the cache's frames, scaled by the sampling rate. The
-//! sample is one of pages, not of reads: all reads of a sampled page count, so that a scaled-down cache
-//! behaves like the full one (Waldspurger et al., FAST 2015). The simulation of the current size is the
-//! reference: a bias of the sample affects all three equally.
+//! A sample of the pages, one in 32 to one in 256, is read in three simulated caches without data. The
+//! simulated caches have the cache's policy and half, one and two times its frames, scaled by the sampling
+//! rate. All reads of a sampled page count, so a scaled-down cache behaves like the full one (Waldspurger et
+//! al., FAST 2015). The simulation of the current size is the reference: a bias of the sample affects all
+//! three equally.
 //!
 //! Writes, read-ahead, one-time reads and reads that pass around the cache are ignored.
 
@@ -18,23 +18,23 @@ use super::index::mix;
 use super::policy::{Frames, InsertReason, Policy, State};
 use super::shared::policy_for;
 
-/// log2 of the sampling rates: processing a sampled page costs up to 300 ns.
+/// log2 of the sampling divisors: one page in 32 to one in 256. Processing a sampled page costs up to 300 ns.
 const RATES: std::ops::RangeInclusive<u32> = 5..=8;
-/// Fewest frames of the simulated cache of the current size, where a rate allows: a smaller sample is too
-/// noisy.
+/// Fewest frames of the simulated cache of the current size. A smaller sample is too noisy. A cache of fewer
+/// than 32,768 frames has a smaller sample.
 const SAMPLE_FRAMES: u32 = 1024;
-/// Approximate bytes of memory per simulated frame: policy, page and table entry.
+/// Approximate bytes of memory per simulated frame: policy, page, heat and table entry.
 const FRAME_BYTES: u64 = 128;
 const NO_PAGE: u64 = u64::MAX;
 
 /// Simulated caches of three sizes. See the module.
 pub(super) struct Sizes {
-    /// Pages with a hash below this are sampled.
+    /// Pages with a hash below this value are sampled.
     below: u64,
     caches: Mutex<[SimulatedCache; 3]>,
 }
 
-/// Frames of the three simulated caches, and log2 of the sampling rate.
+/// Returns the frames of the three simulated caches, and log2 of the sampling divisor.
 fn shape(frames: u32) -> ([u32; 3], u32) {
     let rate = RATES.rev().find(|rate| frames >> rate >= SAMPLE_FRAMES).unwrap_or(*RATES.start());
     let share = |frames: u64| u32::try_from(frames >> rate).unwrap_or(u32::MAX).max(1);
@@ -49,19 +49,20 @@ impl Sizes {
         Sizes { below: 1 << (64 - rate), caches: Mutex::new(caches) }
     }
 
-    /// Approximate bytes of memory for a cache of `frames` frames.
+    /// Returns the approximate bytes of memory of the simulation for a cache of `frames` frames.
     pub(super) fn bytes_for(frames: u32) -> u64 {
         shape(frames).0.iter().map(|frames| u64::from(*frames) * FRAME_BYTES).sum()
     }
 
-    /// True for sampled pages. Multiplication by the golden ratio also spreads consecutive pages. Page 0 is
-    /// not sampled: it is read so often that it would distort the sample.
+    /// Returns true for sampled pages. The multiplication by the golden ratio spreads consecutive pages
+    /// evenly. Page 0 is not sampled: its frequent reads would distort the sample.
     #[inline]
     pub(super) fn is_sampled(&self, page: u64) -> bool {
         page.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) < self.below
     }
 
-    /// Processes reads of sampled pages; drops them while another core holds the lock.
+    /// Processes reads of sampled pages and empties `pages`. Drops the reads while another core holds the
+    /// lock.
     pub(super) fn read(&self, pages: &mut Vec<u64>, counts: &Counts) {
         let caches = match self.caches.try_lock() {
             Ok(caches) => Some(caches),
@@ -85,12 +86,12 @@ impl Sizes {
 pub(super) struct SimulatedCache {
     pub(super) policy: Box<dyn Policy>,
     pub(super) frames: SimulatedFrames,
-    /// Frame by page.
+    /// Map from page to frame.
     pub(super) at: HashMap<u64, u32>,
     free: Vec<u32>,
 }
 
-/// Frames of a simulated cache, as its policy sees them.
+/// Frames of a simulated cache for its policy.
 pub(super) struct SimulatedFrames {
     heat: Vec<Cell<u8>>,
     pub(super) page: Vec<u64>,
@@ -109,13 +110,14 @@ impl SimulatedCache {
                 #[cfg(test)]
                 pinned: vec![false; count],
             },
-            // Twice the capacity needed, so that removals never cause it to grow.
+            // Twice the capacity needed, so removals never cause the map to grow.
             at: HashMap::with_capacity(2 * count),
             free: (0..frames).rev().collect(),
         }
     }
 
-    /// Reads a page. A hit: true. A miss: false, and the page is entered if a frame is free or evictable.
+    /// Reads a page. Returns true for a hit. For a miss, returns false and enters the page if a frame is free
+    /// or evictable.
     pub(super) fn read(&mut self, page: u64) -> bool {
         if let Some(&frame) = self.at.get(&page) {
             let heat = &self.frames.heat[frame as usize];

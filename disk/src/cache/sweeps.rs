@@ -1,16 +1,16 @@
 //! [`Sweeps`]: the ranges of long writes, which announce one range instead of each page.
 //!
 //! ```text
-//!   begin    the range is entered, then counted
-//!   step     the cached pages of the range are dropped: page by page, or frame by frame where that is less
+//!   begin    enters the range, then counts the sweep
+//!   step     drops cached pages of the range: page by page, or frame by frame if that is cheaper
 //!   (the disk changes the blocks)
-//!   end      the range is free again
+//!   end      removes the range
 //! ```
 //!
 //! A fill checks the ranges after it has entered its page, and dooms its frame if a range covers the page. A
-//! fill that the sweep misses sees the range: [`Index::sweep_page`] adds to the page's control word, to which
-//! the fill adds after its entry; a sweep by frames adds to each frame's word, to which the fill has added
-//! before.
+//! fill that the sweep misses sees the range. A sweep by pages adds to the page's control word
+//! ([`Index::sweep_page`]), and the fill adds to this word after its entry. A sweep by frames adds to each
+//! frame's word, and the fill changes this word when it allocates the frame.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,28 +19,28 @@ use spindle_reactor::mem::{AtomicWord, FrameWords, Invalidated};
 
 use super::index::Index;
 
-/// Most concurrent sweeps; further long writes wait.
+/// Most concurrent sweeps of a cache. Further long writes wait.
 pub(super) const RANGES: usize = 32;
-/// log2 of the pages of a unit of 4 MiB. A range is rounded outwards to units, so that it fits in one word
-/// and is read atomically.
+/// log2 of the pages of a unit of 4 MiB. Ranges are rounded outwards to units. A range then fits in one word,
+/// which is read atomically.
 const UNIT_SHIFT: u32 = 10;
-/// Empty entry of `ranges`: its first unit is after its last.
+/// Empty entry of `ranges`: the first unit is after the last.
 const NONE: u64 = u32::MAX as u64;
-/// Unit of the upper half of [`Sweeps::count`].
+/// 1 in the upper half of a word: of [`Sweeps::count`], or of an entry of [`Sweeps::ranges`].
 const SWEEP: u64 = 1 << 32;
-/// Pages dropped per step; each touches two or three cache lines, so a step takes some microseconds.
+/// Pages dropped per step. Each page touches two or three cache lines, so a step takes some microseconds.
 const PAGES_A_STEP: u64 = 64;
-/// Frames examined per step; their words are contiguous.
+/// Frames examined per step. The words of these frames are contiguous.
 const FRAMES_A_STEP: u32 = 1024;
 
-/// Ranges of pages that must not be published now. See the module.
+/// Ranges of pages whose fills must not be published now. See the module.
 pub(super) struct Sweeps<W = AtomicU64> {
-    /// Lower 32 bits: sweeps in progress; upper 32: sweeps begun so far. Calls of [`Sweeps::drop_all`] count
-    /// as sweeps.
+    /// Lower 32 bits: sweeps in progress. Upper 32 bits: sweeps begun so far. Calls of [`Sweeps::drop_all`]
+    /// count as sweeps.
     count: W,
     /// Number of calls of [`Sweeps::drop_all`] in progress.
     all: W,
-    /// Upper half: last unit; lower half: first unit. Or [`NONE`].
+    /// Entries: last unit (upper 32 bits) and first unit (lower 32 bits), or [`NONE`].
     ranges: Box<[W]>,
 }
 
@@ -50,29 +50,29 @@ pub(super) struct Sweep {
     pages: Range<u64>,
     /// Index in [`Sweeps::ranges`].
     at: usize,
-    /// Next page (relative to the range) or frame.
+    /// Next page to drop (relative to the range), or next frame to examine.
     next: u64,
 }
 
 fn unit(page: u64) -> u64 {
-    // The last unit holds all pages beyond 16 PiB.
+    // The last unit contains all pages beyond 16 PiB.
     (page >> UNIT_SHIFT).min(u64::from(u32::MAX))
 }
 
 impl<W: AtomicWord> Sweeps<W> {
-    /// `ranges`: most concurrent sweeps.
+    /// Returns an empty table for at most `ranges` concurrent sweeps.
     pub(super) fn new(ranges: usize) -> Sweeps<W> {
         let ranges = (0..ranges).map(|_| W::new(NONE)).collect();
         Sweeps { count: W::new(0), all: W::new(0), ranges }
     }
 
-    /// Number that changes with each sweep begun; `None` while a sweep is in progress.
+    /// Returns a number that changes with each sweep begun; `None` while a sweep is in progress.
     pub(super) fn idle_count(&self) -> Option<u64> {
         let count = self.count.load(Ordering::Acquire);
         count.is_multiple_of(SWEEP).then_some(count)
     }
 
-    /// True when a sweep in progress covers the page, or another page of its unit.
+    /// Returns true if a sweep in progress covers the page or another page of its unit.
     pub(super) fn covers(&self, page: u64) -> bool {
         if self.idle_count().is_some() {
             return false;
@@ -85,7 +85,8 @@ impl<W: AtomicWord> Sweeps<W> {
         self.all.load(Ordering::Acquire) > 0 || self.ranges.iter().any(covers)
     }
 
-    /// Begins a sweep of a non-empty range. `None`: too many sweeps are in progress; try again.
+    /// Begins a sweep of a non-empty range. `None`: all entries of `ranges` are in use, and the caller
+    /// retries later.
     pub(super) fn begin(&self, pages: Range<u64>) -> Option<Sweep> {
         let word = unit(pages.end.saturating_sub(1)) * SWEEP + unit(pages.start);
         let at = self.ranges.iter().position(|range| range.exchange(NONE, word).is_ok())?;
@@ -93,7 +94,8 @@ impl<W: AtomicWord> Sweeps<W> {
         Some(Sweep { pages, at, next: 0 })
     }
 
-    /// Drops a bounded number of pages. True when the range is done.
+    /// Drops at most [`PAGES_A_STEP`] pages, or the pages of at most [`FRAMES_A_STEP`] frames. Returns true
+    /// if the range is done.
     pub(super) fn step(&self, sweep: &mut Sweep, index: &Index<W>, words: &FrameWords<W>) -> bool {
         let count = sweep.pages.end - sweep.pages.start;
         let first = sweep.next;
@@ -110,7 +112,7 @@ impl<W: AtomicWord> Sweeps<W> {
         end == words.len()
     }
 
-    /// Ends a sweep after its write has ended or was cancelled.
+    /// Ends a sweep and frees its range. Called after the write has ended or was cancelled.
     pub(super) fn end(&self, sweep: &Sweep) {
         self.ranges[sweep.at].store(NONE, Ordering::Release);
         self.count.fetch_add(1_u64.wrapping_neg(), Ordering::AcqRel);
@@ -133,7 +135,8 @@ fn drop_frames<W: AtomicWord>(
     words: &FrameWords<W>,
 ) {
     for frame in frames {
-        // The pin is an addition to the frame's word, so a later allocation of the frame sees the sweep.
+        // The pin is an addition to the frame's word, so a later allocation of the frame sees the sweep's
+        // range.
         let Some(pin) = words.pin(frame) else { continue };
         let page = pin.page();
         if pages.contains(&page) && pin.invalidate() != Invalidated::AlreadyInvalid {

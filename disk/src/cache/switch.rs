@@ -1,20 +1,21 @@
-//! [`Switch`]: adds a cache to a disk in use, or removes it.
+//! [`Switch`]: adds, replaces or removes the cache of a disk in use. [`SwitchedCore`]: one core's handle on
+//! such a disk.
 //!
 //! ```text
-//!   Plain ──> Announcing ──> Cached        next stage once every core has confirmed the current one
+//!   Plain ──> Announcing ──> Cached        next stage once every core has confirmed the current stage
 //!   Plain <── Announcing <── Cached
 //! ```
 //!
 //! Cores switch one after the other. A write that is not announced would leave a stale page in the cache. So
-//! no core uses the cache for reads before all cores announce their writes, and no core stops announcing
-//! before all have stopped reading from the cache. The stage Announcing lies between: writes are announced,
-//! reads go to the disk.
+//! no core reads from the cache before all cores announce their writes. And no core stops announcing before
+//! all cores have stopped reading from the cache. In the stage Announcing, writes are announced and reads go
+//! to the disk.
 //!
-//! A core switches when none of its commands is in flight: it holds new commands until its slowest command
-//! has ended. Then it confirms the stage. The step from Announcing to Cached does not wait.
+//! A core switches when none of its commands is in flight: new commands are queued until the commands in
+//! flight have ended. Then the core confirms the stage. The step from Announcing to Cached does not wait.
 //!
-//! A core switches only after [`Disk::reconfigure`], when the rest of the new configuration, such as the
-//! registration of the cache's memory, has reached it.
+//! A core switches only after [`Disk::reconfigure`]. By then the rest of the new configuration, such as the
+//! registration of the cache's memory, is valid on the core.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +31,7 @@ use crate::{
     Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
 };
 
-/// Stage of the switch. The cores reach it one after the other.
+/// Stage of the switch, see the module. The cores enter a stage one after the other.
 #[derive(Clone)]
 enum Stage {
     Plain,
@@ -53,14 +54,14 @@ struct SwitchState {
     wanted: Option<Arc<Shared>>,
     /// Number of calls of [`Switch::set_wanted`].
     request: u64,
-    /// Generation that each core has confirmed.
+    /// By core: the generation that the core has confirmed.
     cores: Vec<Arc<AtomicU64>>,
 }
 
 /// Switch state of one disk, shared by its cores. See the module.
 pub(super) struct Switch {
     state: Mutex<SwitchState>,
-    /// Number of stage changes.
+    /// Number of stage changes so far; identifies the current stage.
     generation: AtomicU64,
 }
 
@@ -75,19 +76,20 @@ impl Switch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests the cache `shared`, or none. Each core starts to switch at [`Disk::reconfigure`].
+    /// Requests the cache `shared`, or no cache. Each core starts to switch at [`Disk::reconfigure`].
     pub(super) fn set_wanted(&self, shared: Option<Arc<Shared>>) {
         let mut now = self.lock();
         now.wanted = shared;
         now.request += 1;
     }
 
-    /// The requested cache.
+    /// Returns the requested cache; `None`: no cache.
     pub(super) fn wanted(&self) -> Option<Arc<Shared>> {
         self.lock().wanted.clone()
     }
 
-    /// Drops all pages, without holding the lock: that takes milliseconds for a large cache.
+    /// Drops all pages of the cache in use. Releases the lock first, because dropping the pages of a large
+    /// cache takes milliseconds.
     pub(super) fn drop_all(&self) {
         let mut done: Option<Arc<Shared>> = None;
         loop {
@@ -97,12 +99,13 @@ impl Switch {
                 return;
             };
             cache.drop_all();
-            // A cache installed meanwhile may hold old pages too.
+            // A cache installed meanwhile may contain old pages too.
             done = Some(cache);
         }
     }
 
-    /// Advances to the next stage, if there is one and all cores have confirmed the current one.
+    /// Advances to the next stage if all cores have confirmed the current stage. No effect if the requested
+    /// stage is reached.
     fn advance(&self, now: &mut SwitchState) {
         now.cores.retain(|core| Arc::strong_count(core) > 1);
         let generation = self.generation.load(Ordering::Acquire);
@@ -124,12 +127,12 @@ impl Switch {
     }
 }
 
-/// How a core handles its commands, by stage.
+/// Disk handle for a core's commands, by stage.
 enum Path {
     Plain(Box<dyn Disk>),
     Announcing(Box<CachedCore>),
     Cached(Box<CachedCore>),
-    /// Placeholder within one call of [`SwitchedCore`].
+    /// Placeholder while a method of [`SwitchedCore`] replaces the path.
     Moving,
 }
 
@@ -140,17 +143,20 @@ pub(super) struct SwitchedCore {
     /// Generation of the stage of `path`.
     generation: u64,
     confirmed: Arc<AtomicU64>,
-    /// Number of the request at the last `reconfigure`.
+    /// [`SwitchState::request`] at the last `reconfigure`, or at open.
     known_request: u64,
-    /// New commands are held until none is in flight.
+    /// New commands are queued in `held` until no command is in flight.
     is_holding: bool,
     held: VecDeque<(Token, Call)>,
-    /// Completions of held commands that were cancelled or that ended in `submit`.
+    /// Completions of queued commands that were cancelled or that ended in `submit`.
     ready: VecDeque<Done>,
     core: usize,
     pool: Pool,
     depth: u32,
-    /// Atomic writes of several blocks are not offered: see [`CachedDisk`](super::CachedDisk).
+    /// Copy of the inner disk's geometry, renewed by `poll` and `reconfigure`: a call for each command costs
+    /// 24 instructions.
+    geometry: Geometry,
+    /// `geometry` reports no atomic writes of several blocks: see [`CachedDisk`](super::CachedDisk).
     has_single_blocks: bool,
 }
 
@@ -168,6 +174,7 @@ impl SwitchedCore {
         let (stage, known_request) = (now.stage.clone(), now.request);
         drop(now);
         let mut handle = SwitchedCore {
+            geometry: inner.geometry(),
             path: Path::Plain(inner),
             switch: Arc::clone(switch),
             generation,
@@ -182,7 +189,15 @@ impl SwitchedCore {
             has_single_blocks,
         };
         handle.enter_stage(&stage);
+        handle.renew_geometry();
         handle
+    }
+
+    fn renew_geometry(&mut self) {
+        self.geometry = self.as_disk().geometry();
+        if self.has_single_blocks {
+            self.geometry.atomic_blocks = 1;
+        }
     }
 
     fn disk(&mut self) -> &mut dyn Disk {
@@ -201,7 +216,8 @@ impl SwitchedCore {
         }
     }
 
-    /// Switches to the path of a stage. No command is in flight, except from Announcing to Cached.
+    /// Switches to the path of a stage. No command may be in flight, except for a switch from Announcing to
+    /// Cached.
     fn enter_stage(&mut self, stage: &Stage) {
         let path = std::mem::replace(&mut self.path, Path::Moving);
         let context = CoreContext { core: self.core, pool: self.pool.clone(), depth: self.depth };
@@ -223,13 +239,13 @@ impl SwitchedCore {
         };
     }
 
-    /// Performs this core's part of a stage change. True while it is incomplete.
+    /// Performs this core's part of a stage change. Returns true while the change is incomplete.
     #[cold]
     fn step(&mut self) -> bool {
         let switch = Arc::clone(&self.switch);
         let mut now = switch.lock();
         if self.known_request != now.request {
-            return true; // until `reconfigure` of this core
+            return true; // waits for `reconfigure` of this core
         }
         switch.advance(&mut now);
         let generation = switch.generation.load(Ordering::Acquire);
@@ -277,15 +293,7 @@ impl SwitchedCore {
 impl Disk for SwitchedCore {
     #[inline]
     fn geometry(&self) -> Geometry {
-        let mut geometry = match &self.path {
-            Path::Plain(disk) => disk.geometry(),
-            Path::Announcing(core) | Path::Cached(core) => core.geometry(),
-            Path::Moving => unreachable!("a path is moved in one call"),
-        };
-        if self.has_single_blocks {
-            geometry.atomic_blocks = 1;
-        }
-        geometry
+        self.geometry
     }
 
     fn inner(&self) -> Option<&dyn Disk> {
@@ -334,14 +342,15 @@ impl Disk for SwitchedCore {
         if self.is_holding || self.generation != self.switch.generation.load(Ordering::Acquire) {
             is_busy |= self.step();
         }
+        self.renew_geometry();
         is_busy
     }
 
     fn reconfigure(&mut self) {
         self.known_request = self.switch.lock().request;
         self.step();
-        let disk = self.disk();
-        disk.reconfigure();
+        self.disk().reconfigure();
+        self.renew_geometry();
     }
 
     fn cancel_owner(&mut self, owner: Owner) -> usize {

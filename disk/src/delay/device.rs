@@ -1,4 +1,5 @@
-//! The modelled device of a delay layer, whose time commands reserve: shared by all cores, without a lock.
+//! [`Device`]: the modelled device of a delay layer. Commands reserve device time. Shared by all cores
+//! without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,23 +13,23 @@ use crate::BlockRange;
 pub(super) struct Work {
     /// Bytes transferred.
     bytes: u64,
-    /// Ranges visited in order: first byte, and the byte after the last.
+    /// Ranges to which the head moves, in order: first byte, and the byte after the last.
     stops: [Option<(u64, u64)>; 2],
 }
 
 impl Work {
-    /// A transfer of one range.
+    /// Returns the work of a transfer of one range. `shift`: log2 of the block size.
     pub(super) fn at(range: BlockRange, shift: u32) -> Work {
         let (begin, bytes) = (range.offset(shift), range.bytes(shift));
         Work { bytes, stops: [Some((begin, begin.saturating_add(bytes))), None] }
     }
 
-    /// Transfers the same bytes a second time, without a further seek.
+    /// Adds a second transfer of the same bytes, without a further seek.
     pub(super) fn twice(self) -> Work {
         Work { bytes: self.bytes.saturating_mul(2), ..self }
     }
 
-    /// Adds a transfer of another range.
+    /// Adds a seek to `range` and the transfer of its bytes.
     pub(super) fn and_then(self, range: BlockRange, shift: u32) -> Work {
         let next = Work::at(range, shift);
         Work {
@@ -43,16 +44,16 @@ impl Work {
 pub(super) struct Reservation {
     /// Time at which the device finishes the command.
     end: Nanos,
-    /// Duration of the work before `end`.
+    /// Duration of the command's work, which ends at `end`.
     time: Nanos,
 }
 
-/// The device. Relaxed ordering suffices: its atomics guard no other memory.
+/// A modelled device. Relaxed ordering suffices, because the atomics guard no other memory.
 pub(super) struct Device {
     spec: DelaySpec,
     /// End of the last reservation, in nanoseconds of the cores' clock.
     busy_until: AtomicU64,
-    /// Position of the head: the byte after the last range.
+    /// Position of the head: the byte after the last range transferred.
     head: AtomicU64,
 }
 
@@ -61,7 +62,8 @@ impl Device {
         Device { spec, busy_until: AtomicU64::new(0), head: AtomicU64::new(0) }
     }
 
-    /// Reserves the device for a command submitted at `now`. `capacity` is that of the disk, in bytes.
+    /// Reserves device time for a command submitted at `now`, after all earlier reservations. `capacity`:
+    /// bytes of the disk. Without `bandwidth` and `seek`, the reservation is empty.
     pub(super) fn reserve(&self, now: Nanos, work: &Work, capacity: u64) -> Reservation {
         if self.spec.bandwidth.is_none() && self.spec.seek == Nanos::ZERO {
             return Reservation { end: now, time: Nanos::ZERO };
@@ -80,7 +82,7 @@ impl Device {
         }
     }
 
-    /// Frees the remaining device time of a cancelled command for later commands.
+    /// Frees the remaining device time of a cancelled command, for later reservations.
     pub(super) fn give_back(&self, reservation: Reservation, now: Nanos) {
         let left = (reservation.end - now).min(reservation.time);
         let less = |busy: u64| Some(busy.saturating_sub(left.0));
@@ -88,7 +90,7 @@ impl Device {
         let _ = self.busy_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// When the command may end.
+    /// Returns the time at which the command is due: the end of its device time plus the latency.
     pub(super) fn due(&self, reservation: Reservation) -> Nanos {
         reservation.end + self.spec.latency
     }
@@ -99,7 +101,7 @@ impl Device {
         Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Sum of the seek times to the ranges; leaves the head after the last range.
+    /// Moves the head over the ranges. Returns the sum of the seek times.
     fn travel(&self, work: &Work, capacity: u64) -> Nanos {
         if self.spec.seek == Nanos::ZERO {
             return Nanos::ZERO;
@@ -112,12 +114,13 @@ impl Device {
     }
 }
 
-/// `whole * sqrt(distance / capacity)`, rounded down; the distance is capped at the capacity.
+/// Returns `whole * sqrt(distance / capacity)`, rounded down. A distance above the capacity counts as the
+/// capacity.
 fn seek_time(whole: Nanos, distance: u64, capacity: u64) -> Nanos {
     const ROOT_BITS: u32 = 31;
     let distance = u128::from(distance.min(capacity));
     let share = (distance << (2 * ROOT_BITS)) / u128::from(capacity.max(1));
-    // At most 2^62, and its root at most 2^31.
+    // The share is at most 2^62, and its root at most 2^31.
     let root = u64::try_from(share).unwrap_or(u64::MAX).isqrt();
     let nanos = (u128::from(whole.0) * u128::from(root)) >> ROOT_BITS;
     Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))

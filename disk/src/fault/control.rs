@@ -6,25 +6,25 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{BlockRange, DiskError, Op};
 
-/// Kinds of faults.
+/// Kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The command ends with an error.
     Error,
-    /// The command is held for some polls.
+    /// The command is held for 1 to [`FaultControl::set_delay_polls_max`] polls.
     Delay,
     /// The command is held until [`FaultControl::release_dropped`].
     Drop,
-    /// The command is held until the next poll, which releases commands in random order.
+    /// The command is held until the next poll, which releases held commands in random order.
     Reorder,
 }
 
 const FAULTS: usize = 4;
 
-/// Kinds of commands, each with its own rates.
+/// Kind of a command. Each kind has its own fault rates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpKind {
-    /// Reads; also the source of a copy for [`Broken`].
+    /// Reads. [`Broken`] treats the source of a copy as a read.
     Read,
     /// Writes, with and without FUA.
     Write,
@@ -34,13 +34,13 @@ pub enum OpKind {
     WriteZeroes,
     /// Dataset Management, Deallocate.
     Deallocate,
-    /// [`crate::Disk::compare_and_write`], a read and a write for [`Broken`].
+    /// [`crate::Disk::compare_and_write`]. [`Broken`] treats these commands as a read and a write.
     CompareAndWrite,
-    /// Compares; reads for [`Broken`].
+    /// Compares. [`Broken`] treats these commands as reads.
     Compare,
-    /// Verifies; reads for [`Broken`].
+    /// Verifies. [`Broken`] treats these commands as reads.
     Verify,
-    /// [`crate::Disk::copy`]; a write of the destination for [`Broken`].
+    /// [`crate::Disk::copy`]. [`Broken`] treats the destination as a write, the source as a read.
     Copy,
 }
 
@@ -58,7 +58,7 @@ impl OpKind {
         OpKind::Copy,
     ];
 
-    /// Kind of an operation submitted by [`crate::Disk::submit`].
+    /// Returns the kind of an operation for [`crate::Disk::submit`].
     #[must_use]
     pub fn of(op: Op) -> OpKind {
         match op {
@@ -72,7 +72,7 @@ impl OpKind {
         }
     }
 
-    /// Error of this kind unless [`FaultControl::set_error`] was called.
+    /// Returns the error of this kind unless [`FaultControl::set_error`] was called.
     fn error_default(self) -> DiskError {
         match self {
             OpKind::Read | OpKind::Compare | OpKind::Verify => DiskError::MediaRead,
@@ -87,11 +87,13 @@ impl OpKind {
 /// Blocks whose commands fail until [`FaultControl::heal`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// Broken blocks, end exclusive.
+    /// Range of broken LBAs, end exclusive.
     pub lba: Range<u64>,
-    /// Reads, compares, verifies, compare-and-writes and copies from the blocks fail.
+    /// Reads, compares, verifies and compare-and-writes of the blocks, and copies from them, fail with
+    /// [`DiskError::MediaRead`].
     pub reads: bool,
-    /// Writes, zeroing, deallocation, compare-and-writes and copies to the blocks fail.
+    /// Writes, Write Zeroes, deallocations and compare-and-writes of the blocks, and copies to them, fail
+    /// with [`DiskError::MediaWrite`].
     pub writes: bool,
 }
 
@@ -102,7 +104,7 @@ impl Broken {
         }
         let (reads, writes) = match kind {
             OpKind::Read | OpKind::Compare | OpKind::Verify => (true, false),
-            // The destination of a copy; the caller checks the source as a read.
+            // `range` is the destination of a copy. The caller checks the source as a read.
             OpKind::Write | OpKind::WriteZeroes | OpKind::Deallocate | OpKind::Copy => (false, true),
             OpKind::CompareAndWrite => (true, true),
             OpKind::Flush => (false, false),
@@ -112,12 +114,14 @@ impl Broken {
     }
 }
 
-/// Settings of the layer. Each core works on a copy.
+/// Settings of a fault layer. Each core uses a copy.
 #[derive(Clone)]
 pub(super) struct Settings {
+    /// Fault rates per million commands, by kind of command and of fault.
     per_million: [[u32; FAULTS]; OpKind::ALL.len()],
-    /// `None`: [`OpKind::error_default`].
+    /// By kind: the error of failed commands. `None`: [`OpKind::error_default`].
     errors: [Option<DiskError>; OpKind::ALL.len()],
+    /// Rate per million failed commands: the inner disk executes the command.
     pub(super) error_effect: u32,
     pub(super) delay_polls_max: u32,
     pub(super) is_gone: bool,
@@ -136,13 +140,14 @@ impl Settings {
     }
 }
 
-/// Settings and counters of a fault layer. See the module.
+/// Settings and counters of a fault layer. All methods may be called from any thread.
 pub struct FaultControl {
     pub(super) seed: u64,
     settings: Mutex<Settings>,
-    /// Number of changes of the settings.
+    /// Number of changes of the settings so far.
     generation: AtomicU64,
     counts: [AtomicU64; FAULTS],
+    /// See [`FaultControl::reads_in_place`].
     in_place: AtomicU64,
 }
 
@@ -176,7 +181,7 @@ impl FaultControl {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Changes with each change of the settings.
+    /// Returns a number that changes with each change of the settings.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -190,54 +195,56 @@ impl FaultControl {
         self.change(|settings| settings.per_million[kind as usize][fault as usize] = per_million);
     }
 
-    /// As [`FaultControl::set`], for every kind of command.
+    /// Sets the rate of a fault for each kind of command, per million commands of the kind.
     pub fn set_all(&self, fault: Fault, per_million: u32) {
         OpKind::ALL.iter().for_each(|kind| self.set(fault, *kind, per_million));
     }
 
-    /// Sets the error of failed commands of a kind. Default: [`DiskError::Internal`] for Flush and
-    /// Deallocate, media errors for the others.
+    /// Sets the error of the failed commands of a kind. Default: [`DiskError::Internal`] for Flush and
+    /// Deallocate, [`DiskError::MediaRead`] for Read, Compare and Verify, [`DiskError::MediaWrite`] for the
+    /// others. Broken blocks and [`FaultControl::set_gone`] have their own errors.
     pub fn set_error(&self, kind: OpKind, error: DiskError) {
         self.change(|settings| settings.errors[kind as usize] = Some(error));
     }
 
-    /// Sets how many of a million failed commands the inner disk executes nevertheless. Default 0.
+    /// Sets the rate, per million failed commands, of commands that the inner disk executes nevertheless.
+    /// Default 0.
     pub fn set_error_effect(&self, per_million: u32) {
         self.change(|settings| settings.error_effect = per_million);
     }
 
-    /// Sets the longest delay in polls, at least 1. Default 16.
+    /// Sets the longest delay of [`Fault::Delay`] in polls; 0 counts as 1. Default 16.
     pub fn set_delay_polls_max(&self, polls: u32) {
         self.change(|settings| settings.delay_polls_max = polls.max(1));
     }
 
-    /// While set, every new command ends with [`DiskError::Gone`].
+    /// Sets whether every new command ends with [`DiskError::Gone`]. Default false.
     pub fn set_gone(&self, is_gone: bool) {
         self.change(|settings| settings.is_gone = is_gone);
     }
 
-    /// Makes blocks fail until [`FaultControl::heal`].
+    /// Adds blocks whose commands fail until [`FaultControl::heal`].
     pub fn fail_range(&self, broken: Broken) {
         self.change(|settings| settings.broken.push(broken));
     }
 
-    /// Removes all broken blocks.
+    /// Removes all entries that [`FaultControl::fail_range`] has added.
     pub fn heal(&self) {
         self.change(|settings| settings.broken.clear());
     }
 
-    /// Releases all commands dropped so far, at each core's next poll.
+    /// Releases all commands held by [`Fault::Drop`], at each core's next poll.
     pub fn release_dropped(&self) {
         self.change(|settings| settings.released += 1);
     }
 
-    /// Number of commands with this fault so far, on all cores.
+    /// Returns the number of commands with this fault so far, on all cores.
     #[must_use]
     pub fn injected(&self, fault: Fault) -> u64 {
         self.counts[fault as usize].load(Ordering::Relaxed)
     }
 
-    /// Number of reads without a fault that the inner disk ended in `prepare`.
+    /// Returns the number of reads without a fault that the inner disk has ended in `prepare`.
     #[must_use]
     pub fn reads_in_place(&self) -> u64 {
         self.in_place.load(Ordering::Relaxed)

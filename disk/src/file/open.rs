@@ -1,4 +1,5 @@
-//! Opening the file or block device of a disk: capabilities, direct I/O and exclusive use.
+//! Opens the file or block device of a disk: checks exclusive use, size, direct I/O, polling and hole
+//! punching. Also the settings and properties of a file disk.
 
 use std::fs::File;
 use std::io;
@@ -13,22 +14,23 @@ use crate::OpenError;
 use crate::lock::{check_exports, lock, retry_busy};
 use crate::shape::{checked_blocks, size_refusal};
 
-/// Alignment of pool buffers in bytes; a file that needs a larger one cannot use direct I/O.
+/// Alignment of pool buffers in bytes. A file that needs a larger alignment cannot use direct I/O.
 const MEMORY_ALIGN_BYTES: u32 = 4096;
 
 /// Settings of a file disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileSpec {
-    /// A regular file or a block device.
+    /// Path of a regular file or a block device.
     pub path: PathBuf,
-    /// Bytes of a logical block: 512 or 4096, and at least the alignment of direct I/O on the file.
+    /// Bytes of a logical block: 512 or 4096. With direct I/O, at least the offset alignment that the file
+    /// needs.
     pub block_bytes: u32,
-    /// Size in bytes of the sparse file to create where there is none or an empty one. A file with contents
-    /// keeps its size.
+    /// Size in bytes of a sparse file, which is created if the file is missing or empty. A file that is not
+    /// empty keeps its size. `None`: the file must exist.
     pub create_bytes: Option<u64>,
-    /// Read-only disk. Several read-only disks may share a file.
+    /// The disk is read-only. Several read-only disks may share a file.
     pub is_read_only: bool,
-    /// Bypass the page cache (`O_DIRECT`) where the file system supports it.
+    /// Bypass the page cache (`O_DIRECT`) if the file system supports it.
     pub is_direct: bool,
     /// Poll the device for completions of reads and writes instead of using interrupts. Needs a block device
     /// with poll queues, and direct I/O.
@@ -36,7 +38,7 @@ pub struct FileSpec {
 }
 
 impl FileSpec {
-    /// Settings of a writable disk with direct I/O on the existing file at `path`.
+    /// Returns the settings of a writable disk with direct I/O on the existing file at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, block_bytes: u32) -> FileSpec {
         FileSpec {
@@ -50,16 +52,16 @@ impl FileSpec {
     }
 }
 
-/// Properties of an open file disk, for the log.
+/// Properties of the open file of a disk, for the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileFacts {
     /// True for a block device, false for a regular file.
     pub is_block_device: bool,
     /// I/O bypasses the page cache.
     pub is_direct: bool,
-    /// The file was created, or was empty and got its size.
+    /// The file was created, or was empty and was extended.
     pub is_new: bool,
-    /// Differences from the requested settings with their reasons; a sentence each.
+    /// Differences from the requested settings with their reasons, one sentence each.
     pub notes: Vec<String>,
 }
 
@@ -68,10 +70,11 @@ pub(super) struct Opened {
     pub(super) file: File,
     pub(super) facts: FileFacts,
     pub(super) block_count: u64,
+    /// Holes can be punched; false for a read-only disk.
     pub(super) can_punch: bool,
 }
 
-/// State of one opening.
+/// State of [`open`].
 struct Opening<'a> {
     disk: &'a str,
     spec: &'a FileSpec,
@@ -79,14 +82,14 @@ struct Opening<'a> {
     facts: FileFacts,
 }
 
-/// Opens the file of `spec`.
+/// Opens and locks the file of `spec`. Creates a missing file if `spec` has `create_bytes`.
 ///
-/// A former process may be dead while the kernel still ends the I/O in flight of its rings, which must not be
-/// executed after new writes. The kernel keeps that process's lock meanwhile, so the lock is retried for
-/// `lock_wait`.
+/// The lock is retried for `lock_wait`. A former process may be dead while the kernel still ends the I/O in
+/// flight of its rings. The kernel keeps the process's lock meanwhile, and this I/O must not be executed
+/// after new writes.
 pub(super) fn open(disk: &str, spec: &FileSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
-    // Checks the block size before a file is created. Without a size to create, 4096 stands in for a valid
-    // one.
+    // Checks the size and block size before a file is created. Without `create_bytes`, 4096 serves as a valid
+    // size.
     checked_blocks(disk, spec.create_bytes.unwrap_or(4096), spec.block_bytes)?;
     Opening { disk, spec, lock_until: Instant::now() + lock_wait, facts: FileFacts::default() }.run()
 }
@@ -116,14 +119,14 @@ impl Opening<'_> {
         let path = &self.spec.path;
         let opened = self.open_existing();
         if !exists && opened.is_err() {
-            // Created above, and unusable.
+            // The file was created above and is unusable.
             let _ = std::fs::remove_file(path);
         }
         opened
     }
 
-    /// Creates an empty file. Without `O_DIRECT`: a file system that refuses the flag may create the file
-    /// before it fails.
+    /// Creates an empty file, without `O_DIRECT`: a file system that refuses the flag may create the file
+    /// before the call fails.
     fn create(&self) -> Result<(), OpenError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
         let made = rustix::fs::open(&self.spec.path, flags, Mode::RUSR | Mode::WUSR);
@@ -138,8 +141,8 @@ impl Opening<'_> {
         if self.facts.is_direct {
             self.check_alignment(&file)?;
         }
-        // A block device may end with a partial block, which hosts do not see. A regular file that does is
-        // refused: it was not created for this disk.
+        // A block device may end with a partial block, which hosts do not see. A regular file that ends with
+        // a partial block is refused, because it was not created for this disk.
         let bytes = if self.facts.is_block_device { bytes - bytes % u64::from(block_bytes) } else { bytes };
         if let Some(allowed) = size_refusal(bytes, block_bytes) {
             return self.refuse("size of the file", bytes, &allowed);
@@ -159,7 +162,8 @@ impl Opening<'_> {
         OpenError::system(self.disk, format!("{verb} {}", self.spec.path.display()), source)
     }
 
-    /// Opens the file, with `O_DIRECT` unless the file system refuses it.
+    /// Opens the file, with `O_DIRECT` if requested and not refused by the file system. Retries EBUSY until
+    /// the deadline.
     fn open_file(&mut self) -> Result<File, OpenError> {
         let (access, verb) = match self.spec.is_read_only {
             true => (OFlags::RDONLY, "open for reading"),
@@ -167,7 +171,8 @@ impl Opening<'_> {
         };
         let mut flags = access | OFlags::CLOEXEC;
         if self.facts.is_block_device {
-            // EBUSY while the device is mounted or another process has it open exclusively.
+            // `open` fails with EBUSY while the device is mounted, or another process has opened it
+            // exclusively.
             flags |= OFlags::EXCL;
         }
         let path = &self.spec.path;
@@ -193,7 +198,7 @@ impl Opening<'_> {
         self.facts.notes.push(format!("{path} goes through the page cache, because {reason}"));
     }
 
-    /// Size in bytes; an empty file is extended to `create_bytes`.
+    /// Returns the size in bytes. Extends an empty regular file to `create_bytes`.
     fn size(&mut self, file: &File) -> Result<u64, OpenError> {
         let bytes = size_now(file, self.facts.is_block_device)
             .map_err(|error| self.system("ask the size of", error))?;
@@ -214,7 +219,7 @@ impl Opening<'_> {
         Ok(wanted)
     }
 
-    /// Extends a new file and makes its size and directory entry durable.
+    /// Extends an empty file to `bytes` and makes its size and directory entry durable.
     fn give_size(&self, file: &File, bytes: u64) -> io::Result<()> {
         if self.spec.is_read_only {
             // `file` is open for reading only.
@@ -234,8 +239,8 @@ impl Opening<'_> {
         }
     }
 
-    /// Checks that blocks are not smaller than the alignment of direct I/O; falls back to the page cache
-    /// where direct I/O does not work.
+    /// Refuses blocks smaller than the alignment of direct I/O. Switches to the page cache if direct I/O does
+    /// not work.
     fn check_alignment(&mut self, file: &File) -> Result<(), OpenError> {
         let block_bytes = self.spec.block_bytes;
         if let Some((memory, offset)) = direct_alignment(file) {
@@ -257,7 +262,7 @@ impl Opening<'_> {
                 return self.refuse_block_bytes(offset);
             }
         }
-        // The reported alignment is not always correct, so test it by reading.
+        // The reported alignment is not always correct, so reads test it.
         match (read_aligned(file, block_bytes), read_aligned(file, MEMORY_ALIGN_BYTES)) {
             (Err(Errno::INVAL), Ok(_)) => self.refuse_block_bytes(MEMORY_ALIGN_BYTES),
             (Err(Errno::INVAL), Err(_)) => {
@@ -274,7 +279,7 @@ impl Opening<'_> {
         self.refuse("block_bytes", self.spec.block_bytes, &allowed)
     }
 
-    /// Clears `O_DIRECT` on the open file description, which keeps the lock.
+    /// Clears `O_DIRECT` on the open file description. The lock remains.
     fn clear_o_direct(&self, file: &File) -> Result<(), OpenError> {
         let without = |flags: OFlags| rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT);
         rustix::fs::fcntl_getfl(file)
@@ -282,7 +287,7 @@ impl Opening<'_> {
             .map_err(|error| self.system("take O_DIRECT back from", error))
     }
 
-    /// Polling needs a block device with poll queues, and direct I/O.
+    /// Refuses polling unless the file is a block device with poll queues and uses direct I/O.
     fn check_polled(&self, file: &File) -> Result<(), OpenError> {
         let path = self.spec.path.display();
         if !self.facts.is_block_device {
@@ -301,8 +306,8 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Whether holes can be punched. A block device: by its queue limits. A file: tested beyond its end,
-    /// where a hole has no effect.
+    /// Returns true if holes can be punched. Test of a block device: its queue limits. Test of a regular
+    /// file: a punch beyond the end, which has no effect.
     fn can_punch(&self, file: &File, bytes: u64) -> bool {
         if self.facts.is_block_device {
             return queue_limit(file, "discard_max_bytes") > 0
@@ -314,7 +319,7 @@ impl Opening<'_> {
     }
 }
 
-/// Bytes of a file or a block device.
+/// Returns the current size of a file or block device in bytes.
 pub(super) fn size_now(file: &File, is_block_device: bool) -> io::Result<u64> {
     if is_block_device {
         return Ok(rustix::fs::seek(file, SeekFrom::End(0))?);
@@ -322,7 +327,7 @@ pub(super) fn size_now(file: &File, is_block_device: bool) -> io::Result<u64> {
     Ok(file.metadata()?.len())
 }
 
-/// Whether `path` still names the open file or device.
+/// Returns true if `path` still refers to the open file or device.
 pub(super) fn is_still_at(file: &File, path: &Path, is_block_device: bool) -> io::Result<bool> {
     let (open, there) = (file.metadata()?, std::fs::metadata(path)?);
     Ok(if is_block_device {
@@ -332,15 +337,16 @@ pub(super) fn is_still_at(file: &File, path: &Path, is_block_device: bool) -> io
     })
 }
 
-/// Memory and offset alignment of direct I/O in bytes, where the kernel (6.1 or later) and the file system
-/// report them.
+/// Returns the memory and offset alignment of direct I/O in bytes. `None` if the kernel (before 6.1) or the
+/// file system does not report them.
 fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     let statx = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let is_reported = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
     is_reported.then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align))
 }
 
-/// Reads the first bytes of the file into memory aligned to [`MEMORY_ALIGN_BYTES`].
+/// Reads the first `bytes` bytes of the file into memory aligned to [`MEMORY_ALIGN_BYTES`]. Returns the bytes
+/// read.
 fn read_aligned(file: &File, bytes: u32) -> Result<usize, Errno> {
     let (align, bytes) = (MEMORY_ALIGN_BYTES as usize, bytes as usize);
     let mut memory = vec![0u8; align + bytes];
@@ -348,7 +354,7 @@ fn read_aligned(file: &File, bytes: u32) -> Result<usize, Errno> {
     rustix::io::pread(file, &mut memory[start..start + bytes], 0)
 }
 
-/// A limit of a block device's queue in sysfs; for a partition that of its disk. 0 when unknown.
+/// Returns a limit of a block device's queue in sysfs; for a partition, the limit of its disk. 0 if unknown.
 fn queue_limit(file: &File, name: &str) -> u64 {
     let Ok(metadata) = file.metadata() else { return 0 };
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));

@@ -17,23 +17,23 @@ use crate::backend::request::ZERO_WRITE_BYTES;
 use crate::backend::{AsyncBackend, BackendCore, Ended, Request, ZeroMethod, ZeroMethods, requests_of};
 use crate::{CoreContext, DiskError, Geometry, OpenError};
 
-/// Most bytes punched or zeroed per call: the file system holds the inode lock meanwhile, which blocks other
-/// writes.
+/// Most bytes punched or zeroed per call. The file system keeps the inode locked meanwhile, which blocks
+/// other writes.
 pub(super) const PIECE_BYTES: u64 = 1 << 30;
 
-/// True for EIO, which may be an error of the writeback of earlier writes.
+/// Returns true for EIO, which may be an error of the writeback of earlier writes.
 fn is_medium_error(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::IO)
 }
 
-/// A file and the ring of one core.
+/// One core's rings on a file.
 pub(super) struct FileBackend {
     ring: FileRing,
     file: FileIndex,
-    /// Only through the page cache: a second open file description, used by this core for syncs only, and the
-    /// queue of syncs. So no write with FUA and no other core consumes an error that belongs to a flush.
+    /// Only through the page cache: a second open file description for the syncs of this core, and the queue
+    /// of syncs. No write with FUA and no other core then consumes an error that belongs to a flush.
     cached: Option<(FileIndex, Syncs)>,
-    /// Second ring for polled reads and writes, and the file's index in it.
+    /// Second ring, for polled reads and writes without FUA, and the file's index in this ring.
     polled: Option<(FileRing, FileIndex)>,
     shared: Arc<Shared>,
 }
@@ -46,13 +46,13 @@ pub(super) fn open(shared: Arc<Shared>, context: &CoreContext) -> Result<FileCor
     BackendCore::new(&name, open_backend(shared, context)?, &guard, context)
 }
 
-/// Sets up the ring of one core.
+/// Sets up the rings of one core. Fails if io_uring or a further file descriptor is not available.
 pub(super) fn open_backend(shared: Arc<Shared>, context: &CoreContext) -> Result<FileBackend, OpenError> {
     let system = |verb: &str| {
         let verb = format!("{verb} {}", shared.path.display());
         |source: io::Error| OpenError::system(&shared.name, verb, source)
     };
-    // One entry for each request in the slab and one for the compare-and-write: the ring is never full.
+    // One entry for each request in the slab and one for the compare-and-write, so the ring is never full.
     let entries = requests_of(context) + 1;
     let mut ring = FileRing::new(entries, &context.pool).map_err(system("set up io_uring for"))?;
     let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
@@ -60,7 +60,7 @@ pub(super) fn open_backend(shared: Arc<Shared>, context: &CoreContext) -> Result
     let cached = if shared.is_direct {
         None
     } else {
-        // Reopens the inode itself; its path may name another file by now.
+        // Reopens the inode itself: its path may refer to another file by now.
         let again = File::open(format!("/proc/self/fd/{}", shared.file.as_raw_fd()));
         let again = again.map_err(system("open once more, for syncs,"))?;
         Some((ring.register_file(again.into()), Syncs::new(requests_of(context) as usize + 1)))
@@ -144,16 +144,16 @@ impl AsyncBackend for FileBackend {
     fn next_method(&self, method: ZeroMethod, error: &io::Error) -> Option<ZeroMethod> {
         match Errno::from_io_error(error) {
             Some(Errno::OPNOTSUPP) => self.shared.zero_methods.refuse(method),
-            // This range is not aligned to the device's blocks, which may be larger than the disk's where I/O
-            // goes through the page cache. The method works for other ranges.
+            // The range is not aligned to the blocks of the device. Through the page cache, these may be
+            // larger than the blocks of the disk. The method remains enabled for other ranges.
             Some(Errno::INVAL) => method.next(),
             Some(_) | None => None,
         }
     }
 
-    /// Any failed sync, and a media error of a write with FUA, may concern data that was acknowledged before.
-    /// After other errors of a write with FUA the next sync still reports a loss: it uses a file description
-    /// of its own.
+    /// Records a possible loss of data. Any failed sync, and EIO of a write with FUA, may concern data that
+    /// was acknowledged before. After other errors of a write with FUA, the next sync still reports a loss,
+    /// because syncs use their own file description.
     fn on_durable_error(&self, is_sync: bool, error: &io::Error) {
         if is_sync || is_medium_error(error) {
             self.shared.on_sync_error();
@@ -164,7 +164,7 @@ impl AsyncBackend for FileBackend {
         disk_error(error, is_write)
     }
 
-    /// Each operation is a single one in the kernel and cannot be shortened.
+    /// No effect: each operation is one operation of the kernel and cannot be shortened.
     fn cancel(&mut self, _token: u64) {}
 
     #[inline]

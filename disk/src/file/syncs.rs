@@ -2,14 +2,15 @@
 //!
 //! The kernel reports a writeback error once per open file description, to the sync that ends first. A
 //! concurrent second sync would succeed although data of its host may be lost. So one sync runs at a time,
-//! requests that arrive meanwhile share the next one, and an error fails the requests of both.
+//! and requests that arrive meanwhile share the next sync. An error fails the running and the waiting
+//! requests.
 
-/// Running and waiting sync requests, by token.
+/// Tokens of the running and waiting sync requests.
 #[derive(Debug)]
 pub(super) struct Syncs {
-    /// Requests of the running sync; the first token identifies it in the ring.
+    /// Requests of the running sync. The first token identifies the sync in the ring.
     running: Vec<u64>,
-    /// Requests that arrived after it began.
+    /// Requests that arrived after the running sync began.
     waiting: Vec<u64>,
 }
 
@@ -18,7 +19,7 @@ impl Syncs {
         Syncs { running: Vec::with_capacity(requests), waiting: Vec::with_capacity(requests) }
     }
 
-    /// Adds a request. `Some`: the caller starts a sync with this token.
+    /// Adds a request. `Some`: no sync is running, and the caller starts a sync with this token.
     pub(super) fn ask(&mut self, token: u64) -> Option<u64> {
         if self.running.is_empty() {
             self.running.push(token);
@@ -28,13 +29,13 @@ impl Syncs {
         None
     }
 
-    /// True when `token` identifies the running sync.
+    /// Returns true if `token` identifies the running sync.
     pub(super) fn is_running(&self, token: u64) -> bool {
         self.running.first() == Some(&token)
     }
 
-    /// Ends the running sync: calls `each` for its requests, and after an error for the waiting ones too.
-    /// `Some`: the caller starts the next sync with this token.
+    /// Ends the running sync: calls `each` for its requests, and after an error also for the waiting
+    /// requests. `Some`: the caller starts the next sync with this token.
     pub(super) fn end(&mut self, is_ok: bool, mut each: impl FnMut(u64)) -> Option<u64> {
         self.running.drain(..).for_each(&mut each);
         if !is_ok {

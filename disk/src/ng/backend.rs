@@ -18,11 +18,11 @@ use crate::backend::{AsyncBackend, Ended, Request, ZeroMethod, ZeroMethods};
 use crate::shape::block_shift;
 use crate::{DiskError, Geometry};
 
-/// Retries of a command whose status permits it. The kernel also retries five times, but not passthrough
-/// commands.
+/// Most retries of a command whose status permits a retry. The kernel retries commands five times, except
+/// passthrough commands.
 const RETRIES_MAX: u8 = 5;
 
-/// Executes NVMe commands: [`PassRing`], or a mock in tests.
+/// Executor of NVMe commands: [`PassRing`], or a mock in tests.
 pub(super) trait Drive {
     /// Begins a command without data.
     fn command(&mut self, token: u64, command: PassCommand);
@@ -30,7 +30,8 @@ pub(super) trait Drive {
     /// Begins a read of the blocks from `lba` on into the bytes `piece` of `buf`.
     fn read(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>);
 
-    /// Begins a write of the bytes `piece` of `buf` to the blocks from `lba` on.
+    /// Begins a write of the bytes `piece` of `buf` to the blocks from `lba` on, with `fua` (force unit
+    /// access) if set.
     fn write(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>, fua: bool);
 
     /// Submits the commands begun since the last call.
@@ -70,18 +71,19 @@ enum Kind {
     Command(PassCommand),
 }
 
-/// An operation in progress. The drive has its buffer, if any.
+/// An operation in progress, whose buffer is at the drive.
 #[derive(Debug)]
 struct Transfer {
     token: u64,
     kind: Kind,
     lba: u64,
-    /// Byte range of the buffer that is at the drive now.
+    /// Byte range of the buffer that the drive transfers now.
     piece: Range<usize>,
     /// Bytes of the whole buffer; 0 for a command without data.
     bytes: usize,
+    /// Retries of the current piece.
     retries: u8,
-    /// Cancelled: ends with the piece at the drive.
+    /// Cancelled: the operation ends with the piece at the drive.
     is_cancelled: bool,
 }
 
@@ -95,7 +97,7 @@ pub(super) struct NgBackend<D> {
 }
 
 impl<D: Drive> NgBackend<D> {
-    /// `drive` must have capacity for `entries` commands.
+    /// Creates the backend of one core. `drive` must have capacity for `entries` commands.
     pub(super) fn new(drive: D, shared: Arc<Shared>, entries: u32) -> NgBackend<D> {
         let shift = block_shift(shared.limits.block_bytes);
         let entries = entries as usize;
@@ -111,7 +113,7 @@ impl<D: Drive> NgBackend<D> {
         self.next(slot, buf);
     }
 
-    /// Starts the next piece of an operation.
+    /// Sends the next piece of an operation to the drive, or the command of an operation without data.
     fn next(&mut self, slot: Slot, buf: Option<Buf>) {
         let Some(transfer) = self.transfers.get_mut(slot) else { return };
         let begin = transfer.piece.end;
@@ -121,7 +123,7 @@ impl<D: Drive> NgBackend<D> {
         self.give(slot, buf);
     }
 
-    /// Sends the current piece to the drive.
+    /// Sends the current piece of an operation to the drive, or its command.
     fn give(&mut self, slot: Slot, buf: Option<Buf>) {
         let Some(transfer) = self.transfers.get(slot) else { return };
         let (token, piece) = (u64::from(slot.to_wire()), transfer.piece.clone());
@@ -134,7 +136,9 @@ impl<D: Drive> NgBackend<D> {
         }
     }
 
-    /// Handles the end of a piece. Returns the end of the operation after the last piece.
+    /// Handles the end of a piece: sends the next piece, or the same piece again after a transient error.
+    /// Returns the end of the operation after the last piece, after any other error, and after a
+    /// cancellation.
     fn on_done(&mut self, done: PassDone) -> Option<Ended<PassError>> {
         let slot = Slot::from_wire(u32::try_from(done.token).unwrap_or(0));
         let transfer = self.transfers.get_mut(slot)?;
@@ -198,7 +202,7 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
             return self.write(token, offset, Buf::zeroes(u32::try_from(bytes).unwrap_or(0)), false);
         }
         let (lba, blocks) = (offset >> self.shift, bytes >> self.shift);
-        // `zero_bytes_max` limits this to 65,536 blocks.
+        // `zero_bytes_max` limits the range to 65,536 blocks.
         let nlb_z = u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX);
         let cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).with_deac(method == ZeroMethod::Release);
         let [a, b, c, d, e, f, g, h] = lba.to_le_bytes();
@@ -217,7 +221,7 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
         self.shared.zero_methods.refuse(method)
     }
 
-    /// The drive reports each failure in the status of the command concerned.
+    /// No effect: the drive reports each failure in the status of the failed command.
     fn on_durable_error(&self, _: bool, _: &PassError) {}
 
     fn disk_error(&self, error: &PassError, is_write: bool) -> DiskError {
@@ -249,8 +253,8 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
     }
 }
 
-/// True for a transient status with DNR clear, such as after a controller reset or while the namespace is not
-/// ready.
+/// Returns true for a transient status with DNR clear, for example after a controller reset or while the
+/// namespace is not ready.
 fn is_transient(bits: u16) -> bool {
     let status = Status::from_bits(bits);
     let passing = [
@@ -265,12 +269,12 @@ fn is_transient(bits: u16) -> bool {
     !status.is_dnr() && (passing.contains(&status.code()) || status.sct() == StatusType::PATH)
 }
 
-/// The [`DiskError`] for a status of the drive.
+/// Returns the [`DiskError`] for a status of the drive.
 fn of_status(status: Status, is_write: bool) -> DiskError {
     match status.code() {
         // The namespace was detached or deleted.
         Status::INVALID_NAMESPACE_OR_FORMAT => DiskError::Gone,
-        // The namespace has shrunk: its missing blocks are media errors.
+        // The namespace has shrunk. Its missing blocks are media errors.
         Status::LBA_OUT_OF_RANGE if is_write => DiskError::MediaWrite,
         Status::LBA_OUT_OF_RANGE => DiskError::MediaRead,
         _ => DiskError::of_status(status),

@@ -1,4 +1,5 @@
-//! Opening a namespace: Identify data, limits and exclusive use.
+//! Opens a namespace: checks exclusive use, reads Identify data and computes the limits. Also the settings
+//! and properties of an `ng` disk.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +19,7 @@ use crate::lock::{check_exports, lock, retry_busy};
 use crate::medium_id;
 use crate::shape::{BLOCK_BYTES_ALLOWED, checked_blocks};
 
-/// Bytes of a memory page in a drive's PRP lists.
+/// Bytes of a memory page in the PRP lists of a drive.
 const PAGE_BYTES: u64 = 4096;
 /// Most blocks of one command: NLB has 16 bits and is zero-based (NVM Command Set 1.0 section 3.2).
 const COMMAND_BLOCKS_MAX: u64 = 1 << 16;
@@ -28,12 +29,12 @@ const COMMAND_BLOCKS_MAX: u64 = 1 << 16;
 pub struct NgSpec {
     /// Path of the generic device, such as `/dev/ng0n1`.
     pub path: PathBuf,
-    /// Read-only disk. Several read-only disks may share a namespace.
+    /// The disk is read-only. Several read-only disks may share a namespace.
     pub is_read_only: bool,
 }
 
 impl NgSpec {
-    /// Settings of a writable disk on the namespace at `path`.
+    /// Returns the settings of a writable disk on the namespace at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> NgSpec {
         NgSpec { path: path.into(), is_read_only: false }
@@ -49,11 +50,11 @@ pub struct NgFacts {
     pub serial: String,
     /// Completions are polled.
     pub is_polled: bool,
-    /// Most bytes of one command; larger transfers go in pieces.
+    /// Most bytes of one command. Larger transfers are split into pieces.
     pub transfer_bytes_max: u64,
     /// Identifiers of the namespace, the most reliable first: see [`medium_id`].
     pub medium_ids: Vec<String>,
-    /// Hints for better performance; a sentence each.
+    /// Hints for better performance, one sentence each.
     pub notes: Vec<String>,
 }
 
@@ -82,8 +83,8 @@ pub(super) struct Opened {
     pub(super) facts: NgFacts,
 }
 
-/// Opens the namespace of `spec`. The kernel keeps the lock of a dead process until the I/O in flight of its
-/// rings has ended, so the lock is retried for `lock_wait`.
+/// Opens and locks the namespace of `spec`. The lock is retried for `lock_wait`: the kernel keeps the lock of
+/// a dead process until the I/O in flight of its rings has ended.
 pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
     let path = spec.path.display();
     let system = |verb: String| move |source: io::Error| OpenError::system(disk, verb, source);
@@ -119,7 +120,7 @@ pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Ope
     };
     let limits = Limits::of(disk, spec, &place, &id, &controller)?;
     let mut facts = facts(&place, &limits, &controller, &spec.path.display().to_string());
-    // The kernel's identifiers first, as in `medium_id::at`; older kernels lack some.
+    // The kernel's identifiers are first, as in `medium_id::at`. Older kernels report fewer identifiers.
     facts.medium_ids = medium_id::of_block(place.block_number);
     for name in medium_id::of_nvme(&facts.serial, namespace.id(), id.nguid, id.eui64) {
         if !facts.medium_ids.contains(&name) {
@@ -136,9 +137,9 @@ fn to_io_error(error: PassError) -> io::Error {
     }
 }
 
-/// Opens the block device of the same namespace exclusively: fails while it is mounted, and prevents a mount.
-/// Not for read-only disks, which share it. Opened for reading only: after the close of a writable descriptor
-/// udev would probe the disk again.
+/// Opens the block device of the same namespace exclusively. Fails with EBUSY at the deadline `until` while
+/// the device is mounted, and prevents a later mount. Returns `None` for read-only disks, which share the
+/// device. Opens for reading only, because udev probes a disk again after the close of a writable descriptor.
 fn open_exclusive(place: &NgBlockDevice, is_read_only: bool, until: Instant) -> Result<Option<File>, Errno> {
     if is_read_only {
         return Ok(None);
@@ -149,7 +150,8 @@ fn open_exclusive(place: &NgBlockDevice, is_read_only: bool, until: Instant) -> 
 }
 
 impl Limits {
-    /// Limits from Identify data, within those of the kernel's driver.
+    /// Returns the limits from Identify data, reduced to the limits of the kernel's driver. Refuses zoned
+    /// namespaces and block sizes other than 512 and 4096 bytes.
     pub(super) fn of(
         disk: &str,
         spec: &NgSpec,
@@ -171,7 +173,7 @@ impl Limits {
         let can_zero = Oncs::from_bits(controller.oncs.get()).write_zeroes();
         let block = u64::from(block_bytes);
         let whole = |bytes: u64| bytes.min(COMMAND_BLOCKS_MAX * block) / block * block;
-        // Memory scattered by page has one segment per page, plus one if it begins inside a page.
+        // Scattered memory has one segment per page, and one more if it begins inside a page.
         let scattered = place.segments_max.saturating_sub(1).max(1).saturating_mul(PAGE_BYTES);
         let transfer = place.transfer_bytes_max.min(scattered) / PAGE_BYTES * PAGE_BYTES;
         let zero_bytes_max = if can_zero { whole(place.zero_bytes_max) } else { 0 };

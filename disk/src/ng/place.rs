@@ -1,4 +1,5 @@
-//! The block device of a generic device's namespace, and its limits, from sysfs.
+//! [`NgBlockDevice`]: the block device of a generic device's namespace, and the limits of that block device,
+//! from sysfs.
 
 use std::fs;
 use std::io;
@@ -25,16 +26,17 @@ pub struct NgBlockDevice {
     pub(super) transfer_bytes_max: u64,
     /// Most memory segments of one command (`max_segments`).
     pub(super) segments_max: u64,
-    /// Most bytes of one Write Zeroes; 0: the drive does not support it, or the kernel has disabled it for
-    /// the model.
+    /// Most bytes of one Write Zeroes. 0: the drive does not support the command, or the kernel has disabled
+    /// it for the drive's model.
     pub(super) zero_bytes_max: u64,
     pub(super) is_zoned: bool,
 }
 
-/// Describes the generic device at `path` without opening it.
+/// Returns the block device of the generic device at `path`, without opening either device.
 ///
 /// # Errors
-/// `InvalidInput` where `path` is no generic device of an NVMe namespace; otherwise the error of `stat`.
+/// `InvalidInput` if `path` is no generic device of an NVMe namespace, or sysfs lacks its block device.
+/// Otherwise the error of `stat`.
 pub fn look_at(path: &Path) -> io::Result<NgBlockDevice> {
     let metadata = fs::metadata(path)?;
     let wrong =
@@ -47,8 +49,8 @@ pub fn look_at(path: &Path) -> io::Result<NgBlockDevice> {
 }
 
 impl NgBlockDevice {
-    /// Reads the sysfs tree `sys` for the character device with this number. `None`: it is no generic device
-    /// of a namespace, or the namespace has no block device.
+    /// Reads the sysfs tree `sys` for the character device with this number. `None`: the device is no generic
+    /// device of a namespace, the namespace has no block device, or an attribute is missing or invalid.
     pub(super) fn of(sys: &Path, major: u32, minor: u32) -> Option<NgBlockDevice> {
         let folder = fs::canonicalize(sys.join(format!("dev/char/{major}:{minor}"))).ok()?;
         let name = folder.file_name()?.to_str()?;
@@ -73,7 +75,7 @@ impl NgBlockDevice {
     }
 }
 
-/// True for Linux 6.1 and later; earlier kernels reject polled passthrough commands.
+/// Returns true for Linux 6.1 and later. Earlier kernels reject polled passthrough commands.
 pub(super) fn polls_passthrough(release: &str) -> bool {
     let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
     matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6, 1))

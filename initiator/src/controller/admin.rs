@@ -1,8 +1,8 @@
 //! Synchronous admin commands, and the end of this host's former associations at a Spindle target.
 //!
-//! A target may still have an association that its host has lost, and execute commands of it that had
-//! arrived. A host that writes the same blocks over another association ends the former ones first, by
-//! Spindle's vendor command End Former Associations (`docs/extensions.md`).
+//! After a host has lost an association, the target may still have it and execute commands that arrived over
+//! it. Before a host writes the same blocks over another association, it ends the former ones by Spindle's
+//! vendor command End Former Associations (`docs/extensions.md`).
 
 use nvme_spec::feature::FeatureId;
 use nvme_spec::identify::{Cns, IdentifyNamespace, NamespaceList};
@@ -24,11 +24,11 @@ use crate::qpair::{Completion, Failure, Qpair, Refusal, WaitError};
 pub enum Former {
     /// The former associations have ended, and none of their commands is at a disk.
     Over {
-        /// Number of associations ended; `u16::MAX` means that many or more.
+        /// Number of associations ended; `u16::MAX`: that many or more.
         ended: u16,
     },
-    /// The former associations have ended, but commands of them are still at the target's disks after the
-    /// longest wait; or the target returned another error.
+    /// The former associations have ended, but some of their commands are still at the target's disks after
+    /// the longest wait; or the target returned another error.
     MayLand,
     /// The target does not support the command.
     Unsupported,
@@ -56,7 +56,7 @@ fn execute(
     }
 }
 
-/// The completion queue entry; an error unless the command succeeded.
+/// Returns the completion queue entry if the command succeeded, else an error.
 pub(super) fn succeeded(step: &'static str, completion: &Completion) -> Result<Cqe, Error> {
     match completion.result {
         Ok(()) => Ok(completion.cqe),
@@ -69,7 +69,7 @@ pub(super) fn succeeded(step: &'static str, completion: &Completion) -> Result<C
     }
 }
 
-/// Parses the data of an answer.
+/// Parses the data of an answer; fails if its length is not that of `T`.
 pub(crate) fn parsed<T: FromBytes>(step: &'static str, data: &[u8]) -> Result<T, Error> {
     T::read_from_bytes(data).map_err(|_| Error::Answer { step, what: "it is too short" })
 }
@@ -80,10 +80,10 @@ impl Controller {
         execute(&mut self.admin, step, sqe, data, timeout)
     }
 
-    /// Executes a command that returns `bytes` bytes of data.
+    /// Executes a command that returns `bytes` bytes of data, at most [`ADMIN_BYTES_MAX`].
     fn read(&mut self, step: &'static str, sqe: Sqe, bytes: u32) -> Result<Vec<u8>, Error> {
         Error::in_range("bytes of an admin command", bytes, 0_u32, ADMIN_BYTES_MAX)?;
-        // Fails only when commands that have timed out hold all buffers.
+        // Fails only when commands that have timed out occupy all buffers.
         let buf = self.pool.take_contiguous(bytes).ok_or(Error::Busy { step })?;
         let completion = self.execute(step, sqe, HostData::FromController(buf))?;
         succeeded(step, &completion)?;
@@ -110,7 +110,7 @@ impl Controller {
         Ok(())
     }
 
-    /// NSIDs of the active namespaces, ascending.
+    /// Returns the NSIDs of the active namespaces, ascending.
     pub fn namespaces(&mut self) -> Result<Vec<u32>, Error> {
         let step = "Identify (active namespaces)";
         let mut found: Vec<u32> = Vec::new();
@@ -130,22 +130,22 @@ impl Controller {
         }
     }
 
-    /// Identify Namespace data (CNS 00h).
+    /// Reads Identify Namespace data (CNS 00h).
     pub fn identify_namespace(&mut self, nsid: u32) -> Result<Box<IdentifyNamespace>, Error> {
         self.identify_as("Identify Namespace", Cns::NAMESPACE, nsid)
     }
 
-    /// Block size, size and identity of a namespace, as I/O commands need them.
+    /// Reads the parameters of a namespace for I/O commands: block size, number of blocks and identity.
     ///
     /// # Errors
-    /// [`Error`] when a command fails, or the block size is not from 512 bytes to 64 KiB; an inactive
-    /// namespace reports none.
+    /// [`Error`] when a command fails, or the block size is not from 512 bytes to 64 KiB. An inactive
+    /// namespace has no block size.
     pub fn namespace(&mut self, nsid: u32) -> Result<Namespace, Error> {
         let identify = self.identify_namespace(nsid)?;
         self.namespace_of(nsid, &identify)
     }
 
-    /// As [`Controller::namespace`], from Identify Namespace data already read.
+    /// Does the same as [`Controller::namespace`], with Identify Namespace data already read.
     pub fn namespace_of(&mut self, nsid: u32, identify: &IdentifyNamespace) -> Result<Namespace, Error> {
         let what = "it names no block size that is allowed";
         let unusable = Error::Answer { step: "Identify Namespace", what };
@@ -157,8 +157,8 @@ impl Controller {
         Namespace::new(nsid, identify, identity).ok_or(unusable)
     }
 
-    /// Namespace Identification Descriptors; empty where the controller does not support them (before NVMe
-    /// 1.3, or refused with Invalid Field).
+    /// Reads the Namespace Identification Descriptors; empty if the controller does not support them (before
+    /// NVMe 1.3, or refused with Invalid Field).
     fn namespace_descriptors(&mut self, nsid: u32) -> Result<Vec<u8>, Error> {
         if self.vs < Vs::V1_3 {
             return Ok(Vec::new());
@@ -171,7 +171,7 @@ impl Controller {
         }
     }
 
-    /// Reads part of a log page. `rae`: Retain Asynchronous Event.
+    /// Reads `bytes` bytes from `offset` of a log page, at most 64 KiB. `rae`: Retain Asynchronous Event.
     pub fn log_page(
         &mut self,
         lid: LogId,
@@ -183,13 +183,13 @@ impl Controller {
         self.read("Get Log Page", Sqe::get_log_page(0, lid, nsid, bytes, offset, rae), bytes)
     }
 
-    /// Set Features, for a feature without data; returns dword 0 of the completion.
+    /// Executes Set Features for a feature without data; returns dword 0 of the completion.
     pub(super) fn set_feature(&mut self, fid: FeatureId, value: u32) -> Result<u32, Error> {
         let completion = self.execute("Set Features", Sqe::set_features(0, fid, 0, value), HostData::None)?;
         Ok(succeeded("Set Features", &completion)?.result_u32())
     }
 
-    /// Property Get, of 4 or, with `is_long`, 8 bytes.
+    /// Executes Property Get of 4 or, with `is_long`, 8 bytes.
     pub(super) fn property(&mut self, offset: u32, is_long: bool) -> Result<u64, Error> {
         let completion =
             self.execute("Property Get", Sqe::property_get(0, is_long, offset), HostData::None)?;
@@ -197,7 +197,7 @@ impl Controller {
         Ok(if is_long { value } else { value & u64::from(u32::MAX) })
     }
 
-    /// Property Set, of 4 bytes.
+    /// Executes Property Set of 4 bytes.
     pub(super) fn set_property(&mut self, offset: u32, value: u32) -> Result<(), Error> {
         let sqe = Sqe::property_set(0, false, offset, u64::from(value));
         let completion = self.execute("Property Set", sqe, HostData::None)?;
@@ -205,7 +205,7 @@ impl Controller {
     }
 }
 
-/// Result of the command; `None` if the association was lost first.
+/// Returns the result of End Former Associations; `None` if the association was lost first.
 pub(super) fn former_of(completion: &Completion) -> Option<Former> {
     match completion.result {
         Ok(()) => {
@@ -219,7 +219,7 @@ pub(super) fn former_of(completion: &Completion) -> Option<Former> {
 }
 
 impl Controller {
-    /// True where the target supports End Former Associations.
+    /// Returns true if the target supports End Former Associations.
     #[must_use]
     pub fn ends_former_associations(&self) -> bool {
         self.identify.spindle_features().end_former_associations()
@@ -228,7 +228,8 @@ impl Controller {
     /// Registers this association under `token` and ends all other associations of this host that have
     /// registered the same token. `token` is not 0, and constant while the same program runs for the same
     /// purpose. [`ControllerEvent::Former`](super::ControllerEvent::Former) reports the result once no
-    /// command of a former association is at a disk, or after 40 s.
+    /// command of a former association is at a disk, or after 40 s. Without support of the target it reports
+    /// `Unsupported` at once.
     pub fn begin_end_former_associations(&mut self, token: u64) {
         if !self.ends_former_associations() {
             self.former = Some(Former::Unsupported);

@@ -1,4 +1,4 @@
-//! Connecting queues, enabling the controller, and its shutdown.
+//! Connecting the admin queue and I/O queues, enabling the controller, and its shutdown.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::queue::IoQueue;
 
 /// CC as set by Linux: queue entries of 64 and 16 bytes, NVM command set, 4 KiB pages.
 const ENABLED: Cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
-/// Smallest timeout of CSTS.RDY, where the controller reports less in CAP.TO.
+/// Smallest timeout of CSTS.RDY, used if the controller reports less in CAP.TO.
 const READY_MIN: Duration = Duration::from_secs(1);
 /// First and longest time between two reads of CSTS.
 const CSTS_POLL_PERIODS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(20));
@@ -26,7 +26,8 @@ const CSTS_POLL_PERIODS: (Duration, Duration) = (Duration::from_micros(50), Dura
 pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
     let pool = admin_pool()?;
     let depth = ADMIN_ENTRIES - 1;
-    // The admin queue is supervised by Keep Alive; its event request may be outstanding without limit.
+    // Keep Alive supervises the admin queue. Without a command timeout, as the event request may be
+    // outstanding without limit.
     let admin_options = Options { command_timeout: None, batch_bytes: 16 << 10, ..options.clone() };
     let name = QueueName { qid: 0, cntlid: 0, depth };
     let (admin, cntlid) = Connecting::begin(target, &admin_options, &pool, name, Clock::now())?.finish()?;
@@ -62,7 +63,7 @@ fn enable(controller: &mut Controller) -> Result<(), Error> {
     wait_for_status(controller, "CSTS.RDY", timeout, |csts| csts.rdy())
 }
 
-/// Polls CSTS until `is_reached`.
+/// Polls CSTS until `is_reached` returns true. Fails after `timeout`, or on CSTS.CFS.
 fn wait_for_status(
     controller: &mut Controller,
     step: &'static str,
@@ -88,7 +89,8 @@ fn wait_for_status(
     }
 }
 
-/// Identifies an enabled controller, requests queues, and enables Keep Alive and events.
+/// Identifies an enabled controller and requests I/O queues (not of a discovery controller). Then enables
+/// Keep Alive and the supported events.
 fn configure(controller: &mut Controller) -> Result<(), Error> {
     controller.refresh_identify()?;
     if controller.identify.cntlid.get() != controller.cntlid {
@@ -102,8 +104,8 @@ fn configure(controller: &mut Controller) -> Result<(), Error> {
         controller.queues_granted = u16::try_from(granted).unwrap_or(u16::MAX).min(wanted);
     }
     controller.keep_alive = KeepAlive::new(controller.options.keep_alive_ms);
-    // Only notices that the controller supports and whose log pages this host reads. Errors and health are
-    // not requested as events.
+    // Only notices that the controller supports and whose log pages this host reads. Events of errors and of
+    // health are not enabled.
     let offered = Oaes::from_bits(controller.identify.oaes.get());
     let wanted = AsyncEventConfig::new()
         .with_namespace_attribute(controller.tells_of_namespaces())
@@ -124,12 +126,13 @@ pub(super) fn shut_down(controller: &mut Controller) -> Result<(), Error> {
 }
 
 impl Controller {
-    /// Connects I/O queue `qid` (1 to [`Controller::queues_granted`]) with [`Options::depth`].
+    /// Connects I/O queue `qid` (1 to [`Controller::queues_granted`]) for [`Options::depth`] commands.
+    /// Blocks.
     pub fn connect_queue(&mut self, qid: u16) -> Result<IoQueue, Error> {
         self.connect_queue_of(qid, self.options.depth)
     }
 
-    /// As [`Controller::connect_queue`], for `depth` commands.
+    /// Connects I/O queue `qid` for `depth` commands, 1 to [`Controller::depth_max`]. Blocks.
     pub fn connect_queue_of(&mut self, qid: u16, depth: u16) -> Result<IoQueue, Error> {
         Opening::begin(&self.association(), &self.pool, qid, depth, Clock::now())?.finish()
     }

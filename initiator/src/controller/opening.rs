@@ -3,8 +3,8 @@
 //! ```text
 //!   begin ─> link (TCP: socket, ICReq; RDMA: address, route, connect) ─> Connect ─> IoQueue
 //! ```
-//! The timeout of each step is `connect_timeout`, that of Connect `connect_answer_timeout`. A controller
-//! connects its own queues by the same steps, with waits between them.
+//! The timeout of each step is `connect_timeout`, that of Connect `connect_answer_timeout`. [`Controller`]
+//! connects its queues by the same steps, and sleeps between them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +25,10 @@ use crate::options::{Options, Target};
 use crate::qpair::{Qpair, Refusal, Ticket};
 use crate::queue::IoQueue;
 
-/// Name of the first step over TCP; its timeout is reported as [`Error::Connect`].
+/// Name of the first step over TCP; a timeout of this step is reported as [`Error::Connect`].
 const SOCKET: &str = "TCP";
 
-/// Parameters of an association for connecting its I/O queues, on any thread. May outlive its [`Controller`];
+/// Parameters of an association for connecting its I/O queues, on any thread. May outlive its [`Controller`]:
 /// the target then refuses the queues.
 #[derive(Debug, Clone)]
 pub struct Association {
@@ -42,22 +42,22 @@ pub struct Association {
 }
 
 impl Association {
-    /// Most outstanding commands of one I/O queue.
+    /// Returns the most outstanding commands of one I/O queue.
     #[must_use]
     pub fn depth_max(&self) -> u16 {
         self.depth_max
     }
 }
 
-/// An I/O queue being connected. Dropped early, it closes the connection.
+/// A connection attempt of an I/O queue. Its drop before the end closes the connection.
 pub struct Opening {
     association: Arc<Association>,
     connecting: Connecting,
 }
 
 impl Opening {
-    /// Begins to connect I/O queue `qid` for `depth` commands. Uses a buffer of 1 KiB of `pool` for Connect
-    /// data. `now` starts the timeout of the first step.
+    /// Begins to connect I/O queue `qid` for `depth` commands. Uses a buffer of 1 KiB of `pool` for the
+    /// Connect data. The timeout of the first step begins at `now`.
     pub fn begin(
         association: &Arc<Association>,
         pool: &Pool,
@@ -72,14 +72,14 @@ impl Opening {
         Ok(Opening { association: Arc::clone(association), connecting })
     }
 
-    /// Advances without blocking. Returns the queue when it is connected; not to be called after that or
-    /// after an error.
+    /// Advances without blocking. Returns the queue when it is connected, `None` before. Must not be called
+    /// afterwards or after an error.
     pub fn step(&mut self, now: Nanos) -> Result<Option<IoQueue>, Error> {
         let Some((qpair, _)) = self.connecting.step(now)? else { return Ok(None) };
         Ok(Some(self.queue(qpair)))
     }
 
-    /// Runs all steps, with waits between them.
+    /// Runs all steps and sleeps between them.
     pub(super) fn finish(mut self) -> Result<IoQueue, Error> {
         let (qpair, _) = self.connecting.finish()?;
         Ok(self.queue(qpair))
@@ -93,7 +93,7 @@ impl Opening {
 }
 
 impl Controller {
-    /// Parameters for connecting I/O queues of this association on other threads, by [`Opening`].
+    /// Returns the parameters for connecting I/O queues of this association on other threads, by [`Opening`].
     #[must_use]
     pub fn association(&self) -> Arc<Association> {
         Arc::new(Association {
@@ -108,7 +108,7 @@ impl Controller {
     }
 }
 
-/// An admin or I/O queue being connected.
+/// A connection attempt of an admin or I/O queue.
 pub(super) struct Connecting {
     target: Target,
     options: Options,
@@ -148,7 +148,7 @@ impl Connecting {
         }
     }
 
-    /// Timeout of the current step.
+    /// Returns the timeout of the current step.
     fn timeout(&self) -> Duration {
         match self.state {
             State::Link(_) | State::Finished => self.options.connect_timeout,
@@ -156,7 +156,8 @@ impl Connecting {
         }
     }
 
-    /// Advances without blocking. Returns the queue and its CNTLID when it is connected.
+    /// Advances without blocking. Returns the queue and its CNTLID when it is connected, `None` before. Fails
+    /// when the current step has timed out.
     pub(super) fn step(&mut self, now: Nanos) -> Result<Option<(Qpair, u16)>, Error> {
         let before = self.step_name();
         let connected = self.step_state(now).inspect_err(|_| self.state = State::Finished)?;
@@ -191,7 +192,7 @@ impl Connecting {
             }
             State::Connect(qpair, ticket) => {
                 qpair.poll(now);
-                // An R2T may have asked for the Connect data.
+                // Sends the Connect data if an R2T was received.
                 qpair.send();
                 let completion = qpair.take(*ticket);
                 let loss = qpair.loss();
@@ -220,7 +221,7 @@ impl Connecting {
             0 => ("Connect", CNTLID_DYNAMIC, self.options.keep_alive_ms),
             _ => ("Connect (I/O queue)", cntlid, 0),
         };
-        // SQSIZE is zero-based: entries less one, which is the depth, as one entry stays empty.
+        // SQSIZE is zero-based: entries less one. That is the depth, as one entry stays empty.
         let sqsize_z = u16::try_from(qpair.depth()).unwrap_or(u16::MAX);
         // Without SQ flow control a successful read may complete by C2HData with SUCCESS.
         let cattr = ConnectAttributes::new().with_disable_sq_flow_control(true);
@@ -237,7 +238,7 @@ impl Connecting {
         })
     }
 
-    /// Runs all steps, with waits between them.
+    /// Runs all steps and sleeps between them.
     pub(super) fn finish(&mut self) -> Result<(Qpair, u16), Error> {
         loop {
             let now = Clock::now();

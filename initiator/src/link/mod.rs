@@ -1,7 +1,7 @@
-//! [`Link`]: one connection, over TCP or RDMA. It does not interpret commands.
+//! [`Link`]: one connection, over TCP or RDMA. A link does not interpret commands.
 //!
-//! Both combine the host side of their protocol with its I/O, and both are polled in turns: send what is
-//! queued, receive, report events.
+//! A link combines the host side of a transport's protocol with its I/O. It is polled in turns: send queued
+//! commands, receive, report events.
 
 mod rdma;
 mod tcp;
@@ -25,7 +25,8 @@ use crate::qpair::Refusal;
 use rdma::{RdmaLink, RdmaOpening};
 use tcp::{TcpLink, TcpOpening};
 
-/// The queue of a connection. RDMA sends it in the private data of the connect request.
+/// Identifiers and depth of the queue of a connection. RDMA sends them in the private data of the connect
+/// request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueName {
     /// Queue ID; 0 for an admin queue.
@@ -39,9 +40,9 @@ pub(crate) struct QueueName {
 /// Event of a connection.
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
-    /// A command has completed or was lost. Its CID is free again.
+    /// A command has completed or was lost. Its CID is free for reuse.
     Completed { cid: u16, cqe: Cqe, buf: Option<Buf>, result: Result<(), Status> },
-    /// The connection has ended. The last event, reported once.
+    /// The connection has ended. Reported once, as the last event.
     Closed(Loss),
 }
 
@@ -50,7 +51,7 @@ pub(crate) enum LinkEvent {
 #[expect(clippy::large_enum_variant, reason = "a box would be a miss more on the way of every command")]
 pub(crate) enum Link {
     Tcp(TcpLink),
-    /// Boxed, so that it does not enlarge the TCP variant; its turn accesses other memory in any case.
+    /// Boxed, so that it does not enlarge the TCP variant. A turn of RDMA accesses other memory in any case.
     Rdma(Box<RdmaLink>),
 }
 
@@ -71,7 +72,7 @@ impl LinkOpening {
         })
     }
 
-    /// Name of the current step.
+    /// Returns the name of the current step.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             LinkOpening::Tcp(opening) => opening.name(),
@@ -79,8 +80,8 @@ impl LinkOpening {
         }
     }
 
-    /// Advances without blocking. Returns the link when commands can be submitted; not to be called after
-    /// that or after an error.
+    /// Advances without blocking. Returns the link when commands can be submitted, `None` before. Must not be
+    /// called afterwards or after an error.
     pub(crate) fn step(&mut self) -> Result<Option<Link>, Error> {
         Ok(match self {
             LinkOpening::Tcp(opening) => opening.step()?.map(Link::Tcp),
@@ -98,7 +99,7 @@ impl LinkOpening {
 }
 
 impl Link {
-    /// Queues a command; sent by the next [`Link::send`] or [`Link::turn`].
+    /// Queues a command. The next [`Link::send`] or [`Link::turn`] sends it. An error returns the data.
     #[inline]
     pub(crate) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
         match self {
@@ -107,7 +108,7 @@ impl Link {
         }
     }
 
-    /// True while commands can be submitted.
+    /// Returns true while commands can be submitted.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         match self {
@@ -116,7 +117,7 @@ impl Link {
         }
     }
 
-    /// True when bytes are queued and the socket's send buffer is full.
+    /// Returns true when bytes are queued and the socket's send buffer is full; false for RDMA.
     #[inline]
     pub(crate) fn is_blocked(&self) -> bool {
         match self {
@@ -125,14 +126,14 @@ impl Link {
         }
     }
 
-    /// True when [`Link::turn`] receives into the batch.
+    /// Returns true when [`Link::turn`] receives into the batch (TCP).
     #[inline]
     pub(crate) fn wants_batch(&self) -> bool {
         matches!(self, Link::Tcp(_))
     }
 
-    /// Sets the controller's limits of an I/O queue: bytes of in-capsule data, at most `in_capsule_max`, and
-    /// SGL descriptors.
+    /// Sets the controller's limits for commands of an I/O queue: bytes of in-capsule data, at most
+    /// `in_capsule_max`, and for RDMA the number of SGL descriptors.
     pub(crate) fn set_offered(&mut self, identify: &IdentifyController, in_capsule_max: u32) {
         let offered = u32::try_from(identify.in_capsule_bytes()).unwrap_or(u32::MAX);
         match self {
@@ -141,7 +142,7 @@ impl Link {
         }
     }
 
-    /// The socket, for epoll. `None`: RDMA, polled in every turn.
+    /// Returns the socket, for epoll. `None`: RDMA, which is polled in every turn.
     pub(crate) fn socket(&self) -> Option<&Socket> {
         match self {
             Link::Tcp(link) => Some(link.socket()),
@@ -149,7 +150,7 @@ impl Link {
         }
     }
 
-    /// Sends what is queued, as far as the transport accepts it.
+    /// Sends queued commands, as far as the transport accepts them.
     #[inline]
     pub(crate) fn send(&mut self) {
         match self {
@@ -158,8 +159,9 @@ impl Link {
         }
     }
 
-    /// Sends, receives once, and reports each event with whether the connection was open. True when any data
-    /// or work completion arrived, or the connection ended.
+    /// Sends, receives once, and reports each event with a flag: whether the connection was open. Returns
+    /// true when data or a work completion arrived, or the connection ended. Over TCP an abort by this host
+    /// does not count.
     #[inline]
     pub(crate) fn turn(
         &mut self,
@@ -173,7 +175,7 @@ impl Link {
         }
     }
 
-    /// Aborts the connection; the next turn reports all commands.
+    /// Aborts the connection. The next turn completes all commands as lost.
     pub(crate) fn fail(&mut self, loss: Loss) {
         match self {
             Link::Tcp(link) => link.fail(loss),
@@ -181,7 +183,7 @@ impl Link {
         }
     }
 
-    /// Closes the connection: over TCP after sending what is queued, over RDMA at once.
+    /// Closes the connection: over TCP after sending queued commands, over RDMA at once.
     pub(crate) fn close(&mut self) {
         match self {
             Link::Tcp(link) => link.close(),
@@ -189,8 +191,8 @@ impl Link {
         }
     }
 
-    /// Sleeps until data or a work completion arrives (or a full send buffer has space) or `waker` is woken,
-    /// at most `timeout`; may return early.
+    /// Sleeps until data or a work completion arrives, a full send buffer has space, or `waker` is woken; at
+    /// most `timeout`. May return early.
     pub(crate) fn wait_io(&mut self, timeout: Duration, waker: Option<&Waker>) {
         match self {
             Link::Tcp(link) => link.wait_io(timeout, waker),

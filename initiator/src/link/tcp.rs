@@ -1,6 +1,6 @@
 //! [`TcpLink`]: a socket with the host side of the NVMe/TCP protocol.
 //!
-//! A turn sends everything that is queued in one call, receives once, and reports the resulting events:
+//! A turn sends everything that is queued, receives once, and reports the resulting events:
 //!
 //! ```text
 //!   wants_send ─ sendmsg ─> sent        direct_target ─ readv ─> received_direct ┐
@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The socket of a lost connection is closed by a reset, also when the process is killed. Without the reset
-//! the kernel keeps sending queued commands after the close: an old write could reach a target that still has
-//! the association, after a newer write of the same blocks over the next association. After an orderly end,
-//! and when every command was answered, the socket is closed without a reset.
+//! the kernel keeps sending queued commands after the close. An old write could then reach a target that
+//! still has the association, after a newer write of the same blocks over the next association. After an
+//! orderly end, or when every command was answered, the socket is closed without a reset.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -30,15 +30,14 @@ use crate::error::{Error, Loss};
 use crate::options::Options;
 use crate::qpair::Refusal;
 
-/// Most buffer segments per direct receive; a pool buffer has one segment, a frame store's buffer many.
+/// Most buffer segments per direct receive. A pool buffer has one segment, a frame store's buffer has many.
 const DIRECT_PIECES_MAX: usize = 64;
-/// Bytes of the batch that a direct receive may fill after its payload: enough for the next header, little to
+/// Bytes of the batch that a direct receive may fill after its payload: enough for the next header, few to
 /// copy.
 const BEHIND_DIRECT_BYTES: usize = 2048;
 /// Time limit of an orderly close.
 const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(2);
-/// TCP_USER_TIMEOUT in ms: the kernel gives the connection up when sent bytes are not acknowledged for this
-/// time.
+/// TCP_USER_TIMEOUT in ms: the kernel ends the connection when sent bytes are not acknowledged for this time.
 const USER_TIMEOUT_MS: u32 = 30_000;
 /// Congestion control without packet pacing; pacing (bbr) has a cost even without loss.
 const CONGESTION: &str = "cubic";
@@ -69,7 +68,7 @@ pub(crate) struct TcpOpening {
 enum Step {
     /// TCP connect is in progress.
     Socket(Socket),
-    /// ICReq was queued; waits for ICResp (128 bytes).
+    /// ICReq was queued; ICResp (128 bytes) has not arrived.
     IcReq(Box<TcpLink>, RxBatch),
     /// The link was returned, or the attempt has failed.
     Finished,
@@ -83,7 +82,7 @@ impl TcpOpening {
         Ok(TcpOpening { address, options: options.clone(), depth, step: Step::Socket(socket) })
     }
 
-    /// Name of the current step.
+    /// Returns the name of the current step.
     pub(super) fn name(&self) -> &'static str {
         match self.step {
             Step::Socket(_) => "TCP",
@@ -91,7 +90,7 @@ impl TcpOpening {
         }
     }
 
-    /// Advances without blocking. Returns the link when commands can be submitted.
+    /// Advances without blocking. Returns the link when commands can be submitted, `None` before.
     pub(super) fn step(&mut self) -> Result<Option<TcpLink>, Error> {
         match std::mem::replace(&mut self.step, Step::Finished) {
             Step::Socket(socket) => {
@@ -129,7 +128,7 @@ impl TcpOpening {
     /// Sleeps until the next step may make progress, at most `timeout`; may return early.
     pub(super) fn wait_io(&self, timeout: Duration) {
         match &self.step {
-            // The next step reports an error.
+            // The next step reports an error of the socket.
             Step::Socket(socket) => drop(socket.wait_writable(timeout)),
             Step::IcReq(link, _) => link.wait_io(timeout, None),
             Step::Finished => {}
@@ -138,7 +137,7 @@ impl TcpOpening {
 }
 
 impl TcpLink {
-    /// A link on a connected socket, with ICReq queued.
+    /// Creates a link on a connected socket and queues ICReq.
     fn new(socket: Socket, options: &Options, depth: u16) -> TcpLink {
         let config = HostConfig {
             header_digest: options.header_digest,
@@ -153,29 +152,28 @@ impl TcpLink {
         TcpLink { socket, conn, cause: None, is_full: false, is_shut: false, expects }
     }
 
-    /// Queues a command; sent by the next [`TcpLink::send`] or [`TcpLink::turn`].
+    /// Queues a command. The next [`TcpLink::send`] or [`TcpLink::turn`] sends it. An error returns the data.
     #[inline]
     pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
         self.conn.submit(sqe, data).map_err(|full| (full.kind.into(), full.data))
     }
 
-    /// True while commands can be submitted.
+    /// Returns true while commands can be submitted.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.conn.phase() == Phase::Open
     }
 
-    /// True when bytes are queued and the socket's send buffer is full.
+    /// Returns true when bytes are queued and the socket's send buffer is full.
     pub(super) fn is_blocked(&self) -> bool {
         self.is_full && self.conn.wants_send()
     }
 
-    /// Sets the bytes of in-capsule data from Identify Controller.
+    /// Sets the most bytes of in-capsule data of a command.
     pub(super) fn set_offered(&mut self, in_capsule_bytes: u32) {
         self.conn.set_in_capsule_bytes(in_capsule_bytes);
     }
 
-    /// The socket, for epoll.
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
     }
@@ -188,7 +186,8 @@ impl TcpLink {
         }
     }
 
-    /// Not inlined: its I/O vector takes 16 KiB of stack, which a turn without data to send should not touch.
+    /// Sends queued bytes. Not inlined: its I/O vector takes 16 KiB of stack, which a turn without data to
+    /// send should not touch.
     #[inline(never)]
     fn send_queued(&mut self) {
         while self.conn.wants_send() {
@@ -207,8 +206,8 @@ impl TcpLink {
         }
     }
 
-    /// Sends, receives once, and reports each event with whether the connection was open. True when bytes
-    /// arrived, or the connection ended.
+    /// Sends, receives once, and reports each event with a flag: whether the connection was open. Returns
+    /// true when bytes arrived, the peer closed the connection or the socket failed.
     #[inline]
     pub(super) fn turn(&mut self, batch: &mut RxBatch, mut on_event: impl FnMut(LinkEvent, bool)) -> bool {
         let has_sent = self.conn.wants_send();
@@ -229,7 +228,7 @@ impl TcpLink {
                 }
                 *batch = self.conn.unload();
             }
-            // After a send, a completion that waited for it may be ready.
+            // After a send, a completion that waited for this send may be ready.
             Received::Empty if !has_sent && self.is_open() => return false,
             Received::Empty => {}
             Received::Closed => self.conn.on_peer_closed(),
@@ -254,7 +253,8 @@ impl TcpLink {
         on_event(event, self.is_open());
     }
 
-    /// Applies the state of a closing connection to its socket.
+    /// Closes or resets the socket according to the phase of the connection, after its close timeout was
+    /// checked.
     #[cold]
     fn advance_close(&mut self) {
         match self.conn.phase() {
@@ -278,7 +278,7 @@ impl TcpLink {
         }
     }
 
-    /// Aborts the connection; the next turn reports all commands.
+    /// Aborts the connection with a reset. The next turn completes all commands as lost.
     #[cold]
     pub(super) fn fail(&mut self, loss: Loss) {
         self.cause.get_or_insert(loss);
@@ -287,13 +287,13 @@ impl TcpLink {
         let _ = self.socket.set_reset_on_close(true);
     }
 
-    /// Closes the connection after sending what is queued.
+    /// Closes the connection after sending queued commands, within [`CLOSE_TIMEOUT`].
     pub(super) fn close(&mut self) {
         self.conn.close();
         self.advance_close();
     }
 
-    /// The [`Loss`] to report: the local reason takes precedence.
+    /// Returns the [`Loss`] to report: the reason that this side recorded takes precedence over `cause`.
     fn loss(&self, cause: CloseCause) -> Loss {
         match (self.cause, cause) {
             (Some(loss), _) => loss,
@@ -304,8 +304,8 @@ impl TcpLink {
         }
     }
 
-    /// Sleeps until the socket is readable (or writable, if the link is blocked) or `waker` is woken, at most
-    /// `timeout`; may return early.
+    /// Sleeps until the socket is readable, or writable if the link is blocked, or `waker` is woken; at most
+    /// `timeout`. May return early.
     pub(super) fn wait_io(&self, timeout: Duration, waker: Option<&Waker>) {
         let flags = if self.is_blocked() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let timeout = Timespec::try_from(timeout).ok();
@@ -319,7 +319,7 @@ impl TcpLink {
 }
 
 impl Drop for TcpLink {
-    /// Without outstanding commands no reset is needed: queued bytes cannot contain a write.
+    /// Closes without a reset if no command is outstanding: queued bytes cannot contain a write.
     fn drop(&mut self) {
         let is_idle = self.conn.outstanding() == 0 && !self.conn.wants_send();
         if self.conn.phase() == Phase::Open && is_idle {
@@ -328,20 +328,20 @@ impl Drop for TcpLink {
     }
 }
 
-/// Sets socket options. Best effort: without one, latency or loss detection is worse, but the protocol is
-/// correct.
+/// Sets socket options. Errors are ignored: without an option, latency or loss detection is worse, but the
+/// protocol is correct.
 fn configure(socket: &Socket) {
     let _ = socket.set_nodelay(true);
     let _ = socket.set_reset_on_close(true);
     let _ = socket.set_user_timeout(USER_TIMEOUT_MS);
     let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
     if socket.set_congestion(CONGESTION).is_err() {
-        // Always available, and needs no privilege.
+        // `reno` is always available and needs no privilege.
         let _ = socket.set_congestion("reno");
     }
 }
 
-/// Sends as much as fits in one call. Returns the outcome and the number of bytes offered.
+/// Sends as much as one call accepts. Returns the outcome and the number of bytes passed to the call.
 #[inline]
 fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_MAX>::new();
@@ -349,8 +349,8 @@ fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
     (socket.send_vectored(&pieces), bytes)
 }
 
-/// Receives once: into the expected payload and a part of the batch after it, or into the batch. Returns the
-/// outcome and the number of payload bytes offered.
+/// Receives once: into the expected payload and part of the batch, or into the batch only. Returns the
+/// outcome and the payload bytes that the call could receive.
 #[inline]
 fn receive_into(
     socket: &Socket,
@@ -369,7 +369,7 @@ fn receive_into(
     }
     expects.on_direct();
     let behind = space.len().min(BEHIND_DIRECT_BYTES);
-    // Fails when the payload has more segments than the vector: this receive then does not reach its end.
+    // Fails when the payload's segments fill the vector: this receive then adds nothing to the batch.
     let _ = pieces.try_push(IoSliceMut::new(&mut space[..behind]));
     (socket.recv_vectored(&mut pieces), direct)
 }

@@ -1,4 +1,5 @@
 //! Admin commands other than Identify and Get Log Page: queues, features, events, Abort, doorbell buffer.
+//! Also the error log.
 
 use std::collections::VecDeque;
 
@@ -18,9 +19,9 @@ use crate::queues::{Cq, Shadow, Sq};
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.dnr();
 const OFFSET_INVALID: Status = Status::PRP_OFFSET_INVALID.dnr();
-/// Most entries of the error log.
+/// Maximum entries of the error log.
 pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
-/// Most events that wait for an Asynchronous Event Request.
+/// Maximum events that wait for an Asynchronous Event Request.
 const EVENTS_MAX: usize = 64;
 /// Default over-temperature threshold, in kelvins.
 const TEMPERATURE_THRESHOLD: u16 = 343;
@@ -30,7 +31,8 @@ pub(crate) struct Admin {
     /// CIDs of outstanding Asynchronous Event Requests.
     requests: VecDeque<u16>,
     events: VecDeque<AsyncEvent>,
-    /// A bit for each log page: an event of it was reported, and it was not read with RAE 0 since.
+    /// A bit for each log page: set when an event of the page is reported, cleared when the page is read with
+    /// RAE 0.
     masked: [u64; 4],
     pub(crate) event_config: AsyncEventConfig,
     pub(crate) is_cache_on: bool,
@@ -58,12 +60,12 @@ impl Admin {
         }
     }
 
-    /// Whether there are an event, which may be masked, and an Asynchronous Event Request.
+    /// Returns true if there are an event, masked or not, and an Asynchronous Event Request.
     pub(crate) fn has_events(&self) -> bool {
         !self.events.is_empty() && !self.requests.is_empty()
     }
 
-    /// Adds an entry to the error log. Beyond `ERROR_LOG_ENTRIES` the oldest one is dropped.
+    /// Adds an entry to the error log. Beyond `ERROR_LOG_ENTRIES` the oldest entry is dropped.
     pub(crate) fn note_error(&mut self, sqid: u16, cid: u16, status: Status) {
         self.error_count += 1;
         if self.error_log.len() == ERROR_LOG_ENTRIES {
@@ -96,7 +98,7 @@ impl Admin {
 }
 
 impl Controller {
-    /// Bytes that an admin command transfers.
+    /// Returns the bytes that an admin command transfers.
     pub(crate) fn admin_bytes(&self, sqe: &Sqe) -> u64 {
         match sqe.admin_opcode() {
             AdminOpcode::IDENTIFY => 4096,
@@ -105,7 +107,7 @@ impl Controller {
         }
     }
 
-    /// Executes an admin command other than Asynchronous Event Request. Always `Some`.
+    /// Executes an admin command other than Asynchronous Event Request. Always returns `Some`.
     pub(crate) fn execute_admin(&mut self, sqe: &Sqe) -> Option<Outcome> {
         if sqe.fuse() != Fuse::NONE || sqe.psdt() != Psdt::PRP {
             // Admin commands over PCIe do not use SGLs.
@@ -208,7 +210,7 @@ impl Controller {
         if place.as_ref().is_some_and(|cq| cq.users != 0) {
             return Err(Status::INVALID_QUEUE_DELETION.dnr());
         }
-        // Takes a head doorbell that was written before the deletion.
+        // Reads a head doorbell that was written before the deletion.
         self.read_head(qid);
         if let Some(place) = self.cqs.get_mut(usize::from(qid)) {
             *place = None;
@@ -321,7 +323,7 @@ impl Controller {
         if requested.submission_z() == u16::MAX || requested.completion_z() == u16::MAX {
             return Err(INVALID_FIELD);
         }
-        // Grants the same number of both kinds, whatever was requested.
+        // Grants the same count of submission and completion queues, regardless of the request.
         Ok(NumberOfQueues::both(u32::from(self.spec.queue_pairs)).into_bits())
     }
 
@@ -362,7 +364,8 @@ impl Controller {
         }
     }
 
-    /// Keeps an Asynchronous Event Request until there is an event.
+    /// Queues an Asynchronous Event Request until there is an event. Fails it if it is invalid or exceeds
+    /// AERL.
     pub(crate) fn take_event_request(&mut self, sqe: &Sqe) {
         if sqe.fuse() != Fuse::NONE || sqe.psdt() != Psdt::PRP {
             return self.end(0, sqe.cid(), Err(INVALID_FIELD));
@@ -375,7 +378,7 @@ impl Controller {
     }
 
     /// Completes Asynchronous Event Requests with events that are not masked, while completion queue 0 has
-    /// room. Returns whether one was completed.
+    /// room. Returns true if any was completed.
     pub(crate) fn deliver_events(&mut self) -> bool {
         let mut has_worked = false;
         while self.admin.has_events() && self.has_room(0) {
@@ -390,8 +393,8 @@ impl Controller {
         has_worked
     }
 
-    /// Queues an event if the host enabled it and the controller is enabled; returns whether both hold. A
-    /// duplicate, or one beyond `EVENTS_MAX`, is dropped.
+    /// Queues an event if the host enabled it and the controller is enabled; returns true if both hold. A
+    /// duplicate, or an event beyond `EVENTS_MAX`, is dropped.
     pub(crate) fn raise(&mut self, event: AsyncEvent) -> bool {
         let config = self.admin.event_config;
         let is_wanted = match event.kind() {

@@ -27,8 +27,8 @@ pub(crate) struct Controller {
     pub(crate) host: HostMemory,
     /// Upgradable while the function or a clone of its registers is in use.
     pub(crate) holder: Weak<()>,
-    /// Incremented when the function is opened and when a drive is plugged. A function with another number
-    /// fails with ENODEV.
+    /// Incremented when the function is opened and when a drive is plugged. A function that was opened with
+    /// another value fails with ENODEV.
     pub(crate) opening: u64,
     pub(crate) is_gone: bool,
     pub(crate) is_removal_asked: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Controller {
     pub(crate) shst: u8,
     /// CSTS reads as all ones before this step.
     pub(crate) ones_until: u64,
-    /// Number of steps, the emulator's time.
+    /// Count of steps so far, the emulator's time.
     pub(crate) now: u64,
     pub(crate) sqs: Vec<Option<Sq>>,
     pub(crate) cqs: Vec<Option<Cq>>,
@@ -57,8 +57,8 @@ pub(crate) struct Controller {
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
     pub(crate) health: Health,
-    /// Scratch memory of the command being executed, like `page` and `copied`. Kept between commands, so that
-    /// they rarely allocate.
+    /// Scratch memory of the command being executed, like `page` and `copied`. Kept between commands, to
+    /// avoid most allocations.
     pub(crate) pointers: Pointers,
     pub(crate) page: Box<[u8]>,
     pub(crate) copied: Vec<u8>,
@@ -116,7 +116,7 @@ impl Controller {
         self.spec = spec;
     }
 
-    /// Does a bounded amount of work. Returns whether there was any.
+    /// Does a bounded amount of work. Returns true if there was any.
     pub(crate) fn step(&mut self) -> bool {
         self.now += 1;
         if let Some(stale) = self.stale.upgrade() {
@@ -140,7 +140,7 @@ impl Controller {
         has_worked
     }
 
-    /// True while the controller executes commands, provided that bus mastering is on.
+    /// Returns true while the controller executes commands, provided that bus mastering is on.
     pub(crate) fn can_work(&self) -> bool {
         self.enable_state == EnableState::Ready && !self.is_fatal && !self.is_gone && self.shst == 0
     }
@@ -158,8 +158,8 @@ impl Controller {
         has_worked
     }
 
-    /// Fetches and executes up to `commands_a_step` commands of one submission queue. Returns whether there
-    /// was any; also true if a fetch failed, which sets CSTS.CFS.
+    /// Fetches and executes up to `commands_a_step` commands of one submission queue. Returns true if there
+    /// was any, or if a fetch failed, which sets CSTS.CFS.
     fn serve(&mut self, qid: u16) -> bool {
         let is_given = self.read_tail(qid);
         let mut done = 0;
@@ -223,12 +223,12 @@ impl Controller {
         }
     }
 
-    /// Executes an admin or I/O command. Always `Some`; see `execute_admin`.
+    /// Executes an admin or I/O command. Always returns `Some`, as `execute_admin`.
     pub(crate) fn execute(&mut self, sqid: u16, sqe: &Sqe) -> Option<Outcome> {
         if sqid == 0 { self.execute_admin(sqe) } else { Some(self.execute_io(sqe)) }
     }
 
-    /// Completes a command, later if the completion queue is full. Logs an error status.
+    /// Completes a command, later if the completion queue is full. Adds an error status to the error log.
     pub(crate) fn end(&mut self, sqid: u16, cid: u16, outcome: Outcome) {
         if let Err(status) = outcome {
             self.admin.note_error(sqid, cid, status);
@@ -238,16 +238,16 @@ impl Controller {
         }
     }
 
-    /// Posts a completion. False if the completion queue is full; true without effect if the submission queue
-    /// does not exist any more.
+    /// Posts a completion. Returns false if the completion queue is full; true, without effect, if the
+    /// submission queue does not exist any more.
     pub(crate) fn complete(&mut self, sqid: u16, cid: u16, outcome: Outcome) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(sqid)) else { return true };
         let (cqid, cqe) = (sq.cqid, sq.completion(cid, outcome));
         self.post(cqid, cqe)
     }
 
-    /// Posts a completion queue entry with the current phase. False if the queue is full. Sets CSTS.CFS if
-    /// its memory cannot be written.
+    /// Posts a completion queue entry with the current phase. Returns false if the queue is full; true,
+    /// without effect, if it does not exist. Sets CSTS.CFS if its memory cannot be written.
     pub(crate) fn post(&mut self, cqid: u16, mut cqe: Cqe) -> bool {
         if !self.has_room(cqid) {
             return false;
@@ -305,7 +305,7 @@ impl Controller {
     }
 }
 
-/// Size of BAR 0 in bytes: as specified, else whole pages up to the last doorbell, at least two.
+/// Returns the size of BAR 0 in bytes: as specified, else whole pages up to the last doorbell, at least two.
 pub(crate) fn bar_bytes(spec: &EmulatorSpec) -> usize {
     if spec.bar_bytes != 0 {
         return spec.bar_bytes;

@@ -1,4 +1,5 @@
-//! [`Faults`]: rates of random faults, and [`Injection`], a fault of one command.
+//! [`Faults`]: rates of random faults; [`Injection`]: a fault of one command; [`Counters`]: counts of
+//! commands and faults.
 
 use std::collections::VecDeque;
 
@@ -21,20 +22,20 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// From 0 to `limit - 1`; 0 if `limit` is 0.
+    /// Returns a number from 0 to `limit - 1`; 0 if `limit` is 0.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.next().checked_rem(limit).unwrap_or(0)
     }
 
-    /// The low 16 bits of the next number.
+    /// Returns the low 16 bits of the next number.
     pub(crate) fn word(&mut self) -> u16 {
         (self.next() & 0xffff) as u16
     }
 }
 
-/// Fault rates in 65,536ths, for I/O commands; for admin commands other than Asynchronous Event Request if
-/// the field begins with `admin`. A command without a queued injection draws the rates in the order of the
-/// fields and has the first fault that is drawn.
+/// Fault rates in 65,536ths. Fields that begin with `admin` apply to admin commands other than Asynchronous
+/// Event Request, the others to I/O commands. A command without a queued injection draws the rates in the
+/// order of the fields and has the first fault that is drawn.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Seed of all random choices.
@@ -67,7 +68,7 @@ pub struct Faults {
     pub wrong_sq_head: u32,
     /// Rate of [`Injection::Error`] with one of `errors`, with DNR or without.
     pub error: u32,
-    /// Statuses for `error`; if empty, eight built-in ones, transient ones and others.
+    /// Statuses for `error`. If empty: eight built-in statuses, some of them transient.
     pub errors: Vec<Status>,
     /// Rate of [`Injection::Swallow`] of admin commands.
     pub admin_swallow: u32,
@@ -78,24 +79,25 @@ pub struct Faults {
 /// A fault of one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Injection {
-    /// The command is not completed; it is held until an Abort, the deletion of its queue or a reset. It is
-    /// not executed, except Identify and Get Log Page between CC.EN 0 and CSTS.RDY 0.
+    /// The command is not completed: it is held until an Abort, the deletion of its queue or a reset. The
+    /// command is not executed, except Identify and Get Log Page between CC.EN 0 and CSTS.RDY 0.
     Swallow,
-    /// The command is executed and never completed. An Abort does not find it; it is held until its queue is
-    /// deleted or a reset.
+    /// The command is executed and never completed. An Abort does not find the command. It is held until its
+    /// queue is deleted or a reset.
     Drop,
     /// The command is completed later.
     Delay {
         /// Steps until the completion, at least 1.
         steps: u64,
-        /// Whether it is executed at the completion instead of at once.
+        /// Whether the command is executed at the completion instead of at once.
         is_executed_late: bool,
     },
     /// The completion is posted twice, or once if the queue has no room for the second.
     Double,
-    /// As `Drop`, and a completion with status success is posted for a CID of no held command.
+    /// As `Drop`, and a completion with status success is posted for another CID, of no held command. If
+    /// three tried CIDs are held, none is posted.
     WrongCid,
-    /// The command is executed and the completion has another SQID. The controller treats the command as
+    /// The command is executed, and the completion has another SQID. The controller treats the command as
     /// completed.
     WrongSqid,
     /// The command is executed and the completion has this status.
@@ -112,7 +114,7 @@ pub enum Injection {
     Vanish,
 }
 
-/// Counts since the emulator was made.
+/// Counts since the emulator was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
@@ -132,9 +134,9 @@ pub struct Counters {
     pub completions: u64,
     /// Completions posted whose status is not success.
     pub errors: u64,
-    /// Doorbell values that the controller read; of several writes between two reads it reads the last.
+    /// Doorbell values that the controller read. Of several writes between two reads only the last is read.
     pub doorbells: u64,
-    /// Steps without work, as the controller is enabled and bus mastering is off.
+    /// Steps without work, as bus mastering is off while the controller is enabled.
     pub blocked: u64,
     /// Times CC.EN was set and took effect, including enables that failed with CSTS.CFS.
     pub enables: u64,
@@ -142,23 +144,23 @@ pub struct Counters {
     pub function_resets: u64,
     /// Commands that an Abort ended, including Asynchronous Event Requests.
     pub aborted: u64,
-    /// Number of injected [`Injection::Swallow`], admin commands included.
+    /// Count of injected [`Injection::Swallow`], admin commands included.
     pub swallowed: u64,
-    /// Number of injected [`Injection::Drop`].
+    /// Count of injected [`Injection::Drop`].
     pub dropped: u64,
-    /// Number of injected [`Injection::Delay`], reordering included.
+    /// Count of injected [`Injection::Delay`], reordering included.
     pub delayed: u64,
-    /// Number of injected [`Injection::Double`].
+    /// Count of injected [`Injection::Double`].
     pub doubled: u64,
-    /// Number of injected [`Injection::WrongCid`].
+    /// Count of injected [`Injection::WrongCid`].
     pub wrong_cids: u64,
-    /// Number of injected [`Injection::WrongSqid`].
+    /// Count of injected [`Injection::WrongSqid`].
     pub wrong_sqids: u64,
-    /// Number of injected [`Injection::WrongStatus`].
+    /// Count of injected [`Injection::WrongStatus`].
     pub wrong_statuses: u64,
-    /// Number of injected [`Injection::WrongSqHead`].
+    /// Count of injected [`Injection::WrongSqHead`].
     pub wrong_sq_heads: u64,
-    /// Number of injected [`Injection::Error`], admin commands included.
+    /// Count of injected [`Injection::Error`], admin commands included.
     pub injected_errors: u64,
     /// Times CSTS.CFS was set: by an injection, a test, a failed enable, or failed DMA to a queue.
     pub fatals: u64,
@@ -187,7 +189,7 @@ impl Counters {
     }
 }
 
-/// Statuses of random errors, transient ones and others.
+/// Statuses of random errors, some of them transient.
 const ERRORS: [Status; 8] = [
     Status::INTERNAL_ERROR,
     Status::COMMAND_INTERRUPTED,
@@ -233,7 +235,7 @@ impl FaultState {
         self.faults = faults;
     }
 
-    /// The fault of the next I/O command: queued, or drawn at random.
+    /// Returns the fault of the next I/O command: queued, or drawn at random. `None`: no fault.
     #[inline]
     pub(crate) fn next_io(&mut self) -> Option<Injection> {
         if !self.has_io_rates && self.queued.is_empty() {
@@ -242,7 +244,7 @@ impl FaultState {
         self.queued.pop_front().or_else(|| self.random_injection())
     }
 
-    /// The fault of the next admin command: queued, or drawn at random.
+    /// Returns the fault of the next admin command: queued, or drawn at random. `None`: no fault.
     pub(crate) fn next_admin(&mut self) -> Option<Injection> {
         if let Some(injection) = self.queued_admin.pop_front() {
             return Some(injection);

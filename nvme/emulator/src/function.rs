@@ -61,7 +61,7 @@ impl Drop for EmulatedMapping {
 }
 
 impl EmulatedFunction {
-    /// Calls `act` with the controller. Fails with ENODEV if the drive is gone or was replaced.
+    /// Calls `act` with the controller. Fails with ENODEV if the drive is gone or was plugged again.
     fn drive<T>(&self, act: impl FnOnce(&mut Controller) -> io::Result<T>) -> io::Result<T> {
         let mut controller = self.holder.emulator.lock();
         if controller.is_gone || controller.opening != self.holder.opening {
@@ -140,7 +140,7 @@ impl Bus for Emulator {
         controller.opening += 1;
         controller.host.unmap_all();
         controller.reset_function();
-        // `reset_function` turned it on; a function is opened with bus mastering off.
+        // A function is opened with bus mastering off, which `reset_function` has turned on.
         controller.host.is_bus_master = false;
         let token = Arc::new(());
         controller.holder = Arc::downgrade(&token);

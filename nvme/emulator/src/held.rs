@@ -9,16 +9,16 @@ use crate::controller::{Controller, Outcome};
 use crate::faults::Injection;
 use crate::pointers::Pointers;
 
-/// What remains to be done for a held command.
+/// Remaining work of a held command.
 #[derive(Debug, Clone, Copy)]
 enum HeldState {
-    /// Execute and complete the command at this step number.
+    /// Execute and complete the command at this step.
     Execute(u64),
-    /// Complete the command at this step number.
+    /// Complete the command at this step.
     Complete(u64, Outcome),
-    /// Nothing, until an Abort or the deletion of its queue.
+    /// None, until an Abort or the deletion of its queue.
     Swallowed,
-    /// Nothing; an Abort does not find it.
+    /// None; an Abort does not find the command.
     Dropped,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// A command that has ended and whose completion waits for room in the queue.
+    /// Returns a command that has ended and whose completion waits for room in the queue.
     pub(crate) fn completed(sqid: u16, cid: u16, outcome: Outcome) -> Held {
         let sqe = Sqe::new(0, cid, 0);
         Held { sqid, sqe, state: HeldState::Complete(0, outcome), memory: Vec::new() }
@@ -45,7 +45,7 @@ impl Held {
 }
 
 impl Controller {
-    /// Executes or completes held commands that are due. Returns whether there was any.
+    /// Executes or completes held commands that are due. Returns true if there was any.
     pub(crate) fn step_held(&mut self) -> bool {
         let mut has_worked = false;
         let mut index = 0;
@@ -80,12 +80,13 @@ impl Controller {
         has_worked
     }
 
-    /// Executes due commands after the host has cleared CC.EN, which is allowed until CSTS.RDY is 0, and
-    /// drops their completions.
+    /// Executes due commands after the host has cleared CC.EN, and drops their completions. A controller may
+    /// do this until CSTS.RDY is 0.
     pub(crate) fn execute_late(&mut self) {
         for index in 0..self.held.len() {
             let Some(held) = self.held.get_mut(index) else { return };
-            // Of admin commands only those with data, which change no other state; these also if swallowed.
+            // Of the admin commands, only those with data are executed, as these change no other state.
+            // Swallowed ones are executed too.
             let data = [AdminOpcode::IDENTIFY, AdminOpcode::GET_LOG_PAGE];
             let has_data = held.sqid == 0 && data.contains(&held.sqe.admin_opcode());
             let is_due = matches!(held.state, HeldState::Execute(at) if at <= self.now);
@@ -146,7 +147,7 @@ impl Controller {
     }
 
     fn drop_completion(&mut self, sqid: u16, sqe: &Sqe) {
-        // Read before the execution, which may change the lists.
+        // Determined before the execution, which may change the lists.
         let memory = self.memory_of(sqid, sqe);
         if self.execute(sqid, sqe).is_some() {
             self.held.push(Held::new(sqid, sqe, HeldState::Dropped, memory));
@@ -185,19 +186,19 @@ impl Controller {
         self.held.push(Held::new(sqid, sqe, state, memory));
     }
 
-    /// Whether a held command has this CID. Commands whose completion was dropped count: for the host they
-    /// are in flight.
+    /// Returns true if a held command has this CID. Commands whose completion was dropped count: for the host
+    /// they are in flight.
     pub(crate) fn is_held(&self, sqid: u16, cid: u16) -> bool {
         self.held.iter().any(|held| held.sqid == sqid && held.sqe.cid() == cid)
     }
 
-    /// Number of held admin commands with this opcode.
+    /// Returns the count of held admin commands with this opcode.
     pub(crate) fn held_of(&self, opcode: AdminOpcode) -> usize {
         let is_one = |held: &&Held| held.sqid == 0 && held.sqe.admin_opcode() == opcode;
         self.held.iter().filter(is_one).count()
     }
 
-    /// Aborts a held command, executed or not. False if there is none or its completion was dropped.
+    /// Aborts a held command, executed or not. Returns false if there is none or its completion was dropped.
     pub(crate) fn abort_held(&mut self, sqid: u16, cid: u16) -> bool {
         let is_match = |held: &Held| {
             let is_found = !matches!(held.state, HeldState::Dropped);
@@ -210,7 +211,8 @@ impl Controller {
         true
     }
 
-    /// Ends the held commands of a submission queue that is deleted; dropped ones without a completion.
+    /// Ends the held commands of a submission queue that is deleted. Dropped commands end without a
+    /// completion.
     pub(crate) fn end_held_of(&mut self, sqid: u16) {
         let mut ended = Vec::new();
         self.held.retain(|held| {
@@ -225,8 +227,8 @@ impl Controller {
         }
     }
 
-    /// Whether a queue lies in `range`, or a held command or one whose doorbell was rung points there. Always
-    /// false while the controller cannot reach memory.
+    /// Returns true if a queue overlaps `range`, or a held command points there, or a command that was not
+    /// fetched but whose doorbell was rung. Always false while the controller cannot access memory.
     pub(crate) fn holds(&mut self, range: &Range<u64>) -> bool {
         if self.is_gone || !self.host.is_bus_master || self.sqs.is_empty() {
             return false;
@@ -256,7 +258,7 @@ impl Controller {
         false
     }
 
-    /// IOVA ranges of a command's data and lists; for Create I/O Queue, of the queue.
+    /// Returns the IOVA ranges of a command's data and lists; for Create I/O Queue, of the queue.
     fn memory_of(&mut self, sqid: u16, sqe: &Sqe) -> Vec<Range<u64>> {
         let bytes = if sqid == 0 { self.admin_bytes(sqe) } else { self.io_bytes(sqe) };
         let is_create = [AdminOpcode::CREATE_IO_CQ, AdminOpcode::CREATE_IO_SQ].contains(&sqe.admin_opcode());
@@ -267,7 +269,7 @@ impl Controller {
             return std::iter::once(base..base.saturating_add(entries * entry)).collect();
         }
         let mut pointers = Pointers::default();
-        // After an error, the ranges that were found before it are used.
+        // After an error, the ranges that were found before the error are used.
         let _ = pointers.resolve(&mut self.host, sqe, bytes, self.spec.sgl);
         let pieces = pointers.data.iter().chain(&pointers.lists);
         pieces.map(|piece| piece.iova..piece.iova.saturating_add(u64::from(piece.bytes))).collect()

@@ -14,19 +14,19 @@ use crate::memory::Access;
 use crate::pointers::Cursor;
 use crate::spec::{EmulatorSpec, SglSupport};
 
-/// Buffer of 4,096 bytes for the data of an admin command.
+/// Returns a buffer of 4,096 bytes for the data of an admin command.
 pub(crate) fn page() -> Box<[u8]> {
     vec![0; IDENTIFY_BYTES].into_boxed_slice()
 }
 
-/// ASCII field of `BYTES` bytes: padded with spaces, cut if too long.
+/// Returns `text` as an ASCII field of `BYTES` bytes: padded with spaces, truncated if too long.
 pub(crate) fn ascii<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     let mut field = [b' '; BYTES];
     field.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
     field
 }
 
-/// EUI64 of a namespace, a hash of the serial number and the NSID.
+/// Returns the EUI64 of a namespace, a hash of the serial number and the NSID.
 fn eui64(spec: &EmulatorSpec, nsid: u32) -> [u8; 8] {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let bytes = spec.serial.bytes().chain(nsid.to_be_bytes());

@@ -56,7 +56,7 @@ impl Controller {
         }
     }
 
-    /// Bytes that an I/O command transfers between host and controller.
+    /// Returns the bytes that an I/O command transfers between host and controller.
     pub(crate) fn io_bytes(&self, sqe: &Sqe) -> u64 {
         let block = |medium: &crate::medium::EmulatedMedia| u64::from(medium.block_bytes);
         let block_bytes = self.index(sqe.nsid()).and_then(|at| self.media.get(at)).map_or(0, block);
@@ -73,7 +73,7 @@ impl Controller {
         (index < self.media.len()).then_some(index)
     }
 
-    /// Index of a namespace in `media`.
+    /// Returns the index of a namespace in `media`; Invalid Namespace or Format if it does not exist.
     pub(crate) fn namespace(&self, nsid: u32) -> Result<usize, Status> {
         self.index(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT.dnr())
     }
@@ -96,7 +96,7 @@ impl Controller {
         if is_inside { Ok(()) } else { Err(Status::LBA_OUT_OF_RANGE.dnr()) }
     }
 
-    /// Checks a command with data and resolves its data pointer. Returns its LBA and number of blocks.
+    /// Checks a command with data and resolves its data pointer. Returns its LBA and count of blocks.
     fn resolve_data(&mut self, index: usize, sqe: &Sqe, access: Access) -> Result<(u64, u64), Status> {
         let bytes = self.io_bytes(sqe);
         let has_metadata = self.spec.namespaces.get(index).is_some_and(|spec| spec.metadata_bytes != 0);

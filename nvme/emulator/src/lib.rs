@@ -2,8 +2,8 @@
 //!
 //! The [`Emulator`] is a [`Bus`] with one drive. Its [`Function`] has registers in plain memory, and accesses
 //! the host's memory through checked translations. There is no thread: each [`Emulator::step`] reads the
-//! registers, then executes and completes a bounded number of commands. The same calls have the same
-//! effects, faults included: random choices derive only from the caller's seeds.
+//! registers, then executes and completes a bounded number of commands. The same calls have the same effects,
+//! including faults: random choices depend only on the caller's seeds.
 //!
 //! ```text
 //!   driver ── Bar (plain memory) ──┐                          ┌─ queues ─ held (faults) ─ io ─ medium
@@ -13,9 +13,8 @@
 //! ```
 //!
 //! Used by tests, simulation, fuzzing and instruction counts of the driver. The emulator is strict where
-//! drives are lenient: it counts what a host must not do (access unmapped memory, write the doorbell of a
-//! missing queue or a disabled controller, write a wrong doorbell value, reuse a CID in flight) in
-//! [`Emulator::violations`]. [`Emulator::holds`] reports whether a buffer may be released.
+//! drives are lenient: [`Emulator::violations`] counts the host's violations, such as invalid doorbell writes
+//! and DMA to unmapped memory. [`Emulator::holds`] reports whether a buffer may be released.
 //!
 //! Not emulated: timing, interrupts, several controllers, other page sizes than 4 KiB, non-contiguous queues,
 //! controller memory buffer, metadata, protection information, fused commands, reservations, namespace
@@ -59,14 +58,14 @@ pub use spec::{EmulatorSpec, NamespaceSpec, SglSupport};
 #[expect(unused_imports, reason = "named in the documentation")]
 use spindle_nvme_pcie::{Bus, Function};
 
-/// An emulated drive at a PCI address. Clones are the same drive.
+/// An emulated drive at a PCI address. Clones refer to the same drive.
 #[derive(Clone)]
 pub struct Emulator {
     shared: Arc<Mutex<Controller>>,
 }
 
 impl Emulator {
-    /// A drive with all blocks deallocated, not opened yet.
+    /// Creates a drive with all blocks deallocated, not opened yet.
     ///
     /// # Panics
     /// If `spec` violates the limits in the fields of [`EmulatorSpec`].
@@ -81,9 +80,10 @@ impl Emulator {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Posts `cqe`, an invented completion, in the next entry of completion queue `qid`, with the current
-    /// phase tag. No effect if the queue does not exist or is full, or while the controller executes no
-    /// commands (not enabled, fatal, shut down, gone, or bus mastering off).
+    /// Posts `cqe`, a completion without a command, in the next entry of completion queue `qid`, with the
+    /// current phase tag. No effect if the queue does not exist or is full, or while the controller executes
+    /// no commands. That is the case when it is not enabled, fatal, shut down or gone, or bus mastering is
+    /// off.
     pub fn post(&self, qid: u16, cqe: nvme_spec::Cqe) {
         let mut controller = self.lock();
         if controller.can_work() && controller.host.is_bus_master {
@@ -100,20 +100,21 @@ impl Emulator {
         }
     }
 
-    /// The 32-bit register at `offset` of the plugged drive; all ones if it does not exist.
+    /// Returns the 32-bit register at `offset` of the plugged drive. All ones if it does not exist, or the
+    /// drive is gone.
     #[must_use]
     pub fn register(&self, offset: u32) -> u32 {
         self.lock().registers.load(u64::from(offset))
     }
 
-    /// Writes the 32-bit register at `offset`. The next step restores CAP, VS, CRTO and CSTS; while the drive
-    /// is gone, it restores all ones.
+    /// Writes the 32-bit register at `offset`, if it exists. The next step restores CAP, VS, CRTO and CSTS;
+    /// while the drive is gone, it restores all ones.
     pub fn set_register(&self, offset: u32, value: u32) {
         self.lock().registers.store(u64::from(offset), value);
     }
 
-    /// Does a bounded amount of work. True if there was any. False does not mean that nothing remains:
-    /// delayed commands and CSTS changes wait for a number of steps.
+    /// Does a bounded amount of work. Returns true if there was any. False does not mean that nothing
+    /// remains: delayed commands and CSTS changes wait for a number of steps.
     pub fn step(&self) -> bool {
         self.lock().step()
     }
@@ -125,60 +126,61 @@ impl Emulator {
         }
     }
 
-    /// Counts of commands and faults since [`Self::new`].
+    /// Returns the counts of commands, faults and other events since [`Self::new`].
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.lock().counters
     }
 
-    /// Number of violations by the host: forbidden writes of CC and doorbells, CIDs that are in use, reserved
-    /// bits in Copy ranges, and DMA to memory that is not mapped for that access.
+    /// Returns the count of violations by the host: invalid writes of CC, AQA, ASQ, ACQ or doorbells; CIDs
+    /// that are in use; reserved bits in Copy ranges; DMA that is not mapped for that access or while bus
+    /// mastering is off.
     #[must_use]
     pub fn violations(&self) -> u64 {
         self.lock().host.violations()
     }
 
-    /// Description of the first violation; `None` without any.
+    /// Returns the description of the first violation; `None` if there was none.
     #[must_use]
     pub fn first_violation(&self) -> Option<String> {
         self.lock().host.first_violation().map(str::to_owned)
     }
 
-    /// Whether the controller may still access memory in this IOVA range: a queue lies there, or an
+    /// Returns true if the controller may still access memory in this IOVA range: a queue is there, or an
     /// uncompleted command points there that was fetched or whose doorbell was rung. Reads the tail
-    /// doorbells. Always false while the controller cannot reach memory: gone, disabled, or with bus
+    /// doorbells. Always false while the controller cannot access memory: gone, disabled, or with bus
     /// mastering off.
     #[must_use]
     pub fn holds(&self, range: &Range<u64>) -> bool {
         self.lock().holds(range)
     }
 
-    /// IOVA of an address of the process; `None` if it is not mapped.
+    /// Returns the IOVA of an address of the process; `None` if it is not mapped.
     #[must_use]
     pub fn iova_of(&self, address: usize) -> Option<Iova> {
         self.lock().host.iova_of(address).map(Iova)
     }
 
-    /// Entries of a submission queue; `None` if it does not exist.
+    /// Returns the entries of a submission queue; `None` if it does not exist.
     #[must_use]
     pub fn queue_entries(&self, qid: u16) -> Option<u32> {
         let controller = self.lock();
         controller.sqs.get(usize::from(qid))?.as_ref().map(|sq| sq.entries)
     }
 
-    /// Number of DMA mappings that exist.
+    /// Returns the count of DMA mappings that exist.
     #[must_use]
     pub fn mappings(&self) -> usize {
         self.lock().host.mappings()
     }
 
-    /// Total bytes of all mappings.
+    /// Returns the total bytes of all mappings.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
         self.lock().host.mapped_bytes()
     }
 
-    /// Whether the function or a clone of its registers is in use.
+    /// Returns true if the function or a clone of its registers is in use.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.lock().holder.strong_count() != 0
@@ -189,23 +191,25 @@ impl Emulator {
         self.lock().faults.set(faults);
     }
 
-    /// Queues a fault. Each I/O command takes one queued fault, in the order of the calls.
+    /// Queues a fault for an I/O command. The queued faults apply to the next I/O commands, one each, in the
+    /// order of the calls.
     pub fn inject(&self, injection: Injection) {
         self.lock().faults.queued.push_back(injection);
     }
 
-    /// Queues a fault. Each admin command other than Asynchronous Event Request takes one queued fault.
+    /// Queues a fault for an admin command. The queued faults apply to the next admin commands other than
+    /// Asynchronous Event Request, one each, in the order of the calls.
     pub fn inject_admin(&self, injection: Injection) {
         self.lock().faults.queued_admin.push_back(injection);
     }
 
-    /// From now on, mapping an area of more than `bytes` fails with ENOMEM. Unlike RLIMIT_MEMLOCK, the limit
-    /// is for each area.
+    /// Limits later mappings: an area of more than `bytes` fails with ENOMEM. Unlike RLIMIT_MEMLOCK, the
+    /// limit applies to each area.
     pub fn limit_maps(&self, bytes: usize) {
         self.lock().host.map_bytes_max = bytes;
     }
 
-    /// Sets CSTS.CFS. The controller stops until a reset.
+    /// Sets CSTS.CFS. The controller executes no commands until a reset.
     pub fn set_fatal(&self) {
         self.lock().set_fatal();
     }
@@ -221,25 +225,25 @@ impl Emulator {
         self.lock().failing_resets = count;
     }
 
-    /// Requests the removal of the drive, which happens when the function is next closed.
+    /// Requests the removal of the drive. The drive is removed when the function is next closed.
     pub fn ask_removal(&self) {
         self.lock().is_removal_asked = true;
     }
 
     /// Pulls the drive: its registers read as all ones, and it can be neither reset nor opened. Its blocks
-    /// are kept, those in the volatile write cache as at a controller level reset; [`Self::power_cut`] loses
-    /// them.
+    /// are kept. The volatile write cache is lost only if CSTS.CFS was set and
+    /// [`EmulatorSpec::loses_cache_at_reset`], or by [`Self::power_cut`].
     pub fn vanish(&self) {
         self.lock().vanish();
     }
 
-    /// Plugs the same drive in again. A function that is open still reads all ones and must be closed before
-    /// the drive can be opened again.
+    /// Plugs the same drive in again. A function that is still open continues to read all ones, and must be
+    /// closed before the drive can be opened again.
     pub fn plug(&self) {
         self.plug_into(None);
     }
 
-    /// Plugs another drive in, with all blocks deallocated.
+    /// Plugs another drive in, with all blocks deallocated and new health values.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -248,13 +252,13 @@ impl Emulator {
     }
 
     /// Takes the link down, as with Downstream Port Containment (PCI Express 4.0 section 6.2.10) or link
-    /// retraining: has the effects of [`Self::vanish`] until [`Self::link_up`].
+    /// retraining. Has the effects of [`Self::vanish`] until [`Self::link_up`].
     pub fn link_down(&self) {
         self.vanish();
     }
 
-    /// Brings the link up after a hot reset: an open function sees the registers of a disabled controller,
-    /// and the drive reaches no memory before bus mastering is turned on. Loses the volatile write cache if
+    /// Brings the link up after a hot reset. An open function reads the registers of a disabled controller,
+    /// and the drive cannot access memory until bus mastering is turned on. Loses the volatile write cache if
     /// [`EmulatorSpec::loses_cache_at_reset`].
     pub fn link_up(&self) {
         let mut controller = self.lock();
@@ -279,8 +283,9 @@ impl Emulator {
         controller.reset_function();
     }
 
-    /// Loses and restores power. Each block in the volatile write cache is kept or lost at random from
-    /// `seed`; the controller, unless it is gone, is as after a function level reset.
+    /// Loses and restores power, and counts an unsafe shutdown and a power cycle. Each block in the volatile
+    /// write cache is kept or lost at random from `seed`. The controller, unless it is gone, is as after a
+    /// function level reset.
     pub fn power_cut(&self, seed: u64) {
         let mut controller = self.lock();
         let mut random = Random::new(seed);
@@ -297,7 +302,7 @@ impl Emulator {
         self.lock().media.iter_mut().for_each(medium::EmulatedMedia::lose_all);
     }
 
-    /// Newest data of blocks, as the Read command returns it.
+    /// Returns the newest data of blocks, as the Read command returns it.
     ///
     /// # Panics
     /// If the namespace or a block does not exist.
@@ -331,7 +336,7 @@ impl Emulator {
         });
     }
 
-    /// Values of the SMART log.
+    /// Returns the values of the SMART log.
     #[must_use]
     pub fn health(&self) -> Health {
         self.lock().health.clone()
@@ -345,15 +350,15 @@ impl Emulator {
         controller.check_health();
     }
 
-    /// Raises an asynchronous event. False, without effect, if the host did not enable it (Asynchronous Event
-    /// Configuration) or the controller is not enabled. An event that is pending already, or the 65th pending
-    /// one, is dropped although the result is true.
+    /// Raises an asynchronous event. Returns false, without effect, if the host did not enable it
+    /// (Asynchronous Event Configuration) or the controller is not enabled. An event that is pending already,
+    /// or the 65th pending one, is dropped although the result is true.
     pub fn raise_event(&self, event: AsyncEvent) -> bool {
         self.lock().raise(event)
     }
 
-    /// Formats a namespace with another block size and the same number of blocks, as by another host. All
-    /// blocks read as zeroes. The host gets an event if it enabled it.
+    /// Formats a namespace with another block size and the same count of blocks, as another host could. All
+    /// blocks read as zeroes. Raises a namespace event if the host enabled it.
     ///
     /// # Panics
     /// If the namespace does not exist.
@@ -367,7 +372,7 @@ impl Emulator {
     }
 
     /// Resizes a namespace to `blocks` logical blocks. Blocks beyond the new end are lost; new ones are
-    /// deallocated. The host gets an event if it enabled it.
+    /// deallocated. Raises a namespace event if the host enabled it.
     ///
     /// # Panics
     /// If the namespace does not exist.

@@ -14,14 +14,15 @@ use crate::spec::EmulatorSpec;
 /// Values of the SMART log, including those that the emulator counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Critical warnings. The one for the temperature is reported as well if `temperature` is beyond a
-    /// threshold of the host.
+    /// Critical warnings. The temperature warning is reported as well if `temperature` is beyond a threshold
+    /// of the host.
     pub critical_warning: CriticalWarning,
     /// Composite temperature, in kelvins.
     pub temperature: u16,
     /// Available spare, in percent of the initial spare.
     pub available_spare: u8,
-    /// Available spare threshold, in percent. Only reported: `critical_warning` does not follow from it.
+    /// Available spare threshold, in percent. Only reported: the emulator derives no critical warning from
+    /// it.
     pub available_spare_threshold: u8,
     /// Percentage used of the drive's life; may exceed 100.
     pub percentage_used: u8,
@@ -45,7 +46,7 @@ pub struct Health {
 }
 
 impl Default for Health {
-    /// A drive without wear, at 40 °C.
+    /// Returns the values of a drive without wear, at 40 °C.
     fn default() -> Health {
         Health {
             critical_warning: CriticalWarning::new(),
@@ -77,7 +78,7 @@ impl Health {
         self.bytes_written = self.bytes_written.saturating_add(bytes);
     }
 
-    /// Critical warnings as reported, with the one that follows from `temperature`.
+    /// Returns the critical warnings as reported, including the warning that follows from `temperature`.
     pub(crate) fn warning(&self) -> CriticalWarning {
         let is_warm = self.critical_warning.temperature() || self.is_too_hot;
         self.critical_warning.with_temperature(is_warm)

@@ -1,7 +1,7 @@
 //! [`EmulatedMedia`]: the blocks of a namespace, including its volatile write cache.
 //!
-//! The first write to a chunk of 64 KiB allocates it. A chunk has its newest data and, for blocks written
-//! since the last flush, the durable data that a power loss restores.
+//! The first write to a chunk of 64 KiB allocates the chunk. A chunk contains its newest data and, for blocks
+//! written since the last flush, the durable data that a power loss restores.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,15 +26,15 @@ struct Chunk {
 pub(crate) struct EmulatedMedia {
     pub(crate) blocks: u64,
     pub(crate) block_bytes: u32,
-    /// Byte that unwritten blocks read as.
+    /// Value of the bytes of unwritten blocks.
     fill: u8,
     chunks: BTreeMap<u64, Chunk>,
-    /// Numbers of chunks that may have dirty blocks.
+    /// Indices of chunks that may have dirty blocks.
     dirty: Vec<u64>,
 }
 
-/// A range of blocks within one chunk: number of the chunk, first byte and length there, and a bit for each
-/// block.
+/// A range of blocks within one chunk: index of the chunk, first byte and length in the chunk, and a bit for
+/// each block.
 struct Part {
     chunk: u64,
     at: usize,
@@ -43,7 +43,7 @@ struct Part {
 }
 
 impl Part {
-    /// The part of `blocks` that lies in a chunk; `None` if there is none.
+    /// Returns the part of `blocks` in a chunk; `None` if there is none.
     fn of(chunk: u64, block_bytes: u32, blocks: Range<u64>) -> Option<Part> {
         let first = chunk.saturating_mul(blocks_of_chunk(block_bytes));
         let begin = blocks.start.max(first);
@@ -76,8 +76,8 @@ impl EmulatedMedia {
         })
     }
 
-    /// Passes the data of blocks to `look`, chunk by chunk, until `look` returns false. True if it returned
-    /// true for all.
+    /// Passes the data of blocks to `look`, chunk by chunk, until `look` returns false. Returns true if
+    /// `look` returned true for all.
     pub(crate) fn read_blocks(&self, lba: u64, blocks: u64, mut look: impl FnMut(&[u8]) -> bool) -> bool {
         let unwritten = if self.fill == 0 { &ZEROES } else { &ONES };
         self.parts(lba, blocks).all(|part| {
@@ -172,7 +172,7 @@ impl EmulatedMedia {
         }
     }
 
-    /// Changes the number of blocks. Blocks beyond the new end are lost; new ones read as `fill`.
+    /// Changes the size to `blocks`. Blocks beyond the new end are lost; new ones read as `fill`.
     pub(crate) fn resize(&mut self, blocks: u64) {
         if blocks < self.blocks {
             self.set(blocks, self.blocks - blocks, self.fill, false);
@@ -182,8 +182,8 @@ impl EmulatedMedia {
 }
 
 impl Chunk {
-    /// Called before a write: if the write is cached, saves the durable data of its blocks, otherwise marks
-    /// them as durable.
+    /// Prepares a write. If the write is cached, saves the durable data of its blocks; otherwise marks the
+    /// blocks as durable.
     fn note(&mut self, part: &Part, is_cached: bool, block_bytes: usize, dirty: &mut Vec<u64>) {
         if !is_cached {
             self.dirty &= !part.mask;

@@ -1,6 +1,6 @@
 //! The emulator's registers, and its checked DMA access to the host's memory.
 //!
-//! UNSAFETY: registers that a `Bar` points to, and reads and writes of mapped areas by address.
+//! UNSAFETY: a `Bar` points to the registers; mapped areas are read and written by address.
 #![expect(unsafe_code, reason = "plays a device: registers and direct memory access")]
 
 use std::any::Any;
@@ -27,7 +27,7 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
-    /// All registers 0, all doorbells not written.
+    /// Creates registers that are 0, with doorbells that are not written.
     pub(crate) fn new(bytes: usize) -> Arc<Registers> {
         let words = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let registers = Arc::new(Registers { words });
@@ -35,7 +35,7 @@ impl Registers {
         registers
     }
 
-    /// The registers as a [`Bar`] for the driver, which keeps `keep` until its last clone is dropped.
+    /// Returns the registers as a [`Bar`] for the driver. `keep` is dropped with the last clone of the `Bar`.
     pub(crate) fn bar(self: &Arc<Self>, keep: Arc<dyn Any + Send + Sync>) -> Bar {
         let base = NonNull::from(&*self.words).cast();
         let mapping = Arc::new((Arc::clone(self), keep));
@@ -44,7 +44,6 @@ impl Registers {
         unsafe { Bar::new(base, self.bytes(), mapping) }
     }
 
-    /// Length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.words.len() * 8
     }
@@ -52,12 +51,13 @@ impl Registers {
     fn word(&self, offset: u64) -> Option<&AtomicU32> {
         let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(4))?;
         let base: *const AtomicU64 = self.words.get(offset / 8)?;
-        // SAFETY: one of the two halves of an existing word, borrowed from `self`; all other accesses are
-        // atomic, or volatile through a `Bar`.
+        // SAFETY: the pointer is to one of the two halves of an existing word, borrowed from `self`. All
+        // other accesses are atomic, or volatile through a `Bar`.
         Some(unsafe { &*base.cast::<AtomicU32>().add(offset % 8 / 4) })
     }
 
-    /// The 32-bit register at `offset`; all ones if it does not exist or `offset` is not a multiple of 4.
+    /// Returns the 32-bit register at `offset`; all ones if it does not exist or `offset` is not a multiple
+    /// of 4.
     pub(crate) fn load(&self, offset: u64) -> u32 {
         self.word(offset).map_or(u32::MAX, |word| u32::from_le(word.load(Ordering::Relaxed)))
     }
@@ -79,8 +79,8 @@ impl Registers {
         self.store(offset + 4, u32::from_le_bytes([e, f, g, h]));
     }
 
-    /// Last value written to the doorbell at `offset` since the last call; `None` without a write, or if the
-    /// value was all ones. Acquire: memory that the host wrote before is visible.
+    /// Returns the last value written to the doorbell at `offset` since the last call. `None`: there was no
+    /// write, or the value was all ones. Acquire: memory that the host wrote before is visible.
     pub(crate) fn take_doorbell(&self, offset: u64) -> Option<u32> {
         let word = self.word(offset)?;
         if word.load(Ordering::Relaxed) == NOT_RUNG {
@@ -111,7 +111,7 @@ struct Window {
     id: u64,
     iova: u64,
     bytes: u64,
-    /// Keeps the memory as long as the window.
+    /// The memory, allocated as long as the window exists.
     area: Area,
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct HostMemory {
     next_iova: u64,
     next_id: u64,
     pub(crate) is_bus_master: bool,
-    /// Mapping a larger area fails.
+    /// Maximum bytes of an area that can be mapped.
     pub(crate) map_bytes_max: usize,
     violations: u64,
     first_violation: Option<String>,
@@ -158,7 +158,7 @@ impl HostMemory {
         }
     }
 
-    /// Maps an area at an IOVA that was never used. Returns the number of the mapping and its IOVA.
+    /// Maps an area at an IOVA that was never used. Returns the identifier of the mapping and its IOVA.
     pub(crate) fn map(&mut self, area: &Area) -> (u64, u64) {
         let (id, iova) = (self.next_id, self.next_iova);
         let bytes = area.bytes() as u64;
@@ -184,7 +184,7 @@ impl HostMemory {
         self.windows.iter().map(|window| window.area.bytes()).sum()
     }
 
-    /// IOVA of an address of the process; `None` if it is not mapped.
+    /// Returns the IOVA of an address of the process; `None` if it is not mapped.
     pub(crate) fn iova_of(&self, address: usize) -> Option<u64> {
         self.windows.iter().find_map(|window| {
             let offset = address.checked_sub(window.area.base().addr().get())?;
@@ -206,19 +206,20 @@ impl HostMemory {
         self.first_violation.as_deref()
     }
 
-    /// Whether all pieces may be accessed. Records a violation for the first that may not.
+    /// Returns true if all pieces may be accessed. Records a violation for the first piece that may not.
     pub(crate) fn may_access(&mut self, pieces: &[Piece], access: Access, what: &str) -> bool {
         pieces.iter().all(|piece| self.translate(piece.iova, piece.bytes as usize, access, what).is_some())
     }
 
-    /// Reads a submission queue entry.
+    /// Reads a submission queue entry. `None`, with a violation, if the memory may not be read.
     pub(crate) fn fetch(&mut self, iova: u64) -> Option<Sqe> {
         let mut bytes = [0; SQE_BYTES];
         self.read_words(iova, &mut bytes, "submission queue entry")?;
         Sqe::read_from_bytes(&bytes).ok()
     }
 
-    /// Writes a completion queue entry, the word with the phase tag last.
+    /// Writes a completion queue entry, the word with the phase tag last. `None`, with a violation, if the
+    /// memory may not be written.
     pub(crate) fn post(&mut self, iova: u64, cqe: &Cqe) -> Option<()> {
         let base = self.translate(iova, CQE_BYTES, Access::Write, "completion queue entry")?.cast::<u64>();
         let (result, rest) = cqe.as_bytes().split_first_chunk::<8>()?;
@@ -232,7 +233,8 @@ impl HostMemory {
         Some(())
     }
 
-    /// Reads aligned words of a list or queue into `to`, whose length is a multiple of 8.
+    /// Reads words of a list or queue into `to`, whose length is a multiple of 8. `None`, with a violation,
+    /// if the memory may not be read or `iova` is not a multiple of 8.
     pub(crate) fn read_words(&mut self, iova: u64, to: &mut [u8], what: &str) -> Option<()> {
         if !iova.is_multiple_of(8) {
             self.record_violation(|| format!("{what} at {iova:#x}, which is not aligned to 8"));
@@ -240,7 +242,8 @@ impl HostMemory {
         }
         let base = self.translate(iova, to.len(), Access::Read, what)?.cast::<u64>();
         for (index, bytes) in to.chunks_exact_mut(8).enumerate() {
-            // SAFETY: mapped and aligned, both checked above; the driver accesses these words as atomics.
+            // SAFETY: the word is mapped and aligned, both checked above. The driver accesses these words as
+            // atomics.
             let word = unsafe { AtomicU64::from_ptr(base.add(index).as_ptr()) };
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
@@ -254,14 +257,16 @@ impl HostMemory {
         Some(u64::from_le_bytes(bytes))
     }
 
-    /// Reads a shadow doorbell. Memory that the host wrote before is visible afterwards.
+    /// Reads a shadow doorbell. Memory that the host wrote before is visible afterwards. `None` if `iova` is
+    /// not mapped or not a multiple of 4.
     pub(crate) fn load32(&mut self, iova: u64) -> Option<u32> {
         let word = self.word32(iova, Access::Read)?;
         // SAFETY: `word32` has checked mapping and alignment; the driver accesses the word as an atomic.
         Some(u32::from_le(unsafe { AtomicU32::from_ptr(word.as_ptr()) }.load(Ordering::SeqCst)))
     }
 
-    /// Writes an EventIdx, before any later load.
+    /// Writes an EventIdx, before any later load. `None` if `iova` is not mapped as writable or not a
+    /// multiple of 4.
     pub(crate) fn store32(&mut self, iova: u64, value: u32) -> Option<()> {
         let word = self.word32(iova, Access::Write)?;
         // SAFETY: `word32` has checked mapping and alignment; the driver accesses the word as an atomic.
@@ -274,7 +279,7 @@ impl HostMemory {
         iova.is_multiple_of(4).then(|| word.cast())
     }
 
-    /// Copies data from the host.
+    /// Copies data from the host. `None`, with a violation, if the memory may not be read.
     pub(crate) fn read(&mut self, iova: u64, to: &mut [u8]) -> Option<()> {
         let base = self.translate(iova, to.len(), Access::Read, "data")?;
         // SAFETY: `translate` has checked that the range is mapped, and `to` is the emulator's own memory.
@@ -283,7 +288,7 @@ impl HostMemory {
         Some(())
     }
 
-    /// Copies data to the host.
+    /// Copies data to the host. `None`, with a violation, if the memory may not be written.
     pub(crate) fn write(&mut self, iova: u64, from: &[u8]) -> Option<()> {
         let base = self.translate(iova, from.len(), Access::Write, "data")?;
         // SAFETY: `translate` has checked that the range is mapped and writable, and `from` is the emulator's
@@ -292,8 +297,8 @@ impl HostMemory {
         Some(())
     }
 
-    /// Address in the process of `bytes` at `iova`. `None`, with a violation, if not all of them may be
-    /// accessed.
+    /// Returns the address in the process of `bytes` at `iova`. `None`, with a violation, if not all of these
+    /// may be accessed, or bus mastering is off.
     fn translate(&mut self, iova: u64, bytes: usize, access: Access, what: &str) -> Option<NonNull<u8>> {
         if self.is_bus_master {
             let is_inside = |window: &Window| iova >= window.iova && iova - window.iova < window.bytes;
@@ -305,7 +310,7 @@ impl HostMemory {
                 let is_long = bytes as u64 <= window.bytes - offset;
                 let is_allowed = access == Access::Read || window.area.is_writable();
                 if let (Ok(offset), true, true) = (usize::try_from(offset), is_long, is_allowed) {
-                    // SAFETY: `offset` lies within the area, which the window keeps allocated.
+                    // SAFETY: `offset` is within the area, which the window keeps allocated.
                     return Some(unsafe { window.area.base().add(offset) });
                 }
             }

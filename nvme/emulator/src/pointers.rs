@@ -8,7 +8,7 @@ use crate::memory::{Access, HostMemory, Piece};
 use crate::spec::SglSupport;
 
 const PAGE: u64 = 4096;
-/// Most SGL descriptors of a command, so that a cycle of segments ends.
+/// Maximum SGL descriptors of a command, so that a cycle of segments ends.
 const DESCRIPTORS_MAX: u32 = 1 << 18;
 
 /// IOVA ranges of a command's data and of the lists that describe it.
@@ -49,7 +49,7 @@ impl Pointers {
         }
     }
 
-    /// As [`Self::resolve`], and fails if not all data may be accessed.
+    /// As [`Self::resolve`], and fails with Data Transfer Error if not all data may be accessed.
     pub(crate) fn resolve_for(
         &mut self,
         host: &mut HostMemory,
@@ -180,7 +180,7 @@ impl Pointers {
         Ok(())
     }
 
-    /// Copies `from` to the host's data at `cursor` and advances `cursor`. `None` if not all could be
+    /// Copies `from` to the host's data at `cursor` and advances `cursor`. `None` if not all bytes could be
     /// written.
     pub(crate) fn write(&self, host: &mut HostMemory, cursor: &mut Cursor, mut from: &[u8]) -> Option<()> {
         while !from.is_empty() {
@@ -192,7 +192,8 @@ impl Pointers {
         Some(())
     }
 
-    /// Fills `to` from the host's data at `cursor` and advances `cursor`. `None` if not all could be read.
+    /// Fills `to` from the host's data at `cursor` and advances `cursor`. `None` if not all bytes could be
+    /// read.
     pub(crate) fn read(&self, host: &mut HostMemory, cursor: &mut Cursor, mut to: &mut [u8]) -> Option<()> {
         while !to.is_empty() {
             let (iova, bytes) = cursor.advance(&self.data, to.len())?;
@@ -212,8 +213,8 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// Takes up to `bytes` of the current piece. Returns their IOVA and length; `None` at the end of the
-    /// data.
+    /// Advances by up to `bytes` within the current piece. Returns the IOVA and length of these bytes; `None`
+    /// at the end of the data.
     fn advance(&mut self, data: &[Piece], bytes: usize) -> Option<(u64, usize)> {
         let piece = data.get(self.piece)?;
         let here = u32::try_from(bytes).unwrap_or(u32::MAX).min(piece.bytes - self.at);

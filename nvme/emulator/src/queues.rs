@@ -15,8 +15,8 @@ pub(crate) struct Sq {
     /// Last tail doorbell value: the first entry that is not submitted.
     pub(crate) tail: u32,
     pub(crate) cqid: u16,
-    /// With shadow doorbells: the shadow tail is read in each step. False once the queue is empty, until the
-    /// register is written.
+    /// With shadow doorbells: true while the shadow tail is read in each step. False once the queue is empty,
+    /// until the register is written.
     is_awake: bool,
 }
 
@@ -45,7 +45,7 @@ impl Sq {
         cqe
     }
 
-    /// IOVA and length in bytes of the queue.
+    /// Returns the IOVA and length in bytes of the queue.
     pub(crate) fn memory(&self) -> (u64, u64) {
         (self.base, u64::from(self.entries) * SQE_BYTES as u64)
     }
@@ -59,7 +59,7 @@ pub(crate) struct Cq {
     /// Next entry to post.
     tail: u32,
     pub(crate) phase: bool,
-    /// Number of submission queues whose completions go to this queue.
+    /// Count of submission queues that complete to this queue.
     pub(crate) users: u32,
     /// With shadow doorbells: the queue was full, and EventIdx requests a write of the head register.
     is_waiting: bool,
@@ -88,7 +88,7 @@ impl Cq {
         after == self.head
     }
 
-    /// Takes a new head. False, without effect, if `head` is not between the old head and the tail.
+    /// Sets a new head. Returns false, without effect, if `head` is not between the old head and the tail.
     fn release(&mut self, head: u32) -> bool {
         let distance = |to: u32| (to + self.entries - self.head) % self.entries;
         let is_valid = head < self.entries && distance(head) <= distance(self.tail);
@@ -98,7 +98,7 @@ impl Cq {
         is_valid
     }
 
-    /// IOVA and length in bytes of the queue.
+    /// Returns the IOVA and length in bytes of the queue.
     pub(crate) fn memory(&self) -> (u64, u64) {
         (self.base, u64::from(self.entries) * CQE_BYTES as u64)
     }
@@ -114,16 +114,16 @@ pub(crate) struct Shadow {
 }
 
 impl Controller {
-    /// IOVAs of the shadow doorbell and EventIdx of an I/O queue; `None` without doorbell buffer, or for a
-    /// doorbell beyond the page.
+    /// Returns the IOVAs of the shadow doorbell and EventIdx of an I/O queue; `None` without doorbell buffer,
+    /// or for a doorbell beyond the page.
     fn shadow(&self, qid: u16, doorbell: u64) -> Option<(u64, u64)> {
         let shadow = self.shadow.filter(|_| qid != 0)?;
         let offset = doorbell - u64::from(DOORBELLS);
         (offset < 4096).then(|| (shadow.doorbells + offset, shadow.event_indexes + offset))
     }
 
-    /// Reads the tail doorbell. Returns whether the queue has entries to fetch; false for an invalid tail,
-    /// which is a violation.
+    /// Reads the tail doorbell, or its shadow. Returns true if the queue has entries to fetch; false for an
+    /// invalid tail, which is a violation.
     pub(crate) fn read_tail(&mut self, qid: u16) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else { return false };
         let (entries, is_awake) = (sq.entries, sq.is_awake);
@@ -168,15 +168,16 @@ impl Controller {
         }
         let Some((shadow, event)) = self.shadow(qid, sq_tail_doorbell(qid, self.spec.dstrd)) else { return };
         self.host.store32(event, tail);
-        // Reads the tail again: entries from before the host saw EventIdx come without a register write.
+        // Reads the tail again: the host writes no register for entries that it added before it read
+        // EventIdx.
         let is_same = self.host.load32(shadow).is_none_or(|now| now == tail);
         if let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) {
             sq.is_awake = !is_same;
         }
     }
 
-    /// Reads the head doorbell and releases entries. A shadow doorbell is read if the register was written or
-    /// the queue has become full.
+    /// Reads the head doorbell and releases entries; an invalid head is a violation. A shadow doorbell is
+    /// read if the register was written or the queue has become full.
     pub(crate) fn read_head(&mut self, cqid: u16) {
         let Some(Some(cq)) = self.cqs.get(usize::from(cqid)) else { return };
         let (entries, is_checked) = (cq.entries, cq.is_full() && !cq.is_waiting);
@@ -196,7 +197,8 @@ impl Controller {
         }
     }
 
-    /// Whether a completion queue has a free entry, or does not exist. Reads the head doorbell of a full one.
+    /// Returns true if a completion queue has a free entry, or does not exist. Reads the head doorbell of a
+    /// full queue.
     pub(crate) fn has_room(&mut self, cqid: u16) -> bool {
         if self.is_full(cqid) {
             self.read_head(cqid);
@@ -229,7 +231,7 @@ impl Controller {
         }
     }
 
-    /// Requests a register write from the host once it consumes an entry of a full queue with a shadow
+    /// Requests a register write for the next entry that the host consumes of a full queue with a shadow
     /// doorbell.
     fn request_doorbell(&mut self, cqid: u16, doorbell: u64, entries: u32) {
         let Some((shadow, event)) = self.shadow(cqid, doorbell) else { return };
@@ -239,7 +241,7 @@ impl Controller {
         }
         let head = cq.head;
         self.host.store32(event, head);
-        // Reads the head again: a head from before the host saw EventIdx comes without a register write.
+        // Reads the head again: the host writes no register for a head that it set before it read EventIdx.
         if let Some(now) = self.host.load32(shadow).filter(|now| *now != head) {
             self.release(cqid, now, entries);
         }

@@ -14,17 +14,17 @@ use crate::queues::{Cq, Sq};
 pub(crate) enum EnableState {
     /// CSTS.RDY is 0. A step that reads CC.EN 1 begins to enable the controller.
     Disabled,
-    /// CC.EN was set. At this step number CSTS.RDY becomes 1, or CSTS.CFS if the registers are invalid.
+    /// CC.EN was set. At this step CSTS.RDY becomes 1, or CSTS.CFS if the registers are invalid.
     Enabling(u64),
     /// CSTS.RDY is 1, or the enable failed with CSTS.CFS.
     Ready,
-    /// CC.EN was cleared. At this step number the controller is reset and CSTS.RDY becomes 0.
+    /// CC.EN was cleared. At this step the controller is reset and CSTS.RDY becomes 0.
     Disabling(u64),
 }
 
 impl Controller {
-    /// Applies CC, unless `is_frozen`, and updates CSTS. Returns whether the enable state, CSTS.SHST or
-    /// CSTS.CFS changed.
+    /// Applies CC, unless `is_frozen`, and updates CSTS. Records doorbell writes of a disabled controller as
+    /// violations. Returns true if the enable state, CSTS.SHST or CSTS.CFS changed.
     pub(crate) fn step_registers(&mut self) -> bool {
         let before = (self.enable_state, self.shst, self.is_fatal);
         if matches!(self.enable_state, EnableState::Disabled | EnableState::Enabling(_)) {
@@ -85,7 +85,8 @@ impl Controller {
         }
     }
 
-    /// Makes the admin queues after CC.EN was set, or fails with CSTS.CFS.
+    /// Creates the admin queues after CC.EN was set. If CC, AQA, ASQ or ACQ is invalid, records a violation
+    /// and sets CSTS.CFS.
     fn enable(&mut self, cc: Cc) {
         self.enable_state = EnableState::Ready;
         self.counters.enables += 1;
@@ -111,8 +112,8 @@ impl Controller {
         }
     }
 
-    /// Controller level reset: drops queues, commands, features and the doorbell buffer; keeps registers,
-    /// blocks and health. If CSTS.CFS was set, also calls `lose_cache`.
+    /// Resets the controller (controller level reset). Drops queues, commands, features and the doorbell
+    /// buffer; keeps registers, blocks and health. If CSTS.CFS was set, also calls `lose_cache`.
     pub(crate) fn reset_controller(&mut self) {
         self.enable_state = EnableState::Disabled;
         if std::mem::take(&mut self.is_fatal) {
@@ -137,8 +138,8 @@ impl Controller {
         }
     }
 
-    /// Resets the controller and its registers, ends a freeze and turns bus mastering on. A caller that
-    /// stands for a function level reset or a link-up calls `lose_cache` before.
+    /// Resets the controller and its registers, ends a freeze and turns bus mastering on. For a function
+    /// level reset or a link-up, the caller must call `lose_cache` before.
     pub(crate) fn reset_function(&mut self) {
         self.reset_controller();
         self.is_frozen = false;
@@ -148,7 +149,7 @@ impl Controller {
     }
 
     fn check_early_doorbells(&mut self) {
-        // Not all of BAR 0, only doorbells that a queue could have: each check is a load.
+        // Only the doorbells that a queue could have, not all of BAR 0: each check is a load.
         for qid in 0..=self.spec.queue_pairs {
             let sq = nvme_spec::pcie::sq_tail_doorbell(qid, self.spec.dstrd);
             let cq = nvme_spec::pcie::cq_head_doorbell(qid, self.spec.dstrd);
@@ -162,7 +163,7 @@ impl Controller {
         }
     }
 
-    /// Sets CAP, VS, CRTO and CSTS, whatever the host wrote there.
+    /// Sets CAP, VS, CRTO and CSTS, which overwrites the host's writes.
     pub(crate) fn report_status(&mut self) {
         let spec = &self.spec;
         let has_crto = spec.version >= Vs::V2_0;

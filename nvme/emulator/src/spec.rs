@@ -28,18 +28,19 @@ pub struct NamespaceSpec {
     /// MS: bytes of metadata of a logical block. The emulator has no metadata: if the value is not 0, Read,
     /// Write and Compare are refused with Invalid Field.
     pub metadata_bytes: u16,
-    /// DLFEAT: what deallocated blocks read as, and whether Write Zeroes with DEAC deallocates.
+    /// DLFEAT: the value of deallocated blocks, and whether Write Zeroes with DEAC deallocates; the latter is
+    /// only reported.
     pub dlfeat: Dlfeat,
-    /// MSSRL: most blocks of a source range of Copy.
+    /// MSSRL: maximum blocks of a source range of Copy.
     pub mssrl: u16,
-    /// MCL: most blocks of a Copy.
+    /// MCL: maximum blocks of a Copy.
     pub mcl: u32,
-    /// MSRC, 0's based: most source ranges of a Copy, less one.
+    /// MSRC, 0's based: maximum source ranges of a Copy, minus one.
     pub msrc_z: u8,
 }
 
 impl Default for NamespaceSpec {
-    /// 64 MiB in blocks of 4,096 bytes; deallocated blocks read as zeroes.
+    /// Returns a namespace of 64 MiB in blocks of 4,096 bytes, whose deallocated blocks read as zeroes.
     fn default() -> NamespaceSpec {
         NamespaceSpec {
             blocks: 16_384,
@@ -62,11 +63,11 @@ impl Default for NamespaceSpec {
 pub struct EmulatorSpec {
     /// PCI address: `domain:bus:device.function`.
     pub address: String,
-    /// SN, cut after 20 bytes.
+    /// SN, truncated to 20 bytes.
     pub serial: String,
-    /// MN, cut after 40 bytes.
+    /// MN, truncated to 40 bytes.
     pub model: String,
-    /// FR, cut after 8 bytes.
+    /// FR, truncated to 8 bytes.
     pub firmware: String,
     /// PCI vendor and device identifier.
     pub id: PciId,
@@ -78,7 +79,7 @@ pub struct EmulatorSpec {
     pub version: Vs,
     /// Namespaces 1, 2 and so on; all are active.
     pub namespaces: Vec<NamespaceSpec>,
-    /// MDTS: a command has at most 4 KiB << MDTS of data; 0 for no limit.
+    /// MDTS: a command transfers at most 4 KiB << MDTS; 0 for no limit.
     pub mdts: u8,
     /// CAP.MQES + 1: 2 to 65,536.
     pub queue_entries_max: u32,
@@ -86,7 +87,7 @@ pub struct EmulatorSpec {
     pub dstrd: u8,
     /// I/O queue pairs that the controller grants, at least 1.
     pub queue_pairs: u16,
-    /// Bytes of BAR 0, at least 4096; 0 for as many as its doorbells need.
+    /// Bytes of BAR 0, at least 4096. 0: as many as its doorbells need.
     pub bar_bytes: usize,
     /// SGLS: SGLs in I/O commands.
     pub sgl: SglSupport,
@@ -99,32 +100,32 @@ pub struct EmulatorSpec {
     pub has_doorbell_buffer: bool,
     /// CAP.TO and CRTO.CRWMT: longest time until CSTS.RDY changes, in units of 500 ms. Only reported.
     pub timeout: u8,
-    /// ACL, 0's based: most Abort commands in flight, less one.
+    /// ACL, 0's based: maximum Abort commands in flight, minus one.
     pub acl_z: u8,
-    /// AERL, 0's based: most Asynchronous Event Requests in flight, less one.
+    /// AERL, 0's based: maximum Asynchronous Event Requests in flight, minus one.
     pub aerl_z: u8,
-    /// WZSL: a Write Zeroes has at most 4 KiB << WZSL; 0 for no limit.
+    /// WZSL: a Write Zeroes covers at most 4 KiB << WZSL; 0 for no limit.
     pub wzsl: u8,
-    /// VSL: a Verify has at most 4 KiB << VSL; 0 for no limit.
+    /// VSL: a Verify covers at most 4 KiB << VSL; 0 for no limit.
     pub vsl: u8,
     /// CDFS: a bit for each descriptor format of Copy. The emulator supports only format 0h.
     pub cdfs: u16,
-    /// Steps from a change of CC.EN to that of CSTS.RDY; see also `shutdown_steps`.
+    /// Steps from a change of CC.EN to the change of CSTS.RDY; see also `shutdown_steps`.
     pub ready_steps: u64,
-    /// RTD3E: longest shutdown time, in microseconds.
+    /// RTD3E: longest shutdown time, in microseconds. Only reported.
     pub rtd3e_us: u32,
     /// Steps from the shutdown notification to its completion; 0 for `ready_steps`.
     pub shutdown_steps: u64,
-    /// Whether a function level reset, a link-up, and a controller reset after CSTS.CFS lose the volatile
-    /// write cache. Base 2.0 section 3.7.2 allows that.
+    /// Whether the volatile write cache is lost by a function level reset, a link-up, and a controller reset
+    /// after CSTS.CFS. Base 2.0 section 3.7.2 allows that.
     pub loses_cache_at_reset: bool,
-    /// Status of every Write Zeroes with DEAC, whatever DLFEAT reports; `None` to execute it. Without Write
-    /// Zeroes in `oncs` the status is Invalid Opcode.
+    /// Status of every Write Zeroes with DEAC, regardless of DLFEAT; `None` to execute the command. Without
+    /// Write Zeroes in `oncs` the status is Invalid Opcode.
     pub deac_refusal: Option<Status>,
-    /// Status of every Write Zeroes, if `oncs` has that command; `None` to execute it. `deac_refusal` is
-    /// first.
+    /// Status of every Write Zeroes, if `oncs` has that command; `None` to execute the command. For a command
+    /// with DEAC, `deac_refusal` has precedence.
     pub zeroes_refusal: Option<Status>,
-    /// Most commands of one queue in a step, at least 1.
+    /// Maximum commands of one queue in a step, at least 1.
     pub commands_a_step: u32,
 }
 
@@ -187,7 +188,7 @@ impl EmulatorSpec {
         assert!(self.commands_a_step >= 1, "a step that does nothing");
     }
 
-    /// ONCS as reported: bits of commands that the emulator has.
+    /// Returns ONCS as reported: the bits of `oncs` that the emulator supports.
     pub(crate) fn oncs_reported(&self) -> Oncs {
         Oncs::new()
             .with_compare(self.oncs.compare())
@@ -198,7 +199,8 @@ impl EmulatorSpec {
             .with_copy(self.oncs.copy())
     }
 
-    /// Bytes of a limit in the format of MDTS; `None` for no limit or one that exceeds 64 bits.
+    /// Returns the bytes of a limit in the format of MDTS (4 KiB << `shift`). `None`: no limit, or one that
+    /// exceeds 64 bits.
     pub(crate) fn limit_bytes(shift: u8) -> Option<u64> {
         if shift == 0 { None } else { 4096_u64.checked_shl(u32::from(shift)).filter(|bytes| *bytes != 0) }
     }

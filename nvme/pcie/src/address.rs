@@ -15,7 +15,7 @@ pub struct PciAddress {
 const DEVICES: u8 = 32;
 const FUNCTIONS: u8 = 8;
 
-/// A text that is no PCI address.
+/// Error of parsing a text that is not a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("PCI address {text:?}: {field} is {value:?}: {allowed}")]
 pub struct PciAddressError {
@@ -66,7 +66,8 @@ impl FromStr for PciAddress {
     }
 }
 
-/// Parses hexadecimal digits without a sign, if their number is within `count`.
+/// Parses hexadecimal digits without a sign. Returns `None` for other characters, or if the number of digits
+/// is not within `count`.
 fn hexadecimal(digits: &str, count: std::ops::RangeInclusive<usize>) -> Option<u32> {
     let is_plain = count.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     u32::from_str_radix(digits, 16).ok().filter(|_| is_plain)

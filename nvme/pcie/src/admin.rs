@@ -1,4 +1,4 @@
-//! [`Admin`]: the manager's admin queue pair; commands are started, and their completions taken later.
+//! [`Admin`]: the manager's admin queue pair. Commands are started, and their completions are taken later.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::dma::{DmaError, DmaMemory, Iova, PAGE_BYTES};
 use crate::function::Function;
 use crate::queue::{Completion, Layout, QueuePair};
 
-/// Most commands in flight: one command of the manager, Aborts, an Asynchronous Event Request.
+/// Maximum number of commands in flight: one command of the manager, Aborts, and an Asynchronous Event
+/// Request.
 pub(crate) const ADMIN_DEPTH: u16 = 31;
 
 enum Slot {
@@ -35,7 +36,7 @@ pub(crate) struct Admin {
     slots: RefCell<Vec<Slot>>,
     memory: Arc<DmaMemory>,
     layout: Layout,
-    /// Completions that matched no command.
+    /// Number of completions that matched no command.
     strays: Cell<u64>,
 }
 
@@ -54,18 +55,17 @@ impl Admin {
         })
     }
 
-    /// Memory of the queues and the data page, which the controller accesses while it is enabled.
+    /// Returns the memory of the queues and the data page, which the controller accesses while it is enabled.
     pub(crate) fn memory(&self) -> &Arc<DmaMemory> {
         &self.memory
     }
 
-    /// ASQ, ACQ and the number of entries of each.
+    /// Returns the IOVAs for ASQ and ACQ, and the number of entries of each queue.
     pub(crate) fn queue_addresses(&self) -> (Iova, Iova, u16) {
         let queue = self.queue.borrow();
         (queue.sq_iova(), queue.cq_iova(), self.layout.sq_entries)
     }
 
-    /// IOVA of the data page.
     pub(crate) fn data_iova(&self) -> Iova {
         self.memory.iova().plus(self.layout.list_offset(0) as u64)
     }
@@ -78,18 +78,18 @@ impl Admin {
         }
     }
 
-    /// Copies the data page to `to`.
+    /// Copies the data page to `to`, at most as many bytes as `to` has.
     pub(crate) fn data(&self, to: &mut [u8]) {
         self.memory.copy_out(self.layout.list_offset(0), to);
     }
 
-    /// Submits a command with a CID from the slot table. `None` if [`ADMIN_DEPTH`] commands are in flight or
-    /// have a completion that was not taken.
+    /// Submits a command whose CID is the index of a free slot. Returns `None` if each of the [`ADMIN_DEPTH`]
+    /// slots has a command in flight or a completion that was not taken.
     pub(crate) fn start(&self, mut sqe: Sqe) -> Option<Ticket> {
         let mut slots = self.slots.borrow_mut();
         let index = slots.iter().position(|slot| matches!(slot, Slot::Free))?;
         *slots.get_mut(index)? = Slot::InFlight;
-        // Below ADMIN_DEPTH.
+        // The index is below `ADMIN_DEPTH`.
         sqe.cid = U16::new(u16::try_from(index).unwrap_or(0));
         let mut queue = self.queue.borrow_mut();
         queue.push(sqe);
@@ -114,7 +114,8 @@ impl Admin {
         queue.acknowledge();
     }
 
-    /// The completion of a command, once; `None` before it and afterwards.
+    /// Returns the completion of a command once, and frees its slot. Returns `None` while the command is in
+    /// flight.
     pub(crate) fn take(&self, ticket: Ticket) -> Option<Completion> {
         let mut slots = self.slots.borrow_mut();
         let slot = slots.get_mut(ticket.0)?;

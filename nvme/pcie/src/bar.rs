@@ -7,7 +7,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Mapped registers of a controller. The last clone unmaps them.
+/// Mapped registers of a controller. The drop of the last clone unmaps the registers.
 #[derive(Clone)]
 pub struct Bar {
     base: NonNull<u8>,
@@ -15,19 +15,19 @@ pub struct Bar {
     _mapping: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `_mapping` keeps the registers mapped for any thread. Which thread accesses a register is the
-// driver's protocol: one doorbell belongs to one queue, which belongs to one core.
+// SAFETY: `_mapping` keeps the registers mapped for any thread. The driver's protocol decides which thread
+// accesses a register: each doorbell belongs to one queue, and each queue to one core.
 unsafe impl Send for Bar {}
 // SAFETY: the mapping lives as long as the value, and every access is one volatile load or store of an
 // aligned register.
 unsafe impl Sync for Bar {}
 
 impl Bar {
-    /// Registers at `base` of length `bytes`, kept mapped by `mapping`.
+    /// Creates a `Bar` of `bytes` of registers at `base`, kept mapped by `mapping`.
     ///
     /// # Safety
     /// `base` is aligned to 8, and `bytes` from there are mapped readable and writable for as long as
-    /// `mapping` lives; nothing in the process holds a reference into them.
+    /// `mapping` lives. No reference in the process points into them.
     ///
     /// # Panics
     /// If `base` is not aligned to 8.
@@ -37,19 +37,20 @@ impl Bar {
         Bar { base, bytes, _mapping: mapping }
     }
 
-    /// Zero bytes of registers: a sharer's queue has its doorbells in memory only.
+    /// Returns a `Bar` without registers, for a sharer's queue, whose doorbells are in memory only.
     #[must_use]
     pub(crate) fn none() -> Bar {
         Bar { base: NonNull::<u64>::dangling().cast(), bytes: 0, _mapping: Arc::new(()) }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Reads the 32-bit register at `offset`. All ones beyond the end or if unaligned, as a bus returns.
+    /// Reads the 32-bit register at `offset`. Returns all ones if `offset` is beyond the end, as a bus does,
+    /// or unaligned.
     #[inline]
     #[must_use]
     pub fn read32(&self, offset: u64) -> u32 {
@@ -58,7 +59,7 @@ impl Bar {
         u32::from_le(unsafe { register.read_volatile() })
     }
 
-    /// Writes the 32-bit register at `offset`. No effect beyond the end or if unaligned.
+    /// Writes the 32-bit register at `offset`. No effect if `offset` is beyond the end or unaligned.
     #[inline]
     pub fn write32(&self, offset: u64, value: u32) {
         let Some(register) = self.register(offset) else { return };

@@ -2,18 +2,18 @@
 //!
 //! A CID is `generation (6 bits) | slot (10 bits)`. Each use of a slot has the next generation, so that a
 //! duplicate or late completion matches no command until the slot was used 64 times. Entries are written and
-//! read in place: every I/O uses this table.
+//! read in place, because every I/O uses this table.
 
 use spindle_disk::{BlockRange, Op, Token};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 
-/// Most commands in flight: a CID has 10 bits for the slot, and slot 1023 is not used, as CID FFFFh is
-/// reserved.
+/// Maximum number of commands in flight. A CID has 10 bits for the slot; slot 1023 is not used, because CID
+/// FFFFh is reserved.
 pub(crate) const COMMANDS_MAX: u32 = 1023;
 
 const SLOT_MASK: u16 = 0x3ff;
-/// End of the free list.
+/// Marks the end of the free list.
 const NO_SLOT: u16 = u16::MAX;
 
 #[inline]
@@ -22,17 +22,17 @@ pub(crate) fn slot_of(cid: u16) -> usize {
 }
 
 pub(crate) struct Command {
-    /// The request of which this command is a part. `None`: the command is a whole request, which `token`,
-    /// `op`, `range` and `buf` describe.
+    /// The request of which this command is a part. With `None`, the command is a whole request, described by
+    /// `token`, `op`, `range` and `buf`.
     pub(crate) request: Option<Slot>,
     pub(crate) token: Token,
     pub(crate) op: Op,
     pub(crate) range: BlockRange,
     pub(crate) buf: Option<Buf>,
-    /// Submissions to the drive, from 1.
+    /// Number of submissions to the drive, from 1.
     pub(crate) tries: u8,
     pub(crate) is_abort_requested: bool,
-    /// A whole-request write without FUA: a power loss may undo it until a flush.
+    /// The command is a whole-request write without FUA. A power loss may undo the write until a flush.
     pub(crate) needs_flush: bool,
     /// Manager tick of the last submission.
     pub(crate) tick: u32,
@@ -40,7 +40,7 @@ pub(crate) struct Command {
 
 struct Entry {
     command: Command,
-    /// CID of the command, or of the next one in this slot.
+    /// CID of the command, or of the next command in this slot.
     cid: u16,
     /// Next slot of the free list, while the entry is free.
     next: u16,
@@ -56,20 +56,21 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    /// Allocates `capacity` slots, at most [`COMMANDS_MAX`]. Nothing else allocates.
+    /// Creates an empty table and allocates its `capacity` slots, at most [`COMMANDS_MAX`]. No other function
+    /// allocates.
     pub(crate) fn with_capacity(capacity: u32) -> Commands {
         let capacity = capacity.min(COMMANDS_MAX) as usize;
         Commands { entries: Vec::with_capacity(capacity), capacity, free: NO_SLOT, len: 0 }
     }
 
-    /// Commands at the drive.
+    /// Returns the number of commands at the drive.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// A free slot: its CID, and the slot's previous command without its buffer, which the caller overwrites.
-    /// `None` if no slot is free.
+    /// Allocates a free slot. Returns its CID and the slot's previous command without a buffer, which the
+    /// caller overwrites. Returns `None` if no slot is free.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn claim(&mut self) -> Option<(u16, &mut Command)> {
@@ -105,7 +106,7 @@ impl Commands {
         Some(())
     }
 
-    /// The command of a CID; `None` if it is not at the drive.
+    /// Returns the command of a CID; `None` if no command with this CID is at the drive.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn find(&mut self, cid: u16) -> Option<&mut Command> {
@@ -126,12 +127,12 @@ impl Commands {
         self.len -= 1;
     }
 
-    /// CID of the command in a slot; `None` if the slot is free.
+    /// Returns the CID of the command in a slot; `None` if the slot is free.
     pub(crate) fn cid_at(&self, slot: usize) -> Option<u16> {
         self.entries.get(slot).filter(|entry| entry.is_busy).map(|entry| entry.cid)
     }
 
-    /// Number of slots that were ever used; slots for `cid_at` are below it.
+    /// Returns the number of slots that were ever used. Slots for `cid_at` are below this number.
     pub(crate) fn slots(&self) -> usize {
         self.entries.len()
     }

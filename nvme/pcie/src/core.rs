@@ -1,10 +1,11 @@
-//! [`NvmeCore`]: one core's handle on a namespace: a queue pair, and the requests in progress on it.
+//! [`NvmeCore`]: one core's handle on a namespace, with a queue pair and the requests in progress.
 //!
 //! ```text
-//!   submit, core busy, one command is enough:   start_at: entry at the queue's tail, no Request
-//!   submit, core at rest, or several commands:  Request ─> entries at the queue's tail
-//!                                               queue full: pending, in order of submission
-//!   poll: command word; pending; one doorbell; completions ─> Done; pending; doorbell
+//!   submit, core awake, nothing waits, Read or Write of one command with at most two PRP entries:
+//!       start_at: entry at the queue's tail, no Request
+//!   submit, any other case:
+//!       Request ─> entries at the queue's tail; above `limit`: pending, in order of submission
+//!   poll: command word; retries, partial, pending; one doorbell; completions ─> Done; the same; doorbell
 //!
 //!   transient failure: submitted again a tick later, at most 3 times
 //!   Rewind: commands in flight move to `retries`              Gone, Absent: every request fails
@@ -16,6 +17,7 @@
 mod cancel;
 mod compare_and_write;
 mod slow_poll;
+mod submit;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,20 +42,20 @@ use crate::shared_queue::SharedQueue;
 use compare_and_write::GuardView;
 pub(crate) use compare_and_write::OrphanedGuard;
 
-/// Most submissions of one command after the first one.
+/// Maximum number of times that a command is submitted again.
 const RETRIES_MAX: u8 = 3;
 
-/// A disk operation in progress, which one or more NVMe commands execute.
+/// A disk operation in progress, executed by one or more NVMe commands.
 pub(crate) struct Request {
     token: Token,
     pub(crate) task: Task,
-    /// Blocks without an NVMe command yet, the end of the request's range. After a failure 0 blocks, at the
-    /// end of those that have had a command.
+    /// Blocks that have no NVMe command yet, at the end of the request's range. After a failure or a
+    /// cancellation, `blocks` is 0 and `lba` is the first block that never had a command.
     remaining: BlockRange,
-    /// First block. For a flush: `NvmeCore::changes` when it was submitted.
+    /// First block of the range. For a flush, the value of `NvmeCore::changes` at its submission.
     pub(crate) lba: u64,
     pub(crate) buf: Option<Buf>,
-    /// NVMe commands of this request that are at the drive or in `retries`.
+    /// Number of NVMe commands of this request that are at the drive or in `retries`.
     outstanding: u32,
     result: Result<(), DiskError>,
 }
@@ -63,7 +65,7 @@ pub(crate) struct Request {
 struct Part {
     request: Slot,
     range: BlockRange,
-    /// Submissions to the drive; in `retries` the next one is counted already.
+    /// Number of submissions to the drive. In `retries`, the next submission is included.
     tries: u8,
 }
 
@@ -71,19 +73,21 @@ pub(crate) struct NvmeCore {
     core_queue: Arc<CoreQueue>,
     shared: Arc<Shared>,
     namespace: Arc<Namespace>,
-    /// Rules from when the disk source was made, used while `setup` is `None`.
+    /// Rules at the creation of the disk source, used while `setup` is `None`.
     rules: Rules,
-    /// The last word that was applied.
+    /// Last command word that this core applied.
     word: CommandWord,
-    /// `None` before the first `Rewind`, after `Gone` and `Absent`, and while the core has no queue.
+    /// Queue pair of this core. `None` before the first `Rewind`, after a `Rewind` without a queue, and after
+    /// `Gone` or `Absent`.
     setup: Option<Setup>,
-    /// Most commands of this core at the drive; sharers' commands do not count. 0 between polls if the core
-    /// is at rest, has sharers or compare-and-writes, a guard is active, or the queue command is not `Go`.
+    /// Maximum number of this core's commands at the drive, without those of sharers. 0 between polls if the
+    /// core is at rest or has sharers or compare-and-writes. Also 0 while a guard is active or the queue
+    /// command is not `Go`.
     limit: usize,
     guard: GuardView,
     shared_queue: Option<Box<SharedQueue>>,
-    /// `shared_queue` after its last sharer closed. It is reused, so that the CID generations continue and a
-    /// late completion does not match a new sharer's command.
+    /// The former `shared_queue`, kept after its last sharer closed. Reuse continues the CID generations, so
+    /// that a late completion matches no command of a new sharer.
     idle_shared_queue: Option<Box<SharedQueue>>,
     commands: Commands,
     requests: Slab<Request>,
@@ -91,18 +95,19 @@ pub(crate) struct NvmeCore {
     requests_max: usize,
     /// Requests without any NVMe command, in order of submission.
     pending: VecDeque<Request>,
-    /// Requests with blocks that have no NVMe command yet, in order of submission; the read or write of a
-    /// compare-and-write is first.
+    /// Begun requests with blocks that have no NVMe command yet, in order of submission. The read or write of
+    /// a compare-and-write is inserted at the front.
     partial: VecDeque<Slot>,
-    /// Failed or reclaimed parts and the tick from which each is submitted again.
+    /// Parts to submit again, each with the first tick at which it may be submitted.
     retries: VecDeque<(u32, Part)>,
     /// Results for the next poll.
     finished: VecDeque<Done>,
-    /// Number of acknowledged writes, zeroings, deallocations and copies without FUA: a power loss may undo
-    /// them until a flush.
+    /// Number of completed writes, zeroings, deallocations and copies without FUA. A power loss may undo them
+    /// until a flush.
     changes: u64,
     flushed: u64,
-    /// `Shared::losses` at the last flush of this core that failed because of one.
+    /// Value of `Shared::losses` at this core's last flush that reported a loss; at first
+    /// `Shared::losses_reported`.
     losses_reported: u64,
 }
 
@@ -116,7 +121,8 @@ impl NvmeCore {
     ) -> NvmeCore {
         let depth = core_queue.depth as usize;
         NvmeCore {
-            // Not the current word: the manager has the core queue already, and its command must be applied.
+            // Not the current word: the manager may already have published a command, which this core must
+            // apply.
             word: CommandWord::INITIAL,
             // A loss that no flush has reported yet fails this core's first flush as well.
             losses_reported: shared.losses_reported.load(Ordering::Relaxed),
@@ -129,7 +135,8 @@ impl NvmeCore {
             shared_queue: None,
             idle_shared_queue: None,
             commands: Commands::with_capacity(core_queue.depth),
-            // New requests, whole-request commands that become requests again, and one compare-and-write.
+            // Slots for new requests, for whole-request commands that become requests, and for one
+            // compare-and-write.
             requests: Slab::with_capacity(2 * depth + 1),
             requests_max: depth,
             pending: VecDeque::with_capacity(depth),
@@ -173,7 +180,7 @@ impl NvmeCore {
                 QueueCommand::Absent => self.fail_all(DiskError::Internal),
             }
         }
-        // Also when only the tick changed: the manager takes a core without answers for one that hangs.
+        // Answers also if only the tick changed: the manager treats a core without answers as hung.
         self.core_queue.answer(word);
         self.take_sharers();
         if self.commands.len() > 0 && matches!(word.queue_command(), QueueCommand::Go | QueueCommand::Replay)
@@ -182,7 +189,8 @@ impl NvmeCore {
         }
     }
 
-    /// Ends all requests with `error` and drops the queue. Called only while the drive reaches no memory.
+    /// Ends all requests with `error` and drops the queue. Called only while the drive has none of this
+    /// core's commands.
     fn fail_all(&mut self, error: DiskError) {
         self.limit = 0;
         self.note_loss();
@@ -193,8 +201,8 @@ impl NvmeCore {
         self.core_queue.set_replaying(false);
     }
 
-    /// If this core has acknowledged, unflushed writes and the drive may have lost its volatile write cache,
-    /// records a loss: the next flush of each core fails.
+    /// Records a loss if this core has acknowledged, unflushed writes and the drive may have lost its
+    /// volatile write cache. After a recorded loss, the next flush of each core fails.
     fn note_loss(&mut self) {
         let is_unsafe = self.changes != self.flushed && self.rules().has_volatile_cache;
         if is_unsafe && self.shared.may_lose_cache.load(Ordering::Relaxed) {
@@ -207,8 +215,9 @@ impl NvmeCore {
         }
     }
 
-    /// Result of a flush that the drive completed: an error if a loss was recorded since the last flush of
-    /// this core that failed because of one.
+    /// Returns the result of a flush that the drive completed: `MediaWrite` if a loss was recorded that no
+    /// flush of this core has reported yet. `changes` is the value of `NvmeCore::changes` at the flush's
+    /// submission.
     #[cold]
     fn end_flush(&mut self, changes: u64) -> Result<(), DiskError> {
         self.flushed = self.flushed.max(changes);
@@ -221,7 +230,8 @@ impl NvmeCore {
         Err(DiskError::MediaWrite)
     }
 
-    /// Requests an Abort for each command beyond its time limit, and a reset if the Abort had no effect.
+    /// Requests an Abort for each command older than `command_ticks`, and a controller reset if the command
+    /// has not ended `abort_ticks` later.
     fn check_timeouts(&mut self) {
         let (now, limits) = (self.word.tick(), self.shared.limits());
         for (cid, command) in self.commands.iter_mut() {
@@ -235,8 +245,9 @@ impl NvmeCore {
         }
     }
 
-    /// Queues all commands at the drive for another submission; commands without retries left fail with
-    /// `error`. Called only while the drive reaches no memory.
+    /// Moves all commands in flight to `retries`. Fails commands without a retry left with `error`, and
+    /// commands of a failed request with the request's error. Called only while the drive has none of these
+    /// commands.
     fn reclaim_commands(&mut self, error: DiskError) {
         for slot in 0..self.commands.slots() {
             if let Some(part) = self.commands.cid_at(slot).and_then(|cid| self.take_part(cid)) {
@@ -245,8 +256,8 @@ impl NvmeCore {
         }
     }
 
-    /// Releases a CID and returns its part. A command that was a whole request becomes a request with one
-    /// part.
+    /// Releases a CID and returns its part; `None` if the CID has no command. A whole-request command becomes
+    /// a request with one part.
     fn take_part(&mut self, cid: u16) -> Option<Part> {
         let command = self.commands.find(cid)?;
         let (range, tries) = (command.range, command.tries);
@@ -272,7 +283,7 @@ impl NvmeCore {
         Some(Part { request, range, tries })
     }
 
-    /// Ends every request with `error`.
+    /// Ends every request and compare-and-write with `error`.
     fn fail_requests(&mut self, error: DiskError) {
         self.retries.clear();
         self.partial.clear();
@@ -289,7 +300,7 @@ impl NvmeCore {
         self.finished.extend(waiting);
     }
 
-    /// Submits commands of a new request, up to `limit`. `requests` must have a free slot.
+    /// Inserts a new request and submits its commands, up to `limit`. Panics if `requests` has no free slot.
     #[inline]
     fn begin_request(&mut self, request: Request) {
         let Ok(slot) = self.requests.insert(request) else { panic!("begun without room") };
@@ -298,8 +309,8 @@ impl NvmeCore {
         }
     }
 
-    /// Submits commands for the remaining blocks of a request. False if `limit` left some of the blocks
-    /// without a command.
+    /// Submits commands for the remaining blocks of a request, or the command of a flush. Returns false if
+    /// `limit` is reached before all blocks have a command.
     #[inline]
     fn make_commands(&mut self, slot: Slot) -> bool {
         loop {
@@ -327,14 +338,16 @@ impl NvmeCore {
         }
     }
 
-    /// Submits one command; fails it if no entry can be made (`reject`). The caller has checked `has_room`.
+    /// Submits one command, or fails the command (`reject`) if no entry can be made. The caller has checked
+    /// `has_room`; panics if no CID is free.
     fn start_command(&mut self, part: Part) {
         let (Some(setup), Some(request)) = (&mut self.setup, self.requests.get(part.request)) else { return };
         let Some((cid, command)) = self.commands.claim() else { panic!("started without room") };
         (command.request, command.range, command.tries) = (Some(part.request), part.range, part.tries);
         (command.tick, command.is_abort_requested) = (self.word.tick(), false);
         let sqe = make_entry(setup, request, part.range, cid);
-        // An outdated copy of the cache windows translates no address: refresh it and try once more.
+        // An outdated copy of the cache windows translates no address. Refreshes the copy and tries once
+        // more.
         let sqe = match sqe {
             None if setup.pointers.cache_windows.refresh() => make_entry(setup, request, part.range, cid),
             sqe => sqe,
@@ -348,8 +361,8 @@ impl NvmeCore {
         }
     }
 
-    /// Submits a part again. If the drive's limits have shrunk since, only the first piece; the rest stays
-    /// queued.
+    /// Submits a part again. If the drive's limits have shrunk, submits the first piece only and puts the
+    /// rest at the front of `retries`.
     fn start_piece(&mut self, due: u32, part: Part) {
         let (Some(setup), Some(request)) = (&self.setup, self.requests.get_mut(part.request)) else { return };
         let BlockRange { lba, blocks } = part.range;
@@ -363,15 +376,15 @@ impl NvmeCore {
         self.start_command(Part { range: BlockRange { lba, blocks: piece }, ..part });
     }
 
-    /// Submits a Read or Write as one command without a PRP list or SGL. False, without effect, where that is
-    /// not possible.
+    /// Submits a Read or Write as one command with at most two PRP entries. Returns false, without effect, if
+    /// that is not possible.
     #[inline]
     fn start_whole(&mut self, token: Token, request: &IoRequest, buf: &mut Option<Buf>) -> bool {
         self.start_at::<false>(token, request, buf) || self.start_in_cache(token, request, buf)
     }
 
-    /// As `start_at` with data in a cache's memory. A function of its own, so that commands with data in the
-    /// pool do not pay for it.
+    /// Calls `start_at` for data in a cache's memory. Never inlined, so that commands with data in the pool
+    /// do not pay for this path.
     #[cold]
     #[inline(never)]
     fn start_in_cache(&mut self, token: Token, request: &IoRequest, buf: &mut Option<Buf>) -> bool {
@@ -391,8 +404,9 @@ impl NvmeCore {
             Op::Write { fua } => (false, fua, !fua),
             Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate | Op::Compare | Op::Verify => return false,
         };
-        let is_clear = self.pending.is_empty() && self.partial.is_empty() && self.retries.is_empty();
-        if !self.has_room() || !is_clear || self.requests.len() >= self.requests_max {
+        // One test of three lengths.
+        let waiting = self.pending.len() | self.partial.len() | self.retries.len();
+        if !self.has_room() || waiting != 0 || self.requests.len() >= self.requests_max {
             return false;
         }
         let (Some(setup), Some(data)) = (&mut self.setup, &*buf) else { return false };
@@ -419,8 +433,8 @@ impl NvmeCore {
         true
     }
 
-    /// Fails a command whose buffer is not mapped for the drive, or whose operation the drive does not
-    /// support any more.
+    /// Fails a command that has no entry: its buffer is not mapped for the drive or cannot be described, or
+    /// the drive no longer supports its operation.
     #[cold]
     fn reject(&mut self, cid: u16) {
         let Some(part) = self.take_part(cid) else { return };
@@ -433,7 +447,8 @@ impl NvmeCore {
         }
     }
 
-    /// Ends a part, and its request if no other part is outstanding and no blocks remain.
+    /// Ends a part. If no other part is outstanding and no blocks remain, ends the request and returns its
+    /// result.
     #[inline]
     fn end_part(&mut self, slot: Slot, result: Result<(), DiskError>) -> Option<Done> {
         let request = self.requests.get_mut(slot)?;
@@ -458,7 +473,7 @@ impl NvmeCore {
         self.finish_request(request, result)
     }
 
-    /// Result of an ended request for its submitter; `None` if a compare-and-write continues with its write.
+    /// Returns the result of an ended request, or `None` if a compare-and-write continues with its write.
     #[inline]
     fn finish_request(&mut self, request: Request, result: Result<(), DiskError>) -> Option<Done> {
         match request.task {
@@ -467,8 +482,8 @@ impl NvmeCore {
         }
     }
 
-    /// Queues a part for another submission. Fails it with `error` after `RETRIES_MAX` retries, or with the
-    /// request's error if the request has failed.
+    /// Queues a part for submission from the next tick on. Fails the part with `error` after `RETRIES_MAX`
+    /// retries, or with the request's error if the request has failed.
     fn retry_later(&mut self, part: Part, error: DiskError) {
         let over = self.requests.get(part.request).and_then(|request| request.result.err());
         if let Some(error) = over {
@@ -488,8 +503,9 @@ impl NvmeCore {
         self.retries.push_back((due, Part { tries: part.tries + 1, ..part }));
     }
 
-    /// Takes completions until the queue has no more or `done` reaches its capacity. Returns how many were
-    /// taken, sharers' and stray ones included.
+    /// Handles completions until the queue is empty or `done` reaches its capacity. A stray completion ends
+    /// the loop after `cq_entries` completions. Returns the number of completions, those of sharers and
+    /// strays included.
     #[inline]
     fn take_completions(&mut self, done: &mut Vec<Done>) -> usize {
         let mut count = 0;
@@ -523,7 +539,7 @@ impl NvmeCore {
         count
     }
 
-    /// Completion of a command that failed or is a part of a request.
+    /// Handles the completion of a command that failed or that is a part of a request.
     #[inline(never)]
     fn on_part_completion(&mut self, completion: Completion, done: &mut Vec<Done>) {
         let Some(part) = self.take_part(completion.cid) else { return };
@@ -550,15 +566,16 @@ impl NvmeCore {
         if status.code() == Status::INVALID_OPCODE
             && let Some(setup) = &mut self.setup
         {
-            // ONCS announces a command that the drive does not have: it is not submitted again before the
-            // next `Setup`.
+            // The drive does not support a command that ONCS reports. The command is not submitted again
+            // before the next `Setup`.
             setup.rules.disable(task);
         }
         self.shared.failures.fetch_add(1, Ordering::Relaxed);
         self.end_part(part.request, Err(error))
     }
 
-    /// Submits retries, then remaining blocks of begun requests. False if `limit` left some of those blocks.
+    /// Submits retries, then the remaining blocks of begun requests. Returns false if `limit` is reached
+    /// before all these blocks have a command.
     #[inline]
     fn submit_begun(&mut self) -> bool {
         if !self.retries.is_empty() {
@@ -691,7 +708,7 @@ impl Disk for NvmeCore {
         self.cancel_requests(owner)
     }
 
-    /// May count a request twice; only 0 is exact.
+    /// May count a request more than once; only 0 is exact.
     #[inline]
     fn in_flight(&self) -> usize {
         self.commands.len()
@@ -702,80 +719,9 @@ impl Disk for NvmeCore {
     }
 }
 
-impl NvmeCore {
-    /// Submits a request that `start_whole` did not take.
-    #[inline(never)]
-    fn submit_other(
-        &mut self,
-        token: Token,
-        task: Task,
-        range: BlockRange,
-        buf: Option<Buf>,
-    ) -> Option<Done> {
-        let lba = if task == Task::Op(Op::Flush) { self.changes } else { range.lba };
-        let request = Request { token, task, remaining: range, lba, buf, outstanding: 0, result: Ok(()) };
-        if let Some(result) = self.immediate_result(&request) {
-            return Some(done_of(request, result));
-        }
-        // A core at rest has not read the guard: read it before the first command.
-        self.wake_for_command();
-        let is_next = self.pending.is_empty() && self.partial.is_empty();
-        if is_next && self.requests.len() < self.requests_max && self.has_room() {
-            self.begin_request(request);
-        } else {
-            self.pending.push_back(request);
-        }
-        None
-    }
-
-    #[inline]
-    fn rules(&self) -> &Rules {
-        self.setup.as_ref().map_or(&self.rules, |setup| &setup.rules)
-    }
-
-    /// Error of every new request while the drive is away; `None` otherwise.
-    #[inline]
-    fn absence_error(&self) -> Option<DiskError> {
-        match self.word.queue_command() {
-            QueueCommand::Gone => Some(DiskError::Gone),
-            QueueCommand::Absent => Some(DiskError::Internal),
-            QueueCommand::Wait
-            | QueueCommand::Go
-            | QueueCommand::Stop
-            | QueueCommand::Rewind
-            | QueueCommand::Replay => None,
-        }
-    }
-
-    /// Result of a request that needs no command: rejected, empty, or a flush without a volatile write cache.
-    #[inline]
-    fn immediate_result(&self, request: &Request) -> Option<Result<(), DiskError>> {
-        if let Some(error) = self.absence_error() {
-            return Some(Err(error));
-        }
-        let (is_empty, rules) = (request.remaining.blocks == 0, self.rules());
-        let does = rules.abilities();
-        match request.task {
-            Task::Op(Op::Flush) => (!rules.has_volatile_cache).then_some(Ok(())),
-            Task::Op(Op::Compare) if !does.compare => Some(Err(DiskError::NotSupported)),
-            Task::Op(Op::Verify) if !does.verify => Some(Err(DiskError::NotSupported)),
-            Task::Copy { .. } if !does.copy => Some(Err(DiskError::NotSupported)),
-            Task::Op(Op::Read | Op::Write { .. } | Op::Compare) => {
-                (is_empty || request.buf.is_none()).then_some(Err(DiskError::Internal))
-            }
-            Task::Op(Op::Deallocate) if !is_empty && rules.deallocating == Deallocating::No => {
-                Some(Err(DiskError::NotSupported))
-            }
-            Task::Op(Op::WriteZeroes { .. } | Op::Deallocate | Op::Verify)
-            | Task::DeallocateHint
-            | Task::CompareAndWrite { .. }
-            | Task::Copy { .. } => is_empty.then_some(Ok(())),
-        }
-    }
-}
-
 impl Drop for NvmeCore {
-    /// With commands in flight, leaks the buffers of all begun requests: the drive may still access them.
+    /// Closes the core queue. With commands in flight, leaks the buffers of all begun requests, because the
+    /// drive may still access them.
     fn drop(&mut self) {
         if self.commands.len() > 0 {
             let (commands, core) = (self.commands.len(), self.core_queue.core);
@@ -791,8 +737,8 @@ impl Drop for NvmeCore {
             }
         }
         self.setup = None;
-        // Before the sharers are released: a manager that finds them released then also finds this core
-        // closed, and deletes its queue pair before it frees their memory.
+        // Closed before the sharers are released. A manager that finds the sharers released then also finds
+        // this core closed. The manager deletes this core's queue pair before it frees the sharers' memory.
         self.core_queue.close();
         self.shared_queue = None;
     }

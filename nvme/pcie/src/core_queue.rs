@@ -1,7 +1,8 @@
-//! [`CoreQueue`]: state of one queue pair that a core and the drive's manager share.
+//! [`CoreQueue`]: state of one core's queue pair, shared by the core and the drive's manager.
 //!
-//! The manager writes the *word* (a [`QueueCommand`], its epoch and the tick). The core applies it in its
-//! next poll and answers by storing the same word. In steady state the core loads the word once a turn.
+//! The manager writes the *word*: a [`QueueCommand`], its epoch and the tick. The core applies a changed word
+//! in its next poll and answers by storing the same word. In steady state the core loads the word once per
+//! poll.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -18,31 +19,31 @@ use crate::queue::QueuePair;
 use crate::rules::Rules;
 use crate::shared_queue::Sharer;
 
-/// What a core may do with its queue pair. `docs/nvme.md` has the protocol.
+/// Command of the manager to a core about its queue pair. `docs/nvme.md` describes the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueCommand {
-    /// Requests wait: there are no queues yet.
+    /// Queue all requests: the core has no queue pair yet.
     Wait,
     /// Normal operation.
     Go,
     /// Write no doorbell and read no completion.
     Stop,
-    /// The drive reaches no memory: queue the commands in flight for another submission and take the new
-    /// [`Setup`], if there is one.
+    /// Queue the commands in flight for another submission and take the new [`Setup`], if there is one. The
+    /// drive has none of the core's commands.
     Rewind,
-    /// Fail all requests with `Gone`, drop the queue: the drive was replaced, does not fit, is closed, or has
-    /// no such namespace any more. The drive has none of the core's commands.
+    /// Fail all requests with `Gone` and drop the queue: the drive was replaced, is not supported, is closed,
+    /// or no longer has the namespace. The drive has none of the core's commands.
     Gone,
-    /// Submit the commands that were in flight before the reset again, and the remaining blocks of requests
-    /// that had begun. Begin no request.
+    /// Submit the commands that were in flight before the reset again, and the remaining blocks of begun
+    /// requests. Begin no new request.
     Replay,
-    /// Fail all requests with `Internal`, drop the queue: the drive is away for longer than `return_timeout`
-    /// or its removal was requested, or the core was left behind or, as a sharer, has no host. The drive has
-    /// none of the core's commands.
+    /// Fail all requests with `Internal` and drop the queue. Reasons: the drive is away for longer than
+    /// `return_timeout`, its removal was requested, the core was left behind, or a sharer has no host. The
+    /// drive has none of the core's commands.
     Absent,
 }
 
-/// Command (3 bits), epoch (29 bits), manager tick (32 bits).
+/// Queue command (3 bits), epoch (29 bits) and manager tick (32 bits), from the lowest bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CommandWord(u64);
 
@@ -63,13 +64,13 @@ impl CommandWord {
         }
     }
 
-    /// The low 32 bits, which a core's answer must match.
+    /// Returns the low 32 bits, which a core's answer must match.
     pub(crate) const fn command_and_epoch(self) -> u32 {
         let [a, b, c, d, ..] = self.0.to_le_bytes();
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// Time in ticks of [`TICK_MS`](crate::shared::TICK_MS).
+    /// Returns the manager's time in ticks of [`TICK_MS`](crate::shared::TICK_MS). The tick wraps.
     pub(crate) fn tick(self) -> u32 {
         let [.., e, f, g, h] = self.0.to_le_bytes();
         u32::from_le_bytes([e, f, g, h])
@@ -86,15 +87,15 @@ impl CommandWord {
     }
 }
 
-/// The queue that a core takes with [`QueueCommand::Rewind`].
+/// Queue pair, data pointers and rules that a core takes with [`QueueCommand::Rewind`].
 pub(crate) struct Setup {
     pub(crate) queue: QueuePair,
     pub(crate) pointers: Pointers,
     pub(crate) rules: Rules,
 }
 
-/// State of one core's queue pair. `word` and `answered` have two cache lines each, as processors fetch lines
-/// in pairs.
+/// State of one core's queue pair. `word` and `answered` occupy 128 bytes each, because processors fetch
+/// 64-byte cache lines in pairs.
 pub(crate) struct CoreQueue {
     /// Written by the manager only.
     word: Padded<AtomicU64>,
@@ -102,9 +103,9 @@ pub(crate) struct CoreQueue {
     answered: Padded<AtomicU64>,
     /// The core has dropped its handle.
     is_closed: AtomicBool,
-    /// A command did not end after its Abort: the manager resets the controller.
+    /// The core has requested a controller reset: a command did not end after its Abort.
     reset_requested: AtomicBool,
-    /// The core still repeats commands that were in flight before a reset.
+    /// The core still has commands from before a reset, or remaining blocks of requests begun before.
     is_replaying: AtomicBool,
     /// CIDs of commands to abort.
     aborts: Lock<Vec<u16>>,
@@ -112,23 +113,24 @@ pub(crate) struct CoreQueue {
     /// Sharers that the core has not added to its `SharedQueue` yet.
     sharers: Lock<Vec<Sharer>>,
     has_sharers: AtomicBool,
-    /// Host cores with a [`Sharer`] of this queue: at most one, plus hosts that hang since an earlier
-    /// assignment.
+    /// Number of host cores that have a [`Sharer`] of this queue: the current host, and former hosts that
+    /// hang.
     hosts: AtomicU32,
     /// Guard participation of a core that was dropped with commands in flight, until its queue is deleted.
     orphaned_guard: Lock<Option<OrphanedGuard>>,
     /// Cache memory that commands of a dropped core may still access, until its queue is deleted.
     orphaned_memory: Lock<Vec<Arc<CacheArea>>>,
-    /// Mapping of `pool` from when the core opened the disk, if the drive was open; the manager takes it.
+    /// Mapping of `pool`, made when the core opened the disk. `None` if the drive was not open, and after the
+    /// manager took the mapping.
     mapping: Lock<Option<Box<dyn Mapping>>>,
     pub(crate) nsid: u32,
-    /// Requested number of commands in flight.
+    /// Requested maximum number of commands in flight.
     pub(crate) depth: u32,
     /// Memory of the core's buffers.
     pub(crate) pool: Area,
-    /// Memory of the cache in front of the namespace.
+    /// Caches in front of the namespace.
     pub(crate) fronts: Arc<Fronts>,
-    /// Core number, for logs and for choosing a sharer's host.
+    /// Index of the core, for logs and for the choice of a sharer's host.
     pub(crate) core: usize,
     /// NUMA node of the core; `None` if unknown.
     pub(crate) node: Option<u32>,
@@ -138,7 +140,8 @@ pub(crate) struct CoreQueue {
 struct Padded<T>(T);
 
 impl CoreQueue {
-    /// Called on the core's thread, whose NUMA node it records.
+    /// Creates a core queue with the initial word. Must be called on the core's thread, because the thread's
+    /// NUMA node is recorded.
     pub(crate) fn new(
         core: usize,
         nsid: u32,
@@ -178,12 +181,13 @@ impl CoreQueue {
         CommandWord(self.word.0.load(Ordering::Acquire))
     }
 
-    /// Called by the core once it has applied `word`.
+    /// Stores the core's answer. Called by the core once it has applied `word`.
     pub(crate) fn answer(&self, word: CommandWord) {
         self.answered.0.store(word.0, Ordering::Release);
     }
 
-    /// Publishes the next queue command. Only the manager calls this and [`CoreQueue::set_tick`].
+    /// Publishes a queue command with the next epoch. Only the manager calls this and
+    /// [`CoreQueue::set_tick`].
     pub(crate) fn set_queue_command(&self, command: QueueCommand) {
         self.word.0.store(self.word().next(command).0, Ordering::Release);
     }
@@ -192,12 +196,13 @@ impl CoreQueue {
         self.word.0.store(self.word().with_tick(tick).0, Ordering::Release);
     }
 
-    /// True if the core has applied the last queue command or is closed.
+    /// Returns true if the core has applied the last queue command or is closed.
     pub(crate) fn has_answered(&self) -> bool {
         self.is_closed() || self.answered().command_and_epoch() == self.word().command_and_epoch()
     }
 
-    /// True if the core is open and its last answer is more than `ticks` ticks behind the manager's word.
+    /// Returns true if the core is open and its last answer is more than `ticks` ticks behind the manager's
+    /// word.
     pub(crate) fn is_unresponsive(&self, ticks: u32) -> bool {
         !self.is_closed() && self.word().tick().wrapping_sub(self.answered().tick()) > ticks
     }
@@ -210,17 +215,17 @@ impl CoreQueue {
         self.is_closed.store(true, Ordering::Release);
     }
 
-    /// Keeps the guard participation and cache memory of a dropped core until its queue is deleted.
+    /// Stores the guard participation and the cache memory of a dropped core until its queue is deleted.
     pub(crate) fn keep_orphaned(&self, orphaned_guard: OrphanedGuard) {
         *self.orphaned_guard.lock() = Some(orphaned_guard);
         *self.orphaned_memory.lock() = self.fronts.attached();
     }
 
-    /// Drops the cache memory of a dropped core. Called once the drive cannot access it for that core any
-    /// more. Memory that has another owner stays mapped.
+    /// Drops the cache memory of a dropped core. Called once the drive has none of the core's commands.
+    /// Memory with another owner stays mapped.
     pub(crate) fn drop_orphaned_memory(&self) {
         let memory = std::mem::take(&mut *self.orphaned_memory.lock());
-        // Unmapping is slow, so it happens outside the lock.
+        // Outside the lock: unmapping is slow.
         drop(memory);
     }
 
@@ -237,24 +242,24 @@ impl CoreQueue {
         self.aborts.lock().pop()
     }
 
-    /// Discards requested Aborts and resets: the queue they were for no longer exists.
+    /// Discards the requested Aborts and the requested reset.
     pub(crate) fn clear_requests(&self) {
         self.reset_requested.store(false, Ordering::Relaxed);
         self.aborts.lock().clear();
     }
 
-    /// Requests a controller reset.
     pub(crate) fn request_reset(&self) {
         self.reset_requested.store(true, Ordering::Relaxed);
     }
 
-    /// True once after [`CoreQueue::request_reset`].
+    /// Returns whether a reset was requested, and clears the request.
     pub(crate) fn take_reset_request(&self) -> bool {
         self.reset_requested.swap(false, Ordering::Relaxed)
     }
 
-    /// Called by the core before it answers [`QueueCommand::Rewind`], [`QueueCommand::Gone`] or
-    /// [`QueueCommand::Absent`], and at each poll under [`QueueCommand::Replay`].
+    /// Sets whether the core still has commands or blocks to submit again. Called by the core before it
+    /// answers [`QueueCommand::Rewind`], [`QueueCommand::Gone`] or [`QueueCommand::Absent`], and at each poll
+    /// under [`QueueCommand::Replay`].
     pub(crate) fn set_replaying(&self, is_replaying: bool) {
         self.is_replaying.store(is_replaying, Ordering::Release);
     }
@@ -263,14 +268,14 @@ impl CoreQueue {
         !self.is_closed() && self.is_replaying.load(Ordering::Acquire)
     }
 
-    /// Assigns a sharer to this core, which adds it when it next applies a changed word under
+    /// Assigns a sharer to this core. The core adds the sharer when it next applies a changed word under
     /// [`QueueCommand::Go`] or [`QueueCommand::Replay`].
     pub(crate) fn add_sharer(&self, sharer: Sharer) {
         self.sharers.lock().push(sharer);
         self.has_sharers.store(true, Ordering::Release);
     }
 
-    /// Sharers that were assigned since the last call.
+    /// Returns the sharers that were assigned since the last call.
     pub(crate) fn take_sharers(&self) -> Vec<Sharer> {
         if !self.has_sharers.swap(false, Ordering::Acquire) {
             return Vec::new();
@@ -278,27 +283,28 @@ impl CoreQueue {
         std::mem::take(&mut *self.sharers.lock())
     }
 
-    /// Called when a [`Sharer`] of this queue is created.
+    /// Counts one more host core. Called when a [`Sharer`] of this queue is created.
     pub(crate) fn add_host(&self) {
         self.hosts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Called when a [`Sharer`] of this queue is dropped.
+    /// Counts one host core less. Called when a [`Sharer`] of this queue is dropped.
     pub(crate) fn drop_host(&self) {
         self.hosts.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// True while a host core has a [`Sharer`] of this queue.
+    /// Returns true while a host core has a [`Sharer`] of this queue.
     pub(crate) fn is_hosted(&self) -> bool {
         self.hosts.load(Ordering::Acquire) > 0
     }
 
-    /// The pool's mapping; `None` if there was none, and after the first call.
+    /// Takes the pool's mapping; `None` if the drive was not open, and after the first call.
     pub(crate) fn take_mapping(&self) -> Option<Box<dyn Mapping>> {
         self.mapping.lock().take()
     }
 
-    /// Stores the queue for the next [`QueueCommand::Rewind`]; `None` removes one that was not taken.
+    /// Stores the setup for the next [`QueueCommand::Rewind`]. `None` removes a setup that the core did not
+    /// take.
     pub(crate) fn put_setup(&self, setup: Option<Setup>) {
         *self.setup.lock() = setup;
     }

@@ -11,12 +11,12 @@ use spindle_reactor::mem::{Area, RegionError};
 
 use crate::function::{Function, MapError, Mapping};
 
-/// An I/O virtual address: what the drive uses in DMA.
+/// An I/O virtual address: the address that the drive uses in DMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Iova(pub u64);
 
 impl Iova {
-    /// The address plus `bytes`, wrapping.
+    /// Returns the address plus `bytes`, modulo 2^64.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Iova {
         Iova(self.0.wrapping_add(bytes))
@@ -26,7 +26,7 @@ impl Iova {
 /// Memory page size of the controller (CC.MPS 0).
 pub const PAGE_BYTES: u32 = 4096;
 
-/// Error of [`DmaMemory::new`].
+/// Error of [`DmaMemory::new`] and [`DmaMemory::near`].
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
     /// Allocation failed.
@@ -54,12 +54,12 @@ unsafe impl Send for DmaMemory {}
 unsafe impl Sync for DmaMemory {}
 
 impl DmaMemory {
-    /// Allocates at least `bytes` and maps them for the drive.
+    /// Allocates at least `bytes` of memory and maps the memory for the drive.
     pub fn new(function: &dyn Function, bytes: usize) -> Result<Arc<DmaMemory>, DmaError> {
         DmaMemory::near(None, function, bytes)
     }
 
-    /// As [`DmaMemory::new`], preferring NUMA node `node`.
+    /// As [`DmaMemory::new`], from NUMA node `node` if that has free memory. With `None`, the kernel chooses.
     pub fn near(
         node: Option<u32>,
         function: &dyn Function,
@@ -77,19 +77,19 @@ impl DmaMemory {
         }))
     }
 
-    /// IOVA of the first byte.
+    /// Returns the IOVA of the first byte.
     #[must_use]
     pub fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// The memory as 64-bit words. The drive may change them at any time.
+    /// Returns the memory as 64-bit words. The drive may change them at any time.
     #[inline]
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `_area` has `count` words, is page-aligned and lives as long as `self`. It was allocated
-        // for this value, and the process accesses it only as atomics; the drive's writes act like another
-        // thread's atomic stores.
+        // SAFETY: `_area` has `count` words, is page-aligned and lives as long as `self`. The area was
+        // allocated for this value, and the process accesses the area only as atomics. The drive's writes act
+        // like another thread's atomic stores.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.count) }
     }
 

@@ -24,21 +24,22 @@ use crate::rules::{Deallocating, Namespace, Rules};
 use crate::shared::{DriveFacts, NotOpened, Settings, Shared};
 use crate::shared_queue::OWN_COMMANDS_MAX;
 
-/// Interval of manager steps while the manager has work in progress, and while it only watches the drive.
+/// Interval of manager steps while the manager has work in progress.
 const STEP_BUSY: Duration = Duration::from_millis(1);
+/// Interval of manager steps while the manager only watches the drive.
 const STEP_IDLE: Duration = Duration::from_millis(20);
 
-/// Threads of managers that shut down dropped drives, until they have ended. `finish` waits for them.
+/// Manager threads of dropped drives, until the threads have ended. `finish` waits for these threads.
 static CLOSING: Lock<Vec<JoinHandle<()>>> = Lock::new(Vec::new());
 
-/// Waits until every dropped drive is shut down. Call it at the end of the process: otherwise the kernel
-/// resets the drives without a shutdown notification, which they may count as an unsafe shutdown.
+/// Blocks until every dropped drive is shut down. Call this at the end of the process. Otherwise the kernel
+/// resets the drives without a shutdown notification, which drives may count as an unsafe shutdown.
 pub fn finish() {
     while !finish_within(Duration::from_secs(1)) {}
 }
 
-/// As [`finish`], for at most `limit`: a core that hangs keeps its drive's manager running. False if some
-/// drives are not shut down.
+/// As [`finish`], for at most `limit`, because a core that hangs keeps its drive's manager running. Returns
+/// false if some drives are not shut down.
 pub fn finish_within(limit: Duration) -> bool {
     let end = Instant::now() + limit;
     loop {
@@ -52,7 +53,7 @@ pub fn finish_within(limit: Duration) -> bool {
     }
 }
 
-/// A drive could not be opened.
+/// Error of opening a drive.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("NVMe drive {address}: {why}")]
 pub struct DriveError {
@@ -60,12 +61,12 @@ pub struct DriveError {
     pub address: String,
     /// Reason, as text for the log.
     pub why: String,
-    /// The drive is missing, broken or not ready, so that another attempt may succeed. False if the machine
-    /// or its settings are the reason, or the drive works and is not supported.
+    /// The drive is missing, broken or not ready, so that another attempt may succeed. False if the drive
+    /// works but is not supported, or if the machine or its settings prevent its use.
     pub is_absent: bool,
 }
 
-/// An open drive. When it is dropped, its manager's thread shuts it down; see [`finish`].
+/// An open drive. After its drop, its manager's thread shuts the drive down; see [`finish`].
 pub struct Drive {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -78,8 +79,8 @@ impl Drive {
         Drive::open_until(bus, settings, &Arc::default())
     }
 
-    /// As [`Drive::open`], and sets `ended` once its manager has ended, also after a failure. Until then the
-    /// function cannot be opened again.
+    /// As [`Drive::open`], and sets `ended` once the drive's manager has ended, also after a failure. Until
+    /// then the function cannot be opened again.
     pub(crate) fn open_until(
         bus: Arc<dyn Bus>,
         settings: Settings,
@@ -107,8 +108,8 @@ impl Drive {
         Ok(Arc::new(drive))
     }
 
-    /// A drive whose manager the caller steps, for simulation. It is in service once [`Drive::facts`] is
-    /// `Some`.
+    /// Returns a drive and its manager, which the caller steps, for simulation. The drive is in service once
+    /// [`Drive::facts`] is `Some`.
     #[must_use]
     pub fn stepped(bus: Arc<dyn Bus>, settings: Settings) -> (Arc<Drive>, Manager) {
         let shared = Shared::new(bus.address(), settings);
@@ -116,7 +117,7 @@ impl Drive {
         (Arc::new(Drive { shared, thread: None }), manager)
     }
 
-    /// Identity and limits as identified; `None` before the drive was in service.
+    /// Returns identity and limits as identified; `None` if the drive was never in service.
     #[must_use]
     pub fn facts(&self) -> Option<DriveFacts> {
         let state = self.shared.state();
@@ -126,26 +127,26 @@ impl Drive {
         state.facts.clone()
     }
 
-    /// Reason why opening failed; `None` before the result and after a success.
+    /// Returns the reason why opening failed; `None` before the result and after a success.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         self.shared.state().first_result.clone().and_then(Result::err).map(|failure| failure.why)
     }
 
-    /// SMART / Health log page as last read; `None` before.
+    /// Returns the SMART / Health log page as last read; `None` before the first read.
     #[must_use]
     pub fn health(&self) -> Option<SmartLog> {
         self.shared.state().health
     }
 
-    /// Completions on I/O queues that matched no command, and I/O commands that failed: after all retries, or
-    /// with a status that is not retried.
+    /// Returns two counts. The first is of completions on I/O queues that matched no command. The second is
+    /// of I/O commands that failed after all retries, or with a status that is not retried.
     #[must_use]
     pub fn faults(&self) -> (u64, u64) {
         (self.shared.strays.load(Ordering::Relaxed), self.shared.failures.load(Ordering::Relaxed))
     }
 
-    /// Makes namespace `nsid` available as the disk `name`.
+    /// Returns namespace `nsid` as the disk `name`.
     ///
     /// # Errors
     /// [`OpenError::Setting`]: the namespace does not exist or cannot be served.
@@ -168,7 +169,7 @@ impl Drive {
 }
 
 impl Drive {
-    /// Makes the manager shut the drive down.
+    /// Requests the shutdown of the drive by its manager.
     pub(crate) fn begin_closing(&self) {
         self.shared.is_closing.store(true, Ordering::Release);
     }
@@ -177,15 +178,15 @@ impl Drive {
 impl Drop for Drive {
     fn drop(&mut self) {
         self.begin_closing();
-        // Not joined here: this may be a core, and a shutdown may take seconds.
+        // Not joined here: this thread may be a core's, and a shutdown may take seconds.
         if let Some(thread) = self.thread.take() {
             CLOSING.lock().push(thread);
         }
     }
 }
 
-/// Guard of a manager's thread: publishes the end, and an error if there is no first result, also after a
-/// panic.
+/// Drop guard of a manager's thread. When the thread ends or panics, the guard sets an error as the first
+/// result if there is none, and then publishes that the manager has ended.
 struct ManagerEnd(Arc<Shared>, Arc<AtomicBool>);
 
 impl Drop for ManagerEnd {
@@ -196,7 +197,7 @@ impl Drop for ManagerEnd {
     }
 }
 
-/// Blocks until the manager has ended; without limit if a core that has the drive hangs.
+/// Blocks until the manager has ended. Blocks without limit while a core that has the drive hangs.
 pub(crate) fn wait_ended(ended: &AtomicBool) {
     while !ended.load(Ordering::Acquire) {
         std::thread::sleep(STEP_BUSY);
@@ -213,7 +214,7 @@ pub struct NvmeDisk {
 }
 
 impl NvmeDisk {
-    /// The drive with this namespace.
+    /// Returns the drive with this namespace.
     #[must_use]
     pub fn drive(&self) -> &Arc<Drive> {
         &self.drive
@@ -246,7 +247,7 @@ impl DiskSource for NvmeDisk {
         }
     }
 
-    /// Maps a cache's memory. If the drive is away, the manager maps it when the drive returns.
+    /// Maps a cache's memory. If the drive is away, the manager maps the memory when the drive returns.
     fn map_memory(&self, area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
         let shared = &self.drive.shared;
         let attached = Fronts::new_area(area);
@@ -278,7 +279,8 @@ impl DiskSource for NvmeDisk {
         self.fronts.on_foreign_change(act);
     }
 
-    /// Refuses a cache: called for a disk that was opened without one, whose handles have no cache layer.
+    /// Refuses a new cache; accepts `None`. Called only for a disk that was opened without a cache, whose
+    /// handles therefore have no cache layer.
     fn prepare_cache(&self, spec: Option<&CacheSpec>) -> Result<Option<CacheChange>, OpenError> {
         if spec.is_none() {
             return Ok(None);
@@ -291,7 +293,8 @@ impl DiskSource for NvmeDisk {
         })
     }
 
-    /// Registers a core queue. Requests wait until the manager has made its queue pair.
+    /// Registers a core queue. Requests wait until the manager has made its queue pair. Fails if
+    /// [`CORES_MAX`] cores have the namespace open, or if the pool cannot be mapped.
     fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
         let shared = &self.drive.shared;
         let mut state = shared.state();
@@ -305,7 +308,7 @@ impl DiskSource for NvmeDisk {
             });
         };
         let pool = context.pool.area();
-        // Mapped here, so that the opening core gets the error.
+        // Mapped here, so that the opening core receives the error.
         let mapped = match (state.take_prepared(&pool), &state.function) {
             (Some(mapping), _) => Ok(Some(mapping)),
             (None, Some(function)) => function.map(&pool).map(Some),

@@ -10,8 +10,8 @@ use crate::drive::{Drive, DriveError, wait_ended};
 use crate::shared::Settings;
 use crate::vfio::{Vfio, VfioBus};
 
-/// State of one address. Locked while the drive is opened, so that other drives can be opened at the same
-/// time.
+/// State of one address. Each address has its own lock, taken while its drive is opened, so that other drives
+/// can be opened at the same time.
 type DriveSlot = Arc<Lock<Option<OpenDrive>>>;
 
 /// The drive that was last opened at an address.
@@ -21,7 +21,7 @@ struct OpenDrive {
     ended: Arc<AtomicBool>,
 }
 
-/// Open drives by address. Namespaces of the same drive share one [`Drive`], and all drives one IOMMU
+/// Open drives by address. Namespaces of the same drive share one [`Drive`]. All drives share one IOMMU
 /// container, in which memory is mapped once.
 pub struct Drives {
     vfio: Arc<Vfio>,
@@ -29,15 +29,16 @@ pub struct Drives {
 }
 
 impl Drives {
-    /// The drives of this process.
+    /// Returns the drives of this process.
     #[must_use]
     pub fn here() -> &'static Drives {
         static HERE: OnceLock<Drives> = OnceLock::new();
         HERE.get_or_init(|| Drives { vfio: Vfio::new(), open: Lock::new(Vec::new()) })
     }
 
-    /// Returns the open drive at `address`, whatever its settings, or opens it. Blocks until the drive is
-    /// ready, and before that until a dropped one is shut down; never call it on a core.
+    /// Returns the open drive at `address`, whatever its settings, or opens the drive. Blocks until a dropped
+    /// drive at this address is shut down, and then until the new one is ready or has failed. Never call this
+    /// on a core.
     pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
         let slot = self.slot(address);
         let mut open = slot.lock();
@@ -45,7 +46,7 @@ impl Drives {
             if let Some(drive) = held.drive.upgrade() {
                 return Ok(drive);
             }
-            // Two managers would disable each other's controller.
+            // Two managers of one drive would disable each other's controller.
             wait_ended(&held.ended);
         }
         let ended = Arc::<AtomicBool>::default();
@@ -56,7 +57,8 @@ impl Drives {
         result
     }
 
-    /// Slots are never removed: their number is bounded by the configured addresses.
+    /// Returns the slot of an address, made if missing. Slots are never removed: their number is bounded by
+    /// the configured addresses.
     fn slot(&self, address: PciAddress) -> DriveSlot {
         let mut slots = self.open.lock();
         if let Some((_, slot)) = slots.iter().find(|(at, _)| *at == address) {

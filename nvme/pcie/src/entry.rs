@@ -1,7 +1,8 @@
-//! [`Task`], the operation of a request, and the submission queue entries of its commands.
+//! [`Task`], the operation of a request, and [`make_entry`], which makes the submission queue entry of a
+//! command.
 //!
-//! Lists that the drive reads (PRPs, SGL descriptors, ranges of Dataset Management and Copy) are in the
-//! command slot's own page, and do not change until the command has ended.
+//! The lists that the drive reads (PRPs, SGL descriptors, ranges of Dataset Management and Copy) are in the
+//! command slot's own page. A list does not change until its command has ended.
 
 use std::sync::atomic::Ordering;
 
@@ -25,7 +26,7 @@ pub(crate) enum Task {
     /// A deallocation too large for Write Zeroes ([`Rules::may_deallocate_by_zeroes`]), done by Dataset
     /// Management.
     DeallocateHint,
-    /// A copy; the request's range is the destination.
+    /// A copy. The request's range is the destination.
     Copy {
         /// First block of the source.
         from: u64,
@@ -36,7 +37,7 @@ pub(crate) enum Task {
 }
 
 impl Task {
-    /// True if a power loss may undo the operation until a flush.
+    /// Returns true if a power loss may undo the operation until a flush.
     #[inline]
     pub(crate) fn needs_flush(self) -> bool {
         match self {
@@ -48,8 +49,8 @@ impl Task {
         }
     }
 
-    /// True if the operation changes blocks and must wait for a guard on one of them. False for the write of
-    /// a compare-and-write, which has the guard.
+    /// Returns true if the operation changes blocks and must wait for a guard on one of them. Returns false
+    /// for the write of a compare-and-write, which has the guard.
     pub(crate) fn changes_blocks(self) -> bool {
         match self {
             Task::Op(Op::Read | Op::Flush | Op::Compare | Op::Verify) | Task::CompareAndWrite { .. } => false,
@@ -59,7 +60,7 @@ impl Task {
         }
     }
 
-    /// Blocks of the next command for the remaining range `left`.
+    /// Returns the number of blocks of the next command for the remaining range `left`.
     #[inline]
     pub(crate) fn piece_blocks(self, rules: &Rules, left: BlockRange) -> u32 {
         match self {
@@ -71,9 +72,10 @@ impl Task {
     }
 }
 
-/// Makes the entry of a command. `None` if its buffer is not mapped for the drive or cannot be described
-/// ([`Pointers::set_data_pointer`](crate::pointers::Pointers::set_data_pointer)), or the drive does not
-/// support the operation.
+/// Makes the submission queue entry of a command. Returns `None` if the buffer is missing, is not mapped for
+/// the drive, or cannot be described
+/// ([`Pointers::set_data_pointer`](crate::pointers::Pointers::set_data_pointer)). Also returns `None` if the
+/// drive does not support the operation, or a Copy exceeds the drive's limits.
 #[inline]
 pub(crate) fn make_entry(setup: &Setup, request: &Request, range: BlockRange, cid: u16) -> Option<Sqe> {
     let Setup { queue, pointers, rules } = setup;
@@ -101,7 +103,7 @@ pub(crate) fn make_entry(setup: &Setup, request: &Request, range: BlockRange, ci
                     Some(zeroes(cid, rules, range, is_deallocated, fua))
                 }
                 Zeroing::Writes => {
-                    // The data pointer names the same zero page for every page.
+                    // All PRP entries point to the same zero page.
                     let page = queue.memory().iova().plus(queue.layout().zeroes_offset() as u64);
                     zero_pages(Sqe::write(cid, nsid, lba, blocks, fua), page, bytes, list)
                 }
@@ -138,7 +140,7 @@ fn deallocation(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) 
     }
 }
 
-/// Dataset Management (deallocate) with one range.
+/// Makes a Dataset Management command (deallocate) with one range.
 fn dataset_management(cid: u16, rules: &Rules, range: BlockRange, list: ListPage<'_>) -> Sqe {
     let words: [u64; 2] = zerocopy::transmute!(DsmRange::new(range.lba, range.blocks));
     for (word, value) in list.words.iter().zip(words) {
@@ -147,7 +149,8 @@ fn dataset_management(cid: u16, rules: &Rules, range: BlockRange, list: ListPage
     Sqe::dsm(cid, rules.nsid, 1).with_prp(list.iova.0, 0)
 }
 
-/// Sets PRPs that name `page` for every page of the data. `None` if the list page is too small.
+/// Sets a data pointer for `bytes` whose PRP entries all point to `page`. Returns `None` if the list page is
+/// too small.
 fn zero_pages(sqe: Sqe, page: Iova, bytes: usize, list: ListPage<'_>) -> Option<Sqe> {
     let pages = bytes.div_ceil(PAGE_BYTES as usize);
     for word in list.words.get(..pages.saturating_sub(1))? {
@@ -161,8 +164,8 @@ fn zero_pages(sqe: Sqe, page: Iova, bytes: usize, list: ListPage<'_>) -> Option<
     Some(sqe.with_prp(page.0, second))
 }
 
-/// A Copy whose source ranges (format 0h) are in the list page. `None` if the drive's limits have shrunk
-/// since the request was split.
+/// Makes a Copy whose source ranges (format 0h) are in the list page. Returns `None` for an empty range, or
+/// if the drive's limits have shrunk since the request was split.
 fn copy(cid: u16, rules: &Rules, from: BlockRange, to: u64, fua: bool, list: ListPage<'_>) -> Option<Sqe> {
     let copy_limits = rules.copy_limits;
     if from.blocks == 0 || from.blocks > copy_limits.blocks {

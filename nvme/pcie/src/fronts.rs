@@ -1,10 +1,10 @@
-//! [`Fronts`]: the caches in front of a namespace: their memory, which is mapped for the drive besides the
-//! cores' pools, and their callbacks for possible foreign changes of the namespace.
+//! [`Fronts`]: memory and callbacks of the caches in front of a namespace. The memory is mapped for the drive
+//! in addition to the cores' pools. The callbacks report that others may have changed the namespace.
 //!
 //! All cores that have the namespace open share one mapping of an area: a cache may be as large as the
-//! machine's memory, and pinning it takes seconds. Areas are added and removed while cores work, so each
-//! core has a copy of the windows with its *generation*. A copy of an older generation is not used: another
-//! area with another IOVA may have the same address by then.
+//! machine's memory, and pinning takes seconds. Areas are added and removed while cores work, so each core
+//! has a copy of the windows with its *generation*. A copy of an older generation is not used, because
+//! another area with another IOVA may have the same address by then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,11 +15,11 @@ use spindle_reactor::mem::Area;
 use crate::function::{Function, MapError, Mapping};
 use crate::pointers::Window;
 
-/// Areas that no core uses any more. The manager unmaps them: unmapping takes seconds, and the last user may
-/// be a core.
+/// Areas that no core uses any more. The manager unmaps them, because unmapping takes seconds and the last
+/// user may be a core.
 pub(crate) type Released = Arc<Lock<Vec<Arc<CacheArea>>>>;
 
-/// Callback of a cache for possible foreign changes.
+/// Callback of a cache for possible changes of the namespace by others.
 type Callback = Box<dyn Fn() + Send + Sync>;
 
 /// A cache's memory area and its mapping.
@@ -30,7 +30,7 @@ pub(crate) struct CacheArea {
 }
 
 impl CacheArea {
-    /// `None` while the area is not mapped.
+    /// Returns the area's window; `None` while the area is not mapped.
     fn window(&self) -> Option<Window> {
         self.mapping.lock().as_ref().map(|mapping| Window::new(&self.area, mapping.iova()))
     }
@@ -56,17 +56,18 @@ pub(crate) struct Fronts {
 }
 
 impl Fronts {
-    /// `released` is unmapped by the drive's manager.
+    /// Creates a `Fronts` without areas and callbacks. Areas that were in use are added to `released`, for
+    /// the drive's manager to unmap.
     pub(crate) fn new(released: &Released) -> Arc<Fronts> {
         Arc::new(Fronts { released: Arc::clone(released), ..Fronts::default() })
     }
 
-    /// An area without a mapping.
+    /// Returns an area without a mapping.
     pub(crate) fn new_area(area: &Area) -> Arc<CacheArea> {
         Arc::new(CacheArea { area: area.clone(), mapping: Lock::new(None) })
     }
 
-    /// Makes the area usable by cores until the lease is dropped. By then no command may use the area.
+    /// Makes the area usable by cores until the lease is dropped. No command may use the area at that time.
     pub(crate) fn add(self: &Arc<Self>, attached: Arc<CacheArea>) -> Lease {
         self.attached.lock().push(Arc::clone(&attached));
         self.generation.fetch_add(1, Ordering::Release);
@@ -77,7 +78,7 @@ impl Fronts {
         self.attached.lock().clone()
     }
 
-    /// Maps all areas that are not mapped, and returns the windows of all.
+    /// Maps all areas that are not mapped, and returns the windows of all areas.
     pub(crate) fn map(self: &Arc<Self>, function: &dyn Function) -> Result<Windows, MapError> {
         for attached in self.attached() {
             if attached.window().is_none() {
@@ -93,14 +94,15 @@ impl Fronts {
         self.callbacks.lock().push(callback);
     }
 
-    /// Reports that others may have written to the namespace. Called while no core can submit commands.
+    /// Calls all callbacks: others may have written to the namespace. Called while no core can submit
+    /// commands.
     pub(crate) fn notify(&self) {
         self.callbacks.lock().iter().for_each(|callback| callback());
     }
 }
 
-/// Keeps an area usable. After the drop no core uses it, and the manager unmaps it in its next step unless
-/// another owner exists.
+/// Keeps an area usable. After the drop no core uses the area. The manager unmaps the area in its next step
+/// unless another owner exists.
 pub(crate) struct Lease {
     fronts: Arc<Fronts>,
     attached: Arc<CacheArea>,
@@ -129,7 +131,7 @@ impl Windows {
         Windows { fronts: Arc::clone(fronts), generation, windows }
     }
 
-    /// IOVA of `piece`; `None` if it is in no window or the copy is outdated.
+    /// Returns the IOVA of `piece`; `None` if `piece` is in no window or the copy is outdated.
     #[inline]
     pub(crate) fn iova(&self, piece: &[u8]) -> Option<u64> {
         if self.is_outdated() {
@@ -142,7 +144,7 @@ impl Windows {
         self.generation != self.fronts.generation.load(Ordering::Acquire)
     }
 
-    /// Replaces an outdated copy. False if it is current.
+    /// Replaces an outdated copy. Returns false if the copy is current.
     #[cold]
     pub(crate) fn refresh(&mut self) -> bool {
         let is_outdated = self.is_outdated();

@@ -12,9 +12,9 @@ use crate::bar::Bar;
 use crate::dma::Iova;
 use crate::quirks::PciId;
 
-/// A DMA mapping of an area. Dropping it removes the mapping.
+/// A DMA mapping of an area, removed on drop.
 pub trait Mapping: Send + Sync {
-    /// IOVA of the area's first byte, a multiple of 4 KiB. The area is contiguous from there.
+    /// Returns the IOVA of the area's first byte, a multiple of 4 KiB. The area is contiguous from there.
     fn iova(&self) -> Iova;
 }
 
@@ -24,7 +24,7 @@ pub trait Mapping: Send + Sync {
 pub struct MapError {
     /// PCI address of the function.
     pub function: String,
-    /// Size of the area.
+    /// Size of the area in bytes.
     pub bytes: usize,
     /// Error of the system.
     #[source]
@@ -68,17 +68,17 @@ pub enum OpenFunctionError {
 /// One open PCI function. Bus mastering is off at first: a controller that was left enabled may use addresses
 /// at which other memory is mapped now.
 pub trait Function: Send + Sync {
-    /// BAR 0. Clones keep it mapped, and a requested removal ([`Function::is_removal_asked`]) completes only
-    /// when the function and the last clone are dropped.
+    /// Returns BAR 0. Clones keep BAR 0 mapped. A requested removal ([`Function::is_removal_asked`])
+    /// completes only when the function and the last clone are dropped.
     fn bar(&self) -> Bar;
 
-    /// PCI vendor and device identifier.
+    /// Reads the PCI vendor and device identifiers.
     fn id(&self) -> io::Result<PciId>;
 
     /// Maps an area for DMA: readable and, if the area is writable, writable by the drive.
     fn map(&self, area: &Area) -> Result<Box<dyn Mapping>, MapError>;
 
-    /// Turns bus mastering on or off. While off, the drive reaches no memory.
+    /// Turns bus mastering on or off. While off, the drive cannot access memory.
     fn set_bus_master(&self, is_on: bool) -> io::Result<()>;
 
     /// Resets the function (FLR or another reset of the bus). Afterwards the controller is disabled and bus
@@ -88,13 +88,14 @@ pub trait Function: Send + Sync {
     /// The system's error if the function cannot be reset.
     fn reset(&self) -> io::Result<()>;
 
-    /// True once a removal (hot removal, unbinding) was requested: the function should be closed soon.
+    /// Returns true once a removal (hot removal, unbinding) was requested. The function should then be closed
+    /// soon.
     fn is_removal_asked(&self) -> bool;
 }
 
-/// The PCI address of a drive, where it is opened again after a removal.
+/// A PCI address at which a drive is opened, also again after a removal.
 pub trait Bus: Send + Sync + fmt::Debug {
-    /// Address for logs: `0000:01:00.0`.
+    /// Returns the PCI address for logs, such as `0000:01:00.0`.
     fn address(&self) -> String;
 
     /// Opens the function that is present now.

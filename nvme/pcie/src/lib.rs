@@ -1,8 +1,8 @@
 //! User-space driver of NVMe drives on PCIe: polled queues, no interrupts, no kernel on the data path.
 //!
 //! A [`Function`] is one drive's PCI function: its registers ([`Bar`]) and DMA mappings ([`Function::map`]).
-//! VFIO implements the trait, and for tests the in-process controller of the crate `spindle-nvme-emulator`.
-//! Everything else in this crate is the same code for both.
+//! VFIO implements the trait and, for tests, so does the in-process controller of the crate
+//! `spindle-nvme-emulator`. All other code of this crate is the same for both.
 //!
 //! ```text
 //!   the drive's thread:  Manager: enable, identify, make queues, watch, abort, reset, close
@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Guarantee: each submitted request ends exactly once. Its buffer is released when the drive has completed
-//! it, or when the drive cannot reach memory any more: disabled with CSTS.RDY 0, bus mastering off, or gone.
-//! A handle that is dropped with commands in flight leaks their buffers.
+//! the request or can no longer access memory: disabled with CSTS.RDY 0, bus mastering off, or gone. A handle
+//! that is dropped with commands in flight leaks their buffers.
 //!
 //! Not supported: interrupts, controller memory buffer, metadata, zoned or key-value namespaces, multipath
 //! between drives.

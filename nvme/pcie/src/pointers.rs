@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   one or two pages           PRP 1, PRP 2                       no list
-//!   in one piece               one SGL data block in the entry    where the drive has SGLs
-//!   in several, up to 256      SGL last segment -> the command's own list page
-//!   any, in whole pages        PRP 1, PRP 2 -> list in the same page
+//!   one contiguous piece       one SGL data block in the entry    if the drive supports SGLs
+//!   up to 256 pieces           SGL last segment -> list page      if the drive supports SGLs
+//!   pieces that meet at pages  PRP 1, PRP 2 -> list page          also without SGLs
 //! ```
 //!
 //! Data is never copied. Memory other than the core's pool or a cache's is refused.
@@ -20,10 +20,10 @@ use crate::fronts::Windows;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// SGL descriptors (16 bytes) that fit the list page.
+/// Maximum number of SGL descriptors (16 bytes each) in the list page.
 const DESCRIPTORS_MAX: usize = PAGE_BYTES as usize / 16;
 
-/// Most bytes of a command: at most 257 pages, so PRP 1 and 256 entries of the list page.
+/// Maximum data of a command in bytes: at most 257 pages, so PRP 1 and 256 entries of the list page.
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
 /// An area of memory and its IOVA: the core's pool, or a cache's memory.
@@ -39,7 +39,7 @@ impl Window {
         Window { base: area.base().addr().get(), bytes: area.bytes(), iova }
     }
 
-    /// IOVA of `piece`; `None` if it is not within the window.
+    /// Returns the IOVA of `piece`; `None` if `piece` is not within the window.
     #[inline]
     pub(crate) fn iova(&self, piece: &[u8]) -> Option<u64> {
         let offset = piece.as_ptr().addr().wrapping_sub(self.base);
@@ -51,13 +51,12 @@ impl Window {
     }
 }
 
-/// Makes data pointers of commands.
 pub(crate) struct Pointers {
     /// Memory of the core's pool.
     pub(crate) window: Window,
     /// Memory of caches.
     pub(crate) cache_windows: Windows,
-    /// Use SGLs where two PRPs are not enough.
+    /// SGLs are used where two PRP entries are not enough.
     pub(crate) has_sgls: bool,
 }
 
@@ -76,7 +75,7 @@ impl ListPage<'_> {
     }
 }
 
-/// PRP 1 and 2 of `bytes` from `iova`; `None` if they span more than two pages.
+/// Returns PRP 1 and PRP 2 of `bytes` from `iova`; `None` if the bytes span more than two pages.
 #[inline]
 fn two_pages(iova: u64, bytes: usize) -> Option<(u64, u64)> {
     let (first, bytes) = (PAGE - iova % PAGE, bytes as u64);
@@ -90,7 +89,7 @@ fn two_pages(iova: u64, bytes: usize) -> Option<(u64, u64)> {
 }
 
 impl Pointers {
-    /// IOVA of `piece`; `None` if it is not mapped as a whole.
+    /// Returns the IOVA of `piece`; `None` if `piece` is not mapped as a whole.
     #[inline]
     fn iova(&self, piece: &[u8]) -> Option<u64> {
         match self.window.iova(piece) {
@@ -99,16 +98,16 @@ impl Pointers {
         }
     }
 
-    /// IOVA in a cache's memory. A function of its own, so that commands with data in the pool do not pay for
-    /// it.
+    /// Returns the IOVA in a cache's memory. Never inlined, so that commands with data in the pool do not pay
+    /// for this path.
     #[cold]
     #[inline(never)]
     fn cache_iova(&self, piece: &[u8]) -> Option<u64> {
         self.cache_windows.iova(piece)
     }
 
-    /// PRP 1 and 2 of the first `bytes` of a buffer. `None` if they span more than two pages, or the buffer
-    /// is not contiguous, is shorter or is not in the pool.
+    /// Returns PRP 1 and PRP 2 of the first `bytes` of a buffer. Returns `None` if the bytes span more than
+    /// two pages, or if the buffer is not contiguous, is shorter, or is not in the pool.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn pages(&self, buf: &Buf, bytes: usize) -> Option<(u64, u64)> {
@@ -121,9 +120,9 @@ impl Pointers {
         two_pages(self.cache_windows.iova(buf.as_slice()?.get(..bytes)?)?, bytes)
     }
 
-    /// Sets the data pointer for `buf[offset .. offset + bytes]`. `None` if that is longer than the buffer or
-    /// not mapped for the drive; or if it needs a PRP list, without SGLs or with more than `DESCRIPTORS_MAX`
-    /// pieces, and an inner piece does not begin and end at a page.
+    /// Sets the data pointer for `buf[offset .. offset + bytes]`. Returns `None` if this range is longer than
+    /// the buffer or not mapped for the drive. Without SGLs, or with more than `DESCRIPTORS_MAX` pieces, the
+    /// pieces must meet at page boundaries, otherwise returns `None`.
     #[inline]
     pub(crate) fn set_data_pointer(
         &self,
@@ -190,7 +189,7 @@ impl Pointers {
             }
             count += 1;
         }
-        // At most 4096 bytes.
+        // At most 4096 bytes, which fit the list page.
         let list_bytes = u32::try_from(count * size_of::<Sgl>()).ok()?;
         Some(sqe.with_sgl(Sgl::last_segment(list.iova.0, list_bytes)))
     }
@@ -234,7 +233,7 @@ impl Pointers {
     }
 }
 
-/// Iterator over the contiguous pieces of a part of a buffer.
+/// Iterator over the contiguous pieces of a byte range of a buffer.
 struct Pieces<S> {
     segments: S,
     skip: usize,

@@ -2,20 +2,22 @@
 //!
 //! ```text
 //!   push ─> entry at the tail ... ring ─> one doorbell (or a shadow doorbell) for all new entries
-//!   pop  <─ completion with the expected phase ... acknowledge ─> head doorbell, seldom
+//!   pop  <─ completion with the expected phase ... acknowledge ─> head doorbell, if due
 //! ```
 //!
-//! Order: entries are stored before the doorbell (release fence; registers are uncached, and x86-64 keeps
-//! stores in order); the word with the phase is loaded before the rest of a completion (acquire). With shadow
-//! doorbells a full fence separates the driver's store of the tail from its load of EventIdx, as the
-//! controller has one between its store of EventIdx and its load of the tail: one of them sees the other's
-//! store.
+//! Order of accesses: entries are stored before the doorbell (release fence; registers are uncached, and
+//! x86-64 keeps stores in order). The word with the phase is loaded before the rest of a completion
+//! (acquire).
 //!
-//! The head doorbell is written when half of the completion queue's slack is used. The slack is
-//! `cq_entries - sq_entries`: `sq_entries` where CAP.MQES allows, else less, down to 0. There is always room
-//! for the completions of the commands in flight.
+//! With shadow doorbells, a full fence separates the driver's store of the tail from its load of EventIdx.
+//! The controller has such a fence between its store of EventIdx and its load of the tail. So at least one of
+//! the two sees the store of the other.
 //!
-//! A queue pair does not track commands: the caller must have at most [`Layout::depth`] in flight.
+//! The head doorbell is written when more than half of the completion queue's slack is used. The slack is
+//! `cq_entries - sq_entries`: `sq_entries` where the limits of [`Layout::new`] allow, otherwise less, down to
+//! 0. So there is always room for the completions of the commands in flight.
+//!
+//! A queue pair does not track commands: the caller must have at most [`Layout::depth`] commands in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -45,20 +47,22 @@ pub(crate) struct Completion {
     pub(crate) status: Status,
 }
 
-/// Offsets of submission queue, completion queue, list pages and zero page in a queue pair's memory.
+/// Sizes of the parts of a queue pair's memory, from which their offsets follow: submission queue, completion
+/// queue, list pages, zero page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) sq_entries: u16,
-    /// Twice `sq_entries` where CAP.MQES allows.
+    /// Twice `sq_entries`, unless CAP.MQES or the limit of 4096 is smaller. The admin queue has `sq_entries`.
     pub(crate) cq_entries: u16,
-    /// Pages for PRP lists, SGL segments and ranges, one for each command slot; may exceed `sq_entries`.
+    /// Number of pages for PRP lists, SGL segments and ranges, one for each command slot of an I/O queue. May
+    /// exceed `sq_entries`. The admin queue has one, for data.
     pub(crate) list_pages: u16,
 }
 
 impl Layout {
-    /// Layout for `depth` commands in flight, or fewer where `entries_max` (CAP.MQES + 1) is smaller. The
-    /// submission queue has at least `entries_min` entries, also at a smaller depth; no queue has more than
-    /// `entries_max` or 4096.
+    /// Creates a layout for `depth` commands in flight, or fewer if `entries_max` (CAP.MQES + 1) is too
+    /// small. The submission queue has at least `entries_min` entries, also at a smaller depth. Each queue
+    /// has at least 2 entries, and at most `entries_max` and 4096.
     pub(crate) fn new(depth: u32, entries_min: u32, entries_max: u32) -> Layout {
         let entries_max = entries_max.clamp(2, 4096);
         let sq_entries = depth.saturating_add(1).max(entries_min).clamp(2, entries_max);
@@ -68,7 +72,7 @@ impl Layout {
         Layout { sq_entries: short(sq_entries), cq_entries: short(cq_entries), list_pages }
     }
 
-    /// Most commands in flight.
+    /// Returns the maximum number of commands in flight.
     pub(crate) fn depth(self) -> u16 {
         (self.sq_entries - 1).min(self.list_pages)
     }
@@ -77,19 +81,21 @@ impl Layout {
         (usize::from(self.sq_entries) * SQE_BYTES).next_multiple_of(PAGE_BYTES as usize)
     }
 
-    /// IOVA of the completion queue of a pair whose memory begins at `begin`.
+    /// Returns the IOVA of the completion queue of a pair whose memory begins at `begin`.
     pub(crate) fn cq_iova(self, begin: Iova) -> Iova {
         begin.plus(self.cq_offset() as u64)
     }
 
-    /// The submission queue entry at `index`. The caller has loaded the tail doorbell before (acquire).
+    /// Reads the submission queue entry at `index`; `None` if `index` is beyond the memory. The caller has
+    /// loaded the tail doorbell before (acquire).
     pub(crate) fn entry(self, memory: &DmaMemory, index: u16) -> Option<Words> {
         let begin = usize::from(index) * SQE_WORDS;
         let words: &[AtomicU64; SQE_WORDS] = memory.words().get(begin..begin + SQE_WORDS)?.try_into().ok()?;
         Some(std::array::from_fn(|at| words[at].load(Ordering::Relaxed)))
     }
 
-    /// Writes the completion queue entry at `index`: the word with the phase last (release).
+    /// Writes the completion queue entry at `index`, the word with the phase (`last`) after the other one
+    /// (release).
     pub(crate) fn put_completion(self, memory: &DmaMemory, index: u16, result: u64, last: u64) {
         let begin = self.cq_offset() / 8 + usize::from(index) * CQE_WORDS;
         if let Some([first, second]) = memory.words().get(begin..begin + CQE_WORDS) {
@@ -98,13 +104,13 @@ impl Layout {
         }
     }
 
-    /// Offset of the list page of command slot `slot`.
+    /// Returns the offset in bytes of the list page of command slot `slot`.
     pub(crate) fn list_offset(self, slot: usize) -> usize {
         let cq_bytes = (usize::from(self.cq_entries) * CQE_BYTES).next_multiple_of(PAGE_BYTES as usize);
         self.cq_offset() + cq_bytes + slot * PAGE_BYTES as usize
     }
 
-    /// Offset of the zero page, which stays zero.
+    /// Returns the offset in bytes of the zero page, which stays zero.
     pub(crate) fn zeroes_offset(self) -> usize {
         self.list_offset(usize::from(self.list_pages))
     }
@@ -122,13 +128,14 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    /// True if a step from `old` to `new` passes EventIdx, so that the register must be written.
+    /// Returns true if the change from `old` to `new` passes EventIdx (`event`), so that the register must be
+    /// written.
     fn must_ring(event: u16, old: u16, new: u16) -> bool {
         new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
     }
 
-    /// Word index and bit shift of a doorbell. With DSTRD 0 the tail and head doorbells of a queue share a
-    /// 64-bit word.
+    /// Returns the word index and bit shift of the shadow of the doorbell register at `offset`. With DSTRD 0,
+    /// the tail and head doorbells of a queue pair share a 64-bit word.
     fn position(offset: u64) -> (usize, u32) {
         let offset = offset - u64::from(nvme_spec::register::DOORBELLS);
         (usize::try_from(offset / 8).unwrap_or(usize::MAX), if offset.is_multiple_of(8) { 0 } else { 32 })
@@ -146,7 +153,7 @@ impl Shadow {
         }
     }
 
-    /// Shadow tail of queue pair `qid` (DSTRD 0). Acquire: the entries before the tail are visible.
+    /// Loads the shadow tail of queue pair `qid` (DSTRD 0). Acquire: the entries before the tail are visible.
     pub(crate) fn tail(&self, qid: u16) -> u16 {
         let (word, shift) = Self::position(sq_tail_doorbell(qid, 0));
         let value = self.memory.words().get(word).map_or(0, |word| word.load(Ordering::Acquire));
@@ -154,7 +161,7 @@ impl Shadow {
         u16::from_le_bytes([low, high])
     }
 
-    /// Stores a shadow doorbell. True if the register must be written as well.
+    /// Stores a shadow doorbell. Returns true if the register must be written as well.
     #[inline]
     fn store(&self, doorbell: u64, old: u16, new: u16) -> bool {
         let (word, shift) = Self::position(doorbell);
@@ -165,8 +172,8 @@ impl Shadow {
             // A doorbell beyond the page has no shadow.
             return true;
         };
-        // The other half of the word is unused or belongs to the same queue pair, which only this core
-        // writes.
+        // The other half of the word is unused, or belongs to the same queue pair, whose doorbells only this
+        // core writes.
         let kept = value.load(Ordering::Relaxed) & !(0xffff_ffff << shift);
         value.store(kept | u64::from(new) << shift, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -198,7 +205,8 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    /// A queue pair in `memory`, which has at least [`Layout::bytes`], with zeroes in the completion queue.
+    /// Creates a queue pair in `memory`, which must have at least [`Layout::bytes`] and a zeroed completion
+    /// queue.
     pub(crate) fn new(qid: u16, layout: Layout, memory: Arc<DmaMemory>, bar: Bar, dstrd: u8) -> QueuePair {
         QueuePair {
             memory,
@@ -218,7 +226,7 @@ impl QueuePair {
         }
     }
 
-    /// Adds shadow doorbells and resets their values for this queue.
+    /// Sets the shadow doorbells, if any, and zeroes their values for this queue.
     pub(crate) fn with_shadow(mut self, shadow: Option<Shadow>) -> QueuePair {
         if let Some(shadow) = &shadow {
             shadow.reset(self.sq_doorbell);
@@ -270,8 +278,8 @@ impl QueuePair {
         self.sq_tail = if next == self.layout.sq_entries { 0 } else { next };
     }
 
-    /// Writes the tail doorbell once for all entries since the last call; with shadow doorbells the register
-    /// only if EventIdx requests it.
+    /// Writes the tail doorbell once for all entries since the last call. With shadow doorbells, writes the
+    /// register only if EventIdx requires the write.
     #[inline]
     pub(crate) fn ring(&mut self) {
         if self.sq_tail == self.sq_tail_written {
@@ -288,7 +296,7 @@ impl QueuePair {
         self.sq_tail_written = self.sq_tail;
     }
 
-    /// Takes the next completion; `None` if its phase is not the expected one.
+    /// Removes and returns the next completion; `None` if its phase is not the expected one.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn pop(&mut self) -> Option<Completion> {
@@ -315,7 +323,7 @@ impl QueuePair {
         })
     }
 
-    /// Writes the head doorbell once half of the completion queue's slack is used.
+    /// Writes the head doorbell if more than half of the completion queue's slack is used.
     #[inline]
     pub(crate) fn acknowledge(&mut self) {
         let slack = self.layout.cq_entries - self.layout.sq_entries;

@@ -1,5 +1,5 @@
-//! [`Quirks`]: requirements of some drives that registers and Identify data do not report, by PCI vendor
-//! and device.
+//! [`Quirks`]: by PCI vendor and device, requirements of some drives that registers and Identify data do not
+//! report.
 //!
 //! From the tables of Linux (`drivers/nvme/host/pci.c`, `nvme_id_table`) and SPDK
 //! (`lib/nvme/nvme_quirks.c`), without quirks for features that this driver does not use.
@@ -21,9 +21,9 @@ pub struct PciId {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Quirks {
-    /// Do not use SGLs although SGLS reports them.
+    /// SGLs must not be used although SGLS reports them.
     pub(crate) has_bad_sgls: bool,
-    /// Least entries of an I/O submission queue.
+    /// Minimum number of entries of an I/O submission queue.
     pub(crate) queue_entries_min: u32,
     /// Wait after CC.EN was cleared, before CSTS is read.
     pub(crate) ready_delay: Duration,
@@ -52,9 +52,9 @@ impl Quirks {
             (INTEL, 0x0953 | 0x0a53 | 0x0a54 | 0x0a55) => {
                 Quirks { queue_entries_min: 1024, has_stripes: true, ..none }
             }
-            // SPDK: NVME_QUIRK_MINIMUM_IO_QUEUE_SIZE. Its stripes are not in Linux's table.
+            // SPDK: NVME_QUIRK_MINIMUM_IO_QUEUE_SIZE. Linux's table has no stripes for this device.
             (INTEL, 0x0b60) => Quirks { queue_entries_min: 1024, ..none },
-            // Both: NVME_QUIRK_DELAY_BEFORE_CHK_RDY; a826 only SPDK, Seagate and HGST only Linux.
+            // Linux and SPDK: NVME_QUIRK_DELAY_BEFORE_CHK_RDY; a826 only SPDK, Seagate and HGST only Linux.
             (SAMSUNG, 0xa821 | 0xa822 | 0xa826)
             | (MEMBLAZE, 0x0540)
             | (SEAGATE, 0x0100)
@@ -63,9 +63,9 @@ impl Quirks {
         }
     }
 
-    /// Blocks of a stripe, for a namespace without NOIOB; 0 for none. Byte 3 of the vendor-specific part of
-    /// Identify Controller is the exponent of the stripe size, `1 << exponent` pages of 4 KiB (SPDK's
-    /// `nvme_ns_set_identify_data`); if that is 0, MDTS is the exponent (Linux).
+    /// Returns the blocks of a stripe, for a namespace without NOIOB; 0 without stripes. Byte 3 of the
+    /// vendor-specific part of Identify Controller is the exponent of the stripe size, `1 << exponent` pages
+    /// of 4 KiB (SPDK's `nvme_ns_set_identify_data`). If that byte is 0, MDTS is the exponent (Linux).
     pub(crate) fn stripe_blocks(&self, controller: &IdentifyController, shift: u32) -> u32 {
         let [_, _, _, own, ..] = controller.vs;
         let exponent = if own == 0 { controller.mdts } else { own };

@@ -1,5 +1,5 @@
-//! [`Rules`]: limits of a controller and a namespace for the data path; [`Namespace`]; disk errors of
-//! statuses.
+//! [`Rules`], the limits of a controller and a namespace for the data path; [`Namespace`]; classification of
+//! status codes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,43 +11,45 @@ use crate::dma::PAGE_BYTES;
 use crate::entry::Task;
 use crate::pointers::TRANSFER_BYTES_MAX;
 
-/// Most blocks of a command with NLB, which has 16 bits: all but Dataset Management and Copy.
+/// Maximum number of blocks of a command with NLB, a zero-based 16-bit field. Dataset Management and Copy
+/// have no NLB.
 const NLB_MAX: u32 = 1 << 16;
 
-/// Most source ranges of one Copy: those that fit a list page.
+/// Maximum number of source ranges of one Copy: the 32-byte descriptors that fit one list page.
 const COPY_RANGES_MAX: u32 = PAGE_BYTES / 32;
 
-/// How Write Zeroes of the disk is executed.
+/// Method of [`Op::WriteZeroes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zeroing {
     /// The Write Zeroes command.
     Command,
-    /// Writes whose PRPs name a zero page.
+    /// Writes whose PRP entries all point to one zero page.
     Writes,
 }
 
-/// How Deallocate of the disk is executed.
+/// Method of [`Op::Deallocate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Deallocating {
     /// Write Zeroes with DEAC: the range reads as zeroes.
     WriteZeroes,
-    /// Dataset Management, a hint. Blocks that the drive leaves allocated, such as partial units at the ends,
-    /// read as before; DLFEAT does not cover them.
+    /// Dataset Management, a hint to the drive. Blocks that the drive leaves allocated, such as partial units
+    /// at the ends, keep their data; DLFEAT does not cover these blocks.
     DatasetManagement,
     /// Not supported.
     No,
 }
 
-/// Most Write Zeroes commands for one deallocation: a trim of 7.68 TB in blocks of 512 bytes would be 229,000
-/// of them, each possibly a real write, and is 4 commands of Dataset Management.
+/// Maximum number of Write Zeroes commands for one deallocation. A trim of 7.68 TB in blocks of 512 bytes
+/// would need 229,000 commands, each possibly a real write. Dataset Management needs 4.
 const ZEROES_OF_DEALLOCATION_MAX: u32 = 64;
 
-/// Limits of one Copy command; zeroes if the drive does not support it.
+/// Limits of one Copy command; both are 0 if the drive does not support Copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CopyLimits {
-    /// Most blocks of a source range.
+    /// Maximum number of blocks of a source range.
     pub(crate) range_blocks: u32,
-    /// Most blocks of all ranges together; the ranges' descriptors fit one list page.
+    /// Maximum number of blocks of all source ranges together, such that the range descriptors fit one list
+    /// page.
     pub(crate) blocks: u32,
 }
 
@@ -65,32 +67,33 @@ pub(crate) struct Rules {
     pub(crate) nsid: u32,
     /// Base-2 logarithm of the block size in bytes (LBADS).
     pub(crate) shift: u32,
-    /// Most blocks of a Read, Write or Compare (MDTS, [`TRANSFER_BYTES_MAX`], [`NLB_MAX`]).
+    /// Maximum number of blocks of a Read, Write or Compare (MDTS, [`TRANSFER_BYTES_MAX`], [`NLB_MAX`]).
     pub(crate) transfer_blocks: u32,
     /// Boundary in blocks that a Read, Write or Compare does not cross (NOIOB, or the stripe of a quirk); 0
-    /// for none.
+    /// without a boundary.
     pub(crate) boundary_blocks: u32,
-    /// Most blocks of one Write Zeroes (the smallest of WZSL, WZDSL and [`NLB_MAX`]).
+    /// Maximum number of blocks of one Write Zeroes (the smallest of WZSL, WZDSL and [`NLB_MAX`]).
     pub(crate) zeroing_blocks: u32,
-    /// Most blocks of one Dataset Management (DMRSL, DMSL).
+    /// Maximum number of blocks of one Dataset Management (DMRSL, DMSL).
     pub(crate) dsm_blocks: u32,
     pub(crate) zeroing: Zeroing,
     pub(crate) deallocating: Deallocating,
     /// ONCS has Dataset Management.
     pub(crate) has_dsm: bool,
-    /// The drive refused Write Zeroes or DEAC although it reports it.
+    /// The drive refused Write Zeroes or DEAC although Identify data reports support.
     pub(crate) has_fallen_back: bool,
-    /// VWC: without a volatile write cache a flush completes at once.
+    /// VWC reports a volatile write cache. Without one, a flush needs no command.
     pub(crate) has_volatile_cache: bool,
     /// ONCS has Compare, and the drive has not refused it.
     pub(crate) has_compare: bool,
-    /// Most blocks of one Verify (VSL); 0 if it is not supported.
+    /// Maximum number of blocks of one Verify (VSL); 0 if Verify is not supported.
     pub(crate) verify_blocks: u32,
     pub(crate) copy_limits: CopyLimits,
 }
 
 impl Rules {
-    /// `mpsmin` is CAP.MPSMIN, the unit of MDTS, VSL, WZSL and WZDSL.
+    /// Creates the rules of a namespace. `mpsmin` is CAP.MPSMIN: MDTS, VSL, WZSL and WZDSL are exponents of
+    /// 2, in units of `2^(12 + mpsmin)` bytes.
     pub(crate) fn new(
         namespace: &Namespace,
         controller: &IdentifyController,
@@ -137,13 +140,14 @@ impl Rules {
         }
     }
 
-    /// Optional commands that the drive executes.
+    /// Returns the optional operations that the drive executes.
     pub(crate) fn abilities(&self) -> Abilities {
         let (verify, copy) = (self.verify_blocks > 0, self.copy_limits.blocks > 0);
         Abilities { compare: self.has_compare, verify, copy, reads_in_place: false }
     }
 
-    /// Disables an optional command that the drive has refused with Invalid Opcode.
+    /// Disables Compare, Verify or Copy after the drive refused it with Invalid Opcode. No effect for other
+    /// operations.
     pub(crate) fn disable(&mut self, task: Task) {
         match task {
             Task::Op(Op::Compare) => self.has_compare = false,
@@ -155,15 +159,16 @@ impl Rules {
         }
     }
 
-    /// True if a deallocation of `blocks` may use Write Zeroes: it is not too large, or there is no Dataset
-    /// Management.
+    /// Returns true if a deallocation of `blocks` may use Write Zeroes: at most `ZEROES_OF_DEALLOCATION_MAX`
+    /// commands suffice, or the drive has no Dataset Management.
     pub(crate) fn may_deallocate_by_zeroes(&self, blocks: u32) -> bool {
         !self.has_dsm || blocks <= self.zeroing_blocks.saturating_mul(ZEROES_OF_DEALLOCATION_MAX)
     }
 
-    /// After a Write Zeroes or DEAC that was refused with `code`, selects the next method, if any. True if
-    /// the command should be submitted again, by that method or to fail as not supported. Some drives refuse
-    /// what they report (SK hynix SC300: Linux's quirk for 1c5c:1504).
+    /// Selects the next method, if any, after the drive refused Write Zeroes or DEAC with `code`: Invalid
+    /// Opcode or Invalid Field. Returns true if the command should be submitted again, with that method or to
+    /// fail as not supported. Some drives refuse commands that they report (SK hynix SC300: Linux's quirk for
+    /// 1c5c:1504).
     pub(crate) fn fall_back(&mut self, task: Task, code: Status) -> bool {
         if ![Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&code) {
             return false;
@@ -186,17 +191,17 @@ impl Rules {
             self.zeroing = Zeroing::Writes;
         }
         self.has_fallen_back |= is_deac || is_zeroes;
-        // Also for a command that was in flight when another one was refused.
+        // True also for a command that was in flight when another command was refused.
         self.has_fallen_back
     }
 
-    /// True if a read or write of the range is one command.
+    /// Returns true if one command can read or write the whole range; false for an empty range.
     #[inline]
     pub(crate) fn is_one_piece(&self, range: BlockRange) -> bool {
         range.blocks != 0 && self.data_blocks(range) == range.blocks
     }
 
-    /// Blocks of the next command for the remaining range `left`.
+    /// Returns the number of blocks of the next command for the remaining range `left`.
     #[inline]
     pub(crate) fn piece_blocks(&self, op: Op, left: BlockRange) -> u32 {
         match op {
@@ -222,13 +227,14 @@ impl Rules {
             return blocks;
         }
         let boundary = u64::from(self.boundary_blocks);
-        // Fits: `room` is at most `boundary_blocks`.
+        // `room` fits 32 bits: it is at most `boundary_blocks`.
         let room = boundary - left.lba % boundary;
         blocks.min(u32::try_from(room).unwrap_or(blocks))
     }
 }
 
-/// Most blocks of a Dataset Management command with one range (DMRSL, DMSL).
+/// Returns the maximum number of blocks of a Dataset Management command with one range (DMRSL, DMSL; 0 means
+/// no limit).
 fn dsm_blocks(nvm: &IdentifyControllerNvm) -> u32 {
     let limit = |blocks: u64| if blocks == 0 { u32::MAX } else { u32::try_from(blocks).unwrap_or(u32::MAX) };
     limit(nvm.dmrsl.get().into()).min(limit(nvm.dmsl.get()))
@@ -248,23 +254,24 @@ pub struct UnfitNamespace {
     pub allowed: &'static str,
 }
 
-/// A namespace, as identified.
+/// A namespace of a drive, from Identify Namespace.
 #[derive(Debug)]
 pub struct Namespace {
     /// NSID.
     pub nsid: u32,
-    /// NGUID; zeroes if it has none.
+    /// NGUID; zeroes if the namespace has none.
     pub nguid: [u8; 16],
-    /// EUI64; zeroes if it has none.
+    /// EUI64; zeroes if the namespace has none.
     pub eui64: [u8; 8],
     /// Base-2 logarithm of the block size in bytes (LBADS).
     pub(crate) shift: u32,
     blocks: AtomicU64,
-    /// NOIOB, in blocks; 0 for none.
+    /// NOIOB in blocks; 0 without a boundary.
     boundary_blocks: u32,
     /// DLFEAT bit 3: Write Zeroes supports DEAC.
     has_deac: bool,
-    /// Most blocks that a write changes atomically (NAWUN or AWUN; 1 if there are atomic boundaries).
+    /// Maximum number of blocks that a write changes atomically (NAWUN or AWUN plus 1; 1 with atomic
+    /// boundaries).
     atomic_blocks: u32,
     copy_limits: CopyLimits,
     /// NSATTR bit 0: the namespace is write protected.
@@ -272,7 +279,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Checks Identify Namespace and takes the values that the driver needs.
+    /// Checks Identify Namespace and copies the values that the driver needs. Fails for a format with
+    /// metadata, a block size other than 512 or 4096 bytes, or an invalid size.
     pub(crate) fn new(
         nsid: u32,
         id: &IdentifyNamespace,
@@ -315,7 +323,7 @@ impl Namespace {
         })
     }
 
-    /// True if NSID, block size and identifiers match. The size may differ.
+    /// Returns true if NSID, block size and identifiers match. The size may differ.
     pub(crate) fn is_same(&self, other: &Namespace) -> bool {
         self.nsid == other.nsid
             && self.shift == other.shift
@@ -327,7 +335,7 @@ impl Namespace {
         self.blocks.store(blocks, Ordering::Relaxed);
     }
 
-    /// Current size in blocks (NSZE).
+    /// Returns the current size in blocks (NSZE).
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Relaxed)
@@ -350,8 +358,8 @@ impl Namespace {
     }
 }
 
-/// True for a transient failure: DNR is clear and the status is about an abort, transfer, path or readiness,
-/// not the command.
+/// Returns true for a transient failure: DNR is clear, and the status reports an abort, an interruption, a
+/// transfer or path error, or a namespace that is not ready.
 pub(crate) fn is_transient(status: Status) -> bool {
     if status.is_dnr() {
         return false;

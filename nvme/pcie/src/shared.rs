@@ -18,24 +18,25 @@ use crate::rules::{Namespace, Rules};
 
 pub(crate) const TICK_MS: u64 = 100;
 
-/// Time limits and intervals of a drive. Defaults are those of Linux where it has the setting.
+/// Time limits, intervals and queue pairs of a drive. Defaults are those of Linux where Linux has the
+/// setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Time until an I/O command is aborted.
+    /// Time from the submission of an I/O command until its Abort.
     pub command_timeout: Duration,
     /// Time from the Abort until the controller is reset.
     pub abort_timeout: Duration,
-    /// Time until an admin command leads to a controller reset.
+    /// Time from the submission of an admin command until it leads to a controller reset.
     pub admin_timeout: Duration,
-    /// Most I/O queue pairs requested of the controller. Each core uses one per namespace; with too few,
-    /// cores share.
+    /// Maximum number of I/O queue pairs requested of the controller. Each core uses one per namespace; with
+    /// too few, cores share.
     pub queue_pairs: u32,
     /// Interval of reading the health log.
     pub health_interval: Duration,
     /// Interval of attempts to open a drive that is away.
     pub reopen_interval: Duration,
-    /// Time that requests wait for a drive that was lost or is reset, before they fail. They do not wait for
-    /// a drive whose removal was requested.
+    /// Time that requests wait for a drive that was lost or is reset, before they fail. Requests do not wait
+    /// for a drive whose removal was requested.
     pub return_timeout: Duration,
 }
 
@@ -69,10 +70,10 @@ pub struct DriveFacts {
     pub model: String,
     /// Firmware revision (FR), without padding.
     pub firmware: String,
-    /// I/O queue pairs that the controller gave and whose doorbells fit BAR 0, at most
+    /// Number of I/O queue pairs that the controller allocated and whose doorbells are within BAR 0, at most
     /// [`Settings::queue_pairs`].
     pub queue_pairs: u32,
-    /// Most entries of a queue (CAP.MQES + 1).
+    /// Maximum number of entries of a queue (CAP.MQES + 1).
     pub entries_max: u32,
     /// I/O commands may use SGLs.
     pub has_sgls: bool,
@@ -80,8 +81,8 @@ pub struct DriveFacts {
     pub has_shadow_doorbells: bool,
 }
 
-/// Compare, Verify and Copy commands submitted to the drive, which spare the target reads and writes.
-/// Repeated submissions count.
+/// Numbers of Compare, Verify and Copy commands submitted to the drive, repeated submissions included. Each
+/// replaces reads and writes by the target.
 #[derive(Debug, Default)]
 pub(crate) struct Offloaded {
     pub(crate) compares: AtomicU64,
@@ -103,7 +104,7 @@ impl Offloaded {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Logs the counts. Called once, when the drive is closed.
+    /// Logs the counts, unless all are 0. Called once, when the drive is closed.
     pub(crate) fn log(&self, drive: &str) {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (compares, verifies, copies) =
@@ -114,7 +115,7 @@ impl Offloaded {
     }
 }
 
-/// State that changes seldom, behind a lock that the data path does not take.
+/// State that rarely changes, behind a lock that the data path does not take.
 #[derive(Default)]
 pub(crate) struct State {
     /// The open function; `None` while the drive is away.
@@ -130,7 +131,7 @@ pub(crate) struct State {
     fronts: Vec<Weak<Fronts>>,
     /// Result of the first start; `None` until it is known.
     pub(crate) first_result: Option<Result<(), NotOpened>>,
-    /// Guards by NSID, kept while the drive is open, whatever namespace has the NSID.
+    /// Guards by NSID. A guard is kept while the drive is open, also if another namespace has the NSID later.
     guards: Vec<(u32, Arc<Guard>)>,
 }
 
@@ -155,7 +156,7 @@ impl State {
         self.fronts.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Takes the prepared mapping of a pool.
+    /// Removes and returns the prepared mapping of a pool, if there is one.
     pub(crate) fn take_prepared(&mut self, pool: &Area) -> Option<Box<dyn Mapping>> {
         let place = |area: &Area| (area.base(), area.bytes());
         let index = self.prepared.iter().position(|(area, _)| place(area) == place(pool))?;
@@ -163,7 +164,7 @@ impl State {
     }
 }
 
-/// Why the first start of a drive failed.
+/// Reason why the first start of a drive failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NotOpened {
     pub(crate) why: String,
@@ -178,19 +179,19 @@ pub(crate) struct Shared {
     /// Cache memory for the manager to unmap.
     pub(crate) released: Released,
     changed: Condvar,
-    /// Set to make the manager shut the drive down.
+    /// True once the manager is to shut the drive down.
     pub(crate) is_closing: AtomicBool,
-    /// Whether the drive may have lost its volatile write cache. Cores read it when they apply a queue
-    /// command other than `Wait`, `Replay` and `Go`.
+    /// Whether the drive may have lost its volatile write cache. Cores load this value when they apply
+    /// `Stop`, `Rewind`, `Gone` or `Absent`.
     pub(crate) may_lose_cache: AtomicBool,
-    /// Losses of acknowledged, unflushed writes. The next flush of each core fails: the writes' hosts are not
-    /// known, so every host must get an error.
+    /// Number of recorded losses of acknowledged, unflushed writes. After a loss, the next flush of each core
+    /// fails: the hosts that wrote are not known, so every host must receive an error.
     pub(crate) losses: AtomicU64,
-    /// Value of `losses` when a flush last failed because of one.
+    /// Value of `losses` at the last flush that reported a loss.
     pub(crate) losses_reported: AtomicU64,
-    /// Completions on I/O queues that matched no command.
+    /// Number of completions on I/O queues that matched no command.
     pub(crate) strays: AtomicU64,
-    /// I/O commands that failed: after all retries, or with a status that is not retried.
+    /// Number of I/O commands that failed after all retries, or with a status that is not retried.
     pub(crate) failures: AtomicU64,
     pub(crate) offloaded: Offloaded,
 }
@@ -223,7 +224,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Blocks until the first start has a result. Never call it on a core.
+    /// Blocks until the first start has a result, and returns the result. Never call this on a core.
     pub(crate) fn wait_first_result(&self) -> Result<(), NotOpened> {
         let mut state = self.state();
         loop {
@@ -234,14 +235,14 @@ impl Shared {
         }
     }
 
-    /// Unmaps released cache memory. May take seconds; never call it on a core.
+    /// Unmaps released cache memory. May take seconds; never call this on a core.
     pub(crate) fn drop_released(&self) {
         let released = std::mem::take(&mut *self.released.lock());
-        // Outside the lock, which cores take.
+        // Dropped outside the lock, because cores take the lock.
         drop(released);
     }
 
-    /// Rules of a namespace; `None` if the drive does not have it.
+    /// Returns the rules of a namespace; `None` if the drive does not have the namespace.
     pub(crate) fn rules(&self, nsid: u32) -> Option<Rules> {
         let state = self.state();
         state.namespaces.iter().find(|(namespace, _)| namespace.nsid == nsid).map(|(_, rules)| *rules)

@@ -1,22 +1,23 @@
 //! [`SharedQueue`]: a drive's queue pair that several cores use.
 //!
-//! A drive may have fewer queue pairs than cores and namespaces need. A core without one, the *sharer*, uses
-//! a queue pair in memory as if it were the drive's. A core with a queue pair of the drive, the *host*, acts
-//! as the drive for its sharers in every poll:
+//! A drive may have fewer queue pairs than its namespaces need on all cores. A core without a queue pair, the
+//! *sharer*, uses a queue pair in memory as if it were one of the drive. A core with a queue pair of the
+//! drive, the *host*, serves its sharers in every poll, as the drive would:
 //!
 //! ```text
 //!   sharer: push ─> entry ... ring ─> shadow doorbell          completion ─> pop
 //!   host:   forward: the entry, under a CID of the host's ─> the drive's queue ─> complete: the sharer's CID
 //! ```
 //!
-//! Each of the two queues has one writer and one reader: the doorbell is stored after the entries (release)
-//! and loaded before them (acquire), as is the word of a completion with the phase. No lock is taken.
+//! Each of the two queues has one writer and one reader, so no lock is needed. The doorbell is stored after
+//! the entries (release) and loaded before them (acquire). The word with the phase is ordered in the same way
+//! relative to the rest of a completion.
 //!
-//! Sharers have at most their shares of the host's queue, so that neither host nor sharers starve. CIDs of
-//! sharers' commands use slots that the host's own never use. The host checks time limits: a sharer's CIDs
-//! and queue identifier mean nothing to the drive.
+//! Each sharer uses at most its share of the host's queue, so that neither host nor sharers starve. Sharers'
+//! commands use CID slots that the host's own commands never use. The host checks the time limits of sharers'
+//! commands, because a sharer's CIDs and queue identifier mean nothing to the drive.
 //!
-//! A host does not repeat its sharers' commands: a sharer does that itself, as after any reset.
+//! A host does not repeat its sharers' commands. Each sharer repeats its own, as after any reset.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,9 +33,9 @@ use crate::shared::TickLimits;
 
 /// Queue identifier of every sharer's queue pair, in its doorbells and completions.
 pub(crate) const SHARER_QID: u16 = 1;
-/// Most commands of all sharers of one host at the drive.
+/// Maximum number of commands of all sharers of one host at the drive.
 const SHARER_COMMANDS_MAX: u16 = 64;
-/// Most commands of a core in flight; sharers' commands do not count.
+/// Maximum number of commands of a core in flight, without those of sharers.
 pub(crate) const OWN_COMMANDS_MAX: u32 = 959;
 /// First CID slot of sharers' commands.
 const FIRST_SLOT: u16 = 959;
@@ -51,14 +52,14 @@ pub(crate) struct Sharer {
     sq_head: u16,
     cq_tail: u16,
     phase: bool,
-    /// Commands of this sharer at the drive.
+    /// Number of commands of this sharer at the drive.
     in_flight: u16,
-    /// Identifies the sharer at its host, from 1.
+    /// Identifier of the sharer at its host, from 1; 0 before `SharedQueue::add`.
     number: u32,
 }
 
 impl Sharer {
-    /// The host's end of the queue pair in `memory`, which no other host has used.
+    /// Creates the host's end of the queue pair in `memory`, which no other host has used.
     pub(crate) fn new(
         core_queue: &Arc<CoreQueue>,
         memory: &Arc<DmaMemory>,
@@ -79,7 +80,7 @@ impl Sharer {
         }
     }
 
-    /// Takes the next entry before the sharer's shadow tail doorbell.
+    /// Removes and returns the next entry before the sharer's shadow tail doorbell; `None` if there is none.
     fn take(&mut self) -> Option<Words> {
         if self.doorbells.tail(SHARER_QID) == self.sq_head {
             return None;
@@ -90,7 +91,7 @@ impl Sharer {
         Some(words)
     }
 
-    /// Posts a completion. There is room: the queue has more entries than the sharer has commands.
+    /// Posts a completion to the sharer. The queue has room: its entries outnumber the sharer's commands.
     fn complete(&mut self, cid: u16, result: u64, status: Status) {
         let status = status.to_wire(self.phase);
         let [h0, h1] = self.sq_head.to_le_bytes();
@@ -137,9 +138,9 @@ pub(crate) struct SharedQueue {
     free: VecDeque<u16>,
     /// Index of the sharer that the next `forward` serves first.
     first: usize,
-    /// Number of the sharer that was added last.
+    /// Identifier of the sharer that was added last.
     count: u32,
-    /// A sharer's command was submitted since the host's own had its turn.
+    /// A sharer's command was submitted since a slot was last reserved for the host's own commands.
     has_begun: bool,
 }
 
@@ -162,19 +163,19 @@ impl SharedQueue {
         self.sharers.push(sharer);
     }
 
-    /// Commands of all sharers at the drive.
+    /// Returns the number of commands of all sharers at the drive.
     fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Most commands of one sharer at the drive.
+    /// Returns the maximum number of commands of one sharer at the drive, at least 1.
     fn share(&self, depth: u16) -> u16 {
         let sharers = u16::try_from(self.sharers.len()).unwrap_or(u16::MAX);
         let each = SHARER_COMMANDS_MAX / sharers.max(1);
         (depth / sharers.saturating_add(1)).min(each).max(1)
     }
 
-    /// Most commands of the host's own at the drive.
+    /// Returns the maximum number of commands of the host's own at the drive.
     pub(crate) fn own_limit(&self, depth: u16) -> usize {
         let (depth, share) = (usize::from(depth), usize::from(self.share(depth)));
         let kept = (self.sharers.len() * share).min(depth.saturating_sub(1));
@@ -187,9 +188,9 @@ impl SharedQueue {
         self.sharers.is_empty()
     }
 
-    /// Submits the sharers' commands round-robin, as many as fit beside the host's `own` commands at the
-    /// drive. If the host has none there but some wait (`own_wait`), host and sharers alternate for the last
-    /// slot. Removes closed sharers without commands at the drive.
+    /// Removes closed sharers without commands at the drive. Submits the commands of the others round-robin,
+    /// each up to its share, as many as fit beside the host's `own` commands at the drive. If the host has no
+    /// command there but some wait (`own_wait`), host and sharers alternate for the last slot.
     pub(crate) fn forward(&mut self, queue: &mut QueuePair, own: usize, own_wait: bool, tick: u32) {
         self.sharers.retain(|sharer| sharer.in_flight > 0 || !sharer.core_queue.is_closed());
         let (depth, count) = (queue.layout().depth(), self.sharers.len());
@@ -199,7 +200,7 @@ impl SharedQueue {
         for at in 0..count {
             let index = (self.first + at) % count;
             let Some(sharer) = self.sharers.get_mut(index) else { break };
-            // Entries that a closed sharer left are not submitted.
+            // Entries in the queue of a closed sharer are not submitted.
             while sharer.in_flight < share && !sharer.core_queue.is_closed() {
                 if self.slots.len() - self.free.len() >= room {
                     break;
@@ -218,7 +219,8 @@ impl SharedQueue {
         self.first = if count == 0 { 0 } else { (self.first + 1) % count };
     }
 
-    /// Passes a completion to its sharer. False if the CID is of no sharer's command.
+    /// Posts a completion to its sharer, if the sharer still exists. Returns false if no sharer's command has
+    /// this CID.
     #[cold]
     #[inline(never)]
     pub(crate) fn complete(&mut self, cid: u16, result: u64, status: Status) -> bool {
@@ -234,8 +236,8 @@ impl SharedQueue {
         true
     }
 
-    /// Requests an Abort for each sharer's command beyond its time limit, and a reset if the Abort had no
-    /// effect.
+    /// Requests an Abort for each sharer's command older than `command_ticks`, and a controller reset if the
+    /// command has not ended `abort_ticks` later.
     pub(crate) fn check_timeouts(&mut self, now: u32, limits: TickLimits, host: &CoreQueue) {
         for slot in &mut self.slots {
             let Some(command) = &mut slot.command else { continue };
@@ -250,14 +252,13 @@ impl SharedQueue {
     }
 }
 
-/// CID of a submission queue entry: bytes 2 and 3.
+/// Returns the CID of a submission queue entry (bytes 2 and 3).
 fn cid_of(words: &Words) -> u16 {
     let [first, ..] = words;
     let [_, _, c0, c1, ..] = first.to_le_bytes();
     u16::from_le_bytes([c0, c1])
 }
 
-/// The entry with another CID.
 fn with_cid(words: Words, cid: u16) -> Words {
     let [first, rest @ ..] = words;
     let [a, b, _, _, e, f, g, h] = first.to_le_bytes();

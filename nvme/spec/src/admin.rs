@@ -50,7 +50,7 @@ pub struct AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// Event of any type; `information` depends on `event_type`.
+    /// Creates an event of any type; `information` depends on `event_type`.
     #[must_use]
     pub const fn of(event_type: AsyncEventType, information: u8, log_page: LogId) -> Self {
         Self::new()
@@ -59,25 +59,25 @@ impl AsyncEvent {
             .with_log_page(log_page.0)
     }
 
-    /// Event of type Notice.
+    /// Creates an event of type Notice.
     #[must_use]
     pub const fn notice(notice: AsyncNotice, log_page: LogId) -> Self {
         Self::of(AsyncEventType::NOTICE, notice.0, log_page)
     }
 
-    /// Asynchronous Event Type, bits 2:0.
+    /// Returns the Asynchronous Event Type, bits 2:0.
     #[must_use]
     pub const fn kind(self) -> AsyncEventType {
         AsyncEventType(self.event_type())
     }
 
-    /// Information of a notice; `None` for other types.
+    /// Returns the information of a notice; `None` for other types.
     #[must_use]
     pub fn as_notice(self) -> Option<AsyncNotice> {
         (self.kind() == AsyncEventType::NOTICE).then_some(AsyncNotice(self.information()))
     }
 
-    /// Log page of the event; the host reads it to clear the event.
+    /// Returns the log page of the event; the host reads the page to clear the event.
     #[must_use]
     pub const fn log(self) -> LogId {
         LogId(self.log_page())
@@ -136,7 +136,7 @@ open_enum! {
 
 /// Builders for hosts.
 impl Sqe {
-    /// Abort of the command `cid_to_abort` on submission queue `sqid`.
+    /// Builds Abort of the command `cid_to_abort` on submission queue `sqid`.
     #[must_use]
     pub fn abort(cid: u16, sqid: u16, cid_to_abort: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::ABORT.0, cid, 0);
@@ -144,13 +144,13 @@ impl Sqe {
         sqe
     }
 
-    /// Asynchronous Event Request; completes when an event occurs.
+    /// Builds Asynchronous Event Request, which completes when an event occurs.
     #[must_use]
     pub fn async_event_request(cid: u16) -> Self {
         Self::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, cid, 0)
     }
 
-    /// Keep Alive: restarts the keep alive timer of the controller.
+    /// Builds Keep Alive, which restarts the keep alive timer of the controller.
     #[must_use]
     pub fn keep_alive(cid: u16) -> Self {
         Self::new(AdminOpcode::KEEP_ALIVE.0, cid, 0)

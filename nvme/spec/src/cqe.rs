@@ -27,7 +27,7 @@ wire! {
 }
 
 impl Cqe {
-    /// Completion with phase tag, result, SQHD and SQID 0.
+    /// Creates a completion with phase tag, result, SQHD and SQID 0.
     #[must_use]
     pub fn new(cid: u16, status: Status) -> Self {
         Self { cid: U16::new(cid), status: U16::new(status.to_wire(false)), ..Self::default() }
@@ -46,13 +46,13 @@ impl Cqe {
         self
     }
 
-    /// Status Field, bits 15:1 of bytes 14 and 15.
+    /// Returns the Status Field, bits 15:1 of bytes 14 and 15.
     #[must_use]
     pub fn status(&self) -> Status {
         Status::from_wire(self.status.get())
     }
 
-    /// Phase Tag, bit 0 of bytes 14 and 15.
+    /// Returns the Phase Tag, bit 0 of bytes 14 and 15.
     #[must_use]
     pub fn phase(&self) -> bool {
         self.status.get() & 1 == 1
@@ -63,26 +63,26 @@ impl Cqe {
         self.status = U16::new(status.to_wire(phase));
     }
 
-    /// CID: Command Identifier of the completed command.
+    /// Returns CID: Command Identifier of the completed command.
     #[must_use]
     pub fn cid(&self) -> u16 {
         self.cid.get()
     }
 
-    /// SQHD: SQ Head Pointer; [`SQ_HEAD_NO_FLOW_CONTROL`] without SQ flow control.
+    /// Returns SQHD: SQ Head Pointer; [`SQ_HEAD_NO_FLOW_CONTROL`] without SQ flow control.
     #[must_use]
     pub fn sq_head(&self) -> u16 {
         self.sq_head.get()
     }
 
-    /// Dword 0, for commands with a 32-bit result.
+    /// Returns dword 0, for commands with a 32-bit result.
     #[must_use]
     pub fn result_u32(&self) -> u32 {
         let [a, b, c, d, ..] = self.result.to_bytes();
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// Dwords 0 and 1, for commands with a 64-bit result.
+    /// Returns dwords 0 and 1, for commands with a 64-bit result.
     #[must_use]
     pub fn result_u64(&self) -> u64 {
         self.result.get()

@@ -82,7 +82,7 @@ wire! {
 }
 
 impl ConnectData {
-    /// Data of a Connect; `cntlid` is in host byte order.
+    /// Creates the data of a Connect; `cntlid` is in host byte order.
     #[must_use]
     pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> Self {
         Self {
@@ -94,18 +94,18 @@ impl ConnectData {
         }
     }
 
-    /// SUBNQN: NVM Subsystem NQN.
+    /// Returns SUBNQN: NVM Subsystem NQN.
     ///
     /// # Errors
-    /// The field does not have a valid NQN.
+    /// [`NqnError`] when the field does not contain a valid NQN.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
     }
 
-    /// HOSTNQN: Host NQN.
+    /// Returns HOSTNQN: Host NQN.
     ///
     /// # Errors
-    /// The field does not have a valid NQN.
+    /// [`NqnError`] when the field does not contain a valid NQN.
     pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.hostnqn)
     }
@@ -196,7 +196,7 @@ wire_bits!(PropertyCdw10 => U32);
 
 view! {
     /// Property Get or Property Set (Base 2.0 sections 6.4 and 6.5). Dwords 0 and 1 of the completion of a
-    /// Property Get have the value.
+    /// Property Get contain the value.
     pub struct Property(sqe) {
         /// ATTRIB.SIZE: size of the property in bytes, 4 or 8; `None` for a reserved value.
         bytes: Option<u8> = match PropertyCdw10::from(sqe.cdw10).size() {
@@ -213,14 +213,14 @@ view! {
 
 /// Builders for hosts.
 impl Sqe {
-    /// Fabrics command with the given FCTYPE; all other command fields are zero.
+    /// Builds a Fabrics command with the given FCTYPE; all other command fields are zero.
     #[must_use]
     pub fn fabrics(cid: u16, fctype: FabricsType) -> Self {
         Self::new(FABRICS, cid, u32::from(fctype.0))
     }
 
-    /// Connect with RECFMT 0; its data is a [`ConnectData`]. `sqsize_z` is in entries, zero-based; `kato_ms`
-    /// is in milliseconds, 0 disables keep alive.
+    /// Builds Connect with RECFMT 0; its data is a [`ConnectData`]. `sqsize_z` is in entries, zero-based;
+    /// `kato_ms` is in milliseconds, 0 disables keep alive.
     #[must_use]
     pub fn connect(cid: u16, qid: u16, sqsize_z: u16, kato_ms: u32, cattr: ConnectAttributes) -> Self {
         let mut sqe = Self::fabrics(cid, FabricsType::CONNECT);
@@ -230,7 +230,7 @@ impl Sqe {
         sqe
     }
 
-    /// Property Get of the property at byte `offset`: 8 bytes if `size8`, otherwise 4.
+    /// Builds Property Get of the property at byte `offset`: 8 bytes if `size8`, otherwise 4.
     #[must_use]
     pub fn property_get(cid: u16, size8: bool, offset: u32) -> Self {
         let mut sqe = Self::fabrics(cid, FabricsType::PROPERTY_GET);
@@ -239,7 +239,7 @@ impl Sqe {
         sqe
     }
 
-    /// Property Set of the property at byte `offset`: 8 bytes if `size8`, otherwise 4.
+    /// Builds Property Set of the property at byte `offset`: 8 bytes if `size8`, otherwise 4.
     #[must_use]
     pub fn property_set(cid: u16, size8: bool, offset: u32, value: u64) -> Self {
         let mut sqe = Self::fabrics(cid, FabricsType::PROPERTY_SET);
@@ -249,7 +249,7 @@ impl Sqe {
         sqe
     }
 
-    /// Disconnect: deletes the I/O queue on which the command is sent.
+    /// Builds Disconnect, which deletes the I/O queue on which the command is sent.
     #[must_use]
     pub fn disconnect(cid: u16) -> Self {
         Self::fabrics(cid, FabricsType::DISCONNECT)

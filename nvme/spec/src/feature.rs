@@ -115,7 +115,8 @@ view! {
 
 /// Builders for hosts.
 impl Sqe {
-    /// `argument` is dword 11, 0 for most features; `nsid` is 0 for features of the controller.
+    /// Builds a Get Features command. `argument` is dword 11, 0 for most features; `nsid` is 0 for features
+    /// of the controller.
     #[must_use]
     pub fn get_features(cid: u16, fid: FeatureId, select: FeatureSelect, nsid: u32, argument: u32) -> Self {
         let mut sqe = Self::new(AdminOpcode::GET_FEATURES.0, cid, nsid);
@@ -124,7 +125,7 @@ impl Sqe {
         sqe
     }
 
-    /// Set Features with SV 0; `value` is dword 11.
+    /// Builds a Set Features command with SV 0; `value` is dword 11.
     #[must_use]
     pub fn set_features(cid: u16, fid: FeatureId, nsid: u32, value: u32) -> Self {
         let mut sqe = Self::new(AdminOpcode::SET_FEATURES.0, cid, nsid);
@@ -151,7 +152,7 @@ pub struct Arbitration {
     pub high_weight_z: u8,
 }
 
-/// Dword 11 of feature 02h, Power Management.
+/// Dword 11 of feature 02h, Power Management. PS (Power State, bits 4:0) has no field here.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct PowerManagement {
@@ -181,7 +182,7 @@ pub struct TemperatureThreshold {
     __: u16,
 }
 
-/// Dword 11 of feature 05h, Error Recovery.
+/// Dword 11 of feature 05h, Error Recovery. DULBE (bit 16) has no field here.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ErrorRecovery {
@@ -212,14 +213,15 @@ pub struct NumberOfQueues {
 }
 
 impl NumberOfQueues {
-    /// `queues` I/O submission and as many I/O completion queues; clamped to 1 to 65,536.
+    /// Creates a value of `queues` I/O submission queues and as many I/O completion queues. `queues` is
+    /// clamped to 1 to 65,536.
     #[must_use]
     pub fn both(queues: u32) -> Self {
         let queues_z = u16::try_from(queues.saturating_sub(1)).unwrap_or(u16::MAX);
         Self::new().with_submission_z(queues_z).with_completion_z(queues_z)
     }
 
-    /// Number of pairs of one submission and one completion queue, 1 to 65,536.
+    /// Returns the count of pairs of one submission and one completion queue, 1 to 65,536.
     #[must_use]
     pub fn pairs(self) -> u32 {
         u32::from(self.submission_z().min(self.completion_z())) + 1
@@ -304,7 +306,7 @@ wire! {
 #[derive(PartialEq, Eq)]
 pub struct TimestampAttributes {
     __: bool,
-    /// TO: Timestamp Origin; 0 is cleared by a reset, 1 is set by Set Features.
+    /// TO: Timestamp Origin; 0: initialized to 0 by a reset, 1: initialized by Set Features.
     #[bits(3)]
     pub origin: u8,
     #[bits(4)]
@@ -312,14 +314,14 @@ pub struct TimestampAttributes {
 }
 
 impl Timestamp {
-    /// `milliseconds` since 1970-01-01 UTC, truncated to 48 bits.
+    /// Creates a timestamp of `milliseconds` since 1970-01-01 UTC, truncated to 48 bits.
     #[must_use]
     pub fn new(milliseconds: u64, attributes: TimestampAttributes) -> Self {
         let [a, b, c, d, e, f, ..] = milliseconds.to_le_bytes();
         Self { milliseconds: [a, b, c, d, e, f], attributes: attributes.into_bits(), reserved7: 0 }
     }
 
-    /// Milliseconds since 1970-01-01 UTC.
+    /// Returns the milliseconds since 1970-01-01 UTC.
     #[must_use]
     pub fn milliseconds(&self) -> u64 {
         let [a, b, c, d, e, f] = self.milliseconds;

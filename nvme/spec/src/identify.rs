@@ -1,9 +1,9 @@
 //! Identify: the command and its data structures (Base 2.0 section 5.17; NVM Command Set 1.0 section
 //! 4.1.5).
 //!
-//! This file has the command, the lists and the command set vectors. `controller` has CNS 01h and 06h,
-//! `capability` the bitfields of CNS 01h, and `namespace` has CNS 00h, 08h and the identification descriptors
-//! of 03h. CNS 05h has no structure here.
+//! This file contains the command, the lists and the command set vectors. `controller` contains CNS 01h and
+//! 06h, `capability` the bitfields of CNS 01h. `namespace` contains CNS 00h, 08h and the identification
+//! descriptors of 03h. CNS 04h and 05h have no structure here.
 
 mod capability;
 mod controller;
@@ -105,7 +105,7 @@ view! {
 
 /// Builders for hosts.
 impl Sqe {
-    /// Identify with CSI 0 (NVM). `cntid` is 0 unless CNS returns a controller list.
+    /// Builds Identify with CSI 0 (NVM). `cntid` is 0 unless CNS returns a controller list.
     #[must_use]
     pub fn identify(cid: u16, cns: Cns, nsid: u32, cntid: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::IDENTIFY.0, cid, nsid);
@@ -113,7 +113,7 @@ impl Sqe {
         sqe
     }
 
-    /// Identify with CSI, for the CNS values of a command set; CNTID is 0.
+    /// Builds Identify with CSI, for the CNS values of a command set; CNTID is 0.
     #[must_use]
     pub fn identify_csi(cid: u16, cns: Cns, nsid: u32, csi: Csi) -> Self {
         let mut sqe = Self::identify(cid, cns, nsid, 0);
@@ -132,7 +132,7 @@ wire! {
 }
 
 impl NamespaceList {
-    /// NSIDs before the first unused (zero) entry.
+    /// Returns the NSIDs before the first unused (zero) entry.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.nsid.iter().map(|nsid| nsid.get()).take_while(|&nsid| nsid != 0)
     }
@@ -141,7 +141,7 @@ impl NamespaceList {
 wire! {
     /// Controller List: CNTLIDs in ascending order (CNS 12h, 13h; Base 2.0 section 4.4.1).
     pub struct ControllerList[4096] {
-        /// Number of Identifiers in the list.
+        /// Count of CNTLIDs in the list.
         count @ 0: U16,
         /// CNTLIDs in ascending order; the first `count` entries are valid.
         cntlid @ 2: [U16; CONTROLLER_LIST_ENTRIES],

@@ -101,7 +101,7 @@ wire! {
 }
 
 impl DsmRange {
-    /// Range of `blocks` logical blocks without Context Attributes.
+    /// Creates a range of `blocks` logical blocks without Context Attributes.
     #[must_use]
     pub fn new(slba: u64, blocks: u32) -> Self {
         Self { attributes: U32::ZERO, blocks: U32::new(blocks), slba: U64::new(slba) }
@@ -137,53 +137,54 @@ wire! {
 }
 
 impl CopyRangeFormat0 {
-    /// Source range of format 0h with 1 to 65,536 logical blocks.
+    /// Creates a source range of format 0h with 1 to 65,536 logical blocks.
     ///
     /// # Panics
-    /// `blocks` is 0 or more than 65,536.
+    /// When `blocks` is 0 or more than 65,536.
     #[must_use]
     pub fn new(slba: u64, blocks: u32) -> Self {
         Self { slba: U64::new(slba), nlb_z: U16::new(blocks_z(blocks)), ..Self::default() }
     }
 
-    /// Number of logical blocks, 1 to 65,536: NLB plus one.
+    /// Returns the count of logical blocks, 1 to 65,536: NLB plus one.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         u32::from(self.nlb_z.get()) + 1
     }
 }
 
-/// Zero-based NLB; panics unless `blocks` is 1 to 65,536.
+/// Returns the zero-based NLB; panics unless `blocks` is 1 to 65,536.
 fn blocks_z(blocks: u32) -> u16 {
     u16::try_from(blocks.wrapping_sub(1)).expect("a command names 1 to 65,536 logical blocks")
 }
 
-/// Zero-based NR; panics unless `ranges` is 1 to 256.
+/// Returns the zero-based NR; panics unless `ranges` is 1 to 256.
 fn ranges_z(ranges: u16) -> u8 {
     u8::try_from(ranges.wrapping_sub(1)).expect("a command has 1 to 256 ranges")
 }
 
 /// Builders for hosts. They panic unless `blocks` is 1 to 65,536 and `ranges` is 1 to 256.
 impl Sqe {
-    /// Flush of namespace `nsid`; [`NSID_ALL`](crate::sqe::NSID_ALL) where the controller supports it (VWC).
+    /// Builds Flush of namespace `nsid`; [`NSID_ALL`](crate::sqe::NSID_ALL) where the controller supports it
+    /// (VWC).
     #[must_use]
     pub fn flush(cid: u16, nsid: u32) -> Self {
         Self::new(IoOpcode::FLUSH.0, cid, nsid)
     }
 
-    /// Read of `blocks` logical blocks from `slba`, FUA clear.
+    /// Builds Read of `blocks` logical blocks from `slba`, FUA clear.
     #[must_use]
     pub fn read(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
         Self::ranged(IoOpcode::READ, cid, nsid, slba, blocks, ReadWriteCdw12::new())
     }
 
-    /// Write of `blocks` logical blocks from `slba`.
+    /// Builds Write of `blocks` logical blocks from `slba`; `fua` is FUA.
     #[must_use]
     pub fn write(cid: u16, nsid: u32, slba: u64, blocks: u32, fua: bool) -> Self {
         Self::ranged(IoOpcode::WRITE, cid, nsid, slba, blocks, ReadWriteCdw12::new().with_fua(fua))
     }
 
-    /// Write Zeroes of `blocks` logical blocks from `slba`; `deallocate` is DEAC.
+    /// Builds Write Zeroes of `blocks` logical blocks from `slba`; `deallocate` is DEAC.
     #[must_use]
     pub fn write_zeroes(cid: u16, nsid: u32, slba: u64, blocks: u32, deallocate: bool) -> Self {
         Self::ranged(
@@ -196,19 +197,19 @@ impl Sqe {
         )
     }
 
-    /// Compare of `blocks` logical blocks from `slba`, FUA clear.
+    /// Builds Compare of `blocks` logical blocks from `slba`, FUA clear.
     #[must_use]
     pub fn compare(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
         Self::ranged(IoOpcode::COMPARE, cid, nsid, slba, blocks, ReadWriteCdw12::new())
     }
 
-    /// Verify of `blocks` logical blocks from `slba`, FUA clear.
+    /// Builds Verify of `blocks` logical blocks from `slba`, FUA clear.
     #[must_use]
     pub fn verify(cid: u16, nsid: u32, slba: u64, blocks: u32) -> Self {
         Self::ranged(IoOpcode::VERIFY, cid, nsid, slba, blocks, ReadWriteCdw12::new())
     }
 
-    /// Dataset Management with AD; its data has `ranges` entries of [`DsmRange`].
+    /// Builds Dataset Management with AD; its data has `ranges` entries of [`DsmRange`].
     #[must_use]
     pub fn dsm(cid: u16, nsid: u32, ranges: u16) -> Self {
         let mut sqe = Self::new(IoOpcode::DATASET_MANAGEMENT.0, cid, nsid);
@@ -217,7 +218,7 @@ impl Sqe {
         sqe
     }
 
-    /// Copy to `sdlba`, format 0h; its data has `ranges` entries of [`CopyRangeFormat0`].
+    /// Builds Copy to `sdlba`, format 0h; its data has `ranges` entries of [`CopyRangeFormat0`].
     #[must_use]
     pub fn copy(cid: u16, nsid: u32, sdlba: u64, ranges: u16) -> Self {
         let mut sqe = Self::new(IoOpcode::COPY.0, cid, nsid);

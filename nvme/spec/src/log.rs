@@ -1,4 +1,4 @@
-//! Get Log Page and the log pages (Base 2.0 section 5.16); `discovery` has the discovery log page.
+//! Get Log Page and the log pages (Base 2.0 section 5.16). The discovery log page is in `discovery`.
 
 mod discovery;
 
@@ -101,7 +101,7 @@ view! {
 
 /// Builders for hosts.
 impl Sqe {
-    /// Get Log Page of `bytes` from byte `offset`. `bytes` is rounded up to dwords, at least one.
+    /// Builds Get Log Page of `bytes` from byte `offset` on. `bytes` is rounded up to dwords, at least one.
     #[must_use]
     pub fn get_log_page(cid: u16, lid: LogId, nsid: u32, bytes: u32, offset: u64, rae: bool) -> Self {
         let [a, b, c, d] = bytes.div_ceil(4).saturating_sub(1).to_le_bytes();
@@ -147,7 +147,7 @@ pub struct SupportedLogPage {
 wire! {
     /// Entry of log page 01h (Base 2.0 figure "Error Information Log Entry Data Structure").
     pub struct ErrorLogEntry[64] {
-        /// Error Count: number of the error over the life of the controller; 0 in an unused entry.
+        /// Error Count: sequence number of the error over the life of the controller; 0 in an unused entry.
         error_count @ 0: U64,
         /// SQID: Submission Queue ID; FFFFh if the error is not specific to a command.
         sqid @ 8: U16,
@@ -208,7 +208,7 @@ wire! {
         controller_busy_minutes @ 96: U128,
         power_cycles @ 112: U128,
         power_on_hours @ 128: U128,
-        /// Unsafe Shutdowns: power losses without a shutdown notification before.
+        /// Unsafe Shutdowns: power losses without a preceding shutdown notification.
         unsafe_shutdowns @ 144: U128,
         /// Media and Data Integrity Errors: unrecovered errors that the controller detected.
         media_errors @ 160: U128,
@@ -224,7 +224,7 @@ wire! {
 pub struct CriticalWarning {
     /// Available spare is below its threshold.
     pub spare: bool,
-    /// A temperature is at or above its over, or at or below its under temperature threshold.
+    /// A temperature is at or above its over threshold, or at or below its under threshold.
     pub temperature: bool,
     /// NVM subsystem reliability is degraded.
     pub reliability: bool,

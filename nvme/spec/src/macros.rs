@@ -4,9 +4,9 @@
 ///
 /// The macro appends the value to the documentation of each constant.
 ///
-/// `Debug` prints the constant's name, or the type and the number if no constant has the value. Only a `u8`
-/// newtype can be a field of a `wire!` structure; accessors convert little-endian fields to the wider
-/// newtypes.
+/// `Debug` prints the constant's name, or the type and the hexadecimal value if no constant has the value.
+/// Only a `u8` newtype can be a field of a `wire!` structure. Accessors convert little-endian fields to the
+/// wider newtypes.
 macro_rules! open_enum {
     ($(#[$meta:meta])* pub struct $name:ident: u8 { $($body:tt)* }) => {
         open_enum!(@declare [derive(zerocopy::Unaligned)] $(#[$meta])* $name u8 { $($body)* });
@@ -30,7 +30,7 @@ macro_rules! open_enum {
             $($(#[$vmeta])* #[doc = concat!("Value ", stringify!($value), ".")]
             pub const $variant: Self = Self($value);)*
 
-            /// Name of the constant with this value; `None` if no constant has it.
+            /// Returns the name of the constant with this value; `None` if no constant has it.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self {
@@ -118,7 +118,7 @@ macro_rules! wire_bits {
     };
 }
 
-/// Declares a typed view of an [`Sqe`](crate::sqe::Sqe): a reference to the entry with one method for each
+/// Declares a typed view of an [`Sqe`](crate::sqe::Sqe): a reference to the entry, with one method for each
 /// field of the command. The method evaluates the field's expression over the entry.
 macro_rules! view {
     (
@@ -131,13 +131,13 @@ macro_rules! view {
         pub struct $name<'a>(&'a crate::sqe::Sqe);
 
         impl<'a> $name<'a> {
-            /// Interprets `sqe` as this command without checking the opcode; the caller checks it.
+            /// Interprets `sqe` as this command. Does not check the opcode; the caller does.
             #[must_use]
             pub const fn new(sqe: &'a crate::sqe::Sqe) -> Self {
                 Self(sqe)
             }
 
-            /// The submission queue entry with all fields of the common format.
+            /// Returns the submission queue entry, for the fields of the common format.
             #[must_use]
             pub const fn sqe(self) -> &'a crate::sqe::Sqe {
                 self.0

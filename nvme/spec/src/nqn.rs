@@ -10,7 +10,7 @@ pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// Maximum length of an NQN in bytes, without the terminating NUL (Base 2.0 section 4.5).
 pub const NQN_BYTES_MAX: usize = 223;
 
-/// Size of a wire field with an NQN in bytes, NUL padded.
+/// Size in bytes of a wire field that contains an NQN, padded with NULs.
 pub const NQN_FIELD_BYTES: usize = 256;
 
 /// Size of the array in [`Nqn`] in bytes: the longest NQN and a NUL.
@@ -34,7 +34,7 @@ pub struct Nqn {
 pub enum NqnError {
     /// The NQN has no bytes.
     Empty,
-    /// The NQN has more than 223 bytes, or its field has no NUL.
+    /// The NQN has more than 223 bytes, or its wire field has no NUL.
     TooLong,
     /// The NQN is not UTF-8, or has a control character or NUL.
     Characters,
@@ -53,25 +53,25 @@ impl fmt::Display for NqnError {
 impl core::error::Error for NqnError {}
 
 impl Nqn {
-    /// [`DISCOVERY_NQN`] as an [`Nqn`].
+    /// Returns [`DISCOVERY_NQN`] as an [`Nqn`].
     #[must_use]
     pub fn discovery() -> Self {
         Self::new(DISCOVERY_NQN).expect("the well-known name is well formed")
     }
 
-    /// Empty NQN, for hosts that send an empty HOSTNQN. [`Nqn::new`] rejects the empty string.
+    /// Returns the empty NQN, for hosts that send an empty HOSTNQN. [`Nqn::new`] rejects the empty string.
     #[must_use]
     pub const fn unnamed() -> Self {
         Self { stored: [0; STORED_BYTES], length: 0 }
     }
 
-    /// Whether the NQN has no bytes, as [`Nqn::unnamed`].
+    /// Returns true if the NQN has no bytes, as [`Nqn::unnamed`].
     #[must_use]
     pub const fn is_unnamed(&self) -> bool {
         self.length == 0
     }
 
-    /// Whether the NQN begins with `nqn.`, as Base 2.0 section 4.5 requires.
+    /// Returns true if the NQN begins with `nqn.`, as Base 2.0 section 4.5 requires.
     #[must_use]
     pub fn has_prefix(&self) -> bool {
         self.as_bytes().starts_with(b"nqn.")
@@ -80,7 +80,7 @@ impl Nqn {
     /// Validates and copies `name`.
     ///
     /// # Errors
-    /// `name` is empty, has more than 223 bytes, or has a control character.
+    /// [`NqnError`] when `name` is empty, has more than 223 bytes, or has a control character.
     pub fn new(name: &str) -> Result<Self, NqnError> {
         if name.is_empty() {
             return Err(NqnError::Empty);
@@ -103,7 +103,7 @@ impl Nqn {
     /// Bytes after the first NUL are ignored.
     ///
     /// # Errors
-    /// The field has no NUL, or the bytes before the first NUL are not a valid NQN.
+    /// [`NqnError`] when the field has no NUL, or the bytes before the first NUL are not a valid NQN.
     pub fn from_field(field: &[u8; NQN_FIELD_BYTES]) -> Result<Self, NqnError> {
         let mut parts = field.splitn(2, |&byte| byte == 0);
         let (Some(name), Some(_)) = (parts.next(), parts.next()) else {
@@ -115,7 +115,7 @@ impl Nqn {
         Self::new(core::str::from_utf8(name).map_err(|_| NqnError::Characters)?)
     }
 
-    /// The NQN as a 256-byte wire field, padded with NULs.
+    /// Returns the NQN as a 256-byte wire field, padded with NULs.
     #[must_use]
     pub fn to_field(&self) -> [u8; NQN_FIELD_BYTES] {
         let mut field = [0; NQN_FIELD_BYTES];
@@ -125,20 +125,20 @@ impl Nqn {
         field
     }
 
-    /// The NQN; empty for [`Nqn::unnamed`].
+    /// Returns the NQN; empty for [`Nqn::unnamed`].
     #[must_use]
     pub fn as_str(&self) -> &str {
         // `stored` is UTF-8 by construction; `unwrap_or_default` avoids a panic path.
         core::str::from_utf8(self.as_bytes()).unwrap_or_default()
     }
 
-    /// The NQN as bytes, without padding.
+    /// Returns the NQN as bytes, without padding.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.stored.get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// Whether the NQN is [`DISCOVERY_NQN`].
+    /// Returns true if the NQN is [`DISCOVERY_NQN`].
     #[must_use]
     pub fn is_discovery(&self) -> bool {
         self.as_str() == DISCOVERY_NQN
@@ -199,8 +199,8 @@ impl TryFrom<&str> for Nqn {
     }
 }
 
-/// Left-justified ASCII string padded with spaces, the format of SN, MN and FR of Identify (Base 2.0 section
-/// 4.6). Truncates `text` to `N` bytes; replaces each byte that is not printable ASCII with `?`.
+/// Returns `text` left-justified and padded with spaces, the format of SN, MN and FR of Identify (Base 2.0
+/// section 4.6). Truncates `text` to `N` bytes; replaces each byte that is not printable ASCII with `?`.
 #[must_use]
 pub fn padded_ascii<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
@@ -210,7 +210,7 @@ pub fn padded_ascii<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
-/// Text of a field without trailing spaces and NULs; empty if the field is not UTF-8.
+/// Returns the text of a field without trailing spaces and NULs; empty if the field is not UTF-8.
 #[must_use]
 pub fn trimmed_ascii(field: &[u8]) -> &str {
     core::str::from_utf8(field).unwrap_or_default().trim_end_matches(['\0', ' '])

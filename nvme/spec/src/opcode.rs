@@ -1,5 +1,4 @@
-//! Opcodes of the admin, NVM and Fabrics command sets (Base 2.0 sections 5 and 6; NVM Command Set 1.0
-//! section 3).
+//! Opcodes of the admin, Fabrics and I/O commands (Base 2.0 sections 5 to 7; NVM Command Set 1.0 section 3).
 
 /// Opcode of all Fabrics commands, on admin and I/O queues; FCTYPE selects the command (Base 2.0 section 6).
 pub const FABRICS: u8 = 0x7f;

@@ -7,20 +7,20 @@ use crate::opcode::AdminOpcode;
 use crate::register::DOORBELLS;
 use crate::sqe::Sqe;
 
-/// Offset in bytes of the tail doorbell of submission queue `qid`; `dstrd` is CAP.DSTRD.
+/// Returns the offset in bytes of the tail doorbell of submission queue `qid`; `dstrd` is CAP.DSTRD.
 #[must_use]
 pub const fn sq_tail_doorbell(qid: u16, dstrd: u8) -> u64 {
     doorbell(2 * qid as u64, dstrd)
 }
 
-/// Offset in bytes of the head doorbell of completion queue `qid`; `dstrd` is CAP.DSTRD.
+/// Returns the offset in bytes of the head doorbell of completion queue `qid`; `dstrd` is CAP.DSTRD.
 #[must_use]
 pub const fn cq_head_doorbell(qid: u16, dstrd: u8) -> u64 {
     doorbell(2 * qid as u64 + 1, dstrd)
 }
 
 const fn doorbell(index: u64, dstrd: u8) -> u64 {
-    // DSTRD has 4 bits.
+    // DSTRD has 4 bits: higher bits of the argument are ignored.
     DOORBELLS as u64 + (index << (2 + (dstrd & 0xf)))
 }
 
@@ -76,8 +76,8 @@ view! {
 
 /// Builders for hosts.
 impl Sqe {
-    /// Create I/O Completion Queue with PC set and IEN clear. `entries_z` is zero-based, `address` is the DMA
-    /// address of the contiguous queue.
+    /// Builds Create I/O Completion Queue with PC set and IEN clear. `entries_z` is zero-based; `address` is
+    /// the DMA address of the contiguous queue.
     #[must_use]
     pub fn create_io_cq(cid: u16, qid: u16, entries_z: u16, address: u64) -> Self {
         let mut sqe = Self::new(AdminOpcode::CREATE_IO_CQ.0, cid, 0).with_prp(address, 0);
@@ -86,8 +86,8 @@ impl Sqe {
         sqe
     }
 
-    /// Create I/O Submission Queue with PC set. `entries_z` is zero-based, `address` is the DMA address of
-    /// the contiguous queue.
+    /// Builds Create I/O Submission Queue with PC set. `entries_z` is zero-based; `address` is the DMA
+    /// address of the contiguous queue.
     #[must_use]
     pub fn create_io_sq(cid: u16, qid: u16, entries_z: u16, address: u64, cqid: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::CREATE_IO_SQ.0, cid, 0).with_prp(address, 0);
@@ -96,7 +96,7 @@ impl Sqe {
         sqe
     }
 
-    /// Delete I/O Submission Queue; the controller aborts its outstanding commands.
+    /// Builds Delete I/O Submission Queue; the controller aborts the outstanding commands of the queue.
     #[must_use]
     pub fn delete_io_sq(cid: u16, qid: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::DELETE_IO_SQ.0, cid, 0).with_prp(0, 0);
@@ -104,7 +104,7 @@ impl Sqe {
         sqe
     }
 
-    /// Delete I/O Completion Queue; the host deletes its submission queues first.
+    /// Builds Delete I/O Completion Queue; the host deletes the submission queues that use it first.
     #[must_use]
     pub fn delete_io_cq(cid: u16, qid: u16) -> Self {
         let mut sqe = Self::new(AdminOpcode::DELETE_IO_CQ.0, cid, 0).with_prp(0, 0);
@@ -112,8 +112,8 @@ impl Sqe {
         sqe
     }
 
-    /// Doorbell Buffer Config with the DMA addresses of the Shadow Doorbell and EventIdx buffers, one memory
-    /// page each (Base 2.0 section 5.8).
+    /// Builds Doorbell Buffer Config with the DMA addresses of the Shadow Doorbell and EventIdx buffers, one
+    /// memory page each (Base 2.0 section 5.8).
     #[must_use]
     pub fn doorbell_buffer_config(cid: u16, shadow: u64, event_index: u64) -> Self {
         Self::new(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, cid, 0).with_prp(shadow, event_index)

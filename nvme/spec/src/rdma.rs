@@ -35,7 +35,7 @@ wire! {
 }
 
 impl CmRequest {
-    /// Request with HRQSIZE and HSQSIZE for `entries` (1 to 65,535) receive and send entries.
+    /// Creates a request with HRQSIZE and HSQSIZE for `entries` (1 to 65,535) receive and send entries.
     #[must_use]
     pub fn new(qid: u16, entries: u16, cntlid: u16) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl CmRequest {
     /// ignored.
     ///
     /// # Errors
-    /// STS for the reject: fewer than 32 bytes, or an unknown RECFMT.
+    /// STS for the reject: `INVALID_LEN` for fewer than 32 bytes, `INVALID_RECFMT` for an unknown RECFMT.
     pub fn parse(bytes: &[u8]) -> Result<Self, CmStatus> {
         let (request, _) = Self::read_from_prefix(bytes).map_err(|_| CmStatus::INVALID_LEN)?;
         match request.recfmt.get() {
@@ -61,25 +61,25 @@ impl CmRequest {
         }
     }
 
-    /// QID: Queue ID; 0 is the admin queue.
+    /// Returns QID: Queue ID; 0 is the admin queue.
     #[must_use]
     pub fn qid(&self) -> u16 {
         self.qid.get()
     }
 
-    /// Receive queue entries of the host: HRQSIZE, *not* zero-based.
+    /// Returns the receive queue entries of the host: HRQSIZE, *not* zero-based.
     #[must_use]
     pub fn host_receives(&self) -> u16 {
         self.hrqsize.get()
     }
 
-    /// Send queue entries of the host, 1 to 65,536: HSQSIZE plus one.
+    /// Returns the send queue entries of the host, 1 to 65,536: HSQSIZE plus one.
     #[must_use]
     pub fn host_sends(&self) -> u32 {
         u32::from(self.hsqsize_z.get()) + 1
     }
 
-    /// CNTLID: Controller ID; 0 for the admin queue and from hosts that do not set the field.
+    /// Returns CNTLID: Controller ID; 0 for the admin queue and from hosts that do not set the field.
     #[must_use]
     pub fn cntlid(&self) -> u16 {
         self.cntlid.get()
@@ -98,7 +98,7 @@ wire! {
 }
 
 impl CmAccept {
-    /// `crqsize` is in entries.
+    /// Creates an accept; `crqsize` is in entries.
     #[must_use]
     pub fn new(crqsize: u16) -> Self {
         Self { recfmt: U16::new(RECFMT), crqsize: U16::new(crqsize), ..Self::default() }
@@ -111,7 +111,7 @@ impl CmAccept {
         (accept.recfmt.get() == RECFMT).then_some(accept)
     }
 
-    /// CRQSIZE: Controller RDMA QP Receive Queue Size, in entries.
+    /// Returns CRQSIZE: Controller RDMA QP Receive Queue Size, in entries.
     #[must_use]
     pub fn crqsize(&self) -> u16 {
         self.crqsize.get()
@@ -129,7 +129,7 @@ wire! {
 }
 
 impl CmReject {
-    /// Reject with `status` as STS.
+    /// Creates a reject with `status` as STS.
     #[must_use]
     pub fn new(status: CmStatus) -> Self {
         Self { recfmt: U16::new(RECFMT), sts: U16::new(status.0) }
@@ -143,7 +143,7 @@ impl CmReject {
         (reject.recfmt.get() == RECFMT).then_some(reject)
     }
 
-    /// STS: Status, the reason of the reject.
+    /// Returns STS: Status, the reason of the reject.
     #[must_use]
     pub fn status(&self) -> CmStatus {
         CmStatus(self.sts.get())
@@ -175,7 +175,7 @@ open_enum! {
 }
 
 impl CmStatus {
-    /// Text for logs and errors, with the value in parentheses if it has a constant.
+    /// Returns a text for logs and errors, with the value in parentheses if it has a constant.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {

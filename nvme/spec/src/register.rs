@@ -69,13 +69,13 @@ pub struct Cap {
 }
 
 impl Cap {
-    /// Maximum number of queue entries, 1 to 65,536: MQES plus one.
+    /// Returns the maximum number of queue entries, 1 to 65,536: MQES plus one.
     #[must_use]
     pub const fn queue_entries_max(self) -> u32 {
         self.mqes_z() as u32 + 1
     }
 
-    /// Timeout of a change of CSTS.RDY in milliseconds: TO times 500.
+    /// Returns the timeout of a change of CSTS.RDY in milliseconds: TO times 500.
     #[must_use]
     pub const fn timeout_ms(self) -> u32 {
         self.to() as u32 * 500
@@ -135,7 +135,7 @@ pub struct Cc {
 }
 
 impl Cc {
-    /// SHN: Shutdown Notification.
+    /// Returns SHN: Shutdown Notification.
     #[must_use]
     pub const fn shutdown(self) -> ShutdownNotification {
         ShutdownNotification(self.shn())
@@ -176,7 +176,7 @@ pub struct Csts {
 }
 
 impl Csts {
-    /// SHST: Shutdown Status.
+    /// Returns SHST: Shutdown Status.
     #[must_use]
     pub const fn shutdown(self) -> ShutdownStatus {
         ShutdownStatus(self.shst())

@@ -1,9 +1,9 @@
 //! The submission queue entry and its data pointer (Base 2.0 sections 3.3.3.1 and 4.1).
 //!
 //! The meaning of command dwords 10 to 15 depends on the command; `io`, `admin`, `identify`, `log`,
-//! `feature`, `fabrics`, `pcie` and `vendor` have the views and the builders. Builders set PSDT to 01b (SGL),
-//! which Fabrics requires of every command, even without data; [`Sqe::with_prp`] changes an entry to PRPs for
-//! PCIe. The builders of `pcie` set PRPs.
+//! `feature`, `fabrics`, `pcie` and `vendor` contain the views and the builders. Builders set PSDT to 01b
+//! (SGL), which Fabrics requires for every command, even without data. [`Sqe::with_prp`] changes an entry to
+//! PRPs for PCIe. The builders of `pcie` set PRPs.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -31,7 +31,7 @@ wire! {
         cdw3 @ 12: U32,
         /// MPTR: Metadata Pointer.
         mptr @ 16: U64,
-        /// DPTR: Data Pointer as SGL 1; holds PRP 1 and PRP 2 if PSDT is 00b.
+        /// DPTR: Data Pointer as SGL 1; contains PRP 1 and PRP 2 if PSDT is 00b.
         sgl @ 24: Sgl,
         cdw10 @ 40: U32,
         cdw11 @ 44: U32,
@@ -81,7 +81,7 @@ open_enum! {
 }
 
 impl Sqe {
-    /// Entry with PSDT 01b (SGL); all fields without a parameter are zero.
+    /// Creates an entry with PSDT 01b (SGL); all fields without a parameter are zero.
     #[must_use]
     pub fn new(opcode: u8, cid: u16, nsid: u32) -> Self {
         Self {
@@ -121,94 +121,94 @@ impl Sqe {
         self
     }
 
-    /// FUSE: Fused Operation, bits 1:0 of byte 1.
+    /// Returns FUSE: Fused Operation, bits 1:0 of byte 1.
     #[must_use]
     pub const fn fuse(&self) -> Fuse {
         Fuse(SqeFlags::from_bits(self.flags).fuse())
     }
 
-    /// PSDT: PRP or SGL for Data Transfer, bits 7:6 of byte 1.
+    /// Returns PSDT: PRP or SGL for Data Transfer, bits 7:6 of byte 1.
     #[must_use]
     pub const fn psdt(&self) -> Psdt {
         Psdt(SqeFlags::from_bits(self.flags).psdt())
     }
 
-    /// OPC of an entry of an admin queue.
+    /// Returns OPC of an entry of an admin queue.
     #[must_use]
     pub const fn admin_opcode(&self) -> AdminOpcode {
         AdminOpcode(self.opcode)
     }
 
-    /// OPC of an entry of an I/O queue.
+    /// Returns OPC of an entry of an I/O queue.
     #[must_use]
     pub const fn io_opcode(&self) -> IoOpcode {
         IoOpcode(self.opcode)
     }
 
-    /// Whether OPC is 7Fh, the opcode of all Fabrics commands.
+    /// Returns true if OPC is 7Fh, the opcode of all Fabrics commands.
     #[must_use]
     pub const fn is_fabrics(&self) -> bool {
         self.opcode == FABRICS
     }
 
-    /// FCTYPE: Fabrics Command Type, byte 4. Valid only if [`Self::is_fabrics`].
+    /// Returns FCTYPE: Fabrics Command Type, byte 4. Valid only if [`Self::is_fabrics`].
     #[must_use]
     pub fn fctype(&self) -> FabricsType {
         let [fctype, ..] = self.nsid.to_bytes();
         FabricsType(fctype)
     }
 
-    /// CID: Command Identifier.
+    /// Returns CID: Command Identifier.
     #[must_use]
     pub fn cid(&self) -> u16 {
         self.cid.get()
     }
 
-    /// NSID: Namespace Identifier; in a Fabrics command the low byte is FCTYPE.
+    /// Returns NSID: Namespace Identifier; in a Fabrics command the low byte is FCTYPE.
     #[must_use]
     pub fn nsid(&self) -> u32 {
         self.nsid.get()
     }
 
-    /// Command Dword 10 as a host-endian integer.
+    /// Returns Command Dword 10 as a host-endian integer.
     #[must_use]
     pub fn cdw10(&self) -> u32 {
         self.cdw10.get()
     }
 
-    /// Command Dword 11 as a host-endian integer.
+    /// Returns Command Dword 11 as a host-endian integer.
     #[must_use]
     pub fn cdw11(&self) -> u32 {
         self.cdw11.get()
     }
 
-    /// Command Dword 12 as a host-endian integer.
+    /// Returns Command Dword 12 as a host-endian integer.
     #[must_use]
     pub fn cdw12(&self) -> u32 {
         self.cdw12.get()
     }
 
-    /// Command Dword 13 as a host-endian integer.
+    /// Returns Command Dword 13 as a host-endian integer.
     #[must_use]
     pub fn cdw13(&self) -> u32 {
         self.cdw13.get()
     }
 
-    /// SLBA: Starting LBA, dwords 10 and 11 of Read, Write, Compare, Verify and Write Zeroes (NVM Command Set
-    /// 1.0 section 3.2).
+    /// Returns SLBA: Starting LBA, dwords 10 and 11 of Read, Write, Compare, Verify and Write Zeroes (NVM
+    /// Command Set 1.0 section 3.2).
     #[must_use]
     pub fn slba(&self) -> u64 {
         u64::from(self.cdw10.get()) | u64::from(self.cdw11.get()) << 32
     }
 
-    /// NLB: Number of Logical Blocks, bits 15:0 of dword 12, zero-based.
+    /// Returns NLB: Number of Logical Blocks, bits 15:0 of dword 12, zero-based.
     #[must_use]
     pub fn nlb_z(&self) -> u16 {
         let [low, high, ..] = self.cdw12.to_bytes();
         u16::from_le_bytes([low, high])
     }
 
-    /// Number of logical blocks, 1 to 65,536: NLB plus one.
+    /// Returns the count of logical blocks, 1 to 65,536: NLB plus one.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         u32::from(self.nlb_z()) + 1
@@ -229,7 +229,7 @@ impl Sqe {
     }
 }
 
-/// Low and high dword of `value`.
+/// Returns the low and the high dword of `value`.
 fn split_u64(value: u64) -> (U32, U32) {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     (U32::from_bytes([a, b, c, d]), U32::from_bytes([e, f, g, h]))
@@ -287,14 +287,14 @@ impl KeyedSgl {
     /// Largest length of a keyed descriptor, in bytes.
     pub const BYTES_MAX: u32 = (1 << 24) - 1;
 
-    /// Length of the data block in bytes.
+    /// Returns the length of the data block in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u32 {
         let [a, b, c] = self.length;
         u32::from_le_bytes([a, b, c, 0])
     }
 
-    /// SGL Identifier, byte 15: type and sub type.
+    /// Returns the SGL Identifier, byte 15: type and sub type.
     #[must_use]
     pub const fn kind(&self) -> SglKind {
         SglKind(self.identifier)
@@ -308,26 +308,26 @@ impl From<KeyedSgl> for Sgl {
 }
 
 impl Sgl {
-    /// Descriptor of a command without data: all bytes are zero.
+    /// Creates the descriptor of a command without data: all bytes are zero.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// In-capsule data at offset 0.
+    /// Creates the descriptor of `bytes` of in-capsule data at offset 0.
     #[must_use]
     pub fn in_capsule(bytes: u32) -> Self {
         Self::of_kind(SglKind::DATA_BLOCK_OFFSET, bytes)
     }
 
-    /// Data that NVMe/TCP transfers with R2T, H2CData and C2HData PDUs.
+    /// Creates the descriptor of `bytes` of data that NVMe/TCP transfers with R2T, H2CData and C2HData PDUs.
     #[must_use]
     pub fn transport(bytes: u32) -> Self {
         Self::of_kind(SglKind::TRANSPORT_DATA_BLOCK, bytes)
     }
 
-    /// Host memory with an RDMA remote key. `bytes` is truncated to 24 bits. With `invalidate`, the response
-    /// invalidates the key (RDMA Send with Invalidate).
+    /// Creates the descriptor of host memory with an RDMA remote key. `bytes` is truncated to 24 bits. With
+    /// `invalidate`, the response invalidates the key (RDMA Send with Invalidate).
     #[must_use]
     pub fn keyed(address: u64, bytes: u32, key: u32, invalidate: bool) -> Self {
         let [a, b, c, _] = bytes.to_le_bytes();
@@ -336,13 +336,13 @@ impl Sgl {
             .into()
     }
 
-    /// Host memory at `address`; PCIe only.
+    /// Creates the descriptor of host memory at `address`; PCIe only.
     #[must_use]
     pub fn data_block(address: u64, bytes: u32) -> Self {
         Self { address: U64::new(address), ..Self::of_kind(SglKind::DATA_BLOCK_ADDRESS, bytes) }
     }
 
-    /// Last segment of an SGL: `bytes` of descriptors at `address`; PCIe only.
+    /// Creates the descriptor of the last segment of an SGL: `bytes` of descriptors at `address`; PCIe only.
     #[must_use]
     pub fn last_segment(address: u64, bytes: u32) -> Self {
         Self { address: U64::new(address), ..Self::of_kind(SglKind::LAST_SEGMENT_ADDRESS, bytes) }
@@ -354,32 +354,32 @@ impl Sgl {
         zerocopy::transmute!([U64::new(prp1), U64::new(prp2)])
     }
 
-    /// PRP 1 and PRP 2. Valid only if PSDT of the entry is 00b.
+    /// Returns PRP 1 and PRP 2. Valid only if PSDT of the entry is 00b.
     #[must_use]
     pub fn prp(self) -> (u64, u64) {
         let [prp1, prp2]: [U64; 2] = zerocopy::transmute!(self);
         (prp1.get(), prp2.get())
     }
 
-    /// SGL Identifier, byte 15: type and sub type.
+    /// Returns the SGL Identifier, byte 15: type and sub type.
     #[must_use]
     pub const fn kind(&self) -> SglKind {
         SglKind(self.identifier)
     }
 
-    /// Length in bytes. Not valid for a keyed descriptor, see [`KeyedSgl::bytes`].
+    /// Returns the length in bytes. Not valid for a keyed descriptor; see [`KeyedSgl::bytes`].
     #[must_use]
     pub fn bytes(&self) -> u32 {
         self.length.get()
     }
 
-    /// Memory address, or byte offset in the capsule for the `_OFFSET` kinds.
+    /// Returns the memory address, or the byte offset in the capsule for the `_OFFSET` kinds.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address.get()
     }
 
-    /// The descriptor as a [`KeyedSgl`]; `None` if its kind is not a keyed one.
+    /// Returns the descriptor as a [`KeyedSgl`]; `None` if it is not of a keyed kind.
     #[must_use]
     pub fn as_keyed(&self) -> Option<KeyedSgl> {
         let is_keyed =

@@ -6,9 +6,9 @@ use bitfield_struct::bitfield;
 
 /// The 15 bits of the status field, without the phase tag: SC 7:0, SCT 10:8, CRD 12:11, M 13, DNR 14.
 ///
-/// Equality includes CRD, M and DNR; compare [`Status::code`] to ignore them. The codes 180h to 185h have one
-/// meaning in a completion of a Fabrics command and another in that of an I/O command. Codes of commands that
-/// Spindle neither sends nor serves (firmware, namespace management, zones) have no constant.
+/// Equality includes CRD, M and DNR; compare [`Status::code`] to ignore them. Each code 180h to 185h has one
+/// meaning in a completion of a Fabrics command and another in a completion of an I/O command. Codes of
+/// commands that Spindle neither sends nor serves (firmware, namespace management, zones) have no constant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct Status(u16);
@@ -50,7 +50,7 @@ macro_rules! codes {
         impl Status {
             $(#[doc = $text] $(#[$meta])* pub const $name: Self = Self($value);)*
 
-            /// `Display` text of SCT and SC; `None` if no constant has this code.
+            /// Returns the `Display` text of SCT and SC; `None` if no constant has this code.
             #[must_use]
             pub const fn text(self) -> Option<&'static str> {
                 match self.code() {
@@ -59,7 +59,7 @@ macro_rules! codes {
                 }
             }
 
-            /// Name of the constant with this SCT and SC; `None` if there is none.
+            /// Returns the name of the constant with this SCT and SC; `None` if there is none.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.code() {
@@ -202,25 +202,25 @@ impl Status {
 }
 
 impl Status {
-    /// From bytes 14 and 15 of a completion; the phase tag (bit 0) is dropped.
+    /// Converts bytes 14 and 15 of a completion; the phase tag (bit 0) is dropped.
     #[must_use]
     pub const fn from_wire(word: u16) -> Self {
         Self(word >> 1)
     }
 
-    /// Bytes 14 and 15 of a completion, with `phase` in bit 0.
+    /// Returns bytes 14 and 15 of a completion, with `phase` in bit 0.
     #[must_use]
     pub const fn to_wire(self, phase: bool) -> u16 {
         self.0 << 1 | phase as u16
     }
 
-    /// From the 15 bits of the Status Field; bit 15 of `bits` is ignored.
+    /// Creates a status from the 15 bits of the Status Field; bit 15 of `bits` is ignored.
     #[must_use]
     pub const fn from_bits(bits: u16) -> Self {
         Self(bits & 0x7fff)
     }
 
-    /// The 15 bits of the Status Field, without the phase tag.
+    /// Returns the 15 bits of the Status Field, without the phase tag.
     #[must_use]
     pub const fn bits(self) -> u16 {
         self.0
@@ -230,13 +230,13 @@ impl Status {
         StatusBits::from_bits(self.0)
     }
 
-    /// SCT and SC, with CRD, M and DNR cleared.
+    /// Returns SCT and SC, with CRD, M and DNR cleared.
     #[must_use]
     pub const fn code(self) -> Self {
         Self(self.0 & 0x7ff)
     }
 
-    /// SCT: Status Code Type.
+    /// Returns SCT: Status Code Type.
     #[must_use]
     pub const fn sct(self) -> StatusType {
         StatusType(self.parts().sct())
@@ -248,7 +248,7 @@ impl Status {
         Self(self.parts().with_dnr(true).into_bits())
     }
 
-    /// Whether DNR (Do Not Retry) is set.
+    /// Returns true if DNR (Do Not Retry) is set.
     #[must_use]
     pub const fn is_dnr(self) -> bool {
         self.parts().dnr()
@@ -266,13 +266,13 @@ impl Status {
         Self(self.parts().with_more(false).into_bits())
     }
 
-    /// Whether M (More) is set.
+    /// Returns true if M (More) is set.
     #[must_use]
     pub const fn is_more(self) -> bool {
         self.parts().more()
     }
 
-    /// Whether SCT and SC are 0; ignores CRD, M and DNR.
+    /// Returns true if SCT and SC are 0; ignores CRD, M and DNR.
     #[must_use]
     pub const fn is_success(self) -> bool {
         self.code().0 == 0

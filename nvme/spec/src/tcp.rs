@@ -4,8 +4,8 @@
 //! CommonHeader | rest of the header | HDGST | padding | data | DDGST
 //! 0          8 |               HLEN |       |         PDO    |   PLEN
 //! ```
-//! ICReq and ICResp negotiate the digests; FLAGS of a PDU has a bit for each digest that is present. HDGST
-//! covers the first HLEN bytes.
+//! ICReq and ICResp negotiate the digests. FLAGS of a PDU has a bit for each digest that is present. HDGST
+//! covers the first HLEN bytes, DDGST covers the data.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
@@ -54,7 +54,7 @@ open_enum! {
 }
 
 impl PduType {
-    /// HLEN required for this type, in bytes; `None` for an unknown type.
+    /// Returns the HLEN required for this type, in bytes; `None` for an unknown type.
     #[must_use]
     pub const fn hlen(self) -> Option<u8> {
         match self {
@@ -129,26 +129,26 @@ wire! {
 }
 
 impl CommonHeader {
-    /// Header from host-endian values; `hlen`, `pdo` and `plen` are in bytes.
+    /// Creates a header from host-endian values; `hlen`, `pdo` and `plen` are in bytes.
     #[must_use]
     pub fn new(pdu_type: PduType, flags: u8, hlen: u8, pdo: u8, plen: u32) -> Self {
         Self { pdu_type, flags, hlen, pdo, plen: U32::new(plen) }
     }
 
-    /// PLEN: PDU Length in bytes, with digests and padding.
+    /// Returns PLEN: PDU Length in bytes, with digests and padding.
     #[must_use]
     pub fn plen(&self) -> u32 {
         self.plen.get()
     }
 
-    /// Whether FLAGS has all bits of `flags`.
+    /// Returns true if FLAGS has all bits of `flags`.
     #[must_use]
     pub const fn has(&self, flags: u8) -> bool {
         self.flags & flags == flags
     }
 }
 
-/// PDO and PLEN of a PDU, computed from data length, digests and the receiver's alignment.
+/// PDO and PLEN of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// PDO: PDU Data Offset in bytes; 0 without data.
@@ -158,9 +158,9 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// Computes PDO and PLEN. `hlen` is 24 or 72; `pda` is HPDA or CPDA of the receiver, in dwords,
-    /// zero-based, and is limited to [`PDA_MAX`]. If `data_bytes` is 0, `pda` and `has_data_digest` have no
-    /// effect.
+    /// Computes PDO and PLEN. `hlen` is 24 or 72. `pda` is HPDA or CPDA of the receiver, in dwords,
+    /// zero-based, and is limited to [`PDA_MAX`]. If `data_bytes` is 0, PDO is 0, and `pda` and
+    /// `has_data_digest` have no effect.
     #[must_use]
     pub fn new(hlen: u8, data_bytes: u32, has_header_digest: bool, has_data_digest: bool, pda: u8) -> Self {
         let header_bytes = u32::from(hlen) + if has_header_digest { 4 } else { 0 };
@@ -175,7 +175,7 @@ impl Extent {
     }
 }
 
-/// Alignment in bytes of an HPDA or CPDA, which counts dwords, zero-based.
+/// Returns the alignment in bytes of an HPDA or CPDA value, which is in dwords, zero-based.
 #[must_use]
 pub const fn pda_bytes(pda: u8) -> u32 {
     (pda as u32 + 1) * 4
@@ -198,7 +198,7 @@ wire! {
 }
 
 impl IcReq {
-    /// ICReq with PFV 0. `hpda` (in dwords) and `maxr2t_z` are zero-based.
+    /// Creates an ICReq with PFV 0. `hpda` (in dwords) and `maxr2t_z` are zero-based.
     #[must_use]
     pub fn new(hpda: u8, dgst: DigestBits, maxr2t_z: u32) -> Self {
         Self {
@@ -211,7 +211,7 @@ impl IcReq {
         }
     }
 
-    /// DGST: digests that the host requests.
+    /// Returns DGST: digests that the host requests.
     #[must_use]
     pub const fn digests(&self) -> DigestBits {
         DigestBits::from_bits(self.dgst)
@@ -236,7 +236,7 @@ wire! {
 }
 
 impl IcResp {
-    /// ICResp with PFV 0. `cpda` is in dwords, zero-based; `maxh2cdata` is in bytes.
+    /// Creates an ICResp with PFV 0. `cpda` is in dwords, zero-based; `maxh2cdata` is in bytes.
     #[must_use]
     pub fn new(cpda: u8, dgst: DigestBits, maxh2cdata: u32) -> Self {
         Self {
@@ -249,7 +249,7 @@ impl IcResp {
         }
     }
 
-    /// DGST: digests that the connection uses.
+    /// Returns DGST: digests that the connection uses.
     #[must_use]
     pub const fn digests(&self) -> DigestBits {
         DigestBits::from_bits(self.dgst)
@@ -270,7 +270,7 @@ wire! {
 }
 
 impl TermReq {
-    /// Header of a TermReq PDU. The caller appends `data_bytes` of the offending PDU, at most
+    /// Creates the header of a TermReq PDU. The caller appends `data_bytes` of the offending PDU, at most
     /// [`TERM_REQ_DATA_BYTES_MAX`].
     #[must_use]
     pub fn new(pdu_type: PduType, fes: Fes, fei: u32, data_bytes: u32) -> Self {
@@ -282,13 +282,13 @@ impl TermReq {
         }
     }
 
-    /// FES: Fatal Error Status.
+    /// Returns FES: Fatal Error Status.
     #[must_use]
     pub fn fes(&self) -> Fes {
         Fes(self.fes.get())
     }
 
-    /// FEI: Fatal Error Information; its meaning depends on FES.
+    /// Returns FEI: Fatal Error Information; its meaning depends on FES.
     #[must_use]
     pub fn fei(&self) -> u32 {
         self.fei.get()
@@ -305,7 +305,8 @@ wire! {
 }
 
 impl CapsuleCmd {
-    /// `flags` has the digest flags; `extent` comes from [`Extent::new`] with HLEN 72.
+    /// Creates the header and entry of a CapsuleCmd PDU. `flags` has the digest flags; `extent` comes from
+    /// [`Extent::new`] with HLEN 72. The caller appends digests and data.
     #[must_use]
     pub fn new(sqe: Sqe, flags: u8, extent: Extent) -> Self {
         Self { header: CommonHeader::new(PduType::CAPSULE_CMD, flags, 72, extent.pdo, extent.plen), sqe }
@@ -322,7 +323,7 @@ wire! {
 }
 
 impl CapsuleResp {
-    /// The caller appends HDGST if `has_header_digest`.
+    /// Creates a CapsuleResp PDU. The caller appends HDGST if `has_header_digest`.
     #[must_use]
     pub fn new(cqe: Cqe, has_header_digest: bool) -> Self {
         Self { header: header_without_data(PduType::CAPSULE_RESP, has_header_digest), cqe }
@@ -346,7 +347,8 @@ wire! {
 }
 
 impl H2cData {
-    /// Header of a PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
+    /// Creates the header of a PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN
+    /// 24.
     #[must_use]
     pub fn new(cccid: u16, ttag: u16, datao: u32, datal: u32, flags: u8, extent: Extent) -> Self {
         Self {
@@ -376,7 +378,8 @@ wire! {
 }
 
 impl C2hData {
-    /// Header of a PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN 24.
+    /// Creates the header of a PDU with `datal` bytes of data; `extent` comes from [`Extent::new`] with HLEN
+    /// 24.
     #[must_use]
     pub fn new(cccid: u16, datao: u32, datal: u32, flags: u8, extent: Extent) -> Self {
         Self {
@@ -406,7 +409,7 @@ wire! {
 }
 
 impl R2t {
-    /// `r2to` and `r2tl` are in bytes. The caller appends HDGST if `has_header_digest`.
+    /// Creates an R2T PDU. `r2to` and `r2tl` are in bytes. The caller appends HDGST if `has_header_digest`.
     #[must_use]
     pub fn new(cccid: u16, ttag: u16, r2to: u32, r2tl: u32, has_header_digest: bool) -> Self {
         Self {
@@ -420,7 +423,7 @@ impl R2t {
     }
 }
 
-/// HLEN is 24; PLEN includes HDGST.
+/// Creates the header of a PDU without data: HLEN is 24, and PLEN includes HDGST.
 fn header_without_data(pdu_type: PduType, has_header_digest: bool) -> CommonHeader {
     if has_header_digest {
         CommonHeader::new(pdu_type, HDGSTF, 24, 0, 28)

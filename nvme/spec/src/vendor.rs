@@ -41,7 +41,7 @@ wire! {
 }
 
 impl SpindleArea {
-    /// Vendor area with [`SPINDLE_SIGNATURE`] and [`SPINDLE_VERSION`].
+    /// Creates the vendor area with [`SPINDLE_SIGNATURE`] and [`SPINDLE_VERSION`].
     #[must_use]
     pub fn new(features: SpindleFeatures) -> Self {
         Self { signature: SPINDLE_SIGNATURE, version: U32::new(SPINDLE_VERSION), features: features.into() }
@@ -49,7 +49,8 @@ impl SpindleArea {
 }
 
 impl IdentifyController {
-    /// FEAT of the vendor area; no bits are set if the signature is not [`SPINDLE_SIGNATURE`] or VER is 0.
+    /// Returns FEAT of the vendor area; no bits are set if the signature is not [`SPINDLE_SIGNATURE`] or VER
+    /// is 0.
     #[must_use]
     pub fn spindle_features(&self) -> SpindleFeatures {
         match SpindleArea::read_from_prefix(&self.vs) {
@@ -60,7 +61,8 @@ impl IdentifyController {
         }
     }
 
-    /// Writes the first 16 bytes of the vendor area; the others keep their value.
+    /// Writes the first 16 bytes of the vendor area, FEAT set to `features`; the other bytes keep their
+    /// value.
     pub fn set_spindle_features(&mut self, features: SpindleFeatures) {
         // The write cannot fail: `vs` has 1024 bytes, the area 16.
         let _ = SpindleArea::new(features).write_to_prefix(&mut self.vs);
@@ -79,7 +81,7 @@ view! {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct FormerAssociations {
-    /// ENDED: number of controllers that the command ended; FFFFh is 65,535 or more.
+    /// ENDED: count of controllers that the command ended; FFFFh is 65,535 or more.
     pub ended: u16,
     #[bits(15)]
     __: u16,
@@ -89,7 +91,7 @@ pub struct FormerAssociations {
 
 /// Builders for hosts.
 impl Sqe {
-    /// End Former Associations; `token` is not 0.
+    /// Builds End Former Associations; `token` is not 0.
     #[must_use]
     pub fn end_former_associations(cid: u16, token: u64) -> Self {
         let [low, high] = [token & 0xffff_ffff, token >> 32].map(|half| u32::try_from(half).unwrap_or(0));

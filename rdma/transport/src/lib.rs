@@ -6,11 +6,11 @@
 //!                  next_work   ──> work requests, one doorbell for each pump
 //! ```
 //!
-//! | file | what |
+//! | module | content |
 //! |---|---|
-//! | [`work`] | what a connection asks of its queue pair: the vocabulary of both ends |
+//! | [`work`] | work requests and completions, for both ends |
 //! | [`controller`] | the target's end: capsules, keyed SGLs, RDMA READ within credits, WRITE and SEND |
-//! | [`shell`] | one core's devices, queue pairs and connection manager, joined to the target's core |
+//! | [`shell`] | one core's devices, queue pairs and connection manager, connected to the target's core |
 //! | [`host`] | the initiator's end |
 //! | [`registration`] | the initiator's pin-down cache |
 //!

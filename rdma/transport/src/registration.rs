@@ -1,9 +1,9 @@
 //! The pin-down cache: memory registrations that are kept for later commands with the same memory.
 //!
 //! Registration pins pages and fills the device's translation table: tens of microseconds, far more than a
-//! small command. Applications reuse buffers, so a registration is kept after its use (Goglin 3.2). When too
-//! much is pinned, the least recently used registrations are dropped, in batches and outside of the data path
-//! (PVFS 5.4).
+//! small command. Applications reuse buffers, so a registration is kept after its use (Goglin 3.2). When the
+//! limits are exceeded, the least recently used registrations are dropped, in batches and outside of the data
+//! path (PVFS 5.4).
 //!
 //! ```text
 //!            miss                  release                 over a limit, invalidated          tidy
@@ -11,9 +11,10 @@
 //!                       │          hit           (LRU)                                ^
 //!                       └── invalidated or covered: in use, not in the map ───────────┘ release
 //! ```
-//! **Lookup.** A registration serves every range that it covers. No mapped registration covers another: a new
-//! one removes those that it covers from the map. So ends ascend with starts, and of all registrations that
-//! start at or before an address the last reaches farthest: one lookup in an ordered map suffices.
+//! **Lookup.** A registration serves every range that it covers. A new registration removes those that it
+//! covers from the map, so no mapped registration covers another. Therefore ends ascend with starts: of the
+//! registrations that start at or before an address, the last one has the highest end. One lookup in an
+//! ordered map suffices.
 //!
 //! **Validity.** A registration refers to the pages that were mapped when it was made. If memory is unmapped
 //! and mapped again, the device would access the old pages. The code that unmaps memory must call
@@ -21,24 +22,24 @@
 //! pins memory that its owner has released.
 //!
 //! **Scope.** The cache calls no verbs ([`Registrar`] does) and uses no threads: one cache per device and
-//! thread. A kept remote key lets the peer access the memory after its command: the cost of not registering
-//! for each command.
+//! thread. The peer can use a kept remote key after its command. That is the cost of not registering for each
+//! command.
 //!
-//! **Limits** count all registrations, but only idle ones are dropped: those in use by outstanding commands
-//! may exceed the limits.
+//! **Limits** count all registrations that are not parked. Only idle registrations are dropped, so
+//! registrations in use by outstanding commands may exceed the limits.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 
 use spindle_reactor::slab::{SLAB_ENTRIES_MAX, Slab, Slot};
 
-/// Granularity of registrations in bytes: devices pin whole pages, and neighbours in a page share a
+/// Granularity of registrations in bytes. Devices pin whole pages, and buffers in the same page share a
 /// registration.
 const PAGE: usize = 4096;
 
 /// Registers memory with a device; tests implement it without verbs.
 pub trait Registrar {
-    /// A memory registration. Dropping it deregisters.
+    /// A memory registration. Its drop deregisters the memory.
     type Region;
     /// A handle that keeps the memory mapped.
     type Memory;
@@ -57,19 +58,19 @@ pub trait Registrar {
         is_writable: bool,
     ) -> Result<Self::Region, Self::Error>;
 
-    /// The local key and the remote key.
+    /// Returns the local key and the remote key.
     fn keys(region: &Self::Region) -> (u32, u32);
 }
 
-/// Limits of a cache: above them, idle registrations are dropped.
+/// Limits of a cache. Above these, idle registrations are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum registered bytes. The default is 1 GiB: the working buffers of a large application, below the
     /// locked-memory limit of most systems.
     pub bytes: usize,
-    /// Maximum number of registrations. The default is 1024, well below the limits of small devices.
+    /// Maximum registrations. The default is 1024, well below the limits of small devices.
     pub entries: usize,
-    /// Number of registrations deregistered in one batch; 0 counts as 1.
+    /// Count of registrations deregistered in one batch; 0 counts as 1.
     pub batch: usize,
 }
 
@@ -79,12 +80,12 @@ impl Default for Limits {
     }
 }
 
-/// A use of a registration, ended by [`Cache::release`].
+/// One use of a registration, which [`Cache::release`] ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
     /// The registration, for [`Cache::release`].
     pub slot: Slot,
-    /// Key for work requests of this host's device.
+    /// Key for this host's own work requests.
     pub local_key: u32,
     /// Key for the peer's READs and WRITEs.
     pub remote_key: u32,
@@ -93,13 +94,13 @@ pub struct Lease {
 /// Error of [`Cache::acquire`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError<E> {
-    /// Registration failed, also after all idle registrations were dropped.
+    /// Registration failed, even after all idle registrations were dropped.
     #[error(transparent)]
     Register(E),
     /// The table of registrations is full and none is idle.
     #[error("{SLAB_ENTRIES_MAX} registrations are in use")]
     Full,
-    /// The range exceeds the address space.
+    /// The range, extended to whole pages, exceeds the address space.
     #[error("no such range of addresses")]
     Range,
 }
@@ -113,8 +114,9 @@ struct Entry<R> {
     users: u32,
     /// The entry is in the map, so that lookups can find it.
     is_mapped: bool,
-    /// Neighbours in the list of idle registrations.
+    /// Next older registration in the list of idle registrations.
     older: Option<Slot>,
+    /// Next newer registration in the list of idle registrations.
     newer: Option<Slot>,
 }
 
@@ -124,10 +126,11 @@ pub struct Cache<G: Registrar> {
     registrar: G,
     limits: Limits,
     entries: Slab<Entry<G::Region>>,
-    /// Registrations by start address: read-only memory, and writable memory.
+    /// Registrations by start address. Index 0: read-only memory; 1: writable memory.
     maps: [BTreeMap<usize, Slot>; 2],
-    /// Ends of the list of idle registrations.
+    /// Least recently used idle registration.
     oldest: Option<Slot>,
+    /// Most recently used idle registration.
     newest: Option<Slot>,
     /// Bytes of all registrations that are not parked.
     bytes: usize,
@@ -135,7 +138,7 @@ pub struct Cache<G: Registrar> {
 }
 
 impl<G: Registrar> Cache<G> {
-    /// An empty cache that registers with `registrar`.
+    /// Creates an empty cache that registers with `registrar`.
     #[must_use]
     pub fn new(registrar: G, limits: Limits) -> Cache<G> {
         Cache {
@@ -151,7 +154,8 @@ impl<G: Registrar> Cache<G> {
     }
 
     /// Returns a registration that covers `bytes` from `address`: an existing one, or a new one of `memory`,
-    /// of whole pages of 4 KiB. `is_writable` is a property of the memory, not of the command.
+    /// of whole pages of 4 KiB. [`Cache::release`] must be called for each lease. `is_writable` is a property
+    /// of the memory, not of the command.
     #[inline]
     pub fn acquire(
         &mut self,
@@ -211,12 +215,12 @@ impl<G: Registrar> Cache<G> {
         Ok(Lease { slot, local_key, remote_key })
     }
 
-    /// Removes from the map the registrations that a new one of `start .. end` covers.
+    /// Removes from the map the registrations that `start .. end` covers.
     fn unmap_covered(&mut self, start: usize, end: usize, is_writable: bool) {
         loop {
             let map = &self.maps[usize::from(is_writable)];
             let found = map.range(start..end).next().map(|(_, slot)| *slot);
-            // Ends ascend: if the first is not covered, none is.
+            // Ends ascend: if the first registration is not covered, none is.
             let Some(slot) = found.filter(|slot| self.entries.get(*slot).is_some_and(|it| it.end <= end))
             else {
                 return;
@@ -241,7 +245,7 @@ impl<G: Registrar> Cache<G> {
     /// Ends a use of a registration.
     ///
     /// # Panics
-    /// If the registration has no use left: a lease was released twice.
+    /// If the registration is not in use: a lease was released twice.
     #[inline]
     pub fn release(&mut self, slot: Slot) {
         let entry = self.entries.get_mut(slot).expect("a lease is released once");
@@ -259,16 +263,16 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// The memory of `bytes` from `address` was unmapped or released: its registrations are removed from the
-    /// map. Idle ones, and all that were parked, are deregistered at once; those in use when they are
-    /// released.
+    /// Removes the registrations that overlap `bytes` from `address` from the map, as this memory was
+    /// unmapped or released. Deregisters the idle ones among them, and all parked registrations, at once.
+    /// Registrations in use are parked when they are released.
     pub fn invalidate(&mut self, address: usize, bytes: usize) {
         let end = address.saturating_add(bytes);
         for is_writable in [false, true] {
             loop {
                 let map = &self.maps[usize::from(is_writable)];
                 let found = map.range(..end).next_back().map(|(_, slot)| *slot);
-                // Ends ascend: if the last does not reach into the range, none does.
+                // Ends ascend: if the last registration does not overlap the range, none does.
                 let Some(slot) =
                     found.filter(|slot| self.entries.get(*slot).is_some_and(|it| it.end > address))
                 else {
@@ -280,8 +284,8 @@ impl<G: Registrar> Cache<G> {
         self.deregister(usize::MAX);
     }
 
-    /// Deregisters a batch of parked registrations, if a full batch is parked. Called once per turn, after
-    /// the commands were posted.
+    /// Deregisters a batch of parked registrations, if a full batch is parked. To be called once per turn,
+    /// after the commands were posted.
     #[inline]
     pub fn tidy(&mut self) {
         if self.parked.len() >= self.limits.batch.max(1) {
@@ -289,7 +293,8 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// Evicts least recently used registrations until `bytes` more fit, or none is idle.
+    /// Evicts least recently used registrations until another one of `bytes` fits into the limits, or none is
+    /// idle. 0 bytes: until the limits are met.
     fn make_room(&mut self, bytes: usize) {
         let more = usize::from(bytes > 0);
         while self.bytes.saturating_add(bytes) > self.limits.bytes
@@ -301,19 +306,20 @@ impl<G: Registrar> Cache<G> {
         }
     }
 
-    /// Evicts the least recently used registration. False if none is idle.
+    /// Evicts the least recently used idle registration. Returns false if there is none.
     fn evict(&mut self) -> bool {
         let Some(slot) = self.oldest else { return false };
         self.unmap(slot);
         true
     }
 
-    /// Queues a registration for deregistration; it must be unmapped, unused and unlinked.
+    /// Removes a registration from the table and queues it for deregistration. The registration must be
+    /// unmapped, unused and not in the list of idle ones.
     fn park(&mut self, slot: Slot) {
         let Some(entry) = self.entries.remove(slot) else { return };
         self.bytes -= entry.end - entry.start;
         self.parked.push_back(entry.region);
-        // Bounds the pinned memory if `tidy` is not called during a burst.
+        // Limits the pinned memory if `tidy` is not called during a burst.
         if self.parked.len() >= self.limits.batch.max(1) * 4 {
             self.deregister(self.limits.batch.max(1));
         }

@@ -1,8 +1,8 @@
 //! Work requests and completions that connections of both ends exchange with their queue pairs.
 //!
-//! A connection knows no local address or key. It names a *chain*, which owns a buffer until the last of its
-//! work requests has completed, and a span of that buffer. The code that executes the work (the shell with
-//! verbs, the simulator by copying) gets the buffer from the connection.
+//! A connection contains no local addresses and keys. Each work request names a *chain*, which owns a buffer
+//! until the last of its work requests has completed, and a span of that buffer. The code that executes the
+//! work reads the buffer from the connection: the shell by verbs, the simulator by copying.
 
 use spindle_reactor::slab::Slot;
 
@@ -61,10 +61,10 @@ pub enum Op {
 /// A work request for the send queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
-    /// The chain to which the work request belongs; the completion names it.
+    /// The chain to which the work request belongs; returned in the completion.
     pub chain: Slot,
-    /// True if the work request generates a completion. An unsignalled one has completed when a later
-    /// signalled one has; a failed one always generates a completion.
+    /// True if the work request generates a completion. A failed work request always generates one. An
+    /// unsignalled work request has completed once a later signalled work request has.
     pub is_signalled: bool,
     /// READ, WRITE or SEND, with its operands.
     pub op: Op,
@@ -77,6 +77,6 @@ pub struct Completion {
     pub chain: Slot,
     /// [`Work::is_signalled`] of the work request.
     pub is_signalled: bool,
-    /// True on success. Otherwise the queue pair is in the error state, and all later work requests fail too.
+    /// True on success. False: the queue pair is in the error state, and all later work requests fail too.
     pub is_ok: bool,
 }

@@ -1,4 +1,4 @@
-//! Conversion of socket addresses for librdmacm.
+//! Conversion of socket addresses to and from the C structs of librdmacm.
 //!
 //! UNSAFETY: reads the structs of the address families from librdmacm's union.
 #![expect(unsafe_code, reason = "reads a union of C")]
@@ -36,7 +36,7 @@ impl RawAddress {
         }
     }
 
-    /// Pointer to the address, valid as long as `self` is not moved or dropped.
+    /// Returns a pointer to the address, valid as long as `self` is not moved or dropped.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
         match self {
             RawAddress::V4(address) => ptr::from_mut(address).cast(),
@@ -45,7 +45,8 @@ impl RawAddress {
     }
 }
 
-/// Reads a socket address. `None` if its family is neither IPv4 nor IPv6, such as 0 before it is set.
+/// Reads a socket address. `None` if its family is neither IPv4 nor IPv6, such as 0 in an address that is not
+/// set.
 ///
 /// # Safety
 /// `source` is valid for reads of a `sockaddr_storage`.

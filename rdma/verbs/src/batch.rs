@@ -1,6 +1,8 @@
-//! [`SendBatch`]: work requests for the send queue, posted with one doorbell.
+//! [`SendBatch`]: work requests for the send queue ([`Operation`] and [`SendData`]), posted with one
+//! doorbell.
 //!
-//! UNSAFETY: data that a work request points to is copied when it is added, or lies in the queue pair's list.
+//! UNSAFETY: segments and inline bytes are copied when a work request is added, into the device's queue or
+//! the queue pair's list.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::ptr;
@@ -15,7 +17,7 @@ use crate::queue_pair::{List, Post, QueuePair};
 /// Data of a work request.
 #[derive(Debug, Clone, Copy)]
 pub enum SendData<'a> {
-    /// Registered memory. Until the completion it must not be written, and for a READ not be read either.
+    /// Registered memory. Until the completion it must not be written; for a READ it must not be read either.
     Local(&'a [Sge]),
     /// Bytes copied into the work request; at most [`QueuePair::inline_bytes`]. Not for a READ.
     Inline(&'a [u8]),
@@ -38,7 +40,7 @@ pub enum Operation {
         /// Key of the peer's memory, with remote write access.
         key: u32,
     },
-    /// SEND, which uses up a receive that the peer has posted.
+    /// SEND, which consumes a receive that the peer has posted.
     Send,
     /// SEND that invalidates a remote key at the peer.
     SendWithInvalidate {
@@ -47,19 +49,19 @@ pub enum Operation {
     },
 }
 
-/// Collects work requests, which [`SendBatch::submit`] posts. Dropping the batch posts nothing.
+/// Work requests that [`SendBatch::submit`] posts. Dropping the batch discards those that are not posted.
 ///
-/// A refused request (too many segments or bytes, or more requests than the queue has entries) is not added;
-/// those before it stay. `is_signalled`: the request generates a completion; a failed one always does. The
-/// queue entry and memory of an unsignalled request are free when a later signalled request has completed.
+/// [`SendBatch::add`] refuses a request with too many segments or bytes, and one that exceeds the queue's
+/// entries; the requests before it stay. `is_signalled`: the request generates a completion. A failed request
+/// always does. The queue entry and memory of an unsignalled request are free once a later signalled request
+/// has completed.
 ///
-/// If requests are posted as a list ([`QueuePair::posting`]), a full list is posted when another request is
-/// added: at most [`crate::LIST_BATCH`] requests with a doorbell of their own. They stay posted when the
-/// batch is dropped.
+/// With [`crate::Posting::List`], a full list of [`crate::LIST_BATCH`] requests is posted with its own
+/// doorbell when another request is added. Dropping the batch does not discard the requests of such a list.
 #[must_use = "nothing is posted without submit"]
 pub struct SendBatch<'a> {
     queue: &'a mut QueuePair,
-    /// Requests added, including posted ones.
+    /// Requests added to the batch, posted or not.
     count: u32,
     failed: Option<VerbsError>,
 }
@@ -70,12 +72,13 @@ const VERB_EXTENDED: &str = "ibv_wr_complete";
 impl<'a> SendBatch<'a> {
     pub(crate) fn new(queue: &'a mut QueuePair) -> SendBatch<'a> {
         let mut batch = SendBatch { queue, count: 0, failed: None };
-        // Discards a batch that was leaked by `mem::forget`.
+        // Discards the requests of an earlier batch that was leaked by `mem::forget`.
         batch.discard();
         batch
     }
 
-    /// Adds a work request; its completion has `id`.
+    /// Adds a work request. Its completion contains `id`. Posts the list first if it is full
+    /// ([`crate::Posting::List`]).
     #[inline]
     pub fn add(
         &mut self,
@@ -104,11 +107,11 @@ impl<'a> SendBatch<'a> {
         Ok(())
     }
 
-    /// Posts the added requests that are not posted yet, with one doorbell.
+    /// Posts the requests that are not posted yet, with one doorbell.
     ///
     /// # Errors
-    /// The queue has too few free entries, or has failed. Some requests may have been posted; they complete
-    /// as usual.
+    /// The queue has too few free entries, the device has refused a request, or an earlier post of this batch
+    /// failed. Some requests may have been posted; they complete as usual.
     #[inline]
     pub fn submit(mut self) -> Result<(), VerbsError> {
         if let Some(error) = self.failed {
@@ -125,7 +128,8 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// Checks the limits of a request before anything is written.
+    /// Checks a request against the limits before anything is written: EINVAL for too much data or an inline
+    /// READ, ENOMEM for too many requests. Returns the error of an earlier post of this batch, if it failed.
     #[inline]
     fn check(&self, operation: Operation, data: SendData<'_>) -> Result<(), VerbsError> {
         let (length, max) = match data {
@@ -151,7 +155,7 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// Posts the list if it is full.
+    /// Posts the list if it is full. No effect with [`crate::Posting::Extended`].
     #[inline]
     fn make_room(&mut self) -> Result<(), VerbsError> {
         match &self.queue.post {
@@ -160,7 +164,7 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// Posts the requests of the list.
+    /// Posts the requests of the list with one doorbell, and records an error in `failed`.
     fn flush_list(&mut self) -> Result<(), VerbsError> {
         let raw = self.queue.raw;
         let Post::List(list) = &mut self.queue.post else { return Ok(()) };
@@ -200,8 +204,8 @@ const SIGNALLED: u32 = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
 const INLINE: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
 
 /// # Safety
-/// The queue pair exists, a batch is started, it has all calls that `queue_pair::extended` checks, and the
-/// data are within its limits.
+/// The queue pair exists and has all calls that `queue_pair::extended` checks. A batch is started. The data
+/// is within the limits of the queue pair.
 #[inline]
 unsafe fn add_extended(
     queue: *mut sys::ibv_qp_ex,
@@ -238,7 +242,7 @@ unsafe fn add_extended(
 }
 
 impl List {
-    /// The next request, without data. The list must not be full.
+    /// Initializes the next request without data and without appending it. The list must not be full.
     #[inline]
     fn next(&mut self, id: u64, is_signalled: bool, opcode: opcode::Type) -> &mut sys::ibv_send_wr {
         let request = &mut self.requests[self.count];
@@ -296,7 +300,7 @@ impl List {
         self.count += 1;
     }
 
-    /// Links the first `count` requests and sets their segment pointers. Returns the first one.
+    /// Links the first `count` requests and sets their segment pointers. Returns the first request.
     fn link(&mut self, count: usize, segments_max: u32) -> *mut sys::ibv_send_wr {
         let first = self.requests.as_mut_ptr();
         let segments = self.segments.as_mut_ptr().cast::<sys::ibv_sge>();

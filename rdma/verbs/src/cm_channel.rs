@@ -1,7 +1,7 @@
-//! [`CmChannel`]: the event channel of the connection manager.
+//! [`CmChannel`]: the event channel of the connection manager, and its events ([`CmEvent`]).
 //!
 //! UNSAFETY: a channel is destroyed after its identifiers. librdmacm changes an identifier while it returns
-//! an event of it, so both taking events and using an identifier require the channel's lock.
+//! an event of that identifier. So reading events and using an identifier both require the channel's lock.
 #![expect(unsafe_code, reason = "calls librdmacm")]
 
 use std::cell::Cell;
@@ -43,7 +43,7 @@ impl Drop for ChannelInner {
     }
 }
 
-/// Reports the events of the identifiers on the channel. Its descriptor is readable while an event is
+/// An event channel: reports the events of its identifiers. The descriptor is readable while an event is
 /// pending.
 #[derive(Debug)]
 pub struct CmChannel {
@@ -65,14 +65,14 @@ pub enum CmEventKind {
     RouteResolved,
     /// [`CmId::resolve_route`] has failed.
     RouteError,
-    /// A peer requests a connection on a listener; `new_id` is its identifier.
+    /// A peer requests a connection on a listener; [`CmEvent::new_id`] is the identifier of the connection.
     ConnectRequest,
     /// Connecting failed on this side or at the peer.
     ConnectError,
     /// The peer did not answer the connection request.
     Unreachable,
-    /// The peer has rejected the request; private data may contain its reason. May follow `Established`, if
-    /// the accepting side dropped its identifier before it got its own `Established`.
+    /// The peer has rejected the request; private data may contain the reason. May follow `Established` if
+    /// the accepting side dropped its identifier before its own `Established`.
     Rejected,
     /// The connection is established; on the connecting side with the private data of the accepting side.
     Established,
@@ -81,7 +81,7 @@ pub enum CmEventKind {
     /// The device is being removed: all identifiers and other objects of the device must be dropped.
     DeviceRemoval,
     /// The network device of the identifier has a new hardware address, such as after the failover of a bond.
-    /// A listener gets no more requests.
+    /// A listener receives no more requests.
     AddressChange,
     /// Any other `rdma_cm_event_type`.
     Other(u32),
@@ -106,7 +106,7 @@ impl CmEventKind {
         }
     }
 
-    /// True if librdmacm sets the connection parameters of an event of this kind.
+    /// Returns true if librdmacm sets the connection parameters in an event of this kind.
     fn has_parameters(self) -> bool {
         matches!(self, CmEventKind::ConnectRequest | CmEventKind::Established | CmEventKind::Rejected)
     }
@@ -117,22 +117,22 @@ impl CmEventKind {
 pub struct CmEvent {
     /// Kind of the event.
     pub kind: CmEventKind,
-    /// Identifier of the event; for a connection request the new identifier.
+    /// Identifier that the event is for; with a connection request the token of `new_id`.
     pub id: CmToken,
     /// Only with a connection request: the listener.
     pub listener: Option<CmToken>,
     /// Only with a connection request: the new identifier. Dropping it rejects the request.
     pub new_id: Option<CmId>,
-    /// 0, or the reason of a failure: a negated error number, or the reason of a reject.
+    /// 0, or the reason of a failure: a negated error number, or a reject reason of the connection manager.
     pub status: i32,
-    /// The peer's private data; may be padded with zeroes. Empty unless the event is a connection request,
-    /// `Established` or `Rejected`.
+    /// The peer's private data; may be padded with zeroes. Set only in `ConnectRequest`, `Established` and
+    /// `Rejected`, else empty.
     pub private_data: ArrayVec<u8, PRIVATE_DATA_BYTES_MAX>,
-    /// Maximum READs of the peer that this side must serve at once: the peer's `initiator_depth`. 0 where
-    /// `private_data` is not set.
+    /// Maximum READs of the peer that this side must serve at once: the peer's `initiator_depth`. Set in the
+    /// same events as `private_data`, else 0.
     pub responder_resources: u8,
-    /// Maximum READs that this side may have outstanding: the peer's `responder_resources`. 0 where
-    /// `private_data` is not set.
+    /// Maximum READs that this side may have outstanding: the peer's `responder_resources`. Set in the same
+    /// events as `private_data`, else 0.
     pub initiator_depth: u8,
 }
 
@@ -151,10 +151,11 @@ impl CmChannel {
         Ok(CmChannel { inner, _not_sync: PhantomData })
     }
 
-    /// The next pending event; `None` when there is none. Costs a system call, so wait for the descriptor.
+    /// Reads and acknowledges the next pending event; `None` if no event is pending. Costs a system call, so
+    /// call it when the descriptor is readable.
     ///
     /// # Errors
-    /// The call or the acknowledgement failed; an event that was taken is lost.
+    /// The read or the acknowledgement failed. If the acknowledgement failed, the event is lost.
     pub fn next_event(&self) -> Result<Option<CmEvent>, VerbsError> {
         let _lock = self.inner.lock();
         let mut raw = ptr::null_mut();
@@ -164,18 +165,18 @@ impl CmChannel {
             let is_none = error.errno == libc::EAGAIN;
             return if is_none { Ok(None) } else { Err(error) };
         }
-        // SAFETY: the event was just taken from this channel under its lock, and is acknowledged below.
+        // SAFETY: the event was just read from this channel under its lock, and is acknowledged below.
         let event = unsafe { self.copy(raw) };
-        // SAFETY: the event was taken above and is acknowledged only here.
+        // SAFETY: the event was read above and is acknowledged only here.
         VerbsError::check("rdma_ack_cm_event", unsafe { sys::rdma_ack_cm_event(raw) })?;
         Ok(Some(event))
     }
 
     /// # Safety
-    /// The event was taken from this channel under its lock, which is still held, and is not acknowledged.
+    /// The event was read from this channel under its lock, which is still held, and is not acknowledged.
     unsafe fn copy(&self, raw: *mut sys::rdma_cm_event) -> CmEvent {
-        // SAFETY: the caller guarantees an unacknowledged event; it is valid, and its identifiers exist,
-        // until it is acknowledged.
+        // SAFETY: the caller guarantees an unacknowledged event. The event is valid, and its identifiers
+        // exist, until it is acknowledged.
         let (number, status, id, listener) =
             unsafe { ((*raw).event, (*raw).status, (*raw).id, (*raw).listen_id) };
         let kind = CmEventKind::new(number);
@@ -198,7 +199,7 @@ impl CmChannel {
             initiator_depth: 0,
         };
         if kind.has_parameters() {
-            // SAFETY: in an event of this kind the union holds `conn`, and `private_data` is null or has
+            // SAFETY: in an event of this kind the union contains `conn`, and `private_data` is null or has
             // `private_data_len` bytes.
             unsafe {
                 let parameters = &raw const (*raw).param.conn;

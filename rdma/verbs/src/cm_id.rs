@@ -1,4 +1,5 @@
-//! [`CmId`]: a connection manager identifier, of a connection or a listener.
+//! [`CmId`]: a connection manager identifier, of a connection or a listener. [`CmToken`] names it in events;
+//! [`ConnectParams`] are the parameters of a connection.
 //!
 //! UNSAFETY: an identifier is used only under the lock of its channel (see `cm_channel`), and destroyed after
 //! its queue pair and before its channel.
@@ -22,23 +23,24 @@ use crate::device::Device;
 use crate::error::VerbsError;
 use crate::queue_pair::{QueuePair, QueuePairConfig};
 
-/// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_AFONLY`, members of unnamed enums, which rdma-sys does not bind.
+/// `RDMA_OPTION_ID`. rdma-sys does not bind this and the next constant, as they are members of unnamed enums.
 const OPTION_ID: c_int = 0;
+/// `RDMA_OPTION_ID_AFONLY`: an IPv6 identifier does not take IPv4 connections.
 const OPTION_ID_AFONLY: c_int = 2;
 
-/// Name of an identifier, unique in the process and never reused.
+/// Token of an identifier in events, unique in the process and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CmToken(usize);
 
 impl CmToken {
-    /// A new token.
+    /// Returns a token that was not returned before.
     #[must_use]
     pub fn next() -> CmToken {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         CmToken(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The token as the user context of an identifier.
+    /// Returns the token as the user context of an identifier.
     fn context(self) -> *mut libc::c_void {
         ptr::without_provenance_mut(self.0)
     }
@@ -54,11 +56,11 @@ impl CmToken {
 /// Connection parameters, as `rdma_conn_param`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ConnectParams<'a> {
-    /// Private data for the peer's event; at most 56 bytes to connect and 196 to accept.
+    /// Private data for the peer's event; at most 56 bytes for connect and 196 for accept.
     pub private_data: &'a [u8],
-    /// Maximum READs of the peer that this side serves at once. 255: librdmacm takes the device's maximum.
+    /// Maximum READs of the peer that this side serves at once. 255: librdmacm uses the device's maximum.
     pub responder_resources: u8,
-    /// Maximum READs that this side has outstanding. 255: librdmacm takes the device's maximum.
+    /// Maximum READs that this side has outstanding. 255: librdmacm uses the device's maximum.
     pub initiator_depth: u8,
 }
 
@@ -70,7 +72,7 @@ impl ConnectParams<'_> {
             responder_resources: self.responder_resources,
             initiator_depth: self.initiator_depth,
             flow_control: 1,
-            // The maxima of both counts. For RNR NAK, 7 means unlimited retries.
+            // 7 is the maximum of both. For RNR NAK it means unlimited retries.
             retry_count: 7,
             rnr_retry_count: 7,
             srq: 0,
@@ -101,15 +103,16 @@ unsafe impl Send for IdInner {}
 unsafe impl Sync for IdInner {}
 
 impl IdInner {
-    /// Calls `call` under the channel's lock, so no thread takes events of the identifier meanwhile.
+    /// Calls `call` with the identifier under its channel's lock, so that no other thread reads its events
+    /// meanwhile.
     pub(crate) fn with<R>(&self, call: impl FnOnce(*mut sys::rdma_cm_id) -> R) -> R {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         let _lock = channel.lock();
         call(self.raw)
     }
 
-    /// As [`IdInner::with`], for a verb that dereferences the identifier's device, and with `needs_queue` its
-    /// queue pair, without a check. EINVAL if the identifier has none.
+    /// As [`IdInner::with`], for a verb that dereferences the identifier's device without a check; with
+    /// `needs_queue` also its queue pair. Returns EINVAL if one of these is missing.
     fn with_parts(
         &self,
         verb: &'static str,
@@ -123,19 +126,20 @@ impl IdInner {
         })
     }
 
-    /// Moves the identifier to the channel `to`, if it is on another.
+    /// Moves the identifier to the channel `to`. No effect if it is there already.
     fn migrate(&self, to: &Arc<ChannelInner>) -> Result<(), VerbsError> {
         let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::ptr_eq(&channel, to) {
             return Ok(());
         }
         let from = Arc::clone(&channel);
-        // Locks in the order of the addresses, so that two concurrent migrations cannot deadlock.
+        // The channels are locked in the order of their addresses, so that two concurrent migrations cannot
+        // deadlock.
         let is_first = Arc::as_ptr(&from) < Arc::as_ptr(to);
         let (first, second) = if is_first { (&from, to) } else { (to, &from) };
         let (_first, _second) = (first.lock(), second.lock());
         // SAFETY: `self` and the two `Arc`s keep identifier and channels alive; both locks are held, so no
-        // events are taken.
+        // thread reads events.
         VerbsError::check("rdma_migrate_id", unsafe { sys::rdma_migrate_id(self.raw, to.raw) })?;
         *channel = Arc::clone(to);
         Ok(())
@@ -144,16 +148,16 @@ impl IdInner {
 
 impl Drop for IdInner {
     fn drop(&mut self) {
-        // SAFETY: destroyed only here. A queue pair holds an `Arc` of this struct, so none is left, and every
-        // event was acknowledged when it was taken.
+        // SAFETY: destroyed only here. A queue pair holds an `Arc` of this struct, so none is left. Every
+        // event was acknowledged when it was read.
         self.with(|raw| unsafe { sys::rdma_destroy_id(raw) });
     }
 }
 
 /// A connection manager identifier of the reliable connected type (`RDMA_PS_TCP`).
 ///
-/// The queue pair of an identifier holds a reference to it. The identifier is destroyed when both are
-/// dropped, and may have events until then.
+/// The queue pair of an identifier holds a reference to the identifier. The identifier is destroyed when both
+/// are dropped, and may have events until then.
 #[derive(Debug)]
 pub struct CmId {
     inner: Arc<IdInner>,
@@ -164,13 +168,14 @@ impl CmId {
     /// Creates an identifier on a channel.
     ///
     /// # Errors
-    /// The machine has no RDMA, or the kernel cannot create another identifier.
+    /// The kernel cannot create another identifier, or the machine has no RDMA.
     pub fn new(channel: &CmChannel) -> Result<CmId, VerbsError> {
         let token = CmToken::next();
         let mut raw = ptr::null_mut();
         let space = sys::rdma_port_space::RDMA_PS_TCP;
         let inner = &channel.inner;
-        // SAFETY: the channel exists, and the identifier keeps it; `raw` is written on success only.
+        // SAFETY: the channel exists as long as the identifier, which holds an `Arc` of it; `raw` is written
+        // on success only.
         VerbsError::check("rdma_create_id", unsafe {
             sys::rdma_create_id(inner.raw, &raw mut raw, token.context(), space)
         })?;
@@ -184,21 +189,22 @@ impl CmId {
     /// The identifier is on this channel, whose lock is held, and has no other owner.
     pub(crate) unsafe fn adopt(raw: *mut sys::rdma_cm_id, channel: &Arc<ChannelInner>) -> CmId {
         let token = CmToken::next();
-        // SAFETY: the caller guarantees a live identifier without another owner, under the lock. librdmacm
-        // has copied the listener's context, which is replaced.
+        // SAFETY: the caller guarantees a live identifier without another owner, under the lock. Its context
+        // is a copy of the listener's, which is replaced here.
         unsafe { (*raw).context = token.context() };
         let channel = Mutex::new(Arc::clone(channel));
         CmId { inner: Arc::new(IdInner { raw, token, channel }), _not_sync: PhantomData }
     }
 
-    /// Token of this identifier in events.
+    /// Returns the token of this identifier in events.
     #[must_use]
     pub fn token(&self) -> CmToken {
         self.inner.token
     }
 
-    /// Binds the identifier to `address`; [`CmId::listen`] listens there. IPv4 and IPv6 are separate: both
-    /// can have the same port. With port 0 the kernel selects a free port, see [`CmId::local_address`].
+    /// Binds the identifier to `address`; [`CmId::listen`] listens there. An IPv6 address does not include
+    /// IPv4, so both can be bound to the same port. With port 0 the kernel selects a free port, see
+    /// [`CmId::local_address`].
     ///
     /// # Errors
     /// The address is in use, or no RDMA device has it.
@@ -209,8 +215,8 @@ impl CmId {
             if is_v6 {
                 let mut is_only: c_int = 1;
                 let value = (&raw mut is_only).cast();
-                // SAFETY: `with` passes a live identifier; `value` is an int on the stack, only read by the
-                // call.
+                // SAFETY: `with` passes a live identifier; `value` is an int on the stack, which the call
+                // only reads.
                 VerbsError::check("rdma_set_option", unsafe {
                     sys::rdma_set_option(raw, OPTION_ID, OPTION_ID_AFONLY, value, size_of::<c_int>())
                 })?;
@@ -220,7 +226,7 @@ impl CmId {
         })
     }
 
-    /// Listens on the bound address. Connection requests are events of the channel.
+    /// Listens on the bound address. Connection requests are reported as events of the channel.
     pub fn listen(&self, backlog: u32) -> Result<(), VerbsError> {
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
         // SAFETY: `with` passes a live identifier.
@@ -255,14 +261,15 @@ impl CmId {
             .with_parts("rdma_resolve_route", false, |raw| unsafe { sys::rdma_resolve_route(raw, timeout) })
     }
 
-    /// The device of `devices` to which this identifier is bound. `None`: it is bound to none of them.
+    /// Returns the device of `devices` to which this identifier is bound. `None`: it is bound to no device of
+    /// the slice.
     #[must_use]
     pub fn device<'a>(&self, devices: &'a [Arc<Device>]) -> Option<&'a Arc<Device>> {
         devices.iter().find(|device| device.is_of(self))
     }
 
-    /// Name of the device to which this identifier is bound, also if that was removed. `None`: it is not
-    /// bound to a device.
+    /// Returns the name of the device to which this identifier is bound, even if the device was removed.
+    /// `None`: the identifier is not bound to a device.
     #[must_use]
     pub fn device_name(&self) -> Option<String> {
         self.inner.with(|raw| {
@@ -279,14 +286,14 @@ impl CmId {
         })
     }
 
-    /// The local address; `None` before the identifier is bound.
+    /// Returns the local address; `None` before the identifier is bound.
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: `with` passes a live identifier; the union contains a `sockaddr_storage`.
         self.inner.with(|raw| unsafe { address::read((&raw const (*raw).route.addr.src_addr_union).cast()) })
     }
 
-    /// The peer's address; `None` while it is not known: before [`CmId::resolve_address`], and on a listener.
+    /// Returns the peer's address; `None` before [`CmId::resolve_address`], and on a listener.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: `with` passes a live identifier; the union contains a `sockaddr_storage`.
@@ -298,8 +305,8 @@ impl CmId {
         self.inner.migrate(&channel.inner)
     }
 
-    /// Creates the identifier's queue pair on `device`, to which it is bound. Receives may be posted at once,
-    /// sends once the connection is established.
+    /// Creates the identifier's queue pair on `device`, to which the identifier must be bound. Receives may
+    /// be posted at once, sends once the connection is established.
     ///
     /// # Errors
     /// The identifier is bound to another device or has a queue pair already, a queue of `config` is on
@@ -352,11 +359,11 @@ impl CmId {
     }
 
     /// Ends the connection, or answers the peer's disconnect; the queue pair enters the error state. Both
-    /// sides get `Disconnected`: the side that disconnects first gets it when the peer has answered by this
-    /// same call, or after retries of more than 10 s.
+    /// sides receive `Disconnected`. The side that disconnects first receives the event when the peer has
+    /// answered by the same call, or after retries of more than 10 s.
     ///
     /// # Errors
-    /// There is no connection.
+    /// The identifier has no connection.
     pub fn disconnect(&self) -> Result<(), VerbsError> {
         // SAFETY: `with` passes a live identifier.
         VerbsError::check("rdma_disconnect", self.inner.with(|raw| unsafe { sys::rdma_disconnect(raw) }))

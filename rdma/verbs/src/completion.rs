@@ -1,8 +1,8 @@
-//! [`CompletionQueue`], and [`CompletionChannel`], which reports completions of armed queues to a sleeping
-//! core.
+//! [`CompletionQueue`] with its entries ([`WorkCompletion`]), and [`CompletionChannel`], which reports
+//! completions of armed queues to a sleeping core.
 //!
-//! UNSAFETY: a completion queue is destroyed after the queue pairs that complete to it, which hold references
-//! to it, and before its channel, to which it holds one.
+//! UNSAFETY: queue pairs hold references to their completion queue, and a completion queue holds one to its
+//! channel. So the queue is destroyed after the queue pairs and before the channel.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::cell::Cell;
@@ -19,14 +19,14 @@ use rdma_sys as sys;
 use crate::device::{Device, set_nonblocking};
 use crate::error::VerbsError;
 
-/// Status of a completion, as `ibv_wc_status`. Displays as `ibv_wc_status_str`.
+/// Status of a completion, as `ibv_wc_status`. Displayed as the text of `ibv_wc_status_str` and the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WcStatus(pub u32);
 
 impl WcStatus {
     /// The work request was executed.
     pub const SUCCESS: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_SUCCESS);
-    /// The queue pair is in the error state: the work request was not executed.
+    /// The work request was flushed, as the queue pair is in the error state.
     pub const FLUSHED: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
     /// The remote key does not allow this access to this address.
     pub const REMOTE_ACCESS: WcStatus = WcStatus(sys::ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
@@ -34,7 +34,7 @@ impl WcStatus {
 
 impl fmt::Display for WcStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: `ibv_wc_status_str` accepts any number and returns null or a static string.
+        // SAFETY: `ibv_wc_status_str` accepts any value and returns null or a static string.
         let text = unsafe {
             let text = sys::ibv_wc_status_str(self.0);
             (!text.is_null()).then(|| CStr::from_ptr(text))
@@ -49,15 +49,15 @@ impl fmt::Display for WcStatus {
 /// A completion queue entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkCompletion {
-    /// Id of the work request.
+    /// Identifier that was passed with the work request.
     pub id: u64,
-    /// True on success. A failed completion has no valid fields but `id`, `status` and `queue_pair`.
+    /// True on success. Of a failed completion only `id`, `status` and `queue_pair` are valid.
     pub is_ok: bool,
-    /// Reason of a failure, as libibverbs reports it.
+    /// Success, or the reason of the failure.
     pub status: WcStatus,
     /// Bytes that a RECV or READ has transferred; not defined for a SEND or WRITE; 0 on failure.
     pub bytes: u32,
-    /// Queue pair number: [`crate::QueuePair::number`].
+    /// Number of the queue pair: [`crate::QueuePair::number`].
     pub queue_pair: u32,
 }
 
@@ -88,13 +88,13 @@ unsafe impl Sync for ChannelInner {}
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
-        // SAFETY: destroyed only here. Each completion queue on it holds an `Arc` of this struct, so none is
-        // left.
+        // SAFETY: destroyed only here. Each completion queue on the channel holds an `Arc` of this struct, so
+        // none is left.
         unsafe { sys::ibv_destroy_comp_channel(self.raw) };
     }
 }
 
-/// A channel whose descriptor becomes readable when an armed completion queue gets a completion.
+/// A channel whose descriptor becomes readable when an armed completion queue receives a completion.
 #[derive(Debug)]
 pub struct CompletionChannel {
     inner: Arc<ChannelInner>,
@@ -105,7 +105,7 @@ impl CompletionChannel {
     /// Creates a nonblocking completion channel.
     ///
     /// # Errors
-    /// Too many files are open.
+    /// The kernel cannot create a file descriptor, such as when too many files are open.
     pub fn new(device: &Arc<Device>) -> Result<CompletionChannel, VerbsError> {
         // SAFETY: `device` keeps its context open, and the channel keeps `device`.
         let raw = unsafe { sys::ibv_create_comp_channel(device.context()) };
@@ -116,9 +116,9 @@ impl CompletionChannel {
         Ok(CompletionChannel { inner, _not_sync: PhantomData })
     }
 
-    /// Takes the oldest event and returns its queue ([`CompletionQueue::identity`]), which reports no more
-    /// until it is armed again. `None` when no event is pending. One system call; the descriptor stays
-    /// readable while events are pending.
+    /// Reads and acknowledges the oldest event, and returns its queue ([`CompletionQueue::identity`]). The
+    /// queue reports nothing more until it is armed again. `None`: no event is pending, or the read failed.
+    /// Costs one system call; the descriptor stays readable while events are pending.
     pub fn take_event(&self) -> Option<usize> {
         let (mut raw, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: `inner` keeps the channel alive; both pointers are written on success.
@@ -131,8 +131,9 @@ impl CompletionChannel {
         Some(raw.addr())
     }
 
-    /// Takes all events and returns the number of those of `queue`; unless it is 0, poll and arm `queue`
-    /// again. If several queues share this channel, poll and arm all of them.
+    /// Reads all pending events and returns the count of those of `queue`. Unless the count is 0, poll and
+    /// arm `queue` again. If several queues share this channel, poll and arm all of them: the events of the
+    /// other queues are discarded.
     pub fn take_events(&self, queue: &CompletionQueue) -> usize {
         std::iter::from_fn(|| self.take_event()).filter(|told| *told == queue.identity()).count()
     }
@@ -159,7 +160,8 @@ unsafe impl Sync for QueueInner {}
 
 impl Drop for QueueInner {
     fn drop(&mut self) {
-        // SAFETY: destroyed only here. Each queue pair on it holds an `Arc` of this struct, so none is left.
+        // SAFETY: destroyed only here. Each queue pair of the queue holds an `Arc` of this struct, so none is
+        // left.
         unsafe { sys::ibv_destroy_cq(self.raw) };
     }
 }
@@ -177,12 +179,12 @@ pub struct CompletionQueue {
 pub const POLL_BATCH: usize = 32;
 
 impl CompletionQueue {
-    /// Creates a queue of at least `entries`, which reports to `channel`, if there is one, when armed.
-    /// `vector` is the completion vector (interrupt).
+    /// Creates a queue of at least `entries` completions. While armed, the queue reports to `channel`, if
+    /// given. `vector` is the index of the completion vector (interrupt).
     ///
     /// # Errors
-    /// `entries` is 0 or exceeds the device's limit, `vector` does not exist, or `channel` is of another
-    /// device.
+    /// EINVAL: `entries` is 0 or exceeds the device's limit, `vector` does not exist, or `channel` belongs to
+    /// another device. Otherwise the error of `ibv_create_cq`.
     pub fn new(
         device: &Arc<Device>,
         entries: u32,
@@ -214,8 +216,8 @@ impl CompletionQueue {
         Ok(CompletionQueue { inner, entries, is_broken: false, _not_sync: PhantomData })
     }
 
-    /// Calls `each` with up to [`POLL_BATCH`] completions and returns their number. Fewer: the queue is empty
-    /// now, or the poll has failed ([`CompletionQueue::is_broken`]).
+    /// Calls `each` with up to [`POLL_BATCH`] completions and returns their count. Fewer than [`POLL_BATCH`]:
+    /// the queue is empty now, or the poll has failed ([`CompletionQueue::is_broken`]).
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(WorkCompletion)) -> usize {
         let mut raw = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; POLL_BATCH];
@@ -234,33 +236,34 @@ impl CompletionQueue {
         count
     }
 
-    /// Arms the queue: the channel reports the next completion, once. To sleep without missing one: arm, poll
-    /// until the queue is empty, then wait.
+    /// Arms the queue: the channel reports the next completion, once. To sleep without missing a completion:
+    /// arm, poll until the queue is empty, then wait.
     pub fn arm(&mut self) -> Result<(), VerbsError> {
         // SAFETY: `inner` keeps the queue alive.
         VerbsError::check("ibv_req_notify_cq", unsafe { sys::ibv_req_notify_cq(self.inner.raw, 0) })
     }
 
-    /// Capacity of the queue in completions; at least as requested.
+    /// Returns the capacity of the queue in completions; at least as requested.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Identifies the queue in [`crate::AsyncEvent::CompletionQueueError`] and
-    /// [`CompletionChannel::take_event`], as long as it exists.
+    /// Returns the identifier of the queue in [`crate::AsyncEvent::CompletionQueueError`] and
+    /// [`CompletionChannel::take_event`]. Unique while the queue exists.
     #[must_use]
     pub fn identity(&self) -> usize {
         self.inner.raw.addr()
     }
 
-    /// Marks the queue as failed, on an event instead of a failed poll: see [`CompletionQueue::is_broken`].
+    /// Marks the queue as failed, for an asynchronous event of the device: see
+    /// [`CompletionQueue::is_broken`].
     pub fn set_broken(&mut self) {
         self.is_broken = true;
     }
 
-    /// True after a failed poll or [`CompletionQueue::set_broken`]: the queue pairs that use the queue must
-    /// be closed.
+    /// Returns true after a failed poll or [`CompletionQueue::set_broken`]: the queue pairs that use the
+    /// queue must be closed.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.is_broken

@@ -1,4 +1,5 @@
-//! [`Device`]: an RDMA device and its protection domain.
+//! [`Device`]: an RDMA device and its protection domain. Also the search for devices, their limits
+//! ([`DeviceLimits`]) and their asynchronous events ([`AsyncEvent`]).
 //!
 //! UNSAFETY: a device owns its protection domain and a librdmacm reference, which keeps its context open. See
 //! [`Device::set_lost`] for a removed device.
@@ -19,20 +20,22 @@ use crate::cm_id::CmId;
 use crate::error::VerbsError;
 use crate::memory::Access;
 
-/// Limits and capabilities of a device.
+/// Limits and capabilities of a device. A negative value of the device becomes 0; a value beyond the field's
+/// range becomes the field's maximum.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Maximum work requests in a send or receive queue (`max_qp_wr`).
     pub send_wr: u32,
     /// Maximum segments of a work request (`max_sge`).
     pub sge: u32,
-    /// Maximum segments of a READ (`max_sge_rd`); can be 1 on iWARP.
+    /// Maximum segments of a READ: `max_sge_rd`, but at most `sge`; `sge` if the device reports 0. Can be 1
+    /// on iWARP.
     pub sge_read: u32,
-    /// Maximum work requests in a shared receive queue.
+    /// Maximum work requests in a shared receive queue (`max_srq_wr`).
     pub srq_wr: u32,
-    /// Maximum segments of a receive in a shared receive queue.
+    /// Maximum segments of a receive in a shared receive queue (`max_srq_sge`).
     pub srq_sge: u32,
-    /// Maximum entries of a completion queue.
+    /// Maximum entries of a completion queue (`max_cqe`).
     pub cqe: u32,
     /// Maximum READs of the peer that a queue pair serves at once (`max_qp_rd_atom`).
     pub responder_resources: u8,
@@ -40,7 +43,7 @@ pub struct DeviceLimits {
     pub initiator_depth: u8,
     /// The device supports SEND with invalidate (memory management extensions).
     pub can_invalidate: bool,
-    /// Number of completion vectors.
+    /// Count of completion vectors.
     pub vectors: u32,
     /// The device supports shared receive queues.
     pub has_srq: bool,
@@ -73,9 +76,9 @@ impl DeviceLimits {
         }
     }
 
-    /// Access flags for memory that is the destination of this side's READs. On iWARP the response to a READ
-    /// is a write by the peer, which needs a key with remote write access: a peer that serves a READ can
-    /// write to the whole region as long as it is registered.
+    /// Returns the access flags for memory that is the destination of this side's READs. On iWARP the
+    /// response to a READ is a write by the peer, which needs a key with remote write access: a peer that
+    /// serves a READ can write to the whole region as long as it is registered.
     #[must_use]
     pub fn read_access(&self) -> Access {
         if self.is_iwarp { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE }
@@ -102,8 +105,9 @@ pub enum AsyncEvent {
         /// As [`crate::QueuePair::number`].
         number: u32,
     },
-    /// IBV_EVENT_QP_LAST_WQE_REACHED: a queue pair in the error state takes no more receives of its shared
-    /// receive queue; those taken have completed or will complete. Some devices do not report it.
+    /// IBV_EVENT_QP_LAST_WQE_REACHED: a queue pair in the error state consumes no more receives of its shared
+    /// receive queue. Those already consumed have completed or will complete. Some devices do not report this
+    /// event.
     QueuePairDrained {
         /// As [`crate::QueuePair::number`].
         number: u32,
@@ -122,8 +126,9 @@ impl AsyncEvent {
     /// `source` is an event of libibverbs; if it concerns a queue pair, that queue pair exists.
     unsafe fn read(source: *const sys::ibv_async_event) -> AsyncEvent {
         use sys::ibv_event_type as kind;
-        // SAFETY: the caller guarantees a valid event, whose type determines the union's member. The type is
-        // read as a number, as newer kernels may have types that the enum lacks.
+        // SAFETY: the caller guarantees a valid event. A pointer of the union is dereferenced only if the
+        // type says that it is set; `port_num` is an integer, valid with any type. The type is read as an
+        // integer, as newer kernels may have types that the enum lacks.
         unsafe {
             let number = (&raw const (*source).event_type).cast::<i32>().read();
             let port = u8::try_from((*source).element.port_num).unwrap_or(0);
@@ -146,8 +151,8 @@ impl AsyncEvent {
     }
 }
 
-/// Calls `open` with each context; returns the devices and the errors. A failure does not prevent the others
-/// from being opened. `Ok(None)` skips a context.
+/// Calls `open` with each context; returns the devices and the errors. `Ok(None)` skips a context. A failure
+/// does not end the loop.
 fn open_each<C, D, E>(
     contexts: impl IntoIterator<Item = C>,
     mut open: impl FnMut(C) -> Result<Option<D>, E>,
@@ -162,7 +167,7 @@ fn open_each<C, D, E>(
     (opened, failed)
 }
 
-/// An open device: librdmacm's context and one protection domain.
+/// An open device: a context of librdmacm and one protection domain.
 #[derive(Debug)]
 pub struct Device {
     /// Released after the domain, which `drop` frees.
@@ -172,7 +177,8 @@ pub struct Device {
     limits: DeviceLimits,
     is_soft_roce: bool,
     serial: u64,
-    /// Path and inode of the device's entry in /sys/class/infiniband_verbs; `None` if it had none.
+    /// Path and inode of the device's entry in /sys/class/infiniband_verbs. `None`: there was no entry when
+    /// the device was opened.
     verbs_entry: Option<(PathBuf, u64)>,
     is_lost: AtomicBool,
     /// The device has refused relaxed ordering.
@@ -182,7 +188,7 @@ pub struct Device {
 /// Result of [`Device::find`].
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Devices that are open: opened now, or before.
+    /// Open devices, opened by this or an earlier call, without lost ones.
     pub devices: Vec<Arc<Device>>,
     /// Names and errors of devices that could not be opened.
     pub failed: Vec<(String, VerbsError)>,
@@ -196,19 +202,22 @@ unsafe impl Send for Device {}
 // SAFETY: as for `Send`: shared references only use thread-safe calls, atomics and constant fields.
 unsafe impl Sync for Device {}
 
-/// The kernel's lists of all RDMA devices, and of those with a user-space interface.
+/// All RDMA devices of the kernel.
 const IB_CLASS_DIR: &str = "/sys/class/infiniband";
+/// RDMA devices with a user-space interface (`ib_uverbs`).
 const VERBS_CLASS_DIR: &str = "/sys/class/infiniband_verbs";
-/// Inodes of entries in /sys/class/infiniband that were opened before: a device that returns has a new inode.
+/// Inodes in /sys/class/infiniband of all devices opened so far. A device that is removed and added again has
+/// a new inode.
 static OPENED_INODES: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-/// Devices that were opened, so that the same context has one [`Device`] while that is held.
+/// Open devices. [`Device::find`] returns the existing [`Device`] of a context instead of a second one.
 static OPEN_DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
 impl Device {
-    /// All devices that can be opened: see [`Device::find`]. Empty on a machine without RDMA.
+    /// Returns all devices that can be opened, as [`Device::find`]; none on a machine without RDMA.
     ///
     /// # Errors
-    /// As [`Device::find`], or that of the first device when there are devices and none can be opened.
+    /// The errors of [`Device::find`]. If no device is open and some could not be opened, the error of the
+    /// first of those.
     pub fn all() -> Result<Vec<Arc<Device>>, VerbsError> {
         let Found { devices, failed } = Device::find()?;
         match failed.first() {
@@ -217,12 +226,13 @@ impl Device {
         }
     }
 
-    /// Opens all devices. The lists are empty on a machine without RDMA (no module, nothing in
-    /// `/dev/infiniband`). A further call returns the same [`Device`]s while they are held, and new ones, but
-    /// none that is lost.
+    /// Opens all devices. Another call returns the same [`Device`]s as long as they are held, and opens new
+    /// devices. Lost devices are left out. Both lists are empty on a machine without RDMA (no kernel module,
+    /// or nothing in `/dev/infiniband`).
     ///
     /// # Errors
-    /// That of `rdma_get_devices`, if it does not mean a machine without RDMA.
+    /// `rdma_get_devices` failed with another error than ENODEV, ENOSYS and ENOENT, which mean a machine
+    /// without RDMA.
     pub fn find() -> Result<Found, VerbsError> {
         let mut known = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let mut count = 0;
@@ -235,8 +245,8 @@ impl Device {
         }
         known.retain(|device| device.strong_count() > 0);
         let contexts: Vec<_> = (0..usize::try_from(count).unwrap_or(0))
-            // SAFETY: the list has `count` contexts. Each `ContextRef` takes over the list's reference to its
-            // context.
+            // SAFETY: the list has `count` contexts. Each `ContextRef` becomes the owner of the list's
+            // reference to its context.
             .map(|index| ContextRef(unsafe { *list.add(index) }))
             .collect();
         // SAFETY: librdmacm has allocated the list by `malloc` and keeps no pointer to it.
@@ -261,8 +271,9 @@ impl Device {
         Ok(Found { devices, failed })
     }
 
-    /// True if the kernel lists a device that was never opened. Reads a directory; unlike [`Device::all`] it
-    /// makes no librdmacm call while a device is being removed.
+    /// Returns true if the kernel lists a device that was never opened; false if the list cannot be read.
+    /// Reads a directory. Unlike [`Device::all`] it makes no librdmacm call, so none is made while a device
+    /// is being removed.
     #[must_use]
     pub fn is_any_new() -> bool {
         let seen = OPENED_INODES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -305,81 +316,87 @@ impl Device {
         Ok(Device { context, domain, name, limits, is_soft_roce, serial, verbs_entry, is_lost, is_strict })
     }
 
-    /// True unless the device has refused relaxed ordering.
+    /// Returns true unless the device has refused relaxed ordering.
     pub(crate) fn is_relaxed(&self) -> bool {
         !self.is_strict.load(Ordering::Relaxed)
     }
 
-    /// Notes that the device has refused relaxed ordering, so that it is not requested again.
+    /// Records that the device has refused relaxed ordering, so that it is not requested again.
     pub(crate) fn set_strict(&self) {
         self.is_strict.store(true, Ordering::Relaxed);
     }
 
-    /// Serial number, unique in the process: a device that returns has another one.
+    /// Returns the serial number, unique in the process. A device that is closed and opened again has a new
+    /// one.
     #[must_use]
     pub fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// Marks a removed or failed device, which is not used any more. The device is closed when its last
-    /// holder drops it; then the next [`Device::find`] may find it again. True for the first call only.
+    /// Marks the device as lost: removed or failed, and not to be used any more. Returns true on the first
+    /// call only. The device is closed when the last reference to it is dropped; after that [`Device::find`]
+    /// may open it again.
     ///
-    /// librdmacm never closes the context of a machine's only device. A kernel driver that cannot remove a
-    /// device in use (soft-RoCE) waits for that, and blocks the process that removes it. So the drop replaces
-    /// the context's descriptors by one on which verbs fail, as if the kernel had revoked it.
+    /// librdmacm never closes the context of a machine's only device. The soft-RoCE driver of the kernel
+    /// cannot remove a device in use: it blocks the removing process until the context is closed. So the drop
+    /// of a lost device replaces the context's descriptors by `/dev/null`. This closes the context in the
+    /// kernel; later verbs on the context fail.
     pub fn set_lost(&self) -> bool {
         !self.is_lost.swap(true, Ordering::Relaxed)
     }
 
-    /// True while the kernel lists the device's user-space interface, or if it never did. For soft-RoCE,
-    /// where `ib_uverbs` was loaded after `rdma_cm`, this is the only sign of a removal: the kernel then
-    /// waits for the users of `ib_uverbs` before it notifies those of `rdma_cm`. Costs a stat of a file.
+    /// Returns true while the kernel lists the device's user-space interface, and always if it was not listed
+    /// when the device was opened. With soft-RoCE and `ib_uverbs` loaded after `rdma_cm`, this is the only
+    /// sign of a removal: the kernel then waits for the users of `ib_uverbs` before it notifies the users of
+    /// `rdma_cm`. Costs one stat(2).
     #[must_use]
     pub fn is_listed(&self) -> bool {
         let Some((path, inode)) = &self.verbs_entry else { return true };
         std::fs::metadata(path).is_ok_and(|entry| entry.ino() == *inode)
     }
 
-    /// True after [`Device::set_lost`].
+    /// Returns true after [`Device::set_lost`].
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Kernel name, such as `mlx5_0`.
+    /// Returns the kernel's name of the device, such as `mlx5_0`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Limits and capabilities, as reported when the device was opened.
+    /// Returns the limits and capabilities that the device reported when it was opened.
     #[must_use]
     pub fn limits(&self) -> &DeviceLimits {
         &self.limits
     }
 
-    /// True for the kernel's soft-RoCE (rxe), used for tests. With rdma-core 44, its `ibv_wr_set_sge_list`
-    /// treats all segments as if they were as long as the first (and its source, in the version that was
-    /// read, miscounts a full queue), so [`crate::Posting::List`] is chosen.
+    /// Returns true for the kernel's soft-RoCE (rxe), which is used for tests. Its queue pairs use
+    /// [`crate::Posting::List`] by default: with rdma-core 44, its `ibv_wr_set_sge_list` treats all segments
+    /// as if they were as long as the first. Its source, in the version that was read, also miscounts a full
+    /// queue.
     #[must_use]
     pub fn is_soft_roce(&self) -> bool {
         self.is_soft_roce
     }
 
-    /// True if `id` is bound to this device.
+    /// Returns true if `id` is bound to this device.
     #[must_use]
     pub fn is_of(&self, id: &CmId) -> bool {
         id.context() == self.context.0
     }
 
-    /// Descriptor that is readable while [`Device::next_async_event`] has an event.
+    /// Returns the descriptor that is readable while [`Device::next_async_event`] has an event.
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: `self.context` keeps the context and its descriptor open while `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw((*self.context.0).async_fd) }
     }
 
-    /// The next pending event of the device; `None` when there is none. Does not block.
+    /// Reads and acknowledges the next pending event of the device. `None`: no event is pending, or the read
+    /// failed. Does not block.
     #[must_use]
     pub fn next_async_event(&self) -> Option<AsyncEvent> {
         let mut event = MaybeUninit::<sys::ibv_async_event>::zeroed();
@@ -391,7 +408,7 @@ impl Device {
         // SAFETY: the verb has written the event. A queue pair in it is not destroyed before the event is
         // acknowledged.
         let copied = unsafe { AsyncEvent::read(event.as_ptr()) };
-        // SAFETY: the event was taken above and is acknowledged only here.
+        // SAFETY: the event was read above and is acknowledged only here.
         unsafe { sys::ibv_ack_async_event(event.as_mut_ptr()) };
         Some(copied)
     }
@@ -422,22 +439,24 @@ impl Drop for Device {
     }
 }
 
-/// A reference of librdmacm to a context. The context stays open while the reference is held.
+/// A reference to a context of librdmacm. The context is open while the reference exists.
 #[derive(Debug)]
 struct ContextRef(*mut sys::ibv_context);
 
-/// A device on which verbs fail. Opened read-only, so that a write of a command cannot succeed.
+/// Replacement for the descriptors of a lost device: verbs on it fail. Opened read-only, so that the write of
+/// a command fails too.
 const DEV_NULL: &str = "/dev/null";
 
 impl ContextRef {
-    /// Kernel name of the device.
+    /// Returns the kernel's name of the device.
     fn name(&self) -> String {
         // SAFETY: `self` keeps the context open; its device's name is a C string.
         let name = unsafe { CStr::from_ptr(sys::ibv_get_device_name((*self.0).device)) };
         name.to_string_lossy().into_owned()
     }
 
-    /// Closes the context's kernel objects, but keeps the context allocated: see [`Device::set_lost`].
+    /// Closes the context in the kernel by replacing its descriptors, but keeps it allocated: see
+    /// [`Device::set_lost`]. No effect if `/dev/null` cannot be opened.
     fn revoke(&self) {
         let Ok(dev_null) = File::open(DEV_NULL) else { return };
         // SAFETY: the context is open, so it owns both descriptors. Each is replaced atomically; a later
@@ -449,7 +468,7 @@ impl ContextRef {
         }
     }
 
-    /// True if the context's descriptors were replaced.
+    /// Returns true if [`ContextRef::revoke`] has replaced the descriptors. False also if a `stat` fails.
     fn is_revoked(&self) -> bool {
         let Ok(dev_null) = std::fs::metadata(DEV_NULL) else { return false };
         // SAFETY: `stat` contains only integers, for which zero is valid.
@@ -462,14 +481,15 @@ impl ContextRef {
 
 impl Drop for ContextRef {
     fn drop(&mut self) {
-        // librdmacm releases references by the list that returned them, and frees that list.
+        // librdmacm has no call that releases one reference. `rdma_free_devices` releases those of a list,
+        // and frees the list.
         let bytes = 2 * size_of::<*mut sys::ibv_context>();
         // SAFETY: the allocation has room for two pointers and is checked for null; the list ends with null
         // as the library requires, and the library frees it.
         unsafe {
             let list = libc::malloc(bytes).cast::<*mut sys::ibv_context>();
             if list.is_null() {
-                return; // the context stays open
+                return; // out of memory: the context stays open
             }
             list.write(self.0);
             list.add(1).write(std::ptr::null_mut());
@@ -478,7 +498,7 @@ impl Drop for ContextRef {
     }
 }
 
-/// Sets O_NONBLOCK of `fd`.
+/// Sets O_NONBLOCK of `fd`. Fails with the errno of `fcntl`.
 pub(crate) fn set_nonblocking(fd: libc::c_int) -> Result<(), VerbsError> {
     // SAFETY: `fcntl` with these commands accesses no memory of the process.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

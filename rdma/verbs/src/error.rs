@@ -4,10 +4,10 @@ use std::fmt;
 
 use libc::c_int;
 
-/// A verb of libibverbs or librdmacm failed.
+/// A failure of a call of libibverbs or librdmacm, or of a check before the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VerbsError {
-    /// Name of the function, as in its manual page.
+    /// Name of the C function, as in its manual page.
     pub verb: &'static str,
     /// Positive error number of errno(3).
     pub errno: i32,
@@ -28,18 +28,18 @@ impl VerbsError {
         VerbsError { verb, errno }
     }
 
-    /// An error with the current `errno`.
+    /// Returns an error with the current `errno`; EIO if there is none.
     pub(crate) fn last(verb: &'static str) -> VerbsError {
         VerbsError { verb, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) }
     }
 
-    /// Checks a pointer that a verb has returned; null means `errno`.
+    /// Checks a pointer that a verb has returned. Null is the error in `errno`.
     pub(crate) fn check_pointer<T>(verb: &'static str, pointer: *mut T) -> Result<*mut T, VerbsError> {
         if pointer.is_null() { Err(VerbsError::last(verb)) } else { Ok(pointer) }
     }
 
-    /// Checks the number that a verb has returned: 0 is success, -1 means `errno`, any other is the error
-    /// number, positive or negated.
+    /// Checks the value that a verb has returned. 0 is success, -1 means that `errno` contains the error; any
+    /// other value is the error number, positive or negated.
     pub(crate) fn check(verb: &'static str, returned: c_int) -> Result<(), VerbsError> {
         match returned {
             0 => Ok(()),

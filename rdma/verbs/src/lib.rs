@@ -6,37 +6,38 @@
 //!      └─ SharedReceiveQueue ──────────────────┴──────────┴─ create_queue_pair ─> QueuePair ─ SendBatch
 //! ```
 //!
-//! **Drop order.** Each object keeps the objects that it needs alive (a queue pair its identifier, completion
-//! queues, shared receive queue and device), so they may be dropped in any order.
+//! **Drop order.** Objects may be dropped in any order, as each object keeps those that it needs alive. A
+//! queue pair keeps its identifier, completion queue, shared receive queue and device.
 //!
 //! **Polled.** No call waits for the peer, and the data path (post, poll) does not allocate. Calls of the
-//! control path take locks and system calls; to register or deregister large memory takes seconds. Event
-//! sources have a file descriptor for epoll: completion channel, connection manager channel, device.
+//! control path take locks and make system calls; registering or deregistering large memory takes seconds.
+//! Each event source has a file descriptor for epoll: completion channel, connection manager channel, device.
 //!
 //! **Threads.** Objects of one core are `Send`, not `Sync`: queue pair, completion queue, shared receive
-//! queue, identifier, channels. Devices and memory regions are shared. An identifier may be on another thread
-//! than the channel that reports its events: both take the channel's lock, on the control path only.
+//! queue, identifier, channels. Devices and memory regions are shared. An identifier and the channel that
+//! reports its events may be used on different threads: both lock the channel, in calls of the control path
+//! only.
 //!
 //! **The caller's duty.** A work request names memory by address and key. The device checks keys: it accesses
 //! only memory that a live [`MemoryRegion`] covers, which keeps that memory mapped. But the accesses are
 //! asynchronous. So until the completion of a READ or a RECV has been polled, its buffer must not be read,
 //! written or lent; until the completion of a SEND or WRITE (not inline) its buffer must not be written. The
-//! same applies to memory whose remote key a peer knows, until the key is invalidated. A completion queue
-//! must have an entry for every work request that may complete to it.
+//! same applies to memory whose remote key a peer has, until the key is invalidated. A completion queue must
+//! have an entry for every work request that may complete to it.
 //!
 //! **Order of device writes.** Memory is registered with relaxed ordering if the device supports it: writes
-//! of a message may pass each other on PCIe. A completion queue entry is written without relaxed ordering and
-//! passes none of them, so a polled completion implies that all data has arrived. By the rule above the
-//! caller does not access the buffer earlier.
+//! of a message may pass each other on PCIe. A completion queue entry is written without relaxed ordering, so
+//! it does not pass the data writes before it. A polled completion therefore implies that all data has
+//! arrived. By the rule above the caller does not access the buffer earlier.
 //!
-//! **Limits** are checked: if a request has more segments or inline bytes than the queue was created for, or
-//! there are too many requests, the verb returns an error and that request is not posted. Requests before it
-//! may have been.
+//! **Limits** are checked: a request with more segments or inline bytes than the queue was created for, or
+//! beyond its entries, is not posted and the verb returns an error. Earlier requests of the same batch may
+//! have been posted.
 //!
-//! **Fork.** `ibv_fork_init` is not called: each registration would split mappings by `madvise`, also of huge
-//! pages, and keep a tree of pages under a lock. Only a child process that uses the parent's memory after the
-//! fork would need it. Spindle's child processes only call `exec`, and since Linux 5.12 the kernel copies
-//! pinned pages for the child, not for the parent.
+//! **Fork.** `ibv_fork_init` is not called: with it each registration would split mappings by `madvise`, also
+//! of huge pages, and keep a tree of pages under a lock. Only a child process that uses the parent's memory
+//! after the fork would need it. Spindle's child processes only call `exec`, and since Linux 5.12 the kernel
+//! copies pinned pages for the child, not for the parent.
 //!
 //! Not supported: datagrams, atomics, multicast, memory windows, immediate data, InfiniBand addresses,
 //! on-demand paging. The crate contains no NVMe.

@@ -1,4 +1,5 @@
-//! Memory that devices may access: [`MemoryRegion`], and [`Sge`], a segment of it.
+//! Registration of memory with devices: [`MemoryRegion`], its [`Access`] flags, and [`Sge`], a segment of a
+//! region.
 //!
 //! UNSAFETY: a region keeps its memory mapped until it is deregistered.
 #![expect(unsafe_code, reason = "calls libibverbs")]
@@ -12,15 +13,15 @@ use spindle_reactor::mem::Area;
 use crate::device::Device;
 use crate::error::VerbsError;
 
-/// Access flags of a registration. Local reads, for this side's own work requests, are always allowed.
-/// Combine flags with `|`.
+/// Access flags of a registration, combined with `|`. Local reads, for this side's own work requests, are
+/// always allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Access(u32);
 
 impl Access {
     /// Source of this side's SENDs and WRITEs.
     pub const LOCAL_READ: Access = Access(0);
-    /// Destination of RECVs. For READs see [`crate::DeviceLimits::read_access`].
+    /// Destination of RECVs. For the destination of READs see [`crate::DeviceLimits::read_access`].
     pub const LOCAL_WRITE: Access = Access(sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0);
     /// Source of the peer's READs.
     pub const REMOTE_READ: Access = Access(sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0);
@@ -28,12 +29,12 @@ impl Access {
     pub const REMOTE_WRITE: Access = Access(sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0);
 }
 
-/// Lets writes of one message pass each other on PCIe. An optional flag: a library, kernel or device that
-/// does not support it ignores or refuses it.
+/// Allows writes of one message to pass each other on PCIe. An optional flag: a library, kernel or device
+/// without support ignores or refuses it.
 const RELAXED: u32 = sys::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
 
-/// Calls `register` with relaxed ordering, if `is_relaxed`, and without if that fails. The bool of the
-/// result: the registration failed with relaxed ordering and succeeded without.
+/// Calls `register` with relaxed ordering if `is_relaxed`; if that fails or `is_relaxed` is false, without.
+/// The returned bool is true if the registration failed with relaxed ordering and succeeded without.
 fn relaxed_first<T>(
     flags: u32,
     is_relaxed: bool,
@@ -67,7 +68,7 @@ pub struct Sge {
     pub key: u32,
 }
 
-// Slices of `Sge` are passed to the library as arrays of `ibv_sge`.
+// Slices of `Sge` are passed to libibverbs as arrays of `ibv_sge`.
 const _: () = assert!(
     size_of::<Sge>() == size_of::<sys::ibv_sge>()
         && align_of::<Sge>() == align_of::<sys::ibv_sge>()
@@ -76,9 +77,9 @@ const _: () = assert!(
         && std::mem::offset_of!(Sge, key) == std::mem::offset_of!(sys::ibv_sge, lkey)
 );
 
-/// A registration of memory with a device; dropping it deregisters.
+/// A registration of memory with a device. Dropping the region deregisters the memory.
 ///
-/// While a work request or a peer refers to the memory, the caller's duty of the crate's documentation
+/// While a work request or a peer refers to the memory, the caller's duty in the crate's documentation
 /// applies.
 #[derive(Debug)]
 pub struct MemoryRegion {
@@ -87,7 +88,7 @@ pub struct MemoryRegion {
     remote_key: u32,
     base: usize,
     bytes: usize,
-    /// The memory; released after the deregistration.
+    /// The memory; unmapped after the deregistration at the earliest.
     area: Area,
     /// Owner of the protection domain; released last.
     _device: Arc<Device>,
@@ -99,7 +100,7 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl Device {
-    /// Registers all of `area`: see [`Device::register_part`].
+    /// Registers all of `area`, as [`Device::register_part`]; with the same errors.
     pub fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<MemoryRegion, VerbsError> {
         let bytes = area.bytes();
         self.register_part(area, 0, bytes, access)
@@ -110,8 +111,9 @@ impl Device {
     /// seconds for a large area.
     ///
     /// # Errors
-    /// The part is empty or not within the area (EINVAL), the area is read-only and `access` is not (EACCES),
-    /// the device has no free region, or the limit of locked memory is exceeded (ENOMEM).
+    /// EINVAL: the part is empty or not within the area. EACCES: the area is read-only and `access` allows
+    /// writes. Otherwise the error of `ibv_reg_mr`, such as ENOMEM: the device has no free region, or the
+    /// limit of locked memory is exceeded.
     pub fn register_part(
         self: &Arc<Self>,
         area: Area,
@@ -128,9 +130,9 @@ impl Device {
         }
         let base = area.base().as_ptr().wrapping_add(offset);
         let register = |flags: u32| {
-            // `ibv_reg_mr_iova2` supports optional flags: it removes them on kernels without support.
+            // `ibv_reg_mr_iova2` supports optional flags: on kernels without support it removes these flags.
             // SAFETY: the domain is open as long as `self`; the memory is mapped as long as `area`, which the
-            // region keeps.
+            // region owns.
             let raw = unsafe {
                 sys::ibv_reg_mr_iova2(self.domain(), base.cast(), bytes, base.addr() as u64, flags)
             };
@@ -156,31 +158,31 @@ impl Device {
 }
 
 impl MemoryRegion {
-    /// Key for this side's work requests.
+    /// Returns the key for this side's work requests.
     #[must_use]
     pub fn local_key(&self) -> u32 {
         self.local_key
     }
 
-    /// Key for the peer's READs and WRITEs.
+    /// Returns the key for the peer's READs and WRITEs.
     #[must_use]
     pub fn remote_key(&self) -> u32 {
         self.remote_key
     }
 
-    /// Virtual address of the first byte.
+    /// Returns the virtual address of the first byte.
     #[must_use]
     pub fn base(&self) -> usize {
         self.base
     }
 
-    /// Length of the region in bytes.
+    /// Returns the length of the region in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The segment of `bytes` at `address`; `None` if that is not within the region.
+    /// Returns the segment of `bytes` at `address`; `None` if it is not within the region.
     #[must_use]
     pub fn sge(&self, address: usize, bytes: u32) -> Option<Sge> {
         let offset = address.checked_sub(self.base)?;
@@ -193,7 +195,7 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: this struct owns the region, and it is deregistered only here.
         if unsafe { sys::ibv_dereg_mr(self.raw) } != 0 {
-            // The device may still access the memory, so it stays mapped.
+            // The device may still access the memory. The leaked reference keeps it mapped.
             std::mem::forget(self.area.clone());
         }
     }

@@ -1,7 +1,7 @@
 //! [`QueuePair`]: a queue pair of the reliable connected type (RC).
 //!
-//! UNSAFETY: a queue pair is destroyed before its identifier, completion queue, shared receive queue and
-//! domain, to all of which it holds references.
+//! UNSAFETY: a queue pair holds references to its identifier, completion queue, shared receive queue and
+//! device, and is destroyed before them.
 #![expect(unsafe_code, reason = "calls libibverbs and librdmacm")]
 
 use std::cell::Cell;
@@ -29,7 +29,7 @@ pub struct QueuePairConfig<'a> {
     pub srq: Option<&'a SharedReceiveQueue>,
     /// Capacity of the send queue in work requests.
     pub send_wr: u32,
-    /// Capacity of the queue pair's own receive queue; unused with a shared receive queue.
+    /// Capacity of the queue pair's own receive queue in work requests; unused with a shared receive queue.
     pub recv_wr: u32,
     /// Maximum segments of a SEND, READ or WRITE.
     pub send_sge: u32,
@@ -37,8 +37,8 @@ pub struct QueuePairConfig<'a> {
     pub recv_sge: u32,
     /// Requested inline data of a SEND or WRITE in bytes; the granted value is [`QueuePair::inline_bytes`].
     pub inline_bytes: u32,
-    /// How work requests are posted. `None`: by `ibv_wr_*` if the device supports it and is not soft-RoCE,
-    /// else as a list.
+    /// Interface for posting. `None`: [`Posting::Extended`] if the device supports it and is not soft-RoCE,
+    /// else [`Posting::List`].
     pub posting: Option<Posting>,
 }
 
@@ -51,8 +51,7 @@ pub enum Posting {
     List,
 }
 
-/// Maximum work requests per doorbell with [`Posting::List`]: the preallocated list of a queue pair is not
-/// longer.
+/// Maximum work requests per doorbell with [`Posting::List`]: the length of a queue pair's preallocated list.
 pub const LIST_BATCH: u32 = 64;
 
 /// Code of 0.64 ms for [`QueuePair::set_min_rnr_timer`] (InfiniBand 1.4, table 45).
@@ -76,7 +75,7 @@ pub(crate) enum Post {
 pub struct QueuePair {
     pub(crate) raw: *mut sys::ibv_qp,
     pub(crate) post: Post,
-    /// `ibv_wr_start` was called, and neither `ibv_wr_complete` nor `ibv_wr_abort` since.
+    /// True between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`.
     pub(crate) is_open: bool,
     pub(crate) send_wr: u32,
     pub(crate) send_sge: u32,
@@ -91,7 +90,7 @@ pub struct QueuePair {
     _not_sync: PhantomData<Cell<()>>,
 }
 
-// SAFETY: libibverbs is thread-safe, and all raw pointers refer to objects of this queue pair only.
+// SAFETY: libibverbs is thread-safe, and the raw pointers refer to objects that only this queue pair uses.
 unsafe impl Send for QueuePair {}
 
 impl std::fmt::Debug for QueuePair {
@@ -160,33 +159,33 @@ impl QueuePair {
         Err(outcome.err().unwrap_or(VerbsError::new(VERB, libc::EINVAL)))
     }
 
-    /// The queue pair number (QPN) in completions and events; unique among the queue pairs that exist on the
-    /// device.
+    /// Returns the queue pair number (QPN) in completions and events; unique among the existing queue pairs
+    /// of the device.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Maximum inline data of a SEND or WRITE in bytes: the requested value or more. If the device refuses
-    /// that, what it grants without a request, which may be 0.
+    /// Returns the maximum inline data of a SEND or WRITE in bytes: at least as requested. If the device
+    /// refused the request, the inline data that it grants when 0 is requested, possibly 0.
     #[must_use]
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes
     }
 
-    /// Granted capacity of the send queue in work requests; at least as requested.
+    /// Returns the granted capacity of the send queue in work requests; at least as requested.
     #[must_use]
     pub fn send_wr(&self) -> u32 {
         self.send_wr
     }
 
-    /// Maximum segments of a SEND, READ or WRITE, as requested.
+    /// Returns the maximum segments of a SEND, READ or WRITE, as requested.
     #[must_use]
     pub fn send_sge(&self) -> u32 {
         self.send_sge
     }
 
-    /// The interface chosen for work requests.
+    /// Returns the interface used for posting.
     #[must_use]
     pub fn posting(&self) -> Posting {
         match self.post {
@@ -198,8 +197,8 @@ impl QueuePair {
     /// Posts a receive to the queue pair's own receive queue.
     ///
     /// # Errors
-    /// The queue pair has a shared receive queue, its own is full, or there are more segments than it was
-    /// created for: nothing was posted.
+    /// Nothing was posted: the queue pair has a shared receive queue, its own receive queue is full, or there
+    /// are more segments than `recv_sge`.
     #[inline]
     pub fn post_receive(&mut self, id: u64, segments: &[Sge]) -> Result<(), VerbsError> {
         if self.srq.is_some() {
@@ -213,7 +212,8 @@ impl QueuePair {
     /// 32.
     ///
     /// # Errors
-    /// The queue pair has a shared receive queue, or its own is full. Some receives may have been posted.
+    /// The queue pair has a shared receive queue, or its own receive queue is full. Some receives may have
+    /// been posted.
     pub fn post_receives(
         &mut self,
         receives: impl IntoIterator<Item = (u64, Sge)>,
@@ -231,9 +231,9 @@ impl QueuePair {
         SendBatch::new(self)
     }
 
-    /// Sets the time that the peer waits before it repeats a message that found no receive (RNR NAK), as an
-    /// InfiniBand code, for example [`RNR_0_64_MS`]. The connection manager's default is code 0, the longest:
-    /// 655 ms. Only for a connected queue pair.
+    /// Sets how long the peer waits before it retransmits a message that found no receive (RNR NAK). `code`
+    /// is an InfiniBand code such as [`RNR_0_64_MS`]. The connection manager's default is code 0, the longest
+    /// time: 655 ms. Only for a connected queue pair.
     ///
     /// # Errors
     /// The device does not support the change.
@@ -242,14 +242,14 @@ impl QueuePair {
         self.modify(mask, |attributes| attributes.min_rnr_timer = code)
     }
 
-    /// Moves the queue pair to the error state: work requests that have not completed, and those posted
-    /// later, complete as flushed.
+    /// Moves the queue pair to the error state: outstanding work requests, and those posted later, complete
+    /// as flushed.
     pub fn set_error(&mut self) -> Result<(), VerbsError> {
         let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE;
         self.modify(mask, |attributes| attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR)
     }
 
-    /// Calls `ibv_modify_qp` with the attributes of `mask`, which `set` sets.
+    /// Calls `ibv_modify_qp` for the attributes in `mask`, which `set` fills in.
     fn modify(
         &mut self,
         mask: sys::ibv_qp_attr_mask,
@@ -258,7 +258,8 @@ impl QueuePair {
         // SAFETY: `ibv_qp_attr` contains only integers, for which zero is valid.
         let mut attributes: sys::ibv_qp_attr = unsafe { mem::zeroed() };
         set(&mut attributes);
-        // Aborts a leaked batch, which would still hold the device's lock.
+        // Aborts a batch that was leaked by `mem::forget`: such a batch still holds the lock of the send
+        // queue.
         drop(self.batch());
         let mask = mask.0.cast_signed();
         // SAFETY: `self` owns the queue pair; the attributes outlive the call.
@@ -337,14 +338,15 @@ unsafe fn create(
     Ok((unsafe { (*id).qp }, attributes.cap))
 }
 
-/// The extended interface of a queue pair, if it has all `ibv_wr_*` calls that [`SendBatch`] uses.
+/// Returns the extended interface of a queue pair. `None`: it has none, or lacks an `ibv_wr_*` call that
+/// [`SendBatch`] uses.
 fn extended(raw: *mut sys::ibv_qp) -> Option<*mut sys::ibv_qp_ex> {
-    // SAFETY: `raw` was just created; the result is null if it has no extended interface.
+    // SAFETY: `raw` was just created; the result is null if the queue pair has no extended interface.
     let extended = unsafe { sys::ibv_qp_to_qp_ex(raw) };
     if extended.is_null() {
         return None;
     }
-    // SAFETY: not null, and part of the queue pair, which exists.
+    // SAFETY: the pointer is not null, and points into the queue pair, which exists.
     let calls = unsafe { &*extended };
     let has_all = calls.wr_start.is_some()
         && calls.wr_complete.is_some()

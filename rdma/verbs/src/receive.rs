@@ -28,12 +28,14 @@ unsafe impl Sync for SharedInner {}
 
 impl Drop for SharedInner {
     fn drop(&mut self) {
-        // SAFETY: destroyed only here. Each queue pair on it holds an `Arc` of this struct, so none is left.
+        // SAFETY: destroyed only here. Each queue pair of the queue holds an `Arc` of this struct, so none is
+        // left.
         unsafe { sys::ibv_destroy_srq(self.raw) };
     }
 }
 
-/// A shared receive queue (SRQ). The completion of a receive names the queue pair that has taken it.
+/// A shared receive queue (SRQ). The completion of a receive contains the number of the queue pair that
+/// received the message.
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SharedInner>,
@@ -42,15 +44,15 @@ pub struct SharedReceiveQueue {
     _not_sync: PhantomData<Cell<()>>,
 }
 
-/// Receives posted with one call; they lie on the stack until it returns.
+/// Maximum receives posted with one call. The requests are on the stack during the call.
 const POST_BATCH: usize = 32;
 
 impl SharedReceiveQueue {
     /// Creates a queue of at least `entries` receives of up to `sge` segments.
     ///
     /// # Errors
-    /// The device has no shared receive queues (EOPNOTSUPP), or `entries` or `sge` is 0 or exceeds its limits
-    /// (EINVAL).
+    /// EOPNOTSUPP: the device has no shared receive queues. EINVAL: `entries` or `sge` is 0 or exceeds the
+    /// device's limit. Otherwise the error of `ibv_create_srq`.
     pub fn new(device: &Arc<Device>, entries: u32, sge: u32) -> Result<SharedReceiveQueue, VerbsError> {
         const VERB: &str = "ibv_create_srq";
         let limits = device.limits();
@@ -70,16 +72,17 @@ impl SharedReceiveQueue {
         Ok(SharedReceiveQueue { inner, entries, sge, _not_sync: PhantomData })
     }
 
-    /// Number of receives that may be posted, as requested; the device may take more.
+    /// Returns the requested capacity in receives; the device may accept more.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Posts a receive.
+    /// Posts a receive with the segments of its buffer. Its completion contains `id`.
     ///
     /// # Errors
-    /// The queue is full, or there are more segments than it was created for: nothing was posted.
+    /// Nothing was posted: the queue is full, or there are more segments than the queue was created for
+    /// (EINVAL).
     #[inline]
     pub fn post(&self, id: u64, segments: &[Sge]) -> Result<(), VerbsError> {
         let mut request = receive_request(id, segments, self.sge, VERB_SHARED)?;
@@ -95,7 +98,8 @@ impl SharedReceiveQueue {
 const VERB_SHARED: &str = "ibv_post_srq_recv";
 const VERB_OWN: &str = "ibv_post_recv";
 
-/// Posts a receive to a queue pair's own receive queue.
+/// Posts a receive to a queue pair's own receive queue. EINVAL if there are more segments than
+/// `segments_max`.
 ///
 /// # Safety
 /// The queue pair exists.
@@ -113,7 +117,8 @@ pub(crate) unsafe fn post_own(
     VerbsError::check(VERB_OWN, unsafe { sys::ibv_post_recv(queue_pair, &raw mut request, &raw mut bad) })
 }
 
-/// Posts receives of one segment each to a queue pair's own receive queue.
+/// Posts receives of one segment each to a queue pair's own receive queue, up to [`POST_BATCH`] with each
+/// call. After an error, receives of earlier calls stay posted.
 ///
 /// # Safety
 /// The queue pair exists.
@@ -126,8 +131,8 @@ pub(crate) unsafe fn post_own_batch(
     post_lists(receives, VERB_OWN, |first, bad| unsafe { sys::ibv_post_recv(queue_pair, first, bad) })
 }
 
-/// A request that points to `segments`, valid as long as their borrow. EINVAL of `verb` if they are more than
-/// `max`.
+/// Returns a request that points to `segments` and is valid as long as their borrow. Fails with EINVAL of
+/// `verb` if there are more than `max`.
 #[inline]
 fn receive_request(
     id: u64,
@@ -144,7 +149,8 @@ fn receive_request(
     }
 }
 
-/// Calls `post`, which returns as `ibv_post_recv` does, with linked lists of up to [`POST_BATCH`] requests.
+/// Calls `post` with linked lists of up to [`POST_BATCH`] requests. `post` returns as `ibv_post_recv` does.
+/// Stops at the first error; earlier lists stay posted.
 fn post_lists(
     receives: impl IntoIterator<Item = (u64, Sge)>,
     verb: &'static str,

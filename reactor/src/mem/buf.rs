@@ -2,11 +2,11 @@
 //! one segment or several.
 //!
 //! A `Buf` is *writable* (no other handle has its bytes) or *shared* (its bytes do not change: pinned frames,
-//! or zeroes). A `Buf` moves by value along the request; dropping it gives the memory back. Its length is the
-//! one asked for, not that of the memory behind it.
+//! or zeroes). A `Buf` is moved along with its request; the drop frees the memory. Its length is the
+//! requested one; the memory behind it may be longer.
 //!
-//! UNSAFETY: turns addresses of a region into slices; the origin of a buffer guarantees that they are
-//! exclusive or immutable.
+//! UNSAFETY: turns addresses of a region into slices; the origin of a buffer ensures that they are exclusive
+//! or immutable.
 #![expect(unsafe_code, reason = "slices over arena memory")]
 
 use std::cell::RefCell;
@@ -20,8 +20,8 @@ use super::frames::{FrameCore, PagePosition};
 use super::pool::{Owner, PoolCore};
 use super::unmaps::unmaps;
 
-/// Most segments of the buffer of one transfer: 2 MiB in frames of 4 KiB, and one more for each unaligned
-/// end.
+/// Maximum number of segments of the buffer of one transfer: 512 frames of 4 KiB (2 MiB), and one more for
+/// each unaligned end.
 pub const SEGMENTS_MAX: usize = 514;
 
 /// A contiguous piece of a buffer.
@@ -64,7 +64,7 @@ pub(super) struct Tails {
 }
 
 impl Tails {
-    /// With `boxes` boxes of `segments` segments each; more are allocated as needed.
+    /// Creates `boxes` boxes of `segments` segments each; more are allocated as needed.
     pub(super) fn new(boxes: usize, segments: usize) -> Tails {
         let boxes = (0..boxes).map(|_| Box::new(Tail::with_capacity(segments))).collect();
         Tails { boxes: RefCell::new(boxes), segments }
@@ -80,7 +80,7 @@ impl Tails {
     }
 }
 
-/// Collects the segments of a buffer of frames, joining those that lie side by side.
+/// Collects the segments of a buffer of frames, and joins segments that are adjacent in memory.
 pub(super) struct Builder<'a> {
     tails: &'a Tails,
     head: Option<Segment>,
@@ -94,8 +94,8 @@ impl Builder<'_> {
         Builder { tails, head: None, tail: None, bytes: 0 }
     }
 
-    /// Adds a segment, joined to the last one if it follows that in memory. (No frame begins where the static
-    /// zeroes end: frame 0 of a store is never handed out.)
+    /// Adds a segment, joined with the last one if it follows directly in memory. (No frame follows the
+    /// static zeroes in memory: frame 0 of a store is never allocated.)
     #[inline]
     pub(super) fn push(&mut self, segment: Segment) {
         self.add(segment, |last| {
@@ -104,8 +104,8 @@ impl Builder<'_> {
         });
     }
 
-    /// Adds `bytes` of zeroes. All zeroes begin at one address, so a run of them is one longer segment, up to
-    /// [`ZEROES_BYTES`].
+    /// Adds `bytes` of zeroes. All zeroes begin at one address, so consecutive zeroes become one longer
+    /// segment, up to [`ZEROES_BYTES`].
     #[inline]
     pub(super) fn push_zeroes(&mut self, bytes: u32) {
         self.add(zeroes(bytes), |last| {
@@ -114,7 +114,8 @@ impl Builder<'_> {
         });
     }
 
-    /// `join` returns the last segment extended by `segment`, or `None` if the two cannot be one.
+    /// Joins `segment` with the last one, or adds it as a new one. `join` returns the last segment extended
+    /// by `segment`, or `None` if the two cannot be joined.
     #[inline]
     fn add(&mut self, segment: Segment, join: impl FnOnce(&Segment) -> Option<Segment>) {
         self.bytes += segment.bytes;
@@ -138,34 +139,37 @@ impl Builder<'_> {
     }
 }
 
-/// Where the memory of a buffer comes from and is given back to.
+/// Source of a buffer's memory, to which the drop returns it.
 pub(super) enum Origin {
-    /// Index of the first segment's zone, and the owner that is charged.
+    /// Pool, index of the first segment's zone, and the owner that is charged.
     Pool(Rc<PoolCore>, u8, Owner),
-    /// Page and byte in it at which the buffer begins. (A [`PagePosition`] would take 8 bytes more.)
+    /// RAM disk, page and byte in it at which the buffer begins. (A [`PagePosition`] would take 8 bytes
+    /// more.)
     Frames(Rc<FrameCore>, u32, u16),
-    /// Frames of a cache; the addresses of the segments give their numbers.
+    /// Frames of a cache. Their indices follow from the addresses of the segments.
     Cache(Rc<CacheCore>),
     Zeroes,
-    /// Heap of the process; bytes of the allocation.
+    /// Heap of the process, with the bytes of the allocation.
     Heap(u32),
 }
 
-/// Zeroes that never change: what null disks and unwritten pages read as. Atomics, so that the static lies in
-/// `.bss`: it takes no space in the binary, and reads of it map the kernel's zero page.
+/// Zeroes that never change: the contents of null disks and unwritten pages. The elements are atomics, so
+/// that the static lies in `.bss`: it takes no space in the binary, and reads of it map the kernel's zero
+/// page.
 #[repr(align(4096))]
 struct Zeroes([AtomicU64; ZEROES_BYTES as usize / 8]);
 pub(super) const ZEROES_BYTES: u32 = 2 << 20;
 static ZEROES: Zeroes = Zeroes([const { AtomicU64::new(0) }; ZEROES_BYTES as usize / 8]);
 
-/// A segment that reads as zeroes. All such segments begin at the same address.
+/// Returns a segment that reads as zeroes, at most [`ZEROES_BYTES`]. All such segments begin at the same
+/// address.
 pub(super) fn zeroes(bytes: u32) -> Segment {
     assert!(bytes <= ZEROES_BYTES, "more zeroes than there are");
     Segment { addr: NonNull::from(&ZEROES.0).cast(), bytes }
 }
 
 impl Segment {
-    /// The address behind its last byte.
+    /// Returns the address behind the last byte.
     pub(super) fn end(&self) -> usize {
         self.addr.as_ptr() as usize + self.bytes as usize
     }
@@ -180,15 +184,15 @@ thread_local! {
     static COPIED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Bytes of data that the calling thread has copied, for tests that assert that a path copies none: in
-/// [`Buf::copy_in`], [`Buf::copy_out`], and as counted by [`note_copied`]. Headers are not data.
+/// Returns the bytes of data that the calling thread has copied, for tests that assert that a path copies
+/// none. Counted are [`Buf::copy_in`], [`Buf::copy_out`] and [`note_copied`]. Headers are not data.
 #[cfg(feature = "count-copies")]
 #[must_use]
 pub fn copied_bytes() -> u64 {
     COPIED.with(std::cell::Cell::get)
 }
 
-/// Counts data that was copied by other code than a [`Buf`]'s. No effect without the feature `count-copies`.
+/// Counts `bytes` of data copied by code outside of [`Buf`]. No effect without the feature `count-copies`.
 #[inline(always)]
 pub fn note_copied(bytes: usize) {
     #[cfg(feature = "count-copies")]
@@ -200,7 +204,7 @@ pub fn note_copied(bytes: usize) {
 /// An owned handle to data-path memory. See the module.
 pub struct Buf {
     pub(super) head: Segment,
-    /// Segments after the first; the box is recycled by its origin.
+    /// Segments after the first; the origin recycles the box.
     pub(super) tail: Option<Box<Tail>>,
     pub(super) bytes: u32,
     pub(super) is_writable: bool,
@@ -208,7 +212,8 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// A shared buffer of `bytes` zeroes. Allocates nothing up to 2 MiB, and a list of segments beyond.
+    /// Returns a shared buffer of `bytes` zeroes. Allocates a list of segments above 2 MiB, and nothing
+    /// otherwise.
     #[must_use]
     pub fn zeroes(bytes: u32) -> Buf {
         let head = zeroes(bytes.min(ZEROES_BYTES));
@@ -222,8 +227,8 @@ impl Buf {
         Buf { head, tail, bytes, is_writable: false, origin: Origin::Zeroes }
     }
 
-    /// A writable buffer of zeroes on the heap, for data that must be received while every pool is empty. The
-    /// memory is never registered with a device.
+    /// Returns a writable buffer of zeroes on the heap, for data that must be received while every pool is
+    /// empty. The memory is never registered with a device.
     ///
     /// # Panics
     /// When `bytes` is 0.
@@ -235,32 +240,32 @@ impl Buf {
         Buf { head, tail: None, bytes, is_writable: true, origin: Origin::Heap(bytes) }
     }
 
-    /// Length in bytes; a pool's buffer may have more memory.
+    /// Returns the length in bytes; a pool's buffer may have more memory.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes as usize
     }
 
-    /// True when the length is 0.
+    /// Returns true when the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// True when this is the only handle to the bytes, so that they may be changed.
+    /// Returns true when this is the only handle to the bytes, so that they may be changed.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.is_writable
     }
 
-    /// The segments in order, without empty ones after the first.
+    /// Returns the segments in order, without empty ones after the first.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(&self.head)
             .chain(self.tail.iter().flat_map(|tail| tail.0.iter()).filter(|segment| segment.bytes > 0))
             .map(Segment::as_slice)
     }
 
-    /// As [`Buf::segments`], mutable.
+    /// Returns the segments as [`Buf::segments`] does, mutable.
     ///
     /// # Panics
     /// When the buffer is shared; see [`Buf::is_writable`].
@@ -273,13 +278,13 @@ impl Buf {
             .map(Segment::as_mut_slice)
     }
 
-    /// All bytes as one slice; `None` when the buffer has several segments ([`Buf::is_contiguous`]).
+    /// Returns all bytes as one slice; `None` when the buffer has several segments ([`Buf::is_contiguous`]).
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         self.tail.is_none().then(|| self.head.as_slice())
     }
 
-    /// As [`Buf::as_slice`], mutable; `None` also when the buffer is shared.
+    /// Returns the slice of [`Buf::as_slice`], mutable; `None` also when the buffer is shared.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         (self.tail.is_none() && self.is_writable).then(|| self.head.as_mut_slice())
@@ -362,7 +367,7 @@ impl Buf {
         }
     }
 
-    /// True when the bytes of `offset .. offset + other.len()` equal `other`.
+    /// Returns true when the bytes of `offset .. offset + other.len()` equal `other`.
     ///
     /// # Panics
     /// When the buffer ends before `offset + other.len()`.
@@ -385,8 +390,9 @@ impl Buf {
         self.segments_mut().for_each(|segment| segment.fill(0));
     }
 
-    /// Shortens the buffer to `bytes`. Frames behind the new end are given back at once: those of a RAM disk,
-    /// and those of a cache if the buffer is shared. The drop gives back a pool's memory.
+    /// Shortens the buffer to `bytes`. Frames of a RAM disk behind the new end are freed or unpinned at once;
+    /// so are those of a shared buffer of a cache. Frames of a writable buffer of a cache behind the new end
+    /// are never freed. The drop frees a pool's memory.
     ///
     /// # Panics
     /// When the buffer is shorter than `bytes`, or has several segments and is not of a pool.
@@ -414,11 +420,11 @@ impl Buf {
         }
     }
 
-    /// Sets the length of a buffer of a pool: at most the bytes of the zone buffers that it consists of,
-    /// which may be more than were asked for.
+    /// Sets the length of a pool's buffer. The maximum is the sum of the zone buffers that it consists of,
+    /// which may exceed the requested length.
     ///
     /// # Panics
-    /// When `bytes` is more than that; for a buffer that is not of a pool, when `bytes` is not 0.
+    /// When `bytes` exceeds the maximum; for a buffer that is not of a pool, when `bytes` is not 0.
     pub fn set_len(&mut self, bytes: u32) {
         let mut left = bytes;
         if let Origin::Pool(pool, ..) = &self.origin {
@@ -432,8 +438,8 @@ impl Buf {
         self.bytes = bytes;
     }
 
-    /// Address of the first byte, and index of its zone in the pool, for I/O with registered memory. `None`:
-    /// the buffer is not of a pool.
+    /// Returns the address of the first byte, and the index of its zone in the pool, for I/O with registered
+    /// memory. The index is `None` when the buffer is not of a pool.
     pub(crate) fn device_target(&mut self) -> (NonNull<u8>, Option<u8>) {
         let zone = match &self.origin {
             Origin::Pool(_, zone, _) => Some(*zone),
@@ -442,7 +448,8 @@ impl Buf {
         (self.head.addr, zone)
     }
 
-    /// Number of bytes from `offset` on that lie in at most `segments_max` segments, which is at least 1.
+    /// Returns the count of bytes from `offset` on that lie in at most `segments_max` segments.
+    /// `segments_max` is at least 1.
     #[must_use]
     pub fn span(&self, offset: usize, segments_max: usize) -> usize {
         if self.tail.is_none() {
@@ -464,8 +471,9 @@ impl Buf {
         bytes
     }
 
-    /// The memory in which the buffer lies, for registration with a device. Segments of unwritten pages of a
-    /// RAM disk lie in [`Area::zeroes`] instead. `None` for a buffer on the heap, which no device gets.
+    /// Returns the memory in which the buffer lies, for registration with a device. Segments of unwritten
+    /// pages of a RAM disk lie in [`Area::zeroes`] instead. `None` for a buffer on the heap, which is never
+    /// registered.
     #[must_use]
     pub fn area(&self) -> Option<Area> {
         match &self.origin {
@@ -477,8 +485,8 @@ impl Buf {
         }
     }
 
-    /// True when the buffer was made with one segment. False when it had more, even if [`Buf::set_len`] has
-    /// emptied them.
+    /// Returns true when the buffer was made with one segment. Returns false when it had more, even if
+    /// [`Buf::set_len`] has emptied them.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         self.tail.is_none()
@@ -512,7 +520,7 @@ impl Drop for Buf {
                 );
             }
             Origin::Cache(cache) => {
-                // `truncate` to 0 bytes has given the frames of a shared buffer back.
+                // `truncate` to 0 bytes has unpinned the frames of a shared buffer.
                 if self.bytes > 0 {
                     cache.give_back(self.head, tail, self.is_writable);
                 }
@@ -520,7 +528,7 @@ impl Drop for Buf {
             Origin::Zeroes => {}
             Origin::Heap(bytes) => {
                 let memory = std::ptr::slice_from_raw_parts_mut(self.head.addr.as_ptr(), *bytes as usize);
-                // The allocator may unmap it.
+                // Recorded first, as the allocator may unmap the memory.
                 unmaps().record(self.head.addr.as_ptr().addr(), *bytes as usize);
                 // SAFETY: `heap` leaked exactly this slice, and this is the only handle to it.
                 drop(unsafe { Box::from_raw(memory) });

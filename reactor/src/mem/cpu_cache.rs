@@ -1,16 +1,16 @@
-//! Processor caches: a prefetch ([`prefetch`]), and a copy past the caches to memory that is not read soon
-//! ([`copy_nontemporal`]).
+//! Processor caches: a prefetch ([`prefetch`]), and a copy that bypasses the caches, for memory that is not
+//! read soon ([`copy_nontemporal`]).
 //!
 //! UNSAFETY: intrinsics; the caller of the copy owns the memory.
 #![expect(unsafe_code, reason = "an intrinsic that accesses nothing, and one that writes through a pointer")]
 
-/// Bytes that one iteration copies: a cache line.
+/// Bytes copied in one iteration: a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
-/// Copies `bytes` from `from` to `to` by non-temporal stores. An ordinary copy first reads every line that it
-/// writes (docs/lab-notes.md, "Trials"). Ends with a store fence: other processors see the copy before any
-/// later store of this one. An ordinary copy on processors other than x86-64.
+/// Copies `bytes` from `from` to `to` with non-temporal stores. An ordinary copy first reads every line that
+/// it writes (docs/lab-notes.md, "Trials"). Ends with a store fence: other processors see the copy before any
+/// later store of this processor. On processors other than x86-64 it is an ordinary copy.
 ///
 /// Never inlined: `scripts/instructions` excludes it by its name.
 ///

@@ -1,11 +1,11 @@
 //! The frames of a RAM disk, shared by all cores without a lock.
 //!
-//! A disk is a table of 4 KiB pages. Each entry names the frame that holds the page (none: the page reads as
-//! zeroes) and counts the pins on that frame. A published frame is never written again. A write fills fresh
-//! frames, over TCP from 8 KiB on straight from the socket, and then swaps them into the table: each page
-//! changes in one step, and a reader gets the old page or the new one, never a mix. A read pins the frames,
-//! and the reply is sent from them. A page that is overwritten meanwhile keeps its old frame until the last
-//! pin is dropped.
+//! A disk is a table of 4 KiB pages. Each entry contains the index of the page's frame and the count of pins
+//! on that frame. A page without a frame reads as zeroes. A published frame is never written again. A write
+//! fills free frames, then swaps them into the table. Over TCP, data of 8 KiB or more is received straight
+//! into the frames. Each page changes in one step: a reader gets the old page or the new one, never a mix. A
+//! read pins the frames, and the reply is sent from them. If a page is overwritten meanwhile, its old frame
+//! remains until the last pin is dropped.
 //!
 //! ```text
 //!   take (frames of one writer) -> filled -> write: swap into the table
@@ -13,26 +13,26 @@
 //!   read: entry's pins + 1 ... drop: entry's pins - 1, or `detached_pins` - 1 if it has another frame
 //! ```
 //!
-//! Each page has a place in the home of its extent of 16 pages ([`extents`]), so that a large read needs few
-//! segments, whatever was written before. A write of whole extents fills spare extents, which become the
-//! homes. A smaller write fills small frames, publishes them, and copies each page to its place (4 KiB that
-//! are still in the processor's cache). While a reply is sent from the place, the page stays in its small
-//! frame; the thread that frees the place moves the page to it (`publish.rs`). Without pins and writes in
-//! progress, every page is at its place.
+//! Each page has a place in the home of its extent of 16 pages ([`extents`]), so a large read needs few
+//! segments, whatever the order of earlier writes. A write of whole extents fills spare extents, which become
+//! the homes. A smaller write fills small frames, publishes them, and copies each page to its place (4 KiB
+//! that are still in the processor's cache). While a reply is sent from the place, the page stays in its
+//! small frame. The thread that frees the place moves the page to it (`publish.rs`). Without pins and writes
+//! in progress, every page is at its place.
 //!
 //! ```text
 //!   frames:  homes of extents of pages, spare extents | small frames -> this core's list -> spill
 //! ```
 //!
-//! Pins are counted in the entry so that a read that does not race a write touches one cache line of the
-//! tables, not two: the tables of a large disk fit no cache. `detached_pins` may be below 0 between the
-//! writer's swap and its addition. It is 0 again exactly when the writer has added the pins and all are
-//! dropped; the thread that brings it to 0 frees the frame. A pinned frame is never free, so it cannot be
-//! published at the same page again while a pin refers to it there.
+//! Pins are counted in the entry, so a read without a concurrent write touches one cache line of the tables
+//! instead of two. The tables of a large disk do not fit in the processor's caches. `detached_pins` may be
+//! negative between the writer's swap and its addition of the old pins. It is 0 again exactly when the writer
+//! has added the pins and all of them are dropped. The thread that brings it to 0 frees the frame. A pinned
+//! frame is never free, so it cannot be published at the same page again while a pin refers to it there.
 //!
 //! Limits: 2^32 - 1 frames (16 TiB), spare and small ones included. `take` returns `None` when too few frames
-//! are free; that is no error.
-//! UNSAFETY: hands out slices of frames; the pins above ensure that each is exclusive or immutable.
+//! are free. This is not an error: the request waits.
+//! UNSAFETY: makes slices of frames. A frame with a pin is immutable; an unpublished frame has one owner.
 #![expect(unsafe_code, reason = "shares frames between cores by reference count")]
 
 use std::cell::{Cell, RefCell};
@@ -56,27 +56,28 @@ mod publish;
 /// Bytes of a frame, and of a page of the disk.
 pub const FRAME_BYTES: u32 = 4096;
 const FRAME: u64 = FRAME_BYTES as u64;
-/// Disk size in bytes from which a written page is assumed to be in no cache: more than a core's share of the
-/// third-level cache of most processors.
+/// Disk size in bytes from which the place of a page is assumed to be uncached. The value exceeds a core's
+/// share of the third-level cache of most processors.
 const UNCACHED_BYTES: u64 = 128 << 20;
 /// Bytes of one `MADV_POPULATE_WRITE`: a huge page. The call holds the lock of the address space, so a page
 /// fault of a polling core may wait for it.
 const POPULATE_BYTES: usize = 2 << 20;
-/// No frame: the page reads as zeroes. Frame 0 is never handed out.
+/// No frame: the page reads as zeroes. Frame 0 is never allocated.
 const NONE: u32 = 0;
-/// One pin, in an entry of the table.
+/// One pin in an [`Entry`].
 const PIN: u64 = 1 << 32;
 const EXTENT_BYTES: u64 = EXTENT_PAGES as u64 * FRAME;
-/// Most whole extents in one buffer: 2 MiB. Bytes beyond them get small frames.
+/// Maximum number of whole extents in one buffer: 2 MiB. Pages beyond them get small frames.
 const EXTENTS_MAX: usize = 32;
-/// Upper bound of the pages of a buffer outside of its whole extents, at both ends together.
+/// Maximum number of pages of a buffer outside of its whole extents, at both ends together.
 const EDGE_PAGES_MAX: usize = 2 * EXTENT_PAGES as usize;
-/// Never-used small frames that a core takes at a time, adjacent in memory: 2 MiB, a huge page.
+/// Never-used small frames that a core takes in one step, adjacent in memory: 2 MiB, a huge page. A smaller
+/// `hoard_max` reduces the count; a request for more frames raises it.
 const FRESH_BATCH: u32 = 512;
 /// Largest `FrameStore::hoard_max`, in frames: 8 MiB.
 const HOARD_MAX: u32 = 2048;
 
-/// An entry of the table: frame number (low 32 bits), pins taken through this entry (high 32 bits).
+/// An entry of the table: frame index (low 32 bits), count of pins taken through this entry (high 32 bits).
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Entry(u64);
 
@@ -99,29 +100,29 @@ pub struct FrameStore {
     frames: u32,
     /// An [`Entry`] for each page.
     table: Box<[AtomicU64]>,
-    /// By frame: pins of a frame that is no longer in the table; see the module.
+    /// Indexed by frame: pins of a frame that is no longer in the table. See the module.
     detached_pins: Box<[AtomicI32]>,
     extents: Extents,
     /// Free small frames that are in no core's list.
     spill: ArrayQueue<u32>,
-    /// The first small frame. All frames before it belong to extents.
+    /// Index of the first small frame. All frames before it belong to extents.
     small_first: u32,
-    /// Number of small frames.
+    /// Count of small frames.
     surplus: u32,
-    /// Pages are copied to their places by non-temporal stores: see `UNCACHED_BYTES`.
+    /// True when pages are copied to their places with non-temporal stores; see `UNCACHED_BYTES`.
     is_uncached: bool,
-    /// Free small frames that a core may keep, at least 1; with more, it spills down to half. All cores
-    /// together may keep a quarter of the small frames, so the list of an idle core does not make the writes
-    /// of another wait.
+    /// Maximum number of free small frames in one core's list, at least 1. A longer list is spilled down to
+    /// half of that. All lists together may contain a quarter of the small frames, so an idle core's list
+    /// does not delay writes of other cores.
     hoard_max: AtomicU32,
-    /// Number of handles ([`FrameCore`]).
+    /// Count of handles ([`FrameCore`]).
     cores: AtomicU32,
-    /// The next small frame that was never used.
+    /// Index of the first small frame that was never used.
     fresh: AtomicU32,
     pages_used: AtomicU64,
 }
 
-/// Position of a buffer's first byte on the disk: page, and bytes before it in the page.
+/// Position of a buffer's first byte on the disk: page index, and offset in the page in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PagePosition {
     pub(super) page: u32,
@@ -131,7 +132,7 @@ pub(super) struct PagePosition {
 impl PagePosition {
     #[inline]
     fn of(offset: u64) -> PagePosition {
-        // Neither fails: pages are fewer than frames, which are at most 2^32 - 1.
+        // Neither conversion fails: the page index is below 2^32 - 1, and the remainder is below 4096.
         PagePosition {
             page: u32::try_from(offset / FRAME).unwrap_or(u32::MAX),
             skip: u16::try_from(offset % FRAME).unwrap_or(0),
@@ -144,7 +145,7 @@ impl PagePosition {
     }
 }
 
-/// Pages of a disk, and those that hold data.
+/// Page counts of a disk: pages with data, and all pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameUse {
     /// Pages with a frame: written, and not trimmed or zeroed as a whole since.
@@ -153,7 +154,7 @@ pub struct FrameUse {
     pub pages: u64,
 }
 
-/// Why [`FrameCore::compare_and_write`] changed nothing.
+/// Error of [`FrameCore::compare_and_write`]: nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SwapError {
     /// The bytes on the disk differ from the expected ones.
@@ -161,9 +162,9 @@ pub enum SwapError {
 }
 
 impl FrameStore {
-    /// A store for a disk of `capacity_bytes` (rounded up to 4 KiB). `slack_bytes` are further frames, for
-    /// writes in flight and for pages that are overwritten while a reply is sent from them. Maps address
-    /// space only: the kernel allocates memory at the first write of a page.
+    /// Creates a store for a disk of `capacity_bytes` (rounded up to 4 KiB). `slack_bytes` is the size of
+    /// further frames, for writes in flight and for pages that are overwritten while a reply is sent from
+    /// them. Only address space is mapped: the kernel allocates memory at the first write of a page.
     ///
     /// # Errors
     /// [`RegionError`] when the address space cannot be mapped, or the disk and its slack need more than
@@ -187,7 +188,7 @@ impl FrameStore {
         let too_many = u32::try_from(frames).is_err();
         let region = Arc::new(Region::map(if too_many { usize::MAX >> 8 } else { bytes }, pages)?);
         let frames = u32::try_from(frames).unwrap_or(u32::MAX);
-        // None fails: each is at most `frames`.
+        // No conversion fails: each count is at most `frames`.
         let [homes, spares, surplus] = [homes, spares, small].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         let extents = Extents::new(homes, spares);
         let small_first = extents.frames();
@@ -208,7 +209,8 @@ impl FrameStore {
         }))
     }
 
-    /// Bytes of all frames and tables of a store of this size: what becomes resident in the end.
+    /// Returns the bytes of all frames and tables of a store of this size. This much is resident once all
+    /// frames have been used.
     #[must_use]
     pub fn bytes_for(capacity_bytes: u64, slack_bytes: u64) -> u64 {
         let Layout { homes, spares, small } = Layout::of(capacity_bytes, slack_bytes);
@@ -217,17 +219,17 @@ impl FrameStore {
         frames * FRAME + tables + Extents::bytes_for(homes, spares)
     }
 
-    /// Number of pages in use now, and of all pages.
+    /// Returns the count of pages in use now, and of all pages.
     #[must_use]
     pub fn usage(&self) -> FrameUse {
         FrameUse { pages_used: self.pages_used.load(Ordering::Relaxed), pages: self.table.len() as u64 }
     }
 
-    /// Allocates up to 2 MiB of the frames' memory at `offset`, in bytes from its start, now instead of at
-    /// the first write. Returns the offset of the next portion; `None` after the last.
+    /// Allocates up to 2 MiB of the frames' memory from `offset` on, in bytes from its start, now instead of
+    /// at the first write. Returns the offset of the next portion; `None` after the last.
     ///
     /// # Errors
-    /// That of madvise(2), `MADV_POPULATE_WRITE`.
+    /// The error of madvise(2) with `MADV_POPULATE_WRITE`.
     pub fn populate(&self, offset: usize) -> std::io::Result<Option<usize>> {
         let bytes = self.region.bytes().saturating_sub(offset).min(POPULATE_BYTES);
         self.region.populate(offset.min(self.region.bytes()), bytes)?;
@@ -235,20 +237,20 @@ impl FrameStore {
         Ok((next < self.region.bytes()).then_some(next))
     }
 
-    /// Kind of memory pages of the frames, not always the one asked for.
+    /// Returns the kind of memory pages in use. It may differ from the requested kind.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.region.pages()
     }
 
-    /// Memory of the frames, for registration with a device. From this call on, none of that memory is given
-    /// back to the kernel.
+    /// Returns the memory of the frames, for registration with a device. From this call on, none of that
+    /// memory is released to the kernel.
     #[must_use]
     pub fn area(&self) -> Area {
         Area::of(&self.region)
     }
 
-    /// A handle for one core, with a list of free frames of its own.
+    /// Creates a handle for one core, with its own list of free frames.
     #[must_use]
     pub fn core(self: &Arc<Self>) -> Rc<FrameCore> {
         self.update_hoard_max(self.cores.fetch_add(1, Ordering::Relaxed) + 1);
@@ -260,28 +262,28 @@ impl FrameStore {
         })
     }
 
-    /// Recomputes `hoard_max` for `cores` handles. Two concurrent calls may leave the value of the earlier
-    /// one until the next call.
+    /// Recomputes `hoard_max` for `cores` handles. Two concurrent calls may leave the value of the
+    /// earlier call until the next call.
     fn update_hoard_max(&self, cores: u32) {
         let each = self.surplus / (4 * cores.max(1));
         self.hoard_max.store(each.clamp(1, HOARD_MAX), Ordering::Relaxed);
     }
 
     fn addr(&self, frame: u32) -> NonNull<u8> {
-        // SAFETY: every frame number is below `frames`, for which the region was mapped; `self` keeps it
+        // SAFETY: every frame index is below `frames`, for which the region was mapped; `self` keeps it
         // mapped.
         unsafe { self.region.base().add(frame as usize * FRAME_BYTES as usize) }
     }
 
-    /// The bytes `skip .. skip + step` of a frame.
+    /// Returns the bytes `skip .. skip + step` of a frame as a segment.
     #[inline]
     fn piece(&self, frame: u32, skip: u32, step: u32) -> Segment {
         // SAFETY: `skip` is below the frame's length, so the address is inside of the frame.
         Segment { addr: unsafe { self.addr(frame).add(skip as usize) }, bytes: step }
     }
 
-    /// The frame in which a segment begins. `None` for zeroes, which lie outside of the region, and for an
-    /// empty segment.
+    /// Returns the frame in which a segment begins. `None` for zeroes, which lie outside of the region, and
+    /// for an empty segment.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "frames of the region are counted in 32 bits")]
     fn first_frame(&self, segment: Segment) -> Option<u32> {
@@ -290,17 +292,18 @@ impl FrameStore {
         is_here.then_some((start / FRAME_BYTES as usize) as u32)
     }
 
-    /// Frames that a segment touches; none where [`FrameStore::first_frame`] returns `None`.
+    /// Returns the frames that a segment touches; an empty range where [`FrameStore::first_frame`] returns
+    /// `None`.
     #[inline]
     fn frames_of(&self, segment: Segment) -> std::ops::Range<u32> {
         let Some(first) = self.first_frame(segment) else { return 0..0 };
         let skip = segment.addr.as_ptr() as usize as u64 % FRAME;
-        // At most the frames of the region.
+        // The conversion does not fail: the count is at most the frames of the region.
         let count = u32::try_from((skip + u64::from(segment.bytes)).div_ceil(FRAME)).unwrap_or(0);
         first..first + count
     }
 
-    /// Pins the frame that holds `page` and returns it; `NONE` when the page is unwritten.
+    /// Pins the frame of `page` and returns its index; `NONE` when the page has no frame.
     #[inline]
     fn pin(&self, page: usize) -> u32 {
         let entry = &self.table[page];
@@ -315,16 +318,16 @@ impl FrameStore {
         Entry(seen).frame()
     }
 
-    /// Drops a pin on `frame`, which held `page` when it was pinned. True when it was the last pin and the
-    /// frame is free.
+    /// Drops a pin on `frame`, taken while `frame` was in the entry of `page`. Returns true when the frame is
+    /// detached and has no pin left, so it is free.
     #[inline]
     fn unpin(&self, page: usize, frame: u32) -> bool {
         let entry = &self.table[page];
         let mut seen = entry.load(Ordering::Relaxed);
         while Entry(seen).frame() == frame {
             debug_assert!(Entry(seen).pins() > 0, "a pin was dropped twice");
-            // Release: the reads of the bytes come before anything that the thread which frees the frame does
-            // with it.
+            // Release: this thread's reads of the bytes come before any use of the frame by the thread that
+            // frees it.
             match entry.compare_exchange_weak(seen, seen - PIN, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return false,
                 Err(now) => seen = now,
@@ -333,8 +336,8 @@ impl FrameStore {
         self.add_detached_pins(frame, -1)
     }
 
-    /// Adds the pins of `old`, an entry that the caller has taken out of the table with acquire ordering, to
-    /// the detached ones. True when its frame has no pin and is free.
+    /// Adds the pins of `old` to the detached pins of its frame. The caller has taken `old` out of the table
+    /// with acquire ordering. Returns true when `old` has a frame without a pin: the frame is free.
     #[inline]
     fn retire(&self, old: Entry) -> bool {
         if old.frame() == NONE {
@@ -343,7 +346,7 @@ impl FrameStore {
         old.pins() == 0 || self.add_detached_pins(old.frame(), i32::try_from(old.pins()).unwrap_or(i32::MAX))
     }
 
-    /// Adds `change` to the pins of a frame that is not in the table. True when none are left.
+    /// Adds `change` to the pins of a frame that is not in the table. Returns true when the sum is 0.
     #[cold]
     fn add_detached_pins(&self, frame: u32, change: i32) -> bool {
         let before = self.detached_pins[frame as usize].fetch_add(change, Ordering::Release);
@@ -354,7 +357,7 @@ impl FrameStore {
         true
     }
 
-    /// The bytes of `frame`, which the caller has pinned or owns.
+    /// Returns the bytes of `frame`, which the caller has pinned or owns.
     fn bytes_of(&self, frame: u32) -> &[u8] {
         // SAFETY: the caller has pinned the frame or owns it, and a published frame is never written; `self`
         // keeps the region mapped.
@@ -399,8 +402,8 @@ impl FrameStore {
 pub struct FrameCore {
     store: Arc<FrameStore>,
     free: RefCell<Vec<u32>>,
-    /// Unused rest of a spare extent whose first frames were given to small writes: the first frame, and the
-    /// one behind the last.
+    /// Unused frames of a spare extent that [`FrameCore::partial_frames`] has begun to use: first index, and
+    /// end (exclusive). Equal values: none.
     partial_extent: Cell<(u32, u32)>,
     tails: Tails,
 }
@@ -415,7 +418,7 @@ impl Drop for FrameCore {
 }
 
 impl FrameCore {
-    /// The store that all cores share.
+    /// Returns the store that all cores share.
     #[must_use]
     pub fn store(&self) -> &Arc<FrameStore> {
         &self.store
@@ -429,7 +432,7 @@ impl FrameCore {
         );
     }
 
-    /// The pages of `offset .. offset + bytes` as `(page, first byte in it, bytes in it)`.
+    /// Returns the pages of `offset .. offset + bytes` as `(page index, first byte in it, bytes in it)`.
     fn pages(offset: u64, bytes: u32) -> impl Iterator<Item = (usize, u32, u32)> {
         let mut at = offset;
         let end = offset + u64::from(bytes);
@@ -441,12 +444,12 @@ impl FrameCore {
             let step = (FRAME - skip).min(end - at);
             let page = usize::try_from(at / FRAME).unwrap_or(usize::MAX);
             at += step;
-            // Both are at most 4096.
+            // Neither conversion fails: both values are at most 4096.
             Some((page, u32::try_from(skip).unwrap_or(0), u32::try_from(step).unwrap_or(0)))
         })
     }
 
-    /// A shared buffer of `offset .. offset + bytes` that pins the frames; nothing is copied.
+    /// Returns a shared buffer of `offset .. offset + bytes` that pins the frames; nothing is copied.
     ///
     /// # Panics
     /// When the range is outside of the disk.
@@ -488,8 +491,9 @@ impl FrameCore {
         Origin::Frames(Rc::clone(self), position.page, position.skip)
     }
 
-    /// A writable buffer of fresh frames for `offset .. offset + bytes`, to be filled and then passed to
-    /// [`FrameCore::write`] with the same offset. `None` when too few frames are free: the request waits.
+    /// Returns a writable buffer of free frames for `offset .. offset + bytes`. The caller fills it and
+    /// passes it to [`FrameCore::write`] or [`FrameCore::compare_and_write`] with the same offset. `None`
+    /// when too few frames are free: the request waits.
     ///
     /// # Panics
     /// When the range is outside of the disk.
@@ -520,7 +524,7 @@ impl FrameCore {
         let mut builder = Builder::new(&self.tails);
         let start = free.len() - count;
         for ((page, skip, step), frame) in Self::pages(offset, bytes).zip(free.drain(start..)) {
-            // `write` changes this entry once the frame is filled.
+            // Prepares for `write`, which changes this entry once the frame is filled.
             prefetch(&self.store.table[page]);
             builder.push(self.store.piece(frame, skip, step));
         }
@@ -528,7 +532,8 @@ impl FrameCore {
         Some(builder.build(self.origin(PagePosition::of(offset)), true))
     }
 
-    /// [`FrameCore::take`] of less than an extent's pages when too few small frames are free.
+    /// Implements [`FrameCore::take`] for fewer than 16 pages, with frames of spare extents. Called when too
+    /// few small frames are free. `count` is the count of pages.
     #[cold]
     fn take_partial(self: &Rc<Self>, offset: u64, bytes: u32, count: usize) -> Option<Buf> {
         let frames = self.partial_frames(count)?;
@@ -539,8 +544,8 @@ impl FrameCore {
         Some(builder.build(self.origin(PagePosition::of(offset)), true))
     }
 
-    /// `count` frames of spare extents, for pages that are no whole extent; `None` when there are too few. An
-    /// extent is spare again once all of its frames have been given back.
+    /// Takes `count` frames of spare extents, for pages outside of whole extents. `None` when fewer are free,
+    /// or `count` exceeds `EDGE_PAGES_MAX`. An extent is spare again once all of its frames are free.
     fn partial_frames(&self, count: usize) -> Option<ArrayVec<u32, EDGE_PAGES_MAX>> {
         let mut frames = ArrayVec::new();
         let (mut first, mut end) = self.partial_extent.get();
@@ -560,8 +565,9 @@ impl FrameCore {
         Some(frames)
     }
 
-    /// Bytes of frames that are free for writes, approximately: without free frames in other cores' lists,
-    /// the rest of a spare extent that small writes use, and the places of unwritten pages.
+    /// Returns the bytes of frames that are free for writes, approximately. Not included: free frames in
+    /// other cores' lists, unused frames of a spare extent that small writes use, and places of unwritten
+    /// pages.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         let store = &self.store;
@@ -570,8 +576,8 @@ impl FrameCore {
         (small + store.extents.spare_frames()) * FRAME
     }
 
-    /// [`FrameCore::take`] of at least 16 pages, which may include whole extents: each of these gets an
-    /// extent of frames while there are any. `pages` is the number of pages.
+    /// Implements [`FrameCore::take`] for at least 16 pages. Each whole extent in the range gets its own home
+    /// if all of that is free, else a spare extent, else small frames. `pages` is the count of pages.
     fn take_extents(self: &Rc<Self>, offset: u64, bytes: u32, pages: usize) -> Option<Buf> {
         let store = &self.store;
         let first = offset.div_ceil(EXTENT_BYTES);
@@ -579,14 +585,16 @@ impl FrameCore {
         let mut extents = ArrayVec::<u32, EXTENTS_MAX>::new();
         let mut spares = ArrayVec::<u32, EXTENTS_MAX>::new();
         for x in first..end {
-            // Extents of pages are fewer than 2^28. A home that is free as a whole is filled itself.
+            // The conversion does not fail: extents of pages are fewer than 2^28. A home that is completely
+            // free is filled in place.
             let home = u32::try_from(x).ok().and_then(|x| store.extents.claim_home(x));
             extents.push(home.unwrap_or(0));
             if home.is_none() {
                 spares.extend(store.extents.pop());
             }
         }
-        // Popped from the end, so in rising order: adjacent extents make one segment.
+        // Descending, as extents are popped from the end: they are used in ascending order, and adjacent ones
+        // form one segment.
         spares.sort_unstable_by(|a, b| b.cmp(a));
         for extent in extents.iter_mut().filter(|extent| **extent == 0) {
             *extent = spares.pop().unwrap_or(0);
@@ -597,7 +605,7 @@ impl FrameCore {
         let mut partial = ArrayVec::new();
         if free.len() < count && !self.refill(&mut free, count) {
             drop(free);
-            // Only for pages at the ends: `is_whole` could take such frames for a whole extent.
+            // For pages at the ends only: `is_whole` could mistake such frames for a whole extent.
             match if whole == extents.len() { self.partial_frames(count) } else { None } {
                 Some(frames) => partial = frames,
                 None => {
@@ -616,7 +624,7 @@ impl FrameCore {
             let (x, place) = (page as u64 / u64::from(EXTENT_PAGES), page as u64 % u64::from(EXTENT_PAGES));
             let at = x.checked_sub(first).and_then(|at| usize::try_from(at).ok());
             let frame = match at.and_then(|at| extents.get(at)) {
-                // Below EXTENT_PAGES.
+                // The conversion does not fail: `place` is below EXTENT_PAGES.
                 Some(&extent) if extent != 0 => extent * EXTENT_PAGES + u32::try_from(place).unwrap_or(0),
                 _ => {
                     ends += 1;
@@ -630,8 +638,8 @@ impl FrameCore {
         Some(builder.build(self.origin(PagePosition::of(offset)), true))
     }
 
-    /// Fills the list `free` to at least `count` frames: from frames that cores spilled, then from never-used
-    /// ones. False when there are too few.
+    /// Extends the list `free` to at least `count` frames: from the spill queue, then with never-used frames.
+    /// Returns false when there are too few; the frames found so far stay in the list, up to `hoard_max`.
     #[cold]
     fn refill(&self, free: &mut Vec<u32>, count: usize) -> bool {
         while free.len() < count {
@@ -646,20 +654,21 @@ impl FrameCore {
                 (next > fresh).then_some(next)
             });
             let Ok(first) = taken else {
-                // Too few. Spill what is above the bound, or two cores could wait for each other's frames.
+                // Too few frames. Those above the bound are spilled, or two cores could wait for each other's
+                // frames.
                 self.trim(free);
                 return false;
             };
             let end = first.saturating_add(batch).min(self.store.frames);
-            // At the front: the list is used from its end, so frames that are in the processor's cache come
-            // first.
+            // Inserted at the front. The list is used from its end, so frames that are still in the
+            // processor's cache are reused first.
             free.splice(0..0, first..end);
         }
         true
     }
 
     /// Adds a free small frame to this core's list. A list above `hoard_max` is spilled down to half of that,
-    /// for the other cores.
+    /// so other cores can use the frames.
     #[inline]
     fn put_small(&self, frame: u32) {
         let mut free = self.free.borrow_mut();
@@ -682,8 +691,8 @@ impl FrameCore {
         }
     }
 
-    /// Gives back the frames of a segment whose first byte is at `offset` of the disk: as free if the buffer
-    /// was writable, else by dropping the pins.
+    /// Frees the frames of a segment if its buffer was writable; otherwise drops their pins. The first byte
+    /// of the segment is at `offset` of the disk.
     #[inline]
     fn give_back_segment(&self, offset: u64, segment: Segment, is_writable: bool) {
         let frames = self.store.frames_of(segment);
@@ -694,7 +703,7 @@ impl FrameCore {
         pages.zip(frames).for_each(|(page, frame)| self.unpin(page, frame));
     }
 
-    /// Called by the drop of a buffer whose first byte is at `position` of the disk.
+    /// Frees or unpins the frames of a dropped buffer whose first byte is at `position` of the disk.
     #[inline]
     pub(super) fn give_back(
         &self,
@@ -721,8 +730,8 @@ impl FrameCore {
         }
     }
 
-    /// Called when a buffer in one segment is truncated: gives back the frames of `whole` behind those of
-    /// `kept`, its beginning. The drop of the buffer gives back the others.
+    /// Frees or unpins the frames of `whole` behind those of `kept`, when a buffer of one segment is
+    /// truncated to its beginning `kept`. The drop of the buffer does the same for the other frames.
     pub(super) fn give_back_cut(
         &self,
         position: PagePosition,

@@ -1,8 +1,9 @@
-//! Memory of the data path: mapped regions, the buffer pool, and the frames of RAM disks and caches.
+//! Memory of the data path: mapped regions, the buffer pool, and the frames of RAM disks and caches. Also
+//! areas for registration with devices, the record of unmapped ranges, and prefetches.
 //!
-//! Data of commands lies in a [`Region`] that was mapped when its pool or disk was created, in the static
-//! zeroes, or, if a pool is empty, on the heap ([`Buf::heap`]). A [`Buf`] is an owned handle to a piece of
-//! it; dropping the `Buf` gives the memory back, so that no error path, abort or disconnect can leak it.
+//! Data of commands lies in a [`Region`] that was mapped when its pool, disk or cache was created, in the
+//! static zeroes, or, if a pool is empty, on the heap ([`Buf::heap`]). A [`Buf`] is an owned handle to a part
+//! of this memory. The drop of the `Buf` frees the part, so no error path, abort or disconnect can leak it.
 //!
 //! ```text
 //!   Region ──┬── Pool (zones of equal buffers, one pool a core)     ── Buf, writable
@@ -12,10 +13,10 @@
 //!                                                                    └ Buf, shared (pins frames)
 //! ```
 //!
-//! What it does not do: it moves no data between machines and knows no protocol. All `unsafe` code for this
-//! memory is in this directory; its users see slices.
+//! The module does no I/O and has no protocol. All `unsafe` code for this memory is in this directory; its
+//! users get slices.
 //!
-//! Limits: a `Buf` stays on the core that took it (it is `!Send`); a store is at most `u32::MAX` frames.
+//! Limits: a `Buf` stays on the core that took it (it is `!Send`); a store has at most `u32::MAX` frames.
 
 mod area;
 mod buf;

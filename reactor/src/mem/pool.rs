@@ -1,12 +1,12 @@
-//! The buffer pool of one core: zones of equal buffers, cut from one region, taken and given back in O(1).
+//! The buffer pool of one core: zones of equal buffers in one region, taken and freed in O(1).
 //!
 //! A buffer comes from the smallest zone whose buffers are large enough. If that zone is empty, the buffer
-//! comes from a larger one, and if those are empty too, it consists of smaller buffers: one segment each. If
-//! there are too few of these, [`Pool::take`] returns `None` and the request waits; that is no error. Free
-//! lists are last in, first out, so that a busy core reuses the same few cache-warm buffers and an idle one
-//! touches none.
+//! comes from a larger one. If those are empty too, it consists of smaller buffers, one segment each. If too
+//! few of these are free, or more than [`PIECES_MAX`] are needed, [`Pool::take`] returns `None` and the
+//! request waits; this is not an error. Free lists are last in, first out: a busy core reuses the same few
+//! buffers, which are in the processor's cache, and an idle core touches none.
 //!
-//! A buffer is charged to its owner until it is dropped, see [`Share`].
+//! A buffer is charged to its owner until it is dropped; see [`Share`].
 //! UNSAFETY: makes segments out of a region; a buffer that is not on the free list has one handle.
 #![expect(unsafe_code, reason = "cuts a region into buffers")]
 
@@ -24,17 +24,17 @@ use super::unmaps::unmaps;
 use crate::affinity::current_node;
 use crate::slab::Slot;
 
-/// Most smaller buffers that make up one buffer. A request that would need more of them waits.
+/// Maximum number of smaller buffers in one buffer. A request that needs more waits.
 pub const PIECES_MAX: usize = 32;
 const ZONES_MAX: usize = 16;
 
-/// Owner of buffers: an entry of a slab, for example a connection. An owner without an entry in the table is
+/// Owner of buffers: an entry of a slab, for example a connection. An owner without an entry in [`Shares`] is
 /// not charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner(pub(super) Slot);
 
 impl Owner {
-    /// Owner of buffers that are not charged: no slab has an entry of this index.
+    /// Owner of buffers that are not charged: no slab has an entry with this index.
     pub(super) const UNCHARGED: Owner = Owner(Slot::from_wire(u16::MAX as u32));
 }
 
@@ -45,13 +45,13 @@ struct Charge {
     bytes: u64,
 }
 
-/// Bytes that each owner holds; [`Share`] has the rule. Buffers that are still in use when their owner ends
-/// (a disk may have them) are not charged to the next owner of the entry.
+/// Bytes charged to each owner; see [`Share`] for the rule. Buffers that are still in use when their owner
+/// ends (a disk may have them) are not charged to the next owner of the entry.
 #[derive(Default)]
 pub(super) struct Shares(RefCell<Vec<Cell<Charge>>>);
 
 impl Shares {
-    /// The table only grows: a removed entry would lose its charge.
+    /// Extends the table to `owners` entries. The table never shrinks: a removed entry would lose its charge.
     pub(super) fn set_owners(&self, owners: usize) {
         let mut table = self.0.borrow_mut();
         if owners > table.len() {
@@ -86,25 +86,25 @@ impl Shares {
     }
 }
 
-/// Bytes that the table of owners takes for each owner.
+/// Bytes that the table of owners needs for each owner.
 pub const SHARE_BYTES: usize = size_of::<Charge>();
 
-/// Size and number of the buffers of one zone.
+/// Size and count of the buffers of one zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZoneSpec {
     /// Bytes of each buffer. For [`Pool::new`]: a multiple of 4096, at most 64 MiB.
     pub buffer_bytes: u32,
-    /// Number of buffers: at least 1, and at most 1 GiB of buffers in a zone.
+    /// Count of buffers: at least 1, and at most 1 GiB of buffers in a zone.
     pub count: u32,
 }
 
-/// Why a pool cannot be created.
+/// Error of creating a pool.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The size or number of a zone's buffers is out of range, or the order or number of the zones is wrong.
+    /// The size or count of a zone's buffers is out of range, or the order or count of the zones is wrong.
     #[error("pool zone of {} buffers of {} bytes: {allowed}", spec.count, spec.buffer_bytes)]
     Zone {
-        /// The refused zone; the first one if the number of zones is wrong.
+        /// The refused zone; the first one if the count of zones is wrong.
         spec: ZoneSpec,
         /// Allowed values, for the message.
         allowed: &'static str,
@@ -126,7 +126,7 @@ pub(super) struct PoolCore {
     zones: Vec<Zone>,
     free_bytes: Cell<u64>,
     pub(super) shares: Shares,
-    /// Zones from this index on are reserved, see [`Pool::keep_for`].
+    /// Zones from this index on are reserved; see [`Pool::keep_for`].
     kept_from: Cell<usize>,
     tails: Tails,
 }
@@ -166,7 +166,7 @@ impl PoolCore {
         u64::from(zone.spec.buffer_bytes)
     }
 
-    /// Gives each segment's buffer back to its zone. Returns the bytes of these buffers.
+    /// Adds each segment's buffer to the free list of its zone. Returns the bytes of these buffers.
     #[cold]
     fn put_tail(&self, tail: Box<Tail>) -> u64 {
         let bytes = tail.0.iter().map(|piece| self.put_one(self.zone_of(piece.addr), piece.addr)).sum();
@@ -178,13 +178,14 @@ impl PoolCore {
     fn pop(&self, zone: &Zone) -> Option<NonNull<u8>> {
         let buffer = zone.free.borrow_mut().pop()?;
         let offset = zone.start + buffer as usize * zone.spec.buffer_bytes as usize;
-        // SAFETY: `map_zones` sized the region as the sum of the zones, and free lists hold indices below
-        // `count`.
+        // SAFETY: `map_zones` sized the region as the sum of the zones, and free lists contain indices
+        // below `count`.
         Some(unsafe { self.region.base().add(offset) })
     }
 
-    /// A buffer that consists of smaller ones, from zones with an index below `end`; `None` when they are too
-    /// few for all of `bytes`.
+    /// Takes a buffer that consists of smaller ones, from zones with an index below `end`. `None` when these
+    /// are too few for all of `bytes`, when more than [`PIECES_MAX`] are needed, or when `bytes` exceeds the
+    /// largest zone's buffers.
     #[cold]
     fn take_pieces(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
         let smaller = self.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
@@ -231,7 +232,8 @@ impl PoolCore {
         Buf { head, tail, bytes, is_writable: true, origin: Origin::Pool(Rc::clone(self), zone, owner) }
     }
 
-    /// A buffer in one segment, from the smallest zone with an index below `end` that has a free one.
+    /// Takes a buffer in one segment, from the smallest zone with an index below `end` that has a free buffer
+    /// of at least `bytes`. `None` when there is no such zone.
     #[inline]
     fn take_one(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
         for (index, zone) in self.zones.iter().enumerate() {
@@ -254,9 +256,9 @@ impl PoolCore {
     }
 }
 
-/// Chooses buffers for `bytes`, as (index of the zone, number of buffers), larger ones first; all but the
-/// last buffer are used in full. `None` when too few are free, or more than [`PIECES_MAX`] are needed.
-/// `zones`, in ascending order: bytes of a buffer, and number of free buffers.
+/// Chooses buffers for `bytes`, as (index of the zone, count of buffers), larger ones first. All but the last
+/// buffer are used in full. `None` when too few are free, or more than [`PIECES_MAX`] are needed. `zones`, in
+/// ascending order: bytes of a buffer, and count of free buffers.
 fn plan(
     bytes: u32,
     zones: impl DoubleEndedIterator<Item = (u32, u32)> + ExactSizeIterator,
@@ -267,7 +269,8 @@ fn plan(
     for (index, (buffer_bytes, free)) in zones.enumerate().rev() {
         let count = free.min(left / buffer_bytes);
         if free > count {
-            // Ends as the smallest zone with a free buffer, which is larger than the bytes left.
+            // At the end this is the smallest zone with a buffer left over, which is larger than the bytes
+            // left.
             spare = Some(index);
         }
         if count > 0 {
@@ -283,9 +286,9 @@ fn plan(
     (pieces <= PIECES_MAX).then_some(plan)
 }
 
-/// True when a pool of `zones`, with nothing taken, has buffers of all `wanted` lengths at once, taken in
-/// this order as [`Share::take_both`] takes them. Otherwise a command could wait for them forever. `zones`
-/// are in ascending order of buffer size; a length of 0 needs no buffer.
+/// Returns true when an unused pool of `zones` has buffers of all `wanted` lengths at the same time, taken in
+/// this order as [`Share::take_both`] takes them. Otherwise a command could wait for them forever.
+/// `zones` are in ascending order of buffer size; a length of 0 needs no buffer.
 #[must_use]
 pub fn can_serve(zones: &[ZoneSpec], wanted: &[u32]) -> bool {
     let mut zones: Vec<(u32, u32)> = zones.iter().map(|zone| (zone.buffer_bytes, zone.count)).collect();
@@ -305,23 +308,23 @@ pub fn can_serve(zones: &[ZoneSpec], wanted: &[u32]) -> bool {
 }
 
 impl Drop for PoolCore {
-    /// Registrations with devices may keep the region mapped. The record makes caches of registrations drop
-    /// them.
+    /// Records the region, so that caches of registrations drop their entries for it. A registration may keep
+    /// the region mapped.
     fn drop(&mut self) {
         unmaps().record(self.region.base().as_ptr().addr(), self.region.bytes());
     }
 }
 
-/// The pool of one core. Cloning gives another handle to the same pool.
+/// The pool of one core. A clone is another handle to the same pool.
 #[derive(Clone)]
 pub struct Pool(Rc<PoolCore>);
 
 /// One owner's access to a pool: buffers that the owner takes are charged to it until they are dropped.
 ///
-/// An owner is within its share while it holds at most as many bytes as are free (a dynamic threshold with
-/// factor 1, Choudhury and Hahne 1998): one greedy owner gets about half of the pool, n of them about 1/(n+1)
-/// each, so that a new owner finds some. The share is checked before a buffer is taken, so one buffer may
-/// exceed it. An owner that holds nothing may take the last buffer.
+/// An owner is within its share while it has at most as many bytes as are free (a dynamic threshold with
+/// factor 1, Choudhury and Hahne 1998). One greedy owner gets about half of the pool, n greedy owners about
+/// 1/(n+1) each, so some buffers remain for a new owner. The share is checked before a buffer is taken, so
+/// one buffer may exceed it. An owner without buffers may take the last buffer.
 #[derive(Clone, Copy)]
 pub struct Share<'a> {
     pool: &'a Pool,
@@ -329,14 +332,14 @@ pub struct Share<'a> {
 }
 
 impl Share<'_> {
-    /// True when the owner holds at most as many bytes as are free.
+    /// Returns true when the bytes charged to the owner are at most the free bytes.
     #[inline]
     #[must_use]
     pub fn is_within(&self) -> bool {
         self.held() <= self.pool.free_bytes()
     }
 
-    /// Bytes charged to the owner: whole buffers of the zones. 0 for an owner that is not charged
+    /// Returns the bytes charged to the owner: whole buffers of the zones. 0 for an owner that is not charged
     /// ([`Pool::set_owners`]).
     #[inline]
     #[must_use]
@@ -344,8 +347,9 @@ impl Share<'_> {
         self.pool.0.shares.held(self.owner)
     }
 
-    /// As [`Pool::take`]; `None` also when the owner is above its share, or when only zones that are reserved
-    /// for another request ([`Pool::keep_for`]) have enough free buffers.
+    /// Takes a buffer as [`Pool::take`] does, charged to the owner. `None` also when the owner is above its
+    /// share, or when only zones that are reserved for another request ([`Pool::keep_for`]) have enough free
+    /// buffers.
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {
@@ -353,7 +357,8 @@ impl Share<'_> {
         if self.is_within() { core.take(bytes, self.owner, core.kept_from.get()) } else { None }
     }
 
-    /// As [`Share::take`], two buffers or none; a length of 0 needs no buffer. The share is checked once.
+    /// Takes two buffers or none, as [`Share::take`] does; a length of 0 needs no buffer. The share is
+    /// checked once, before both.
     #[must_use]
     pub fn take_both(&self, bytes: [u32; 2]) -> Option<(Option<Buf>, Option<Buf>)> {
         let core = &self.pool.0;
@@ -361,22 +366,22 @@ impl Share<'_> {
         if first.max(second) > 0 && !self.is_within() {
             return None;
         }
-        // The share is checked once, before both.
         let take = |bytes| core.take(bytes, self.owner, core.kept_from.get());
         let first = if first == 0 { None } else { Some(take(first)?) };
         let second = if second == 0 { None } else { Some(take(second)?) };
         Some((first, second))
     }
 
-    /// As [`Share::take`], in one segment.
+    /// Takes a buffer as [`Share::take`] does, in one segment.
     #[must_use]
     pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
         let core = &self.pool.0;
         if self.is_within() { core.take_one(bytes, self.owner, core.kept_from.get()) } else { None }
     }
 
-    /// A buffer for a command that already has one: charged, but not limited by the share or by
-    /// [`Pool::keep_for`]. A command that had to wait could not give back the buffers that it has.
+    /// Takes a buffer for a command that already has one: charged, but not limited by the share or by
+    /// [`Pool::keep_for`]. If the command waited instead, the buffers that it has would stay in use
+    /// meanwhile.
     #[inline]
     #[must_use]
     pub fn take_more(&self, bytes: u32) -> Option<Buf> {
@@ -384,17 +389,17 @@ impl Share<'_> {
     }
 }
 
-/// Most bytes in a zone: what io_uring registers as one buffer.
+/// Maximum bytes of a zone: the limit of io_uring for one registered buffer.
 const ZONE_BYTES_MAX: u64 = 1 << 30;
 
 impl Pool {
-    /// Bytes of all buffers of `zones`. [`Pool::new`] maps these, rounded up to 2 MiB.
+    /// Returns the bytes of all buffers of `zones`. [`Pool::new`] maps these, rounded up to 2 MiB.
     #[must_use]
     pub fn bytes_for(zones: &[ZoneSpec]) -> u64 {
         zones.iter().map(|zone| u64::from(zone.buffer_bytes) * u64::from(zone.count)).sum()
     }
 
-    /// A pool of `zones`, given in ascending order of buffer size.
+    /// Creates a pool of `zones`, which are in ascending order of buffer size.
     ///
     /// # Errors
     /// [`PoolError`] when `zones` are not 1 to 16 in ascending order, a zone is out of the range of
@@ -421,11 +426,11 @@ impl Pool {
         Pool::map_zones(zones, pages)
     }
 
-    /// A pool of `count` adjacent buffers of `buffer_bytes`, a multiple of 64, on base pages: for messages,
-    /// which no disk gets. At most 1 GiB.
+    /// Creates a pool of `count` adjacent buffers of `buffer_bytes`, a multiple of 64, on base pages. At most
+    /// 1 GiB. For messages, which are never passed to a disk.
     ///
     /// # Errors
-    /// [`PoolError`] when the size or the number is out of range or the memory cannot be mapped.
+    /// [`PoolError`] when the size or the count is out of range or the memory cannot be mapped.
     pub fn of_strides(buffer_bytes: u32, count: u32) -> Result<Pool, PoolError> {
         let spec = ZoneSpec { buffer_bytes, count };
         let bytes = u64::from(buffer_bytes) * u64::from(count);
@@ -469,16 +474,16 @@ impl Pool {
         })))
     }
 
-    /// Takes a writable buffer of `bytes`, charged to no owner: from the smallest zone whose buffers are
-    /// large enough, else from a larger one, else of smaller buffers, which are several segments. `None` when
-    /// too few are free: the request waits. Always `None` above [`Pool::buffer_bytes_max`].
+    /// Takes a writable buffer of `bytes`, charged to no owner. It comes from the smallest zone whose buffers
+    /// are large enough, else from a larger zone, else it consists of smaller buffers, in several segments.
+    /// `None` when too few are free: the request waits. Always `None` above [`Pool::buffer_bytes_max`].
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {
         self.0.take(bytes, Owner::UNCHARGED, usize::MAX)
     }
 
-    /// As [`Pool::take`], in one segment.
+    /// Takes a buffer as [`Pool::take`] does, in one segment.
     #[inline]
     #[must_use]
     pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
@@ -486,12 +491,12 @@ impl Pool {
     }
 
     /// Charges the owners in the entries 0 to `owners - 1` of a slab; owners in later entries are not
-    /// charged. A smaller number than in an earlier call has no effect.
+    /// charged. A smaller value than in an earlier call has no effect.
     pub fn set_owners(&self, owners: usize) {
         self.0.shares.set_owners(owners);
     }
 
-    /// Access to the pool for one owner.
+    /// Returns the access of `owner` to the pool.
     #[inline]
     #[must_use]
     pub fn share(&self, owner: Slot) -> Share<'_> {
@@ -505,27 +510,27 @@ impl Pool {
         self.0.kept_from.set(bytes.map_or(usize::MAX, fits));
     }
 
-    /// Memory of the pool, for registration with a device. Includes the rounding up to 2 MiB.
+    /// Returns the memory of the pool, for registration with a device. Includes the rounding up to 2 MiB.
     #[must_use]
     pub fn area(&self) -> Area {
         self.0.area()
     }
 
-    /// Bytes of a buffer of the largest zone.
+    /// Returns the bytes of a buffer of the largest zone.
     #[must_use]
     pub fn buffer_bytes_max(&self) -> u32 {
         self.0.zones.last().map_or(0, |zone| zone.spec.buffer_bytes)
     }
 
-    /// Free bytes of all zones.
+    /// Returns the free bytes of all zones.
     #[inline]
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         self.0.free_bytes.get()
     }
 
-    /// Address, bytes, and bytes of a buffer of each zone. The zones are in the order of the indices that
-    /// [`Buf::device_target`] returns.
+    /// Returns for each zone: address, bytes, and bytes of one buffer. The zones are in the order of the
+    /// indices that [`Buf::device_target`] returns.
     pub(crate) fn zone_ranges(&self) -> impl Iterator<Item = (NonNull<u8>, usize, usize)> {
         self.0.zones.iter().map(|zone| {
             // SAFETY: `map_zones` sized the region as the sum of the zones, so each zone begins inside of it.

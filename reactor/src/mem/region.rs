@@ -1,6 +1,6 @@
-//! [`Region`]: a private anonymous memory mapping, on huge pages if asked for and available.
+//! [`Region`]: a private anonymous memory mapping, on huge pages if requested and available.
 //!
-//! The kernel allocates pages at the first touch; [`Region::release`] gives them back.
+//! The kernel allocates pages at the first access; [`Region::release`] returns them to the kernel.
 //! UNSAFETY: mmap, madvise and the raw pointers to the mapping.
 #![expect(unsafe_code, reason = "owns a memory mapping")]
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::unmaps::unmaps;
 
-/// Kind of memory pages of a region: asked for, or obtained.
+/// Kind of memory pages of a region: requested, or obtained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
     /// The machine's base pages (4 KiB).
@@ -18,30 +18,30 @@ pub enum Pages {
     /// Base pages, with the advice to back them by transparent huge pages (2 MiB). Needs no set-up; the
     /// default.
     Transparent,
-    /// Reserved huge pages (`vm.nr_hugepages`). [`Region::map`] falls back to [`Pages::Transparent`] where
-    /// there are too few.
+    /// Reserved huge pages (`vm.nr_hugepages`). [`Region::map`] falls back to [`Pages::Transparent`] when too
+    /// few are free.
     Huge,
 }
 
-/// Pages that a region lies on when it is registered with a device.
+/// Sizes of a region's pages when the region is registered with a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageSizes {
     /// Huge pages only.
     Huge,
-    /// Base pages only, as asked for.
+    /// Base pages only: huge pages were not requested.
     Base,
-    /// Base pages in part, although huge ones were asked for.
+    /// Some base pages, although huge pages were requested.
     Mixed {
-        /// Number of 2 MiB pieces that lie on base pages, at least in part.
+        /// Number of 2 MiB pieces with at least one base page.
         small: usize,
         /// Number of 2 MiB pieces in the region.
         all: usize,
     },
-    /// The kernel does not tell: it has no MADV_COLLAPSE (before Linux 6.1).
+    /// Not known, as the kernel has no MADV_COLLAPSE (before Linux 6.1).
     Unknown,
 }
 
-/// Why a region could not be mapped.
+/// Error of mmap(2), with the size of the region.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot map {bytes} bytes of memory: {source}")]
 pub struct RegionError {
@@ -50,29 +50,31 @@ pub struct RegionError {
     source: io::Error,
 }
 
-/// An anonymous mapping that lives as long as this value.
+/// An anonymous mapping. The drop unmaps it.
 #[derive(Debug)]
 pub struct Region {
     base: NonNull<u8>,
     bytes: usize,
     pages: Pages,
-    /// A device may have the addresses of the pages: none is given back to the kernel.
+    /// True when a device may have the addresses of the pages: no page is released to the kernel any more.
     is_registered: AtomicBool,
-    /// Number of calls of [`Region::release`] in progress.
+    /// Count of calls of [`Region::release`] in progress.
     releases: AtomicUsize,
 }
 
 // SAFETY: a mapping has no thread affinity. Its users in this directory ensure that no byte is written while
 // another thread uses it: a Pool is used by one thread; FrameStore and FrameWords have protocols for frames.
 unsafe impl Send for Region {}
-// SAFETY: as above; `&Region` gives only addresses, atomics, and system calls that the kernel serialises.
+// SAFETY: as above; `&Region` allows only reads of addresses, atomics, and system calls that the kernel
+// serialises.
 unsafe impl Sync for Region {}
 
 /// Alignment and granularity of the regions of [`Region::map`]: a huge page of x86-64.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
 
 impl Region {
-    /// Maps `bytes`, rounded up and aligned to 2 MiB. No page is touched.
+    /// Maps `bytes`, at least 1, rounded up and aligned to 2 MiB. No page is touched. Fails with the error of
+    /// mmap(2).
     pub fn map(bytes: usize, pages: Pages) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
         if pages == Pages::Huge
@@ -80,7 +82,7 @@ impl Region {
         {
             return Ok(Region::of(base, bytes, pages));
         }
-        // One huge page more than asked, so that the start can be moved to a boundary.
+        // One huge page more than requested, so that the start can be moved to a boundary.
         let mapped = map_anonymous(bytes + HUGE_BYTES, libc::MAP_NORESERVE)
             .map_err(|source| RegionError { bytes, source })?;
         let head = mapped.as_ptr().align_offset(HUGE_BYTES);
@@ -111,21 +113,22 @@ impl Region {
         Region { base, bytes, pages, is_registered, releases }
     }
 
-    /// Maps `bytes`, rounded up and aligned to base pages. No page is touched.
+    /// Maps `bytes`, at least 1, rounded up and aligned to base pages. No page is touched. Fails with the
+    /// error of mmap(2).
     pub(super) fn map_pages(bytes: usize) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(page_bytes());
         let base = map_anonymous(bytes, 0).map_err(|source| RegionError { bytes, source })?;
         Ok(Region::of(base, bytes, Pages::Base))
     }
 
-    /// Prefers memory node `node` for pages that are not touched yet, wherever the thread runs that touches
-    /// them. An error, or a node above 1023, is ignored: it costs only speed.
+    /// Makes the kernel prefer memory node `node` for pages that are not touched yet, wherever the touching
+    /// thread runs. An error, or a node above 1023, is ignored: it costs only speed.
     pub(super) fn prefer_node(&self, node: u32) {
         const WORD_BITS: u32 = libc::c_ulong::BITS;
         let mut nodes = [0 as libc::c_ulong; 16];
         let Some(word) = nodes.get_mut((node / WORD_BITS) as usize) else { return };
         *word = 1 << (node % WORD_BITS);
-        // The kernel reads one bit less than this number says (mbind(2), maxnode).
+        // The kernel reads one bit fewer than this count (mbind(2), maxnode).
         let count = nodes.len() * WORD_BITS as usize + 1;
         // SAFETY: the range is the mapping of `self`, and its contents stay; the kernel reads as many bits as
         // `nodes` has.
@@ -142,47 +145,47 @@ impl Region {
         };
     }
 
-    /// Bytes mapped: a multiple of 2 MiB, or after `Region::map_pages` of a base page.
+    /// Returns the mapped bytes: a multiple of 2 MiB, or, after `Region::map_pages`, of the base page size.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Kind of pages of the mapping, not always the one asked for.
+    /// Returns the kind of pages of the mapping. It may differ from the requested kind.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.pages
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// All bytes, for the only user of the region (benchmarks).
+    /// Returns all bytes, for the only user of the region (benchmarks).
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: `&mut self`, and every handle to a part of a region (Buf) lies behind a Pool or a
-        // FrameStore that owns the region and never lends `&mut Region`.
+        // SAFETY: `&mut self` excludes other users. A Buf refers to a region only through a pool, RAM disk or
+        // cache, which has the region in an `Arc` and never lends `&mut Region`.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 
-    /// Allocates the pages of `offset .. offset + bytes` now instead of at their first touch; contents stay.
-    /// Never on a reactor core: the kernel zeroes the pages.
+    /// Allocates the pages of `offset .. offset + bytes` now instead of at their first access; contents stay.
+    /// Never call it on a reactor core: the kernel zeroes the pages.
     ///
     /// # Errors
-    /// That of madvise(2): no memory, or a kernel older than Linux 5.14.
+    /// The error of madvise(2): no memory, or a kernel older than Linux 5.14.
     pub(super) fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
         let is_done = self.advise(offset, bytes, libc::MADV_POPULATE_WRITE);
         if is_done { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Of a region with [`Pages::Transparent`], allocates all pages and collapses base pages into huge ones.
-    /// A device that finds one base page in the region maps all of it by base pages. Other regions stay as
-    /// they are.
+    /// Allocates all pages of a region with [`Pages::Transparent`] and collapses base pages into huge ones.
+    /// If one base page remains, a device maps the whole region by base pages. Regions of other kinds do not
+    /// change. Returns the resulting page sizes.
     ///
-    /// Takes seconds for a large region, so never on a reactor core. Contents stay.
+    /// Takes seconds for a large region, so never call it on a reactor core. Contents stay.
     pub(super) fn collapse_to_huge(&self) -> PageSizes {
         match self.pages {
             Pages::Base => return PageSizes::Base,
@@ -191,7 +194,7 @@ impl Region {
         }
         // An error is ignored: registration with the device needs the same pages and reports it.
         let _ = self.populate(0, self.bytes);
-        // Of 0 bytes: tells only whether the kernel has MADV_COLLAPSE.
+        // A call with 0 bytes succeeds if the kernel has MADV_COLLAPSE.
         if !self.collapse(0, 0) {
             return PageSizes::Unknown;
         }
@@ -199,7 +202,7 @@ impl Region {
             return PageSizes::Huge;
         }
         let all = self.bytes / HUGE_BYTES;
-        // A page in use at that moment is not collapsed, so try twice.
+        // A page in use at that moment is not collapsed, so each piece is tried twice.
         let is_small = |piece: &usize| {
             let offset = piece * HUGE_BYTES;
             !self.collapse(offset, HUGE_BYTES) && !self.collapse(offset, HUGE_BYTES)
@@ -210,14 +213,14 @@ impl Region {
         }
     }
 
-    /// Collapses the range to huge pages. True when all of it lies on huge pages now; a page that a device
-    /// has pinned is not moved.
+    /// Collapses the range to huge pages. Returns true when all of it lies on huge pages now. A page that a
+    /// device has pinned is not moved.
     fn collapse(&self, offset: usize, bytes: usize) -> bool {
         self.advise(offset, bytes, libc::MADV_COLLAPSE)
     }
 
-    /// True when madvise(2) succeeds. All advice but that of [`Region::release`] keeps the contents, also
-    /// while other threads read or write them.
+    /// Calls madvise(2). Returns true on success. All advice except that of [`Region::release`] keeps the
+    /// contents, even while other threads read or write them.
     fn advise(&self, offset: usize, bytes: usize, advice: libc::c_int) -> bool {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
@@ -228,8 +231,8 @@ impl Region {
         unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, advice) == 0 }
     }
 
-    /// Keeps all pages from now on, as a device may have their addresses. Returns when no release is in
-    /// progress.
+    /// Prevents all later releases, as a device may have the addresses of the pages. Waits until no release
+    /// is in progress.
     pub(super) fn set_registered(&self) {
         self.is_registered.store(true, Ordering::SeqCst);
         // A release that did not see the flag has been counted; it lasts one system call.
@@ -238,14 +241,14 @@ impl Region {
         }
     }
 
-    /// Gives the pages of `offset .. offset + bytes` back to the kernel; their contents are undefined
-    /// afterwards. No effect on reserved huge pages (the kernel takes them back whole or not at all) and on a
-    /// registered region: the device would keep using the old pages.
+    /// Returns the pages of `offset .. offset + bytes` to the kernel; their contents are undefined
+    /// afterwards. No effect on reserved huge pages, which the kernel frees only as a whole. No effect on a
+    /// registered region, as the device would continue to use the old pages.
     pub(super) fn release(&self, offset: usize, bytes: usize) {
         self.release_after(offset, bytes, || ());
     }
 
-    /// [`Region::release`], with a hook between the decision and the release, for a test.
+    /// Implements [`Region::release`], with a hook between the decision and the release, for a test.
     fn release_after(&self, offset: usize, bytes: usize, decided: impl FnOnce()) {
         assert!(
             offset.checked_add(bytes).is_some_and(|end| end <= self.bytes),
@@ -254,8 +257,8 @@ impl Region {
         if self.pages == Pages::Huge || bytes == 0 || self.is_registered.load(Ordering::SeqCst) {
             return;
         }
-        // Counted before the flag is read again: either this sees the registration, or `set_registered` sees
-        // the count.
+        // Counted before the flag is read again: either this function sees the registration, or
+        // `set_registered` sees the count.
         self.releases.fetch_add(1, Ordering::SeqCst);
         if !self.is_registered.load(Ordering::SeqCst) {
             decided();

@@ -1,11 +1,11 @@
 //! [`Unmaps`]: a record of ranges of data-path memory that this process unmaps, for caches of memory
 //! registrations.
 //!
-//! A registration refers to the pages that lay at an address when it was made. Memory that is unmapped, and
-//! mapped anew for something else, has other pages, so a cache whose key is the address must drop the range
-//! before the next lookup. A range is therefore recorded *before* it is unmapped ([`Region`](super::Region)
-//! does so when it is dropped, and when it gives pages back; so do a pool and a heap buffer): the kernel
-//! gives the address to its next user only afterwards, and the lookup of that user finds the record.
+//! A registration refers to the pages at an address at the time of the registration. Memory that is unmapped,
+//! and mapped again for another purpose, has other pages. A cache whose key is the address must therefore
+//! drop the range before its next lookup. A range is recorded *before* it is unmapped: by a
+//! [`Region`](super::Region) when it is dropped or releases pages, by a pool, and by a heap buffer. The
+//! kernel reuses the address only afterwards, so the lookup of the next user finds the record.
 //!
 //! ```text
 //!   any thread:  record(range) ─> munmap    each cache:  lookup ─> watch.visit_new(..) ─> drop those ranges
@@ -13,35 +13,35 @@
 //! ```
 //!
 //! Between `record` and `munmap` no thread may use the range, as with any memory that is about to be freed.
-//! Without a cache, nothing is recorded.
+//! While no cache watches, nothing is recorded.
 //!
-//! Limits: the last 64 ranges are kept; a cache that has not seen more than 64 drops everything.
+//! Limits: the last 64 ranges are kept. A cache that has missed more than 64 ranges drops all registrations.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Number of ranges that the record keeps.
+/// Count of ranges that the record keeps.
 pub const UNMAPS_KEPT: usize = 64;
 
-/// The record. A process has one, [`unmaps`]; tests make their own.
+/// A record of unmapped ranges. A process has one, [`unmaps`]; tests make their own.
 #[derive(Debug)]
 pub struct Unmaps {
     watches: AtomicUsize,
-    /// Number of ranges recorded so far; modulo [`UNMAPS_KEPT`] it is the index of the next. Changed under
-    /// the lock only.
+    /// Count of ranges recorded so far; modulo [`UNMAPS_KEPT`] it is the index of the next. Changed under the
+    /// lock only.
     recorded: AtomicU64,
     last: Mutex<[(usize, usize); UNMAPS_KEPT]>,
 }
 
-/// The record of this process.
+/// Returns the record of this process.
 #[must_use]
 pub fn unmaps() -> &'static Unmaps {
     static UNMAPS: Unmaps = Unmaps::new();
     &UNMAPS
 }
 
-/// Which registrations a cache must drop.
+/// Registrations that a cache must drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewUnmaps {
     /// None: no range was recorded since the last call, or since [`Unmaps::watch`].
@@ -66,7 +66,7 @@ impl Default for Unmaps {
 }
 
 impl Unmaps {
-    /// A record without ranges and watches.
+    /// Creates a record without ranges and watches.
     #[must_use]
     pub const fn new() -> Unmaps {
         Unmaps {
@@ -81,11 +81,11 @@ impl Unmaps {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that `bytes` bytes at `address` are about to be unmapped, or their pages to be replaced. The
-    /// code that does so calls this first.
+    /// Records that `bytes` bytes at `address` are about to be unmapped, or their pages to be replaced. Call
+    /// it before the change.
     pub fn record(&self, address: usize, bytes: usize) {
-        // A cache that registered part of the range began to watch before that, and the range came to this
-        // thread afterwards; so the count is seen here.
+        // A cache that registered part of the range has started its watch before that. This thread got the
+        // range after the registration, so it sees the count of watches.
         if bytes == 0 || self.watches.load(Ordering::SeqCst) == 0 {
             return;
         }
@@ -103,16 +103,16 @@ impl Unmaps {
     }
 }
 
-/// Index in `last` of range number `recorded`.
+/// Returns the index in `last` of the range with the sequence number `recorded`.
 fn ring_index(recorded: u64) -> usize {
-    // Below UNMAPS_KEPT.
+    // The conversion does not fail: the value is below UNMAPS_KEPT.
     usize::try_from(recorded % UNMAPS_KEPT as u64).unwrap_or(0)
 }
 
 impl Watch<'_> {
     /// Passes to `forget` each range that was recorded since the last call, the oldest first, unless they are
-    /// too many ([`NewUnmaps::Everything`]). To be called before each lookup; costs one load without new
-    /// ranges.
+    /// too many ([`NewUnmaps::Everything`]). Call it before each lookup; it costs one load when there are no
+    /// new ranges.
     #[inline]
     pub fn visit_new(&mut self, forget: impl FnMut(Range<usize>)) -> NewUnmaps {
         if self.unmaps.recorded.load(Ordering::SeqCst) == self.seen {
@@ -123,7 +123,7 @@ impl Watch<'_> {
 
     #[cold]
     fn read(&mut self, mut forget: impl FnMut(Range<usize>)) -> NewUnmaps {
-        // A copy: `forget` may drop memory and so call `record`, which takes the lock.
+        // A copy, as `forget` may drop memory and so call `record`, which takes the lock.
         let (last, recorded) = {
             let last = self.unmaps.lock();
             (*last, self.unmaps.recorded.load(Ordering::Relaxed))

@@ -23,28 +23,28 @@ pub struct Accepted {
     pub socket: Socket,
     /// Address of the peer.
     pub peer: SocketAddr,
-    /// Local address that the peer used, also where the listener is bound to all addresses.
+    /// Local address that the peer used, even if the listener is bound to all addresses.
     pub local: SocketAddr,
 }
 
-/// Most attempts of one call of [`Listener::accept`]: connections that failed while they waited are skipped,
-/// and those beyond this number are left for the next call.
+/// Maximum number of attempts of one call of [`Listener::accept`]. Connections that failed while they waited
+/// are skipped; those beyond this maximum are left for the next call.
 const SKIPS_MAX: usize = 64;
 
 impl Listener {
     /// Listens at `address` (port 0: the kernel chooses one), with a queue of `backlog` connections that wait
-    /// to be accepted (at most `net.core.somaxconn`). The address can be bound again at once after a restart
-    /// (SO_REUSEADDR); an IPv6 listener takes IPv6 only.
+    /// to be accepted (at most `net.core.somaxconn`). The address can be bound again immediately after a
+    /// restart (SO_REUSEADDR). An IPv6 listener accepts IPv6 only.
     ///
     /// # Errors
-    /// That of the system, for example when the address is in use or not a local one.
+    /// The error of the system, for example when the address is in use or not a local one.
     pub fn bind(address: SocketAddr, backlog: u32) -> io::Result<Listener> {
         Listener::bind_beside(address, backlog, &[])
     }
 
-    /// As [`Listener::bind`], while the listeners `closing`, which are about to close, still have their
-    /// addresses. `address` may overlap with these: the wildcard address and a specific one at the same port.
-    /// Until `closing` are closed, the kernel prefers the listener of the specific address.
+    /// Listens as [`Listener::bind`] does, while the listeners `closing`, which are about to close, are still
+    /// bound. `address` may overlap with their addresses: the wildcard address and a specific one at the same
+    /// port. Until `closing` are closed, the kernel prefers the listener of the specific address.
     ///
     /// # Errors
     /// As [`Listener::bind`].
@@ -59,9 +59,9 @@ impl Listener {
         if shared.is_empty() {
             bind_and_listen(&fd, address, backlog)?;
         } else {
-            // The kernel checks SO_REUSEPORT of both sockets only while the second one is bound. A listener
-            // that kept the option would let another process of this user bind the same address. A process
-            // that sets SO_REUSEPORT itself still can: the kernel remembers that the port was shared.
+            // The kernel checks SO_REUSEPORT of both sockets only when the second one is bound. If a listener
+            // kept the option, another process of this user could bind the same address. A process that sets
+            // SO_REUSEPORT itself still can: the kernel remembers that the port was shared.
             let sockets = || shared.iter().copied().chain([fd.as_fd()]);
             let allowed = sockets().try_for_each(|socket| sockopt::set_socket_reuseport(socket, true));
             let begun =
@@ -74,11 +74,12 @@ impl Listener {
         Ok(Listener { fd, local })
     }
 
-    /// Accepts a connection if one waits. Connections that failed meanwhile are skipped; `None` also after 64
-    /// of them.
+    /// Accepts a waiting connection; `None` when there is none. Connections that failed meanwhile are
+    /// skipped; `None` also after 64 of them.
     ///
     /// # Errors
-    /// That of accept(2). Lack of descriptors (`EMFILE`) or memory is temporary: log it and try again later.
+    /// The error of accept(2). Lack of descriptors (`EMFILE`) or memory is temporary: log it and try again
+    /// later.
     pub fn accept(&self) -> io::Result<Option<Accepted>> {
         for _ in 0..SKIPS_MAX {
             match acceptfrom_with(&self.fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
@@ -97,7 +98,7 @@ impl Listener {
         Ok(None)
     }
 
-    /// Bound address, with the port that the kernel chose.
+    /// Returns the bound address, with the port that the kernel chose.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
@@ -116,12 +117,12 @@ fn bind_and_listen(fd: &OwnedFd, address: SocketAddr, backlog: u32) -> io::Resul
     Ok(())
 }
 
-/// True when one is the wildcard address, the other is not, and family and port are equal.
+/// Returns true when one is the wildcard address, the other is not, and family and port are equal.
 fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.is_ipv4() == b.is_ipv4() && a.ip().is_unspecified() != b.ip().is_unspecified()
 }
 
-/// Errors of accept(2) that concern one connection, not the listener.
+/// Returns true for errors of accept(2) that concern one connection, not the listener.
 fn is_peer_error(errno: Errno) -> bool {
     matches!(
         errno,

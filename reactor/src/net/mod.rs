@@ -3,7 +3,7 @@
 //! What it is: the socket calls of the data path, with results that a poller can match on. Accepting,
 //! receiving and sending never block, retry `EINTR`, raise no `SIGPIPE` on a closed connection, use the
 //! caller's memory and allocate none. [`Readiness::poll`], [`Waker::wait`], [`Socket::connect`] and
-//! [`Socket::wait_writable`] wait for at most their timeout.
+//! [`Socket::wait_writable`] wait for at most their timeout (a poll without a timeout: without limit).
 //!
 //! ```text
 //!   Listener::accept -> Accepted { socket, peer, local }
@@ -26,5 +26,5 @@ pub use readiness::{Interest, Readiness, Ready, Waker, Watcher};
 pub use rustix::io::Errno;
 pub use socket::{Received, Sent, Socket};
 
-/// Most pieces of one vectored receive or send (`IOV_MAX`).
+/// Maximum number of pieces of one vectored receive or send (`IOV_MAX`).
 pub const PIECES_MAX: usize = 1024;

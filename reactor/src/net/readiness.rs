@@ -36,11 +36,12 @@ impl Interest {
 /// A descriptor with an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready {
-    /// The key given to [`Readiness::add`] or [`Readiness::change`]; with a [`Watcher`], `base` plus its key.
+    /// Key passed to [`Readiness::add`] or [`Readiness::change`]; for a [`Watcher`], the key passed to
+    /// [`Watcher::add`] plus `base`.
     pub key: u64,
-    /// A read gives bytes, an end or an error.
+    /// A read returns bytes, an end or an error.
     pub readable: bool,
-    /// A write takes bytes or gives an error.
+    /// A write accepts bytes or returns an error.
     pub writable: bool,
     /// The peer has closed its sending direction, or the connection has failed.
     pub hangup: bool,
@@ -61,7 +62,7 @@ impl From<epoll::Event> for Ready {
     }
 }
 
-/// Most events of one [`Readiness::poll`]; the next call reports the others.
+/// Maximum number of events of one [`Readiness::poll`]; the next call reports the others.
 const EVENTS_MAX: usize = 256;
 
 /// A set of watched descriptors (epoll, level-triggered).
@@ -77,14 +78,14 @@ impl fmt::Debug for Readiness {
 }
 
 impl Readiness {
-    /// A set without descriptors; fails with the error of epoll_create1(2).
+    /// Creates a set without descriptors; fails with the error of epoll_create1(2).
     pub fn new() -> io::Result<Readiness> {
         let fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         Ok(Readiness { fd: Arc::new(fd), events: vec![nothing; EVENTS_MAX].into_boxed_slice() })
     }
 
-    /// A handle that adds and removes descriptors; `base` is added to their keys.
+    /// Returns a handle that adds and removes descriptors; `base` is added to their keys.
     #[must_use]
     pub fn watcher(&self, base: u64) -> Watcher {
         Watcher { fd: Arc::clone(&self.fd), base }
@@ -106,13 +107,13 @@ impl Readiness {
     }
 
     /// Replaces the contents of `ready` by descriptors with events, at most 256 and at most the capacity of
-    /// `ready`. Waits for the first event for at most `timeout`, rounded up to milliseconds; `None` waits
-    /// without limit, zero not at all. A signal ends the wait early, without events. Returns the number of
+    /// `ready`. Waits for the first event for at most `timeout`, rounded up to milliseconds. `None` waits
+    /// without limit, zero does not wait. A signal ends the wait early, without events. Returns the count of
     /// descriptors.
     pub fn poll(&mut self, timeout: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<usize> {
         ready.clear();
-        // Never more than fit in `ready`: the kernel moves a reported descriptor to the end of its list, so
-        // the next call reports the others first.
+        // At most as many as fit in `ready`. The kernel moves a reported descriptor to the end of its list,
+        // so the next call reports the others first.
         let room = ready.capacity().min(EVENTS_MAX);
         if room == 0 {
             return Ok(0);
@@ -154,13 +155,13 @@ impl AsFd for Readiness {
     }
 }
 
-/// An eventfd that wakes a thread: one that sleeps in the [`Readiness::poll`] of a set that contains the
-/// waker, or in [`Waker::wait`]. Any thread may wake; clones are the same eventfd.
+/// An eventfd that wakes a thread. The thread sleeps in [`Waker::wait`], or in the [`Readiness::poll`] of a
+/// set that contains the waker. Any thread may wake; clones are the same eventfd.
 #[derive(Debug, Clone)]
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// A waker that is not raised; fails with the error of eventfd(2).
+    /// Creates a waker that is not raised; fails with the error of eventfd(2).
     pub fn new() -> io::Result<Waker> {
         Ok(Waker(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
@@ -178,7 +179,7 @@ impl Waker {
         self.drain();
     }
 
-    /// Lowers the waker. True when it was raised.
+    /// Lowers the waker. Returns true when it was raised.
     pub fn drain(&self) -> bool {
         rustix::io::retry_on_intr(|| rustix::io::read(&*self.0, &mut [0u8; 8])).is_ok()
     }

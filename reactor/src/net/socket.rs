@@ -17,7 +17,7 @@ use super::PIECES_MAX;
 /// Result of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Received {
-    /// Number of received bytes, at least 1.
+    /// Count of received bytes, at least 1.
     Bytes(usize),
     /// No bytes now (try again later), or the caller's memory has a length of 0.
     Empty,
@@ -30,9 +30,9 @@ pub enum Received {
 /// Result of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
-    /// Number of bytes that the socket took, perhaps fewer than given. 0 only if none were given.
+    /// Count of bytes queued in the send buffer, possibly fewer than passed. 0 only if none were passed.
     Bytes(usize),
-    /// No bytes taken: the send buffer is full, or the kernel is out of memory; try again later.
+    /// No bytes queued: the send buffer is full, or the kernel is out of memory; try again later.
     Full,
     /// The connection has failed with this error.
     Failed(Errno),
@@ -44,7 +44,7 @@ pub struct Socket {
     fd: OwnedFd,
 }
 
-/// A non-blocking stream socket of the address's family.
+/// Creates a non-blocking stream socket of the address's family.
 pub(super) fn stream_socket(address: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -59,14 +59,15 @@ impl Socket {
     /// Connects to `address`; waits at most `timeout`. For the control path.
     ///
     /// # Errors
-    /// That of connect(2); `TimedOut` when there was no answer in time.
+    /// The error of connect(2); `TimedOut` when the peer did not answer in time.
     pub fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Socket> {
         let socket = Socket::begin_connect(address)?;
         socket.wait_writable(timeout)?;
         if socket.is_connected()? { Ok(socket) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
-    /// Starts to connect to `address`; the socket can send once [`Socket::is_connected`] returns true.
+    /// Starts to connect to `address`. The socket can send once [`Socket::is_connected`] returns true. Fails
+    /// with the error of socket(2) or connect(2).
     pub fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
         let fd = stream_socket(&address)?;
         match connect(&fd, &address) {
@@ -76,11 +77,11 @@ impl Socket {
         }
     }
 
-    /// True once the connect has succeeded, false while it is in progress.
+    /// Returns true once the connect has succeeded, false while it is in progress.
     ///
     /// # Errors
-    /// That of the connect: no answer, or refused. It is returned by one call only; do not call again after
-    /// it.
+    /// The error of the connect, for example no answer, or refused. Only one call returns the error; do not
+    /// call this function again afterwards.
     pub fn is_connected(&self) -> io::Result<bool> {
         if !is_writable(&self.fd, Duration::ZERO)? {
             return Ok(false);
@@ -89,12 +90,13 @@ impl Socket {
         Ok(true)
     }
 
-    /// Waits at most `timeout` until the socket can send or the connection has failed. False on timeout.
+    /// Waits at most `timeout` until the socket can send or the connection has failed. Returns false on
+    /// timeout.
     pub fn wait_writable(&self, timeout: Duration) -> io::Result<bool> {
         is_writable(&self.fd, timeout)
     }
 
-    /// Receives at most as many bytes as `to` has. An empty `to` gives [`Received::Empty`].
+    /// Receives at most as many bytes as `to` has. Returns [`Received::Empty`] for an empty `to`.
     #[inline]
     pub fn recv(&self, to: &mut [u8]) -> Received {
         if to.is_empty() {
@@ -103,8 +105,8 @@ impl Socket {
         received(retry_on_intr(|| recv(&self.fd, &mut *to, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes)))
     }
 
-    /// Receives into the pieces of `to` in order; pieces after the first 1024 are not used. Only empty pieces
-    /// give [`Received::Empty`].
+    /// Receives into the pieces of `to` in order; pieces after the first 1024 are not used. Returns
+    /// [`Received::Empty`] if all used pieces are empty.
     #[inline]
     pub fn recv_vectored(&self, to: &mut [IoSliceMut<'_>]) -> Received {
         let pieces = to.len().min(PIECES_MAX);
@@ -114,15 +116,15 @@ impl Socket {
         received(retry_on_intr(|| readv(&self.fd, &mut to[..pieces])))
     }
 
-    /// Sends the bytes of `from`, or the first of them.
+    /// Sends the bytes of `from`, possibly only the first of them.
     #[inline]
     pub fn send(&self, from: &[u8]) -> Sent {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         sent(retry_on_intr(|| rustix::net::send(&self.fd, from, flags)))
     }
 
-    /// Sends the pieces of `from` in order, or the first bytes of them; pieces after the first 1024 are not
-    /// used.
+    /// Sends the pieces of `from` in order, possibly only the first bytes of them. Pieces after the first
+    /// 1024 are not used.
     #[inline]
     pub fn send_vectored(&self, from: &[IoSlice<'_>]) -> Sent {
         // Without an io vector the kernel copies less from user space.
@@ -134,16 +136,17 @@ impl Socket {
         sent(retry_on_intr(|| sendmsg(&self.fd, from, &mut SendAncillaryBuffer::default(), flags)))
     }
 
-    /// Sends small segments at once instead of waiting for an acknowledgement (`TCP_NODELAY`).
+    /// With `is_on`, sends small segments immediately instead of waiting for an acknowledgement
+    /// (`TCP_NODELAY`).
     pub fn set_nodelay(&self, is_on: bool) -> io::Result<()> {
         Ok(sockopt::set_tcp_nodelay(&self.fd, is_on)?)
     }
 
-    /// Sets the congestion control by the kernel's name for it (`cubic`, `reno`, ...). Packet pacing costs
-    /// time even on a fabric that never drops packets.
+    /// Sets the congestion control by the kernel's name for it (`cubic`, `reno`, ...). A congestion control
+    /// with packet pacing costs time even on a fabric that never drops packets.
     ///
     /// # Errors
-    /// That of setsockopt(2), for example when the kernel has none of that name.
+    /// The error of setsockopt(2), for example when the kernel has none of that name.
     pub fn set_congestion(&self, name: &str) -> io::Result<()> {
         Ok(sockopt::set_tcp_congestion(&self.fd, name)?)
     }
@@ -163,8 +166,8 @@ impl Socket {
         Ok(sockopt::set_tcp_keepcnt(&self.fd, count)?)
     }
 
-    /// Requests kernel buffers of `send` and `recv` bytes; the kernel doubles them and has its own bounds. 0
-    /// leaves a buffer as it is.
+    /// Requests kernel buffers of `send` and `recv` bytes. The kernel doubles these sizes and limits them. A
+    /// size of 0 does not change the buffer.
     pub fn set_buffers(&self, send: usize, recv: usize) -> io::Result<()> {
         if send > 0 {
             sockopt::set_socket_send_buffer_size(&self.fd, send)?;
@@ -182,8 +185,8 @@ impl Socket {
         Ok(sockopt::set_socket_linger(&self.fd, is_on.then_some(Duration::ZERO))?)
     }
 
-    /// Closes the sending direction; the peer still receives what was sent. No error if the connection has
-    /// ended.
+    /// Closes the sending direction. The peer still receives the bytes sent before. Succeeds also if the
+    /// connection has ended.
     pub fn shutdown_write(&self) -> io::Result<()> {
         match shutdown(&self.fd, Shutdown::Write) {
             Ok(()) | Err(Errno::NOTCONN) => Ok(()),
@@ -191,7 +194,7 @@ impl Socket {
         }
     }
 
-    /// Local address of the connection.
+    /// Returns the local address of the connection.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(SocketAddr::try_from(getsockname(&self.fd)?)?)
     }

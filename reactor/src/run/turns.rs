@@ -1,13 +1,13 @@
-//! [`Turns`]: how long the turns of a core took, by the parts that had work, for other threads to read.
+//! [`Turns`]: durations of a core's turns by the parts that had work, readable by other threads.
 //!
 //! ```text
 //!   reactor ── a turn with work has ended ─> Turns::ended ─┬─ all of it ────────────> busy
 //!                                                          └─ RECORDED_MIN or more ─> longest of its parts
 //! ```
 //!
-//! The reactor reads the clock at both ends of a turn with work anyway, so most turns cost an addition, and
-//! none a system call. The duration includes the time for which the kernel or a hypervisor took the CPU from
-//! the thread: hosts wait that long, whatever the cause is.
+//! The reactor reads the clock at both ends of a turn with work anyway, so recording costs an addition for
+//! most turns, and never a system call. The duration includes the time for which the kernel or a hypervisor
+//! ran something else on the CPU: hosts wait that long, whatever the cause is.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -15,17 +15,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::Nanos;
 
-/// Shorter turns are not recorded by their parts.
+/// Minimum duration of the turns that are recorded by their parts.
 const RECORDED_MIN: Nanos = Nanos::from_us(50);
-/// Turns from this duration on may be noticed by hosts: they are counted and reported.
+/// Minimum duration of long turns, which hosts may notice: they are counted and reported.
 pub const LONG: Nanos = Nanos::from_ms(1);
-/// Most parts: mail, descriptors, and pollers; pollers beyond that count as the last part.
+/// Maximum number of parts: mail, descriptors, and pollers. The sixth poller and all later ones are the last
+/// part.
 const PARTS_MAX: usize = 8;
-/// Part of the mailbox.
+/// Index of the part for the mailbox.
 pub(super) const MAIL: usize = 0;
-/// Part of polling descriptors and dispatching the ready ones.
+/// Index of the part for polling descriptors and dispatching the ready ones.
 pub(super) const DESCRIPTORS: usize = 1;
-/// Part of the first poller; the others follow.
+/// Index of the part for the first poller; the others follow.
 pub(super) const POLLERS: usize = 2;
 
 /// Set of the parts of a turn that had work.
@@ -94,19 +95,20 @@ impl Turns {
         self.names.get_or_init(|| ["mail", "descriptors"].into_iter().chain(pollers).collect());
     }
 
-    /// Total time of turns with work, including time in them for which the thread did not have the CPU.
+    /// Returns the total time of turns with work, including time in them for which the thread did not have
+    /// the CPU.
     #[must_use]
     pub fn busy(&self) -> Nanos {
         Nanos(self.busy.load(Ordering::Relaxed))
     }
 
-    /// Number of turns of [`LONG`] or longer.
+    /// Returns the count of turns of [`LONG`] or longer.
     #[must_use]
     pub fn long(&self) -> u64 {
         self.long.load(Ordering::Relaxed)
     }
 
-    /// The longest turn with each set of parts, from 50 us on; the longest first.
+    /// Returns the longest turn with each set of parts, from 50 us on; the longest first.
     #[must_use]
     pub fn longest(&self) -> Vec<(Parts, Nanos)> {
         let noted = |(parts, took): (u8, &AtomicU64)| {
@@ -118,8 +120,8 @@ impl Turns {
         longest
     }
 
-    /// Names of `parts`, in the order in which they run. The sixth poller and those after it are one part:
-    /// all their names are listed.
+    /// Returns the names of `parts`, in the order in which they run. The sixth poller and those after it are
+    /// one part: all their names are listed.
     pub fn names(&self, parts: Parts) -> impl Iterator<Item = &'static str> {
         let names = self.names.get().map(Vec::as_slice).unwrap_or_default();
         names

@@ -1,5 +1,5 @@
-//! Identify through the kernel (`NVME_IOCTL_ADMIN_CMD`). Blocks until the drive answers: for the control
-//! path.
+//! Identify commands and the NSID of a device file, through the kernel (`NVME_IOCTL_ADMIN_CMD`,
+//! `NVME_IOCTL_ID`). The calls block until the drive answers: for the control path.
 //!
 //! UNSAFETY: ioctls with structures of the kernel, one of which contains an address.
 #![expect(unsafe_code, reason = "ioctls that libraries do not have")]
@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use super::pass::PassError;
 
-/// `_IO('N', 0x40)` and `_IOWR('N', 0x41, 72 bytes)` of `linux/nvme_ioctl.h`.
+/// `NVME_IOCTL_ID` and `NVME_IOCTL_ADMIN_CMD` of `linux/nvme_ioctl.h`: `_IO('N', 0x40)`, `_IOWR('N', 0x41, 72
+/// bytes)`.
 const NAMESPACE_ID: libc::Ioctl = 0x4e40;
 const ADMIN_COMMAND: libc::Ioctl = 0xc048_4e41;
 
@@ -53,7 +54,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Sends Identify Namespace to the drive of `device`.
+    /// Sends Identify Namespace to the drive of `device`, and parses the answer.
     ///
     /// # Errors
     /// [`PassError`] of the command, or of [`namespace_id`]; `InvalidData` where the format has metadata, or
@@ -69,7 +70,8 @@ impl Namespace {
     }
 
     /// Parses FLBAS at byte 26, and MS and LBADS of the LBA formats from byte 128 on (NVM Command Set 1.0
-    /// figure "Identify Namespace Data Structure").
+    /// figure "Identify Namespace Data Structure"). Fails with a reason when the format has metadata or an
+    /// unsupported block size.
     pub(super) fn parse(id: u32, identify: Box<[u8; IDENTIFY_BYTES]>) -> Result<Namespace, String> {
         let flbas = identify[26];
         // Index of the format: bits 3:0 of FLBAS are the lower ones, bits 6:5 the upper ones.
@@ -86,19 +88,19 @@ impl Namespace {
         Ok(Namespace { id, block_bytes: 1 << shift, identify })
     }
 
-    /// Namespace identifier (NSID).
+    /// Returns the namespace identifier (NSID).
     #[must_use]
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// Bytes of a block, without metadata.
+    /// Returns the bytes of a block, without metadata.
     #[must_use]
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// The Identify Namespace data structure.
+    /// Returns the Identify Namespace data structure.
     #[must_use]
     pub fn identify(&self) -> &[u8; IDENTIFY_BYTES] {
         &self.identify
@@ -111,17 +113,18 @@ impl std::fmt::Debug for Namespace {
     }
 }
 
-/// The Identify Controller data structure of the controller of `device`.
+/// Reads the Identify Controller data structure of the controller of `device`. Fails with the status of the
+/// drive, or the error of ioctl(2).
 pub fn identify_controller(device: impl AsFd) -> Result<Box<[u8; IDENTIFY_BYTES]>, PassError> {
     let mut identify = Box::new([0; IDENTIFY_BYTES]);
     send_identify(device.as_fd(), 0, CNS_CONTROLLER, &mut identify)?;
     Ok(identify)
 }
 
-/// NSID of the namespace of the device file `device`.
+/// Returns the NSID of the namespace of the device file `device`.
 ///
 /// # Errors
-/// That of ioctl(2): `ENOTTY` where `device` is no NVMe namespace.
+/// The error of ioctl(2): `ENOTTY` where `device` is not an NVMe namespace.
 pub fn namespace_id(device: impl AsFd) -> io::Result<u32> {
     // SAFETY: the request has no argument.
     let result = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), NAMESPACE_ID) };

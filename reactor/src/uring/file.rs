@@ -1,4 +1,4 @@
-//! [`FileRing`]: reads and writes of files and block devices, syncs, and changes of their space.
+//! [`FileRing`]: reads and writes of files and block devices, syncs, and fallocate(2).
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +23,7 @@ pub struct FileIndex(u16);
 /// The files of a ring.
 pub struct Files {
     files: Vec<File>,
-    /// The kernel has a table of registered files.
+    /// True when the kernel has a table of registered files.
     has_table: bool,
 }
 
@@ -49,21 +49,21 @@ pub struct Operation {
 }
 
 /// A ring for files. Each method that starts an operation panics when as many are in flight as the ring has
-/// entries, or when the ring has no file of the given index: a fault of the caller.
+/// entries, or when the ring has no file of the given index. Both are faults of the caller.
 pub type FileRing = Ring<Files>;
 
 impl Ring<Files> {
-    /// A ring for `entries` operations in flight.
+    /// Creates a ring for `entries` operations in flight.
     ///
     /// # Errors
-    /// That of io_uring_setup(2), for example where io_uring is disabled; `InvalidInput` for 0 or more than
-    /// [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries.
+    /// The error of io_uring_setup(2), for example where io_uring is disabled; `InvalidInput` for 0 or more
+    /// than [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries.
     pub fn new(entries: u32, pool: &Pool) -> io::Result<FileRing> {
         FileRing::open(entries, pool, false)
     }
 
-    /// As [`FileRing::new`], but the ring polls the device (IOPOLL). Its descriptor never becomes readable: a
-    /// caller with operations in flight must not sleep.
+    /// Creates a ring as [`FileRing::new`] does, but the ring polls the device (IOPOLL). Its descriptor never
+    /// becomes readable: a caller with operations in flight must not sleep.
     ///
     /// # Errors
     /// As [`FileRing::new`].
@@ -92,7 +92,7 @@ impl Ring<Files> {
         FileIndex(index)
     }
 
-    /// Fills `buf` with the bytes from `offset` of the file on.
+    /// Fills `buf` with bytes of the file, from `offset` on.
     ///
     /// # Panics
     /// When `buf` is shared; and as [`FileRing`] says.
@@ -188,7 +188,8 @@ impl Device for Files {
     }
 }
 
-/// If `data` is not all that is left (`Data::is_whole`), the transfer is short, and the ring queues the rest.
+/// Makes the entry of a read. If `data` is not all that is left (`Data::is_whole`), the read is short, and
+/// the ring queues the rest.
 fn read(fd: types::Fd, data: &Data, offset: u64) -> squeue::Entry {
     let (addr, count) = (data.addr, data.count);
     match data.fixed {

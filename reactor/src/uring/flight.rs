@@ -1,10 +1,10 @@
-//! [`Flight`]: one operation from its submission to its completion; [`Device`]: makes the queue entries for
-//! it, and interprets the kernel's results.
+//! [`Flight`]: one operation from its submission to its completion. [`Device`] makes the queue entries of the
+//! operation and interprets the kernel's results.
 //!
 //! ```text
 //!   taken ── entry ──> in the kernel ── on_result ──> Ended
 //!              ^                            │
-//!              └── Again (short, or "not now")
+//!              └── Again (short, EINTR, EAGAIN)
 //! ```
 
 use std::io;
@@ -25,14 +25,14 @@ pub trait Device {
     /// Error of a failed operation.
     type Error: From<io::Error>;
 
-    /// The entry for the rest of an operation.
+    /// Returns the entry for the rest of an operation.
     fn entry(&self, flight: &Flight<Self::Operation>, data: &Data, user_data: u64) -> Self::Submission;
 
-    /// Interprets the result of the last entry. EINTR and EAGAIN come here only when all retries are used up.
+    /// Interprets the result of the last entry. EINTR and EAGAIN are passed only after all retries.
     fn on_result(flight: &mut Flight<Self::Operation>, result: i32) -> Step<Self::Error>;
 }
 
-/// What a result means for the operation.
+/// Next step of an operation after a result.
 pub enum Step<E> {
     /// The operation, or the part of it that is left, must be queued again.
     Again,
@@ -55,10 +55,10 @@ pub struct Flight<O> {
 pub struct Data {
     /// Address of the bytes, or with `is_vectors` of the io vectors.
     pub(super) addr: *mut u8,
-    /// Number of bytes, or of io vectors.
+    /// Count of bytes, or of io vectors.
     pub(super) count: u32,
     pub(super) is_vectors: bool,
-    /// True when the memory is all that is left to transfer; false when that has more than `SEGMENTS_MAX`
+    /// True when the memory is all that is left to transfer; false when the rest has more than `SEGMENTS_MAX`
     /// segments.
     pub(super) is_whole: bool,
     /// Index of the registered buffer in which the memory lies. `None`: not registered, or io vectors.
@@ -66,12 +66,12 @@ pub struct Data {
 }
 
 impl<O> Flight<O> {
-    /// An operation without data.
+    /// Creates an operation without data.
     pub(super) fn without_data(token: u64, operation: O) -> Flight<O> {
         Flight { token, operation, buf: None, left: 0..0, is_read: false, retries: 0 }
     }
 
-    /// A read into `left` of the buffer.
+    /// Creates a read into `left` of the buffer.
     ///
     /// # Panics
     /// When the buffer is shared.
@@ -80,13 +80,13 @@ impl<O> Flight<O> {
         Flight { token, operation, buf: Some(buf), left, is_read: true, retries: 0 }
     }
 
-    /// A write of `left` of the buffer.
+    /// Creates a write of `left` of the buffer.
     pub(super) fn write(token: u64, operation: O, buf: Buf, left: Range<usize>) -> Flight<O> {
         Flight { token, operation, buf: Some(buf), left, is_read: false, retries: 0 }
     }
 
-    /// Memory of the bytes that are left. `registered` returns the index of the registered buffer for an
-    /// address and its zone in the pool. Io vectors, for a buffer of several segments, are written to
+    /// Returns the memory of the bytes that are left. `registered` returns the index of the registered buffer
+    /// for an address and its zone in the pool. Io vectors, for a buffer of several segments, are written to
     /// `vectors`.
     pub(super) fn data(
         &mut self,
@@ -112,8 +112,8 @@ impl<O> Flight<O> {
     }
 }
 
-/// Writes the segments of the bytes `part` of `buf` to `vectors`, at most [`SEGMENTS_MAX`]. True when these
-/// are all.
+/// Writes the segments of the bytes `part` of `buf` to `vectors`, at most [`SEGMENTS_MAX`]. Returns true when
+/// these are all.
 fn fill_iovecs(vectors: &mut Vec<libc::iovec>, buf: &mut Buf, part: &Range<usize>, is_read: bool) -> bool {
     vectors.clear();
     // The capacity is kept, so a slot allocates at its first list, and at its first list of more than

@@ -1,30 +1,30 @@
 //! [`Ring`]: asynchronous reads, writes and other operations (io_uring) on files and block devices
 //! ([`FileRing`]), and on an NVMe namespace whose commands the kernel passes to the drive ([`PassRing`]).
 //!
-//! What it is: a ring that *owns* the buffer of every operation while it is in flight, so that no drop, abort
-//! or panic can free memory that a device writes to. Operations are queued, submitted with one system call
-//! per turn, and completed with the caller's token and buffer.
+//! What it is: a ring that *owns* the buffer of every operation in flight, so that no drop, abort or panic
+//! can free memory that a device writes to. Operations are queued, submitted with one system call per turn,
+//! and completed with the caller's token and buffer.
 //!
 //! ```text
 //!   read | write | ... -> queued -> submit (once a turn) -> in flight -> poll -> Completion
 //!                           ^                                              |
-//!                           └──── short: the remainder; or "not now" ──────┘
+//!                           └──── short: the remainder; EINTR, EAGAIN ─────┘
 //! ```
 //!
-//! Files, and the pool's memory as it is used, are registered with the kernel if it allows that; if not
-//! (locked memory is limited without privilege), the ring works without.
+//! Files are registered with the kernel, and parts of the pool's memory at their first use. If the kernel
+//! refuses that (locked memory is limited without privilege), the ring works without registration.
 //!
-//! A polled ring (IOPOLL) asks the device for completions in every [`Ring::poll`], and the device sends no
+//! A polled ring (IOPOLL) polls the device for completions in every [`Ring::poll`], and the device sends no
 //! interrupts. A polled ring for files does only reads and writes, with O_DIRECT, on block devices with poll
 //! queues.
 //!
-//! What it does not do: it orders nothing. A flush covers the writes that have *completed* before it was
-//! queued.
+//! What it does not do: it does not order operations. A flush covers only the writes that have *completed*
+//! before the flush was queued.
 //!
-//! Limits: 4096 operations in flight, 64 registered files (more work unregistered). A ring stays on the
-//! thread that made it.
-//! UNSAFETY: gives addresses of buffers and io vectors to the kernel; the in-flight table keeps both until it
-//! is done.
+//! Limits: 4096 operations in flight, 64 registered files (further files work unregistered). A ring stays on
+//! the thread that made it.
+//! UNSAFETY: passes addresses of buffers and io vectors to the kernel; the in-flight table keeps both until
+//! the operation has completed.
 #![expect(unsafe_code, reason = "hands owned memory to the kernel")]
 
 pub mod admin;
@@ -48,15 +48,16 @@ use pieces::{BufferLocation, Pieces};
 pub use file::{FileIndex, FileRing};
 pub use pass::{PassCommand, PassDone, PassError, PassRing};
 
-/// Largest number of operations in flight.
+/// Maximum number of operations in flight.
 pub const RING_ENTRIES_MAX: u32 = 4096;
-/// Most retries of an operation after EINTR or EAGAIN; then the error is its result.
+/// Maximum number of retries of an operation after EINTR or EAGAIN. After these, the error is the operation's
+/// result.
 const RETRIES_MAX: u8 = 16;
 
 /// A completed operation.
 #[derive(Debug)]
 pub struct Completion<E = io::Error> {
-    /// Token that the caller gave to the operation.
+    /// Token that the caller passed with the operation.
     pub token: u64,
     /// `Ok` when the whole operation was done. A read beyond the end of a file is
     /// [`io::ErrorKind::UnexpectedEof`].
@@ -76,17 +77,17 @@ pub struct Ring<D: Device> {
     /// Keeps the registered memory mapped, so that no other memory gets an address in `pieces` while the ring
     /// lives.
     _pool: Option<Pool>,
-    /// Entries are queued that the kernel has not taken yet.
+    /// True while entries are queued that the kernel has not consumed yet.
     is_queued: bool,
-    /// The ring is being dropped: no operation is queued again.
+    /// True while the ring is being dropped: no operation is queued again.
     is_draining: bool,
-    /// The device is polled for completions (IOPOLL).
+    /// True when the device is polled for completions (IOPOLL).
     is_polled: bool,
 }
 
 impl<D: Device> Ring<D> {
-    /// Memory of `pool` is registered in pieces, each when a buffer in the piece is first used, if the kernel
-    /// allows that.
+    /// Creates a ring. Memory of `pool` is registered in pieces, each at the first use of a buffer in it, if
+    /// the kernel allows that.
     fn make(entries: u32, pool: &Pool, is_polled: bool, device: D) -> io::Result<Ring<D>> {
         let ring = build_ring(entries, is_polled)?;
         let (pieces, pool) = register_pool(&ring.submitter(), pool);
@@ -104,7 +105,8 @@ impl<D: Device> Ring<D> {
         })
     }
 
-    /// Number of operations whose completion [`Ring::poll`] has not passed on, queued ones included.
+    /// Returns the count of operations that [`Ring::poll`] has not passed on as completed, queued ones
+    /// included.
     #[inline]
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -139,17 +141,17 @@ impl<D: Device> Ring<D> {
     /// queued. Operations that the kernel does not accept now (EAGAIN, EBUSY) stay queued for the next turn.
     ///
     /// # Errors
-    /// The system's, when the ring is broken.
+    /// The error of io_uring_enter(2), when the ring is broken.
     #[inline]
     pub fn submit(&mut self) -> io::Result<()> {
         if self.is_queued { self.enter(0) } else { Ok(()) }
     }
 
-    /// Submits queued operations and waits for a completion. Returns at once, without a system call, when no
-    /// operation is in flight or a completion is there already. For the control path and tests.
+    /// Submits queued operations and waits for a completion. Returns immediately, without a system call, when
+    /// no operation is in flight or a completion is in the queue already. For the control path and tests.
     ///
     /// # Errors
-    /// The system's, when the ring is broken.
+    /// The error of io_uring_enter(2), when the ring is broken.
     pub fn wait(&mut self) -> io::Result<()> {
         if self.flights.is_empty() || !self.ring.completion().is_empty() { Ok(()) } else { self.enter(1) }
     }
@@ -160,7 +162,7 @@ impl<D: Device> Ring<D> {
         result
     }
 
-    /// Passes each completed operation to `each`, at most as many as can be in flight; returns their number.
+    /// Passes each completed operation to `each`, at most as many as can be in flight. Returns their count.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion<D::Error>)) -> usize {
         if self.flights.is_empty() {
@@ -169,7 +171,8 @@ impl<D: Device> Ring<D> {
         self.run_kernel_work();
         let mut count = 0;
         for _ in 0..self.flights.capacity() {
-            // One at a time: if `each` panics, the others are still in the queue and the drop finds them.
+            // Entries are read one at a time. If `each` panics, the others are still in the queue for the
+            // drop.
             let Some(entry) = self.ring.completion().next() else { break };
             let entry: cqueue::Entry = entry.into();
             if let Some(completion) = self.on_result(entry.user_data(), entry.result()) {
@@ -214,8 +217,8 @@ impl<D: Device> Ring<D> {
 }
 
 impl<D: Device> AsFd for Ring<D> {
-    /// Readable (for [`Readiness`](crate::net::Readiness)) when [`Ring::poll`] has a completion. The
-    /// descriptor of a polled ring never becomes readable.
+    /// Returns the descriptor of the ring, for [`Readiness`](crate::net::Readiness). It is readable when
+    /// [`Ring::poll`] has a completion. The descriptor of a polled ring never becomes readable.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring owns its descriptor and outlives the borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -236,8 +239,8 @@ impl<D: Device> Drop for Ring<D> {
             }
             self.poll(drop);
         }
-        // The kernel releases the files of a closed ring some time later; a lock on one would outlive this
-        // value.
+        // The kernel releases the files of a closed ring some time later. Until then, a lock on a file would
+        // outlive this value.
         let _ = self.ring.submitter().unregister_files();
     }
 }
@@ -249,8 +252,8 @@ impl<D: Device> std::fmt::Debug for Ring<D> {
     }
 }
 
-/// Submits queued operations, and waits for `want` completions. EAGAIN and EBUSY are no errors: the
-/// operations stay queued.
+/// Submits queued operations, and waits for `want` completions. EAGAIN and EBUSY are not errors: the
+/// operations stay queued. Repeats the call after EINTR.
 fn enter(ring: &Submitter<'_>, want: usize) -> io::Result<()> {
     loop {
         let result = ring.submit_and_wait(want);
@@ -263,8 +266,9 @@ fn enter(ring: &Submitter<'_>, want: usize) -> io::Result<()> {
     }
 }
 
-/// A table for the memory of `pool`, with nothing registered yet, and `pool`, which the ring keeps. The table
-/// is empty where the kernel refuses one.
+/// Creates the kernel's table for the memory of `pool`, with no memory registered yet. Returns the pieces,
+/// and `pool` for the ring to keep. If the kernel refuses the table, the pieces are empty and the pool is
+/// `None`.
 fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
     let zones = pool.zone_ranges().map(|(addr, bytes, buffer)| (addr.as_ptr() as usize, bytes, buffer));
     let pieces = Pieces::new(zones);
@@ -275,8 +279,9 @@ fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
     }
 }
 
-/// Index of the registered piece with the memory at `addr`, which is in the pool's `zone`. Registers the
-/// piece at its first use. `None` when the kernel refuses that, or the memory is not the ring's pool.
+/// Returns the index of the registered piece with the memory at `addr`, which is in the pool's `zone`.
+/// Registers the piece at its first use. `None` when the kernel refuses that, or the memory is not of the
+/// ring's pool.
 #[inline]
 fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) -> Option<u16> {
     match pieces.location_of(addr, zone) {
@@ -285,8 +290,8 @@ fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) 
         BufferLocation::Fresh(piece) => {
             let memory = libc::iovec { iov_base: piece.start as *mut libc::c_void, iov_len: piece.bytes };
             // SAFETY: the range is part of a zone of the pool, and stays mapped for the life of the ring,
-            // which holds the pool. The kernel writes to it only for operations of this ring, which own their
-            // buffers.
+            // which keeps the pool. The kernel writes to the range only for operations of this ring, which
+            // own their buffers.
             let result = unsafe { ring.register_buffers_update(u32::from(piece.index), &[memory], None) };
             if result.is_err() {
                 pieces.on_refused();
@@ -298,10 +303,10 @@ fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) 
     }
 }
 
-/// Lets the kernel's worker threads, which do blocking work (a write that allocates blocks, a hole punch),
-/// run where no thread polls; if all CPUs are polled, on those other than the calling thread's. Without this,
-/// workers inherit the affinity of the submitting thread, and beside a polling thread they get only the
-/// scheduler's time slices. An error is ignored: it costs only speed.
+/// Lets the kernel's worker threads run on CPUs that no thread polls; if all CPUs are polled, on all of them.
+/// The calling thread's CPU is always excluded. The workers do blocking work (a write that allocates blocks,
+/// a hole punch). Without this, workers inherit the affinity of the submitting thread, and beside a polling
+/// thread they get only the scheduler's time slices. An error is ignored: it costs only speed.
 fn set_worker_affinity(ring: &Submitter<'_>) {
     let own = rustix::thread::sched_getcpu();
     let (mut cpus, bits) = (cores_without_pollers(), usize::try_from(libc::CPU_SETSIZE).unwrap_or(1024));
@@ -322,8 +327,9 @@ fn set_worker_affinity(ring: &Submitter<'_>) {
     let _ = ring.register_iowq_aff(&others);
 }
 
-/// A ring with the set-up flags that this kernel supports: no interrupt of a polling thread for completion
-/// work (5.19), one submitting thread (6.0).
+/// Creates a ring with the set-up flags that this kernel supports: no interrupt of a polling thread for
+/// completion work (5.19), one submitting thread (6.0). Fails with `InvalidInput` for 0 or more than
+/// [`RING_ENTRIES_MAX`] entries, else with the error of io_uring_setup(2).
 ///
 /// With `is_polled`, the device is polled for completions (IOPOLL).
 fn build_ring<S: squeue::EntryMarker, C: cqueue::EntryMarker>(

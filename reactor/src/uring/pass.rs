@@ -1,18 +1,17 @@
 //! [`PassRing`]: commands to one NVMe namespace, which the kernel passes to the drive unchanged (io_uring
 //! passthrough of `/dev/ng0n1`).
 //!
-//! The kernel does not check the number of blocks in a command: a drive that is given more blocks than the
-//! memory has would write beyond that memory. The ring therefore makes all commands with data itself, from
-//! the part of the buffer and the block size that Identify returned ([`Namespace`]). All other commands have
-//! no data.
+//! The kernel does not check the count of blocks in a command. If the count exceeded the memory, the drive
+//! would write beyond that memory. The ring therefore makes all commands with data itself, from the part of
+//! the buffer and the block size that Identify returned ([`Namespace`]). All other commands have no data.
 //!
-//! A ring with `is_polled` asks the drive for completions in [`PassRing::poll`], if the drive has poll
+//! A ring with `is_polled` polls the drive for completions in [`PassRing::poll`], if the drive has poll
 //! queues.
 //!
-//! What it does not do: it interprets no status and retries nothing that the drive refused. It does not
-//! notice when the namespace is formatted with another block size while it is served.
+//! What it does not do: it does not interpret the status, and does not retry commands that the drive refused.
+//! It does not notice when the namespace is formatted with another block size while the ring exists.
 //!
-//! Limits: as [`Ring`](super::Ring); one namespace a ring, without metadata.
+//! Limits: as [`Ring`](super::Ring); one namespace per ring, without metadata.
 
 use std::io;
 use std::ops::Range;
@@ -26,11 +25,12 @@ use super::flight::{Data, Device, Flight, Step};
 use super::{Completion, Ring};
 use crate::mem::{Buf, Pool};
 
-/// NVME_URING_CMD_IO and NVME_URING_CMD_IO_VEC of `linux/nvme_ioctl.h`: `_IOWR('N', 0x80, 72 bytes)`.
+/// NVME_URING_CMD_IO and NVME_URING_CMD_IO_VEC of `linux/nvme_ioctl.h`: `_IOWR('N', 0x80, 72 bytes)`, and
+/// with 0x81.
 const COMMAND: u32 = 0xc048_4e80;
 const COMMAND_VECTORS: u32 = 0xc048_4e81;
 
-/// Bytes of a 128-byte entry that hold the command.
+/// Bytes of a 128-byte entry that are available for the command.
 const COMMAND_BYTES: usize = 80;
 
 /// Opcodes and bits of the NVM command set (NVM Command Set 1.0 sections 3.2.4 and 3.2.6).
@@ -39,7 +39,7 @@ const WRITE: u8 = 0x01;
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
 /// Bits 1:0 of an opcode: data transfer direction; 00b is no data.
 const DATA_DIRECTION: u8 = 0b11;
-/// Most blocks of one command: NLB has 16 bits and is zero-based.
+/// Maximum number of blocks of one command: NLB has 16 bits and is zero-based.
 const BLOCKS_MAX: usize = 1 << 16;
 
 /// A command without its namespace and data pointer, which the ring adds.
@@ -51,7 +51,7 @@ pub struct PassCommand {
     pub dwords: [u32; 6],
 }
 
-/// Why a command failed.
+/// Error of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {
     /// Status of the drive: the 15 bits of the status field, without the phase tag.
@@ -78,13 +78,13 @@ pub struct PassNamespace {
 pub type PassRing = Ring<PassNamespace>;
 
 impl Ring<PassNamespace> {
-    /// A ring for `entries` commands in flight to `namespace`, whose device file is `device`. Memory of
-    /// `pool` is registered as it is used, if the kernel allows it.
+    /// Creates a ring for `entries` commands in flight to `namespace`, whose device file is `device`. Memory
+    /// of `pool` is registered at its first use, if the kernel allows that.
     ///
     /// # Errors
-    /// That of io_uring_setup(2), for example where io_uring is disabled or older than Linux 5.19;
+    /// The error of io_uring_setup(2), for example where io_uring is disabled or older than Linux 5.19;
     /// `InvalidInput` for 0 or more than [`RING_ENTRIES_MAX`](super::RING_ENTRIES_MAX) entries, and for a
-    /// `device` of another namespace; that of [`admin::namespace_id`].
+    /// `device` of another namespace; the error of [`admin::namespace_id`].
     pub fn new(
         entries: u32,
         pool: &Pool,
@@ -113,10 +113,10 @@ impl Ring<PassNamespace> {
         Ok(made)
     }
 
-    /// A command without data.
+    /// Starts a command without data.
     ///
     /// # Panics
-    /// When bits 1:0 of the opcode say that it moves data; and as [`PassRing`] says.
+    /// When bits 1:0 of the opcode indicate a data transfer; and as [`PassRing`] says.
     pub fn command(&mut self, token: u64, command: PassCommand) {
         assert_eq!(command.opcode & DATA_DIRECTION, 0, "a command that moves data");
         self.start(Flight::without_data(token, command));
@@ -141,7 +141,7 @@ impl Ring<PassNamespace> {
         self.start(Flight::write(token, command, buf, piece));
     }
 
-    /// The command for the blocks of `piece`.
+    /// Returns the command for the blocks of `piece`.
     fn transfer(&self, opcode: u8, lba: u64, bits: u32, buf: &Buf, piece: &Range<usize>) -> PassCommand {
         assert!(piece.start <= piece.end && piece.end <= buf.len(), "a piece of the buffer");
         assert!(piece.len().is_multiple_of(self.device.block_bytes), "whole blocks");
@@ -185,8 +185,8 @@ impl Device for PassNamespace {
     }
 }
 
-/// `struct nvme_uring_cmd`: opcode 0, flags 1, nsid 4, cdw2 8, cdw3 12, metadata 16, addr 24, metadata_len
-/// 32, data_len 36, cdw10 to cdw15 40 to 63, timeout_ms 64 (0: the driver's own).
+/// Encodes `struct nvme_uring_cmd`. Offsets: opcode 0, flags 1, nsid 4, cdw2 8, cdw3 12, metadata 16, addr
+/// 24, metadata_len 32, data_len 36, cdw10 to cdw15 40 to 63, timeout_ms 64 (0: the driver's default).
 fn entry_bytes(command: &PassCommand, nsid: u32, addr: u64, count: u32) -> [u8; COMMAND_BYTES] {
     let mut bytes = [0; COMMAND_BYTES];
     bytes[0] = command.opcode;

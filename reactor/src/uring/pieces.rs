@@ -1,15 +1,17 @@
 //! [`Pieces`]: the parts of a pool's memory that are registered with the kernel.
 //!
-//! Registered memory is pinned, so registering all of it would make an unused target resident. Zones are
-//! therefore cut into pieces, and each is registered when a buffer in it is first used. The pool reuses the
-//! same few buffers, so a busy ring soon has all that it needs. Once the kernel refuses a piece (locked
-//! memory is limited without privilege), no more are registered, and the rest is used unregistered.
+//! Registered memory is pinned. Registering a whole pool would make all of its memory resident, even in an
+//! unused target. Zones are therefore cut into pieces, and each is registered at the first use of a buffer in
+//! it. The pool reuses the same few buffers, so a busy ring soon has all needed pieces registered. Once the
+//! kernel refuses a piece (locked memory is limited without privilege), no more are registered, and the rest
+//! is used unregistered.
 
 use arrayvec::ArrayVec;
 
-/// Most bytes of a piece, unless one buffer is larger. To pin a piece takes a polling core about 0.1 ms.
+/// Maximum bytes of a piece, unless one buffer is larger. Pinning a piece takes about 0.1 ms of a polling
+/// core.
 const PIECE_BYTES: usize = 1 << 20;
-/// Most registered buffers of a ring (IORING_MAX_REG_BUFFERS).
+/// Maximum number of registered buffers of a ring (IORING_MAX_REG_BUFFERS).
 const PIECES_MAX: usize = 1 << 14;
 
 /// A zone of the pool: whole buffers from address `start` on.
@@ -50,7 +52,8 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// For `zones`, given as (start address, bytes, bytes of a buffer) in the order of the pool.
+    /// Creates the pieces of `zones`, given as (start address, bytes, bytes of a buffer) in the order of the
+    /// pool.
     pub(super) fn new(zones: impl Iterator<Item = (usize, usize, usize)>) -> Pieces {
         let mut first = 0;
         let zones = zones.map(|(start, bytes, buffer_bytes)| {
@@ -64,16 +67,16 @@ impl Pieces {
         Pieces { zones, is_registered: vec![false; first.min(PIECES_MAX)].into(), is_refused: false }
     }
 
-    /// Number of entries that the kernel's table needs.
+    /// Returns the count of entries that the kernel's table needs.
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.is_registered.len()).unwrap_or(0)
     }
 
-    /// Registration of the buffer at `addr`, which is in `zone` of its pool.
+    /// Returns the registration of the buffer at `addr`, which is in `zone` of its pool.
     #[inline]
     pub(super) fn location_of(&self, addr: usize, zone: u8) -> BufferLocation {
         let Some(zone) = self.zones.get(usize::from(zone)) else { return BufferLocation::Unknown };
-        // The zone may be one of another pool.
+        // The buffer may be of another pool; its address is then outside of this zone.
         let Some(at) = addr.checked_sub(zone.start).filter(|at| *at < zone.bytes) else {
             return BufferLocation::Unknown;
         };
@@ -99,7 +102,7 @@ impl Pieces {
         }
     }
 
-    /// No more pieces are registered from now on.
+    /// Prevents further registrations.
     pub(super) fn on_refused(&mut self) {
         self.is_refused = true;
     }

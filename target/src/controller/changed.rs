@@ -26,7 +26,7 @@ impl Default for ChangedNamespaces {
 }
 
 impl ChangedNamespaces {
-    /// Adds the namespaces that differ between `old` and `new`. True when there are any. `old` `None`: the
+    /// Adds the namespaces that differ between `old` and `new`. True when some differ. `old` `None`: the
     /// subsystem did not exist.
     pub(super) fn compare(&mut self, old: Option<&Subsystem>, new: &Subsystem) -> bool {
         let mut is_changed = false;

@@ -1,4 +1,4 @@
-//! Admin commands: parsed into an enum and checked; then their data length; then their execution.
+//! Admin commands: parse and checks, data length, execution.
 
 use nvme_spec::admin::Abort;
 use nvme_spec::feature::{GetFeatures, SetFeatures};
@@ -87,7 +87,7 @@ impl Controller {
         data: &mut [u8],
     ) -> Result<Outcome, Refusal> {
         let need = self.need_of(command)?;
-        // A short buffer is a mistake of the caller, or the configuration changed after `need`.
+        // Too short if the configuration changed after `need`, or by a bug of the caller.
         let data = usize::try_from(need.bytes).ok().and_then(|bytes| data.get_mut(..bytes));
         let data = data.ok_or(Refusal::of(Status::INTERNAL_ERROR, None))?;
         match command {

@@ -2,8 +2,8 @@
 //! allowed values.
 //!
 //! Only the dynamic controller model is supported: an admin Connect creates a controller, an I/O Connect adds
-//! a queue to it. A refusal that a retry can resolve (no CNTLID free, the controller was just reset) has no
-//! DNR, since Linux does not reconnect after DNR.
+//! a queue to an existing controller. A refusal that a retry can resolve has no DNR, since Linux does not
+//! reconnect after DNR. Examples: no CNTLID is free, the controller was just reset.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::snapshot::Subsystem;
 /// Result of a successful Connect.
 #[derive(Debug)]
 pub struct Connected {
-    /// The queue, with its controller.
+    /// The created queue, with its controller.
     pub queue: ConnectedQueue,
     /// Entries of the submission queue (SQSIZE + 1).
     pub entries: u16,
@@ -28,34 +28,35 @@ pub struct Connected {
     pub is_sq_flow_off: bool,
 }
 
-/// A queue that Connect has created.
+/// Queue of a successful Connect: `Admin` contains the new controller, `Io` refers to an existing one.
 #[derive(Debug)]
 pub enum ConnectedQueue {
     /// The admin queue of a new controller.
     Admin(Box<Controller>),
-    /// An I/O queue of an existing controller. Its `qid` is claimed; free it with
-    /// [`ControllerShared::release_queue`].
+    /// An I/O queue of an existing controller. Its `qid` is claimed; [`ControllerShared::release_queue`]
+    /// frees the QID.
     Io {
-        /// Its controller.
+        /// Controller of the queue.
         shared: Arc<ControllerShared>,
         /// QID, from 1.
         qid: u16,
-        /// HOSTID differs from that of the admin queue, for the first time. The admin queue's is kept.
+        /// True for the first I/O queue of the controller whose HOSTID differs from that of the admin queue.
+        /// The HOSTID of the admin queue stays in effect.
         has_other_id: bool,
     },
 }
 
-/// Why a Connect was refused. `Display` names the field and what is allowed; [`ConnectRefusal::log_text`]
-/// adds the names in its data.
+/// Reason of a refused Connect. `Display` has the field, its value and the allowed values;
+/// [`ConnectRefusal::log_text`] adds the NQNs in the host's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// RECFMT is not 0.
     #[error("recfmt = {0}: 0 is allowed")]
     Format(u16),
-    /// SQSIZE is 0 or too large: its value, the largest allowed.
+    /// SQSIZE is 0 or too large (value, largest allowed value).
     #[error("sqsize = {0}: 1 to {1} are allowed")]
     QueueSize(u16, u16),
-    /// QID is too large: its value, the largest allowed.
+    /// QID is too large (value, largest allowed value).
     #[error("qid = {0}: 0 to {1} are allowed")]
     QueueId(u16, u16),
     /// An I/O queue of a discovery controller.
@@ -70,16 +71,16 @@ pub enum Reason {
     /// No subsystem with this SUBNQN is offered on the listener of the connection.
     #[error("subnqn: names of subsystems on this listener are allowed")]
     Subsystem,
-    /// The host is not in the subsystem's list.
+    /// The host is not in the subsystem's list of allowed hosts.
     #[error("hostnqn: the subsystem's hosts are allowed")]
     HostNotAllowed,
-    /// An admin Connect names a CNTLID: the static controller model is not supported.
+    /// An admin Connect has a CNTLID other than FFFFh: the static controller model is not supported.
     #[error("cntlid = {0:#x}: {CNTLID_DYNAMIC:#x} is allowed on the admin queue")]
     StaticController(u16),
-    /// An I/O Connect names a controller that does not exist or has ended.
+    /// An I/O Connect has the CNTLID of a controller that does not exist or has ended.
     #[error("cntlid = {0:#x}: live controllers of the subsystem are allowed")]
     Controller(u16),
-    /// KATO is too long: its value, the longest allowed, in ms.
+    /// KATO is too long (value, largest allowed value, in ms).
     #[error("kato = {0} ms: 0 to {1} ms are allowed")]
     KeepAlive(u32, u32),
     /// All CNTLIDs of the range (lowest, highest) are in use.
@@ -94,7 +95,7 @@ pub enum Reason {
     /// The queue is connected already, or disks have commands of an ended queue with its QID.
     #[error("qid = {0}: queues that do not exist yet are allowed")]
     QueueLive(u16),
-    /// Not reported to the host: its Connect waits and is retried.
+    /// Not reported to the host: the Connect waits and is retried.
     #[error("commands of this host's former association are at a disk")]
     OrphanedCommands,
 }
@@ -112,8 +113,8 @@ pub struct ConnectRefusal {
 }
 
 impl ConnectRefusal {
-    /// The reason and the NQNs in the host's data, for the log. Invalid NQNs are left out: they may contain
-    /// any bytes.
+    /// Returns the reason and the NQNs in the host's data, for the log. Invalid NQNs are left out, since they
+    /// may contain any bytes.
     #[must_use]
     pub fn log_text(&self, data: &ConnectData) -> String {
         let named = |field, name: Result<Nqn, _>| name.map(|name| format!("; {field} = {name}"));
@@ -126,7 +127,7 @@ impl ConnectRefusal {
         ConnectRefusal { status, result: u32::from(field), reason }
     }
 
-    /// The same without DNR: the host may retry.
+    /// Returns this refusal without DNR, so that the host may retry.
     fn without_dnr(self) -> ConnectRefusal {
         ConnectRefusal { status: self.status.code(), ..self }
     }
@@ -148,7 +149,7 @@ struct ConnectFields {
     is_sq_flow_off: bool,
 }
 
-/// Executes a Connect command: creates a controller or adds a queue to one.
+/// Executes a Connect command: creates a controller, or adds a queue to an existing controller.
 ///
 /// `limits` are those of the connection. On success the `u32` is dword 0 of the completion.
 ///
@@ -178,7 +179,7 @@ pub fn connect(
     Ok((connected, ConnectResult::new().with_cntlid(cntlid).into_bits()))
 }
 
-/// Most entries of a queue on this connection (MQES + 1).
+/// Most entries of a queue on this connection (MQES + 1), at least 2.
 pub(super) fn queue_entries_max(cx: &Context<'_>, limits: &Limits) -> u16 {
     limits.queue_entries.min(cx.snapshot.limits.queue_entries).max(2)
 }
@@ -222,8 +223,8 @@ fn parse(
     })
 }
 
-/// The subsystem, if it is offered on this listener to this host. On a listener that a reload has removed,
-/// hosts that are connected can still connect I/O queues.
+/// Returns the subsystem if it is offered on this listener to this host. On a listener that a reload has
+/// removed, connected hosts can still connect I/O queues.
 fn find_subsystem<'a>(
     cx: &Context<'a>,
     fields: &ConnectFields,
@@ -273,8 +274,8 @@ fn connect_admin(
         .registry
         .create(fields.subsystem_nqn, range, fields.host_nqn, fields.host_id, cx.core)
         .ok_or(busy(Reason::Busy(range.0, range.1)))?;
-    // A discovery host with KATO 0 reads the log and disconnects, and gets a default in case it does not; a
-    // host with another KATO stays (persistent discovery controller).
+    // A discovery host with KATO 0 usually reads the log and disconnects; a default time-out applies if it
+    // does not. A host with another KATO keeps the connection (persistent discovery controller).
     let is_default = kind == Kind::Discovery && fields.kato_ms == 0;
     let kato_ms = if is_default { configured.discovery_keep_alive_ms } else { fields.kato_ms };
     Ok(ConnectedQueue::Admin(Box::new(Controller::new(cx, shared, kind, kato_ms, limits, io_queues))))
@@ -298,14 +299,14 @@ fn connect_io(cx: &Context<'_>, fields: &ConnectFields) -> Result<ConnectedQueue
         let reason = Reason::QueueLive(fields.qid);
         return Err(ConnectRefusal::with_status(reason, Status::COMMAND_SEQUENCE_ERROR));
     }
-    // Checked after the claim: a reset from here on finds the queue in the map.
+    // Checked after the claim: a later reset finds the QID in use and closes the queue.
     if !shared.is_ready() || shared.is_gone() {
         shared.release_queue(fields.qid);
         let reason = Reason::NotReady(cntlid);
         return Err(ConnectRefusal::with_status(reason, Status::COMMAND_SEQUENCE_ERROR));
     }
-    // Base 2.0 demands the HOSTID of the admin queue here too. Some initiators send a new one for each queue;
-    // like nvmet and SPDK's target, Spindle compares HOSTNQN alone.
+    // Base 2.0 demands the HOSTID of the admin queue. Some initiators send a new HOSTID for each queue. Like
+    // nvmet and SPDK's target, Spindle compares HOSTNQN only.
     let has_other_id = shared.host_id != fields.host_id && shared.note_other_host_id();
     Ok(ConnectedQueue::Io { shared, qid: fields.qid, has_other_id })
 }

@@ -14,7 +14,7 @@ use super::{Kind, Window};
 /// A command that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorRecord {
-    /// QID of its submission queue.
+    /// QID of the command's submission queue; 0: the admin queue.
     pub sqid: u16,
     /// CID of the command.
     pub cid: u16,
@@ -22,7 +22,7 @@ pub struct ErrorRecord {
     pub status: Status,
     /// Byte offset of the field at fault in the submission queue entry; `None`: no field is at fault.
     pub field: Option<u16>,
-    /// SLBA of an I/O command; 0 for others.
+    /// SLBA field of a command on an I/O queue; 0 for the admin queue.
     pub lba: u64,
     /// NSID of the command.
     pub nsid: u32,
@@ -33,7 +33,7 @@ pub struct ErrorRecord {
 pub(super) struct ErrorLog {
     /// Oldest first.
     ring: VecDeque<ErrorRecord>,
-    /// Entries ever added; also the number of the newest.
+    /// Total of the records passed to `push`; also the error count of the newest entry.
     pub(super) count: u64,
 }
 
@@ -49,7 +49,8 @@ pub(super) fn memory_bytes() -> usize {
 }
 
 impl ErrorLog {
-    /// An empty log. Allocates its memory; none for a discovery controller, which has no error log.
+    /// Creates an empty log and allocates its memory; none for a discovery controller, which has no error
+    /// log.
     pub(super) fn new(kind: Kind) -> ErrorLog {
         let capacity = match kind {
             Kind::Io => ERROR_ENTRIES,
@@ -58,8 +59,8 @@ impl ErrorLog {
         ErrorLog { ring: VecDeque::with_capacity(capacity), count: 0 }
     }
 
-    /// Adds a record; the oldest is dropped from a full log. False for a discovery controller, which only
-    /// counts.
+    /// Counts and adds a record; drops the oldest from a full log. False for a discovery controller, which
+    /// only counts.
     pub(super) fn push(&mut self, record: ErrorRecord) -> bool {
         self.count = self.count.saturating_add(1);
         if self.ring.capacity() == 0 {

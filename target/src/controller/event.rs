@@ -5,7 +5,7 @@
 //!     ^                            │                                │
 //!     └── log page read with RAE = 0, event disabled, or reset ─────┘
 //! ```
-//! A reported event masks all events of its type until its log page was read, as the specification demands.
+//! A reported event masks all events of its type until its log page is read, as the specification demands.
 
 use nvme_spec::admin::{AsyncEvent, AsyncEventType, AsyncHealth, AsyncNotice};
 use nvme_spec::feature::AsyncEventConfig;
@@ -16,7 +16,8 @@ use super::limits::ASYNC_EVENTS_MAX;
 /// Events that a controller reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A drive's reliability is degraded, or it is read-only: type 1 (SMART), information 00h, log page 02h.
+    /// A drive's reliability is degraded, the drive is read-only, or its memory backup or persistent memory
+    /// has failed: type 1 (SMART), information 00h, log page 02h.
     Reliability,
     /// Temperature threshold: type 1 (SMART), information 01h, log page 02h.
     Temperature,
@@ -33,7 +34,7 @@ const KINDS: [Kind; 5] =
     [Kind::Reliability, Kind::Temperature, Kind::Spare, Kind::NamespaceChanged, Kind::DiscoveryChanged];
 
 impl Kind {
-    /// Bits of the Asynchronous Event Configuration feature (0Bh), any of which enables the event.
+    /// Bits of the Asynchronous Event Configuration feature (0Bh). Any of these bits enables the event.
     #[must_use]
     pub const fn enable_bits(self) -> u32 {
         match self {
@@ -86,7 +87,7 @@ impl Kind {
         .into_bits()
     }
 
-    /// True for events of the same type: `self`, reported, masks `other`.
+    /// True for events of the same type: `other` is masked while `self` is reported.
     fn masks(self, other: Kind) -> bool {
         (self.warnings() == CriticalWarning::new()) == (other.warnings() == CriticalWarning::new())
     }
@@ -110,7 +111,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// No event and no parked AER; `enabled` is the value of feature 0Bh.
+    /// Creates the state without events and parked AERs; `enabled` is the value of feature 0Bh.
     #[must_use]
     pub fn new(enabled: u32) -> Events {
         Events { states: [State::Quiet; KINDS.len()], enabled, parked_aers: 0 }
@@ -136,7 +137,7 @@ impl Events {
         true
     }
 
-    /// A parked AER was aborted.
+    /// Removes a parked AER that was aborted from the count.
     pub fn unpark(&mut self) {
         self.parked_aers = self.parked_aers.saturating_sub(1);
     }
@@ -168,7 +169,7 @@ impl Events {
         Some(kind.result())
     }
 
-    /// The host has read log page `page` with RAE = 0: its events are cleared.
+    /// Clears the events of log page `page`, which the host has read with RAE = 0.
     pub fn on_log_read(&mut self, page: LogId) {
         for (kind, state) in KINDS.into_iter().zip(&mut self.states) {
             if kind.log_page() == page {
@@ -177,7 +178,8 @@ impl Events {
         }
     }
 
-    /// Controller Reset or shutdown: no pending event, no parked AER, and `enabled` as given.
+    /// Clears all events and parked AERs at a Controller Reset or shutdown, and sets feature 0Bh to
+    /// `enabled`.
     pub fn reset(&mut self, enabled: u32) {
         *self = Events::new(enabled);
     }

@@ -19,8 +19,8 @@ use crate::snapshot::NSID_MAX;
 
 use std::sync::atomic::Ordering;
 
-/// Bit of [`ControllerShared::feature_bits`]: the volatile write cache is enabled. While it is clear, every
-/// write has FUA.
+/// Bit of [`ControllerShared::feature_bits`]: the volatile write cache is enabled. While the bit is clear,
+/// every write has FUA.
 pub(crate) const FEATURE_WRITE_CACHE: u32 = 1 << 0;
 
 /// Arbitration burst of 64 commands, as log2. A host's value is stored but has no effect on the round robin.
@@ -56,15 +56,14 @@ const IO_FEATURES: &[FeatureId] = &[
     FeatureId::HOST_IDENTIFIER,
 ];
 
-/// Features of a discovery controller.
 const DISCOVERY_FEATURES: &[FeatureId] = &[FeatureId::ASYNC_EVENT_CONFIG, FeatureId::KEEP_ALIVE_TIMER];
 
-/// True for a feature with a value for each namespace.
 pub(super) fn is_namespace_specific(id: FeatureId) -> bool {
     id == FeatureId::ERROR_RECOVERY
 }
 
-/// Capabilities that Get Features reports. Host Identifier is not changeable: over Fabrics Connect sets it.
+/// Capabilities that Get Features reports. Host Identifier is not changeable: over Fabrics, Connect sets its
+/// value.
 fn capabilities(id: FeatureId) -> FeatureCapabilities {
     FeatureCapabilities::new()
         .with_namespace_specific(is_namespace_specific(id))
@@ -194,7 +193,7 @@ impl Features {
 impl Controller {
     /// Checks that the controller supports the feature.
     fn check_feature(&self, cx: &Context<'_>, id: FeatureId) -> Result<(), Refusal> {
-        // Base 2.0 section 5.27.1.4: the feature is not supported without a volatile write cache.
+        // Base 2.0 section 5.27.1.4: Volatile Write Cache is not supported without a volatile write cache.
         let is_there = supported(self.kind).contains(&id)
             && (id != FeatureId::VOLATILE_WRITE_CACHE
                 || identify_controller::has_volatile_cache(self.subsystem(cx)?));
@@ -256,8 +255,8 @@ impl Controller {
         }
     }
 
-    /// Dword 0 of a feature, from `from` or from the three values that are stored elsewhere. Writes the data
-    /// structure of a feature that has one into `data`.
+    /// Returns dword 0 of a feature, from `from` or from the three values that are stored elsewhere. Writes
+    /// the data structure of a feature, if it has one, into `data`.
     fn feature_value(
         &self,
         from: &Features,
@@ -305,8 +304,8 @@ impl Controller {
             return Err(Refusal::at(Status::FEATURE_NOT_SAVEABLE, field::CDW10));
         }
         if set.fid() == FeatureId::HOST_IDENTIFIER {
-            // Base 2.0 section 5.27.1.25: over Fabrics Connect sets it, and Set Features is refused with
-            // Command Sequence Error.
+            // Base 2.0 section 5.27.1.25: over Fabrics, Connect sets the host identifier, and Set Features is
+            // refused with Command Sequence Error.
             return Err(Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::CDW10));
         }
         let nsid = set.sqe().nsid();
@@ -354,8 +353,7 @@ impl Controller {
                 return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
             }
             FeatureId::NUMBER_OF_QUEUES => {
-                // The same section: 65,536 queues (FFFFh) are refused; smaller values are reduced to the
-                // limit.
+                // The same section: 65,536 queues (FFFFh) are refused. Other values are reduced to the limit.
                 let asked = NumberOfQueues::from_bits(value);
                 asked.submission_z() != u16::MAX && asked.completion_z() != u16::MAX
             }
@@ -434,8 +432,8 @@ impl Controller {
         self.keep_alive.set_timeout_ms(keep_alive::granted_ms(asked_ms), cx.now);
     }
 
-    /// Host Behavior Support: accepts ACRE (Advanced Command Retry; no effect while CRDT is 0), refuses the
-    /// other fields.
+    /// Host Behavior Support: accepts ACRE (Advanced Command Retry; no effect while CRDT is 0), refuses
+    /// nonzero values of the other fields.
     fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Refusal> {
         let behavior =
             HostBehavior::ref_from_bytes(data).map_err(|_| Refusal::of(Status::INTERNAL_ERROR, None))?;

@@ -20,14 +20,13 @@ use crate::snapshot::{NSID_MAX, Namespace, Subsystem};
 const CNTID_SELF: u16 = 0xffff;
 
 impl Controller {
-    /// The controller's subsystem; Internal Error if the snapshot has removed it and the controller still
-    /// exists.
+    /// Returns the controller's subsystem; Internal Error if the snapshot no longer has it.
     pub(super) fn subsystem<'a>(&self, cx: &Context<'a>) -> Result<&'a Subsystem, Refusal> {
         let subsystem = cx.snapshot.subsystem(&self.shared.subsystem_nqn);
         subsystem.map(AsRef::as_ref).ok_or(Refusal::of(Status::INTERNAL_ERROR, None))
     }
 
-    /// Checks that CNS and CSI name a data structure that this kind of controller supports.
+    /// Checks that this kind of controller supports the data structure of CNS and CSI; else Invalid Field.
     pub(super) fn check_identify(&self, identify: Identify<'_>) -> Result<(), Refusal> {
         let is_known = match (self.kind, identify.cns()) {
             (_, Cns::CONTROLLER) => true,
@@ -121,7 +120,8 @@ impl Controller {
         }
     }
 
-    /// CNS 1Ch: the NVM command set, in the only combination.
+    /// CNS 1Ch: the NVM command set, in the only combination. Invalid Field if CNTID is of no controller of
+    /// the subsystem.
     fn command_sets(&self, cx: &Context<'_>, cntid: u16, sets: &mut IoCommandSets) -> Result<(), Refusal> {
         let is_self = cntid == CNTID_SELF || cntid == self.shared.cntlid;
         if !is_self && cx.registry.find(&self.shared.subsystem_nqn, cntid).is_none() {
@@ -142,7 +142,7 @@ fn identify_independent(namespace: &Namespace, id: &mut IdentifyNamespaceIndepen
     id.nstat = Nstat::new().with_ready(true).into_bits();
 }
 
-/// CNS 02h and 07h: active namespaces above `nsid`, ascending.
+/// CNS 02h and 07h: NSIDs of active namespaces above `nsid`, ascending.
 fn active_list(subsystem: &Subsystem, nsid: u32, list: &mut NamespaceList) -> Result<(), Refusal> {
     // Base 2.0 section 5.17.2.2: FFFFFFFEh and FFFFFFFFh are refused.
     if nsid >= NSID_ALL - 1 {
@@ -177,12 +177,13 @@ fn nsfeat(can_deallocate: bool) -> Nsfeat {
     Nsfeat::new().with_thin(can_deallocate).with_preferred_sizes(true)
 }
 
-/// `bytes` as a 0's based number of blocks, at least one block.
+/// `bytes` as a 0's based number of blocks, at least one and at most 65,536 blocks.
 fn blocks_z(bytes: u32, block_bytes: u32) -> u16 {
     u16::try_from((bytes / block_bytes).saturating_sub(1)).unwrap_or(u16::MAX)
 }
 
-/// NUSE in blocks: the disk's used space if it can deallocate, else its size.
+/// NUSE in blocks: the used space, rounded up, of a disk that can deallocate, at most the disk's size. For
+/// other disks the size.
 fn blocks_used(namespace: &Namespace, block_count: u64, block_bytes: u32, can_deallocate: bool) -> u64 {
     if !can_deallocate {
         return block_count;
@@ -190,7 +191,8 @@ fn blocks_used(namespace: &Namespace, block_count: u64, block_bytes: u32, can_de
     namespace.source.usage().bytes_used.div_ceil(u64::from(block_bytes)).min(block_count)
 }
 
-/// The namespace; `None` for a valid NSID that is not active. Invalid Namespace or Format for another NSID.
+/// Returns the namespace; `None` for a valid NSID that is not active. Invalid Namespace or Format for an NSID
+/// of 0 or above [`NSID_MAX`].
 fn find_or_inactive(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Refusal> {
     if nsid == 0 || nsid > NSID_MAX {
         return Err(Refusal::namespace());
@@ -198,12 +200,12 @@ fn find_or_inactive(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespac
     Ok(subsystem.namespace(nsid).map(AsRef::as_ref))
 }
 
-/// The namespace; Invalid Namespace or Format for an NSID that is not active.
+/// Returns the namespace; Invalid Namespace or Format for an NSID that is not active.
 pub(super) fn find_active(subsystem: &Subsystem, nsid: u32) -> Result<&Namespace, Refusal> {
     subsystem.namespace(nsid).map(AsRef::as_ref).ok_or(Refusal::namespace())
 }
 
-/// The data buffer as structure `T`; Internal Error if the lengths differ.
+/// Returns the data buffer as structure `T`; Internal Error if the lengths differ.
 pub(super) fn view<T>(data: &mut [u8]) -> Result<&mut T, Refusal>
 where
     T: FromBytes + IntoBytes + KnownLayout + Immutable,

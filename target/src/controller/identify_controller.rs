@@ -38,8 +38,9 @@ struct NamespaceSummary {
 impl NamespaceSummary {
     fn of(subsystem: &Subsystem) -> NamespaceSummary {
         let geometries = || subsystem.active().map(|namespace| namespace.source.geometry());
-        // The bit is per controller, and VMFS uses no controller without it. A namespace without support
-        // refuses each pair. Without namespaces it is set, since hosts read it once and some may be added.
+        // FUSES bit 0 is per controller, and VMFS does not use a controller without this bit. A namespace
+        // without support refuses each fused pair. Without namespaces the bit is set, since hosts read the
+        // bit once and namespaces may be added.
         let has_compare_and_write =
             geometries().any(|geometry| geometry.can_compare_and_write) || geometries().next().is_none();
         NamespaceSummary {
@@ -50,7 +51,6 @@ impl NamespaceSummary {
     }
 }
 
-/// True when any namespace has a volatile write cache.
 pub(super) fn has_volatile_cache(subsystem: &Subsystem) -> bool {
     subsystem.active().any(|namespace| namespace.source.geometry().has_volatile_cache)
 }
@@ -87,7 +87,7 @@ impl Controller {
             .with_present(summary.any_volatile_cache)
             .with_flush_all(Vwc::FLUSH_ALL_SUPPORTED)
             .into_bits();
-        // AWUN holds without a power failure. After a power failure (AWUPF) only one block is atomic, so
+        // AWUN applies without a power failure. With a power failure (AWUPF) only one block is atomic, so
         // AWUPF stays 0.
         id.awun_z = U16::new(u16::try_from(summary.atomic_blocks.saturating_sub(1)).unwrap_or(u16::MAX));
         id.set_spindle_features(SpindleFeatures::new().with_end_former_associations(true));
@@ -142,8 +142,8 @@ impl Controller {
 
     /// CNS 06h: the NVM command set's part.
     pub(super) fn identify_nvm(id: &mut IdentifyControllerNvm) {
-        // VSL 0: a Verify is done in steps, so it has no limit. DMRL, DMRSL, DMSL 0: no limit but the 256
-        // ranges of the command.
+        // VSL 0: a Verify has no limit, since it is executed in steps. DMRL, DMRSL, DMSL 0: no limit but the
+        // 256 ranges of the command.
         id.wzsl = page_exponent(WRITE_ZEROES_BYTES_MAX);
     }
 }

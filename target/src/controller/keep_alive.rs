@@ -1,8 +1,8 @@
-//! The keep-alive timer (Base 2.0 section 3.9), traffic based: any command on any queue restarts it.
+//! The keep-alive timer (Base 2.0 section 3.9), traffic based: any command on any queue counts as traffic.
 //!
-//! The queues only set a flag in [`ControllerShared`](crate::shared::ControllerShared); the timer checks it
-//! once per time-out, so a controller expires between one and two time-outs after its last command, or later
-//! if this process was stopped meanwhile.
+//! The queues only set a flag in [`ControllerShared`](crate::shared::ControllerShared), which the timer
+//! checks once per time-out. So a controller expires between one and two time-outs after its last command, or
+//! later if this process was stopped meanwhile.
 
 use spindle_reactor::clock::Nanos;
 
@@ -14,38 +14,38 @@ use super::limits::{ASSOCIATION_TIMEOUT, KEEP_ALIVE_STEP_MS};
 pub struct KeepAlive {
     /// Granted time-out in ms; 0: keep alive is off.
     pub(super) timeout_ms: u32,
-    /// Next expiry of the timer; `None`: it does not run.
+    /// Next expiry of the timer; `None`: the timer does not run.
     pub(super) deadline: Option<Nanos>,
-    /// The controller is not enabled: `deadline` is that of [`ASSOCIATION_TIMEOUT`], whatever the traffic.
+    /// The controller is not enabled: `deadline` is that of [`ASSOCIATION_TIMEOUT`], regardless of traffic.
     is_idle: bool,
 }
 
-/// The requested time-out rounded up to whole steps of KAS; 0 stays 0.
+/// Returns the requested time-out rounded up to whole steps of KAS, in ms, at most `u32::MAX`; 0 stays 0.
 #[must_use]
 pub fn granted_ms(asked_ms: u32) -> u32 {
     asked_ms.div_ceil(KEEP_ALIVE_STEP_MS).saturating_mul(KEEP_ALIVE_STEP_MS)
 }
 
 impl KeepAlive {
-    /// Timer of a new controller, which is not enabled yet.
+    /// Creates the timer of a new controller, which is not enabled yet.
     #[must_use]
     pub fn new(timeout_ms: u32, now: Nanos) -> KeepAlive {
         KeepAlive { timeout_ms, deadline: Some(now + ASSOCIATION_TIMEOUT), is_idle: true }
     }
 
-    /// The controller was enabled: keep alive starts now.
+    /// Starts keep alive at `now`, when the controller is enabled.
     pub fn start(&mut self, now: Nanos) {
         self.is_idle = false;
         self.deadline = (self.timeout_ms != 0).then(|| now + Nanos::from_ms(u64::from(self.timeout_ms)));
     }
 
-    /// The controller was reset or shut down: keep alive stops, [`ASSOCIATION_TIMEOUT`] starts.
+    /// Stops keep alive and starts [`ASSOCIATION_TIMEOUT`], at a reset or shutdown of the controller.
     pub fn stop(&mut self, now: Nanos) {
         self.is_idle = true;
         self.deadline = Some(now + ASSOCIATION_TIMEOUT);
     }
 
-    /// The host has set another time-out, which starts now if the controller is enabled.
+    /// Sets the granted time-out in ms (0: off); restarts the timer if the controller is enabled.
     pub fn set_timeout_ms(&mut self, timeout_ms: u32, now: Nanos) {
         self.timeout_ms = timeout_ms;
         if !self.is_idle {
@@ -61,8 +61,9 @@ impl KeepAlive {
             self.deadline = None;
             return Some(Expired::NeverEnabled);
         }
-        // If this check is late, the process was stopped (a paused machine, a debugger). Commands that hosts
-        // sent meanwhile have not been received yet, so they get another period.
+        // A check that is late by half a time-out means that the process was stopped (a paused machine, a
+        // debugger). Commands that hosts sent meanwhile have not been received yet, so the timer starts
+        // again.
         let was_asleep = now - deadline >= Nanos::from_ms(u64::from(self.timeout_ms) / 2);
         if had_traffic() || was_asleep {
             self.start(now);

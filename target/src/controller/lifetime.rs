@@ -10,22 +10,23 @@
 //!     └──────────────────────── Disable ──────────────┘
 //!   each of these ── Expire, Revoke ──> Failed      each state ── Remove ──> Removed
 //! ```
-//! Reset and shutdown change the state at once. [`Step::effect`] tells the caller to close I/O queues; until
-//! they are closed and the disks have no commands of them, CSTS reports the reset or shutdown as in progress
-//! (`Controller::csts`).
+//! Reset and shutdown change the state at once. With [`Step::effect`] the caller closes the I/O queues. CSTS
+//! (`Controller::csts`) reports the reset or shutdown as in progress until the queues are closed and no disk
+//! has their commands, at most for `ORPHAN_MAX` after the close.
 
 /// State of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Connected; CC.EN is 0. Ends by Property Set or the end of the admin connection, or fails after
-    /// [`ASSOCIATION_TIMEOUT`](super::limits::ASSOCIATION_TIMEOUT).
+    /// Connected; CC.EN is 0. Ends by Property Set or the end of the admin connection. Fails when the host
+    /// loses its access, or after [`ASSOCIATION_TIMEOUT`](super::limits::ASSOCIATION_TIMEOUT).
     Disabled,
     /// CC.EN and CSTS.RDY are 1: commands are accepted.
     Enabled,
-    /// The host has set CC.SHN. Ends by a reset, an enable or the end of the admin connection, or fails after
-    /// [`ASSOCIATION_TIMEOUT`](super::limits::ASSOCIATION_TIMEOUT).
+    /// The host has set CC.SHN. Ends by a reset, an enable or the end of the admin connection. Fails when the
+    /// host loses its access, or after [`ASSOCIATION_TIMEOUT`](super::limits::ASSOCIATION_TIMEOUT).
     ShutDown,
-    /// CSTS.CFS is 1: a time-out has passed, or the host has lost its subsystem. Ends only by removal.
+    /// CSTS.CFS is 1: a time-out has passed, or the host has lost its access to the subsystem. Ends only by
+    /// removal.
     Failed,
     /// Removed after the end of the admin connection.
     Removed,
@@ -34,11 +35,11 @@ pub enum State {
 /// Input of the state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// CC.EN went from 0 to 1.
+    /// CC.EN changed from 0 to 1.
     Enable,
-    /// CC.EN went from 1 to 0: Controller Reset.
+    /// CC.EN changed from 1 to 0: Controller Reset.
     Disable,
-    /// CC.SHN went from none to normal or abrupt.
+    /// CC.SHN changed from none to normal or abrupt.
     Shutdown,
     /// The keep-alive time-out has passed, or the controller was not enabled in time.
     Expire,
@@ -53,7 +54,8 @@ pub enum Event {
 pub enum Effect {
     /// No action.
     None,
-    /// Close all I/O queues; the admin queue stays. Parked AERs are dropped without a reply.
+    /// Close all I/O queues; the admin queue stays. Drop parked AERs and a waiting End Former Associations
+    /// without a reply.
     CloseIoQueues,
     /// Close all queues of the controller.
     CloseAll,
@@ -90,7 +92,7 @@ impl State {
     }
 }
 
-/// The transition table.
+/// Returns the transition of `event` in `state`.
 #[must_use]
 pub const fn step(state: State, event: Event) -> Step {
     use Effect::{CloseAll, CloseIoQueues, None};

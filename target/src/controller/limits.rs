@@ -18,11 +18,12 @@ pub const KEEP_ALIVE_UNITS: u16 = 10;
 pub const KEEP_ALIVE_STEP_MS: u32 = KEEP_ALIVE_UNITS as u32 * 100;
 
 /// Longest time for which a controller may be connected without being enabled: after Connect, a reset or a
-/// shutdown. As SPDK's association time-out.
+/// shutdown. The same value as SPDK's association time-out.
 pub const ASSOCIATION_TIMEOUT: Nanos = Nanos::from_secs(120);
 
-/// CAP.TO and CRTO.CRWMT in units of 500 ms. An enable completes at once; a reset waits for the host's
-/// commands at the disks, at most [`ORPHAN_MAX`](crate::orphaned_commands::ORPHAN_MAX), plus 5 s of margin.
+/// CAP.TO and CRTO.CRWMT in units of 500 ms: 45 s. An enable completes at once. A reset waits for the host's
+/// commands at the disks, at most [`ORPHAN_MAX`](crate::orphaned_commands::ORPHAN_MAX) (40 s); 5 s are
+/// margin.
 pub const READY_TIMEOUT_UNITS: u8 = 90;
 
 /// Bytes of the smallest memory page (CAP.MPSMIN 0), the unit of MDTS, VSL and WZSL.
@@ -36,7 +37,7 @@ pub const PREFERRED_BYTES: u32 = 4096;
 pub const COPY_RANGES_MAX: u16 = 128;
 
 /// Most bytes of one Write Zeroes (WZSL): 65,536 blocks of 512 bytes. Without WZSL Linux uses MDTS as the
-/// limit and zeroes in small pieces; a larger value would truncate the 16 bits of NLB.
+/// limit and zeroes in small pieces. With a larger value the block count would exceed the 16 bits of NLB.
 pub const WRITE_ZEROES_BYTES_MAX: u32 = 32 << 20;
 
 /// Composite temperature in kelvin of disks without a sensor: a fixed value that monitors on hosts accept.
@@ -51,7 +52,7 @@ pub const TEMPERATURE_CRITICAL_KELVIN: u16 = 353;
 /// Firmware revision (FR): the version of this crate.
 pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-/// Most blocks of one source range of a Copy (MSSRL): as many as `transfer_bytes` have, but 1 to 65535.
+/// Most blocks of one source range of a Copy (MSSRL): `transfer_bytes` in blocks, limited to 1 to 65535.
 #[must_use]
 pub fn copy_range_blocks_max(transfer_bytes: u32, block_bytes: u32) -> u16 {
     let blocks = transfer_bytes.checked_div(block_bytes).unwrap_or(0).max(1);

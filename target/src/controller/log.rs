@@ -1,5 +1,6 @@
-//! Get Log Page (Base 2.0 section 5.16): the list of pages, the requested part of a page ([`Window`]), what
-//! a read clears; and the pages of command and feature effects (05h, 12h).
+//! Get Log Page (Base 2.0 section 5.16): the checks, the requested part of a page ([`Window`]), and the
+//! events that a read clears. Also the pages Supported Log Pages (00h), Firmware Slot (03h), and command and
+//! feature effects (05h, 12h).
 
 use nvme_spec::identify::Csi;
 use nvme_spec::log::{
@@ -35,7 +36,7 @@ pub const IO_PAGES: &[LogId] = &[
 /// Log pages of a discovery controller.
 pub const DISCOVERY_PAGES: &[LogId] = &[LogId::SUPPORTED_LOG_PAGES, LogId::DISCOVERY];
 
-/// Offsets and lengths of Get Log Page are multiples of this.
+/// Unit of the offsets and lengths of Get Log Page.
 const DWORD_BYTES: u64 = 4;
 
 impl Controller {
@@ -62,7 +63,7 @@ impl Controller {
         if lid == LogId::COMMAND_EFFECTS && log.csi() != Csi::NVM {
             return Err(Refusal::invalid(field::CDW14));
         }
-        // OT 1 (offset in entries) is supported by no page.
+        // No page supports OT 1 (offset in entries).
         if log.ot() {
             return Err(Refusal::invalid(field::CDW14));
         }
@@ -159,7 +160,7 @@ const ADMIN_COMMANDS: &[AdminOpcode] = &[
     END_FORMER_ASSOCIATIONS,
 ];
 
-/// I/O commands in log page 05h, and whether they change logical blocks (LBCC).
+/// I/O commands in log page 05h, each with LBCC: true if the command changes logical blocks.
 const IO_COMMANDS: &[(IoOpcode, bool)] = &[
     (IoOpcode::FLUSH, false),
     (IoOpcode::WRITE, true),
@@ -171,7 +172,8 @@ const IO_COMMANDS: &[(IoOpcode, bool)] = &[
     (IoOpcode::COPY, true),
 ];
 
-/// Log page 05h. No scope is reported: Linux warns of any bit but CSUPP and LBCC of an I/O command.
+/// Builds log page 05h. No scope is reported, since Linux warns of any bit of an I/O command except CSUPP and
+/// LBCC.
 fn command_effects() -> CommandEffects {
     let mut log = CommandEffects::default();
     for opcode in ADMIN_COMMANDS {
@@ -184,7 +186,7 @@ fn command_effects() -> CommandEffects {
     log
 }
 
-/// Log page 12h: a dword for each feature, with the bits of [`CommandEffect`].
+/// Writes log page 12h: a dword for each feature, with the bits of [`CommandEffect`].
 fn write_feature_effects(kind: Kind, window: &mut Window<'_>) {
     for id in feature::supported(kind) {
         let scope = if feature::is_namespace_specific(*id) { SCOPE_NAMESPACE } else { SCOPE_CONTROLLER };
@@ -194,15 +196,15 @@ fn write_feature_effects(kind: Kind, window: &mut Window<'_>) {
 }
 
 /// The requested part `offset .. offset + data.len()` of a log page; the caller has zeroed `data`. Pieces are
-/// written at their offset in the page, and bytes outside of the part are dropped, so that the whole page
-/// need not be built.
+/// written at their offset in the page. Bytes outside the part are dropped, so that the whole page need not
+/// be built.
 pub(crate) struct Window<'a> {
     offset: u64,
     data: &'a mut [u8],
 }
 
 impl<'a> Window<'a> {
-    /// The part of `data.len()` bytes from `offset` on.
+    /// Creates the part of `data.len()` bytes from `offset` on.
     pub(crate) fn new(offset: u64, data: &'a mut [u8]) -> Window<'a> {
         Window { offset, data }
     }
@@ -213,7 +215,7 @@ impl<'a> Window<'a> {
         at < end && at.saturating_add(bytes) > self.offset
     }
 
-    /// Writes `bytes`, which are at offset `at` of the page.
+    /// Writes `bytes`, which are at offset `at` of the page. Drops the bytes outside the part.
     pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
         // `skip`: bytes of the piece before the part. `start`: offset of the piece in the part. One of them
         // is 0.

@@ -1,4 +1,4 @@
-//! Controllers: Connect, properties, admin commands. No I/O and no clock; no input of a host makes it panic.
+//! Controllers: Connect, properties, admin commands. No I/O and no clock. No input of a host causes a panic.
 //!
 //! ```text
 //!   Connect ──> connect() ──> ConnectedQueue::Admin(controller) | ConnectedQueue::Io { shared, qid }
@@ -9,14 +9,16 @@
 //!                 ──> take_async_event, Effect, Expired
 //! ```
 //! A [`Controller`] is owned by its admin queue, on that queue's core; state that other cores need is in
-//! [`ControllerShared`]. `lifetime` has its states as a table; `property` the registers; `identify`, `log`,
-//! `feature` the three large commands; `event` the asynchronous events; `keep_alive` the timer; `limits` the
-//! numbers that Identify reports.
+//! [`ControllerShared`].
 //!
-//! The caller takes buffers and executes Abort and End Former Associations ([`Outcome::Abort`],
-//! [`Outcome::EndFormer`]). Not supported: reservations, asymmetric access, authentication, namespace
-//! management, firmware update, directives; those commands, log pages and features are refused and not
-//! advertised.
+//! Files: `connect` (checks of Connect), `lifetime` (state table), `property` (registers), `command` (parse
+//! and dispatch of admin commands), `identify` and `identify_controller`, `log` (Get Log Page) with its pages
+//! `error_log`, `smart` and `changed`, `feature` (Get and Set Features), `event` (asynchronous events),
+//! `keep_alive` (timer), `limits` (values that Identify reports).
+//!
+//! The caller takes buffers, and executes Abort and End Former Associations ([`Outcome::Abort`],
+//! [`Outcome::EndFormer`]). Not supported: reservations, ANA, authentication, namespace management, firmware
+//! update, directives. Their commands, log pages and features are refused and not advertised.
 //!
 //! Limits: [`limits`], [`NSID_MAX`](crate::snapshot::NSID_MAX) namespaces,
 //! [`IO_QUEUES_MAX`](crate::shared::IO_QUEUES_MAX) I/O queues.
@@ -68,8 +70,8 @@ use crate::snapshot::{Snapshot, Subsystem};
 /// Input of a controller's functions besides the command.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// The configuration that is advertised to hosts; for Connect of an I/O queue, or on a listener that is
-    /// not advertised yet, the newest.
+    /// The configuration that is advertised to hosts. For Connect of an I/O queue, and for Connect on a
+    /// listener that is not advertised yet: the newest configuration of the core.
     pub snapshot: &'a Snapshot,
     /// Controllers of the process.
     pub registry: &'a Registry,
@@ -77,7 +79,7 @@ pub struct Context<'a> {
     pub peer: &'a Peer,
     /// Time of this turn.
     pub now: Nanos,
-    /// When the process started, on the same clock.
+    /// Start of the process, on the clock of `now`.
     pub process_started: Nanos,
     /// Wall clock, in ms since 1970.
     pub wall_ms: u64,
@@ -92,7 +94,7 @@ pub struct Context<'a> {
 pub struct Need {
     /// Length in bytes; 0: no data.
     pub bytes: u32,
-    /// From the controller to the host.
+    /// True: from the controller to the host; false: from the host to the controller.
     pub is_to_host: bool,
 }
 
@@ -118,10 +120,10 @@ pub enum Outcome {
         status: Status,
         /// Dwords 0 and 1 of the completion.
         result: u64,
-        /// Byte offset of the field at fault, for the error log.
+        /// Byte offset of the field at fault, for the error log; `None`: no field is at fault.
         field: Option<u16>,
     },
-    /// Park the command until [`Controller::take_async_event`] returns its result.
+    /// Park the command until [`Controller::take_async_event`] returns dword 0 of its completion.
     ParkAsyncEvent,
     /// End the former associations of this host that have the same token, then reply.
     EndFormer {
@@ -129,9 +131,9 @@ pub enum Outcome {
         token: u64,
     },
     /// Abort the command if it can end without effect, call [`Controller::abort_done`], and reply with bit 0
-    /// of dword 0 clear if it was aborted.
+    /// of dword 0 clear if the command was aborted.
     Abort {
-        /// Submission queue of the command to abort.
+        /// QID of the submission queue of the command to abort.
         sqid: u16,
         /// CID of the command to abort.
         cid: u16,
@@ -152,10 +154,10 @@ impl From<Refusal> for Outcome {
     }
 }
 
-/// Why [`Controller::tick`] ends a controller.
+/// Reason for which [`Controller::tick`] ends a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expired {
-    /// No command came within the keep-alive time-out.
+    /// No command arrived within the keep-alive time-out.
     KeepAlive {
         /// The time-out, in ms.
         timeout_ms: u32,
@@ -193,7 +195,8 @@ pub struct Controller {
     changed: ChangedNamespaces,
     errors: ErrorLog,
     aborts: u8,
-    /// A reset or a shutdown is not complete: I/O queues are not closed, or disks have commands of them.
+    /// A reset or a shutdown is not complete: I/O queues are not closed, or disks have had their commands for
+    /// at most `ORPHAN_MAX`.
     is_quiescing: bool,
 }
 
@@ -247,7 +250,7 @@ impl Controller {
         }
     }
 
-    /// Length and direction of the data of an admin command (not a Fabrics command).
+    /// Returns the length and direction of the data of an admin command (not a Fabrics command).
     ///
     /// # Errors
     /// The command is invalid and is refused before its data is transferred.
@@ -257,13 +260,14 @@ impl Controller {
     }
 
     /// Executes an admin command. `data` has the length that [`Controller::need`] returned: zeroed for a
-    /// transfer to the host, else filled with the host's data.
+    /// transfer to the host, else filled with the host's data. Internal Error if `data` is shorter.
     pub fn execute(&mut self, cx: &Context<'_>, sqe: &Sqe, data: &mut [u8]) -> Outcome {
         self.shared.note_traffic();
         self.parse(cx, sqe).and_then(|command| self.run(cx, &command, data)).unwrap_or_else(Outcome::from)
     }
 
-    /// Executes Property Get or Set. The caller applies the [`Effect`] after the reply.
+    /// Executes Property Get or Set; any other Fabrics command gets Invalid Opcode. The caller applies the
+    /// [`Effect`] after the reply.
     pub fn property(&mut self, cx: &Context<'_>, sqe: &Sqe) -> (Outcome, Effect) {
         self.shared.note_traffic();
         self.is_quiescing = self.is_quiescing && self.shared.taken_qids() > 0;
@@ -278,23 +282,24 @@ impl Controller {
         }
     }
 
-    /// Takes a pending event if an Asynchronous Event Request is parked. Returns dword 0 of its completion.
+    /// Takes a pending event if an Asynchronous Event Request is parked. Returns dword 0 of its completion;
+    /// `None`: no request is parked, or no unmasked event is pending.
     pub fn take_async_event(&mut self) -> Option<u32> {
         self.events.take()
     }
 
-    /// A parked Asynchronous Event Request was aborted.
+    /// Removes a parked Asynchronous Event Request that was aborted from the count.
     pub fn async_event_aborted(&mut self) {
         self.events.unpark();
     }
 
-    /// An Abort command has ended: another may be outstanding.
+    /// Removes an Abort command that has ended from the count of outstanding Aborts.
     pub fn abort_done(&mut self) {
         self.aborts = self.aborts.saturating_sub(1);
     }
 
-    /// The advertised configuration has changed: raises events. [`Effect::CloseAll`] when the subsystem was
-    /// removed or the host is not allowed any more.
+    /// Raises events for changes of the advertised configuration. Returns [`Effect::CloseAll`] when the
+    /// subsystem was removed or the host is not allowed any more.
     pub fn on_snapshot(&mut self, old: &Snapshot, new: &Snapshot) -> Effect {
         match self.kind {
             Kind::Discovery => {
@@ -323,7 +328,8 @@ impl Controller {
         self.errors.push(entry)
     }
 
-    /// Checks the timers. `Some`: the controller has failed (CSTS.CFS), and the caller closes all its queues.
+    /// Checks the timers. `Some`: the controller has failed (CSTS.CFS), and the caller closes all queues of
+    /// the controller.
     pub fn tick(&mut self, now: Nanos) -> Option<Expired> {
         let shared = &self.shared;
         let expired = self.keep_alive.tick(now, || shared.take_traffic())?;
@@ -331,13 +337,14 @@ impl Controller {
         Some(expired)
     }
 
-    /// The admin queue has ended: frees the CNTLID; no further queue can connect.
+    /// Removes the controller after its admin queue has ended: frees the CNTLID, and refuses further queues.
     pub fn remove(&mut self, registry: &Registry) {
         self.step(Nanos::ZERO, lifetime::Event::Remove);
         registry.remove(&self.shared);
     }
 
-    /// Makes a transition of [`lifetime`]; no other function changes the state.
+    /// Executes a transition of [`lifetime`] and its effects on keep alive, events and features. No other
+    /// function changes the state.
     fn step(&mut self, now: Nanos, event: lifetime::Event) -> Effect {
         let lifetime::Step { state, effect } = lifetime::step(self.state, event);
         if state == self.state {
@@ -368,7 +375,8 @@ impl Controller {
         effect
     }
 
-    /// Controller Reset: features get their defaults, events are cleared. KATO keeps its value.
+    /// Controller Reset: sets the features to their defaults, except KATO. Clears the events, the parked
+    /// AERs, the changed namespaces and the count of Aborts. Enables the write cache.
     fn reset(&mut self, now: Nanos) {
         self.events.reset(feature::async_events_default(self.kind));
         self.features.reset(now);

@@ -15,11 +15,11 @@ use crate::refusal::{Refusal, field};
 /// VS: the NVMe version that controllers report.
 pub(super) const VERSION: Vs = Vs::V2_0;
 
-/// Required CC.IOSQES and CC.IOCQES of an I/O controller, as powers of two: 64 and 16 bytes.
+/// Required CC.IOSQES and CC.IOCQES of an I/O controller, as log2 of bytes: 64 and 16 bytes.
 const ENTRY_SIZES: (u8, u8) = (6, 4);
 
 impl Controller {
-    /// Value of a property and its size in bytes; `None`: there is no property at `offset`.
+    /// Returns the value of a property and its size in bytes; `None`: there is no property at `offset`.
     fn property_value(&self, offset: u32) -> Option<(u64, u8)> {
         let dword = |value: u32| Some((u64::from(value), 4));
         match offset {
@@ -55,8 +55,8 @@ impl Controller {
             State::ShutDown => ShutdownStatus::COMPLETE,
             State::Disabled | State::Enabled | State::Failed | State::Removed => ShutdownStatus::NORMAL,
         };
-        // RDY follows EN, but falls only once the I/O queues are closed and no disk has commands of them (or
-        // `ORPHAN_MAX` has passed). A shutdown does not change RDY (section 3.6.1); a failure clears it.
+        // RDY follows EN, but is cleared only once the I/O queues are closed and no disk has their commands
+        // (or `ORPHAN_MAX` has passed). A shutdown does not change RDY (section 3.6.1); a failure clears it.
         let is_resetting = self.state == State::Disabled && self.is_quiescing;
         let rdy = (self.cc.en() || is_resetting) && !self.state.is_over();
         Csts::new().with_rdy(rdy).with_cfs(self.state == State::Failed).with_shst(shst.0)
@@ -83,14 +83,15 @@ impl Controller {
         self.set_cc(cx, Cc::from_bits(command.value_u32()))
     }
 
-    /// Writes CC: checks all fields, then acts on EN and SHN.
+    /// Writes CC: checks all fields, then executes the transitions of EN and SHN. Command Sequence Error if
+    /// the controller has failed, or for an enable while a reset or shutdown is not complete.
     fn set_cc(&mut self, cx: &Context<'_>, new: Cc) -> Result<Effect, Refusal> {
         if self.state.is_over() {
             return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR.dnr(), None));
         }
         self.check_cc(new)?;
-        // Section 3.1.3.5: the result is undefined for a host that does not wait for RDY. Without DNR it may
-        // retry.
+        // Section 3.1.3.5: the result is undefined if the host does not wait for RDY. Refused without DNR, so
+        // that the host may retry.
         if new.en() && !self.cc.en() && self.is_quiescing {
             return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR, Some(field::PROPERTY_VALUE)));
         }
@@ -128,7 +129,8 @@ impl Controller {
         if new.en() && !is_size_known {
             return refused;
         }
-        // Fields that queues depend on must not change while the controller is enabled.
+        // CSS and the entry sizes must not change while the controller is enabled, since queues depend on
+        // them.
         let is_running = self.cc.en() && new.en();
         if is_running && (new.css() != self.cc.css() || sizes != (self.cc.iosqes(), self.cc.iocqes())) {
             return refused;

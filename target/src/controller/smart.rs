@@ -1,9 +1,9 @@
 //! The SMART / health log (log page 02h): counters of the subsystem, or of one namespace, and the health of
-//! its drives: of several, the worst of each value and the sums of errors and shutdowns. A new warning raises
-//! an asynchronous event.
+//! its drives. For several drives, the log has the worst of each value, and the sums of media errors and
+//! unsafe shutdowns. A new warning raises an asynchronous event.
 //!
-//! Each core measures the busy time of a namespace by itself, and overlaps between cores are not known. The
-//! controller busy time is the longest of these times, a lower bound.
+//! Each core measures the busy time of a namespace by itself, and overlaps between cores are not measured.
+//! The controller busy time is the longest of these times, a lower bound.
 
 use nvme_spec::feature::AsyncEventConfig;
 use nvme_spec::log::{CriticalWarning, SmartLog};
@@ -19,9 +19,9 @@ use crate::refusal::Refusal;
 
 /// Period of checks for new warnings. The drives' own SMART logs are read less often.
 const HEALTH_PERIOD: Nanos = Nanos::from_secs(1);
-/// SMART data units are thousands of 512 bytes, rounded up.
+/// Units of 512 bytes in a SMART data unit; the log rounds up.
 const UNITS_PER_DATA_UNIT: u64 = 1000;
-/// Available spare and its threshold in percent, for disks that are no drives.
+/// Available spare and its threshold in percent, for disks without health data.
 const SPARE_PERCENT: u8 = 100;
 const SPARE_THRESHOLD_PERCENT: u8 = 10;
 
@@ -74,22 +74,23 @@ fn warnings(controller: &Controller, health: &Health) -> u8 {
 pub(super) struct HealthWatch {
     /// Time of the next check.
     next_check: Nanos,
-    /// Enabled warnings at the last check.
+    /// Warnings that were set and enabled at the last check.
     reported_warnings: u8,
     /// Largest controller busy time that was reported, in ns.
     busy_ns: u64,
 }
 
 impl HealthWatch {
-    /// Initial state, but with the busy time, which must not fall.
+    /// Returns the initial state, with the busy time of `self`: the reported value must not fall.
     pub(super) fn restarted(self) -> HealthWatch {
         HealthWatch { busy_ns: self.busy_ns, ..HealthWatch::default() }
     }
 }
 
 impl Controller {
-    /// Checks the health of the drives, at most once per `HEALTH_PERIOD`. A new critical warning that the
-    /// host has enabled raises an event. With none enabled the drives are not queried.
+    /// Checks the health of the drives of an enabled controller, at most once per `HEALTH_PERIOD`. A new
+    /// critical warning that the host has enabled raises an event. If no warning is enabled, the drives are
+    /// not queried.
     pub fn check_health(&mut self, cx: &Context<'_>) {
         if self.state != State::Enabled || cx.now < self.health.next_check {
             return;
@@ -111,14 +112,14 @@ impl Controller {
         }
     }
 
-    /// The host has changed the enabled events or a threshold: reports all current warnings again.
+    /// Reports all current warnings again, after the host has changed the enabled events or a threshold.
     pub(super) fn recheck_health(&mut self, cx: &Context<'_>) {
         self.health = self.health.restarted();
         self.check_health(cx);
     }
 }
 
-/// Health of disks that are no drives.
+/// Health of disks without health data.
 const DEFAULT_HEALTH: Health = Health {
     critical_warning: 0,
     temperature_kelvin: TEMPERATURE_KELVIN,
@@ -129,13 +130,13 @@ const DEFAULT_HEALTH: Health = Health {
     unsafe_shutdowns: 0,
 };
 
-/// The worst health of all drives; [`DEFAULT_HEALTH`] without a drive.
+/// Returns the worst health of all drives; [`DEFAULT_HEALTH`] without a drive.
 fn worst(of_drives: impl Iterator<Item = Health>) -> Health {
     of_drives.reduce(worse).unwrap_or(DEFAULT_HEALTH)
 }
 
-/// The worse of both in each value; the sums of errors and shutdowns. Of two spares, that with the smaller
-/// margin above its threshold.
+/// Returns the worse of both in each value, and the sums of media errors and unsafe shutdowns. The spare is
+/// that with the smaller margin above its threshold.
 fn worse(a: Health, b: Health) -> Health {
     let margin =
         |health: &Health| i16::from(health.spare_percent) - i16::from(health.spare_threshold_percent);

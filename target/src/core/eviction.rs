@@ -23,7 +23,8 @@ pub(super) struct Unconnected {
 }
 
 impl Unconnected {
-    /// Adds a connection that was accepted.
+    /// Adds an accepted connection. Removes entries that have connected or closed once there are as many
+    /// entries as the core may have connections.
     pub(super) fn push<T: Transport>(&mut self, id: ConnectionId, qpairs: &Slab<Qpair<T>>) {
         if self.accepted.len() >= qpairs.capacity() {
             self.accepted.retain(|id| is_unconnected(qpairs, *id));
@@ -57,15 +58,16 @@ fn may_be_evicted<T: Transport>(qpairs: &Slab<Qpair<T>>, id: ConnectionId) -> bo
 }
 
 impl<T: Transport> TargetCore<T> {
-    /// Called before [`Connections::accept`]. `newcomers`: number of connections that wait to be accepted. On
-    /// a full core, `end` closes the oldest connection whose Connect has not succeeded: a host connects
-    /// within a few round trips, so the oldest is the least likely to belong to a host.
+    /// Evicts a connection from a full core before [`Connections::accept`]. `newcomers`: number of
+    /// connections that wait to be accepted. `end` closes the oldest connection whose Connect has not
+    /// succeeded. A host sends Connect within a few round trips, so the oldest connection is the least likely
+    /// to belong to a host.
     ///
-    /// True: call `accept`, which fails if nothing could be evicted. False: wait; capacity will be free in a
-    /// later turn.
+    /// True: the caller calls `accept`, which fails if the core is still full or drains. False: the caller
+    /// waits, since capacity will be free in a later turn.
     ///
-    /// A call evicts at most one connection, since that may cost system calls, and none while as many evicted
-    /// connections are still closing as connections wait.
+    /// A call evicts at most one connection, since closing may cost system calls. It evicts none while at
+    /// least `newcomers` evicted connections are still closing.
     pub fn make_room(&mut self, newcomers: usize, end: impl FnOnce(&mut Self, ConnectionId)) -> bool {
         if self.env.is_draining || !self.qpairs.is_full() {
             return true;

@@ -1,8 +1,8 @@
 //! Commands that are not I/O: Connect, Property Get and Set, Disconnect, the admin commands, asynchronous
 //! events, Abort.
 //!
-//! `crate::controller` executes them; this file takes their memory and fetches their data, with the same
-//! request states as I/O.
+//! `crate::controller` executes most of them. This file takes their memory, fetches their data, executes
+//! Disconnect and Abort, and sends the replies. The request states are those of I/O.
 
 use nvme_spec::fabrics::{Connect, ConnectData};
 use nvme_spec::opcode::FabricsType;
@@ -29,7 +29,7 @@ use crate::shared::{ControllerShared, QueueConnection};
 const CONNECT_BYTES: u32 = 1024;
 pub(super) type ConnectBytes = [u8; CONNECT_BYTES as usize];
 
-/// Input of the controller's functions, with the advertised configuration.
+/// Builds the input of the controller's functions, with the advertised configuration.
 fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
     Context {
         snapshot: &env.advertised_snapshot,
@@ -44,8 +44,8 @@ fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// A command before Connect has succeeded: only Connect is accepted; another is refused, and the
-    /// connection stays open.
+    /// Handles a command before Connect has succeeded. Any command but Connect is refused, and the connection
+    /// stays open.
     pub(super) fn step_fresh(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let sqe = &request.sqe;
@@ -59,8 +59,8 @@ impl<T: Transport> Qpair<T> {
         self.take_admin_buffer(env, slot, CONNECT_BYTES);
     }
 
-    /// Takes a buffer of the admin pool (of the data pool for data to the host that is too large for it) and
-    /// continues, or waits for one.
+    /// Takes a buffer of the admin pool and continues, or queues the request for memory. Data to the host
+    /// that is too large for the admin pool gets a buffer of the data pool.
     fn take_admin_buffer(&mut self, env: &mut Env, slot: RequestId, bytes: u32) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
@@ -88,9 +88,9 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Executes a Connect whose data is in its capsule. It does not count against the share of commands whose
-    /// data is still to come, so hosts that send none cannot block it. False: nothing has changed; its data
-    /// is fetched as other data is.
+    /// Executes a Connect with in-capsule data. Such a Connect does not use the share of commands whose data
+    /// has not arrived. So hosts that send no data cannot block it. False: nothing has changed, and the
+    /// caller fetches the data.
     fn connect_from_capsule(&mut self, env: &mut Env, slot: RequestId, bytes: u32) -> bool {
         let Some(request) = self.requests.get_mut(slot) else { return false };
         // A fresh queue has one command, so the pending capsule is this command's.
@@ -126,7 +126,7 @@ impl<T: Transport> Qpair<T> {
 
     /// Retries a Connect that waits for orphaned commands of its host.
     pub(super) fn retry_connect(&mut self, env: &mut Env) {
-        // A fresh queue cannot wait with End Former Associations.
+        // On a fresh queue `connect_blocked` is never an End Former Associations.
         let Some(ConnectBlocked::Connect(bytes)) = self.connect_blocked.take() else { return };
         let connect_blocked =
             self.requests.iter().find(|(_, request)| request.state == State::ConnectBlocked);
@@ -140,15 +140,15 @@ impl<T: Transport> Qpair<T> {
         matches!(self.connect_blocked, Some(ConnectBlocked::Connect(_)))
     }
 
-    /// True before Connect has succeeded, unless Connect waits for orphaned commands: a full core may close
-    /// such a queue pair in favour of a new connection.
+    /// True before Connect has succeeded, unless Connect waits for orphaned commands. A full core may close
+    /// such a queue pair to accept a new connection.
     #[must_use]
     pub fn may_be_evicted(&self) -> bool {
         !self.is_connected() && !self.is_connect_waiting()
     }
 
-    /// Lets a Connect wait for orphaned commands. Its data is copied to the heap and its buffer freed: the
-    /// admin pool is small.
+    /// Blocks a Connect that must wait for orphaned commands, and sets its deadline. Copies its data to the
+    /// heap and frees its buffer, since the admin pool is small.
     fn block_connect(&mut self, env: &Env, slot: RequestId, bytes: &ConnectBytes) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         if request.state != State::ConnectBlocked {
@@ -171,9 +171,9 @@ impl<T: Transport> Qpair<T> {
             .get(self.peer.listener)
             .is_some_and(|listener| listener.is_open);
         if !is_admin || !is_known {
-            // Another core may learn earlier that all cores serve the newest configuration, and accept on a
-            // listener that only this configuration has. This core serves it too, but does not advertise it
-            // yet.
+            // I/O queues use the newest configuration. An admin Connect uses this configuration if its
+            // listener is not advertised yet: another core has accepted on the listener, because the core
+            // learned earlier that all cores serve the configuration.
             context.snapshot = &env.snapshot;
         }
         match controller::connect(&context, &request.sqe, data, &limits) {
@@ -232,11 +232,11 @@ impl<T: Transport> Qpair<T> {
                 self.role = Role::Io(IoRole { shared, qid, subsystem });
             }
         }
-        // Before the reply is sent: then the host may open its next connection.
+        // Dropped before the reply is sent, since the host may open its next connection after the reply.
         self.admitted = None;
         self.entries = entries;
         self.is_sq_flow_off = is_sq_flow_off;
-        // Connect took the queue's first entry.
+        // Connect used the queue's first entry.
         self.sq_head = if entries > 1 { 1 } else { 0 };
         self.transport.set_queue_entries(entries);
         if self.transport.moves_parts() && env.snapshot.limits.bulk_unit > 0 {
@@ -253,7 +253,8 @@ impl<T: Transport> Qpair<T> {
         Some(())
     }
 
-    /// A Fabrics command after Connect. Authentication is not supported.
+    /// Handles a Fabrics command after Connect: Property Get and Set on the admin queue, Disconnect on an I/O
+    /// queue. All others are refused; authentication is not supported.
     pub(super) fn step_fabrics(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get(slot) else { return };
         let sqe = request.sqe;
@@ -358,8 +359,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Drops the parked AERs without a reply, at a reset or a shutdown. SPDK's initiator has dropped them
-    /// before, and takes a reply to one for a protocol error.
+    /// Drops the parked AERs without a reply, at a reset or a shutdown. SPDK's initiator has already dropped
+    /// them, and treats a reply to a dropped AER as a protocol error.
     fn drop_parked_aers(&mut self) {
         for slot in std::mem::take(&mut self.parked_aers) {
             self.requests.remove(slot);
@@ -367,7 +368,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Timer of an admin queue whose controller has not expired.
+    /// Polls End Former Associations and the health of drives. Called by the timer of an admin queue whose
+    /// controller has not expired.
     pub(super) fn on_admin_time(&mut self, env: &mut Env) {
         self.poll_end_former(env);
         self.check_health(env);
@@ -396,8 +398,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Aborts a command of this queue at once; for a command of an I/O queue sends `Message::Abort` to all
-    /// cores.
+    /// Executes an Abort: of a command of this queue at once, of a command of an I/O queue by
+    /// `Message::Abort` to all cores.
     fn begin_abort(&mut self, env: &mut Env, slot: RequestId, sqid: u16, cid: u16) {
         if sqid == 0 {
             let is_aborted = self.abort(env, cid, Some(slot));
@@ -412,7 +414,7 @@ impl<T: Transport> Qpair<T> {
         env.broadcast(&Message::Abort { controller, qid: sqid, cid, from });
     }
 
-    /// One core has answered an Abort; after the last answer the Abort completes.
+    /// Counts the answer of one core to an Abort, and completes the Abort after the last answer.
     pub(crate) fn on_abort_answer(&mut self, env: &mut Env, slot: RequestId, is_aborted: bool) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::Aborting, "an answer that was not asked for");
@@ -448,8 +450,8 @@ impl<T: Transport> Qpair<T> {
         matches!(&self.role, Role::Admin(own) if Arc::ptr_eq(&own.shared, controller))
     }
 
-    /// Aborts command `cid`, except the request `except`. True: the command was found and ends without
-    /// effect.
+    /// Aborts the command with CID `cid` in a request other than `except`. True: the command was found and
+    /// ends without effect.
     pub(crate) fn abort(&mut self, env: &mut Env, cid: u16, except: Option<RequestId>) -> bool {
         let found = self.requests.iter().find(|(slot, request)| {
             request.cid() == cid && Some(*slot) != except && request.state != State::Replying
@@ -485,8 +487,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Aborts a command in `Fetching`: it ends at once, or when the transport returns its buffer. Half of a
-    /// pair ends with its other half.
+    /// Aborts a command in `Fetching`, which ends at once or when the transport returns its buffer. If the
+    /// command is half of a fused pair, the other half ends too.
     fn abort_fetch(&mut self, env: &mut Env, slot: RequestId) {
         let status = Status::ABORTED_BY_REQUEST;
         if !self.stop_fetch(slot, status) {

@@ -6,16 +6,16 @@
 //! ```
 //!
 //! A bulk transfer has at most two buffers of a piece each, and at most one piece at the disk. It begins with
-//! one buffer and takes the second when it can use one, the share of its connection allows it and no command
-//! waits for memory. With one buffer disk and network alternate. It never waits for a buffer while it has
-//! one.
+//! one buffer. It takes the second when another piece can begin, the share of its connection allows it, and
+//! no command waits for memory. With one buffer, disk and network alternate. A transfer never waits for a
+//! buffer while it has one.
 //!
-//! When a piece fails, or the command is aborted, no further piece is begun, and the reply is sent once the
-//! disk and the transport have returned their buffers.
+//! After a piece fails or the command is aborted, no further piece begins. The reply is sent once the disk
+//! and the transport have returned their buffers.
 //!
-//! Reads and Writes of more than `bulk_unit` bytes are cut if their data is not in the capsule and they are
-//! not fused, on disks that use buffers of the pool and whose atomic write unit is one block: pieces would
-//! break a larger unit.
+//! Reads and Writes of more than `bulk_unit` bytes are split if they are not fused and their data is not in
+//! the capsule. The transport must support parts (`moves_parts`). The disk must use buffers of the pool and
+//! have an atomic write unit of one block: pieces would break a larger unit.
 
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, Disk, DiskError, Op};
@@ -34,18 +34,18 @@ const BUFFERS_MAX: u8 = 2;
 enum Step {
     /// Submit a piece to the disk.
     Submit { range: BlockRange, buf: Buf },
-    /// Fetch a piece of the host's data.
+    /// Fetch the piece of the host's data at `offset`, in bytes.
     Fetch { offset: u32, buf: Buf },
     /// Wait for the disk or the transport.
     Wait,
     /// Wait for a buffer of the pool: the command has none.
     WaitForMemory,
-    /// Reply.
+    /// All pieces are done, or the transfer has failed or was aborted: reply.
     End,
 }
 
-/// Bytes of a piece of a Read or Write of more than `unit` bytes, `unit` rounded down to whole blocks. 0: the
-/// command is not cut.
+/// Length in bytes of a piece of a Read or Write of more than `unit` bytes: `unit` rounded down to whole
+/// blocks. 0: the command is not split.
 #[cold]
 pub(super) fn piece_unit(disk: &dyn Disk, pointer: DataPointer, io: &IoCommand, unit: u32) -> u32 {
     let is_at_host = matches!(pointer, DataPointer::Host { .. });
@@ -61,9 +61,9 @@ impl<T: Transport> Qpair<T> {
         self.advance_bulk(id, env, slot);
     }
 
-    /// Begins all pieces that can begin.
+    /// Begins all pieces that can begin; replies after the last piece.
     fn advance_bulk(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
-        // Bounded: each round gives a buffer to the wire or to the disk, or ends.
+        // Bounded: each round begins a piece at the disk or the transport, or returns.
         while matches!(self.role, Role::Io(_)) {
             let may_take = !env.has_memory_waiters && self.waiting.is_empty();
             let Some(request) = self.requests.get_mut(slot) else { return };
@@ -113,7 +113,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A disk completed a piece after `submit` returned.
+    /// Handles a piece that the disk completed after `submit` returned, then begins the next pieces.
     pub(super) fn on_piece_done(
         &mut self,
         id: ConnectionId,
@@ -126,7 +126,8 @@ impl<T: Transport> Qpair<T> {
         self.advance_bulk(id, env, slot);
     }
 
-    /// Handles the completion of a piece by the disk: its data goes to the transport, or its buffer is free.
+    /// Handles the completion of a piece by the disk. Read: sends the data, unless the command is aborted.
+    /// Write: keeps the buffer for the next piece. An error is logged and becomes the abort status.
     fn end_piece(&mut self, env: &mut Env, slot: RequestId, result: Result<(), DiskError>, buf: Option<Buf>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
@@ -159,7 +160,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The transport has fetched a piece of the host's data, or it failed (`result`).
+    /// Handles the end of the fetch of a piece: the piece is ready for the disk, or the error in `result`
+    /// becomes the abort status.
     pub(super) fn step_fetched_part(
         &mut self,
         id: ConnectionId,
@@ -189,7 +191,7 @@ impl<T: Transport> Qpair<T> {
         self.advance_bulk(id, env, slot);
     }
 
-    /// The transport has sent a piece. If the reply was given meanwhile, the buffer is freed.
+    /// Keeps the buffer of a sent piece for the next piece; frees it if the reply was queued meanwhile.
     pub(super) fn step_sent_part(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId, buf: Buf) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.pieces.on_wire -= 1;
@@ -199,8 +201,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Aborts a bulk transfer. True: it ends without effect, once the pieces under way are complete. False: a
-    /// Write of which a piece was submitted to the disk continues.
+    /// Aborts a bulk transfer. True: the transfer ends without effect once its pieces in flight have
+    /// completed. False: the Write continues, since a piece was already submitted to the disk.
     pub(super) fn abort_bulk(&mut self, slot: RequestId) -> bool {
         let Some(request) = self.requests.get_mut(slot) else { return false };
         let Work::Io(io) = request.work else { return false };
@@ -213,7 +215,8 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
-/// The next step of a bulk transfer; takes the buffer for the step. `may_take`: no command waits for memory.
+/// Returns the next step of a bulk transfer with the buffer for it. `may_take`: no command waits for memory,
+/// so a second buffer may be taken.
 fn next_step(request: &mut Request, io: &IoCommand, env: &Env, may_take: bool) -> Step {
     let pieces = request.pieces;
     let is_disk_free = pieces.at_disk.is_none();

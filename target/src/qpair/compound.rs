@@ -2,11 +2,11 @@
 //! namespaces.
 //!
 //! A disk with the ability (`Disk::abilities`) executes a Compare, Verify or Copy itself; otherwise the
-//! command becomes reads and writes. That is decided once, when the command begins.
+//! command becomes reads and writes. The choice is made once, when the command begins.
 //!
-//! One loop drives them all: get the next [`Step`], submit it, pass its result to the next. With a disk that
-//! completes in `submit` (RAM) the loop does at most [`STEPS_PER_TURN`] steps; then the command waits for the
-//! next turn, so that a long one does not delay the core's other commands.
+//! One loop executes all of them: it computes the next [`Step`], submits the step, and passes its result to
+//! the next. With a disk that completes in `submit` (RAM) the loop executes at most [`STEPS_PER_TURN`] steps.
+//! Then the command waits for the next turn, so that a long command does not delay the core's other commands.
 
 use nvme_spec::io::{CopyRangeFormat0, DsmRange};
 use nvme_spec::sqe::NSID_ALL;
@@ -26,7 +26,8 @@ use crate::refusal::{Refusal, field};
 
 /// Most steps of one command in a turn.
 const STEPS_PER_TURN: u32 = 16;
-/// Most bytes that Copy and Verify move in one step: large for throughput, small for the latency of others.
+/// Most bytes that Copy and Verify read or write in one step. Larger steps increase the throughput, and the
+/// latency of other commands.
 const PIECE_BYTES_MAX: u32 = 128 << 10;
 
 /// Result of a step, and the buffer that the disk returned.
@@ -46,14 +47,14 @@ enum Step {
         to: u64,
         fua: bool,
     },
-    /// Retry in a later turn: no memory for the next piece.
+    /// Retry in a later turn: no memory is free for the write of a piece.
     Wait,
     Finish,
     Refuse(Refusal),
     Fail(DiskError),
 }
 
-/// A Flush with NSID FFFFFFFFh. `disk` and `block_shift` are not used.
+/// Returns the command of a Flush with NSID FFFFFFFFh. `disk` and `block_shift` are not used.
 pub(super) fn flush_all() -> IoCommand {
     let range = BlockRange { lba: 0, blocks: 0 };
     IoCommand {
@@ -69,7 +70,7 @@ pub(super) fn flush_all() -> IoCommand {
     }
 }
 
-/// Most bytes of a piece: no more than the largest buffer of the pool, so that the pool can give it.
+/// Most bytes of a piece: [`PIECE_BYTES_MAX`], or the largest buffer of the pool if that is smaller.
 fn piece_bytes(pool: &Pool) -> u32 {
     PIECE_BYTES_MAX.min(pool.buffer_bytes_max())
 }
@@ -90,7 +91,7 @@ pub(super) fn is_offloaded(disk: &dyn Disk, op: IoOp) -> bool {
     }
 }
 
-/// Bytes of the buffer that holds one piece of a Copy or Verify.
+/// Length in bytes of the buffer for the pieces of a Copy or Verify.
 pub(super) fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
     let most = piece_bytes(pool);
     if io.op != IoOp::Verify {
@@ -101,8 +102,8 @@ pub(super) fn first_piece_bytes(io: &IoCommand, pool: &Pool) -> u32 {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Executes steps until one is in flight, the command waits or ends, or its turn is over. `done`: outcome
-    /// of the last step that is not handled yet; `None`: there is none.
+    /// Executes steps until a step is in flight, the command waits or ends, or [`STEPS_PER_TURN`] are
+    /// reached. `done`: outcome of the last step, if it is not handled yet.
     pub(super) fn step_compound(
         &mut self,
         id: ConnectionId,
@@ -140,7 +141,8 @@ impl<T: Transport> Qpair<T> {
         self.save_outcome(env, slot, done);
     }
 
-    /// Keeps the outcome of the last step of a turn and waits for the next turn.
+    /// Keeps the outcome of the last step of a turn and waits for the next turn. After an error that is not
+    /// ignored, the command fails now.
     fn save_outcome(&mut self, env: &mut Env, slot: RequestId, done: Option<Outcome>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
@@ -151,8 +153,8 @@ impl<T: Transport> Qpair<T> {
                 return self.fail(env, slot, &io, error);
             }
             request.progress.has_outcome = true;
-            // `buf`: pages that a RAM disk has pinned, or the buffer that was submitted. Without one `aux`
-            // keeps the piece.
+            // `buf`: pages that a RAM disk has pinned, or the submitted buffer. If it is `None`, `aux` is
+            // unchanged.
             request.aux = buf.or(request.aux.take());
         }
         self.wait_for_next_step(slot);
@@ -168,7 +170,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Resumes a command that waited between two steps.
+    /// Resumes a compound command or a bulk transfer that waited between two steps.
     pub(super) fn resume_step(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::NeedStepBuffer, "a step of a request that is elsewhere");
@@ -185,7 +187,8 @@ impl<T: Transport> Qpair<T> {
     }
 
     fn fail(&mut self, env: &mut Env, slot: RequestId, io: &IoCommand, error: DiskError) {
-        // Copy: the lowest source range that was not copied whole, in dword 0 (NVM Command Set, Copy).
+        // Copy: index of the lowest source range that was not copied completely, in dword 0 (NVM Command Set,
+        // Copy).
         let (IoOp::Copy { .. }, Some(request)) = (io.op, self.requests.get(slot)) else {
             return self.disk_failed(env, slot, io, error);
         };
@@ -195,7 +198,7 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
-/// Submits a step to the disk. `Some`: it completed at once.
+/// Submits a step to the disk. `Some`: the step completed at once; `None`: the step is in flight.
 fn submit_step(disk: &mut dyn Disk, token: Token, io: &IoCommand, step: Step) -> Option<Done> {
     match step {
         Step::Submit { op, range, buf, .. } => disk.submit(token, &io.request(op, range), buf),
@@ -204,7 +207,8 @@ fn submit_step(disk: &mut dyn Disk, token: Token, io: &IoCommand, step: Step) ->
     }
 }
 
-/// True when a disk without deallocation refuses a Deallocate: a hint, so the command succeeds.
+/// True when a disk without deallocation refuses a Deallocate. Deallocation is a hint, so the command
+/// succeeds.
 fn is_hint_refused(io: &IoCommand, error: DiskError) -> bool {
     error == DiskError::NotSupported && matches!(io.op, IoOp::Deallocate { .. })
 }
@@ -218,8 +222,8 @@ fn next_step(
 ) -> Step {
     match done {
         Some((Err(error), _)) if is_hint_refused(io, error) => {}
-        // The disk supported the command when it began. Internal Error has no DNR: a retry uses reads and
-        // writes.
+        // The disk had the ability when the command began. Internal Error has no DNR: a retry by the host
+        // uses reads and writes.
         Some((Err(DiskError::NotSupported), _)) if request.progress.is_offloaded => {
             return Step::Fail(DiskError::Internal);
         }
@@ -254,7 +258,7 @@ fn next_step(
     }
 }
 
-/// The step that follows a successful one; `buf` is what the disk returned.
+/// Returns the step that follows a successful step; `buf` is the buffer that the disk returned.
 fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut Env, buf: Option<Buf>) -> Step {
     match io.op {
         IoOp::Compare | IoOp::Verify if request.progress.is_offloaded => Step::Finish,
@@ -270,7 +274,7 @@ fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut En
     }
 }
 
-/// Keeps a buffer of the pool for the next piece; drops memory of a disk that reads in place.
+/// Returns a buffer of the pool, for the next piece; drops memory of a disk that reads in place.
 fn keep_piece(env: &Env, io: &IoCommand, buf: Option<Buf>) -> Option<Buf> {
     let is_pool = reads_into_pool(env, io.disk);
     buf.filter(|_| is_pool)
@@ -336,7 +340,7 @@ fn flush_next(request: &mut Request, role: &IoRole) -> Step {
     Step::Submit { disk: Env::disk_index(namespace.disk), op: Op::Flush, range, buf: None }
 }
 
-/// Entry `index` of the list of ranges in the request's buffer.
+/// Returns entry `index` of the list of ranges in the request's buffer; all zero without a buffer.
 fn list_entry<E: FromBytes + IntoBytes>(request: &Request, index: u32) -> E {
     let mut entry = E::new_zeroed();
     if let Some(buf) = &request.buf {
@@ -433,8 +437,8 @@ fn copy_begin(request: &mut Request, io: &IoCommand, env: &mut Env, ranges: u16,
     copy_read(request, io, &env.pool, piece, ranges)
 }
 
-/// Lets the disk copy the next source range, or ends. One range at a time, since the completion reports the
-/// range that failed.
+/// Returns the step in which the disk copies the next source range; `Finish` after the last. One range at a
+/// time, since the completion reports the range that failed.
 fn copy_range(request: &Request, io: &IoCommand, ranges: u16, fua: bool) -> Step {
     let index = request.progress.index;
     if index >= u32::from(ranges) {
@@ -444,7 +448,7 @@ fn copy_range(request: &Request, io: &IoCommand, ranges: u16, fua: bool) -> Step
     Step::Copy { disk: io.disk, from: copy_source(request, index), to, fua }
 }
 
-/// Reads the next piece, or ends after the last.
+/// Returns the read of the next piece; `Finish` after the last.
 fn copy_read(request: &mut Request, io: &IoCommand, pool: &Pool, piece: Option<Buf>, ranges: u16) -> Step {
     if request.progress.index >= u32::from(ranges) {
         return Step::Finish;
@@ -458,7 +462,8 @@ fn copy_read(request: &mut Request, io: &IoCommand, pool: &Pool, piece: Option<B
     Step::Submit { disk: io.disk, op: Op::Read, range, buf: set_buf_len(piece, blocks << io.block_shift) }
 }
 
-/// The step after a successful one of a Copy: write the piece that was read, or continue with the next.
+/// Returns the step that follows a successful step of a Copy: the write of the piece that was read, or the
+/// read of the next piece.
 fn copy_done(
     request: &mut Request,
     io: &IoCommand,
@@ -508,8 +513,8 @@ fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, f
     Step::Submit { disk: io.disk, op: Op::Write { fua }, range, buf: Some(buf) }
 }
 
-/// Waits for memory to write to. Pages that the read has pinned are dropped and read again later: they may be
-/// memory of the disk for which this command waits.
+/// Waits for the memory of a write. A pool buffer is kept in `aux`. Pages that the read has pinned are
+/// dropped and read again later: they may be the disk memory for which this command waits.
 fn wait_to_write(request: &mut Request, read: Buf) -> Step {
     if read.is_writable() {
         request.aux = Some(read);

@@ -1,10 +1,10 @@
-//! The fast path: a Read from a disk that has the data in memory, and a Write with in-capsule data to a disk
-//! that gives the memory for it.
+//! The fast path: a Read of data that the disk has in memory, and a Write of in-capsule data to memory of the
+//! disk.
 //!
-//! Such a command waits for nothing: it is checked, executed and replied to in the turn that receives it,
-//! without a request in the slab. A command that fails a check takes the slab path from the beginning;
-//! nothing has changed. A Read without data in place continues in `continue_read`; a Write that the disk did
-//! not complete in `submit`, or failed, continues in `continue_write`.
+//! Such a command is checked, executed and answered in the turn that receives it, without a request in the
+//! slab. A command that fails a check takes the slab path from its beginning; nothing has changed. A Read
+//! whose data is not in memory continues in `continue_read`. A Write that the disk failed or did not complete
+//! in `submit` continues in `continue_write`.
 
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::Sqe;
@@ -21,7 +21,7 @@ use crate::counters;
 use crate::env::Env;
 use crate::snapshot::Namespace;
 
-/// A command that passed all checks of the fast path; a Write, except that its disk is writable.
+/// A command that passed [`check`]. A Write to a read-only disk also passes; `write_fast_path` rejects it.
 struct Checked<'r, 'e> {
     namespace: &'r Namespace,
     disk: &'e mut (dyn Disk + 'static),
@@ -29,8 +29,8 @@ struct Checked<'r, 'e> {
     request: IoRequest,
 }
 
-/// The checks that Reads and Writes share. `bytes` is the length of the command's SGL. `None`: the command
-/// takes the slab path, which repeats the checks for the status.
+/// Executes the checks that Reads and Writes share. `bytes` is the length of the command's SGL. `None`: the
+/// command takes the slab path, which repeats the checks and determines the status.
 #[inline]
 fn check<'r, 'e>(
     role: &'r IoRole,
@@ -54,7 +54,8 @@ fn check<'r, 'e>(
 }
 
 impl<T: Transport> Qpair<T> {
-    /// False: the command takes the slab path; nothing has changed.
+    /// Executes a Read or Write on the fast path, if possible. False: the command takes the slab path, and
+    /// nothing has changed.
     #[inline]
     pub(super) fn step_fast_path(
         &mut self,
@@ -79,7 +80,7 @@ impl<T: Transport> Qpair<T> {
         let core = env.core;
         let Some(checked) = check(role, env, sqe, Op::Read, bytes) else { return false };
         let Checked { namespace, disk, geometry, request } = checked;
-        // The disk prefetches its look-up of the Read after the next one.
+        // First block of the command after the next: the disk prefetches its look-up tables for this block.
         let next = self.transport.peek_command().filter(|next| next.nsid() == sqe.nsid()).map(Sqe::slba);
         let data = match disk.prepare(&request, next) {
             Prepared::Ready(data) => data,
@@ -143,7 +144,8 @@ impl<T: Transport> Qpair<T> {
         true
     }
 
-    /// A Read whose data is not in memory gets a request; `prepared` is what the disk returned.
+    /// Creates the request of a Read whose data is not in memory, and continues on the slab path. `prepared`
+    /// is the result of `Disk::prepare`.
     fn continue_read(
         &mut self,
         id: ConnectionId,
@@ -192,8 +194,8 @@ impl<T: Transport> Qpair<T> {
         self.transport.reply(Reply { slot: FAST_PATH, cqe, data, may_omit_cqe: self.is_sq_flow_off });
     }
 
-    /// A Write that the disk did not complete in `submit` (`ended` is `None`), or failed, gets a request in
-    /// `slot`: the disk command's token names that slot.
+    /// Creates the request of a Write that the disk failed, or did not complete in `submit` (`ended` is
+    /// `None`). The request is in `slot`, since the token of the disk command contains that slot.
     #[cold]
     fn continue_write(
         &mut self,
@@ -206,12 +208,12 @@ impl<T: Transport> Qpair<T> {
     ) {
         let Role::Io(role) = &self.role else { return };
         let mut request = Request::new(*sqe, DataPointer::InCapsule { bytes });
-        // `check` accepted the command in this turn, so this cannot fail.
+        // `check` accepted the command in this turn, so `check_io` does not fail.
         request.work = super::check_io(role, env, &request).map_or(Work::None, Work::Io);
         request.state = State::Executing;
         let is_inserted = self.requests.insert(request).is_some_and(|own| own == slot);
         debug_assert!(is_inserted, "the slab gave another place than it said");
-        // For the reply: RDMA keeps the state of a command by slot.
+        // The reply needs the state of the command, which RDMA keeps by slot.
         self.transport.set_slot(slot);
         if let Some(done) = ended {
             self.on_done(id, env, slot, done);

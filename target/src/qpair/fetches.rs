@@ -1,10 +1,10 @@
 //! Time-outs of a queue pair whose host does not send the data of its commands ([`Fetches`]) or does not read
 //! its replies ([`StallDetector`]).
 //!
-//! Each fetch holds memory, and so does a reply with data. A host that keeps its connection alive but neither
-//! sends nor reads would hold that memory for ever, so its queue pair is closed. Progress means that an
-//! eighth of the outstanding fetches or replies ends within the time-out: a slow network with many commands
-//! makes progress, a host that completes one among hundreds now and then does not.
+//! Each fetch and each reply with data occupies memory. A host that keeps its connection alive but neither
+//! sends nor reads would occupy that memory for ever, so its queue pair is closed. The test is whether an
+//! eighth of the outstanding fetches or replies ends within the time-out. A slow network with many commands
+//! passes; a host that now and then completes one of hundreds does not.
 
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
@@ -15,33 +15,33 @@ use super::request::State;
 use super::{Qpair, Role};
 use crate::env::Env;
 
-/// Time within which an eighth of the outstanding fetches must end. For one of 2 MiB: 70 KB/s.
+/// Time within which an eighth of the outstanding fetches must end. A single fetch of 2 MiB needs 70 KB/s.
 pub const FETCH_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// [`FETCH_TIMEOUT`] of Connect and admin commands while others wait for a buffer of the admin pool. The host
-/// sends at most 1 KiB of data for such a command.
+/// [`FETCH_TIMEOUT`] of Connect and admin commands while other commands wait for a buffer of the admin pool.
+/// The host sends at most 1 KiB of data for such a command.
 pub const FETCH_TIMEOUT_SHORT: Nanos = Nanos::from_secs(1);
-/// Time within which an eighth of the replies that are not sent must be sent.
+/// Time within which an eighth of the outstanding replies must be sent.
 pub const REPLY_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// [`REPLY_TIMEOUT`] while a disk has little memory left and the waiting replies have more data than that:
-/// writers on all cores wait for the memory.
+/// [`REPLY_TIMEOUT`] while the unsent replies have more bytes of data than a disk with scarce memory has
+/// free. Writers on all cores may wait for that memory.
 pub const REPLY_TIMEOUT_SHORT: Nanos = Nanos::from_secs(2);
-/// One in this many of the outstanding commands or replies must end within the time-out.
+/// One in this many of the outstanding fetches or replies must end within the time-out.
 const QUOTA_DIVISOR: u32 = 8;
 
-/// Measures for how long too few of the outstanding commands or replies have ended.
+/// Measures the time for which too few of the outstanding fetches or replies have ended.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StallDetector {
-    /// `ended` when the measurement began.
+    /// Value of `ended` at the start of the measurement.
     ended_before: u32,
-    /// How many must end to begin a new measurement; fewer if less is outstanding by then.
+    /// Number that must end before a new measurement starts; less if fewer are outstanding by then.
     quota: u32,
-    /// Begin of the measurement; `None`: nothing was outstanding.
+    /// Start of the measurement; `None`: nothing was outstanding.
     since: Option<Nanos>,
 }
 
 impl StallDetector {
-    /// Time since a call last found the quota met, or something outstanding for the first time; 0: nothing is
-    /// outstanding. `ended` is a total that wraps.
+    /// Returns the time since the start of the measurement. A call that finds the quota met starts a new
+    /// measurement and returns 0. Also 0: nothing is outstanding. `ended` is a total that wraps.
     pub(super) fn stalled_for(&mut self, now: Nanos, outstanding: u32, ended: u32) -> Nanos {
         if outstanding == 0 {
             self.since = None;
@@ -49,7 +49,7 @@ impl StallDetector {
         }
         let quota = outstanding.div_ceil(QUOTA_DIVISOR);
         match self.since {
-            // If less is outstanding than at the beginning, the smaller quota counts.
+            // If fewer are outstanding than at the start, the smaller quota counts.
             Some(since) if ended.wrapping_sub(self.ended_before) < self.quota.min(quota) => {
                 Nanos(now.0.saturating_sub(since.0))
             }
@@ -61,7 +61,7 @@ impl StallDetector {
     }
 }
 
-/// Totals of the fetches of a queue pair; both wrap.
+/// Totals of the begun and ended fetches of a queue pair; both wrap.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Fetches {
     begun: u32,
@@ -80,20 +80,21 @@ impl Fetches {
         self.ended = self.ended.wrapping_add(1);
     }
 
-    /// A fetch was cancelled: one less is outstanding, which does not count as progress.
+    /// Removes a cancelled fetch from the outstanding ones, without counting it as progress.
     pub(super) fn cancel(&mut self) {
         self.begun = self.begun.wrapping_sub(1);
     }
 
-    /// Time for which too few fetches have ended.
+    /// Returns the time for which too few fetches have ended.
     pub(super) fn stalled_for(&mut self, now: Nanos) -> Nanos {
         self.stalls.stalled_for(now, self.begun.wrapping_sub(self.ended), self.ended)
     }
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Cancels the fetch of a request in `Fetching`. True: it is cancelled. False: the transport will soon
-    /// complete the fetch, and the request then ends with `status`, unless it has an abort status already.
+    /// Cancels the fetch of a request in `Fetching`. True: the fetch is cancelled. False: the transport
+    /// completes the fetch without further action of the host. The request then ends with `status`, or with
+    /// an abort status set earlier.
     pub(super) fn stop_fetch(&mut self, slot: RequestId, status: Status) -> bool {
         if self.transport.cancel(slot) {
             self.fetches.cancel();
@@ -118,7 +119,8 @@ impl<T: Transport> Qpair<T> {
         self.fetches.stalled_for(env.now) >= limit
     }
 
-    /// True when too few replies were sent within the time-out: the host does not read.
+    /// True when too few replies were sent within [`REPLY_TIMEOUT`] or, if memory is scarce,
+    /// [`REPLY_TIMEOUT_SHORT`]: the host does not read.
     pub(super) fn is_unread(&mut self, env: &Env) -> bool {
         if matches!(self.role, Role::Closing) {
             return false;

@@ -6,10 +6,10 @@
 //!     ─> ConnectBlocked ── Registry::former_state, now and at each timer period ──> nothing is left: reply
 //!                  CloseController ─> admin queue closed ─> CloseQueues ─> I/O queues closed ─> orphans
 //! ```
-//! From the first step on no I/O queue of a former controller takes a command. Commands that a queue has
-//! taken and not begun are dropped when its core closes it. The bit of the QID stays set in the former
-//! controller until its core has closed the I/O queue and no disk has commands of it, so the messages need no
-//! answers.
+//! From the first step on, no I/O queue of a former controller accepts a command. Commands that were accepted
+//! but not submitted to a disk are dropped when the queue closes. The messages need no answers: a QID stays
+//! in use in the former controller until its I/O queue is closed and no disk has commands of the queue. After
+//! `ORPHAN_MAX` the QID is free in any case.
 
 use spindle_transport::RequestId;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ pub(super) enum ConnectBlocked {
     EndFormer(PendingEndFormer),
 }
 
-/// An End Former Associations that waits, at most until `deadline`. `ended`: number of controllers that it
-/// ended.
+/// An End Former Associations that waits, at most until `deadline`. `ended`: number of controllers that the
+/// command has ended.
 pub(super) struct PendingEndFormer {
     slot: RequestId,
     ended: u16,
@@ -45,19 +45,20 @@ pub(super) struct PendingEndFormer {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Marks the former controllers with `token` as ended and tells their cores to close them. Replies as
-    /// [`Qpair::poll_end_former`] says.
+    /// Marks the former controllers with `token` as ended and sends [`Message::CloseController`] to their
+    /// cores. [`Qpair::poll_end_former`] sends the reply. Refuses the command while another one waits; closes
+    /// the connection if this controller has ended.
     pub(super) fn end_former(&mut self, env: &mut Env, slot: RequestId, token: u64) {
         let Role::Admin(controller) = &self.role else { return };
         let own = Arc::clone(&controller.shared);
         if self.connect_blocked.is_some() {
-            // One at a time; without DNR, so the host may retry.
+            // One command at a time; without DNR, so the host may retry.
             let status = Status::COMMAND_SEQUENCE_ERROR;
             self.refuse(env, slot, Refusal::of(status, Some(field::OPCODE)));
             return;
         }
         let Some(former) = env.registry.end_former(&own, token) else {
-            // Another controller has ended this one; the message that closes it is in a mailbox.
+            // Another controller has ended this controller; the message that closes it is under way.
             return self.close(env, CloseReason::ControllerGone);
         };
         for controller in &former {
@@ -80,8 +81,9 @@ impl<T: Transport> Qpair<T> {
         self.poll_end_former(env);
     }
 
-    /// Replies once the former controllers are closed and have no commands at a disk, except those that are
-    /// there for longer than [`ORPHAN_MAX`]; at the latest at the deadline.
+    /// Replies once the former controllers are closed and no commands of them are at a disk, or at the
+    /// deadline. Does not wait for commands that are at a disk for longer than [`ORPHAN_MAX`]. The reply
+    /// reports whether writes may still be executed.
     pub(super) fn poll_end_former(&mut self, env: &Env) {
         let (Some(ConnectBlocked::EndFormer(wait)), Role::Admin(controller)) =
             (&self.connect_blocked, &self.role)
@@ -100,7 +102,7 @@ impl<T: Transport> Qpair<T> {
         self.finish(slot, Status::SUCCESS, u64::from(result.into_bits()), None);
     }
 
-    /// Drops the command that waits without a reply, at a reset or a shutdown.
+    /// Drops a waiting End Former Associations without a reply, at a reset or a shutdown.
     pub(super) fn drop_end_former(&mut self) {
         if let Some(ConnectBlocked::EndFormer(PendingEndFormer { slot, .. })) = self.connect_blocked {
             self.connect_blocked = None;

@@ -20,12 +20,13 @@ use super::{Qpair, Work, status_of, token};
 use crate::env::Env;
 use crate::refusal::{Refusal, field};
 
-/// Time for which a first half waits for its second, from the first timer that finds it alone; as long as for
-/// data. Hosts send both at once.
+/// Longest time for which a first half waits for its second, from the first timer check that finds no second.
+/// The same as `FETCH_TIMEOUT`; hosts send both halves together.
 pub const FUSED_TIMEOUT: Nanos = Nanos::from_secs(30);
 
 impl<T: Transport> Qpair<T> {
-    /// A checked command that is half of a pair, or that follows a first half.
+    /// Handles a checked command that is half of a pair, or that follows a first half. Ends a first half
+    /// without its second, and refuses an invalid half.
     pub(super) fn step_fused(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get(slot) else { return };
         let Work::Io(io) = request.work else { return };
@@ -66,7 +67,7 @@ impl<T: Transport> Qpair<T> {
             && first.range == second.range && first.data_bytes == second.data_bytes)
     }
 
-    /// Refuses a command that failed its checks; a first half that waits ends too.
+    /// Refuses a command that failed its checks. Ends a first half that waits for its second.
     pub(super) fn refuse_io(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal) {
         let Some(request) = self.requests.get(slot) else { return };
         let is_second = request.sqe.fuse() == Fuse::SECOND;
@@ -82,7 +83,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Ends a first half whose deadline has passed: it holds two buffers that others may wait for.
+    /// Ends a first half whose deadline has passed, since other commands may wait for its two buffers. Sets
+    /// the deadline of a new first half.
     pub(super) fn expire_fused_first(&mut self, env: &mut Env) {
         match (self.fused_first, self.fused_first_deadline) {
             (Some(first), Some((slot, until))) if first == slot => {
@@ -112,7 +114,7 @@ impl<T: Transport> Qpair<T> {
             }
             State::Replying => {}
             State::NeedBuffer => {
-                // The queue for memory may not move for long: a completed request leaves the queue at once.
+                // Removed now, since the queue for memory may not advance for a long time.
                 self.waiting.retain(|waiting| *waiting != slot);
                 self.refuse(env, slot, refusal);
             }
@@ -126,8 +128,9 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The first half takes the memory of both halves or waits, so that no pair holds one buffer while it
-    /// waits for another.
+    /// Takes the memory of both halves for the first half, or queues the first half for memory. So no pair
+    /// keeps one buffer while it waits for another. Then fetches the data of the first half, and of the
+    /// second if it has arrived.
     fn begin_first(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
@@ -160,7 +163,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Retries to take the memory of a first half. Does nothing for a second half, which waits for its first.
+    /// Retries a first half that waits for memory. Does nothing for a second half, which waits for its first.
     pub(super) fn retry_fused(&mut self, env: &mut Env, slot: RequestId) {
         if self.requests.get(slot).is_some_and(|request| request.sqe.fuse() == Fuse::FIRST) {
             self.begin_first(env, slot);
@@ -179,14 +182,15 @@ impl<T: Transport> Qpair<T> {
             self.requests.find(first).is_some_and(|request| request.state == State::NeedBuffer);
         if is_first_waiting {
             if let Some(request) = self.requests.find_mut(second) {
-                request.state = State::NeedBuffer; // `begin_first` begins it
+                request.state = State::NeedBuffer; // `begin_first` begins the second
             }
             return self.stash_capsule(second);
         }
         self.begin_second(env, first, second);
     }
 
-    /// Gives the second half the buffer that the first took for it, and fetches its data.
+    /// Moves the buffer that the first half took for the second to the second half, and fetches its data.
+    /// Refuses the second half with Internal Error if there is no such buffer.
     fn begin_second(&mut self, env: &mut Env, first: RequestId, second: RequestId) {
         let data = self.requests.find_mut(first).and_then(|request| request.aux.take());
         let Some(request) = self.requests.find_mut(second) else { return };
@@ -198,7 +202,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Half of a pair has its data, or fails with `failure`.
+    /// Handles half of a pair whose fetch has ended. Executes the pair once both halves have their data; ends
+    /// the pair with `failure`.
     pub(super) fn on_fused_fetched(
         &mut self,
         id: ConnectionId,
@@ -210,7 +215,7 @@ impl<T: Transport> Qpair<T> {
         request.state = State::Fused;
         let (partner, is_first) = (request.partner, request.sqe.fuse() == Fuse::FIRST);
         if let Some(status) = failure {
-            // A second half that arrives later is refused for want of a first.
+            // A second half that arrives later is refused, since its first half is missing.
             self.fused_first.take_if(|first| *first == slot);
             return self.end_pair(env, slot, partner, status);
         }
@@ -241,7 +246,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The disk completed the pair with `result`. `second` is the Write.
+    /// Completes both halves with the `result` of the disk. `second` is the Write.
     pub(super) fn on_fused_done(&mut self, env: &mut Env, second: RequestId, result: Result<(), DiskError>) {
         let Some(first) = self.requests.find(second).and_then(|request| request.partner) else { return };
         let io_of = |slot| match self.requests.find(slot)?.work {
@@ -278,8 +283,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Refuses `slot` with `status`, and `partner`, unless it was replied to, with Aborted due to Failed
-    /// Fused Command.
+    /// Refuses `slot` with `status`. Refuses `partner` with Command Aborted due to Failed Fused Command,
+    /// unless `partner` already has a reply.
     fn end_pair(&mut self, env: &mut Env, slot: RequestId, partner: Option<RequestId>, status: Status) {
         self.refuse(env, slot, Refusal::of(status, None));
         if let Some(partner) = partner {

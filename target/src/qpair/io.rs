@@ -1,9 +1,10 @@
 //! Parse and check of the commands of an I/O queue: pure functions from a submission queue entry to an
 //! [`IoCommand`].
 //!
-//! Everything that can be refused without the command's data is refused here, with the status and the field
-//! at fault. A command that passes is inside the namespace and the limits, and its SGL has the length of its
-//! data, or more if the data is a list of ranges. The ranges of a list are checked when the command begins.
+//! All checks of a command for an active namespace that need no data are here. A refusal has the status and
+//! the field at fault. A command that passes is inside the namespace and the limits. Its SGL has the length
+//! of its data, or more if the data is a list of ranges. The ranges of a list are checked when the command
+//! executes.
 
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::{Fuse, Sqe};
@@ -45,14 +46,14 @@ pub fn is_fua(sqe: &Sqe) -> bool {
     sqe.cdw12() & FUA != 0
 }
 
-/// Dataset Management of a Read or Write: the low byte of CDW13.
+/// Dataset Management field of a Read or Write: the low byte of CDW13.
 #[inline]
 #[must_use]
 pub fn hints(sqe: &Sqe) -> u8 {
     sqe.cdw13().to_le_bytes()[0]
 }
 
-/// Parses and checks a command for a namespace on the disk of `target`.
+/// Parses and checks a command for a namespace on the disk of `target`. The caller sets `client`.
 ///
 /// # Errors
 /// [`Refusal`] with the status that the specification demands and the field at fault.
@@ -126,7 +127,8 @@ fn parse_fuse(sqe: &Sqe) -> Result<bool, Refusal> {
     }
 }
 
-/// True for half of a fused pair. The only pair is Compare and Write, of at most one block (ACWU).
+/// True for half of a fused pair. Refuses every pair but Compare and Write of one block (ACWU), on a disk
+/// that supports the pair.
 fn check_fused(is_fused: bool, io: &IoCommand, target: &Target) -> Result<bool, Refusal> {
     if !is_fused {
         return Ok(false);
@@ -170,7 +172,7 @@ pub fn check_range(range: BlockRange, geometry: &Geometry) -> Result<(), Refusal
 /// The range of a Read, Write or Compare and its length in bytes.
 ///
 /// # Errors
-/// LBA Out of Range; Invalid Field in Command beyond MDTS (Base 2.0, 5.17.2.1).
+/// LBA Out of Range; Invalid Field in Command for more data than MDTS (Base 2.0, 5.17.2.1).
 #[inline]
 pub fn data_range(sqe: &Sqe, target: &Target, block_shift: u32) -> Result<(BlockRange, u32), Refusal> {
     let range = range(sqe, target)?;
@@ -202,8 +204,9 @@ fn parse_copy(
     Ok(command(op, BlockRange { lba, blocks: 0 }, ranges * COPY_RANGE_BYTES))
 }
 
-/// Checks that the SGL has exactly the length of the command's data; for a list of ranges it may be longer.
-/// For other data a longer SGL is allowed only with SGLS bit 18, which this target does not set.
+/// Checks that the SGL has exactly the length of the command's data. For a list of ranges the SGL may be
+/// longer, up to 8 KiB. For other data a longer SGL is allowed only with SGLS bit 18, which this target does
+/// not set. Refuses in-capsule data for a Read.
 #[inline]
 fn check_pointer(io: &IoCommand, pointer: DataPointer) -> Result<(), Refusal> {
     match io.op.direction() {

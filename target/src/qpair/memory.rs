@@ -1,12 +1,14 @@
-//! Memory: which buffers a command takes, the queue of commands that got none, and what they wait for.
+//! Memory of commands: allocation of buffers, the queue of requests that wait for memory, and the resource
+//! that each of them waits for.
 //!
-//! A command begins with all the memory that it needs or waits with none. A command of a connection that is
-//! above its share of the pool waits as with an empty pool, but other connections overtake it, and the core
-//! may sleep meanwhile.
+//! A command takes all the memory that it needs, or waits with none. Commands of a connection that is above
+//! its share of the pool wait as if the pool were empty. Other connections overtake them while the pool has
+//! enough free bytes, and the core may sleep meanwhile.
 //!
-//! The memory of a disk (the frames of a RAM disk) is shared in the same way: a connection gets no more of it
-//! for Writes while the memory that it holds for data that its host has not sent is more than the disk has
-//! free. A Write with in-capsule data on the fast path is not limited: its data has arrived.
+//! The memory of a disk (the frames of a RAM disk) is shared in a similar way. A connection is charged for
+//! disk memory until the host has sent the data. While the charge exceeds the free memory of the disk, the
+//! connection gets no more for Writes. A Write with in-capsule data on the fast path is not limited, since
+//! its data has arrived.
 
 use spindle_disk::{Disk, Op, Prepared};
 use spindle_reactor::mem::{Buf, Pool, Share};
@@ -17,10 +19,10 @@ use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
 use super::{Qpair, bulk, compound};
 use crate::env::Env;
 
-/// Outcome of a retry for requests that wait.
+/// Outcome of `Qpair::retry_buffers`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Retried {
-    /// A request got its memory or ended.
+    /// A request got its memory, was resumed between two steps, or ended.
     pub(crate) has_progress: bool,
     pub(crate) has_waiting: bool,
 }
@@ -28,17 +30,17 @@ pub(crate) struct Retried {
 /// The resource that the oldest waiting request of a queue pair needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
-    /// Its next turn, or memory of the disk; the connection is within its share.
+    /// The next turn, or memory of the disk; the connection is within its share.
     Turn,
-    /// A buffer of `bytes` of the pool; the connection is within its share.
+    /// A pool buffer of `bytes` bytes; the connection is within its share.
     Pool { bytes: u32 },
     /// Buffers that its own connection frees: the connection is above its share of the pool.
     Share {
         /// The pool has fewer bytes free than the request needs.
         is_empty: bool,
     },
-    /// Memory of the disk, of which the connection holds more than is free. Polled, because other cores that
-    /// free some do not send a message.
+    /// Memory of the disk. The disk memory that is charged to the connection exceeds the free memory of the
+    /// disk. Retried in each turn, because other cores send no message when they free disk memory.
     DiskShare {
         /// The disk has fewer bytes free than the request needs.
         is_empty: bool,
@@ -51,7 +53,7 @@ pub(crate) enum WaitsFor {
 }
 
 impl WaitsFor {
-    /// True when new requests of all connections must queue behind this one.
+    /// True when new requests of all connections must queue behind the waiting request.
     pub(crate) fn blocks_others(self) -> bool {
         match self {
             WaitsFor::Turn | WaitsFor::Pool { .. } => true,
@@ -67,8 +69,8 @@ impl WaitsFor {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Appends a request to the queue for memory. Its in-capsule data is copied out of the receive batch
-    /// (TCP): the bytes after it may be the data of commands that hold the memory.
+    /// Appends a request to the queue for memory. Copies its in-capsule data out of the receive batch (TCP):
+    /// the bytes after this data may belong to commands that occupy the memory.
     #[cold]
     pub(super) fn wait_for_buffer(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
@@ -117,7 +119,7 @@ impl<T: Transport> Qpair<T> {
         })
     }
 
-    /// `Some` for a request that waits for disk memory, when this connection is above its share of it.
+    /// `Some` if the request waits for disk memory and this connection is above its share of that memory.
     fn disk_share(&self, env: &Env, request: &Request, io: &IoCommand) -> Option<WaitsFor> {
         let free = env.disk_ref(io.disk)?.free_bytes();
         let is_above = request.data_memory == DataMemory::Wait && self.charged > free;
@@ -136,9 +138,10 @@ fn list_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
     }
 }
 
-/// Bytes of the largest pool buffer that [`take_buffers`] takes; `None`: none, or not known yet.
+/// Bytes of the largest pool buffer that [`take_buffers`] takes; `None`: it takes no buffer, or the length is
+/// not known yet.
 fn pool_bytes(env: &Env, request: &Request, io: &IoCommand) -> Option<u32> {
-    // Of a disk that is gone nothing is taken: its requests are ended when they are tried again.
+    // No buffer is taken for a disk that was removed: the next retry ends the request.
     let disk = env.disk_ref(io.disk)?;
     if matches!(io.op, IoOp::Read | IoOp::Write { .. }) {
         return (request.data_memory == DataMemory::Pool).then(|| request.first_bytes(io));
@@ -165,27 +168,27 @@ pub(super) fn reads_into_pool(env: &Env, disk: usize) -> bool {
 
 /// Outcome of [`take_buffers`].
 pub(super) enum Taken {
-    /// The data of a Read, whose command is done.
+    /// The data of a Read, which has ended.
     Ready(Buf),
     /// The request has all memory that it needs, or its disk is gone.
     All,
-    /// The request has none and waits.
+    /// The request got no memory and must wait.
     Nothing,
 }
 
 /// State of the queue pair that limits the memory of a command.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    /// The request is new, and others wait for memory.
+    /// The request is new, and other requests wait for memory.
     pub(super) is_behind: bool,
-    /// [`Qpair::charged`].
+    /// Bytes of disk memory for data that the host has not sent yet ([`Qpair::charged`]).
     pub(super) charged: u64,
-    /// [`Qpair::bulk_unit`].
+    /// Bytes of data above which a transfer may be split ([`Qpair::bulk_unit`]).
     pub(super) bulk_unit: u32,
 }
 
 /// Takes all memory of an I/O command or none, so that no command keeps one buffer while it waits for
-/// another. A bulk transfer needs one buffer of a piece.
+/// another. A bulk transfer takes one buffer of the length of a piece.
 #[inline]
 pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand, bounds: Bounds) -> Taken {
     let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
@@ -214,7 +217,7 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand,
     if has_all { Taken::All } else { Taken::Nothing }
 }
 
-/// [`take_buffers`] of a Read or a Write.
+/// As [`take_buffers`], for a Read or a Write.
 #[inline]
 fn take_data(
     disk: &mut dyn Disk,
@@ -252,8 +255,8 @@ fn take_data(
 }
 
 impl Request {
-    /// Notes that the disk uses buffers of the pool, and cuts a transfer of more than `bulk_unit` bytes into
-    /// pieces where that is allowed.
+    /// Records that the disk uses buffers of the pool. Sets the length of a piece for a transfer of more than
+    /// `bulk_unit` bytes, where [`bulk::piece_unit`] allows pieces.
     #[inline]
     pub(super) fn set_pool(&mut self, disk: &dyn Disk, io: &IoCommand, bulk_unit: u32) {
         self.data_memory = DataMemory::Pool;

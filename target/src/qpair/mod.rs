@@ -6,17 +6,14 @@
 //!     └───── no successful Connect in time, host error ───────┘
 //! ```
 //!
-//! A Read: `step_command -> read_fast_path -> Disk::prepare`. `Ready`: replied to at once. Any other outcome:
-//! `continue_read -> step_buffer -> step_execute -> Disk::submit ... on_done -> finish -> Transport::reply
-//! ... Sent`. A Write on the slab path: `step_io -> io::parse -> step_buffer -> take_buffers ->
-//! Transport::fetch ... step_fetched -> step_execute`, then as a Read. `state` of a request changes only in
-//! this directory.
+//! The crate's page has the paths of a Read and a Write through this file. The `state` of a request changes
+//! only in this directory.
 //!
 //! Files: `request` (the states), `fast_path` (Reads and Writes without a request in the slab), `bulk` (large
 //! transfers in pieces), `io` (parse and check), `admin` (Connect, properties, admin commands, Abort),
 //! `compound` (commands of several disk steps), `fused` (Compare and Write), `memory` (buffers, and the queue
-//! of requests that wait for them), `fetches` (time-outs of data and replies), `former` (End Former
-//! Associations).
+//! of requests that wait for them), `requests` (table of the requests), `fetches` (time-outs of data and
+//! replies), `former` (End Former Associations).
 
 mod admin;
 mod bulk;
@@ -62,15 +59,16 @@ use memory::{Bounds, Taken, reads_into_pool, take_buffers};
 use request::{Direction, IoCommand, IoOp, Request, State, Work};
 use requests::Requests;
 
-/// Longest time from accept to the success of Connect; a Connect that waits for orphaned commands gets more.
-/// A host with many queues opens all its connections first and then sends one Connect after another;
-/// meanwhile each takes a slot that other hosts could use.
+/// Longest time from accept to the success of Connect; a Connect that waits for orphaned commands has
+/// `ORPHAN_MAX` more from the start of its wait. A host with many queues opens all its connections first and
+/// then sends one Connect after another. Meanwhile each connection occupies a slot that other hosts could
+/// use.
 pub const CONNECT_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// Entries of a queue before Connect sets its size: Connect itself. A second command before the reply is a
-/// host error, so the slab that replaces this one (`reinsert_connect`) has only Connect to take over.
+/// Capacity of the slab before Connect sets the size of the queue. A second command before the reply to
+/// Connect is a host error, so `reinsert_connect` moves only Connect to the final slab.
 const FRESH_ENTRIES: usize = 1;
-/// Messages in the outbox from which on failed commands of I/O queues are not reported to the error log:
-/// bounds what a host can cause.
+/// Outbox length, in messages, from which on failed commands of I/O queues are not added to the error log.
+/// Bounds the memory that a host can fill with failing commands.
 const FAILED_BACKLOG_MAX: usize = 256;
 
 pub(crate) enum Role {
@@ -79,7 +77,8 @@ pub(crate) enum Role {
     /// The admin queue; it owns the controller.
     Admin(Box<Controller>),
     Io(IoRole),
-    /// Closed; what arrives is ignored until the transport reports `Closed`.
+    /// The connection is closing; commands and data that arrive are discarded until the transport reports
+    /// `Closed`.
     Closing,
 }
 
@@ -105,22 +104,23 @@ pub struct Qpair<T: Transport> {
     pub(crate) peer: Peer,
     pub(crate) role: Role,
     requests: Requests,
-    /// Requests in `NeedBuffer` or `NeedStepBuffer`, in the order in which they began to wait. A second half
-    /// of a fused pair is not here: it waits for its first half.
+    /// Requests in `NeedBuffer` or `NeedStepBuffer`, in the order in which they began to wait. The second
+    /// half of a fused pair is not listed, since it waits for its first half.
     waiting: VecDeque<RequestId>,
     sq_head: u16,
     entries: u16,
     is_sq_flow_off: bool,
-    /// Reads and Writes of more bytes may be cut into pieces of this size; `u32::MAX`: none is.
+    /// Reads and Writes of more than this many bytes may be split into pieces of this size; `u32::MAX`: no
+    /// command is split.
     bulk_unit: u32,
     fused_first: Option<RequestId>,
-    /// The first half that the last timer found without its second, and its deadline.
+    /// First half of a fused pair that the last timer check found without its second half, and its deadline.
     fused_first_deadline: Option<(RequestId, Nanos)>,
     parked_aers: ArrayVec<RequestId, { limits::ASYNC_EVENTS_MAX as usize }>,
     fetches: Fetches,
-    /// Bytes of disk memory held for data that the host has not sent yet.
+    /// Bytes of disk memory allocated for data that the host has not sent yet.
     charged: u64,
-    /// Replies sent, ever (wraps).
+    /// Total of the replies sent; wraps.
     replies_sent: u32,
     /// Detects a host that does not read its replies.
     reply_stalls: StallDetector,
@@ -129,16 +129,16 @@ pub struct Qpair<T: Transport> {
     pub(crate) admitted: Option<Admitted>,
     /// Data of the request in state `ConnectBlocked`.
     connect_blocked: Option<ConnectBlocked>,
-    /// Replies of the fast path that are not sent yet: their commands occupy entries of the queue, but no
-    /// slot.
+    /// Number of fast-path replies that are not sent yet. Their commands occupy entries of the queue, but no
+    /// slot of the slab.
     fast_path_inflight: u32,
     is_send_ready: bool,
     /// True while this queue pair is in `TargetCore::waiting`.
     pub(crate) is_listed: bool,
 }
 
-/// Token of a request, for disk commands: slot of the queue pair in the high 32 bits, of the request in the
-/// low.
+/// Token of a request's disk commands: slot of the queue pair in the high 32 bits, slot of the request in the
+/// low 32 bits.
 #[inline]
 pub(crate) fn token(qpair: ConnectionId, slot: RequestId) -> Token {
     Token(u64::from(qpair.to_wire()) << 32 | u64::from(slot.to_wire()))
@@ -150,7 +150,7 @@ pub(crate) fn owner(qpair: ConnectionId) -> Owner {
     token(qpair, RequestId::from_wire(0)).owner()
 }
 
-/// Inverse of [`token`]: slots of the queue pair and of its request.
+/// Inverse of [`token`]: returns the slots of the queue pair and of its request.
 #[inline]
 pub(crate) fn from_token(token: Token) -> (ConnectionId, RequestId) {
     let high = u32::try_from(token.0 >> 32).unwrap_or(0);
@@ -158,7 +158,8 @@ pub(crate) fn from_token(token: Token) -> (ConnectionId, RequestId) {
     (ConnectionId::from_wire(high), RequestId::from_wire(low))
 }
 
-/// NVMe status for a disk error; DNR where a retry cannot help.
+/// Returns the NVMe status for a disk error, with DNR where a retry cannot help. The status of `Device` is
+/// returned unchanged.
 #[must_use]
 pub fn status_of(error: DiskError) -> Status {
     match error {
@@ -171,13 +172,14 @@ pub fn status_of(error: DiskError) -> Status {
         DiskError::Internal => Status::INTERNAL_ERROR,
         DiskError::Gone => Status::INTERNAL_ERROR.dnr(),
         DiskError::Device(status) => status,
-        // Never sent: the queue pair was removed before.
+        // Not seen by a host: only commands of an ended queue pair are cancelled.
         DiskError::Cancelled => Status::ABORTED_SQ_DELETION,
     }
 }
 
 impl<T: Transport> Qpair<T> {
-    /// A queue pair of a connection accepted at `now`; Connect must succeed within [`CONNECT_TIMEOUT`].
+    /// Creates the queue pair of a connection accepted at `now`; Connect must succeed within
+    /// [`CONNECT_TIMEOUT`].
     #[must_use]
     pub fn new(transport: T, peer: Peer, now: Nanos) -> Self {
         Qpair {
@@ -206,7 +208,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Marks that the transport may have something to send. False if it was marked already.
+    /// Marks that the transport may have output. False if the mark was already set.
     #[inline]
     pub(crate) fn set_send_ready(&mut self) -> bool {
         !std::mem::replace(&mut self.is_send_ready, true)
@@ -234,15 +236,15 @@ impl<T: Transport> Qpair<T> {
         self.waiting.len()
     }
 
-    /// True when a drain need not wait: only parked AERs and a blocked Connect or End Former Associations are
-    /// left.
+    /// True when a drain need not wait: all replies of the fast path are sent, and the only requests left are
+    /// parked AERs and a blocked Connect or End Former Associations.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.requests.len() == self.parked_aers.len() + usize::from(self.connect_blocked.is_some())
             && self.fast_path_inflight == 0
     }
 
-    /// Handles all events that the transport has. `id`: slot of this queue pair.
+    /// Handles all pending events of the transport. `id`: slot of this queue pair.
     #[inline]
     pub fn step(&mut self, id: ConnectionId, env: &mut Env) -> Liveness {
         let sent = self.transport.take_fast_path_sent();
@@ -268,7 +270,8 @@ impl<T: Transport> Qpair<T> {
 
     #[inline]
     fn step_command(&mut self, id: ConnectionId, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
-        // Commands that arrive during shutdown are dropped: the host repeats them on its next connection.
+        // Commands that arrive while the queue pair closes or the core drains are dropped: the host repeats
+        // them on its next connection.
         if matches!(self.role, Role::Closing) || env.is_draining {
             // The data of earlier commands may follow this command in the stream.
             return self.transport.ignore();
@@ -301,7 +304,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A completion queue entry with this queue's SQHD.
+    /// Builds a completion queue entry with this queue's SQHD.
     #[inline]
     fn cqe(&self, cid: u16, status: Status) -> Cqe {
         let mut cqe = Cqe::new(cid, status);
@@ -341,7 +344,8 @@ impl<T: Transport> Qpair<T> {
         self.step_buffer(id, env, slot);
     }
 
-    /// Takes the memory that the command needs, then fetches or executes. Without memory it waits in order.
+    /// Takes the memory that the command needs, then fetches its data or executes it. If memory is short, a
+    /// new request is appended to the queue for memory, and a waiting request keeps its position.
     #[inline]
     fn step_buffer(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
@@ -369,7 +373,8 @@ impl<T: Transport> Qpair<T> {
         if request.pieces.unit > 0 && request.buf.is_some() {
             return self.begin_bulk(id, env, slot);
         }
-        // No buffer: the disk was removed while the command waited, so `step_execute` fails it.
+        // Without a buffer the disk was removed while the command waited, and `step_execute` fails the
+        // command.
         if io.op.direction() == Direction::FromHost && request.buf.is_some() {
             self.fetch(slot);
         } else {
@@ -377,7 +382,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Hands the buffer to the transport, which fills it with the host's data.
+    /// Passes the buffer to the transport, which writes the host's data into it.
     #[inline]
     fn fetch(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
@@ -423,8 +428,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Submits the command to its disk, or begins the steps of a compound command. Its buffer and data are
-    /// ready.
+    /// Submits the command to its disk, or begins the steps of a compound command; completes a [`IoOp::Hint`]
+    /// at once. The command has its buffer and data.
     #[inline]
     fn step_execute(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
@@ -452,7 +457,7 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// A disk completed a command, or a step of one, after `submit` returned.
+    /// Handles the completion of a disk command: a whole command, a step, a piece or a fused pair.
     pub(crate) fn on_done(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId, done: Done) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         if request.state == State::Bulk {
@@ -497,7 +502,7 @@ impl<T: Transport> Qpair<T> {
         self.refuse(env, slot, Refusal::of(status_of(error), None));
     }
 
-    /// Logs a disk error, and counts a media error in the SMART log. A Compare that differs is no error.
+    /// Logs a disk error, and counts a media error for the SMART log. Ignores [`DiskError::CompareDiffers`].
     pub(crate) fn note_disk_error(&self, env: &mut Env, io: &IoCommand, error: DiskError) {
         let Role::Io(role) = &self.role else { return };
         if error == DiskError::CompareDiffers {
@@ -536,7 +541,8 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Sends the completion, with `data` for a command that reads. `Sent` frees the request.
+    /// Frees the request's buffers and passes the completion to the transport, with `data` for a command that
+    /// reads. `Event::Sent` frees the request. Panics if the request already has a reply.
     #[inline]
     pub(crate) fn finish(&mut self, slot: RequestId, status: Status, result: u64, data: Option<Buf>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
@@ -549,13 +555,14 @@ impl<T: Transport> Qpair<T> {
         self.transport.reply(Reply { slot, cqe, data, may_omit_cqe: self.is_sq_flow_off });
     }
 
-    /// Completes a command with an error and adds it to the controller's error log. An aborted command, or
-    /// one before Connect, is not added.
+    /// Completes a command with an error and adds an entry to the controller's error log. No entry is added
+    /// for an aborted command, before Connect, while closing, for a discovery controller, or beyond
+    /// [`FAILED_BACKLOG_MAX`].
     pub(crate) fn refuse(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal) {
         self.refuse_with(env, slot, refusal, 0);
     }
 
-    /// [`Qpair::refuse`] with `result` in dwords 0 and 1 of the completion.
+    /// As [`Qpair::refuse`], with `result` in dwords 0 and 1 of the completion.
     pub(crate) fn refuse_with(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal, result: u64) {
         let Some(request) = self.requests.get(slot) else { return };
         let mut status = refusal.status;
@@ -576,12 +583,12 @@ impl<T: Transport> Qpair<T> {
         self.finish(slot, status, result, None);
     }
 
-    /// True when the error log has the record, or a message with it is queued.
+    /// Adds a record to the error log, or queues a message with the record to the admin core. False: the
+    /// record is dropped.
     fn record_error(&mut self, env: &mut Env, record: ErrorRecord) -> bool {
         match &mut self.role {
             Role::Admin(controller) => controller.on_error(record),
-            // A host whose commands fail faster than the core of its admin queue takes the messages loses
-            // entries of its error log.
+            // Entries are lost if commands fail faster than the messages of this core are delivered.
             Role::Io(_) if env.outbox.len() >= FAILED_BACKLOG_MAX => false,
             Role::Io(role) => {
                 let controller = Arc::clone(&role.shared);
@@ -611,7 +618,8 @@ impl<T: Transport> Qpair<T> {
         );
     }
 
-    /// Retries requests that wait for memory or for their next step, oldest first.
+    /// Retries requests that wait for memory or for their next step, oldest first. Stops at the first request
+    /// that gets no memory.
     pub(crate) fn retry_buffers(&mut self, id: ConnectionId, env: &mut Env) -> Retried {
         let mut has_progress = false;
         for _ in 0..self.waiting.len() {
@@ -635,7 +643,7 @@ impl<T: Transport> Qpair<T> {
             has_progress = true;
             self.waiting.pop_front();
             if state == Some(State::NeedStepBuffer) {
-                self.waiting.push_back(slot); // its next step is due next turn, behind the others
+                self.waiting.push_back(slot); // its next step follows in the next turn, behind the others
             }
         }
         Retried { has_progress, has_waiting: !self.waiting.is_empty() }
@@ -647,21 +655,20 @@ impl<T: Transport> Qpair<T> {
         !self.waiting.is_empty()
     }
 
-    /// Closes the connection: the host violated `rule`.
+    /// Logs that the host violated `rule`, and closes the connection.
     pub(crate) fn host_error(&mut self, env: &mut Env, rule: &'static str) {
         env.notice(Notice::HostError { remote: self.peer.remote, rule });
         self.close(env, CloseReason::HostError);
     }
 
-    /// Closes the connection. The controller or the queue is released at once; the transport reports `Closed`
-    /// later.
+    /// Releases the controller or the queue at once and closes the transport, which reports `Closed` later.
     pub(crate) fn close(&mut self, env: &mut Env, reason: CloseReason) {
         self.release(env, Some(reason));
         self.transport.close(reason);
     }
 
-    /// Shutdown: closes when nothing is in flight. The admin queue closes last, because its end closes the
-    /// I/O queues on all cores.
+    /// Shutdown: ends a first half without its second, and closes the connection once no command is in
+    /// flight. The admin queue closes last, because its end closes the I/O queues on all cores.
     pub(crate) fn drain(&mut self, env: &mut Env) {
         self.end_first(env, Status::ABORTED_MISSING_FUSED);
         let may_close = match &self.role {
@@ -708,8 +715,8 @@ impl<T: Transport> Qpair<T> {
         self.fused_first = None;
     }
 
-    /// The configuration changed: an I/O queue takes the new subsystem, an admin queue reports events. Both
-    /// close if the host has lost its access.
+    /// Applies a changed configuration: stores the new subsystem in an I/O queue, reports events on an admin
+    /// queue. Closes the connection if the host has lost its access.
     pub(crate) fn on_snapshot(&mut self, env: &mut Env, old: &Snapshot) {
         let is_allowed = |shared: &ControllerShared| {
             let subsystem = env.snapshot.subsystem(&shared.subsystem_nqn);
@@ -729,7 +736,9 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// Time-outs of fused pairs, host data, replies, Connect and keep alive. Called once a timer period.
+    /// Checks the time-outs of fused pairs, host data, replies, Connect, keep alive and the association.
+    /// Retries a blocked Connect, and polls End Former Associations and the health of drives. Called once per
+    /// timer period.
     pub(crate) fn on_time(&mut self, env: &mut Env) {
         self.expire_fused_first(env);
         if self.is_stalled(env) {
@@ -757,7 +766,8 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
-/// Looks up the namespace and its disk, and checks the command against both.
+/// Looks up the namespace and its disk, checks the command against both, and marks the namespace as active. A
+/// Flush with NSID FFFFFFFFh needs no namespace.
 #[inline]
 fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand, Refusal> {
     let sqe = &request.sqe;

@@ -20,37 +20,40 @@ use spindle_transport::RequestId;
 
 use spindle_transport::DataPointer;
 
-/// State of a request, with what ends it.
+/// State of a request. The text of each state has the event that ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Just arrived; another state follows within the same call.
+    /// The command has just arrived; another state follows within the same call.
     New,
-    /// Waits for a buffer of the pool, of the admin pool or of the disk; ended by `Qpair::retry_buffers`.
+    /// Waits for a buffer of the pool, of the admin pool or of the disk; the second half of a fused pair
+    /// waits for its first. Ended by `Qpair::retry_buffers`, an abort, or the failure of the other half.
     NeedBuffer,
-    /// The transport fetches the host's data; ended by `Fetched`.
+    /// The transport fetches the host's data; ended by `Fetched` or `Transport::cancel`.
     Fetching,
-    /// A disk executes the command, or a step of it; ended by `Done`.
+    /// A disk executes the command or a step of the command; ended by `Done`. Also an admin command, within
+    /// the call that executes the command.
     Executing,
-    /// Waits between two steps for a buffer or for its next turn; ended by `Qpair::retry_buffers`.
+    /// Waits between two steps for a buffer or for the next turn; ended by `Qpair::retry_buffers`.
     NeedStepBuffer,
     /// A bulk transfer, with pieces at the disk and on the wire; ended when the last piece has completed.
     Bulk,
-    /// Half of a fused pair with its data; ended when the other half has its data too, or fails.
+    /// Half of a fused pair that has its data; ended when the other half has its data or fails.
     Fused,
     /// An Asynchronous Event Request; ended by an event, an abort, or a reset, shutdown or end of the
     /// controller.
     Parked,
-    /// An Abort that another core carries out; ended by its answer.
+    /// An Abort of a command on an I/O queue, sent to all cores; ended by the answer of the last core.
     Aborting,
-    /// A Connect or an End Former Associations that waits until the disks have completed the commands of its
-    /// host's former associations; ended by `Qpair::retry_connect`, `Qpair::poll_end_former`.
+    /// A Connect or End Former Associations that waits until the disks have completed the commands of the
+    /// host's former associations. Ended by `Qpair::retry_connect`, `Qpair::poll_end_former`, or a reset or
+    /// shutdown.
     ConnectBlocked,
     /// The transport has the reply; ended by `Sent`.
     Replying,
 }
 
 impl State {
-    /// All states, in the order of a request's life, for counters and tests.
+    /// All states, in the order of their declaration, for tests and the simulator.
     pub const ALL: [State; 11] = [
         State::New,
         State::NeedBuffer,
@@ -73,7 +76,7 @@ pub enum Work {
     None,
     /// A command of an I/O queue.
     Io(IoCommand),
-    /// Connect, from its arrival until its data is checked.
+    /// A Connect. Its data is parsed after the fetch.
     Connect,
     /// An admin command, with or without data.
     Admin {
@@ -84,32 +87,32 @@ pub enum Work {
     },
 }
 
-/// An I/O command that passed every check that does not need its data.
+/// An I/O command that passed all checks that do not need its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoCommand {
     /// The operation, with the attributes that change it.
     pub op: IoOp,
-    /// Half of a fused pair.
+    /// True for half of a fused pair.
     pub is_fused: bool,
     /// Index of the namespace's disk in [`Env::disks`](crate::env::Env::disks).
     pub disk: usize,
     /// Namespace identifier as the host sent it; FFFFFFFFh for a flush of all namespaces.
     pub nsid: u32,
-    /// Blocks of the command, checked against the disk's size at its arrival. `blocks` is 0 for a Flush and
-    /// for commands with a list of ranges; `lba` of a Copy is the first destination block.
+    /// Blocks of the command, checked against the disk's size when the command arrives. `blocks` is 0 for a
+    /// Flush and for commands with a list of ranges; `lba` of a Copy is the first destination block.
     pub range: BlockRange,
     /// log2 of the block size in bytes.
     pub block_shift: u8,
-    /// Bytes of host data in either direction.
+    /// Bytes of host data in either direction; for a list of ranges, the length of the SGL.
     pub data_bytes: u32,
     /// Dataset Management hints of a Read or Write: the low byte of CDW13.
     pub hints: u8,
-    /// Number of its host: [`ControllerShared::client`](crate::shared::ControllerShared::client).
+    /// Client identifier of the host: [`ControllerShared::client`](crate::shared::ControllerShared::client).
     pub client: u16,
 }
 
 impl IoCommand {
-    /// Disk request `op` for `range`, with the hints and the host of this command.
+    /// Returns the disk request `op` for `range`, with the hints and the client of this command.
     #[inline]
     #[must_use]
     pub fn request(&self, op: Op, range: BlockRange) -> IoRequest {
@@ -117,15 +120,15 @@ impl IoCommand {
     }
 }
 
-/// Memory for the data of a Read or Write, as `Disk::prepare` returned it.
+/// Kind of memory for the data of a Read or Write, from the result of `Disk::prepare`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DataMemory {
-    /// `prepare` was not called yet.
+    /// `prepare` was not called yet, or returned `Ready`, `Fill` or `Later`.
     #[default]
     Unknown,
     /// Buffers of the pool; `prepare` is not called again.
     Pool,
-    /// Memory of the disk, which has none free; `prepare` is called again.
+    /// Memory of the disk, of which none is free for this connection; each retry calls `prepare` again.
     Wait,
 }
 
@@ -197,7 +200,8 @@ impl IoOp {
 }
 
 impl IoOp {
-    /// The operation with FUA set: used while the host has disabled the volatile write cache.
+    /// Returns the operation with FUA set if it is a Write, Write Zeroes or Copy; any other operation
+    /// unchanged. Used while the host has disabled the volatile write cache.
     #[must_use]
     pub fn with_fua(self) -> IoOp {
         match self {
@@ -223,13 +227,14 @@ pub struct Progress {
     pub index: u32,
     /// Completed blocks of the command (Verify) or of the source range `index` (Copy).
     pub blocks: u64,
-    /// Blocks of the piece that is read or written.
+    /// Length in blocks of the piece that is read or written.
     pub piece: u32,
-    /// Copy: the piece was read, its write is in flight or next. Abort: a core has aborted the command.
+    /// Copy: the piece was read; its write is in flight or follows. Abort: a core has aborted the command.
     pub is_writing: bool,
     /// Compare, Verify, Copy: the disk executes the command itself.
     pub is_offloaded: bool,
-    /// The last step of the turn succeeded and its outcome is not handled yet; its buffer is in `aux`.
+    /// The last step of the turn succeeded, or its error is ignored, and the next turn handles the outcome.
+    /// The buffer of the step, if any, is in `aux`.
     pub has_outcome: bool,
 }
 
@@ -253,10 +258,11 @@ pub struct Pieces {
 /// One command in flight, in its queue pair's slab.
 #[derive(Debug)]
 pub struct Request {
-    /// Changed only by `qpair`.
+    /// State, changed only by `qpair`.
     pub state: State,
-    /// Status with which the request ends once the transport and the disk have returned its buffers: it was
-    /// aborted, a piece of it failed, or the other half of its pair failed. `None`: none of these.
+    /// Status with which the request ends once the transport and the disk have returned its buffers. Set when
+    /// the request is aborted, a piece fails, or the other half of a fused pair fails or is missing; else
+    /// `None`.
     pub abort_status: Option<Status>,
     /// The parsed command; [`Work::None`] before that.
     pub work: Work,
@@ -264,7 +270,8 @@ pub struct Request {
     pub pointer: DataPointer,
     /// Submission queue entry as received.
     pub sqe: Sqe,
-    /// Data, or the list of ranges. `None` while the transport or the disk owns the buffer.
+    /// Data, or the list of ranges. `None`: the transport or the disk owns the buffer, or the request has
+    /// none.
     pub buf: Option<Buf>,
     /// Second buffer: blocks read for a Compare, a Verify or a Copy; in the first half of a fused pair, the
     /// buffer for the second; in a bulk Write, the fetched piece that waits for the disk.
@@ -277,12 +284,13 @@ pub struct Request {
     pub progress: Progress,
     /// Progress of a bulk transfer.
     pub pieces: Pieces,
-    /// Slot of the other half of a fused pair.
+    /// Slot of the other half of a fused pair; `None`: the other half has not arrived, or the command is not
+    /// fused.
     pub partner: Option<RequestId>,
 }
 
 impl Request {
-    /// A request in state `New`, with no memory and not parsed.
+    /// Creates a request in state `New`, not parsed and without memory.
     #[inline]
     #[must_use]
     pub fn new(sqe: Sqe, pointer: DataPointer) -> Request {
@@ -302,7 +310,7 @@ impl Request {
         }
     }
 
-    /// Bytes of the request's first buffer of the pool: all data, or one piece of a bulk transfer.
+    /// Length in bytes of the request's first pool buffer: all data, or one piece of a bulk transfer.
     #[inline]
     pub(super) fn first_bytes(&self, io: &IoCommand) -> u32 {
         if self.pieces.unit > 0 { self.pieces.unit } else { io.data_bytes }

@@ -7,12 +7,12 @@ use spindle_reactor::slab::Slab;
 
 use super::request::Request;
 
-/// The requests of one queue pair. A slot that the queue pair keeps is valid until its request is removed, so
-/// a look-up of a slot without a request is a bug in this program: it is counted, and the first is logged.
-/// [`Requests::find`] is the exception.
+/// The requests of one queue pair. The queue pair keeps a slot only while its request exists. So a look-up of
+/// a slot without a request is a bug of this program. Debug builds panic; release builds count such look-ups
+/// and log the first. [`Requests::find`], [`Requests::find_mut`] and [`Requests::remove`] are exempt.
 pub(super) struct Requests(Slab<Request>);
 
-/// Look-ups of slots without a request, in all queue pairs.
+/// Number of look-ups of slots without a request, in all queue pairs.
 static MISSING: AtomicU64 = AtomicU64::new(0);
 
 impl From<Slab<Request>> for Requests {
@@ -21,9 +21,10 @@ impl From<Slab<Request>> for Requests {
     }
 }
 
-/// `get` and `get_mut` are not inlined: each look-up would cost the fast path registers.
+/// `get` and `get_mut` are not inlined, since inlined look-ups would use registers that the fast path needs.
 impl Requests {
-    /// The request in `slot`. `None` is a bug of this program; the caller does nothing.
+    /// Returns the request in `slot`. `None` is a bug of this program (see [`on_missing`]); the caller then
+    /// does nothing.
     #[inline(never)]
     pub(super) fn get(&self, slot: RequestId) -> Option<&Request> {
         self.0.get(slot.0).or_else(|| on_missing(slot))
@@ -35,7 +36,7 @@ impl Requests {
         self.0.get_mut(slot.0).or_else(|| on_missing(slot))
     }
 
-    /// The request in `slot`, half of a fused pair; `None`: it has been freed.
+    /// Returns the request in `slot`, half of a fused pair; `None`: the request has been freed.
     pub(super) fn find(&self, slot: RequestId) -> Option<&Request> {
         self.0.get(slot.0)
     }
@@ -45,13 +46,13 @@ impl Requests {
         self.0.get_mut(slot.0)
     }
 
-    /// `None` if there are as many requests as the queue has entries; `request` is dropped.
+    /// Adds a request. `None`: the slab is full, and `request` is dropped.
     #[inline]
     pub(super) fn insert(&mut self, request: Request) -> Option<RequestId> {
         self.0.insert(request).ok().map(RequestId)
     }
 
-    /// The identifier that the next `insert` gives; `None` if it will fail.
+    /// Returns the identifier that the next `insert` will return; `None`: the slab is full.
     #[inline]
     pub(super) fn next_id(&self) -> Option<RequestId> {
         self.0.next_slot().map(RequestId)
@@ -75,14 +76,15 @@ impl Requests {
         self.0.len()
     }
 
-    /// Most requests: the entries of the queue; 1 before Connect.
+    /// Most requests at a time: the entries of the queue; 1 before Connect.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         self.0.capacity()
     }
 }
 
-/// Panics in debug builds, so that tests find the bug.
+/// Counts a look-up without a request and logs the first; returns `None`. Panics in debug builds, so that
+/// tests find the bug.
 #[cold]
 #[inline(never)]
 fn on_missing<T>(slot: RequestId) -> Option<T> {

@@ -1,6 +1,6 @@
 //! In-capsule data of requests that wait for memory, copied to the heap.
 //!
-//! TCP delivers bytes in order: data left in the stream would block everything after it, including the
+//! TCP delivers bytes in order: unread data in the stream would block all bytes after it, including the
 //! H2CData of commands that occupy the memory for which the request waits.
 //!
 //! ```text
@@ -47,7 +47,9 @@ impl CapsuleStash {
         Some(self.entries.swap_remove(at).1)
     }
 
-    /// All data was received, with `result` of its digest. Drops it if the request was answered meanwhile.
+    /// Handles completely received data, with `result` of its digest: copies the data to the buffer of a
+    /// waiting `fetch`, or stores it. Drops the data if the request was answered or its `fetch` cancelled
+    /// meanwhile.
     pub(super) fn end(&mut self, slot: RequestId, data: Buf, result: Result<(), Status>) {
         match self.take(slot) {
             Some(State::Requested(buf)) => self.copy_out(slot, &data, buf, result),
@@ -56,8 +58,8 @@ impl CapsuleStash {
         }
     }
 
-    /// Copies the data of the request into `buf`, now or when complete. `Some`: the stash has no data for the
-    /// request, and `buf` is returned.
+    /// Copies the data of the request into `buf`, now or when the data is complete. `Some`: the stash has no
+    /// data for the request, and `buf` is returned.
     #[inline]
     pub(super) fn fetch(&mut self, slot: RequestId, buf: Buf) -> Option<Buf> {
         if self.entries.is_empty() {
@@ -76,8 +78,8 @@ impl CapsuleStash {
         None
     }
 
-    /// Both buffers have the length of the SGL descriptor, which was compared with that of the capsule's
-    /// data.
+    /// Copies the data into `buf` and queues the event. Both have the length of the SGL descriptor, which was
+    /// compared with the length of the capsule's data.
     fn copy_out(&mut self, slot: RequestId, data: &Buf, mut buf: Buf, result: Result<(), Status>) {
         let mut at = 0;
         data.visit(0, data.len().min(buf.len()), |piece| {
@@ -87,7 +89,7 @@ impl CapsuleStash {
         self.fetched.push_back((slot, buf, result));
     }
 
-    /// Drops the data of a request that is answered without it.
+    /// Drops the data of a request that is answered without reading the data.
     #[inline]
     pub(super) fn discard(&mut self, slot: RequestId) {
         if !self.entries.is_empty() {
@@ -95,7 +97,8 @@ impl CapsuleStash {
         }
     }
 
-    /// Drops the data of a request whose `fetch` is cancelled. False: the stash has none.
+    /// Drops the data of a request whose `fetch` is cancelled. Returns false if the stash has no data of the
+    /// request.
     pub(super) fn cancel(&mut self, slot: RequestId) -> bool {
         let before = self.fetched.len();
         self.fetched.retain(|(other, ..)| *other != slot);
@@ -107,7 +110,7 @@ impl CapsuleStash {
         !self.fetched.is_empty()
     }
 
-    /// The next completed `fetch`, as an event.
+    /// Returns the next completed `fetch` as an event.
     #[inline]
     pub(super) fn next_fetched(&mut self) -> Option<Event> {
         let (slot, buf, result) = self.fetched.pop_front()?;

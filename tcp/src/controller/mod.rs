@@ -43,15 +43,15 @@ pub use transfers::QUEUE_ENTRIES_MAX;
 /// Constants of a connection, from the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnConfig {
-    /// Most in-capsule data of a command on an I/O queue, in bytes. 4096: a one-block write needs no R2T. For
-    /// admin queues and Fabrics commands always at least 8192 (NVMe/TCP 1.0, "Capsules").
+    /// Maximum in-capsule data of a command on an I/O queue, in bytes. 4096: a one-block write needs no R2T.
+    /// For admin queues and Fabrics commands always at least 8192 (NVMe/TCP 1.0, "Capsules").
     pub in_capsule_bytes: u32,
     /// MAXH2CDATA in bytes. 1 MiB: a write of the largest common size arrives in one PDU.
     pub max_h2c_data: u32,
-    /// Most entries of a queue, up to [`QUEUE_ENTRIES_MAX`]. 256: a queue holds one command less than it has
-    /// entries, and 128 commands are a common depth.
+    /// Maximum entries of a queue, up to [`QUEUE_ENTRIES_MAX`]. 256: a queue has at most one command less
+    /// than entries, and 128 commands are a common depth.
     pub queue_entries: u16,
-    /// Most bytes of data of one command (MDTS). 1 MiB, as MAXH2CDATA.
+    /// Maximum bytes of data of one command (MDTS). 1 MiB, as MAXH2CDATA.
     pub transfer_bytes: u32,
     /// Whether header digests are granted when ICReq requests them.
     pub header_digest: bool,
@@ -106,10 +106,10 @@ pub struct Conn {
     transfers: Transfers,
     stash: CapsuleStash,
     config: ConnConfig,
-    /// First bytes of a command header without digests, for [`Conn::plain_command`]; `NO_PLAIN_HEADER` before
+    /// First bytes of a command header without digests, for [`Conn::plain_command`]. `NO_PLAIN_HEADER` before
     /// ICReq and with digests.
     plain_header: u64,
-    /// Most bytes of in-capsule data of a command other than a Fabrics command; changed by Connect.
+    /// Maximum bytes of in-capsule data of a command other than a Fabrics command; changed by Connect.
     in_capsule_max: u32,
     /// PDO of the C2HData that this connection sends, in bytes.
     data_offset: u8,
@@ -117,15 +117,15 @@ pub struct Conn {
     is_closed_reported: bool,
 }
 
-/// Most queue entries for which memory is reserved at Connect. A longer send queue grows with use, so that an
-/// idle connection stays small.
+/// Maximum queue entries for which memory is reserved at Connect. A longer send queue grows with use, so that
+/// an idle connection stays small.
 const RESERVE_ENTRIES_MAX: u16 = 128;
-/// Queue entries reserved at accept, before Connect gives the queue size.
+/// Queue entries for which memory is reserved at accept, before Connect sets the queue size.
 const RESERVE_ENTRIES_FIRST: u16 = 8;
 
 impl Conn {
-    /// Most bytes of heap memory of a connection with a queue of `entries` (8 or more), without the capsule
-    /// stash and the carry of the inbox.
+    /// Returns the maximum heap memory in bytes of a connection with a queue of `entries` (8 or more).
+    /// Without the capsule stash and the carry of the inbox.
     #[must_use]
     pub(crate) fn heap_bytes(entries: u16) -> usize {
         let entries = usize::from(entries);
@@ -134,11 +134,11 @@ impl Conn {
             + Transfers::bytes_for(entries)
     }
 
-    /// A connection that was accepted at `now` and waits for ICReq.
+    /// Creates a connection that was accepted at `now` and waits for ICReq.
     ///
     /// # Panics
-    /// If MAXH2CDATA is less than 4096 or not a multiple of 4, or the queue has too many entries; the
-    /// configuration was validated when read.
+    /// If MAXH2CDATA is less than 4096 or not a multiple of 4, or the queue has more than
+    /// [`QUEUE_ENTRIES_MAX`] entries. The configuration was validated when read.
     #[must_use]
     pub fn new(config: ConnConfig, now: Nanos) -> Conn {
         let max = config.max_h2c_data;
@@ -162,23 +162,24 @@ impl Conn {
 
     stream_methods!();
 
-    /// True while a command with in-capsule data is pending; the shell must not read the socket meanwhile.
+    /// Returns true while a command with in-capsule data is pending. The shell must not read the socket
+    /// meanwhile.
     #[inline]
     #[must_use]
     pub fn is_paused(&self) -> bool {
         matches!(self.wire.receiving, Receiving::PendingCapsule(_))
     }
 
-    /// True if events may exist without a new batch: bytes of an earlier batch are unread, or a `fetch` has
-    /// all its data. Check it after a `fetch` or `reply` that ended a pause.
+    /// Returns true if events may exist without a new batch: bytes of an earlier batch are unread, or a
+    /// `fetch` has all its data. To be checked after a `fetch` or `reply` that ended a pause.
     #[inline]
     #[must_use]
     pub fn has_unread(&self) -> bool {
         self.wire.inbox.carried() > 0 || self.wire.is_payload_whole() || self.stash.has_fetched()
     }
 
-    /// The socket accepted the first `count` bytes of [`Conn::send_pieces`]. Buffers that are completely sent
-    /// are dropped.
+    /// Removes the first `count` bytes of [`Conn::send_pieces`] from the queue, as the socket has accepted
+    /// them. Drops buffers that are completely sent.
     ///
     /// # Panics
     /// If `count` is greater than the bytes queued.
@@ -199,8 +200,8 @@ impl Conn {
         }
     }
 
-    /// Closes the connection if [`Conn::deadline`] has passed. A deadline of zero becomes `now` plus
-    /// `close_timeout`.
+    /// Closes the connection if [`Conn::deadline`] has passed; while it is open, with
+    /// [`Violation::InitializeTimeout`]. A deadline of zero becomes `now` plus `close_timeout`.
     pub fn on_time(&mut self, now: Nanos) {
         if self.wire.lifetime.has_expired(now) {
             if self.phase() == Phase::Open {
@@ -210,7 +211,8 @@ impl Conn {
         }
     }
 
-    /// The host shut down its sending side: no more bytes will arrive.
+    /// Handles the host's shutdown of its sending side: no more bytes will arrive. Closes the connection,
+    /// except that a draining one sends its queued PDUs first.
     pub fn on_peer_closed(&mut self) {
         self.wire.lifetime.peer_closed();
         if self.phase() == Phase::Closed {
@@ -218,18 +220,19 @@ impl Conn {
         }
     }
 
-    /// The socket failed (reset, broken pipe): closes the connection without sending.
+    /// Closes the connection without sending, such as after a failure of the socket (reset, broken pipe).
     pub fn on_reset(&mut self) {
         self.abort();
     }
 
-    /// Number of PDUs not completely sent, of open R2Ts, and of unread bytes kept from earlier batches.
+    /// Returns the count of PDUs not completely sent, the count of open R2Ts, and the unread bytes kept
+    /// from earlier batches.
     #[must_use]
     pub fn in_flight(&self) -> (usize, usize, usize) {
         (self.wire.outbox.len(), self.transfers.len(), self.wire.inbox.carried())
     }
 
-    /// Closes without sending what is queued, and drops all buffers.
+    /// Closes the connection without sending the queued PDUs, and drops all buffers.
     fn abort(&mut self) {
         self.wire.inbox.clear();
         self.wire.receiving = Receiving::Header;
@@ -252,7 +255,8 @@ impl Conn {
         }
     }
 
-    /// The next event of the stash or of received bytes, in any state of the connection; `Closed` at the end.
+    /// Returns the next event of the stash or of received bytes, in any phase of the connection; `Closed` at
+    /// the end.
     #[inline(never)]
     fn next_received(&mut self) -> Option<Event> {
         if let Some(fetched) = self.stash.next_fetched() {
@@ -311,7 +315,8 @@ impl Transport for Conn {
             {
                 let payload = Payload::new(Source::Capsule(slot), buf, 0, &pending.frame);
                 self.wire.receiving = Receiving::Payload(payload);
-                // Now, while the data is in the batch: `unload` would copy it to the carry first.
+                // Copied now, while the data is in the batch: `unload` would copy the data to the carry
+                // first.
                 self.wire.copy_payload();
             }
             Receiving::PendingCapsule(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {
@@ -385,7 +390,8 @@ impl Transport for Conn {
 
     fn close(&mut self, reason: CloseReason) {
         match reason {
-            // Queued replies are sent first: that of Disconnect, a refusal, completions of finished commands.
+            // Queued replies are sent first: the reply to Disconnect, a refusal, completions of finished
+            // commands.
             CloseReason::Disconnect
             | CloseReason::ControllerGone
             | CloseReason::HostError

@@ -1,4 +1,4 @@
-//! PDUs from the host. Each value in a PDU is checked once, where it is used: here or in `frame`.
+//! PDUs from the host. Each value in a PDU is checked in one place, where it is used: here or in `frame`.
 
 use nvme_spec::Sqe;
 use nvme_spec::opcode::FabricsType;
@@ -31,8 +31,9 @@ const COMMAND_BYTES: usize = size_of::<CapsuleCmd>();
 const _: () = assert!(COMMAND_BYTES == COMMAND_BYTES_U8 as usize);
 
 impl Conn {
-    /// The common case: a command without digests whose header is whole in the batch. A few comparisons cover
-    /// all checks of `step` on such a header. Every other PDU, and a Fabrics command, is left to `step`.
+    /// Parses the common case: a command without digests whose header is whole in the batch. A few
+    /// comparisons cover all checks of `step` on such a header. `None`, without effect: any other PDU, or a
+    /// Fabrics command; `step` handles these.
     #[inline]
     pub(super) fn plain_command(&mut self) -> Option<Event> {
         if !matches!(self.wire.receiving, Receiving::Header) || !self.wire.lifetime.is_open() {
@@ -65,7 +66,9 @@ impl Conn {
         Some(event)
     }
 
-    /// See [`Transport::peek_command`](spindle_transport::Transport::peek_command).
+    /// Implements [`Transport::peek_command`](spindle_transport::Transport::peek_command). Reads the SQE of
+    /// the second command of the batch without a check: it is the next SQE only if the first command has no
+    /// in-capsule data. `None`: the batch has fewer than 144 unread bytes, or the carry is not empty.
     #[inline]
     pub(super) fn peek_sqe(&self) -> Option<&Sqe> {
         let bytes: &[u8; 2 * COMMAND_BYTES] = self.wire.inbox.peek_batch()?;
@@ -73,7 +76,7 @@ impl Conn {
         CapsuleCmd::ref_from_bytes(second).ok().map(|capsule| &capsule.sqe)
     }
 
-    /// `Fetched` for in-capsule data without digest that is complete.
+    /// Returns `Fetched` for in-capsule data without digest that is complete.
     #[inline]
     pub(super) fn plain_fetched(&mut self) -> Option<Event> {
         let Receiving::Payload(payload) = &self.wire.receiving else { return None };
@@ -90,7 +93,7 @@ impl Conn {
         }
     }
 
-    /// Processes one header or payload. `None`: no event, call again.
+    /// Processes one header, payload or skip. `None`: there is no event, and `step` is to be called again.
     #[inline]
     pub(super) fn step(&mut self) -> Result<Option<Event>, Stop> {
         match &self.wire.receiving {
@@ -158,7 +161,7 @@ impl Conn {
         Ok(None)
     }
 
-    /// CapsuleCmd, NVMe/TCP 1.0 section 3.6.2.5.
+    /// Handles CapsuleCmd (NVMe/TCP 1.0 section 3.6.2.5).
     #[inline]
     fn step_command(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
         let frame = Frame::with_data(ch, 72, &self.wire.agreed)?;
@@ -192,7 +195,8 @@ impl Conn {
         Ok(Some(Event::Command { sqe, data }))
     }
 
-    /// After the Connect of an I/O queue (QID not 0), IOCCSZ limits the in-capsule data.
+    /// Sets the limit of in-capsule data on Connect: for an I/O queue (QID not 0) the configured value, of
+    /// which IOCCSZ is derived; for an admin queue at least 8192 bytes.
     #[inline]
     fn apply_connect(&mut self, sqe: &Sqe) {
         if sqe.is_fabrics() && sqe.fctype() == FabricsType::CONNECT {
@@ -201,8 +205,8 @@ impl Conn {
         }
     }
 
-    /// Data of a write (NVMe/TCP 1.0 section 3.6.2.7). The only place that checks TTAG, state of the
-    /// transfer, offset and length.
+    /// Handles H2CData, the data of a write (NVMe/TCP 1.0 section 3.6.2.7). Only this function checks TTAG,
+    /// CCCID, the state of the transfer, offset, length and LAST_PDU.
     fn step_h2c_data(&mut self, ch: &CommonHeader) -> Result<Option<Event>, Stop> {
         let frame = Frame::with_data(ch, 24, &self.wire.agreed)?;
         let pdu_type = PduType::H2C_DATA;
@@ -251,7 +255,8 @@ impl Conn {
         Ok(None)
     }
 
-    /// Receives data into its buffer; returns `Fetched` when the data of the command is complete.
+    /// Receives data into its buffer. Returns `Fetched` when all data that the request has fetched is in its
+    /// buffer.
     #[inline]
     fn step_payload(&mut self) -> Result<Option<Event>, Stop> {
         let Some((payload, filled)) = self.wire.fill() else { return Err(Stop::Wait) };
@@ -268,7 +273,8 @@ impl Conn {
         }
     }
 
-    /// See [`Transport::cancel`](spindle_transport::Transport::cancel).
+    /// Implements [`Transport::cancel`](spindle_transport::Transport::cancel): cancels a fetch from the
+    /// stash, of in-capsule data or of H2CData.
     #[cold]
     pub(super) fn cancel_fetch(&mut self, slot: RequestId) -> bool {
         if self.stash.cancel(slot) {
@@ -307,17 +313,19 @@ impl Conn {
     }
 }
 
-/// A wrong data digest fails only its command, which the host may retry (NVMe/TCP 1.0, "PDU Header and Data
-/// Digests").
+/// Returns the result of a `fetch`. A wrong data digest fails only its command, which the host may retry
+/// (NVMe/TCP 1.0, "PDU Header and Data Digests").
 fn fetch_result(is_damaged: bool) -> Result<(), Status> {
     if is_damaged { Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR) } else { Ok(()) }
 }
 
-/// Location and length of a command's data (NVMe/TCP 1.0, "Data Transfers"), or the status that fails the
-/// command if its descriptor is not allowed. `in_capsule`: bytes of data in its capsule, 0 for none.
+/// Returns the location and length of a command's data (NVMe/TCP 1.0, "Data Transfers"), or the status that
+/// fails the command if its descriptor is not allowed. `in_capsule`: bytes of data in its capsule; 0 if there
+/// is none.
 #[inline]
 fn data_pointer(sqe: &Sqe, in_capsule: u32) -> Result<DataPointer, Status> {
-    // PSDT must select SGLs over Fabrics (Base 2.0 section 3.3.3.1); in a Fabrics command it is reserved.
+    // Over Fabrics, PSDT must select SGLs (Base 2.0 section 3.3.3.1), except that the field is reserved in a
+    // Fabrics command.
     if !matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL) && !sqe.is_fabrics() {
         return Err(Status::INVALID_FIELD.dnr());
     }

@@ -28,8 +28,9 @@ impl Conn {
         self.wire.outbox.push(Some(slot)).put_head(&CapsuleResp::new(*cqe, has_digest), has_digest);
     }
 
-    /// One C2HData with all data (NVMe/TCP 1.0 section 3.6.2.8). Its SUCCESS flag replaces the completion if
-    /// SQ flow control is disabled and the completion has status success and result 0.
+    /// Queues one C2HData with all data (NVMe/TCP 1.0 section 3.6.2.8). Its SUCCESS flag replaces the
+    /// completion if `may_omit_cqe` is set and the completion has status success and result 0. Otherwise the
+    /// CapsuleResp follows in the tail.
     #[inline]
     fn queue_data(&mut self, slot: RequestId, cqe: &Cqe, buf: Buf, may_omit_cqe: bool) {
         let agreed = self.wire.agreed;
@@ -52,8 +53,8 @@ impl Conn {
         }
     }
 
-    /// Queues one R2T for all data of a write: a host with MAXR2T 0 (Linux) allows no second at a time
-    /// (NVMe/TCP 1.0 section 3.6.2.9).
+    /// Queues one R2T for all data of a write: a host with MAXR2T 0 (Linux) allows only one R2T at a time
+    /// (NVMe/TCP 1.0 section 3.6.2.9). Closes the connection if all TTAGs are in use.
     ///
     /// # Panics
     /// If the transfer has 0 bytes: R2TL must not be 0.

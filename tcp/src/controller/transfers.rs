@@ -1,8 +1,8 @@
 //! Table of open R2Ts by TTAG: the H2CData expected from the host, and its destination.
 //!
-//! TTAG is `generation | index`. The generation changes with each use of an entry, so an H2CData with the
-//! TTAG of a finished transfer is detected until the generation repeats, after at least 15 uses.
-//! `controller::receive` checks command, state, offset and length.
+//! TTAG is `generation | index`. The generation changes with each use of an entry and repeats after at least
+//! 15 uses. Until then an H2CData with the TTAG of a finished transfer is detected. `controller::receive`
+//! checks command, state, offset and length.
 
 use spindle_reactor::mem::Buf;
 use spindle_transport::RequestId;
@@ -33,7 +33,7 @@ pub(super) enum TransferTarget {
     Discard,
 }
 
-/// Most entries of a queue: at most 12 of the 16 bits of a TTAG are the index, at least 4 the generation.
+/// Maximum entries of a queue: at most 12 of the 16 bits of a TTAG are the index, at least 4 the generation.
 pub const QUEUE_ENTRIES_MAX: u16 = 4096;
 
 #[derive(Debug)]
@@ -42,8 +42,8 @@ struct Entry {
     generation: u16,
 }
 
-/// Grows to the largest number of transfers open at once, at most the number of queue entries rounded up to a
-/// power of two.
+/// Table of open R2Ts. Grows to the largest number of transfers open at once, at most the count of queue
+/// entries rounded up to a power of two.
 #[derive(Debug)]
 pub(super) struct Transfers {
     entries: Vec<Entry>,
@@ -52,12 +52,12 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// Most heap memory in bytes after `count` transfers were open at once.
+    /// Returns the maximum heap memory in bytes after `count` transfers were open at once.
     pub(super) const fn bytes_for(count: usize) -> usize {
         count.next_power_of_two() * (size_of::<Entry>() + size_of::<u16>())
     }
 
-    /// A table for at most `entries_max` open transfers.
+    /// Creates a table for `entries_max` open transfers, rounded up to a power of two.
     ///
     /// # Panics
     /// If `entries_max` is greater than [`QUEUE_ENTRIES_MAX`].
@@ -71,7 +71,7 @@ impl Transfers {
         generation << self.index_bits | index
     }
 
-    /// Skips generation 0, so that TTAG 0 is always stale.
+    /// Returns the generation after `generation`. Skips generation 0, so that TTAG 0 is always stale.
     fn next_generation(&self, generation: u16) -> u16 {
         match (generation + 1) & (u16::MAX >> self.index_bits) {
             0 => 1,
@@ -100,14 +100,14 @@ impl Transfers {
         Some(index)
     }
 
-    /// `None` if the TTAG is stale or was never used.
+    /// Returns the transfer of a TTAG; `None` if the TTAG is stale or was never used.
     #[inline]
     pub(super) fn get_mut(&mut self, ttag: u16) -> Option<&mut Transfer> {
         let index = self.index(ttag)?;
         self.entries[index].transfer.as_mut()
     }
 
-    /// TTAG of the request's transfer, unless its data is being discarded.
+    /// Returns the TTAG of the request's transfer; `None` if there is none or its data is being discarded.
     #[cold]
     pub(super) fn tag_of(&self, slot: RequestId) -> Option<u16> {
         let is_match = |entry: &Entry| {
@@ -137,12 +137,11 @@ impl Transfers {
         self.free = Vec::new();
     }
 
-    /// Number of open transfers.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Index of the TTAG's entry. `None`: there is no such entry, or the generations differ.
+    /// Returns the index of the TTAG's entry. `None`: there is no such entry, or the generations differ.
     #[inline]
     fn index(&self, ttag: u16) -> Option<usize> {
         let index = ttag & !(u16::MAX << self.index_bits);

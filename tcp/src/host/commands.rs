@@ -34,7 +34,7 @@ pub(super) enum Direction {
 pub(super) struct Command {
     pub(super) state: State,
     pub(super) direction: Direction,
-    /// The outbox has the command's buffer.
+    /// The outbox contains the command's buffer.
     pub(super) is_sending: bool,
     /// A C2HData with LAST_PDU arrived.
     pub(super) has_last_pdu: bool,
@@ -99,13 +99,14 @@ impl Commands {
         Some(command)
     }
 
-    /// `None`: the CID is out of range, or its command does not wait for a completion.
+    /// Returns the command that waits for a completion. `None`: the CID is out of range, or its command does
+    /// not wait.
     #[inline]
     pub(super) fn waiting(&mut self, cid: u16) -> Option<&mut Command> {
         self.commands.get_mut(usize::from(cid)).filter(|command| command.state == State::Waiting)
     }
 
-    /// The command of a CID that this end stored with data in the inbox or outbox.
+    /// Returns the command of a CID that this end stored with a payload or a queued PDU.
     ///
     /// # Panics
     /// If the CID is free or out of range: a command stays outstanding until its data is sent or received.
@@ -146,7 +147,7 @@ impl Commands {
     }
 
     /// Ends one outstanding command: with `status`, or with its stored completion in state `Ended`. `None`:
-    /// none is outstanding.
+    /// no command is outstanding.
     pub(super) fn end_any(&mut self, status: Status) -> Option<HostEvent> {
         let index = self.commands.iter().position(|command| command.state != State::Free)?;
         let cid = u16::try_from(index).ok()?;

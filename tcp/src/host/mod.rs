@@ -1,4 +1,4 @@
-//! The host's end of a connection: takes commands, returns completions with their data.
+//! The host's end of a connection: sends commands, and returns completions with the data buffers.
 //!
 //! ```text
 //!   ICReq ─> ICResp ─> Ready ─> submit(sqe, data)
@@ -6,7 +6,7 @@
 //!     ├─ CapsuleCmd ─> R2T ─> H2CData, H2CData ..     ─> CapsuleResp ───────────────────> Completed
 //!     └─ CapsuleCmd ─> C2HData to the caller's buffer ─> CapsuleResp, or SUCCESS flag ──> Completed
 //! ```
-//! Every submitted command ends with exactly one `Completed`, which returns its buffer. When the connection
+//! Every submitted command ends with exactly one `Completed`, which contains its buffer. When the connection
 //! ends, commands without a completion end with Host Pathing Error before `Closed`.
 //!
 //! The caller makes the same calls per turn as at the controller's end: `on_time`, `load`, `next_event`..,
@@ -38,14 +38,14 @@ use commands::Commands;
 /// Parameters of a host's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostConfig {
-    /// Request header digests in ICReq; the connection ends if the controller refuses.
+    /// Whether ICReq requests header digests. The connection ends if ICResp differs.
     pub header_digest: bool,
-    /// Request data digests in ICReq; the connection ends if the controller refuses.
+    /// Whether ICReq requests data digests. The connection ends if ICResp differs.
     pub data_digest: bool,
-    /// Most outstanding commands; CIDs are less than this.
+    /// Maximum outstanding commands; every CID is less than this.
     pub queue_entries: u16,
-    /// Most in-capsule data of a command in bytes. 8192: the value of admin queues (NVMe/TCP 1.0,
-    /// "Capsules"); for an I/O queue IOCCSZ x 16 - 64. Fabrics commands may always have 8192.
+    /// Maximum in-capsule data of a command in bytes. 8192: the value of admin queues (NVMe/TCP 1.0,
+    /// "Capsules"). For an I/O queue IOCCSZ x 16 - 64. Fabrics commands may always have 8192.
     pub in_capsule_bytes: u32,
     /// Time from creation within which ICResp must arrive. 10 s, as Linux.
     pub initialize_timeout: Nanos,
@@ -69,7 +69,7 @@ impl Default for HostConfig {
 
 /// Event of a TCP connection. After [`HostEvent::Ready`] (ICResp) [`Conn::max_h2c_data`] is known.
 pub type HostEvent = host::HostEvent<Violation>;
-/// Why a TCP connection ended, with the [`Violation`] if there was one.
+/// Cause of the end of a TCP connection, with the [`Violation`] if there was one.
 pub type CloseCause = host::CloseCause<Violation>;
 
 /// Longest head: CapsuleCmd with its digest.
@@ -89,7 +89,8 @@ struct Incoming {
 pub struct Conn {
     wire: Wire<HEAD, TAIL, Option<u16>, Incoming>,
     commands: Commands,
-    /// CIDs whose completion arrived before their data was completely sent, and whose data is sent now.
+    /// CIDs whose completion arrived before their data was completely sent. The data is sent now, and
+    /// `Completed` is pending.
     finished: VecDeque<u16>,
     config: HostConfig,
     /// MAXH2CDATA of ICResp in bytes; `None` before ICResp.
@@ -99,8 +100,8 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// A connection over a socket that is connected or connecting. Queues ICReq; [`HostEvent::Ready`] or
-    /// [`HostEvent::Closed`] follows.
+    /// Creates a connection over a socket that is connected or connecting. Queues ICReq; [`HostEvent::Ready`]
+    /// or [`HostEvent::Closed`] follows.
     #[must_use]
     pub fn new(config: HostConfig, now: Nanos) -> Conn {
         let entries = usize::from(config.queue_entries);
@@ -118,13 +119,13 @@ impl Conn {
         conn
     }
 
-    /// MAXH2CDATA: most bytes of data in one H2CData. `None` before ICResp.
+    /// Returns MAXH2CDATA, the maximum bytes of data in one H2CData. `None` before ICResp.
     #[must_use]
     pub fn max_h2c_data(&self) -> Option<u32> {
         self.max_h2c_data
     }
 
-    /// Number of submitted commands without a `Completed` event.
+    /// Returns the count of submitted commands without a `Completed` event.
     #[inline]
     #[must_use]
     pub fn outstanding(&self) -> usize {
@@ -133,7 +134,8 @@ impl Conn {
 
     stream_methods!();
 
-    /// The socket accepted the first `count` bytes of [`Conn::send_pieces`].
+    /// Removes the first `count` bytes of [`Conn::send_pieces`] from the queue, as the socket has accepted
+    /// them.
     ///
     /// # Panics
     /// If `count` is greater than the bytes queued.
@@ -152,8 +154,8 @@ impl Conn {
         }
     }
 
-    /// Closes the connection if [`Conn::deadline`] has passed. A deadline of zero becomes `now` plus
-    /// `close_timeout`.
+    /// Closes the connection if [`Conn::deadline`] has passed; while it is open, with
+    /// [`Violation::InitializeTimeout`]. A deadline of zero becomes `now` plus `close_timeout`.
     pub fn on_time(&mut self, now: Nanos) {
         if self.wire.lifetime.has_expired(now) {
             if self.phase() == Phase::Open {
@@ -163,7 +165,8 @@ impl Conn {
         }
     }
 
-    /// The controller shut down its sending side: no more bytes will arrive.
+    /// Handles the controller's shutdown of its sending side: no more bytes will arrive. Closes the
+    /// connection, except that a draining one sends its queued PDUs first.
     pub fn on_peer_closed(&mut self) {
         self.cause.get_or_insert(CloseCause::ByPeer);
         self.wire.lifetime.peer_closed();
@@ -172,12 +175,12 @@ impl Conn {
         }
     }
 
-    /// The socket failed (refused, reset, broken pipe): closes the connection without sending.
+    /// Closes the connection without sending, as the socket failed (refused, reset, broken pipe).
     pub fn on_reset(&mut self) {
         self.abort(CloseCause::Failed);
     }
 
-    /// Closes without sending what is queued, and returns all buffers to their commands.
+    /// Closes the connection without sending the queued PDUs, and returns all buffers to their commands.
     fn abort(&mut self, cause: CloseCause) {
         self.cause.get_or_insert(cause);
         self.return_incoming_buf();
@@ -207,7 +210,8 @@ impl Conn {
         }
     }
 
-    /// Events of a closed connection: `Completed` of each outstanding command, then `Closed` once.
+    /// Returns the next event of a closed connection: `Completed` of each outstanding command, then `Closed`
+    /// once. `None` in other phases.
     #[cold]
     fn last_event(&mut self) -> Option<HostEvent> {
         if self.phase() != Phase::Closed || self.is_closed_reported {
@@ -220,11 +224,11 @@ impl Conn {
         Some(HostEvent::Closed { why: self.cause.unwrap_or(CloseCause::ByPeer) })
     }
 
-    /// Queues a command. The caller chooses a free CID less than `queue_entries`. The SGL is set here:
-    /// in-capsule data if it fits, else a transport data block (NVMe/TCP 1.0, "Data Transfers").
+    /// Queues a command, and sets its SGL: in-capsule data if it fits, else a transport data block (NVMe/TCP
+    /// 1.0, "Data Transfers"). The caller chooses a free CID less than `queue_entries`.
     ///
     /// # Errors
-    /// The connection is not open, or the CID is not free; the data is returned.
+    /// The connection is not open, or the CID is in use or out of range. [`SubmitError`] returns the data.
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         if !self.is_open() {
@@ -233,7 +237,7 @@ impl Conn {
         self.queue_command(sqe, data)
     }
 
-    /// The next event; `None`: there is none now.
+    /// Returns the next event; `None`: there is none now.
     #[inline]
     pub fn next_event(&mut self) -> Option<HostEvent> {
         if let Some(cid) = self.finished.pop_front() {
@@ -255,15 +259,15 @@ impl Conn {
         }
     }
 
-    /// True between ICResp and the decision to close: commands can be submitted.
+    /// Returns true between ICResp and the decision to close: commands can be submitted.
     #[inline]
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.wire.lifetime.is_open() && self.max_h2c_data.is_some()
     }
 
-    /// Ends the connection after the queued PDUs are sent, or after `close_timeout`; [`HostEvent::Closed`]
-    /// follows.
+    /// Ends the connection after the queued PDUs are sent, or after `close_timeout`. [`HostEvent::Closed`]
+    /// follows. No effect if the end has begun.
     pub fn close(&mut self) {
         if self.wire.lifetime.is_open() {
             self.cause.get_or_insert(CloseCause::Requested);
@@ -272,7 +276,7 @@ impl Conn {
         }
     }
 
-    /// Sets the most in-capsule data of a command in bytes: IOCCSZ x 16 - 64 of Identify Controller.
+    /// Sets the maximum in-capsule data of a command in bytes: IOCCSZ x 16 - 64 of Identify Controller.
     pub fn set_in_capsule_bytes(&mut self, in_capsule_bytes: u32) {
         self.config.in_capsule_bytes = in_capsule_bytes;
     }

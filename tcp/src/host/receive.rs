@@ -1,4 +1,5 @@
-//! PDUs from the controller. Each value in a PDU is checked once, where it is used: here or in `frame`.
+//! PDUs from the controller. Each value in a PDU is checked in one place, where it is used: here or in
+//! `frame`.
 
 use nvme_spec::Cqe;
 use nvme_spec::cqe::SQ_HEAD_NO_FLOW_CONTROL;
@@ -16,7 +17,7 @@ use crate::violation::Violation;
 use crate::wire::{Receiving, Stop};
 
 impl Conn {
-    /// Processes one header or payload. `None`: no event, call again.
+    /// Processes one header or payload. `None`: there is no event, and `step` is to be called again.
     #[inline]
     pub(super) fn step(&mut self) -> Result<Option<HostEvent>, Stop> {
         match &self.wire.receiving {
@@ -44,7 +45,7 @@ impl Conn {
         }
     }
 
-    /// Checks ICResp (NVMe/TCP 1.0 section 3.6.2.2); commands can be submitted after it.
+    /// Handles ICResp (NVMe/TCP 1.0 section 3.6.2.2). Commands can be submitted after it.
     fn step_initialize(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
         check_initialize(ch)?;
         let Some(response) = self.wire.inbox.peek_as::<IcResp>().copied() else { return Err(Stop::Wait) };
@@ -74,8 +75,8 @@ impl Conn {
         Ok(Some(HostEvent::Ready))
     }
 
-    /// Data of a read (NVMe/TCP 1.0 section 3.6.2.8). The only place that checks CID, state of the command,
-    /// offset and length.
+    /// Handles C2HData, the data of a read (NVMe/TCP 1.0 section 3.6.2.8). Only this function checks CCCID,
+    /// the state of the command, offset, length, LAST_PDU and SUCCESS.
     fn step_c2h_data(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
         let frame = Frame::with_data(ch, 24, &self.wire.agreed)?;
         let pdu_type = PduType::C2H_DATA;
@@ -113,7 +114,7 @@ impl Conn {
         Ok(None)
     }
 
-    /// Receives data into its buffer. With the SUCCESS flag the end of the data completes the command.
+    /// Receives data into its buffer. With the SUCCESS flag, the end of the data completes the command.
     #[inline]
     fn step_payload(&mut self) -> Result<Option<HostEvent>, Stop> {
         let Some((payload, filled)) = self.wire.fill() else { return Err(Stop::Wait) };
@@ -130,7 +131,8 @@ impl Conn {
         Ok(self.commands.end(cid, cqe))
     }
 
-    /// CapsuleResp, NVMe/TCP 1.0 section 3.6.2.6. The event is deferred while the command's data is queued.
+    /// Handles CapsuleResp (NVMe/TCP 1.0 section 3.6.2.6). The event is deferred while the outbox contains
+    /// data of the command.
     #[inline]
     fn step_completion(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
         let frame = Frame::without_data(ch, 24, &self.wire.agreed)?;
@@ -152,7 +154,7 @@ impl Conn {
         Ok(if is_sending { None } else { self.commands.end(cid, cqe) })
     }
 
-    /// R2T, NVMe/TCP 1.0 section 3.6.2.9. Queues the first H2CData of the requested range.
+    /// Handles R2T (NVMe/TCP 1.0 section 3.6.2.9). Queues the first H2CData of the requested range.
     fn step_r2t(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
         let frame = Frame::without_data(ch, 24, &self.wire.agreed)?;
         let pdu_type = PduType::R2T;

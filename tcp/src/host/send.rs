@@ -19,7 +19,7 @@ const MAX_R2T: u32 = 0;
 type Pdu = OutPdu<HEAD, TAIL, Option<u16>>;
 
 impl Conn {
-    /// ICReq, NVMe/TCP 1.0 section 3.6.2.1.
+    /// Queues ICReq (NVMe/TCP 1.0 section 3.6.2.1).
     pub(super) fn queue_initialize(&mut self) {
         let digests =
             DigestBits::new().with_header(self.config.header_digest).with_data(self.config.data_digest);
@@ -27,8 +27,8 @@ impl Conn {
         self.wire.outbox.push_bytes(request.as_bytes().into(), None);
     }
 
-    /// CapsuleCmd, NVMe/TCP 1.0 section 3.6.2.5. Data for the controller is in the capsule if it fits (a
-    /// Fabrics command: at least 8192 bytes do), else it waits for an R2T.
+    /// Queues CapsuleCmd (NVMe/TCP 1.0 section 3.6.2.5). Data for the controller is sent in the capsule if it
+    /// fits, else after an R2T. At least 8192 bytes fit in the capsule of a Fabrics command.
     #[inline]
     pub(super) fn queue_command(&mut self, sqe: Sqe, data: HostData) -> Result<(), SubmitError> {
         let (direction, buf) = match data {
@@ -75,8 +75,8 @@ impl Conn {
         put_data(pdu, agreed, extent, buf, 0, bytes);
     }
 
-    /// Queues the next H2CData of the command's current R2T (NVMe/TCP 1.0 section 3.6.2.7). The following one
-    /// is queued after this one is sent, so that commands alternate and one PDU at a time owns the buffer.
+    /// Queues the next H2CData of the command's current R2T (NVMe/TCP 1.0 section 3.6.2.7). The next one is
+    /// queued after this one is sent, so that commands alternate and one PDU at a time owns the buffer.
     pub(super) fn queue_h2c_data(&mut self, cid: u16) {
         let (agreed, max) = (self.wire.agreed, self.max_h2c_data.unwrap_or(MAXH2CDATA_MIN));
         let command = self.commands.outstanding_mut(cid);
@@ -99,8 +99,8 @@ impl Conn {
         Extent { pdo, plen: u32::from(pdo) + bytes + digest_bytes }
     }
 
-    /// Queued data of a command was sent: continues the R2T, or completes the command if its completion has
-    /// arrived.
+    /// Continues the R2T of a command whose queued data was sent, or completes the command if its completion
+    /// has arrived.
     pub(super) fn on_data_sent(&mut self, cid: u16, buf: Buf) {
         self.commands.return_buf(cid, buf);
         let command = self.commands.outstanding_mut(cid);

@@ -21,8 +21,8 @@ use crate::text::quoted;
 
 pub const NOT_SERVED: &str = "must be a kind that this version serves";
 
-/// Media of the disks so far: identity, location of the path in the configuration, whether the disk is
-/// read-only.
+/// Media of the disks validated so far: identity, location of the path in the configuration, and whether the
+/// disk is read-only.
 type Media = Vec<((u64, u64), Location, bool)>;
 
 pub fn plan(nodes: &[Node], pages: Pages, machine: &Machine, errors: &Errors) -> Vec<DiskPlan> {
@@ -69,7 +69,7 @@ fn disk(node: &Node, machine: &Machine, media: &mut Media, errors: &Errors) -> O
         "nvme" => nvme_disk(node, machine, errors),
         "ng" => ng_disk(node, media, errors),
         "remote" => remote_disk(node, errors),
-        // Unreachable: the schema allows no other word, which a test checks.
+        // Unreachable: the schema allows no other kind, which a test checks.
         _ => {
             node.refuse("kind", errors, NOT_SERVED);
             None
@@ -77,7 +77,8 @@ fn disk(node: &Node, machine: &Machine, media: &mut Media, errors: &Errors) -> O
     }
 }
 
-/// Pages of a RAM disk. `huge_pages = true` is the former spelling of `pages = "huge"`.
+/// Returns the pages of a RAM disk. `huge_pages = true` is the former spelling of `pages = "huge"`; an error
+/// with both keys.
 fn ram_pages(node: &Node, errors: &Errors) -> Pages {
     let Some(former) = node.given::<bool>("huge_pages") else { return super::pages(node) };
     if node.location_of("pages").is_some() {
@@ -86,7 +87,8 @@ fn ram_pages(node: &Node, errors: &Errors) -> Pages {
     if former.value { Pages::Huge } else { Pages::Transparent }
 }
 
-/// Capacity in bytes and block size. `None`: not set, or invalid.
+/// Returns capacity in bytes and block size. `None`: not set, or invalid. Checks that the capacity is a
+/// multiple of the block size.
 fn size_and_block_bytes(node: &Node, errors: &Errors) -> (Option<Located<u64>>, Option<u32>) {
     let block_bytes = node.find::<u32>("block_bytes").map(|at| at.value);
     let size = node.find::<u64>("size");
@@ -98,13 +100,13 @@ fn size_and_block_bytes(node: &Node, errors: &Errors) -> (Option<Located<u64>>, 
     (size, block_bytes)
 }
 
-/// A disk without cache and delay, which [`plan`] adds.
+/// Returns a disk without cache and delay, which [`plan`] adds.
 fn uncached_plan(node: &Node, (block_bytes, bytes): (u32, u64), kind: DiskKind) -> DiskPlan {
     let (name, medium_id) = (node.get("name"), medium_id(node));
     DiskPlan { name, block_bytes, bytes, kind, medium_id, cache: None, delay: None }
 }
 
-/// A `ram` or `null` disk.
+/// Validates a `ram` or `null` disk.
 fn memory_disk(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan> {
     let (size, block_bytes) = size_and_block_bytes(node, errors);
     if size.is_none() && node.is_absent("size") {
@@ -123,7 +125,8 @@ fn file_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan
     Some(uncached_plan(node, (block_bytes?, bytes), kind))
 }
 
-/// The kind; without the key `kind` the kind of the key `nvme` or `ng`.
+/// Returns the kind; without the key `kind`, the kind of the key `nvme` or `ng`. `None`: none of these keys
+/// is set, or one is invalid; an error is recorded.
 fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
     let Some(kind) = node.find::<String>("kind") else {
         if let Some(kind) = ["nvme", "ng"].into_iter().find(|key| node.location_of(key).is_some()) {
@@ -138,8 +141,9 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
     Some(kind.value)
 }
 
-/// An `nvme` disk; its size is known once the disk is open. A drive without vfio-pci as its driver is an
-/// error. An absent drive is an error only in `spindle check`: at start the other disks are served.
+/// Validates an `nvme` disk, whose size is known once the disk is open. A drive without vfio-pci as its
+/// driver is an error. An absent drive is an error only in `spindle check`; at the start the other disks are
+/// served.
 fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("nvme") {
         let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"";
@@ -159,7 +163,7 @@ fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan
     Some(uncached_plan(node, (0, 0), kind))
 }
 
-/// An `ng` disk; its size is known once the disk is open.
+/// Validates an `ng` disk, whose size is known once the disk is open.
 fn ng_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("ng") {
         let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
@@ -180,7 +184,7 @@ fn ng_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> 
     Some(uncached_plan(node, (0, 0), kind))
 }
 
-/// A `remote` disk; its size is known once the disk is open. The far target is not contacted here.
+/// Validates a `remote` disk, whose size is known once the disk is open. Does not contact the far target.
 fn remote_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
     for (key, example) in [("address", "192.0.2.7:4420"), ("nqn", "nqn.2026-01.io.spindle:far")] {
         if node.is_absent(key) {
@@ -206,7 +210,7 @@ fn remote_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
     Some(uncached_plan(node, (0, 0), kind))
 }
 
-/// `[disk.cache]` of a disk; `None` without the section or its size.
+/// Validates `[disk.cache]` of a disk; `None` without the section or its size.
 fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<CacheSpec> {
     let section = node.section("cache");
     if !section.is_given {
@@ -237,12 +241,12 @@ fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<
     let is = |key: &str, word: &str| section.get::<String>(key) == word;
     let policy = if is("policy", "lru") { PolicyKind::Lru } else { PolicyKind::S3Fifo };
     let mode = if is("mode", "exclusive") { CacheMode::Exclusive } else { CacheMode::Shared };
-    // The schema bounds the value by READ_AHEAD_BYTES_MAX, which fits.
+    // The schema bounds the value by READ_AHEAD_BYTES_MAX, which fits a u32.
     let read_ahead = u32::try_from(section.get::<u64>("read_ahead")).unwrap_or(0);
     Some(CacheSpec { bytes: section.find::<u64>("size")?.value, policy, mode, read_ahead, pages })
 }
 
-/// `[disk.delay]` of a disk. A section without any delay is an error.
+/// Validates `[disk.delay]` of a disk; `None` without the section. A section without any delay is an error.
 fn delay(node: &Node, errors: &Errors) -> Option<DelaySpec> {
     let section = node.section("delay");
     if !section.is_given {
@@ -262,8 +266,8 @@ fn delay(node: &Node, errors: &Errors) -> Option<DelaySpec> {
     Some(DelaySpec { latency: Nanos::from_us(latency_us), bandwidth, seek: Nanos::from_us(seek_us) })
 }
 
-/// Keys that only disks of some kinds have, with these kinds. `size`, `block_bytes` and `pages` are checked
-/// by [`refuse_foreign_keys`] itself.
+/// Keys that only disks of some kinds have, with these kinds. [`refuse_foreign_keys`] itself checks `size`,
+/// `block_bytes`, `pages` and `huge_pages`.
 const KIND_KEYS: [(&str, &[&str]); 16] = [
     ("path", &["file"]),
     ("populate", &["ram"]),
@@ -283,7 +287,7 @@ const KIND_KEYS: [(&str, &[&str]); 16] = [
     ("quiesce_ms", &["remote"]),
 ];
 
-/// `a file`, `an nvme`.
+/// Returns the kind with its article: `a file`, `an nvme`.
 fn with_article(kind: &str) -> String {
     let article = if matches!(kind, "nvme" | "ng") { "an" } else { "a" };
     format!("{article} {kind}")
@@ -314,7 +318,7 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     }
 }
 
-/// Path and size in bytes of a file disk; `None` after an error that leaves one of them unknown.
+/// Returns path and size in bytes of a file disk; `None` after an error that leaves one of them unknown.
 fn path_and_size(
     node: &Node,
     size: Option<Located<u64>>,
@@ -344,7 +348,8 @@ fn path_and_size(
             return None;
         }
         PathState::Regular(medium) => {
-            // A writable file grows to `size` and is never truncated; a read-only one is served up to `size`.
+            // A writable file grows to `size` and is never truncated. A read-only file is served up to
+            // `size`.
             let is_cut = size.as_ref().is_some_and(|size| size.value < medium.bytes) && !is_read_only;
             if let Some(size) = size.as_ref().filter(|_| is_cut) {
                 let what =
@@ -390,7 +395,7 @@ fn medium_id(node: &Node) -> Option<String> {
 }
 
 /// Checks the medium at `path` against `medium_id`; `snapshot` checks the open disk again. sysfs may lack
-/// some names of an NVMe namespace, so a `medium_id` of a type (`eui.`, `uuid.`) for which sysfs has no name
+/// some names of an NVMe namespace. So a `medium_id` of a type (`eui.`, `uuid.`) for which sysfs has no name
 /// is accepted here.
 fn check_medium_id(node: &Node, path: &Path, errors: &Errors) {
     let Some(wanted) = node.given::<String>("medium_id") else { return };
@@ -406,7 +411,7 @@ fn check_medium_id(node: &Node, path: &Path, errors: &Errors) {
     }
 }
 
-/// Error text for a medium whose names `ids` do not contain the configured `medium_id`.
+/// Returns the error text for a medium whose names `ids` do not contain the configured `medium_id`.
 pub fn medium_id_error(what: &str, ids: &[String]) -> String {
     if ids.is_empty() {
         return format!("{what} has no name of its own to be known by; leave the key out");
@@ -415,8 +420,8 @@ pub fn medium_id_error(what: &str, ids: &[String]) -> String {
     format!("must be a name of the medium that is meant; {what} is another one, {ids}")
 }
 
-/// Refuses `poll` except on block devices with `direct`. Whether the device has poll queues is known once the
-/// disk is open.
+/// Refuses `poll` except on block devices with `direct`. Does not check for poll queues: these are known once
+/// the disk is open.
 fn refuse_poll(node: &Node, state: &PathState, errors: &Errors) {
     let Some(poll) = node.given::<bool>("poll").filter(|poll| poll.value) else { return };
     if !matches!(state, PathState::Block(_)) {
@@ -444,7 +449,7 @@ fn check_size_fits(
     }
 }
 
-/// Refuses a medium that is already a disk, unless both disks are read-only.
+/// Records a medium. Refuses a medium that is already a disk, unless both disks are read-only.
 fn check_medium(
     path: &Located<PathBuf>,
     identity: (u64, u64),
@@ -463,7 +468,7 @@ fn check_medium(
     media.push((identity, path.location.clone(), is_read_only));
 }
 
-/// Path and size of a file that does not exist yet; without `create` an error.
+/// Returns path and size of a file that does not exist yet; an error without `create`.
 fn missing_file(
     node: &Node,
     path: &Located<PathBuf>,

@@ -1,7 +1,7 @@
 //! Builds the [`Plan`] from the tree of a file and checks rules between values and against the machine.
 //!
-//! A failed check adds an error and validation continues, so that one run reports all errors. The plan is
-//! used only if there are none.
+//! A failed check adds an error and validation continues, so that one run reports many errors. Zones are
+//! checked only if there is no error so far, and then memory. The plan is used only if there are no errors.
 //!
 //! | file | content |
 //! |---|---|
@@ -34,9 +34,9 @@ use super::tree::Located;
 use crate::size::{Bytes, rounded};
 use crate::text::alternatives;
 
-/// Default zones of a core's pool. 4 KiB for most commands, 64 KiB to 2 MiB for larger ones; few large
-/// buffers suffice because a command can take several smaller ones. 24 MiB in all, so that an idle target
-/// stays small.
+/// Default zones of a core's pool: 4 KiB for most commands, 64 KiB to 2 MiB for larger ones. Few large
+/// buffers suffice because a command can use several smaller ones. The total is 24 MiB, to bound the memory
+/// of an idle target.
 const ZONES_DEFAULT: [ZoneSpec; 7] = [
     ZoneSpec { buffer_bytes: 4 << 10, count: 1024 },
     ZoneSpec { buffer_bytes: 64 << 10, count: 64 },
@@ -54,7 +54,8 @@ const ZONE_BYTES_MAX: u64 = 1 << 30;
 /// the control socket.
 const OTHER_FILES: u64 = 64 + 128;
 
-/// Validates the tree against itself and `machine`. The plan is valid only if `errors` stays empty.
+/// Checks the values of the tree against each other and against `machine`. The plan is valid only if `errors`
+/// stays empty.
 pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     let mut notes = Vec::new();
     let reactor = reactor(root.section("reactor"), machine, errors, &mut notes);
@@ -80,7 +81,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         drain_deadline: Duration::from_millis(root.section("shutdown").get("deadline_ms")),
         notes: Vec::new(),
     };
-    // Memory of invalid values would cause misleading errors.
+    // Checks of invalid values would cause misleading errors.
     if errors.borrow().is_empty() {
         check_zones(root, &plan, errors);
     }
@@ -168,7 +169,7 @@ fn pool(root: &Node, errors: &Errors) -> PoolPlan {
     let transfer = root.section("limits").find::<u64>("transfer");
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
     let transfer = transfer.filter(|transfer| transfer.value > u64::from(largest) && largest > 0);
-    // The default zones hold the largest allowed transfer.
+    // The largest default buffer has room for the largest allowed transfer.
     if let (Some(transfer), false) = (transfer, nodes.is_empty()) {
         let (asked, has) = (Bytes::new(transfer.value), Bytes::new(largest.into()));
         let what = format!(
@@ -186,7 +187,7 @@ fn pool(root: &Node, errors: &Errors) -> PoolPlan {
     }
 }
 
-/// The `pages` of a section that has such a key.
+/// Returns the value of `pages` of a section that has such a key.
 fn pages(node: &Node) -> Pages {
     match node.get::<String>("pages").as_str() {
         "base" => Pages::Base,
@@ -256,7 +257,7 @@ fn log(node: &Node) -> LogPlan {
 
 /// Most bytes of a range list (Copy, Dataset Management).
 const LIST_BYTES_MAX: u32 = 8 << 10;
-/// Most bytes that Copy moves at once.
+/// Most bytes that Copy copies at a time.
 const COPY_BYTES_MAX: u32 = 128 << 10;
 
 /// Checks that the zones can serve the buffers that a single command needs at once. Otherwise such a command
@@ -291,9 +292,9 @@ fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
     last_zone_location(root, "count").refuse(errors, what);
 }
 
-/// Memory allocated at the start must fit the machine's memory. With full RAM disks and caches it must fit
-/// the available memory, unless `limits.memory_overcommit` is set; `spindle check` only notes that, if it
-/// fits the machine's memory.
+/// Checks that the memory allocated at the start fits the machine's memory, and that the memory with full RAM
+/// disks and caches fits the available memory. The second failure is only a note with
+/// `limits.memory_overcommit`. In `spindle check` it is a note if the memory fits the machine's memory.
 fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
     let items = memory::memory_items(plan);
     let at_start = memory::total_bytes(&items, memory::AllocationPhase::Start);
@@ -340,8 +341,8 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, what);
 }
 
-/// Memory that devices access by DMA is locked, so it must fit RLIMIT_MEMLOCK. Checked only for plans with a
-/// cache; a note in `spindle check`.
+/// Checks that memory accessed by DMA, which is locked, fits RLIMIT_MEMLOCK. Checks only plans with a cache.
+/// A failure is only a note in `spindle check`.
 fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
     let (Some(lockable), Some(locked)) = (machine.lockable_bytes, memory::locked_memory(plan)) else {
         return;
@@ -366,14 +367,14 @@ fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, 
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, words);
 }
 
-/// Location of `key` in the last zone, or of `[pool]` without zones.
+/// Returns the location of `key` in the last zone, or of `[pool]` if there is none.
 fn last_zone_location(root: &Node, key: &str) -> Location {
     let pool = root.section("pool");
     let at = pool.sections("zone").last().and_then(|zone| zone.find::<u32>(key));
     at.map_or_else(|| pool.location.clone(), |at| at.location)
 }
 
-/// Location of the `size` of the largest RAM disk; `None` without a RAM disk.
+/// Returns the location of the `size` of the largest RAM disk; `None` without a RAM disk.
 fn largest_ram_disk_location(root: &Node, plan: &Plan) -> Option<Location> {
     let disks = root.sections("disk").iter().zip(&plan.disks);
     let (node, _) = disks

@@ -1,4 +1,5 @@
-//! Validates listeners, subsystems, namespaces and referrals; their names and identifiers are unique.
+//! Validates listeners, subsystems, namespaces and referrals, and checks that names and identifiers are
+//! unique.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -44,7 +45,7 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
     listeners
 }
 
-/// The transport of a listener, referral or far target; TCP by default.
+/// Returns the transport of a listener, referral or far target; TCP by default.
 pub fn transport(node: &Node) -> TransportKind {
     match node.find::<String>("transport") {
         Some(word) if word.value == "rdma" => TransportKind::Rdma,
@@ -52,7 +53,7 @@ pub fn transport(node: &Node) -> TransportKind {
     }
 }
 
-/// The name of a listener without the key `name`.
+/// Returns the name of a listener without the key `name`.
 pub fn default_listener_name(transport: TransportKind, address: SocketAddr) -> String {
     match transport {
         TransportKind::Tcp => address.to_string(),
@@ -81,8 +82,8 @@ pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
         .iter()
         .filter_map(|node| subsystem(node, listeners, &mut used, errors))
         .collect();
-    // No identifier of the file may equal a derived one. Example: a renamed disk keeps its identifier in the
-    // file, and a new disk takes the old name.
+    // No identifier that the file sets may equal a derived one. Example: a renamed disk keeps its identifier
+    // in the file, and a new disk has the old name.
     for (identity, location) in &used.given {
         if let Some((_, other)) = used.derived.iter().find(|(derived, _)| derived == identity) {
             let line = other.line;
@@ -123,7 +124,7 @@ impl<T> Default for Unique<T> {
 }
 
 impl<T: Eq + Hash> Unique<T> {
-    /// Inserts the value and returns `None`, or returns the line of an equal one.
+    /// Inserts the value and returns `None`, or returns the line of an equal value.
     pub fn insert_or_line(&mut self, value: T, location: &Location) -> Option<usize> {
         if let Some(other) = self.0.get(&value) {
             return Some(other.line);
@@ -145,7 +146,7 @@ impl<T: Eq + Hash> Unique<T> {
 struct UsedNames {
     /// Names of all disks; `None` if one is invalid.
     disks: Option<Vec<String>>,
-    /// Names of `ram` and `remote` disks, whose identifiers are derived once they are open.
+    /// Names of `ram` and `remote` disks, whose namespaces have identifiers only once the disks are open.
     identified_when_open: Vec<String>,
     nqns: Unique<Nqn>,
     serials: Unique<String>,

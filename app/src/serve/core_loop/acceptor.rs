@@ -13,25 +13,26 @@ use super::arrivals::ACCEPTS_PER_TURN;
 use super::shared::Core;
 use super::{AdmittedTcp, CoreMessage, Handover, Listening};
 
-/// Each core has an acceptor; only that of core `ACCEPTOR` gets listeners.
+/// Each core has an acceptor; only the acceptor of core `ACCEPTOR` has listeners.
 pub struct Acceptor {
     watcher: Watcher,
     listeners: Vec<Listening>,
-    /// Listeners of a newer generation. They are opened once it is advertised: then every core has the
-    /// snapshot, and a connection may go to any core.
+    /// Listeners of a newer generation. They are opened once that generation is advertised: then every core
+    /// has the snapshot, and a connection may be assigned to any core.
     pending: Vec<(u64, Listening)>,
     /// Snapshot generation of `listeners`.
     generation: u64,
     /// Index in `listeners` of the listener that the next turn accepts from first (round-robin).
     first: usize,
     is_ready: bool,
-    /// Open on /dev/null; closed to accept and close a connection when descriptors run out (EMFILE).
+    /// Descriptor of /dev/null. When descriptors run out (EMFILE), it is closed to accept and close a
+    /// connection.
     spare: Option<File>,
     log: RateLimit,
 }
 
 impl Acceptor {
-    /// `listeners` are those of the snapshot with `generation`.
+    /// Watches `listeners`, which are those of the snapshot with `generation`.
     pub fn new(listeners: Vec<Listening>, generation: u64, watcher: Watcher) -> io::Result<Acceptor> {
         for (listener, index) in &listeners {
             watcher.add(listener, key(*index), Interest::READ)?;
@@ -48,7 +49,8 @@ impl Acceptor {
         })
     }
 
-    /// Opens the pending listeners of a newly advertised snapshot, and closes those that it lacks.
+    /// Opens the pending listeners of a newly advertised snapshot, and closes the listeners that the snapshot
+    /// lacks.
     #[cold]
     fn change_listeners(&mut self, advertised: &Snapshot) {
         self.generation = advertised.generation;
@@ -63,7 +65,7 @@ impl Acceptor {
         });
         let new = pending.extract_if(.., |new| new.0 <= advertised.generation).map(|new| new.1);
         for (listener, index) in new {
-            // Not open: a later reload removed it.
+            // A later reload removed this listener.
             let Some(Listener { address, port_id, .. }) = is_open(index) else { continue };
             match watcher.add(&listener, key(index), Interest::READ) {
                 Ok(()) => {
@@ -82,8 +84,8 @@ impl Acceptor {
         self.is_ready = true;
     }
 
-    /// Accepts up to [`ACCEPTS_PER_TURN`] connections. Epoll is level-triggered: a listener with more is
-    /// reported again.
+    /// Accepts up to [`ACCEPTS_PER_TURN`] connections. Epoll is level-triggered: it reports a listener with
+    /// more connections again.
     fn accept(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) {
         let listeners = self.listeners.len();
         let mut budget = ACCEPTS_PER_TURN;
@@ -95,7 +97,7 @@ impl Acceptor {
                 let index = *index;
                 budget -= 1;
                 match listener.accept() {
-                    // A connection that is not admitted is dropped, which closes it.
+                    // Dropping a connection that is not admitted closes it.
                     Ok(Some(accepted)) => {
                         if let Some(admitted) = core.admit(accepted.peer, turn.now) {
                             hand_over(core, turn, (accepted, admitted, index));
@@ -120,9 +122,9 @@ impl Acceptor {
         }
     }
 
-    /// After a failed accept: accepts the next waiting connection by means of the spare descriptor, in case
-    /// descriptors have run out, and closes it. In the backlog it would get no answer and keep the listener
-    /// readable. False: no connection was closed.
+    /// Accepts the next waiting connection with the spare descriptor and closes it. Called after a failed
+    /// accept, in case descriptors have run out. In the backlog the connection would get no answer and keep
+    /// the listener readable. False: no connection was closed.
     fn accept_and_close(&mut self, listener: usize) -> bool {
         drop(self.spare.take());
         let is_closed = matches!(self.listeners[listener].0.accept(), Ok(Some(_)));
@@ -137,7 +139,7 @@ impl Poller<Core, CoreMessage> for Acceptor {
     }
 
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
-        // Listeners change together with what hosts are told.
+        // Listeners change once the new snapshot is advertised.
         if core.target.advertised_snapshot().generation != self.generation {
             let advertised = std::sync::Arc::clone(core.target.advertised_snapshot());
             self.change_listeners(&advertised);
@@ -166,7 +168,8 @@ impl Poller<Core, CoreMessage> for Acceptor {
     }
 }
 
-/// Sends a connection to the core with the fewest connections.
+/// Assigns a connection to the core with the fewest connections: queues it for this core, or sends it to
+/// another.
 fn hand_over(core: &mut Core, turn: &mut Turn<'_, CoreMessage>, accepted: AdmittedTcp) {
     let owner = core.assign_core();
     if owner == turn.core() {

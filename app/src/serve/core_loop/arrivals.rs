@@ -1,7 +1,8 @@
 //! [`Arrivals`]: new connections that their core has not taken over yet.
 //!
-//! Taking one over delays the core's other connections, so a turn takes few. TCP goes before RDMA: an RDMA
-//! connection that ends occupies its slot for some more turns, and a flood of them could take every slot.
+//! Taking over a connection delays the core's other connections, so a turn takes over few. TCP connections
+//! are taken over before RDMA connections. An RDMA connection that ends occupies its slot for some more
+//! turns, so many of them could occupy every slot.
 
 use std::collections::VecDeque;
 
@@ -22,7 +23,7 @@ pub struct Arrivals<T, R> {
 pub struct ArrivalQueue<A> {
     waiting: VecDeque<A>,
     per_turn: usize,
-    /// Connections that the current turn may still take.
+    /// Connections that may still be taken over in the current turn.
     budget: usize,
 }
 
@@ -35,7 +36,8 @@ impl<T, R> Arrivals<T, R> {
         self.tcp.waiting.len() + self.rdma.waiting.len()
     }
 
-    /// Whether this turn may take an RDMA connection now: the TCP queue is empty or has used its budget.
+    /// Whether an RDMA connection may be taken over now: the TCP queue is empty or has used its budget, and
+    /// the RDMA queue is not empty and has budget.
     pub fn has_next_rdma(&self) -> bool {
         !self.tcp.has_next() && self.rdma.has_next()
     }
@@ -64,7 +66,8 @@ impl<A> ArrivalQueue<A> {
         self.budget > 0 && !self.waiting.is_empty()
     }
 
-    /// The oldest connection; `None` when none waits or the budget of the turn is used up.
+    /// Removes and returns the oldest connection; `None` if the queue is empty or the budget of the turn is
+    /// used up.
     pub fn take_next(&mut self) -> Option<A> {
         if self.budget == 0 {
             return None;

@@ -27,8 +27,8 @@ pub struct RdmaPoller {
 }
 
 impl RdmaPoller {
-    /// Opens the devices for this core and binds the listeners. They listen once [`crate::serve::registrar`]
-    /// has registered the disks' memory.
+    /// Opens the devices for this core and binds the listeners. The listeners start to listen once
+    /// [`crate::serve::registrar`] has registered the disks' memory.
     pub fn new(
         setup: &CoreSetup,
         generation: u64,
@@ -58,7 +58,7 @@ impl RdmaPoller {
         Ok(RdmaPoller { shell, watcher, conn: setup.plan.tcp.conn, generation })
     }
 
-    /// Uses the registered memory of disks from now on. The first call also starts the listeners.
+    /// Replaces the registered memory of the disks. The first call also starts the listeners.
     #[cold]
     fn set_disk_memory(&mut self, core: &Core, own: usize, memory: &RegisteredDisks) {
         for (disk, error) in self.shell.set_disks(memory.disks().to_vec()) {
@@ -100,12 +100,12 @@ impl RdmaPoller {
         }
     }
 
-    /// Sends at most [`ASSIGNED_PER_TURN`] connection requests, each to the core with the fewest connections.
-    /// Rejects a request whose address has too many connections that have not sent Connect.
+    /// Assigns at most [`ASSIGNED_PER_TURN`] connection requests, each to the core with the fewest
+    /// connections. Rejects a request whose address has too many connections that have not sent Connect.
     fn assign_requests(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) {
         for _ in 0..ASSIGNED_PER_TURN {
             let Some(request) = self.shell.next_request() else { return };
-            // A request without a remote address is dropped, which rejects it.
+            // Dropping a request without a remote address rejects it.
             let Some(remote) = request.remote() else { continue };
             let Some(admitted) = core.admit(remote, turn.now) else {
                 request.reject(CmStatus::NO_RESOURCES);
@@ -148,7 +148,7 @@ impl Poller<Core, CoreMessage> for RdmaPoller {
     }
 
     fn poll(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) -> bool {
-        // Listeners change together with what hosts are told.
+        // Listeners change once the new snapshot is advertised.
         if core.target.advertised_snapshot().generation != self.generation {
             self.change_listeners(core.target.advertised_snapshot());
         }

@@ -1,4 +1,5 @@
-//! [`Core`]: state that the pollers of a core share: the target core and new connections.
+//! [`Core`]: state that the pollers of a core share: the target core, new connections, and the limits and
+//! counts of connections.
 
 use spindle_transport::ConnectionId;
 use std::net::SocketAddr;
@@ -33,10 +34,11 @@ pub struct Core {
     advertised: Arc<[AtomicU64]>,
     admission: Arc<Admission>,
     refused_log: RateLimit,
-    /// Earliest time of the next line about a long turn, and the number of long turns that were not logged
+    /// Earliest time of the next line about a long turn, and the count of long turns that were not logged
     /// since the last line.
     long_log: (Nanos, u64),
-    /// Connections that the poller of their transport has to end, to make room for a connection of the other.
+    /// Connections that the poller of their transport must end, to make room for a connection of the other
+    /// transport.
     evicted: Vec<ConnectionId>,
 }
 
@@ -65,8 +67,8 @@ impl Core {
         self.core
     }
 
-    /// Counts a new connection until it has sent Connect. `None`: its address has reached
-    /// `limits.unconnected_per_address`, so the caller refuses the connection.
+    /// Counts a new connection for its address until the connection has sent Connect. `None`: the address has
+    /// reached `limits.unconnected_per_address`, so the caller refuses the connection.
     pub fn admit(&mut self, remote: SocketAddr, now: Nanos) -> Option<Admitted> {
         let admitted = self.admission.admit(remote.ip());
         if admitted.is_none()
@@ -84,8 +86,8 @@ impl Core {
         admitted
     }
 
-    /// The core with the fewest connections. The load of another core is incremented here, until that core
-    /// publishes the exact number.
+    /// Returns the core with the fewest connections. Increments the load of another core, until that core
+    /// publishes its exact count.
     pub fn assign_core(&self) -> usize {
         let loads = &self.loads;
         let least = (0..loads.len()).min_by_key(|core| loads[*core].load(Ordering::Relaxed)).unwrap_or(0);
@@ -95,7 +97,7 @@ impl Core {
         least
     }
 
-    /// Stores this core's number of connections for [`Core::assign_core`].
+    /// Stores this core's count of connections, for [`Core::assign_core`].
     pub fn publish_load(&self) {
         let load = &self.loads[self.core];
         let connections = self.target.usage().connections + self.arrivals.waiting();
@@ -104,13 +106,14 @@ impl Core {
         }
     }
 
-    /// Stores the generation that this core advertises: the control socket's changes wait for it.
+    /// Stores the generation that this core advertises. Changes by the control socket wait for that
+    /// generation.
     pub fn publish_advertised(&self) {
         self.advertised[self.core].store(self.target.advertised_snapshot().generation, Ordering::Release);
     }
 
-    /// [`TargetCore::make_room`] for the caller's transport. `evict` returns false when the connection is of
-    /// the other transport; the poller of that transport then ends it ([`Core::next_evicted`]).
+    /// Calls [`TargetCore::make_room`] for the caller's transport. `evict` returns false for a connection of
+    /// the other transport, which the poller of that transport then ends ([`Core::next_evicted`]).
     pub fn make_room(&mut self, evict: impl FnOnce(&mut TargetCore<Conn>, ConnectionId) -> bool) -> bool {
         let Core { target, arrivals, evicted, .. } = self;
         target.make_room(arrivals.waiting(), |target, id| {
@@ -120,7 +123,8 @@ impl Core {
         })
     }
 
-    /// The next connection of `transport` to end, to make room for a connection of the other transport.
+    /// Returns the next connection of `transport` to end, to make room for a connection of the other
+    /// transport.
     pub fn next_evicted(&mut self, transport: TransportKind) -> Option<ConnectionId> {
         let Core { target, evicted, .. } = self;
         // Skips connections that have ended, or have sent Connect, since they were chosen.

@@ -64,8 +64,8 @@ impl Poller<Core, CoreMessage> for TargetPoller {
     }
 
     fn flush(&mut self, core: &mut Core, turn: &mut Turn<'_, CoreMessage>) {
-        // A message without room in the mailbox stays in the target's queue. The target bounds by its length
-        // the messages that hosts can cause.
+        // A message for a full mailbox stays in the target's queue. The target limits the messages that hosts
+        // can cause by the length of that queue.
         while turn.has_room()
             && let Some((to, message)) = core.target.next_message()
         {

@@ -74,7 +74,8 @@ impl Poller<Core, CoreMessage> for TcpPoller {
             has_worked = true;
             self.take_arrivals(core, turn.now);
         }
-        // After the TCP arrivals, so that these do not take the slots: RDMA arrivals, polled next, get them.
+        // After the TCP arrivals, so that the freed slots remain for the RDMA arrivals, which are polled
+        // next.
         while let Some(id) = core.next_evicted(TransportKind::Tcp) {
             has_worked = true;
             self.shell.evict(&mut core.target, id);

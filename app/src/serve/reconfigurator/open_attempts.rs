@@ -1,4 +1,4 @@
-//! [`OpenAttempts`]: opens drives and far targets in the background, each on a thread of its own, and retries
+//! [`OpenAttempts`]: opens drives and far targets in the background, each on a separate thread, and retries
 //! those that fail.
 //!
 //! A broken drive takes minutes to fail. Neither other attempts nor a reload wait for that.
@@ -12,9 +12,9 @@ use crate::config::{OpenedOrigin, Origin, Origins, SnapshotError};
 pub const DRIVE_RETRY_PERIOD: Duration = Duration::from_secs(60);
 /// Time from a failed attempt to open a far target to the next attempt; shorter, since an attempt is cheap.
 pub const REMOTE_RETRY_PERIOD: Duration = Duration::from_secs(2);
-/// How often absent drives and the sizes of namespaces are checked, at least.
+/// Longest time between two checks for absent drives and for new sizes of namespaces.
 pub const CHECK_PERIOD: Duration = Duration::from_secs(5);
-/// How often the results of running attempts are checked.
+/// Period at which the results of running attempts are checked.
 pub const OPENING_CHECK_PERIOD: Duration = Duration::from_millis(100);
 /// Most different reasons that are logged for one origin.
 const REASONS_MAX: usize = 16;
@@ -27,7 +27,7 @@ pub struct OpenAttempts {
 /// The attempts to open one origin, past and running.
 struct OpenAttempt {
     origin: Origin,
-    /// The running attempt, or one whose result was not taken.
+    /// The running attempt, or an ended attempt whose result was not taken.
     thread: Option<JoinHandle<Result<OpenedOrigin, SnapshotError>>>,
     /// Earliest time of the next attempt.
     next: Instant,
@@ -70,7 +70,6 @@ impl OpenAttempts {
         OpenAttempts { origins, attempts: Vec::new() }
     }
 
-    /// The functions that open drives and far targets.
     pub fn origins(&self) -> &Origins {
         &self.origins
     }
@@ -82,8 +81,8 @@ impl OpenAttempts {
         self.open_due(now);
     }
 
-    /// Starts the attempts that are due for the origins in `absent` that are present now, and removes the
-    /// attempts of other origins, except running ones.
+    /// Starts the attempts that are due for the origins in `absent` that are present now. Removes the
+    /// attempts of other origins, unless they are running or their result was not taken.
     pub fn open(&mut self, absent: Vec<Origin>, now: Instant) {
         let OpenAttempts { origins, attempts } = self;
         let is_wanted = |origin: &Origin| absent.contains(origin) && origins.is_present(origin);
@@ -110,8 +109,8 @@ impl OpenAttempts {
         }
     }
 
-    /// Takes the origin and result of a finished attempt. A next attempt for this origin is due a retry
-    /// period after `now` at the earliest.
+    /// Returns the origin and result of a finished attempt; `None`: no attempt has finished. The next attempt
+    /// for this origin is due a retry period after `now`.
     pub fn take_finished(&mut self, now: Instant) -> Option<(Origin, Result<OpenedOrigin, SnapshotError>)> {
         let is_finished =
             |attempt: &&mut OpenAttempt| attempt.thread.as_ref().is_some_and(JoinHandle::is_finished);
@@ -122,7 +121,7 @@ impl OpenAttempts {
         Some((attempt.origin.clone(), thread.join().unwrap_or_else(panicked)))
     }
 
-    /// Logs why an origin cannot be opened, once for each reason.
+    /// Logs why an origin cannot be opened, once for each reason and at most [`REASONS_MAX`] reasons.
     pub fn log_failure(&mut self, origin: &Origin, why: &str) {
         let known = self.attempts.iter_mut().find(|attempt| attempt.origin == *origin);
         known.into_iter().for_each(|attempt| attempt.log_failure(why));
@@ -133,7 +132,7 @@ impl OpenAttempts {
         self.attempts.iter_mut().for_each(|attempt| attempt.next = now);
     }
 
-    /// Time until attempts or absent origins should be checked again.
+    /// Returns the time until attempts or absent origins should be checked again.
     pub fn pause(&self) -> Duration {
         if self.opening().next().is_some() {
             OPENING_CHECK_PERIOD
@@ -148,7 +147,7 @@ impl OpenAttempts {
         self.attempts.iter().any(|attempt| is_drive(&attempt.origin) && attempt.is_opening())
     }
 
-    /// Origins with an attempt that is running or whose result was not taken.
+    /// Returns the origins with an attempt that is running or whose result was not taken.
     pub fn opening(&self) -> impl Iterator<Item = &Origin> {
         self.attempts.iter().filter(|attempt| attempt.thread.is_some()).map(|attempt| &attempt.origin)
     }

@@ -9,7 +9,7 @@ use std::thread::Thread;
 #[repr(align(128))]
 struct CacheAligned<T>(T);
 
-/// One thread calls `push`, one calls `take`. With more than one of either, tags are lost or repeated.
+/// Only one thread may call `push`, and only one thread may call `take`: otherwise tags are lost or repeated.
 pub(super) struct Ring {
     slots: Vec<AtomicU64>,
     taken: CacheAligned<AtomicUsize>,
@@ -27,7 +27,7 @@ impl Ring {
         }
     }
 
-    /// False: the ring is full.
+    /// Appends a tag. False: the ring is full.
     pub(super) fn push(&self, tag: u64) -> bool {
         let pushed = self.pushed.0.load(Ordering::Relaxed);
         if pushed - self.taken.0.load(Ordering::Acquire) == self.slots.len() {
@@ -38,7 +38,7 @@ impl Ring {
         true
     }
 
-    /// Replaces `tags` by all tags in the ring, oldest first.
+    /// Removes all tags from the ring and replaces `tags` by them, oldest first.
     pub(super) fn take(&self, tags: &mut Vec<u64>) {
         let (taken, pushed) = (self.taken.0.load(Ordering::Relaxed), self.pushed.0.load(Ordering::Acquire));
         tags.clear();
@@ -50,20 +50,21 @@ impl Ring {
         self.closed.0.load(Ordering::Acquire)
     }
 
-    /// Guard that closes the ring and wakes `sleeper` when dropped, also by a panic.
+    /// Returns a guard that closes the ring and wakes `sleeper` when dropped, also by a panic.
     pub(super) fn close_on_drop(&self, sleeper: Option<Thread>) -> CloseOnDrop<'_> {
         CloseOnDrop { ring: self, sleeper }
     }
 }
 
-/// Held by each thread that uses a ring, so that the other ends with it.
+/// Guard of a thread that uses a ring. Its drop closes the ring, so that the other thread ends too.
 pub(super) struct CloseOnDrop<'a> {
     ring: &'a Ring,
     sleeper: Option<Thread>,
 }
 
 impl CloseOnDrop<'_> {
-    /// Unparks the sleeper. If it is not parked yet, its next park returns at once: no push is missed.
+    /// Unparks the sleeper, if any. If the sleeper is not parked yet, its next park returns at once: no push
+    /// is missed.
     pub(super) fn wake(&self) {
         self.sleeper.iter().for_each(Thread::unpark);
     }

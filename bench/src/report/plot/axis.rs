@@ -22,14 +22,14 @@ pub(in super::super) struct TickAxis {
 }
 
 impl TickAxis {
-    /// Linear, from 0 to 100 %.
+    /// Creates a linear axis from 0 to 100 %.
     pub(in super::super) fn percent() -> TickAxis {
         let ticks = (0..=10u8).map(|tick| (f64::from(tick) * 10.0, (tick * 10).to_string()));
         TickAxis { ticks: ticks.collect(), is_logarithmic: false }
     }
 
-    /// Logarithmic, from the power of two at or below `least` bytes to one at or above `most`; wide ranges
-    /// skip powers.
+    /// Creates a logarithmic axis from the power of two at or below `least` bytes to a power at or above
+    /// `most`. Wide ranges skip powers.
     pub(in super::super) fn sizes(least: u64, most: u64) -> TickAxis {
         let first = least.max(1).ilog2();
         let last = (most.max(1) - 1).checked_ilog2().map_or(0, |below| below + 1).max(first + 1);
@@ -39,20 +39,20 @@ impl TickAxis {
         TickAxis { ticks: powers.map(tick).collect(), is_logarithmic: true }
     }
 
-    /// Linear in nines: 0 %, 90 %, 99 %, 99.9 % are equally far apart; 50 % has a tick too. `nines`, the end
-    /// of the axis, is a whole number.
+    /// Creates an axis that is linear in nines: 0 %, 90 %, 99 %, 99.9 % are equally far apart, and 50 % has a
+    /// tick too. `nines`, the end of the axis, is a whole number.
     pub(super) fn percentiles(nines: f64) -> TickAxis {
         let mut ticks: Vec<f64> = (0u32..).map(f64::from).take_while(|tick| *tick <= nines).collect();
         ticks.insert(1, MEDIAN_NINES);
         let text = |nines: f64| {
-            // Up to 99 % no decimals, 99.9 % one.
+            // No decimals up to 99 %, one decimal for 99.9 %, one more for each further nine.
             let places = (0u8..=6).find(|places| f64::from(*places) >= nines - 2.0).unwrap_or(6);
             format!("{:.*} %", usize::from(places), percentile_of(nines))
         };
         TickAxis { ticks: ticks.into_iter().map(|tick| (tick, text(tick))).collect(), is_logarithmic: false }
     }
 
-    /// Linear, in microseconds: from 0 to a multiple of the tick interval above `highest`.
+    /// Creates a linear axis in microseconds, from 0 to a multiple of the tick interval above `highest`.
     pub(super) fn linear(highest: f64) -> TickAxis {
         let highest = highest.max(0.1) * 1.05;
         let rough = highest / LINEAR_TICKS_MAX;
@@ -64,8 +64,8 @@ impl TickAxis {
         TickAxis { ticks: ticks.collect(), is_logarithmic: false }
     }
 
-    /// Logarithmic, in microseconds: from a tick of the series 1, 2, 5, 10 at or below `lowest` to one at or
-    /// above `highest`.
+    /// Creates a logarithmic axis in microseconds, from a tick of the series 1, 2, 5, 10 at or below `lowest`
+    /// to one at or above `highest`.
     pub(super) fn logarithmic(lowest: f64, highest: f64) -> TickAxis {
         let first = lowest.log10().floor();
         let decades = (0u32..).map(|decade| 10f64.powf(first + f64::from(decade)));
@@ -83,7 +83,7 @@ impl TickAxis {
     }
 }
 
-/// Tick with its label, for an axis of latencies.
+/// Returns a tick with its label, for an axis of latencies.
 fn microseconds(value: f64) -> (f64, String) {
     (value, if value.fract().abs() < 1e-9 { format!("{value:.0}") } else { format_latency(value) })
 }
@@ -121,7 +121,7 @@ impl ValueFormatter<f64> for TickAxis {
     }
 }
 
-/// Pixel at the fraction `share` (0 ..= 1) of the distance from `first` to `last`.
+/// Returns the pixel at the fraction `share` (0 ..= 1) of the distance from `first` to `last`.
 fn pixel_at(share: f64, (first, last): (i32, i32)) -> i32 {
     let pixel = f64::from(first) + share * f64::from(last - first);
     #[expect(

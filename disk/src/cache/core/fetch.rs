@@ -1,8 +1,8 @@
 //! Read-ahead: executes the fetches of [`Streams`](super::Streams) when the inner disk is not busy.
 //!
-//! A fetch is a read without a submitter. It waits while host reads wait, and while more than `depth / 4`
-//! pieces that fill frames are at the inner disk. It is dropped if 16 fetches are queued, or if a sixteenth
-//! of the cache was read ahead and is unread.
+//! A fetch is a read without a submitter. A fetch waits while other reads wait, and while the pieces at the
+//! inner disk that fill frames exceed a quarter of the core's depth. It is dropped if 16 fetches are queued
+//! already, or if 1/16 of the cache or more was read ahead and is unread.
 
 use super::super::ahead::{Fetch, ReadInfo};
 use super::super::counts::NO_HOST;
@@ -10,19 +10,20 @@ use super::super::plan::Plan;
 use super::{CachedCore, Entry, FETCHES_MAX, FRAME, FRAME_BYTES, FREQUENCY, Read};
 use crate::{BlockRange, IoRequest, Op};
 
-/// Access Frequency "speculative read": Linux sets it for its own read-ahead.
+/// Access Frequency "speculative read". Linux sets this value for its own read-ahead.
 const SPECULATIVE_READ: u8 = 7;
-/// At most 1/16 of the cache may be pages that were read ahead and are unread: less than the small queue of
-/// S3-FIFO (1/10), where such pages start.
+/// Divisor: no fetch begins once 1/16 of the cache was read ahead and is unread. This is less than the small
+/// queue of S3-FIFO (1/10), into which such pages are entered.
 const UNREAD_SHARE: u64 = 16;
 
-/// Largest window in pages for a cache of `frames` frames.
+/// Returns the largest window in pages: `read_ahead_bytes`, but at most 1/32 of the cache.
 pub(super) fn window_max(read_ahead_bytes: u32, frames: u32) -> u32 {
     (read_ahead_bytes / FRAME_BYTES).min(frames / 32)
 }
 
 impl CachedCore {
-    /// Handles the first read of a page that was read ahead.
+    /// Handles the first read of a page that was read ahead: counts the page as useful and reports the read
+    /// to the stream detection.
     #[cold]
     #[inline(never)]
     pub(super) fn on_first_read(&mut self, request: &IoRequest, page: u64) {
@@ -30,7 +31,8 @@ impl CachedCore {
         self.on_read(request, page, 1);
     }
 
-    /// Reports a host's read to the stream detection; queues the resulting fetch, unless the queue is full.
+    /// Reports a host's read to the stream detection. Queues the resulting fetch, or drops it if the queue is
+    /// full.
     pub(super) fn on_read(&mut self, request: &IoRequest, first: u64, count: u64) {
         let Some(streams) = &mut self.streams else { return };
         let read = ReadInfo {

@@ -1,8 +1,8 @@
-//! RDMA connect in steps that do not block on the target. The step after the route registers the queue's
-//! memory.
+//! RDMA connect in steps that do not wait for the target. The step after the route creates the queue pair and
+//! registers the queue's memory.
 //!
 //! ```text
-//!   address ─ which device leads there ─> route ─> queue pair, receives posted ─> connect ─> Established
+//!   address (selects the device) ─> route ─> queue pair, receives posted ─> connect ─> Established
 //! ```
 
 use std::net::SocketAddr;
@@ -25,15 +25,15 @@ use super::{Memory, RECEIVE, REPLY_BYTES, REPLY_STRIDE, RdmaLink, Verbs};
 use crate::error::{Error, RdmaRefusal};
 use crate::options::Options;
 
-/// Inline bytes requested per SEND: an SQE without a list of descriptors.
+/// Inline bytes requested per SEND: an SQE without a list of SGL descriptors.
 const INLINE_BYTES: u32 = 64;
-/// Most scatter/gather elements per SEND: the capsule head, and three of in-capsule data.
+/// Most scatter/gather elements per SEND: one for the capsule head, three for in-capsule data.
 const SEND_SGE: u32 = 4;
-/// Send queue entries beyond the depth, for unsignalled SENDs that are not known to be complete.
+/// Send queue entries beyond the depth, for unsignalled SENDs of unknown state.
 const SEND_SPARE: u32 = 16;
-/// Connection manager reject reasons for "no listener": InfiniBand's invalid service ID, and `-ECONNREFUSED`
-/// of iWARP.
+/// Reject reason of the InfiniBand connection manager without a listener: invalid service ID.
 const REJECT_NO_SERVICE: i32 = 8;
+/// Reject reason of iWARP without a listener: `-ECONNREFUSED`.
 const REJECT_REFUSED: i32 = -111;
 
 /// A connection attempt, in steps that do not block.
@@ -51,13 +51,13 @@ enum Step {
     Address,
     /// Route resolution.
     Route,
-    /// Connect request sent; waits for Established.
+    /// The connect request was sent; Established has not arrived.
     Connect(Box<QueuePairParts>),
     /// The link was returned, or the attempt has failed.
     Finished,
 }
 
-/// Verbs objects created before the connect request.
+/// Verbs objects created before the connect request, in drop order: the queue pair uses the objects after it.
 struct QueuePairParts {
     queue_pair: QueuePair,
     queue: CompletionQueue,
@@ -95,7 +95,7 @@ impl RdmaOpening {
         Ok(RdmaOpening { step: Step::Address, name, registration, attempt: Some(attempt) })
     }
 
-    /// Name of the current step.
+    /// Returns the name of the current step.
     pub(in super::super) fn name(&self) -> &'static str {
         match self.step {
             Step::Address => "RDMA address",
@@ -104,7 +104,7 @@ impl RdmaOpening {
         }
     }
 
-    /// Advances without blocking. Returns the link when commands can be submitted.
+    /// Advances without blocking. Returns the link when commands can be submitted, `None` before.
     pub(in super::super) fn step(&mut self) -> Result<Option<RdmaLink>, Error> {
         let wanted = match self.step {
             Step::Address => CmEventKind::AddressResolved,
@@ -141,7 +141,7 @@ impl RdmaOpening {
         Ok(Some(RdmaLink::new(verbs, &device, self.registration, self.name.depth)))
     }
 
-    /// Sleeps until the next step may make progress, at most `timeout`; may return early.
+    /// Sleeps until an event of the connection manager arrives, at most `timeout`; may return early.
     pub(in super::super) fn wait_io(&self, timeout: Duration) {
         let timeout = Timespec::try_from(timeout).ok();
         if let Some(attempt) = &self.attempt {
@@ -157,7 +157,8 @@ impl Attempt {
         move |source| Error::Rdma { address, step, source }
     }
 
-    /// The next event of this connection, if any; an error unless it is of kind `wanted`.
+    /// Returns the next event of this connection, `None` if there is none; an error unless the event is of
+    /// kind `wanted`.
     fn event(&self, step: &'static str, wanted: CmEventKind) -> Result<Option<CmEvent>, Error> {
         while let Some(event) = self.channel.next_event().map_err(self.failed(step))? {
             if event.id != self.id.token() {
@@ -168,9 +169,9 @@ impl Attempt {
         Ok(None)
     }
 
-    /// After route resolution: creates the queue pair and sends the connect request.
+    /// Creates the queue pair, after route resolution, and sends the connect request.
     fn connect(&self, name: QueueName) -> Result<QueuePairParts, Error> {
-        // The device may have been added after `begin`.
+        // Listed again: the device may have been added after `begin`.
         let devices = Device::all().map_err(self.failed("devices"))?;
         let device = Arc::clone(self.id.device(&devices).ok_or(Error::NoRdma)?);
         let parts = self.make_queue_pair(device, name)?;
@@ -178,7 +179,7 @@ impl Attempt {
         let request = CmRequest::new(name.qid, u16::try_from(entries).unwrap_or(u16::MAX), name.cntlid);
         let parameters = ConnectParams {
             private_data: request.as_bytes(),
-            // RDMA READs that the controller may have outstanding to this host. The host issues none.
+            // RDMA READs of the controller that may be outstanding to this host. The host itself issues none.
             responder_resources: parts.device.limits().responder_resources,
             ..ConnectParams::default()
         };
@@ -186,11 +187,11 @@ impl Attempt {
         Ok(parts)
     }
 
-    /// The error for an unexpected event.
+    /// Converts an unexpected event to an error.
     fn refusal(&self, step: &'static str, event: &CmEvent) -> Error {
         let address = self.address;
         if event.kind == CmEventKind::Rejected {
-            // Without a listener the connection manager rejects, without NVMe private data.
+            // Without a listener the connection manager rejects the request and sends no NVMe private data.
             let why = match CmReject::parse(&event.private_data) {
                 _ if [REJECT_NO_SERVICE, REJECT_REFUSED].contains(&event.status) => RdmaRefusal::NoListener,
                 Some(reject) => RdmaRefusal::Status(reject.status()),
@@ -198,7 +199,7 @@ impl Attempt {
             };
             return Error::RdmaRefused { address, why };
         }
-        // A negative errno of the kernel; without one, "host unreachable".
+        // The status is a negative errno of the kernel; otherwise the error is "host unreachable".
         let errno = event.status.saturating_neg();
         let errno = if errno > 0 { errno } else { rustix::io::Errno::HOSTUNREACH.raw_os_error() };
         let verb = if event.kind == CmEventKind::AddressError {
@@ -211,7 +212,8 @@ impl Attempt {
         Error::Rdma { address, step, source: VerbsError { verb, errno } }
     }
 
-    /// Creates the queue pair and its objects, and posts all receives.
+    /// Creates the queue pair and its objects, and posts all receives. Fails if the depth exceeds the
+    /// device's limit.
     fn make_queue_pair(&self, device: Arc<Device>, name: QueueName) -> Result<QueuePairParts, Error> {
         let limits = device.limits();
         let entries = u32::from(name.depth) + 1;
@@ -241,7 +243,7 @@ impl Attempt {
         Ok(QueuePairParts { queue_pair, queue, completions, memory, device })
     }
 
-    /// Allocates and registers memory for capsules and completion entries.
+    /// Allocates and registers memory for command capsules and completion queue entries.
     fn make_memory(&self, device: &Arc<Device>, depth: u16, entries: u32) -> Result<Memory, Error> {
         let whole = |bytes: usize| u32::try_from(bytes.next_multiple_of(4096)).unwrap_or(u32::MAX);
         let heads = whole(usize::from(depth) * ENTRY_BYTES);

@@ -1,5 +1,4 @@
-//! Registrations of the caller's buffers: one cache for each device, thread and [`Limits`], shared by the
-//! links.
+//! Registrations of the caller's buffers. The links share one cache for each device, thread and [`Limits`].
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -10,8 +9,8 @@ use spindle_rdma::registration::{Cache, CacheError, Limits, Registrar};
 use spindle_rdma_verbs::{Access, Device, MemoryRegion, VerbsError};
 use spindle_reactor::mem::{Area, Buf, NewUnmaps, Watch, unmaps};
 
-/// Registers memory with one device. A registration keeps its memory mapped, so that its address range cannot
-/// be reused for other memory.
+/// Registers memory with one device. A registration keeps its memory mapped, so its address range cannot be
+/// reused for other memory.
 #[derive(Debug)]
 struct DeviceRegistrar(Arc<Device>);
 
@@ -57,7 +56,8 @@ thread_local! {
 }
 
 impl Registrations {
-    /// The registrations of this thread with this device and these limits; dropped with the last link.
+    /// Returns the registrations of this thread with this device and these limits, created at first use. They
+    /// are dropped with the last link.
     pub(super) fn of(device: &Arc<Device>, limits: Limits) -> Rc<Registrations> {
         REGISTRATIONS.with_borrow_mut(|known| {
             known.retain(|one| one.strong_count() > 0);
@@ -73,7 +73,8 @@ impl Registrations {
         })
     }
 
-    /// Registers a buffer, or finds its registrations. Returns its addresses and keys.
+    /// Registers a buffer, or finds its registrations. Returns its addresses and keys. An error releases what
+    /// was acquired.
     #[inline]
     pub(super) fn acquire(&self, buf: &Buf) -> Result<Keys, VerbsError> {
         let mut cache = self.cache.borrow_mut();
@@ -99,8 +100,9 @@ impl Registrations {
         keys.pieces().iter().for_each(|piece| cache.release(piece.lease));
     }
 
-    /// Called once per turn, after sending. Removes registrations of dropped pools: a registration keeps its
-    /// memory mapped, so a lookup cannot find another area at the same address.
+    /// Removes registrations of dropped pools, and deregisters a batch of parked registrations if a full
+    /// batch is parked. One call per turn, after sending, is enough: a registration keeps its memory mapped,
+    /// so a lookup cannot find another area at the same address.
     #[inline]
     pub(super) fn tidy(&self) {
         let mut cache = self.cache.borrow_mut();
@@ -137,7 +139,8 @@ const VERB: &str = "ibv_reg_mr";
 const NO_MEMORY: i32 = rustix::io::Errno::NOMEM.raw_os_error();
 const BAD_ADDRESS: i32 = rustix::io::Errno::FAULT.raw_os_error();
 
-/// The area of an address of a buffer. Unwritten blocks of a RAM disk are in the shared area of zeroes.
+/// Returns the area of an address of a buffer; `None` for heap memory. Unwritten blocks of a RAM disk are in
+/// the shared area of zeroes.
 #[cold]
 fn area(buf: &Buf, address: usize) -> Option<Area> {
     let zeroes = Area::zeroes();
@@ -145,7 +148,7 @@ fn area(buf: &Buf, address: usize) -> Option<Area> {
     if (begin..begin + zeroes.bytes()).contains(&address) { Some(zeroes) } else { buf.area() }
 }
 
-/// Address and length of a buffer's segments, adjacent segments merged.
+/// Returns address and length of a buffer's segments; adjacent segments are merged.
 #[cold]
 fn joined(buf: &Buf) -> Vec<(usize, usize)> {
     let mut pieces: Vec<(usize, usize)> = Vec::new();

@@ -1,17 +1,18 @@
 //! [`RdmaLink`]: a queue pair with the host side of the NVMe/RDMA protocol.
 //!
-//! A turn posts everything that is queued with one doorbell, takes the completions, posts the receives again,
-//! and reports the resulting events:
+//! A turn posts all queued work with one doorbell, handles the completions, posts the receives again, and
+//! reports the resulting events:
 //!
 //! ```text
 //!   next_work.. ─ SEND (inline where the device does it) ─ doorbell     poll ─┬ RECV ─> received ─┐
 //!   acquire: registration of the caller's buffer, mostly kept                 └ SEND ─> completed ┴─> events
 //! ```
-//! The ID of a work completion is the number of a receive, or a command's chain with its generation.
+//! A work request ID contains the index of a receive, or the slot (index and generation) of a command's
+//! chain. Two bits mark receives and signalled sends.
 //!
 //! The memory of a command capsule is reused with its entry: `spindle_rdma::host` explains why that is
-//! allowed. A buffer is not accessed while its command is outstanding; it is returned when the command has
-//! completed or the queue pair is destroyed.
+//! allowed. The host does not access a buffer while its command is outstanding. The buffer is returned when
+//! the command has completed or the queue pair is destroyed.
 
 mod connect;
 mod memory;
@@ -44,15 +45,16 @@ use crate::qpair::Refusal;
 pub(super) use connect::RdmaOpening;
 use memory::Registrations;
 
-/// Bytes of a received completion queue entry, and the distance between two: one per cache line, so that the
-/// device does not write to a line that the core reads.
+/// Bytes of a received completion queue entry.
 const REPLY_BYTES: u32 = 16;
+/// Distance of two received completion queue entries: one entry per cache line, so that the device does not
+/// write to a line that the core reads.
 const REPLY_STRIDE: usize = 64;
-/// Bit of a work request ID: a receive.
+/// Bit of a work request ID that marks a receive.
 const RECEIVE: u64 = 1 << 63;
-/// Bit of a work request ID: a signalled send.
+/// Bit of a work request ID that marks a signalled send.
 const SIGNALLED: u64 = 1 << 32;
-/// Most batches of completions per turn, so that other queues of the thread get their share.
+/// Most batches of completions per turn, so that other queues of the thread are polled too.
 const POLLS_MAX: usize = 4;
 /// Period of polling the connection manager for a disconnect; each poll is a system call.
 const CM_POLL_PERIOD: Nanos = Nanos::from_ms(1);
@@ -65,7 +67,7 @@ struct Memory {
     region: MemoryRegion,
     /// Command capsules, by CID.
     heads: Buf,
-    /// Completion queue entries, by number of the receive.
+    /// Completion queue entries, by index of the receive.
     replies: Buf,
 }
 
@@ -94,7 +96,7 @@ struct Verbs {
 /// An NVMe/RDMA connection of one queue.
 #[derive(Debug)]
 pub(crate) struct RdmaLink {
-    /// `None` after the end, when the queue pair was destroyed.
+    /// `None` after the end: the queue pair was destroyed.
     verbs: Option<Verbs>,
     conn: Conn,
     registrations: Rc<Registrations>,
@@ -157,18 +159,18 @@ impl RdmaLink {
         (full.kind.into(), data)
     }
 
-    /// True while commands can be submitted.
+    /// Returns true while commands can be submitted.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.conn.is_open()
     }
 
-    /// Sets the limits from Identify Controller: bytes of in-capsule data and number of SGL descriptors.
+    /// Sets the controller's limits: bytes of in-capsule data and number of SGL descriptors of a command.
     pub(super) fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
         self.conn.set_offered(in_capsule_bytes, descriptors);
     }
 
-    /// Posts queued work with one doorbell.
+    /// Posts queued work with one doorbell; an error aborts the connection.
     #[inline]
     pub(super) fn send(&mut self) {
         if self.conn.has_queued()
@@ -211,7 +213,7 @@ impl RdmaLink {
                     bytes: piece.bytes,
                     key: piece.local_key,
                 };
-                // `conn` limits the pieces to `max_sge`.
+                // `conn` limits the segments to `max_sge`.
                 pieces.extend(keys.iter().map(sge).take(PIECES_MAX - 1));
             }
             batch.add(id, is_signalled, Operation::Send, SendData::Local(&pieces))?;
@@ -219,8 +221,8 @@ impl RdmaLink {
         batch.submit()
     }
 
-    /// Sends, takes completions, and reports each event with whether the connection was open. True when there
-    /// was any completion, or the connection ended.
+    /// Sends, handles completions, and reports each event with a flag: whether the connection was open.
+    /// Returns true when there was any completion, or the connection ended.
     #[inline]
     pub(super) fn turn(&mut self, now: Nanos, mut on_event: impl FnMut(LinkEvent, bool)) -> bool {
         self.send();
@@ -263,7 +265,8 @@ impl RdmaLink {
         on_event(event, self.conn.is_open());
     }
 
-    /// Handles work completions. True when there were any.
+    /// Handles work completions, at most [`POLLS_MAX`] batches, and posts the receives again. Returns true
+    /// when there were any.
     #[inline]
     fn take_completions(&mut self) -> bool {
         let RdmaLink { verbs: Some(verbs), conn, cause, .. } = self else { return false };
@@ -294,7 +297,8 @@ impl RdmaLink {
         has_come
     }
 
-    /// Handles an event of the connection manager.
+    /// Handles one event of the connection manager. Every event of this connection except Established ends
+    /// it.
     #[cold]
     fn poll_cm(&mut self) {
         let Some(verbs) = &self.verbs else { return };
@@ -313,7 +317,7 @@ impl RdmaLink {
         }
     }
 
-    /// Aborts the connection; the next turn reports all commands.
+    /// Aborts the connection. The next turn completes all commands as lost.
     #[cold]
     pub(super) fn fail(&mut self, loss: Loss) {
         if self.conn.is_open() {
@@ -344,7 +348,7 @@ impl RdmaLink {
         }
     }
 
-    /// Arms the completion queue: the next completion raises an event.
+    /// Arms the completion queue: the next completion raises an event. An error aborts the connection.
     fn arm(&mut self) {
         let Some(verbs) = &mut self.verbs else { return };
         if self.is_armed {
@@ -356,9 +360,9 @@ impl RdmaLink {
         }
     }
 
-    /// Sleeps until a work completion or an event of the connection manager arrives or `waker` is woken, at
-    /// most `timeout`. While the completion queue is not armed, only arms it and returns: completions may
-    /// have arrived before.
+    /// Sleeps until a work completion or an event of the connection manager arrives, or `waker` is woken; at
+    /// most `timeout`. If the completion queue is not armed, this call only arms it and returns, as
+    /// completions may have arrived before.
     pub(super) fn wait_io(&mut self, timeout: Duration, waker: Option<&Waker>) {
         if !self.is_armed {
             return self.arm();
@@ -377,13 +381,13 @@ impl RdmaLink {
         if verbs.completions.take_events(&verbs.queue) > 0 {
             self.is_armed = false;
         }
-        // The wait may have ended by an event of the connection manager: poll it in the next turn.
+        // An event of the connection manager may have ended the wait: the next turn polls it.
         self.next_cm_poll = Nanos::ZERO;
     }
 }
 
 impl Drop for RdmaLink {
-    /// Releases outstanding buffers and their registrations after the queue pair was destroyed.
+    /// Destroys the queue pair, then releases outstanding buffers and their registrations.
     fn drop(&mut self) {
         self.fail(Loss::Requested);
         if self.verbs.is_some() {
@@ -395,7 +399,8 @@ impl Drop for RdmaLink {
     }
 }
 
-/// Handles a work completion. Returns the number of a receive to post again.
+/// Handles a work completion. Returns the index of a receive to post again; `None` for a send or a failed
+/// receive.
 #[inline]
 fn on_work_completion(
     conn: &mut Conn,

@@ -6,8 +6,8 @@ use super::{NvmeCore, Request, done_of};
 use crate::entry::Task;
 
 impl NvmeCore {
-    /// Ends all requests of `owner` without a command at the drive. Marks the others, so that they submit no
-    /// more commands and end as cancelled. Returns how many of `owner`'s requests and results remain.
+    /// Ends all requests of `owner` that have no command at the drive. Marks the others as cancelled, so that
+    /// they submit no more commands. Returns the number of `owner`'s requests and results that remain.
     #[cold]
     pub(super) fn cancel_requests(&mut self, owner: Owner) -> usize {
         self.end_compare_and_writes(Some(owner), DiskError::Cancelled);
@@ -53,7 +53,7 @@ impl NvmeCore {
             + self.finished.iter().filter(|done| is_own(done.token)).count()
     }
 
-    /// Gives each whole-request command of `owner` a request, which ends as cancelled.
+    /// Turns each whole-request command of `owner` into a request that ends as cancelled.
     fn mark_whole(&mut self, owner: Owner) {
         for slot in 0..self.commands.slots() {
             let Some(cid) = self.commands.cid_at(slot) else { continue };

@@ -1,28 +1,32 @@
 //! [`GuardView`]: one core's view of its namespace's guard, and its compare-and-writes.
 //!
-//! A drive's fused commands are not used: few drives have them. The guard (`spindle_disk::guard`) excludes
-//! all other writes of one block, on every core, while its owner reads, compares and writes.
+//! Fused commands of the drive are not used, because few drives support them. The guard
+//! (`spindle_disk::guard`) excludes all other writes of one block, on every core, while its owner reads,
+//! compares and writes.
 //!
 //! ```text
 //!   queued ─── guard free: take it ────────> clearing ── all cores answered ───> read ── differs ──> Done
 //!                                                                                 └─ equal ── write ──> Done
 //! ```
 //!
-//! Other commands do not pay for the guard. Once in each poll a core checks whether the guard has changed
-//! (one load of a word that rarely changes). From then until the guard is released the core submits nothing
-//! between polls (`limit` is 0, as with sharers), and in a poll nothing that changes the guarded block. It
-//! answers the guard once none of its commands, at the drive or queued for a retry, changes that block. So
-//! the guard's owner waits for at least one poll of each working core.
+//! Other commands do not pay for the guard. Once in each poll a core checks whether the guard has changed:
+//! one load of a word that rarely changes. While a guard is active, the core submits nothing between polls
+//! (`limit` is 0, as with sharers). In a poll the core begins no request that changes the guarded block. The
+//! core answers the guard once none of its commands and begun requests changes that block. So the guard's
+//! owner waits for at least one poll of each working core.
 //!
-//! A core without work in a poll *rests*: its entry in the guard says that nothing is in flight, so no owner
-//! waits for it, whether it sleeps or hangs. Before its next command it ends the rest and then reads the
-//! guard, in this order.
+//! A core without work in a poll *rests*: its entry in the guard counts nothing in flight. The guard's owner
+//! does not wait for a resting core, whether the core sleeps or hangs. Before its next command the core
+//! enters the guard again and then reads the guard, in this order.
 //!
-//! Limits: a compare-and-write fails if its read has not begun within twice the time limit of a command,
-//! because writes of other cores or another compare-and-write do not end. After a reset its read or write is
-//! repeated as any command, and the guard stays taken; before the read it releases the guard and takes it
-//! anew. If its submitter cancels it before the write, nothing is written. A core that is dropped with
-//! commands in flight keeps its entry in the guard until the drive's queue is deleted: [`OrphanedGuard`].
+//! Limits:
+//! - A compare-and-write fails if its read has not begun within twice the time limit of a command, because
+//!   writes of other cores or another compare-and-write do not end.
+//! - After a reset, the read or write is repeated as any command, and the guard stays taken. Before the read,
+//!   the guard is released and taken again.
+//! - A compare-and-write that its submitter cancels before the write writes nothing.
+//! - A core that is dropped with commands in flight keeps its entry in the guard until the drive's queue is
+//!   deleted: [`OrphanedGuard`].
 
 use std::sync::Arc;
 
@@ -35,14 +39,13 @@ use super::{NvmeCore, Request};
 use crate::core_queue::QueueCommand;
 use crate::entry::Task;
 
-/// One core's view of its namespace's guard, and its compare-and-writes.
 pub(super) struct GuardView {
     pub(super) pairs: CompareAndWriteQueue,
     /// The guard's generation when `guarded` was read.
     generation: u64,
     /// The guarded block; `None` without a guard.
     guarded: Option<Guarded>,
-    /// False while the core is at rest, when it must call `wake` before it submits.
+    /// False while the core is at rest. The core must then call `wake` before it submits.
     is_awake: bool,
 }
 
@@ -58,19 +61,20 @@ impl GuardView {
         self.pairs.participant()
     }
 
-    /// True if the guard has changed since `guarded` was read.
+    /// Returns true if the guard has changed since `guarded` was read.
     #[inline]
     pub(super) fn has_changed(&self) -> bool {
         self.participant().generation() != self.generation
     }
 
-    /// Reads the generation first: if the guard changes in between, the next `has_changed` is true.
+    /// Reads the guard. The generation is read first, so that a change in between makes the next
+    /// `has_changed` true.
     fn refresh(&mut self) {
         self.generation = self.participant().generation();
         self.guarded = self.participant().guarded();
     }
 
-    /// True if the guard and this core's compare-and-writes allow commands between polls.
+    /// Returns true if the guard and this core's compare-and-writes allow commands between polls.
     fn is_clear(&self) -> bool {
         self.is_awake && self.guarded.is_none() && self.pairs.is_empty()
     }
@@ -88,8 +92,8 @@ fn done(pair: CompareAndWrite, result: Result<(), DiskError>) -> Done {
     Done { token: pair.token, result, buf: pair.data }
 }
 
-/// Guard participation of a dropped core with commands in flight. Kept until the drive cannot write for that
-/// core any more.
+/// Guard participation of a core that was dropped with commands in flight. Kept until the drive can no longer
+/// write for that core.
 pub(crate) struct OrphanedGuard {
     participant: Arc<GuardParticipant>,
     hold: Option<Hold>,
@@ -132,8 +136,8 @@ impl NvmeCore {
         None
     }
 
-    /// `limit` between polls: 0 unless the queue command is `Go`, there are no sharers and the guard is
-    /// clear.
+    /// Returns `limit` for the time between polls: 0 unless the queue command is `Go`, there are no sharers,
+    /// and the guard is clear.
     pub(super) fn limit_between(&self) -> usize {
         let is_clear = self.word.queue_command() == QueueCommand::Go
             && self.shared_queue.is_none()
@@ -164,7 +168,7 @@ impl NvmeCore {
             && self.guard.pairs.is_empty()
     }
 
-    /// Leaves the guard if the core is idle, so that no holder of the guard waits for the core.
+    /// Leaves the guard if the core is idle, so that the guard's owner does not wait for the core.
     #[cold]
     #[inline(never)]
     pub(super) fn rest(&mut self) {
@@ -196,7 +200,7 @@ impl NvmeCore {
         self.guard.is_awake
     }
 
-    /// As `submit_waiting`, without pending requests that change the guarded block.
+    /// As `submit_waiting`, but skips pending requests that change the guarded block.
     pub(super) fn submit_guarded(&mut self) {
         let Some(guarded) = self.guard.guarded else { return self.submit_waiting() };
         if !self.submit_begun() {
@@ -214,8 +218,8 @@ impl NvmeCore {
         }
     }
 
-    /// Takes the guard for the next compare-and-write. Starts its read if all cores have answered; otherwise
-    /// fails the compare-and-writes beyond their time limit.
+    /// Takes the guard for the next compare-and-write, and starts the read once no other core writes to the
+    /// block. Otherwise fails compare-and-writes that have waited for twice the time limit of a command.
     pub(super) fn step_compare_and_write(&mut self) {
         if self.guard.pairs.is_empty() {
             return;
@@ -225,7 +229,7 @@ impl NvmeCore {
             let done = self.start_compare_and_write(false, read);
             return self.finished.extend(done);
         }
-        // Twice the limit covers a write that is aborted and one that ends with a reset.
+        // Twice the limit, because a write may end only after its Abort or a reset.
         let (now, most) = (self.word.tick(), self.shared.limits().command_ticks.saturating_mul(2));
         let is_over = |pair: &CompareAndWrite| now.wrapping_sub(pair.since) > most;
         while let Some(pair) = self.guard.pairs.take_where(is_over) {
@@ -254,8 +258,8 @@ impl NvmeCore {
         }
     }
 
-    /// After the read: starts the write, or ends with `CompareDiffers`. After the write, or on failure: ends
-    /// the compare-and-write.
+    /// Continues a compare-and-write after its read: starts the write, or ends with `CompareDiffers`. After
+    /// the write or a failure, ends the compare-and-write.
     #[cold]
     pub(super) fn end_compare_and_write(
         &mut self,
@@ -280,8 +284,8 @@ impl NvmeCore {
         self.guard.pairs.finish(data).map(|pair| done(pair, result))
     }
 
-    /// Ends with `error` all compare-and-writes that have not begun their read; only those of `owner` if
-    /// given.
+    /// Ends with `error` all compare-and-writes whose read has not begun. With `owner`, ends only those of
+    /// that owner.
     pub(super) fn end_compare_and_writes(&mut self, owner: Option<Owner>, error: DiskError) {
         let is_over = |pair: &CompareAndWrite| owner.is_none_or(|owner| pair.token.owner() == owner);
         while let Some(pair) = self.guard.pairs.take_where(is_over) {
@@ -297,7 +301,7 @@ impl NvmeCore {
 }
 
 impl Request {
-    /// True if the request changes the guarded block and is not the guard's own write.
+    /// Returns true if the request changes the guarded block and is not the guard's own write.
     fn conflicts_with(&self, guarded: Guarded) -> bool {
         if !self.task.changes_blocks() {
             return false;

@@ -24,8 +24,8 @@ impl NvmeCore {
         }
     }
 
-    /// Submits the sharers' commands and sets `limit` to what remains for this core. No effect without
-    /// sharers.
+    /// Submits the sharers' commands and sets `limit` to the number of commands that remain for this core. No
+    /// effect without sharers.
     fn forward(&mut self) {
         let (Some(shared), Some(setup)) = (&mut self.shared_queue, &mut self.setup) else { return };
         let own_wait = !self.pending.is_empty() || !self.partial.is_empty() || !self.retries.is_empty();
@@ -38,7 +38,7 @@ impl NvmeCore {
         }
     }
 
-    /// Poll with `limit` 0: the queue command is not `Go`, the core has sharers or compare-and-writes, a
+    /// Polls with `limit` 0: the queue command is not `Go`, the core has sharers or compare-and-writes, a
     /// guard is active, or the core was at rest.
     #[cold]
     pub(super) fn poll_slow(&mut self, done: &mut Vec<Done>) -> bool {
@@ -75,8 +75,8 @@ impl NvmeCore {
         is_awake || self.shared_queue.is_some() || !self.finished.is_empty()
     }
 
-    /// Poll under a queue command other than `Go`. Under `Replay` it repeats the commands from before the
-    /// reset and submits the remaining blocks of requests that had begun.
+    /// Polls under a queue command other than `Go`. Under `Replay`, repeats the commands from before the
+    /// reset and submits the remaining blocks of begun requests.
     fn poll_stopped(&mut self, done: &mut Vec<Done>) -> bool {
         if self.word.queue_command() != QueueCommand::Replay {
             return !self.finished.is_empty();

@@ -1,4 +1,4 @@
-//! Absence of the drive: requests wait for `return_timeout`, then fail.
+//! Absence of the drive: stops cores, closes the function, and fails requests after `return_timeout`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,27 +9,29 @@ use crate::bar::Bar;
 use crate::core_queue::{CoreQueue, QueueCommand};
 use crate::function::Function;
 
-/// Time after which a core without an answer is logged. A starting core's memory may take seconds.
+/// Time in milliseconds after which a core without an answer is logged. A starting core may need seconds for
+/// its memory.
 const ANSWER_MS: u64 = 30_000;
-/// Wait for a core during a reset. A core that hangs for longer is left behind: its commands from before the
-/// reset fail, unless it stops before the controller is off.
+/// Time in milliseconds that a reset waits for a core. A core that hangs for longer is left behind: its
+/// commands from before the reset fail, unless the core applies `Stop` before the controller is off.
 pub(super) const STOP_MS: u64 = 5_000;
-/// Wait for a link that is down to return, and for the kernel to report a removal.
+/// Time limit for a link that is down to return, and for the kernel to report a removal.
 const REMOVAL_WAIT: Duration = Duration::from_secs(2);
 
-/// What happens to requests of cores without a queue.
+/// State of requests of cores without a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Absence {
-    /// They wait for their queues, which are being made.
+    /// Requests wait for the queues, which are being made.
     No,
-    /// They wait until this manager time, in milliseconds.
+    /// Requests wait until this manager time, in milliseconds.
     Waiting(u64),
-    /// They fail, with the error of this queue command.
+    /// Requests fail, with the error of this queue command.
     Over(QueueCommand),
 }
 
 impl ManagerTask {
-    /// The queue command for all cores when the function is closed because of `end`. Also sets `absence`.
+    /// Returns the queue command for all cores when the function is closed because of `end`. Also sets
+    /// `absence`.
     pub(super) fn command_for(&mut self, end: &ManagerError) -> QueueCommand {
         let is_another = matches!(
             end,
@@ -51,12 +53,13 @@ impl ManagerTask {
         queue_command
     }
 
-    /// Starts the wait of requests, unless `return_timeout` has passed since the drive was lost.
+    /// Starts the wait of requests, which lasts until `return_timeout` after the loss of the drive. Fails the
+    /// requests at once if that time has passed.
     fn begin_absence(&mut self) {
         let since = *self.lost_at.get_or_insert(self.now.get());
         let limit = u64::try_from(self.shared.settings.return_timeout.as_millis()).unwrap_or(u64::MAX);
         let until = since.saturating_add(limit);
-        // After another failed attempt to open: do not log the time-out again.
+        // After another failed attempt to open, the time-out is not logged again.
         let is_known = matches!(self.absence.get(), Absence::Over(_)) && self.now.get() >= until;
         self.absence.set(if is_known {
             Absence::Over(QueueCommand::Absent)
@@ -66,7 +69,7 @@ impl ManagerTask {
         self.end_absence();
     }
 
-    /// Once the wait is over, fails the requests of cores without a queue, also later ones.
+    /// Fails the requests of cores without a queue once the wait is over, and also their later requests.
     pub(super) fn end_absence(&self) {
         if let Absence::Waiting(until) = self.absence.get()
             && self.now.get() >= until
@@ -82,8 +85,9 @@ impl ManagerTask {
         }
     }
 
-    /// True once the drive is closing and every core has closed its handle, which it does when nothing is in
-    /// flight. A core that hangs delays this by at most `command_timeout` + `abort_timeout` + `STOP_MS`.
+    /// Returns true once the drive is closing and every core has closed its handle, which happens when
+    /// nothing is in flight. If a core hangs, returns true `command_timeout` + `abort_timeout` + `STOP_MS`
+    /// after closing began.
     pub(super) fn may_close(&self) -> bool {
         if !self.shared.is_closing() {
             return false;
@@ -98,8 +102,8 @@ impl ManagerTask {
             || self.shared.state().core_queues.iter().all(|core_queue| core_queue.is_closed())
     }
 
-    /// Makes cores queue their commands for another submission and wait. Called only while the drive reaches
-    /// no memory.
+    /// Sends `Rewind`, so that cores queue their commands for another submission, and starts the wait of
+    /// requests. Leaves behind cores that do not answer. Called only while the drive cannot access memory.
     pub(super) async fn rewind_all(&mut self, may_lose_cache: bool) {
         self.may_lose_cache(may_lose_cache);
         self.command_all(QueueCommand::Rewind);
@@ -108,7 +112,7 @@ impl ManagerTask {
     }
 
     /// Releases queues and registers on every core, so that the function closes. With [`QueueCommand::Gone`]
-    /// or [`QueueCommand::Absent`] requests fail, with [`QueueCommand::Rewind`] they wait.
+    /// or [`QueueCommand::Absent`] requests fail; with [`QueueCommand::Rewind`] requests wait.
     pub(super) async fn release_function(&mut self, queue_command: QueueCommand) {
         let (prepared, fronts) = {
             let mut state = self.shared.state();
@@ -116,17 +120,17 @@ impl ManagerTask {
             (std::mem::take(&mut state.prepared), state.fronts())
         };
         drop(prepared);
-        // The controller is off or cut off, and every core has stopped or was left behind. If the controller
-        // could be neither disabled nor cut off, unmapping here ends its access before buffers are reused,
-        // except to memory that other drives of the container have mapped.
+        // The controller is disabled or bus mastering is off, and every core has stopped or was left behind.
+        // If neither step succeeded, unmapping here ends the controller's access before buffers are reused.
+        // Memory that other drives of the container have mapped stays accessible.
         self.queue_slots.iter_mut().for_each(QueueSlot::unmap);
         self.shared.drop_released();
         fronts.iter().flat_map(|fronts| fronts.attached()).for_each(|attached| attached.unmap());
         drop(fronts);
         self.add_slots(u32::MAX);
         self.command_all(queue_command);
-        // Including a core that was left behind: it keeps the registers mapped, and with them the function
-        // open.
+        // Waits also for a core that was left behind, because its queue keeps the registers mapped and the
+        // function open.
         self.wait_all_answered().await;
         for queue_slot in &mut self.queue_slots {
             queue_slot.release();
@@ -134,7 +138,8 @@ impl ManagerTask {
         self.drop_closed();
     }
 
-    /// Only while the drive reaches no memory: these commands make cores release their buffers.
+    /// Sends a queue command to all cores, and withdraws offered queues and assigned sharers. Called only
+    /// while the drive cannot access memory, because cores may then release their buffers.
     fn command_all(&mut self, queue_command: QueueCommand) {
         for queue_slot in &mut self.queue_slots {
             queue_slot.take_late_stop();
@@ -142,7 +147,8 @@ impl ManagerTask {
             queue_slot.core_queue.put_setup(None);
             drop(queue_slot.core_queue.take_sharers());
             let queue_command = match (queue_command, now) {
-                // A core whose requests fail keeps its command. Publishing it again reports a cache loss.
+                // A core whose requests fail keeps its command. The same command, sent again, would report a
+                // cache loss.
                 (QueueCommand::Rewind, QueueCommand::Gone | QueueCommand::Absent) => now,
                 // A core that was left behind must not repeat commands: other cores do not wait for it.
                 (QueueCommand::Rewind, _) if queue_slot.is_left_behind => QueueCommand::Absent,
@@ -152,7 +158,7 @@ impl ManagerTask {
         }
     }
 
-    /// Stops every core's access to its queue, except for cores that hang.
+    /// Stops every core's access to its queue. Leaves behind cores that hang.
     pub(super) async fn stop_all(&mut self) {
         for queue_slot in self.queue_slots.iter().filter(|queue_slot| queue_slot.is_live()) {
             queue_slot.core_queue.set_queue_command(QueueCommand::Stop);
@@ -160,7 +166,8 @@ impl ManagerTask {
         self.wait_answered_or_leave(QueueSlot::leave_behind).await;
     }
 
-    /// Waits until every core has applied its command. Leaves a core behind after `STOP_MS`.
+    /// Waits until every core has applied its command. Calls `leave_behind` for a core without an answer
+    /// after `STOP_MS`.
     async fn wait_answered_or_leave(&mut self, leave_behind: fn(&mut QueueSlot)) {
         let until = self.now.get().saturating_add(STOP_MS);
         for index in 0..self.queue_slots.len() {
@@ -186,7 +193,8 @@ impl ManagerTask {
             with the drive fails when it does");
     }
 
-    /// Waits without a limit until every core has applied its command. Requests may time out meanwhile.
+    /// Waits without a time limit until every core has applied its command. Fails waiting requests once
+    /// `return_timeout` is over.
     async fn wait_all_answered(&self) {
         let mut log_from = self.answer_limit();
         for queue_slot in &self.queue_slots {
@@ -203,12 +211,12 @@ impl ManagerTask {
         }
     }
 
-    /// Manager time in milliseconds from which a core without an answer is logged.
+    /// Returns the manager time in milliseconds from which a core without an answer is logged.
     pub(super) fn answer_limit(&self) -> Option<u64> {
         Some(self.now.get().saturating_add(ANSWER_MS))
     }
 
-    /// Logs a core without an answer once.
+    /// Logs a core without an answer once the manager time reaches `log_from`, and clears `log_from`.
     pub(super) fn log_hung(&self, core_queue: &CoreQueue, log_from: &mut Option<u64>) {
         if log_from.is_some_and(|from| self.now.get() >= from) {
             *log_from = None;
@@ -218,9 +226,9 @@ impl ManagerTask {
         }
     }
 
-    /// Waits for registers that read as all ones to return, as after a link that was down, then resets the
-    /// function. False if they do not return, the removal was asked for, or the reset failed. A function that
-    /// lost its configuration reads as all ones until it is opened again.
+    /// Waits up to `REMOVAL_WAIT` for absent registers to return, as after a link that was down, then resets
+    /// the function. Returns false if the registers do not return, the removal was requested, or the reset
+    /// failed. A function that lost its configuration reads as all ones until it is opened again.
     pub(super) async fn recover_link(&self, bar: &Bar, function: &Arc<dyn Function>) -> bool {
         let is_back = self.within(REMOVAL_WAIT, || match check_status(bar, function) {
             Err(ManagerError::Gone) => function.is_removal_asked().then_some(false),
@@ -239,8 +247,7 @@ impl ManagerTask {
         }
     }
 
-    /// Waits up to `REMOVAL_WAIT` for the kernel's removal request: before it, closing a missing drive is
-    /// slow.
+    /// Waits up to `REMOVAL_WAIT` for the kernel's removal request. Closing a missing drive earlier is slow.
     pub(super) async fn wait_removal_request(&self, function: &Arc<dyn Function>) {
         self.within(REMOVAL_WAIT, || function.is_removal_asked().then_some(())).await;
     }

@@ -22,7 +22,8 @@ use crate::quirks::Quirks;
 use crate::rules::{Namespace, Rules};
 use crate::shared::DriveFacts;
 
-/// Active namespaces of a drive that are identified, in the order of their NSIDs; more are ignored.
+/// Maximum number of active namespaces that are identified, in the order of their NSIDs. Further ones are
+/// ignored.
 const NAMESPACES_MAX: usize = 128;
 
 pub(super) struct Controller {
@@ -36,14 +37,15 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    /// True if I/O commands may use SGLs.
+    /// Returns true if I/O commands may use SGLs.
     pub(super) fn has_sgls(&self) -> bool {
         Sgls::from(self.id.sgls).support() != 0 && !self.quirks.has_bad_sgls
     }
 }
 
 impl ManagerTask {
-    /// Enables and identifies the controller, and sets the number of queues, shadow doorbells and events.
+    /// Enables and identifies the controller and its namespaces. Sets the number of queues, shadow doorbells
+    /// and events.
     pub(super) async fn bring_up(
         &mut self,
         function: &Arc<dyn Function>,
@@ -67,7 +69,7 @@ impl ManagerTask {
         check_entries(&controller.id)?;
         let mut nvm: Box<IdentifyControllerNvm> = Box::default();
         let sqe = Sqe::identify_csi(0, Cns::CSI_CONTROLLER, 0, Csi::NVM);
-        // Base 1.4 and older refuse this CNS and have no such limits.
+        // Controllers of Base 1.4 and older refuse this CNS and have no such limits.
         match self.command_with_data(function, &controller, sqe, "Identify Controller (NVM)").await {
             Ok(_) => controller.admin.data(nvm.as_mut_bytes()),
             Err(ManagerError::Refused { .. }) => {}
@@ -99,8 +101,8 @@ impl ManagerTask {
             check_status(bar, function)?;
             return Err(ManagerError::Slow { what: "CSTS.RDY to become 0", limit });
         }
-        // Only once the controller is off: a controller that was left enabled may write to addresses that an
-        // earlier user mapped.
+        // Only once the controller is disabled: a controller that was left enabled may write to addresses
+        // that an earlier user mapped.
         function.set_bus_master(true).map_err(|source| OpenFunctionError::System {
             address: self.shared.address.clone(),
             verb: "switch it on as bus master".to_owned(),
@@ -183,8 +185,8 @@ impl ManagerTask {
         Ok(())
     }
 
-    /// Identifies the active namespaces. Those that cannot be served are logged and left out; fails if the
-    /// controller refuses to identify one in use.
+    /// Identifies the active namespaces. Logs and skips those that cannot be served. Fails if the controller
+    /// refuses to identify a namespace in use.
     async fn namespaces(
         &self,
         function: &Arc<dyn Function>,
@@ -301,14 +303,15 @@ impl ManagerTask {
         let sqe = Sqe::doorbell_buffer_config(0, shadow.0, event.0);
         match self.command(function, controller, sqe, "Doorbell Buffer Config").await {
             Ok(_) => controller.shadow = Some(Shadow { memory }),
-            // Without them the doorbell registers are used.
+            // Without shadow doorbells, the doorbell registers are used.
             Err(ManagerError::Refused { .. }) => {}
             Err(other) => return Err(other),
         }
         Ok(())
     }
 
-    /// Enables events about health and namespaces.
+    /// Enables events about health and, where the controller offers them, about namespaces. A controller that
+    /// refuses is used without these events.
     async fn events(
         &self,
         function: &Arc<dyn Function>,
@@ -354,7 +357,8 @@ fn check_doorbells(bar: &Bar, cap: Cap) -> Result<(), ManagerError> {
     Err(ManagerError::Unfit { field: "CAP.DSTRD", value, allowed })
 }
 
-/// I/O queue pairs whose doorbells lie within `bytes` of registers, after those of the admin queue.
+/// Returns the number of I/O queue pairs whose doorbells are within `bytes` of registers, after those of the
+/// admin queue.
 fn queue_pairs_in(bytes: usize, dstrd: u8) -> u32 {
     let bytes = (bytes as u64).saturating_sub(u64::from(register::DOORBELLS));
     // The last doorbell needs its own 4 bytes only, not a whole stride.

@@ -2,17 +2,20 @@
 //! loss, shut down.
 //!
 //! ```text
-//!   open ─> bring_up ─> serve ── error ───> halt ─> bring_up ...            (halt: Stop, disable, Rewind)
-//!                         │                  └─ cannot: cut off ─> away
-//!                         └── gone, or removal requested ─> away: closed ── once a second: open ...
+//!   open ─> bring_up ─> serve ── error ───> Stop, disable, Rewind ─> bring_up ...
+//!                         │                 └─ not disabled, or too many resets: bus mastering off ─> away
+//!                         ├── gone ───────> recover_link, Rewind ─> bring_up ...
+//!                         │                 └─ not back ─> away
+//!                         └── removal requested ─> away: function closed; each `reopen_interval`: open ...
 //! ```
 //!
-//! While the drive is away requests wait ([`Absence::Waiting`]) for `return_timeout`; then they fail
-//! ([`Absence::Over`]). `docs/guarantees.md` says what hosts see of it.
+//! While the drive is away, requests wait for `return_timeout` ([`Absence::Waiting`]), then fail
+//! ([`Absence::Over`]). After a removal request, or if another drive is found, requests fail at once.
+//! `docs/guarantees.md` describes the effect on hosts.
 //!
-//! The manager is one future. [`Manager::step`] polls it with the current time, on the drive's thread or in a
-//! test. It waits only between steps: each step checks the condition. System calls within a step (open, map,
-//! reset of the function) may take seconds.
+//! The manager is one future. [`Manager::step`] polls the future with the current time, on the drive's thread
+//! or in a test. The future waits only between steps: each step checks the awaited condition once. System
+//! calls within a step (open, map, reset of the function) may take seconds.
 
 mod away;
 mod bring_up;
@@ -44,7 +47,7 @@ use bring_up::Controller;
 use queues::QueueSlot;
 use serve::Background;
 
-/// Why the controller cannot be used, or has to be reset or closed.
+/// Reason to refuse, reset or close the controller.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManagerError {
     #[error("it is gone (its registers read as nothing)")]
@@ -80,8 +83,8 @@ pub(crate) enum ManagerError {
 }
 
 impl ManagerError {
-    /// True if the drive is missing or does not work. False if it works but does not fit, or the machine
-    /// prevents its use.
+    /// Returns true if the drive is missing or does not work. Returns false if the drive works but is not
+    /// supported or is another drive, if the machine prevents its use, or if the drive is closing.
     fn is_drive_failure(&self) -> bool {
         match self {
             ManagerError::Gone
@@ -103,9 +106,9 @@ impl ManagerError {
         }
     }
 
-    /// True if the drive may have lost its volatile write cache.
+    /// Returns true if the drive may have lost its volatile write cache.
     fn may_lose_cache(&self) -> bool {
-        // `NotReady`: not caused by this driver, so power may have been lost.
+        // This driver does not cause `NotReady`, so the drive may have lost power.
         matches!(
             self,
             ManagerError::Gone | ManagerError::NotReady | ManagerError::Fatal | ManagerError::Slow { .. }
@@ -119,11 +122,10 @@ impl ManagerError {
     }
 }
 
-/// Most resets, without a period of `serve::STABLE_MS` in service between them, before the function is
-/// closed.
+/// Maximum number of resets before the function is closed. `serve::STABLE_MS` in service clears the count.
 const RESETS_MAX: u32 = 3;
 
-/// Control of one drive: its controller's state, queues and recovery. [`Manager::step`] does the work.
+/// Control of one drive: state, queues and recovery of its controller. [`Manager::step`] does the work.
 pub struct Manager {
     shared: Arc<Shared>,
     now: Rc<Cell<u64>>,
@@ -153,11 +155,11 @@ impl Manager {
         Manager { shared, now, is_busy, task: Box::pin(task.run()), has_ended: false }
     }
 
-    /// Runs the manager once. `now_ms` is a monotonic time in milliseconds. True if the next call is due
-    /// after 1 ms, false after 20 ms.
+    /// Runs the manager once. `now_ms` is a monotonic time in milliseconds. Returns true if the next call is
+    /// due after 1 ms, false if after 20 ms.
     pub fn step(&mut self, now_ms: u64) -> bool {
         self.now.set(now_ms);
-        // The 32 bits may wrap: cores compute differences only.
+        // The tick may wrap: cores compute differences only.
         let [a, b, c, d, ..] = (now_ms / TICK_MS).to_le_bytes();
         let tick = u32::from_le_bytes([a, b, c, d]);
         for core_queue in &self.shared.state().core_queues {
@@ -173,7 +175,7 @@ impl Manager {
         self.is_busy.get()
     }
 
-    /// True once the drive is shut down and closed.
+    /// Returns true once the drive is shut down and closed.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.has_ended
@@ -187,8 +189,9 @@ struct ManagerTask {
     now: Rc<Cell<u64>>,
     is_busy: Rc<Cell<bool>>,
     queue_slots: Vec<QueueSlot>,
-    /// Admin queue and shadow doorbells. Dropped once the controller is off or cut off: until then it may
-    /// write there, and the addresses must not be reused for another drive of the container.
+    /// Memory of the admin queue and the shadow doorbells. Dropped once the controller is disabled or bus
+    /// mastering is off. Until then the controller may write there, so the IOVAs must not be reused for
+    /// another drive of the container.
     controller_memory: Vec<Arc<DmaMemory>>,
     /// The drive was in service once; from then on another drive is refused.
     has_served: bool,
@@ -223,7 +226,7 @@ impl ManagerTask {
             let end = self.open_and_serve().await;
             let was_first = self.shared.state().first_result.is_none();
             if was_first {
-                // Opening fails with this reason.
+                // `Drive::open` fails with this reason.
                 self.release_function(QueueCommand::Gone).await;
                 let failure = NotOpened { why: end.to_string(), is_absent: end.is_drive_failure() };
                 self.shared.set_first_result(Err(failure));
@@ -242,7 +245,7 @@ impl ManagerTask {
         self.shared.set_first_result(Err(NotOpened { why: "closed".to_owned(), is_absent: false }));
     }
 
-    /// Logs a reason, unless it is the one that was logged last.
+    /// Logs a reason, unless the last logged reason is the same.
     fn log_once(&mut self, why: &ManagerError) {
         let why = why.to_string();
         if why != self.logged_reason {
@@ -251,8 +254,9 @@ impl ManagerTask {
         }
     }
 
-    /// Opens the function and serves until the drive is lost or closing. When this returns, the drive reaches
-    /// no memory, unless the controller could be neither disabled nor cut off (a warning).
+    /// Opens the function and serves until the drive is lost, refused or closing, and returns the reason.
+    /// After the return the drive cannot access memory, unless the controller was not disabled and bus
+    /// mastering cannot be turned off (logged as a warning).
     async fn open_and_serve(&mut self) -> ManagerError {
         self.is_busy.set(true);
         let function = match self.bus.open() {
@@ -305,7 +309,7 @@ impl ManagerTask {
                     self.disable_bus_master(&function, is_off);
                     return failure;
                 }
-                // Not in service yet: the opener gets the reason instead of a retry.
+                // Not in service yet: opening fails with this reason, without a retry.
                 _ if !self.has_served => {
                     self.disable_bus_master(&function, is_off);
                     return failure;
@@ -323,8 +327,8 @@ impl ManagerTask {
         }
     }
 
-    /// Turns bus mastering off, so that the drive reaches no memory, and drops the controller's memory. A
-    /// failure is logged unless `is_off`.
+    /// Turns bus mastering off, so that the drive cannot access memory, and drops the controller's memory.
+    /// Logs a failure unless `is_off` (the controller is disabled).
     fn disable_bus_master(&mut self, function: &Arc<dyn Function>, is_off: bool) {
         if let Err(error) = function.set_bus_master(false)
             && !is_off
@@ -334,13 +338,13 @@ impl ManagerTask {
         self.controller_memory.clear();
     }
 
-    /// Sets whether cores that apply the next command must assume the loss of unflushed writes.
+    /// Sets whether cores must assume the loss of unflushed writes when they apply the next queue command.
     fn may_lose_cache(&self, may_lose: bool) {
         self.shared.may_lose_cache.store(may_lose, Ordering::Relaxed);
     }
 
-    /// Sends the shutdown notification (Base 2.0 section 3.6.1) and waits for it. True if the controller
-    /// reports completion.
+    /// Sends the shutdown notification (Base 2.0 section 3.6.1) and waits for its completion, at most
+    /// [`shutdown_limit`]. Returns true if the controller reports completion.
     async fn shut_down(&self, bar: &Bar, controller: &Controller) -> bool {
         use register::{CC, CSTS, Cc, Csts, ShutdownNotification, ShutdownStatus};
         if bar.read32(CSTS.into()) == u32::MAX {
@@ -360,8 +364,8 @@ impl ManagerTask {
         is_saved == Some(true)
     }
 
-    /// Clears CC.EN and waits for CSTS.RDY 0; resets the function if that fails. Does nothing if the
-    /// registers read as all ones.
+    /// Clears CC.EN and waits for CSTS.RDY 0, at most CAP.TO + [`TIMEOUT_SLACK`]; resets the function if that
+    /// fails. Does nothing if CSTS reads as all ones.
     async fn disable(&self, bar: &Bar, function: &Arc<dyn Function>) -> StopMethod {
         use register::{CAP, CC, CSTS, Cap, Cc, Csts};
         if bar.read32(CSTS.into()) == u32::MAX {
@@ -388,12 +392,12 @@ impl ManagerTask {
         }
     }
 
-    /// Quirks by PCI identifier; none if the identifier cannot be read.
+    /// Returns the quirks of the PCI identifier; none if the identifier cannot be read.
     fn quirks(&self, function: &Arc<dyn Function>) -> Quirks {
         function.id().map(Quirks::of).unwrap_or_default()
     }
 
-    /// Calls `f` in each step until `f` returns `Some`; `None` after `limit`.
+    /// Calls `f` in each step until `f` returns `Some`. Returns `None` after `limit`.
     async fn within<T>(&self, limit: Duration, mut f: impl FnMut() -> Option<T>) -> Option<T> {
         let end = self.now.get().saturating_add(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
         wait(|| {
@@ -407,7 +411,7 @@ impl ManagerTask {
         .await
     }
 
-    /// Waits for `time`, or until the drive may close.
+    /// Waits for `time`, or until the drive may close. Removes closed core queues meanwhile.
     async fn pause(&mut self, time: Duration) {
         self.is_busy.set(false);
         let end = self.now.get().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
@@ -422,8 +426,9 @@ impl ManagerTask {
 
 /// Tolerance added to CAP.TO.
 const TIMEOUT_SLACK: Duration = Duration::from_millis(500);
-/// Time limit of the shutdown notification: RTD3E (Base 2.0 section 5.17.2.1, in microseconds), at least 10 s
-/// and at most 60 s. Linux: at least its `shutdown_timeout` of 5 s, at most 60 s (`nvme_init_identify`).
+/// Returns the time limit of the shutdown notification: RTD3E (Base 2.0 section 5.17.2.1, in microseconds),
+/// at least 10 s and at most 60 s. Linux: at least its `shutdown_timeout` of 5 s, at most 60 s
+/// (`nvme_init_identify`).
 fn shutdown_limit(rtd3e_us: u32) -> Duration {
     Duration::from_micros(rtd3e_us.into()).clamp(SHUTDOWN_MIN, SHUTDOWN_MAX)
 }
@@ -432,21 +437,21 @@ const SHUTDOWN_MIN: Duration = Duration::from_secs(10);
 /// Upper bound of [`shutdown_limit`].
 pub(crate) const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
 
-/// Calls `f` once in each step until it returns `Some`.
+/// Calls `f` once in each step until `f` returns `Some`.
 async fn wait<T>(mut f: impl FnMut() -> Option<T>) -> T {
     poll_fn(|_| f().map_or(Poll::Pending, Poll::Ready)).await
 }
 
-/// Waits for the next step.
+/// Returns a condition for [`wait`] that is met in the next step.
 fn next_step() -> impl FnMut() -> Option<()> {
     let mut has_waited = false;
     move || std::mem::replace(&mut has_waited, true).then_some(())
 }
 
-/// Fails if the registers read as absent, a removal was asked for, or CSTS.CFS is set.
+/// Fails if the registers read as absent, a removal was requested, or CSTS.CFS is set.
 fn check_status(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), ManagerError> {
     let csts = bar.read32(register::CSTS.into());
-    // A missing function reads as all ones, on QEMU as zeroes; VS is never either.
+    // A missing function reads as all ones, on QEMU as zeroes. VS of a present function has neither value.
     if csts == u32::MAX || matches!(bar.read32(register::VS.into()), 0 | u32::MAX) {
         return Err(ManagerError::Gone);
     }
@@ -462,7 +467,7 @@ fn check_status(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), ManagerEr
 /// As `check_status`, and fails if CSTS.RDY is 0.
 fn check_ready(bar: &Bar, function: &Arc<dyn Function>) -> Result<(), ManagerError> {
     check_status(bar, function)?;
-    // Reset by another agent, or pulled where the bus reads as zeroes.
+    // RDY is 0 after a reset by another agent, or after a removal if the bus reads as zeroes.
     let is_ready = register::Csts::from_bits(bar.read32(register::CSTS.into())).rdy();
     if is_ready { Ok(()) } else { Err(ManagerError::NotReady) }
 }

@@ -1,4 +1,5 @@
-//! [`QueueSlot`]: the manager's state of a core queue; creates and deletes its queue pair on the controller.
+//! [`QueueSlot`]: the manager's state of a core queue. The manager assigns queue pairs to cores, creates and
+//! deletes them at the controller, and assigns cores without a queue pair to host cores.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +17,6 @@ use crate::queue::{Layout, QueuePair, Shadow};
 use crate::shared::TICK_MS;
 use crate::shared_queue::{SHARER_QID, Sharer};
 
-/// The manager's state of one core queue.
 pub(super) struct QueueSlot {
     pub(super) core_queue: Arc<CoreQueue>,
     /// Queue identifier, from 1; [`SHARER_QID`] for a sharer.
@@ -24,35 +24,35 @@ pub(super) struct QueueSlot {
     /// Memory of the queue pair, mapped for the function that is open.
     memory: Option<(Layout, Arc<DmaMemory>)>,
     pool: Option<Box<dyn Mapping>>,
-    /// The controller has the queues of the slot, or for a sharer a host serves them.
+    /// The controller has the queue pair or, for a sharer, a host serves it.
     has_queues: bool,
-    /// The slot had queues before: its core may have commands to repeat.
+    /// The slot had queues before, so its core may have commands to repeat.
     has_worked: bool,
-    /// Set while the core has not answered the `Rewind` with its queue.
+    /// `Some` until the core answers the `Rewind` that offers its queue.
     offer: Option<Offer>,
     /// The drive has no queue pair for this core, so a host core submits its commands.
     pub(super) is_sharer: bool,
-    /// The host of a sharer.
+    /// Core queue of a sharer's host.
     host: Option<Arc<CoreQueue>>,
-    /// Set while no core can be the host of a sharer: manager time in milliseconds at which the sharer's
-    /// requests fail.
+    /// Manager time in milliseconds at which the requests of a sharer fail. `None` if the sharer has, or
+    /// could have, a host.
     hostless_until: Option<u64>,
     doorbells: Option<Shadow>,
-    /// The core did not stop in time and may still write to the doorbells. Until it answers it gets no queue,
-    /// and its queue identifier is not reused.
+    /// The core did not answer in time and may still write to the doorbells. Until the core answers, it
+    /// receives no queue, and its queue identifier is not reused.
     pub(super) is_left_behind: bool,
 }
 
-/// A queue that was given to a core, until the core answers. Times are manager times in milliseconds.
+/// A queue offered to a core, until the core answers. Times are manager times in milliseconds.
 #[derive(Clone, Copy)]
 struct Offer {
     at: u64,
-    /// When a missing answer is logged; `None` once it was.
+    /// Time from which a missing answer is logged; `None` after it was logged.
     log_from: Option<u64>,
 }
 
 impl QueueSlot {
-    /// True if the core may access its queue and must be stopped.
+    /// Returns true if the core may access its queue and must be stopped.
     pub(super) fn is_live(&self) -> bool {
         !matches!(
             self.core_queue.word().queue_command(),
@@ -76,37 +76,37 @@ impl QueueSlot {
         self.offer.is_some() && !self.core_queue.is_closed()
     }
 
-    /// True for a sharer that waits for a host.
+    /// Returns true for a sharer that waits for a host.
     fn is_hostless(&self) -> bool {
         let is_waiting =
             matches!(self.core_queue.word().queue_command(), QueueCommand::Wait | QueueCommand::Rewind);
         self.is_sharer && is_waiting && self.is_new() && !self.is_offered()
     }
 
-    /// True for a sharer whose host has not answered for `STOP_MS`.
+    /// Returns true for a sharer whose host has not answered for `STOP_MS`.
     pub(super) fn is_host_hung(&self) -> bool {
         let ticks = u32::try_from(STOP_MS / TICK_MS).unwrap_or(u32::MAX);
         self.host.as_ref().is_some_and(|host| host.is_unresponsive(ticks))
     }
 
-    /// Assigns a queue identifier of the drive; with `None` makes the core a sharer.
+    /// Assigns a queue identifier of the drive. `None` makes the core a sharer.
     fn set_qid(&mut self, qid: Option<u16>) {
         if self.is_sharer {
-            // A host that hangs may still write to the old queue memory.
+            // Not reused: a host that hangs may still write to this memory.
             self.memory = None;
         }
         (self.is_sharer, self.qid) = (qid.is_none(), qid.unwrap_or(SHARER_QID));
         (self.host, self.doorbells) = (None, None);
     }
 
-    /// True if the core may have commands to repeat and has no queues at the drive yet.
+    /// Returns true if the core may have commands to repeat and has no queues at the drive yet.
     fn is_to_repeat(&self) -> bool {
         let is_new = self.is_new() && self.core_queue.word().queue_command() == QueueCommand::Rewind;
         self.has_worked && (is_new || self.is_offered())
     }
 
-    /// Makes the queue pair in memory. A sharer's is in fresh memory, as a host that hangs may still write to
-    /// the old one.
+    /// Creates the queue pair, in the previous memory if the layout is the same. A sharer always receives new
+    /// memory, because a host that hangs may still write to the old memory.
     fn queue(
         &mut self,
         function: &Arc<dyn Function>,
@@ -132,31 +132,31 @@ impl QueueSlot {
         Ok(queue.with_shadow(controller.shadow.clone()))
     }
 
-    /// Stops waiting for the core. Its queue command stays: [`QueueCommand::Absent`] would release buffers
-    /// that the drive may still access.
+    /// Stops waiting for the core and withdraws an offered queue. The queue command stays, because
+    /// [`QueueCommand::Absent`] would release buffers that the drive may still access.
     pub(super) fn leave_behind(&mut self) {
         self.is_left_behind = true;
         self.offer = None;
         self.core_queue.put_setup(None);
     }
 
-    /// As [`QueueSlot::leave_behind`], when the drive reaches no memory: the core's commands fail once it
-    /// continues.
+    /// As [`QueueSlot::leave_behind`], and fails the core's commands once the core continues. Called only
+    /// while the drive has none of these commands.
     pub(super) fn leave_behind_absent(&mut self) {
         self.leave_behind();
         self.core_queue.set_queue_command(QueueCommand::Absent);
     }
 
-    /// Clears `is_left_behind` if the core has applied [`QueueCommand::Stop`] late: it does not access its
-    /// queue any more, so its commands can be repeated.
+    /// Clears `is_left_behind` if the core has applied [`QueueCommand::Stop`] late. The core then no longer
+    /// accesses its queue, so its commands can be repeated.
     pub(super) fn take_late_stop(&mut self) {
         if self.core_queue.word().queue_command() == QueueCommand::Stop && self.core_queue.has_answered() {
             self.is_left_behind = false;
         }
     }
 
-    /// Unmaps the core's pool and the memory kept for a dropped core. Called once the drive has none of the
-    /// core's commands.
+    /// Drops the mapping of the core's pool and the cache memory kept for a dropped core. Called once the
+    /// drive has none of the core's commands, or to end the drive's access to memory.
     pub(super) fn unmap(&mut self) {
         self.pool = None;
         self.core_queue.drop_orphaned_memory();
@@ -177,9 +177,9 @@ impl QueueSlot {
 }
 
 impl ManagerTask {
-    /// Adds core queues that were opened since the last call, each with a free queue identifier up to
-    /// `qid_max`. If open core queues use all of them, the new one becomes a sharer; if closed ones do, it is
-    /// added in a later call.
+    /// Adds a slot for each new core queue, with a free queue identifier up to `qid_max`. If open core queues
+    /// use all identifiers, the new core queue becomes a sharer. If closed core queues still use some, the
+    /// new core queue is added by a later call.
     pub(super) fn add_slots(&mut self, qid_max: u32) {
         let core_queues: Vec<_> = self.shared.state().core_queues.clone();
         for core_queue in core_queues {
@@ -221,8 +221,8 @@ impl ManagerTask {
         self.shared.state().core_queues.retain(is_kept);
     }
 
-    /// After a reset: no core has queues. Assigns identifiers from 1 again, except those of cores that have
-    /// not stopped. Cores beyond `queue_pairs` become sharers.
+    /// Records that no core has queues after a reset. Assigns queue identifiers from 1 again, except those of
+    /// cores that were left behind. Cores without an identifier become sharers.
     pub(super) fn reset_queues(&mut self, queue_pairs: u32) {
         self.replaying_since = None;
         for queue_slot in &mut self.queue_slots {
@@ -240,7 +240,8 @@ impl ManagerTask {
         }
     }
 
-    /// Deletes the queue pairs of closed core queues and makes queue pairs for core queues without one.
+    /// Deletes the queue pairs of closed core queues, reassigns sharers, creates missing queue pairs, and
+    /// then sends `Replay` or `Go`.
     pub(super) async fn update_queues(
         &mut self,
         function: &Arc<dyn Function>,
@@ -257,7 +258,7 @@ impl ManagerTask {
         }
         self.drop_closed();
         self.update_sharers(controller.queue_pairs);
-        // A core that was left behind and has answered gets a queue again.
+        // A core that was left behind and has answered receives a queue again.
         for queue_slot in self
             .queue_slots
             .iter_mut()
@@ -278,8 +279,9 @@ impl ManagerTask {
         self.resume_all()
     }
 
-    /// Releases closed sharers without commands at the drive. A sharer whose host has closed gets the free
-    /// queue pair or another host, and repeats the commands of the deleted queue.
+    /// Releases closed sharers without commands at the drive. A sharer whose host's queue pair was deleted
+    /// waits for a new queue and repeats its commands there. Assigns free queue identifiers to sharers that
+    /// wait.
     fn update_sharers(&mut self, queue_pairs: u32) {
         let hosts: Vec<_> =
             self.queue_slots.iter().map(|queue_slot| Arc::clone(&queue_slot.core_queue)).collect();
@@ -288,7 +290,7 @@ impl ManagerTask {
             self.queue_slots.iter_mut().filter(|queue_slot| queue_slot.is_sharer && queue_slot.has_queues)
         {
             if queue_slot.core_queue.is_closed() {
-                // A closed host may have left commands at the drive until its queue pair is deleted. It
+                // Commands of a closed host may be at the drive until its queue pair is deleted. A host
                 // closes before it drops its sharers, so `is_hosted` is read first.
                 let is_free = !queue_slot.core_queue.is_hosted();
                 if is_free && !queue_slot.host.as_ref().is_some_and(|host| host.is_closed() && is_there(host))
@@ -316,8 +318,9 @@ impl ManagerTask {
         }
     }
 
-    /// The host for a sharer of `core`: a core queue of the same core if there is one, else the one with the
-    /// fewest sharers. `None` if no core has a working queue pair.
+    /// Returns the host for a sharer on `core`. Candidates are the core queues with a working queue pair. One
+    /// on the same core is preferred, then the one with the fewest sharers. Returns `None` without a
+    /// candidate.
     fn host_for(&self, core: usize) -> Option<Arc<CoreQueue>> {
         let can_serve = |queue_slot: &&QueueSlot| {
             queue_slot.has_queues
@@ -336,10 +339,11 @@ impl ManagerTask {
         Some(Arc::clone(&host.core_queue))
     }
 
-    /// Sends `Replay`, then `Go`, to cores with queues. `Go` waits until no core has commands to repeat: they
-    /// must not execute after newer ones.
+    /// Sends `Replay`, later `Go`, to cores with queues. `Go` is sent only when no core has commands to
+    /// repeat, because repeated commands must not execute after newer ones. Fails if the repetition takes too
+    /// long (`check_replay`).
     fn resume_all(&mut self) -> Result<(), ManagerError> {
-        // First, as a sharer without a host that must repeat commands makes all cores wait.
+        // Called first: a sharer without a host that must repeat commands makes all cores wait.
         self.end_hostless();
         if self.queue_slots.iter().any(QueueSlot::is_to_repeat) {
             return Ok(());
@@ -365,15 +369,16 @@ impl ManagerTask {
         Ok(())
     }
 
-    /// Fails the requests of sharers that have waited for a host for `return_timeout` since the drive was
-    /// lost, and for at least `STOP_MS`. The drive has none of their commands: the controller was off, or
-    /// their host's queue pair was deleted, since then.
+    /// Fails the requests of sharers that have no host. The time limit is `return_timeout` after the loss of
+    /// the drive (without a loss, after the wait began), and at least `STOP_MS` after the wait began. The
+    /// drive has none of these commands, because the controller was off or the former host's queue pair was
+    /// deleted.
     fn end_hostless(&mut self) {
         let now = self.now.get();
         let limit = self.lost_at.unwrap_or(now).saturating_add(self.return_limit_ms());
         let limit = limit.max(now.saturating_add(STOP_MS));
         for index in 0..self.queue_slots.len() {
-            // A sharer whose host has just returned is assigned in the next step.
+            // A sharer with a possible host is assigned in the next step.
             let has_host = self.host_for(self.queue_slots[index].core_queue.core).is_some();
             let queue_slot = &mut self.queue_slots[index];
             if !queue_slot.is_hostless() || has_host {
@@ -393,8 +398,8 @@ impl ManagerTask {
     }
 
     /// Fails if the repetition after a reset has taken `STOP_MS` and the drive has been lost for
-    /// `return_timeout`. The reset that follows ends commands that the drive never completes, and leaves
-    /// cores behind that hang.
+    /// `return_timeout`. The next reset ends commands that the drive never completes, and leaves hung cores
+    /// behind.
     fn check_replay(&mut self) -> Result<(), ManagerError> {
         let (now, limit) = (self.now.get(), self.shared.settings.return_timeout);
         let since = *self.replaying_since.get_or_insert(now);
@@ -404,8 +409,8 @@ impl ManagerTask {
         if is_late { Err(ManagerError::Replay { limit }) } else { Ok(()) }
     }
 
-    /// Gives the core its queue and, once the core has answered, creates the queues at the controller or
-    /// assigns the host.
+    /// Offers the core its queue. Once the core has answered, creates the queues at the controller, or
+    /// assigns a sharer to its host.
     async fn make_queues(
         &mut self,
         function: &Arc<dyn Function>,
@@ -419,7 +424,7 @@ impl ManagerTask {
         let Some((layout, memory)) = &queue_slot.memory else { return Ok(()) };
         let (layout, sq, qid) = (*layout, memory.iova(), queue_slot.qid);
         queue_slot.offer = None;
-        // Requests for Aborts name CIDs of the previous queue.
+        // Requested Aborts contain CIDs of the previous queue.
         queue_slot.core_queue.clear_requests();
         if let (Some(host), Some(doorbells)) = (&queue_slot.host, &queue_slot.doorbells) {
             host.add_sharer(Sharer::new(&queue_slot.core_queue, memory, doorbells, layout));
@@ -437,7 +442,8 @@ impl ManagerTask {
         Ok(())
     }
 
-    /// Gives the core its queue, if not done yet. True once the core has taken it.
+    /// Offers the core its queue, if not offered yet. Returns true once the core has answered and is open.
+    /// Leaves behind a core with commands to repeat that has not answered for `STOP_MS`.
     fn offer_queue(
         &mut self,
         function: &Arc<dyn Function>,
@@ -461,8 +467,9 @@ impl ManagerTask {
         self.log_hung(&core_queue, &mut offer.log_from);
         let Some(queue_slot) = self.queue_slots.get_mut(index) else { return Ok(false) };
         queue_slot.offer = Some(offer);
-        // The other cores wait for its repetition. The drive has none of its commands: the controller was
-        // off, or the host's queue pair was deleted, and the new queue does not exist yet.
+        // The other cores wait until this core has repeated its commands. The drive has none of them: the
+        // controller was off or the former host's queue pair was deleted, and the new queue does not exist
+        // yet.
         if queue_slot.has_worked && now.saturating_sub(offer.at) >= STOP_MS {
             queue_slot.leave_behind_absent();
             self.log_left_behind(&core_queue);
@@ -470,8 +477,8 @@ impl ManagerTask {
         Ok(false)
     }
 
-    /// Maps the memory and gives the core a queue with `Rewind`. False if a sharer finds no host, or the
-    /// drive does not have the namespace.
+    /// Maps the core's memory and offers the core a queue with `Rewind`. Returns false if no core can be the
+    /// host of a sharer, or if the drive does not have the namespace (the core then receives `Gone`).
     fn assign_queue(
         &mut self,
         function: &Arc<dyn Function>,
@@ -520,7 +527,7 @@ impl ManagerTask {
         Ok(true)
     }
 
-    /// Deletes the queues at the controller and drops their memory.
+    /// Deletes the queues at the controller and releases the slot's memory and mappings.
     async fn delete_queues(
         &mut self,
         function: &Arc<dyn Function>,

@@ -1,5 +1,5 @@
-//! A drive in service: [`ManagerTask::serve`] makes and deletes queues, aborts commands, reads the health
-//! log, handles events, and detects a loss of the drive.
+//! A drive in service: [`ManagerTask::serve`] makes and deletes queues, aborts commands, reads health and
+//! namespaces, handles events, and detects a loss of the drive.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use crate::admin::{ADMIN_DEPTH, Ticket};
 use crate::function::Function;
 use crate::rules::Namespace;
 
-/// Work besides queues: events, Aborts, health log, namespace changes.
+/// State of the work besides queues: events, Aborts, health log, namespace changes.
 #[derive(Default)]
 pub(super) struct Background {
     event: Option<Ticket>,
@@ -24,15 +24,15 @@ pub(super) struct Background {
     health_due: u64,
     strays_logged: u64,
     namespaces_due: bool,
-    /// Log page to read: reading it lets the controller send the next event of that type.
+    /// Log page to read. Reading the page lets the controller send the next event of that type.
     log_due: Option<LogId>,
-    /// Events since the last logged one.
+    /// Number of events since the last logged one.
     untold: u64,
     /// Manager time in milliseconds from which events are logged again.
     log_from: u64,
 }
 
-/// What the current step reads from the controller.
+/// Data to read from the controller in the current step.
 #[derive(Default)]
 struct DueReads {
     health: bool,
@@ -40,19 +40,19 @@ struct DueReads {
     log: Option<LogId>,
 }
 
-/// Least time between logged events.
+/// Minimum time in milliseconds between logged events.
 const EVENT_LINES_MS: u64 = 1000;
 
-/// Most Aborts in flight, also where ACL allows more: other admin commands need slots.
+/// Maximum number of Aborts in flight, even if ACL allows more: other admin commands need slots.
 const ABORTS_MAX: usize = ADMIN_DEPTH as usize / 2;
 
-/// Bytes that are read of a log page, if it is read only to enable the next event.
+/// Bytes to read of a log page that is read only to enable the next event.
 const LOG_BYTES: u32 = 64;
-/// Time in service after which earlier resets are not counted.
+/// Time in service in milliseconds after which earlier resets are not counted.
 const STABLE_MS: u64 = 60_000;
 
 impl ManagerTask {
-    /// Serves until an error and returns it.
+    /// Serves the drive until an error, and returns the error. Sets `resets` to 0 after `STABLE_MS`.
     pub(super) async fn serve(
         &mut self,
         function: &Arc<dyn Function>,
@@ -88,8 +88,8 @@ impl ManagerTask {
         }
     }
 
-    /// Reports possible foreign changes to caches before any core can submit: the drive may have been written
-    /// by others while away, or have lost its write cache in a reset.
+    /// Calls the caches' callbacks before any core can submit, if the drive was in service before. Others may
+    /// have written to the drive while it was away, or a reset may have lost its write cache.
     fn notify_caches(&self) {
         if self.has_served {
             let fronts = self.shared.state().fronts();
@@ -126,7 +126,7 @@ impl ManagerTask {
         Ok(())
     }
 
-    /// Handles Aborts, resets and events, also while another admin command is in flight.
+    /// Handles requested Aborts and resets, and events, also while another admin command is in flight.
     pub(super) fn step_background(&self, controller: &Controller) -> Result<(), ManagerError> {
         let mut background = self.background.borrow_mut();
         let Some(background) = background.as_mut() else { return Ok(()) };
@@ -157,17 +157,17 @@ impl ManagerTask {
         }
     }
 
-    /// Submits requested Aborts, as many as the controller takes at once (ACL), at most `ABORTS_MAX`. Fails
-    /// if a core requested a reset; for a sharer, only if its host hangs.
+    /// Submits requested Aborts, at most `ABORTS_MAX` and as many as the controller accepts at once (ACL).
+    /// Fails if a core requested a reset. A sharer's request counts only if its host hangs.
     fn abort(&self, controller: &Controller, background: &mut Background) -> Result<(), ManagerError> {
         let admin = &controller.admin;
         background.aborts.retain(|ticket| admin.take(*ticket).is_none());
         let aborts_max = usize::try_from(controller.id.aborts_max()).unwrap_or(ABORTS_MAX).min(ABORTS_MAX);
-        // Requests of a core without queues are about its previous queue.
+        // Requests of a core without queues concern its previous queue.
         for queue_slot in self.queue_slots.iter().filter(|queue_slot| queue_slot.has_queues()) {
             if queue_slot.is_sharer {
-                // Its host requests Aborts, with the CIDs that the drive has. A host that hangs requests none
-                // and submits nothing for its sharers, so a reset is needed.
+                // A sharer's host requests Aborts, with the CIDs of the drive's queue. A host that hangs
+                // requests no Abort and submits nothing for its sharers, so a reset is needed.
                 if queue_slot.core_queue.take_reset_request() && queue_slot.is_host_hung() {
                     return Err(ManagerError::Stuck);
                 }
@@ -245,8 +245,8 @@ impl ManagerTask {
         Ok(())
     }
 
-    /// Reads the changed-namespace log, which enables the next event, and identifies all known namespaces
-    /// again.
+    /// Reads the changed-namespace log, which enables the next event. Identifies all known namespaces again
+    /// and stores new sizes. Fails if a namespace in use has another identity or format.
     async fn read_namespaces(
         &self,
         function: &Arc<dyn Function>,

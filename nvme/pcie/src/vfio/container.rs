@@ -20,8 +20,8 @@ use super::{info, system};
 use crate::address::PciAddress;
 use crate::function::OpenFunctionError;
 
-/// The IOMMU container that all drives of the process share. Made when the first drive is opened, released
-/// with the last.
+/// The IOMMU container that all drives of the process share. Opened with the first drive, closed with the
+/// last.
 ///
 /// An area is mapped and pinned once for all drives, and counts once against RLIMIT_MEMLOCK. The cost: a
 /// drive can access memory that was mapped for another drive, but no other memory of the machine.
@@ -32,8 +32,8 @@ pub struct Vfio {
 
 #[derive(Default)]
 struct ContainerState {
-    /// `Some` while there are groups. An empty container is not used again: the kernel has dropped its
-    /// mappings, and a remaining [`Mapping`](crate::Mapping) belongs to it.
+    /// `Some` while there are groups. An empty container is not used again, because the kernel has dropped
+    /// its mappings, and remaining [`Mapping`](crate::Mapping) values belong to it.
     container: Option<Arc<Table<Container>>>,
     groups: BTreeMap<u32, Group>,
 }
@@ -57,14 +57,14 @@ impl Iommu for Container {
     }
 }
 
-/// Bytes that this process may pin (RLIMIT_MEMLOCK); `None` if unlimited or with CAP_IPC_LOCK.
+/// Returns the bytes that this process may pin (RLIMIT_MEMLOCK); `None` if unlimited or with CAP_IPC_LOCK.
 fn memory_limit() -> Option<u64> {
     let has = rustix::thread::capabilities(None).map(|sets| sets.effective);
     let is_bound = !has.is_ok_and(|has| has.contains(CapabilitySet::IPC_LOCK));
     getrlimit(Resource::Memlock).current.filter(|_| is_bound)
 }
 
-/// Adds the remedy to an error that RLIMIT_MEMLOCK may have caused: ENOMEM or EPERM, if there is a limit.
+/// Adds the remedy to an error that RLIMIT_MEMLOCK may have caused: ENOMEM or EPERM while there is a limit.
 fn add_remedy(error: io::Error, bytes: usize, limit: Option<u64>) -> io::Error {
     let is_limit = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM));
     let Some(limit) = limit.filter(|_| is_limit) else { return error };
@@ -78,11 +78,11 @@ fn add_remedy(error: io::Error, bytes: usize, limit: Option<u64>) -> io::Error {
     io::Error::new(error.kind(), says)
 }
 
-/// A use of a group and its container. The last one closes the group.
+/// One use of a group and its container. The drop of the last use closes the group.
 pub(super) struct Lease {
     vfio: Arc<Vfio>,
     group: u32,
-    /// `None` only while the lease is dropped.
+    /// `None` only during the drop of the lease.
     file: Option<Arc<File>>,
     container: Arc<Table<Container>>,
 }
@@ -105,7 +105,8 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut current = self.vfio.current.lock();
-        // Closed under the lock: a group can be opened only once.
+        // Under the lock, so that `join` opens the group only after this close: the kernel opens a group only
+        // once.
         self.file = None;
         let Some(member) = current.groups.get_mut(&self.group) else { return };
         member.uses -= 1;
@@ -133,7 +134,7 @@ pub(super) fn system_error(
 }
 
 impl Vfio {
-    /// Opens nothing: the container is made with the first drive.
+    /// Creates the value without opening anything: the container is opened with the first drive.
     #[must_use]
     pub fn new() -> Arc<Vfio> {
         Vfio::with_sysfs(Sysfs::at("/sys"))
@@ -143,7 +144,7 @@ impl Vfio {
         Arc::new(Vfio { sysfs, current: Lock::default() })
     }
 
-    /// Opens the group of a function, if needed, and attaches it to the container.
+    /// Opens the group of a function and attaches the group to the container, if not done yet.
     pub(super) fn join(
         self: &Arc<Self>,
         address: PciAddress,
@@ -219,7 +220,7 @@ impl Vfio {
     ) -> Result<(), OpenFunctionError> {
         let vfio = &container.iommu().0;
         system::set_container(file, vfio).map_err(|source| match source.raw_os_error() {
-            // Another driver was bound since the state was read.
+            // Another driver was bound since the group's state was read.
             Some(libc::EBUSY) => self.not_viable(address, group),
             _ => no_remapping(address, source, "put its group into the container of the other drives"),
         })?;
@@ -234,7 +235,7 @@ impl Vfio {
     }
 }
 
-/// Error of attaching a group: EPERM means that interrupt remapping is off.
+/// Returns the error of attaching a group. EPERM means that interrupt remapping is off.
 fn no_remapping(address: PciAddress, source: io::Error, verb: &str) -> OpenFunctionError {
     if source.raw_os_error() != Some(libc::EPERM) {
         return system_error(address, verb, source);

@@ -25,19 +25,19 @@ use crate::quirks::PciId;
 const COMMAND: u64 = 4;
 /// Offset of revision and class, which VFIO reads from the function itself.
 const CLASS: u64 = 8;
-/// The function responds to accesses of its BARs.
+/// Command register: the function responds to accesses of its BARs.
 const MEMORY_SPACE: u16 = 1 << 1;
-/// The function may access memory (DMA).
+/// Command register: the function may access memory (DMA).
 const BUS_MASTER: u16 = 1 << 2;
 
-/// Disables INTx, which VFIO enables: completions of the admin queue would raise INTx without a handler, and
-/// the kernel would disable the interrupt line for all devices on it.
+/// Command register: disables INTx, which VFIO enables. Completions of the admin queue would raise INTx
+/// without a handler, and the kernel would disable the interrupt line for all devices on it.
 const INTERRUPT_DISABLE: u16 = 1 << 10;
 
-/// Least mappable bytes of BAR 0: the registers and a page of doorbells.
+/// Minimum mappable bytes of BAR 0: the registers and a page of doorbells.
 const BAR_BYTES_MIN: u64 = DOORBELLS as u64 + 0x1000;
 
-/// What an open function owns, in the order in which it is closed.
+/// Resources of an open function, in the order in which they are closed.
 struct OpenDevice {
     registers: Registers,
     device: File,
@@ -96,8 +96,8 @@ fn region(address: PciAddress, device: &File, index: u32) -> Result<Region, Open
         .map_err(|source| system_error(address, format!("ask for its region {index}"), source))
 }
 
-/// New value of the command register. Memory space stays on whatever was read, to avoid SIGBUS (see
-/// `vfio/mod.rs`).
+/// Returns the new value of the command register. Memory space is turned on whatever was read, to avoid
+/// SIGBUS (see `vfio/mod.rs`). INTx is disabled.
 fn command_word(now: u16, is_master: bool) -> u16 {
     let master = if is_master { BUS_MASTER } else { 0 };
     now & !BUS_MASTER | MEMORY_SPACE | INTERRUPT_DISABLE | master

@@ -1,4 +1,4 @@
-//! VFIO's region and IOMMU information: structures that are followed by a chain of capabilities.
+//! VFIO's region and IOMMU information: a structure, followed by a chain of capabilities.
 
 use std::ops::RangeInclusive;
 
@@ -17,7 +17,8 @@ pub(super) struct Info<T> {
 }
 
 impl<T> Info<T> {
-    /// Bytes from the header of capability `id`. `None` if the capability is missing or the chain is broken.
+    /// Returns the bytes from the header of capability `id`. Returns `None` if the capability is missing or
+    /// the chain is broken.
     fn capability(&self, id: u32) -> Option<&[u8]> {
         let mut at = usize::try_from(self.first).ok()?;
         while at > 0 {
@@ -32,13 +33,13 @@ impl<T> Info<T> {
         None
     }
 
-    /// The pairs of 64-bit values of a capability, from offset 16; the 32-bit word at offset 8 is their
-    /// number.
+    /// Returns the pairs of 64-bit values from offset 16 of a capability. The 32-bit word at offset 8 is the
+    /// number of pairs. Returns `None` if the capability is missing.
     fn pairs(&self, id: u32) -> Option<Vec<(u64, u64)>> {
         let here = self.capability(id)?;
         let count = usize::try_from(u32_at(here, 8)?).ok()?;
         let pair = |at: usize| Some((u64_at(here, at)?, u64_at(here, at.checked_add(8)?)?));
-        // Stops at the end of the result, whatever the number is.
+        // Stops at the end of the result, even if the count is larger.
         Some((0..count).map_while(|index| pair(index.checked_mul(16)?.checked_add(16)?)).collect())
     }
 }
@@ -59,16 +60,17 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes_at(bytes, at).map(u64::from_ne_bytes)
 }
 
-/// Valid IOVA ranges of the IOMMU; `None` if the kernel does not report them.
+/// Returns the valid IOVA ranges of the IOMMU; `None` if the kernel does not report them.
 pub(super) fn iova_ranges<T>(info: &Info<T>) -> Option<Vec<RangeInclusive<u64>>> {
     let pairs = info.pairs(VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE)?;
     Some(pairs.into_iter().map(|(first, last)| first..=last).collect())
 }
 
-/// Bytes that can be mapped from the beginning of a region; 0 for none.
+/// Returns the number of bytes that can be mapped from the beginning of a region; 0 if the region cannot be
+/// mapped.
 ///
-/// Less than the region if the region has a hole: kernels before 4.16 do not map the page with the MSI-X
-/// table. In drives with that table in BAR 0 the registers and doorbells lie before it.
+/// The result is less than the region if the region has a hole: kernels before 4.16 do not map the page with
+/// the MSI-X table. In drives with that table in BAR 0, the registers and doorbells are before the table.
 pub(super) fn mappable_bytes<T>(info: &Info<T>, flags: u32, bytes: u64) -> u64 {
     if flags & VFIO_REGION_INFO_FLAG_MMAP == 0 {
         return 0;

@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 /// Alignment of every range, 2 MiB: a huge page of memory can be one page of the IOMMU.
 pub(super) const ALIGN: u64 = 2 << 20;
 
-/// Ranges if the kernel does not report them (before 5.4): 39 bits as in the narrowest IOMMU, without the MSI
-/// window of x86.
+/// Usable ranges if the kernel does not report them (before 5.4): 39 bits as in the narrowest IOMMU, without
+/// the MSI window of x86.
 pub(super) const RANGES_DEFAULT: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
 
 /// Allocator of a container's IOVA ranges.
@@ -15,12 +15,12 @@ pub(super) const RANGES_DEFAULT: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0x
 /// First fit from the lowest address, so that a drive with a narrower IOMMU can still join later.
 pub(super) struct IovaSpace {
     ranges: Vec<RangeInclusive<u64>>,
-    /// Allocated ranges, first to last byte, without overlap.
+    /// Allocated ranges without overlap, from first byte (key) to last byte (value).
     used: BTreeMap<u64, u64>,
 }
 
 impl IovaSpace {
-    /// Without usable ranges.
+    /// Creates an allocator without usable ranges.
     pub(super) fn new() -> IovaSpace {
         IovaSpace { ranges: Vec::new(), used: BTreeMap::new() }
     }
@@ -38,7 +38,6 @@ impl IovaSpace {
         Some(start)
     }
 
-    /// Frees the allocation at `start`.
     pub(super) fn free(&mut self, start: u64) {
         self.used.remove(&start);
     }

@@ -12,7 +12,7 @@ const CLASS: u32 = 0x01_08_02;
 /// Kernel driver that makes functions available through VFIO.
 pub(super) const DRIVER: &str = "vfio-pci";
 const NO_IOMMU: &str = "vfio-noiommu";
-/// Drivers without DMA, which may share an IOMMU group with VFIO.
+/// vfio-pci and drivers without DMA, which may share an IOMMU group with VFIO.
 const DRIVERS_WITHOUT_DMA: [&str; 4] = [DRIVER, "pci-stub", "pcieport", "shpchp"];
 
 /// Root of sysfs: `/sys`, or a temporary directory in tests.
@@ -30,7 +30,7 @@ impl Sysfs {
         self.root.join("bus/pci/devices").join(address.to_string())
     }
 
-    /// IOMMU group of an NVMe drive that is bound to vfio-pci.
+    /// Returns the IOMMU group of an NVMe drive that is bound to vfio-pci.
     ///
     /// # Errors
     /// The first unmet requirement, with the remedy.
@@ -65,7 +65,8 @@ impl Sysfs {
         Ok(group)
     }
 
-    /// Functions of the same group whose drivers make the group unusable, as text "ADDRESS bound to DRIVER".
+    /// Returns the functions of the same group whose drivers make the group unusable, as text "ADDRESS bound
+    /// to DRIVER". Empty if sysfs cannot be read.
     pub(super) fn blocking_functions(&self, address: PciAddress) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.function(address).join("iommu_group/devices")) else {
             return Vec::new();
@@ -86,7 +87,7 @@ impl Sysfs {
     fn read(&self, address: PciAddress, name: &str) -> Result<String, OpenFunctionError> {
         match fs::read_to_string(self.function(address).join(name)) {
             Ok(text) => Ok(text.trim_end().to_owned()),
-            // Removed meanwhile.
+            // The function was removed meanwhile.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 Err(OpenFunctionError::Missing { address: address.to_string() })
             }
@@ -113,7 +114,7 @@ pub(super) fn unfit(
     }
 }
 
-/// File name of a link's target.
+/// Returns the file name of a link's target; `None` if `link` cannot be read as a link.
 fn target(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_string_lossy().into_owned())
 }

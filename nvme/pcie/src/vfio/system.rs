@@ -1,6 +1,6 @@
-//! The system calls of VFIO, each as a safe function.
+//! VFIO's system calls as safe functions, and [`Registers`], a mapping of a device's registers.
 //!
-//! UNSAFETY: ioctls with structures as the kernel's header has them, and the mapping of a BAR.
+//! UNSAFETY: ioctls with the structures of the kernel's header, and the mapping of a BAR.
 #![expect(unsafe_code, reason = "ioctls and a mapping of registers")]
 
 use std::any::Any;
@@ -23,7 +23,7 @@ use vfio_ioctls::{VfioContainer, VfioError};
 use super::info::Info;
 use crate::bar::Bar;
 
-/// Number of VFIO's ioctl `offset`. These numbers contain neither size nor direction.
+/// Returns the request code of VFIO's ioctl `offset`. These codes encode neither size nor direction.
 const fn ioctl_number(offset: u32) -> u32 {
     (VFIO_TYPE as u32) << 8 | (VFIO_BASE + offset)
 }
@@ -37,14 +37,14 @@ const DEVICE_RESET: u32 = ioctl_number(11);
 const IOMMU_GET_INFO: u32 = ioctl_number(12);
 const IOMMU_MAP_DMA: u32 = ioctl_number(13);
 
-/// Most bytes of an ioctl result that are read.
+/// Maximum bytes of an ioctl result that are read.
 const INFO_BYTES_MAX: u32 = 64 << 10;
 
-/// Executes an ioctl and returns its result.
+/// Executes an ioctl and returns its result, or the system's error for -1.
 ///
 /// # Safety
-/// `argument` points to what `request` expects, valid for the reads and writes that the structure's size
-/// fields allow.
+/// `argument` is valid for `request`: a value that the kernel does not dereference, or a pointer to data that
+/// the kernel may access. Size fields in that data bound the access.
 unsafe fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: *mut c_void) -> io::Result<c_int> {
     // SAFETY: `fd` is borrowed and so open; the caller guarantees the argument.
     match unsafe { libc::ioctl(fd.as_raw_fd(), c_ulong::from(request), argument) } {
@@ -53,13 +53,14 @@ unsafe fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: *mut c_void) -> io::
     }
 }
 
-/// Borrows the descriptor of a container, which `vfio-ioctls` returns as a number only.
+/// Borrows the file descriptor of a container. `vfio-ioctls` exposes only the raw descriptor.
 fn fd_of(container: &VfioContainer) -> BorrowedFd<'_> {
     // SAFETY: the container owns the descriptor, and the result borrows the container.
     unsafe { BorrowedFd::borrow_raw(container.as_raw_fd()) }
 }
 
-/// The system's error within an error of `vfio-ioctls`.
+/// Converts an error of opening a container, or of mapping or unmapping memory, to the system error that it
+/// contains. All other errors are wrapped and have no errno.
 pub(super) fn reason(error: VfioError) -> io::Error {
     if let VfioError::OpenContainer(source) = error {
         return source;
@@ -79,7 +80,7 @@ pub(super) fn group_flags(group: &File) -> io::Result<u32> {
 
 pub(super) fn set_container(group: &File, container: &VfioContainer) -> io::Result<()> {
     let mut fd: c_int = container.as_raw_fd();
-    // SAFETY: this ioctl reads one descriptor number, which is a local variable.
+    // SAFETY: this ioctl reads one file descriptor, which is a local variable.
     unsafe { ioctl(group.as_fd(), GROUP_SET_CONTAINER, (&raw mut fd).cast()) }.map(drop)
 }
 
@@ -90,11 +91,11 @@ pub(super) fn set_iommu(container: &VfioContainer) -> io::Result<()> {
     unsafe { ioctl(fd_of(container), SET_IOMMU, kind) }.map(drop)
 }
 
-/// IOMMU information of a container, with capabilities.
+/// Returns the IOMMU information of a container, with capabilities.
 pub(super) fn iommu_info(container: &VfioContainer) -> io::Result<Info<vfio_iommu_type1_info>> {
     let fd = fd_of(container);
     let size = size_of_u32::<vfio_iommu_type1_info>();
-    // SAFETY: a structure of plain numbers for this ioctl, whose `argsz` is its size.
+    // SAFETY: the structure of this ioctl, which contains only integers; its `argsz` is its size.
     unsafe {
         info(
             fd,
@@ -106,10 +107,10 @@ pub(super) fn iommu_info(container: &VfioContainer) -> io::Result<Info<vfio_iomm
     }
 }
 
-/// Information about a region of a device, with capabilities.
+/// Returns the information about region `index` of a device, with capabilities.
 pub(super) fn region_info(device: &File, index: u32) -> io::Result<Info<vfio_region_info>> {
     let size = size_of_u32::<vfio_region_info>();
-    // SAFETY: a structure of plain numbers for this ioctl, whose `argsz` is its size.
+    // SAFETY: the structure of this ioctl, which contains only integers; its `argsz` is its size.
     unsafe {
         info(
             device.as_fd(),
@@ -121,11 +122,13 @@ pub(super) fn region_info(device: &File, index: u32) -> io::Result<Info<vfio_reg
     }
 }
 
-/// Executes an ioctl; repeats it with a larger buffer if the result is longer than `T`.
+/// Executes an ioctl. Repeats the ioctl with a larger buffer if the result has capabilities or is longer than
+/// `T`. `first` returns the offset of the first capability, 0 for none. Fails if the result is longer than
+/// [`INFO_BYTES_MAX`].
 ///
 /// # Safety
-/// `T` is a structure of plain numbers that `request` reads and writes, and `argsz` returns its member of
-/// that name, which at first is the size of `T`.
+/// `T` is the structure that `request` reads and writes, and contains only integers. `argsz` returns its
+/// member of that name, which at first is the size of `T`.
 unsafe fn info<T: Copy>(
     fd: BorrowedFd<'_>,
     request: u32,
@@ -163,8 +166,9 @@ unsafe fn info<T: Copy>(
 /// unmapped or the container's last group is closed.
 pub(super) fn map(container: &VfioContainer, iova: u64, area: &Area) -> io::Result<()> {
     if area.is_writable() {
-        // SAFETY: an `Area` is memory that devices may write to, accessed through handles that allow for
-        // that. Its pages are pinned, so a later write of a drive does not reach pages of another user.
+        // SAFETY: an `Area` is memory that devices may write to, accessed only through handles that expect
+        // such writes. Its pages are pinned, so a later write of a drive does not reach pages of another
+        // user.
         return unsafe { container.vfio_dma_map(iova, area.bytes(), area.base().as_ptr()) }.map_err(reason);
     }
     // `vfio-ioctls` supports only writable mappings.
@@ -180,7 +184,6 @@ pub(super) fn map(container: &VfioContainer, iova: u64, area: &Area) -> io::Resu
     unsafe { ioctl(fd_of(container), IOMMU_MAP_DMA, (&raw mut map).cast()) }.map(drop)
 }
 
-/// Opens the device `name` of a group.
 pub(super) fn open_device(group: &File, name: &str) -> io::Result<File> {
     let name = CString::new(name)?;
     // SAFETY: this ioctl reads a zero-terminated string, which `name` owns.
@@ -235,7 +238,7 @@ unsafe impl Send for Registers {}
 unsafe impl Sync for Registers {}
 
 impl Registers {
-    /// Maps `bytes` of the device's file at `offset`.
+    /// Maps `bytes` bytes of the device's file from `offset`, readable and writable.
     pub(super) fn map(device: &File, offset: u64, bytes: usize) -> io::Result<Registers> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses, so it replaces no other mapping.
@@ -246,11 +249,12 @@ impl Registers {
         Ok(Registers { base, bytes })
     }
 
-    /// A [`Bar`] of the registers within `keep`, which the `Bar` and its clones keep alive.
+    /// Returns a [`Bar`] of the registers that `of` finds in `keep`. The `Bar` and its clones keep `keep`
+    /// alive.
     pub(super) fn bar<T: Any + Send + Sync>(keep: &Arc<T>, of: fn(&T) -> &Registers) -> Bar {
         let Registers { base, bytes } = of(keep);
         // SAFETY: the registers are mapped readable and writable, page-aligned, until they are dropped.
-        // `keep` owns them, and as it is shared they cannot be moved out or replaced.
+        // `keep` owns them and is shared, so they cannot be moved out or replaced.
         unsafe { Bar::new(base.cast(), *bytes, Arc::<T>::clone(keep)) }
     }
 }

@@ -1,7 +1,7 @@
 //! [`Table`]: the DMA mappings of a container.
 //!
 //! All drives of a process share one container, so an area that several drives map (each core's pool) is
-//! mapped and pinned once: the first mapping allocates an IOVA, the others share it.
+//! mapped and pinned once. The first mapping allocates an IOVA; the others share it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,12 +15,11 @@ use super::iova::IovaSpace;
 use crate::dma::Iova;
 use crate::function::Mapping;
 
-/// Executes mappings; the kernel's container, or a test's.
+/// Executes mappings. Implemented by the kernel's container and by a test double.
 pub(super) trait Iommu: Send + Sync {
     /// Maps an area at `iova`, for all drives.
     fn map(&self, iova: u64, area: &Area) -> io::Result<()>;
 
-    /// Removes the mapping at `iova`.
     fn unmap(&self, iova: u64, bytes: usize) -> io::Result<()>;
 }
 
@@ -31,20 +30,20 @@ pub(super) struct Table<I> {
 
 struct State {
     space: IovaSpace,
-    /// By address and length in bytes.
+    /// Mapped areas by address and length in bytes.
     areas: BTreeMap<(usize, usize), MappedArea>,
 }
 
 struct MappedArea {
     iova: u64,
-    /// Number of [`Mapped`] values. 0 if unmapping failed: the entry stays, so that neither its IOVA nor its
-    /// memory is reused.
+    /// Number of [`Mapped`] values. 0 if unmapping failed. The entry then stays, so that neither its IOVA nor
+    /// its memory is reused.
     uses: usize,
     _area: Area,
 }
 
 impl<I: Iommu + 'static> Table<I> {
-    /// A table without mappings and without usable IOVA ranges.
+    /// Creates a table without mappings and without usable IOVA ranges.
     pub(super) fn new(iommu: I) -> Arc<Table<I>> {
         let state = State { space: IovaSpace::new(), areas: BTreeMap::new() };
         Arc::new(Table { iommu, state: Lock::new(state) })
@@ -59,8 +58,8 @@ impl<I: Iommu + 'static> Table<I> {
         self.state.lock().space.set_ranges(ranges);
     }
 
-    /// Closes the container's last group with `close`, by which the kernel removes all mappings. Holds the
-    /// lock, so that nothing is unmapped meanwhile; later drops of [`Mapped`] have no effect.
+    /// Closes the container's last group with `close`; the kernel then removes all mappings. `close` runs
+    /// under the lock, so that nothing is unmapped meanwhile. Later drops of [`Mapped`] have no effect.
     pub(super) fn detach(&self, close: impl FnOnce()) {
         let mut state = self.state.lock();
         close();
@@ -99,7 +98,7 @@ impl<I: Iommu + 'static> Table<I> {
 
     fn unmap(&self, key: (usize, usize)) {
         let mut state = self.state.lock();
-        // Missing after `detach`.
+        // The entry is missing after `detach`.
         let Some(mapped) = state.areas.get_mut(&key) else { return };
         mapped.uses = mapped.uses.saturating_sub(1);
         if mapped.uses > 0 {
@@ -118,7 +117,7 @@ impl<I: Iommu + 'static> Table<I> {
     }
 }
 
-/// One use of a mapped area. Keeps the container's table, not the drive.
+/// One use of a mapped area. Keeps the container's table alive, not the drive.
 pub(super) struct Mapped<I: Iommu + 'static> {
     table: Arc<Table<I>>,
     key: (usize, usize),

@@ -48,7 +48,7 @@ pub struct Ctratt {
 #[derive(PartialEq, Eq)]
 pub struct Oacs {
     __: u8,
-    /// Bit 8: Doorbell Buffer Config.
+    /// Bit 8: Doorbell Buffer Config is supported.
     pub doorbell_buffer: bool,
     #[bits(7)]
     __: u8,
@@ -71,15 +71,15 @@ pub struct Frmw {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq)]
 pub struct Lpa {
-    /// Bit 0: SMART / Health Information log page per namespace.
+    /// Bit 0: the SMART / Health Information log page is supported per namespace.
     pub smart_per_namespace: bool,
-    /// Bit 1: Commands Supported and Effects log page.
+    /// Bit 1: the Commands Supported and Effects log page is supported.
     pub command_effects: bool,
-    /// Bit 2, Extended Data: LPO and 32-bit NUMD in Get Log Page.
+    /// Bit 2, Extended Data: Get Log Page supports LPO and a 32-bit NUMD.
     pub extended_data: bool,
     #[bits(2)]
     __: u8,
-    /// Bit 5: log pages 00h, 12h and 13h, and the scope of each command in log page 05h.
+    /// Bit 5: log pages 00h, 12h and 13h are supported, and log page 05h has the scope of each command.
     pub supported_log_pages: bool,
     #[bits(2)]
     __: u8,
@@ -108,11 +108,11 @@ pub struct Oncs {
     pub dataset_management: bool,
     /// Bit 3: Write Zeroes is supported.
     pub write_zeroes: bool,
-    /// Bit 4: SV of Set Features and SEL of Get Features.
+    /// Bit 4: SV of Set Features and SEL of Get Features are supported.
     pub save_select: bool,
     /// Bit 5: Reservations are supported.
     pub reservations: bool,
-    /// Bit 6: feature 0Eh.
+    /// Bit 6: Timestamp (feature 0Eh) is supported.
     pub timestamp: bool,
     /// Bit 7: Verify is supported.
     pub verify: bool,
@@ -126,7 +126,7 @@ pub struct Oncs {
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct Fuses {
-    /// Bit 0: the fused operation Compare and Write.
+    /// Bit 0: the fused operation Compare and Write is supported.
     pub compare_and_write: bool,
     #[bits(15)]
     __: u16,
@@ -138,7 +138,7 @@ pub struct Fuses {
 pub struct Vwc {
     /// Bit 0: the controller has a volatile write cache.
     pub present: bool,
-    /// Bits 2:1, Flush with NSID FFFFFFFFh: 2 is not supported, 3 flushes all namespaces.
+    /// Bits 2:1, Flush with NSID FFFFFFFFh: 0 is not reported, 2 is not supported, 3 flushes all namespaces.
     #[bits(2)]
     pub flush_all: u8,
     #[bits(5)]
@@ -154,16 +154,16 @@ impl Vwc {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Sgls {
-    /// Bits 1:0: 0 is no SGLs, 1 SGLs without alignment requirement, 2 with dword alignment.
+    /// Bits 1:0: 0 is no SGL support, 1 SGLs without an alignment requirement, 2 SGLs with dword alignment.
     #[bits(2)]
     pub support: u8,
-    /// Bit 2: Keyed SGL Data Block descriptor.
+    /// Bit 2: the Keyed SGL Data Block descriptor is supported.
     pub keyed: bool,
     #[bits(17)]
     __: u32,
     /// Bit 20: the address field may be an offset (in-capsule data).
     pub offset: bool,
-    /// Bit 21: Transport SGL Data Block descriptor.
+    /// Bit 21: the Transport SGL Data Block descriptor is supported.
     pub transport: bool,
     #[bits(10)]
     __: u16,

@@ -1,5 +1,5 @@
-//! Identify Controller (CNS 01h) and Identify Controller of the NVM Command Set (CNS 06h); `capability` has
-//! the bitfields of CNS 01h.
+//! Identify Controller (CNS 01h) and Identify Controller of the NVM Command Set (CNS 06h). The bitfields of
+//! CNS 01h are in `capability`.
 
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -105,20 +105,22 @@ wire! {
 }
 
 impl IdentifyController {
-    /// Maximum number of concurrent Abort commands: ACL plus one.
+    /// Returns the maximum number of concurrent Abort commands: ACL plus one.
     #[must_use]
     pub fn aborts_max(&self) -> u32 {
         u32::from(self.acl_z) + 1
     }
 
-    /// MDTS in bytes; `mpsmin` is CAP.MPSMIN. `None` if there is no limit or the limit exceeds 64 bits.
+    /// Returns MDTS in bytes; `mpsmin` is CAP.MPSMIN. `None` if there is no limit or the limit exceeds 64
+    /// bits.
     #[must_use]
     pub fn transfer_bytes_max(&self, mpsmin: u8) -> Option<u64> {
         let shift = 12 + u32::from(mpsmin) + u32::from(self.mdts);
         if self.mdts == 0 { None } else { 1_u64.checked_shl(shift) }
     }
 
-    /// Maximum in-capsule data of an I/O queue in bytes: IOCCSZ minus the entry and ICDOFF.
+    /// Returns the maximum in-capsule data of an I/O queue in bytes: IOCCSZ minus the entry and ICDOFF, at
+    /// least 0.
     #[must_use]
     pub fn in_capsule_bytes(&self) -> u64 {
         (u64::from(self.ioccsz.get()) * 16)
@@ -126,19 +128,19 @@ impl IdentifyController {
             .saturating_sub(u64::from(self.icdoff.get()) * 16)
     }
 
-    /// SN: Serial Number, without padding.
+    /// Returns SN: Serial Number, without padding.
     #[must_use]
     pub fn serial(&self) -> &str {
         crate::nqn::trimmed_ascii(&self.sn)
     }
 
-    /// MN: Model Number, without padding.
+    /// Returns MN: Model Number, without padding.
     #[must_use]
     pub fn model(&self) -> &str {
         crate::nqn::trimmed_ascii(&self.mn)
     }
 
-    /// FR: Firmware Revision, without padding.
+    /// Returns FR: Firmware Revision, without padding.
     #[must_use]
     pub fn firmware(&self) -> &str {
         crate::nqn::trimmed_ascii(&self.fr)

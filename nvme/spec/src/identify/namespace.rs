@@ -65,14 +65,14 @@ wire! {
 }
 
 impl IdentifyNamespace {
-    /// LBA format that FLBAS selects.
+    /// Returns the LBA format that FLBAS selects.
     #[must_use]
     pub fn format(&self) -> LbaFormat {
         let index = Flbas::from_bits(self.flbas).format_index();
         self.lbaf.get(usize::from(index)).copied().unwrap_or_default()
     }
 
-    /// Size of a logical block in bytes; `None` unless LBADS is 9 to 31 (512 bytes to 2 GiB).
+    /// Returns the size of a logical block in bytes; `None` unless LBADS is 9 to 31 (512 bytes to 2 GiB).
     #[must_use]
     pub fn block_bytes(&self) -> Option<u32> {
         let lbads = u32::from(self.format().lbads);
@@ -123,7 +123,7 @@ pub struct Flbas {
 }
 
 impl Flbas {
-    /// Index in LBAF of the format in use, 0 to 63.
+    /// Returns the index in LBAF of the format in use, 0 to 63.
     #[must_use]
     pub const fn format_index(self) -> u8 {
         self.index_high() << 4 | self.index_low()
@@ -235,14 +235,14 @@ wire! {
 }
 
 impl NamespaceDescriptor {
-    /// Header; the caller appends `nidl` bytes of identifier.
+    /// Creates a header; the caller appends `nidl` bytes of identifier.
     #[must_use]
     pub fn new(nidt: NamespaceDescriptorType, nidl: u8) -> Self {
         Self { nidt, nidl, ..Self::default() }
     }
 
-    /// Type and identifier of each descriptor in the data of Identify CNS 03h. Ends at NIDL 0 or at a
-    /// descriptor that exceeds `data`.
+    /// Returns the type and identifier of each descriptor in the data of Identify CNS 03h. Ends at NIDL 0 or
+    /// at a descriptor that exceeds `data`.
     pub fn iter(data: &[u8]) -> impl Iterator<Item = (NamespaceDescriptorType, &[u8])> {
         let mut rest = data;
         core::iter::from_fn(move || {

@@ -9,10 +9,10 @@ use crate::nqn::{Nqn, NqnError, trimmed_ascii};
 pub const DISCOVERY_ENTRY_BYTES: usize = 1024;
 
 wire! {
-    /// Header of the discovery log page; NUMREC of [`DiscoveryLogEntry`] follow.
+    /// Header of the discovery log page; NUMREC entries ([`DiscoveryLogEntry`]) follow.
     pub struct DiscoveryLogHeader[1024] {
-        /// GENCTR: Generation Counter, incremented with each change. The log page was read consistently if
-        /// the value is the same before and after.
+        /// GENCTR: Generation Counter, incremented with each change. If the value is the same before and
+        /// after the read of the log page, the entries are consistent.
         genctr @ 0: U64,
         /// NUMREC: Number of Records, count of the entries.
         numrec @ 8: U64,
@@ -23,7 +23,7 @@ wire! {
 }
 
 impl DiscoveryLogHeader {
-    /// Header with RECFMT 0; `numrec` is the count of the entries.
+    /// Creates a header with RECFMT 0; `numrec` is the count of the entries.
     #[must_use]
     pub fn new(genctr: u64, numrec: u64) -> Self {
         Self { genctr: U64::new(genctr), numrec: U64::new(numrec), ..Self::default() }
@@ -63,27 +63,27 @@ wire! {
 }
 
 impl DiscoveryLogEntry {
-    /// TRADDR: Transport Address, without trailing spaces and NULs (some targets pad with NULs).
+    /// Returns TRADDR: Transport Address, without trailing spaces and NULs (some targets pad with NULs).
     #[must_use]
     pub fn traddr(&self) -> &str {
         trimmed_ascii(&self.traddr)
     }
 
-    /// TRSVCID: Transport Service Identifier, without trailing spaces and NULs.
+    /// Returns TRSVCID: Transport Service Identifier, without trailing spaces and NULs.
     #[must_use]
     pub fn trsvcid(&self) -> &str {
         trimmed_ascii(&self.trsvcid)
     }
 
-    /// SUBNQN: NVM Subsystem NQN.
+    /// Returns SUBNQN: NVM Subsystem NQN.
     ///
     /// # Errors
-    /// The field does not have a valid NQN.
+    /// [`NqnError`] when the field does not contain a valid NQN.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
     }
 
-    /// TREQ: Transport Requirements.
+    /// Returns TREQ: Transport Requirements.
     #[must_use]
     pub const fn treq(&self) -> Treq {
         Treq::from_bits(self.treq)

@@ -89,11 +89,12 @@ pub(super) fn parse(capsule: &Capsule, in_capsule_max: u32) -> Result<Parsed, Vi
 }
 
 impl Parsed {
-    /// The data pointer of the entry's SGL. Offsets and lengths are checked against the received bytes.
+    /// Returns the data pointer of the entry's SGL, or the error status of an invalid descriptor. Offsets and
+    /// lengths are checked against the received bytes.
     #[inline]
     fn pointer(&mut self, sqe: &Sqe, room: &[u8]) -> Result<DataPointer, Status> {
-        // PSDT of every command over Fabrics selects SGLs (Base 2.0 section 3.3.3.1); in a Fabrics command
-        // the field is reserved.
+        // Over Fabrics, PSDT of every command selects SGLs (Base 2.0 section 3.3.3.1), except that the field
+        // is reserved in a Fabrics command.
         if !matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL) && !sqe.is_fabrics() {
             return Err(Status::INVALID_FIELD.dnr());
         }
@@ -150,8 +151,8 @@ impl Parsed {
         Ok(self.host_pointer())
     }
 
-    /// Adds one keyed block. A SEND invalidates one key: if several descriptors request invalidation, the key
-    /// of the first is invalidated.
+    /// Adds one keyed block, unless it has 0 bytes. A SEND invalidates one key: if several descriptors
+    /// request invalidation, the key of the first is invalidated.
     #[inline]
     fn add(&mut self, keyed: &KeyedSgl) -> Result<(), Status> {
         let bytes = keyed.bytes();
@@ -178,7 +179,8 @@ impl Parsed {
     }
 }
 
-/// Copies `bytes` of in-capsule data, which follow the submission queue entry, to `to`, as far as they fit.
+/// Copies the `bytes` of in-capsule data that follow the submission queue entry, but at most the length of
+/// `to`.
 #[inline]
 pub(super) fn copy_data(capsule: &Buf, bytes: u32, to: &mut Buf) {
     let data = CAPSULE_BYTES as usize..(CAPSULE_BYTES + bytes) as usize;

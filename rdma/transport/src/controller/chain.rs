@@ -56,8 +56,8 @@ impl ChainKind {
     }
 }
 
-/// The blocks for `bytes` bytes from `offset` of a command's data, whose descriptors are `blocks`; fewer
-/// bytes if the descriptors end before.
+/// Returns the blocks for `bytes` bytes from `offset` of a command's data with the descriptors `blocks`.
+/// Fewer bytes if the descriptors end before.
 pub(super) fn part_of(blocks: &Blocks, offset: u32, bytes: usize) -> Blocks {
     let mut part = Blocks::new();
     let (mut skip, mut left) = (offset, u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -81,8 +81,9 @@ pub(super) struct Chain {
     kind: ChainKind,
     buf: Option<Buf>,
     blocks: Blocks,
-    /// Index of the next block, and how many of its bytes are posted.
+    /// Index of the next block.
     block: usize,
+    /// Bytes of the next block already posted.
     block_at: u32,
     /// Bytes of the buffer already posted.
     at: usize,
@@ -111,12 +112,12 @@ impl Chain {
         }
     }
 
-    /// Bytes of the chain's buffer if they are for the host, posted ones included; 0 for a fetch.
+    /// Returns the bytes of the buffer that are sent to the host, including posted ones; 0 for a fetch.
     pub(super) fn unsent_bytes(&self) -> u64 {
         if self.kind.is_fetch() { 0 } else { self.bytes() as u64 }
     }
 
-    /// True for a fetch of all data of the request in `slot`, without a posted READ.
+    /// Returns true for a fetch of all data of the request in `slot`, without a posted READ.
     pub(super) fn is_unposted_fetch_of(&self, slot: RequestId) -> bool {
         self.slot == slot && matches!(self.kind, ChainKind::Fetch) && self.at == 0
     }
@@ -125,15 +126,15 @@ impl Chain {
         self.buf.as_ref().map_or(0, Buf::len)
     }
 
-    /// Compares the descriptors' length with the buffer's.
+    /// Compares the total length of the descriptors with the length of the buffer; an error if they differ.
     fn check(&self) -> Result<(), Violation> {
         let bytes = self.blocks.iter().map(|block| block.bytes).sum();
         let expected = u32::try_from(self.bytes()).unwrap_or(u32::MAX);
         if bytes == expected { Ok(()) } else { Err(Violation::TransferBytes { bytes, expected }) }
     }
 
-    /// The next piece of the transfer: within one block, at most `segments_max` scatter/gather entries, at
-    /// most 4 MiB. `None`: nothing is left.
+    /// Returns the next piece of the transfer: within one block, at most `segments_max` scatter/gather
+    /// entries, at most 4 MiB. `None`: nothing is left.
     fn next_piece(&mut self, segments_max: usize) -> Option<(Span, Remote)> {
         let buf = self.buf.as_ref()?;
         let left = buf.len() - self.at;
@@ -158,9 +159,9 @@ impl Chain {
 }
 
 impl Conn {
-    /// Inserts a chain. The target compares the length of the descriptors with that of the command's data. A
-    /// chain whose descriptors and buffer differ in length would never complete, so a difference ends the
-    /// connection; a full table does, too.
+    /// Inserts a chain. `None`: the connection was ended, as the table is full, or the descriptors and the
+    /// buffer differ in length. The target compares the two lengths before; a chain with different lengths
+    /// would never complete.
     #[inline]
     pub(super) fn add_chain(&mut self, chain: Chain) -> Option<Slot> {
         if let Err(violation) = chain.check() {
@@ -174,8 +175,8 @@ impl Conn {
         slot
     }
 
-    /// The next work request. `None`: there is none, the send queue is full, or there is no READ credit. All
-    /// work requests until `None` share one doorbell.
+    /// Returns the next work request. `None`: there is none, the send queue is full, no READ credit is free,
+    /// or the connection is neither open nor draining. All work requests until `None` share one doorbell.
     #[inline]
     pub fn next_work(&mut self) -> Option<Work> {
         if self.send_free == 0 || !matches!(self.phase, Phase::Open | Phase::Draining) {
@@ -191,7 +192,8 @@ impl Conn {
         work
     }
 
-    /// The buffer of a chain, to which the spans of its work requests refer.
+    /// Returns the buffer of a chain, to which the spans of its work requests refer. `None`: the chain has no
+    /// buffer or has ended.
     #[inline]
     #[must_use]
     pub fn buffer(&self, chain: Slot) -> Option<&Buf> {
@@ -245,7 +247,7 @@ impl Conn {
                 ChainKind::Reply { head, invalidate } => {
                     Op::Send { head, head_bytes: CQE_BYTES, local, invalidate }
                 }
-                // A WRITE of zero bytes does not use address and key.
+                // A WRITE of zero bytes does not use the address and key.
                 ChainKind::Probe => Op::Write { local, remote: Remote { address: 0, key: 0 } },
                 ChainKind::Fetch | ChainKind::FetchPart { .. } | ChainKind::SendPart { .. } => return None,
             };
@@ -261,8 +263,9 @@ impl Conn {
         Some(Work { chain: slot, is_signalled, op })
     }
 
-    /// Handles the completion of a signalled work request: frees its send queue entry and READ credit, and
-    /// the entries of earlier unsignalled requests of the chain; ends the chain after its last request.
+    /// Handles the completion of a signalled work request. Frees its send queue entry and, for a READ, its
+    /// credit; for a WRITE or SEND also the entries of earlier unsignalled requests of the chain. Ends the
+    /// chain after its last request.
     #[inline]
     pub(super) fn chain_completed(&mut self, id: Slot, is_ok: bool) {
         let Some(chain) = self.chains.get_mut(id) else { return };

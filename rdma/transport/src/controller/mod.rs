@@ -10,11 +10,11 @@
 //!   watch()   every 50 ms: probes an idle host; on_time() at deadline()
 //! ```
 //!
-//! Memory: a capsule with in-capsule data is handed in with its receive buffer. [`Conn::next_buffer`] returns
-//! the buffer once the command's data was copied or the command is answered, so a command that waits for
-//! memory occupies its receive slot. A chain owns its data buffer from the call that adds it (`fetch`,
+//! Memory: a capsule with in-capsule data contains its receive buffer. [`Conn::next_buffer`] returns the
+//! buffer once the data was copied, the command is answered or the connection ends. So a command that waits
+//! for memory occupies its receive slot. A chain owns its data buffer from the call that adds it (`fetch`,
 //! `fetch_part`, `send_part`, `reply`) until the last of its work requests has completed. When the connection
-//! ends, a chain without posted work is dropped at once; a chain with posted work is dropped when that work
+//! ends, a chain without posted work is dropped at once. A chain with posted work is dropped when that work
 //! completes (flushed), at the latest when the queue pair is destroyed.
 //!
 //! The completion of a reply's SEND and the host's next capsule arrive in either order. A command beyond the
@@ -45,12 +45,12 @@ use chain::{Chain, ChainKind};
 
 pub use capsule::{CAPSULE_BYTES, Capsule, DESCRIPTORS_MAX, Violation};
 
-/// Upper bound of a command's chains: two parts and the reply, and one spare for chains of earlier commands
-/// that a disconnect left behind.
+/// Maximum chains per queue entry: two parts and the reply of one command, and one for chains of earlier
+/// commands that a disconnect left behind.
 pub(crate) const CHAINS_PER_COMMAND: usize = 4;
 
 /// Time without a completion after which the host is probed. 15 s: with the queue pair's retries a dead host
-/// is detected within 30 s, and an idle live host gets four probes a minute.
+/// is detected within 30 s, and an idle live host receives four probes a minute.
 pub const PROBE_AFTER: Nanos = Nanos::from_secs(15);
 
 /// Address, key and length of one keyed data block descriptor of a command.
@@ -89,7 +89,7 @@ pub struct ConnConfig {
 }
 
 impl Default for ConnConfig {
-    /// Placeholder values until the device and the connection request are known.
+    /// Returns placeholder values, used until the device and the connection request are known.
     fn default() -> Self {
         ConnConfig {
             in_capsule_bytes: 4096,
@@ -132,12 +132,12 @@ struct Pending {
     data: Option<(Buf, u32)>,
 }
 
-/// Detects an idle connection: see [`Conn::watch`].
+/// State of the idle detection of [`Conn::watch`].
 #[derive(Debug, Default)]
 struct Silence {
     /// A receive or a work request of the send queue has completed since the last call of [`Conn::watch`].
     is_broken: bool,
-    /// Time of the first call of [`Conn::watch`] since which the connection is idle.
+    /// Time of the first [`Conn::watch`] that found the connection idle; `None`: not idle, or just probed.
     since: Option<Nanos>,
 }
 
@@ -150,37 +150,40 @@ pub struct Conn {
     inbox: VecDeque<Capsule>,
     /// Receive buffers to be posted again.
     free_buffers: VecDeque<Buf>,
-    /// The command given out by the last [`Event::Command`], until it has a slot or a reply.
+    /// State of the command in the last [`Event::Command`], until the command has a slot, is answered or is
+    /// ignored.
     current: Option<Pending>,
     /// Unanswered commands with a slot, indexed by the slot's index.
     pending: Vec<(RequestId, Pending)>,
     chains: Slab<Chain>,
-    /// Chains that have work to post, oldest first: `fetches` have READs, `replies` have WRITEs and SENDs.
+    /// Chains with READs to post, oldest first.
     fetches: VecDeque<Slot>,
+    /// Chains with WRITEs and SENDs to post, oldest first.
     replies: VecDeque<Slot>,
-    /// `fetches` and `replies` take turns: the next work request is from `fetches` if they have any.
+    /// `fetches` and `replies` alternate: the next work request is taken from `fetches` if possible, else
+    /// from `replies`. False: the other order.
     is_fetch_next: bool,
     send_free: u32,
     reads_free: u32,
-    /// Events of completed chains, not taken yet.
+    /// Events of completed chains and copied in-capsule data, not returned by `next_event` yet.
     events: VecDeque<Event>,
     deadline: Option<Nanos>,
     violation: Option<Violation>,
     is_closed_reported: bool,
-    /// Commands given out whose reply's SEND has not completed or whose [`Event::Sent`] is not taken; at most
-    /// `outstanding_max`.
+    /// Commands returned by `next_event` whose reply's SEND has not completed, or whose [`Event::Sent`] is
+    /// not returned yet. At most `outstanding_max`.
     outstanding: usize,
     /// Completed fast-path replies not yet counted by [`Transport::take_fast_path_sent`].
     fast_path_sent: u32,
     outstanding_max: usize,
-    /// Commands given out without a reply yet. Together with the inbox at most `receives`, else
-    /// [`Violation::Capsules`].
+    /// Commands returned by `next_event` that have no reply yet. Together with the inbox at most `receives`,
+    /// else [`Violation::Capsules`].
     unanswered: usize,
     silence: Silence,
 }
 
 impl Conn {
-    /// A connection in [`Phase::Connecting`], with the limits of its queue pair.
+    /// Creates a connection in [`Phase::Connecting`]. `config` contains the limits of its queue pair.
     ///
     /// # Panics
     /// If `send_queue` < 2, or `segments_max` or `reads_max` is 0.
@@ -214,7 +217,8 @@ impl Conn {
         }
     }
 
-    /// Opens the connection on the connection manager's ESTABLISHED: queued capsules are executed.
+    /// Opens the connection on the connection manager's ESTABLISHED, so that queued capsules are executed. No
+    /// effect unless the phase is [`Phase::Connecting`].
     pub fn on_established(&mut self) {
         if self.phase == Phase::Connecting {
             self.phase = Phase::Open;
@@ -222,7 +226,7 @@ impl Conn {
     }
 
     /// Queues the capsule of a completed receive. More than `receives` unanswered capsules end the
-    /// connection.
+    /// connection. A connection that drains or has ended discards the capsule and returns its buffer.
     #[inline]
     pub fn received(&mut self, capsule: Capsule) {
         self.silence.is_broken = true;
@@ -250,13 +254,14 @@ impl Conn {
         }
     }
 
-    /// Ends the connection without draining: DISCONNECTED, a lost device, or a posting error.
+    /// Ends the connection without draining, such as on DISCONNECTED, a lost device, a failed receive or
+    /// post, or a stall.
     pub fn on_disconnected(&mut self) {
         self.end();
     }
 
-    /// The queue pair is destroyed, so no device can access a buffer of this connection: all chains are
-    /// dropped. [`Event::Closed`] follows.
+    /// Drops all chains. To be called when the queue pair is destroyed: no device accesses the buffers any
+    /// more. [`Event::Closed`] follows.
     pub fn on_destroyed(&mut self) {
         self.phase = Phase::Closed;
         self.drop_unposted();
@@ -265,34 +270,34 @@ impl Conn {
         self.deadline = None;
     }
 
-    /// A receive buffer that is no longer used, to be posted again.
+    /// Returns a receive buffer that is no longer used and must be posted again; `None` if there is none.
     #[inline]
     pub fn next_buffer(&mut self) -> Option<Buf> {
         self.free_buffers.pop_front()
     }
 
-    /// Current state; the shell ends the queue pair on [`Phase::Ending`].
+    /// Returns the state. The shell ends the queue pair on [`Phase::Ending`].
     #[inline]
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Posted work requests of the send queue that are not known to have completed. A drain waits until this
-    /// is 0.
+    /// Returns the count of posted work requests of the send queue that are not known to have completed. A
+    /// drain waits until the count is 0.
     #[must_use]
     pub fn posted(&self) -> u32 {
         self.config.send_queue - self.send_free
     }
 
-    /// RDMA READs that may be posted before another READ completes.
+    /// Returns the count of RDMA READs that may be posted before another READ completes.
     #[must_use]
     pub fn reads_free(&self) -> u32 {
         self.reads_free
     }
 
-    /// Receive buffers held by this connection: of unparsed capsules, of in-capsule data not copied yet, and
-    /// those to be posted again.
+    /// Returns the count of receive buffers in this connection: of unparsed capsules, of in-capsule data not
+    /// copied yet, and those to be posted again.
     #[must_use]
     pub fn buffers_held(&self) -> usize {
         let is_held = |pending: &Pending| usize::from(pending.data.is_some());
@@ -302,7 +307,8 @@ impl Conn {
             + self.pending.iter().map(|(_, pending)| is_held(pending)).sum::<usize>()
     }
 
-    /// True when [`Transport::next_event`] can return an event without further completions.
+    /// Returns true if [`Transport::next_event`] has an event or a capsule to parse, without further
+    /// completions.
     #[inline]
     #[must_use]
     pub fn has_events(&self) -> bool {
@@ -313,18 +319,20 @@ impl Conn {
             || (self.phase == Phase::Closed && !self.is_closed_reported)
     }
 
-    /// The violation that ended the connection, for the log; `None` after the first call.
+    /// Returns the violation that ended the connection, for the log. `None`: there was none, or it was
+    /// returned before.
     pub fn take_violation(&mut self) -> Option<Violation> {
         self.violation.take()
     }
 
-    /// Time at which [`Conn::on_time`] must be called; zero means in the next turn.
+    /// Returns the time at which [`Conn::on_time`] must be called. Zero: in the next turn; `None`: no call is
+    /// needed.
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         self.deadline
     }
 
-    /// Starts the close timer of a drain, and ends the connection once it has expired: replies not sent by
+    /// Starts the close timer of a drain. Ends the connection once the timer has expired: replies not sent by
     /// then are lost.
     pub fn on_time(&mut self, now: Nanos) {
         match self.deadline {
@@ -337,17 +345,17 @@ impl Conn {
         }
     }
 
-    /// Probes the host if the connection has been idle for `probe_after`; to be called much more often than
-    /// that. True if a probe was queued and must be posted.
+    /// Probes the host if the connection has been idle for `probe_after`. To be called much more often than
+    /// that. Returns true if a probe was queued and must be posted.
     ///
-    /// At most one probe is outstanding: while anything is posted, its completion shows whether the host
-    /// responds.
+    /// At most one probe is outstanding: nothing is probed while work is posted, as its completion shows
+    /// whether the host responds.
     ///
-    /// Keep Alive ends the controller of a host that vanished, but not if KATO is 0, and not an I/O queue
-    /// whose admin queue is closed. An idle queue pair does not notice a dead peer either. So an idle
-    /// connection posts an RDMA WRITE of zero bytes: it accesses no memory and needs no key (InfiniBand
-    /// Architecture 1.4, C9-88), the host's software does not see it, and a dead host makes the queue pair
-    /// exceed its retries.
+    /// Keep Alive detects a dead host, but not if KATO is 0, and not for an I/O queue whose admin queue is
+    /// closed. An idle queue pair does not detect a dead peer either. So an idle connection posts an RDMA
+    /// WRITE of zero bytes. Such a WRITE accesses no memory and needs no key (InfiniBand Architecture 1.4,
+    /// C9-88), and the host's software does not see it. If the host is dead, the queue pair exceeds its
+    /// retries.
     pub fn watch(&mut self, now: Nanos) -> bool {
         let is_busy = std::mem::take(&mut self.silence.is_broken) || self.posted() > 0;
         if self.phase != Phase::Open || is_busy || !self.replies.is_empty() {
@@ -427,8 +435,8 @@ impl Conn {
         self.end();
     }
 
-    /// State of the request in `slot`, or of the current command with [`FAST_PATH`]; `None` if `slot` belongs
-    /// to another request.
+    /// Returns the state of the request in `slot`; with [`FAST_PATH`] that of the current command. `None` if
+    /// `slot` belongs to another request.
     #[inline]
     fn pending_mut(&mut self, slot: RequestId) -> Option<&mut Pending> {
         if slot == FAST_PATH {
@@ -437,7 +445,8 @@ impl Conn {
         self.pending.get_mut(slot.index()).filter(|(owner, _)| *owner == slot).map(|(_, pending)| pending)
     }
 
-    /// Parses the next capsule if the connection is open and an entry is free.
+    /// Parses the next capsule if the connection is open and an entry is free. A violation in the capsule
+    /// ends the connection.
     #[inline]
     fn next_command(&mut self) -> Option<Event> {
         while self.phase == Phase::Open {
@@ -472,7 +481,8 @@ impl Conn {
     }
 
     /// Adds a chain for `buf.len()` bytes of a command's data at `offset`. The command keeps its SGL
-    /// descriptors until the reply, for further parts.
+    /// descriptors until the reply, for further parts. `None`: the connection is not open, or was ended by an
+    /// unknown `slot` or an invalid part.
     fn add_part(&mut self, slot: RequestId, kind: ChainKind, offset: u32, buf: Buf) -> Option<Slot> {
         if self.phase != Phase::Open {
             return None;
@@ -485,7 +495,7 @@ impl Conn {
         self.add_chain(Chain::new(slot, kind, Some(buf), blocks))
     }
 
-    /// Drops the state of a command that got neither a slot nor a reply.
+    /// Drops the state of the current command if it has neither a slot nor a reply; frees its receive buffer.
     #[inline]
     fn release_current(&mut self) {
         if let Some(Pending { data: Some((data, _)), .. }) = self.current.take() {
@@ -520,8 +530,8 @@ impl Transport for Conn {
         let Some(current) = self.current.take() else { return };
         let old = match self.pending.get_mut(slot.index()) {
             Some(place) => std::mem::replace(place, (slot, current)).1,
-            // A slot index beyond `receives`: the target accepts more requests than the shell posted
-            // receives.
+            // The slot's index exceeds `receives`: the target has accepted more requests than the shell has
+            // posted receives.
             None => {
                 self.end();
                 current
@@ -550,8 +560,8 @@ impl Transport for Conn {
         }
     }
 
-    /// Only a fetch of all data without a posted READ can be cancelled. A posted READ is served by the host's
-    /// adapter, without the host's software, and completes soon.
+    /// Cancels a fetch of all data without a posted READ; others cannot be cancelled. A posted READ is served
+    /// by the host's adapter, without the host's software, and completes soon.
     fn cancel(&mut self, slot: RequestId) -> bool {
         let chains = &self.chains;
         let is_it = |chain: &Slot| chains.get(*chain).is_some_and(|chain| chain.is_unposted_fetch_of(slot));
@@ -595,7 +605,7 @@ impl Transport for Conn {
         }
         let Some(pending) = self.pending_mut(slot).map(std::mem::take) else { return };
         self.free_buffers.extend(pending.data.map(|(data, _)| data));
-        // The entry is unowned until `set_slot`.
+        // The entry belongs to no request until `set_slot`.
         if let Some((owner, _)) = self.pending.get_mut(slot.index()) {
             *owner = FAST_PATH;
         }
@@ -614,7 +624,7 @@ impl Transport for Conn {
         if self.phase != Phase::Open {
             return;
         }
-        // The host may send its next command as soon as it has the reply, which may be before the SEND's
+        // The host may send its next command as soon as it receives the reply, which may be before the SEND's
         // completion.
         self.unanswered -= 1;
         let Reply { slot, cqe, data, may_omit_cqe: _ } = reply;
@@ -657,7 +667,7 @@ impl Transport for Conn {
     }
 }
 
-/// A completion queue entry as the head of a SEND, padded with zeroes.
+/// Returns a completion queue entry as the head of a SEND, padded with zeroes.
 #[inline]
 fn head_of(cqe: &Cqe) -> [u8; HEAD_BYTES_MAX] {
     let mut head = [0; HEAD_BYTES_MAX];

@@ -6,7 +6,7 @@
 //!                       └── CQE ──> Ended ── the SEND has completed ────^
 //! ```
 //! A CID from the controller is accepted only if its command is in the expected state. A chain from the
-//! device contains the command's generation.
+//! device also contains the command's generation, which must match.
 
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
@@ -37,7 +37,7 @@ pub(super) enum Capsule {
     Sent,
 }
 
-/// How a capsule describes the command's data.
+/// Placement of a command's data, as its capsule describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DataPlacement {
     /// No data, or one keyed descriptor in the submission queue entry.
@@ -74,7 +74,7 @@ impl Command {
         }
     }
 
-    /// CID and generation, as the chain of the work request.
+    /// Returns CID and generation as the chain of the work request.
     #[inline]
     pub(super) fn chain(&self, cid: u16) -> Slot {
         Slot::from_wire(u32::from(self.generation) << 16 | u32::from(cid))
@@ -93,7 +93,7 @@ impl Commands {
         Commands { commands: (0..entries).map(|_| Command::new()).collect(), outstanding: 0 }
     }
 
-    /// True if `cid` is in range and unused.
+    /// Returns true if `cid` is in range and unused.
     #[inline]
     pub(super) fn is_free(&self, cid: u16) -> bool {
         self.commands.get(usize::from(cid)).is_some_and(|command| command.state == State::Free)
@@ -112,14 +112,15 @@ impl Commands {
         command.data = data;
     }
 
-    /// The command with `cid` if its capsule was posted and its completion queue entry has not arrived.
+    /// Returns the command with `cid` if its capsule was posted and its completion queue entry has not
+    /// arrived.
     #[inline]
     pub(super) fn posted(&mut self, cid: u16) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
         (command.state == State::Waiting && command.capsule != Capsule::Queued).then_some(command)
     }
 
-    /// The command with `cid` if its capsule is not posted yet.
+    /// Returns the command with `cid` if its capsule is not posted yet.
     #[inline]
     pub(super) fn queued(&mut self, cid: u16) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
@@ -131,7 +132,7 @@ impl Commands {
         (chain.index(), u16::from_le_bytes([c, d]))
     }
 
-    /// The command of `chain`; `None` if it was returned by `next_event`.
+    /// Returns the command of `chain`; `None` if `next_event` has returned it.
     #[inline]
     pub(super) fn get(&self, chain: Slot) -> Option<&Command> {
         let (index, generation) = Self::index(chain);
@@ -158,8 +159,8 @@ impl Commands {
         Some(HostEvent::Completed { cid, cqe, buf: command.data.take(), result })
     }
 
-    /// Returns any outstanding command: with its completion queue entry if that has arrived, else with
-    /// `status`.
+    /// Ends any outstanding command and returns its event: with its completion queue entry if that has
+    /// arrived, else with `status`. `None`: there is no outstanding command.
     pub(super) fn take_any(&mut self, status: Status) -> Option<HostEvent> {
         let index = self.commands.iter().position(|command| command.state != State::Free)?;
         let cid = u16::try_from(index).ok()?;

@@ -1,4 +1,4 @@
-//! The host's end of a connection: takes commands, returns completions with their data.
+//! The host's end of a connection: sends commands, and returns completions with the data buffers.
 //!
 //! ```text
 //!   submit(sqe, data) ─> next_work: SEND of the capsule ─> (the controller reads or writes the buffer) ─┐
@@ -10,15 +10,16 @@
 //! Every submitted command is returned by exactly one `Completed`, with its buffer and keys. When the
 //! connection ends, outstanding commands complete with a path error before `Closed`.
 //!
-//! **Buffers in use by the device.** A SEND with in-capsule data is signalled, and its command ends when both
-//! the SEND's completion and the completion queue entry have arrived: the device may retransmit the data
-//! until then. Any other SEND reads only the entry's head memory, which stays registered as long as the queue
-//! pair exists and may be overwritten: a controller that has answered discards a retransmission. So only
-//! one in 16 of those is signalled, and every one while few entries of the send queue are free.
+//! **Buffers in use by the device.** A SEND with in-capsule data is signalled: the device may retransmit the
+//! data until the SEND has completed. So its command ends when both the SEND's completion and the completion
+//! queue entry have arrived. Any other SEND reads only the entry's head memory, which stays registered as
+//! long as the queue pair exists. This memory may be overwritten once the controller has answered, as the
+//! controller then discards a retransmission. So only one in 16 of these SENDs is signalled, and each one
+//! while few entries of the send queue are free.
 //!
-//! **End.** After [`Conn::end`] or a violation by the controller nothing more is posted. Outstanding commands
-//! are reported as lost only after [`Conn::on_gone`], when the queue pair is destroyed and the device no
-//! longer accesses their buffers.
+//! **End.** After [`Conn::end`], a violation by the controller or a failed work request nothing more is
+//! posted. Outstanding commands are reported as lost only after [`Conn::on_gone`], when the queue pair is
+//! destroyed and the device no longer accesses their buffers.
 //!
 //! Calls of a turn: `next_work`.., `received`, `completed`, `next_event`... Once [`Conn::is_open`] is false,
 //! the caller must destroy the queue pair.
@@ -44,7 +45,7 @@ use crate::work::{Completion, Op, Span, Work};
 use commands::{Capsule, Commands, DataPlacement, State};
 use sends::Sends;
 
-/// Maximum descriptors of one command. Spindle's controller has MSDBD 16.
+/// Maximum descriptors of one command: the MSDBD of Spindle's controller.
 pub const DESCRIPTORS_MAX: usize = 16;
 /// Bytes of one SGL descriptor.
 pub const DESCRIPTOR_BYTES: usize = 16;
@@ -60,8 +61,8 @@ pub struct HostConfig {
     pub send_wr: u32,
     /// Maximum scatter/gather entries of one SEND, including one for the head.
     pub max_sge: u8,
-    /// Maximum in-capsule data of a write in bytes. 0 until Identify Controller is known (IOCCSZ), and always
-    /// on an admin queue, as in Linux: its capsules have no in-capsule data.
+    /// Maximum in-capsule data of a write in bytes (IOCCSZ). 0 until Identify Controller is known, and always
+    /// on an admin queue, as in Linux.
     pub in_capsule_bytes: u32,
     /// Maximum descriptors of a command (MSDBD). 1 until Identify Controller is known.
     pub descriptors: u8,
@@ -88,7 +89,7 @@ pub struct Piece {
     pub lease: Slot,
 }
 
-/// All pieces of one buffer, in order of the bytes.
+/// Pieces of one buffer, in the order of the bytes.
 ///
 /// Nearly every buffer is one piece, which needs no allocation.
 #[derive(Debug)]
@@ -101,20 +102,20 @@ enum Pieces {
 }
 
 impl Keys {
-    /// Keys of a contiguous buffer.
+    /// Returns the keys of a contiguous buffer.
     #[inline]
     #[must_use]
     pub fn one(piece: Piece) -> Keys {
         Keys(Pieces::One(piece))
     }
 
-    /// Keys of a buffer of several pieces.
+    /// Returns the keys of a buffer of several pieces.
     #[must_use]
     pub fn many(pieces: Vec<Piece>) -> Keys {
         Keys(Pieces::Many(pieces))
     }
 
-    /// Each contiguous piece, in order of the bytes.
+    /// Returns the contiguous pieces, in the order of the bytes.
     #[inline]
     #[must_use]
     pub fn pieces(&self) -> &[Piece] {
@@ -124,7 +125,6 @@ impl Keys {
         }
     }
 
-    /// Total bytes of the pieces.
     fn bytes(&self) -> u64 {
         self.pieces().iter().map(|piece| u64::from(piece.bytes)).sum()
     }
@@ -141,12 +141,12 @@ pub struct Registered {
 
 /// Data of a command with its direction. The keys must cover the whole buffer.
 pub type HostData = host::HostData<Registered>;
-/// Events of a connection. Never [`HostEvent::Ready`], which the link emits when the queue pair is
-/// established.
+/// Events of a connection. Does not return [`HostEvent::Ready`]: the link emits that event when the queue
+/// pair is established.
 pub type HostEvent = host::HostEvent<Violation, Registered>;
-/// Why a connection ended, with this transport's [`Violation`].
+/// Cause of the end of a connection, with this transport's [`Violation`].
 pub type CloseCause = host::CloseCause<Violation>;
-/// A command was not taken; contains its data.
+/// Refusal of a command; contains the command's data.
 pub type SubmitError = host::SubmitError<Registered>;
 
 /// A protocol violation by the controller, which ends the connection.
@@ -192,7 +192,7 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// An established connection. Allocates all memory that it needs.
+    /// Creates the state of an established connection, and allocates all memory that the connection needs.
     ///
     /// # Panics
     /// If `send_wr` is 0 or `max_sge` is less than 2 (head and one piece of data).
@@ -210,12 +210,12 @@ impl Conn {
         }
     }
 
-    /// The SGL and placement of a command's data (Base 2.0 section 4.1.2; NVMe RDMA Transport 1.0, "SGL
-    /// Support").
+    /// Returns the SGL and placement of a command's data, or [`SubmitErrorKind::Pieces`] (Base 2.0 section
+    /// 4.1.2; NVMe RDMA Transport 1.0, "SGL Support").
     #[inline]
     fn data_pointer(&self, data: &HostData) -> Result<(Sgl, DataPlacement), SubmitErrorKind> {
         let (Registered { buf, keys }, is_to_controller) = match data {
-            // As Linux: a keyed descriptor of zero bytes.
+            // A keyed descriptor of zero bytes, as Linux sends.
             HostData::None => return Ok((Sgl::keyed(0, 0, 0, false), DataPlacement::Entry)),
             HostData::ToController(data) => (data, true),
             HostData::FromController(data) => (data, false),
@@ -246,14 +246,15 @@ impl Conn {
         }
     }
 
-    /// Maximum descriptors of a list: limited by MSDBD, by the in-capsule bytes, and by [`DESCRIPTORS_MAX`].
+    /// Returns the maximum descriptors of a list: limited by MSDBD, by the in-capsule bytes, and by
+    /// [`DESCRIPTORS_MAX`].
     fn list_max(&self) -> usize {
         let room = self.config.in_capsule_bytes as usize / DESCRIPTOR_BYTES;
         usize::from(self.config.descriptors).min(room).min(DESCRIPTORS_MAX)
     }
 
-    /// The next work request, to be posted; the caller rings the doorbell after the last. `None` if nothing
-    /// is queued, the send queue is full until a completion, or the connection has ended.
+    /// Returns the next work request to post. The caller rings the doorbell after the last one. `None` if
+    /// nothing is queued, the send queue is full until a completion, or the connection has ended.
     #[inline]
     pub fn next_work(&mut self) -> Option<Work> {
         if !self.is_open() || self.sends.is_full() {
@@ -275,14 +276,15 @@ impl Conn {
         Some(Work { chain, is_signalled, op: Op::Send { head, head_bytes, local, invalidate: None } })
     }
 
-    /// True if capsules are queued that are not posted yet.
+    /// Returns true if capsules are queued that are not posted yet.
     #[inline]
     #[must_use]
     pub fn has_queued(&self) -> bool {
         !self.queued.is_empty()
     }
 
-    /// The descriptor list of the capsule of `chain`, which follows the head; empty for most commands.
+    /// Returns the descriptor list that follows the head in the capsule of `chain`. Empty if the command has
+    /// no such list or has ended.
     #[inline]
     pub fn descriptors(&self, chain: Slot) -> impl Iterator<Item = Sgl> + '_ {
         let command = self.commands.get(chain).filter(|command| command.placement == DataPlacement::List);
@@ -290,7 +292,7 @@ impl Conn {
         keys.map_or(&[][..], Keys::pieces).iter().map(descriptor)
     }
 
-    /// The data buffer of the command of `chain`; `None` if the command has none or has ended.
+    /// Returns the data buffer of the command of `chain`; `None` if the command has no data or has ended.
     #[inline]
     #[must_use]
     pub fn buffer(&self, chain: Slot) -> Option<&Buf> {
@@ -302,15 +304,16 @@ impl Conn {
         self.commands.get_mut(chain)?.data.as_mut().map(|data| &mut data.buf)
     }
 
-    /// The keys of the data buffer of the command of `chain`; `None` if the command has none or has ended.
+    /// Returns the keys of the data buffer of the command of `chain`; `None` if the command has no data or
+    /// has ended.
     #[inline]
     #[must_use]
     pub fn keys(&self, chain: Slot) -> Option<&Keys> {
         self.commands.get(chain)?.data.as_ref().map(|data| &data.keys)
     }
 
-    /// Handles the message of a RECV: a completion queue entry. `bytes` are copied, so the receive may be
-    /// posted again.
+    /// Handles the message of a RECV: a completion queue entry. An invalid message ends the connection.
+    /// `bytes` are copied, so the receive may be posted again.
     #[inline]
     pub fn received(&mut self, bytes: &[u8]) {
         if !self.is_open() {
@@ -332,7 +335,8 @@ impl Conn {
         }
     }
 
-    /// Handles a completion of the send queue. A failed work request ends the connection.
+    /// Handles a completion of the send queue. A failed work request, or a completion out of order, ends the
+    /// connection.
     #[inline]
     pub fn completed(&mut self, completion: Completion) {
         let Completion { chain, is_signalled, is_ok } = completion;
@@ -359,8 +363,8 @@ impl Conn {
         }
     }
 
-    /// Ends the connection: queued capsules are not posted. After [`Conn::on_gone`], [`HostEvent::Closed`]
-    /// follows.
+    /// Ends the connection: queued capsules are not posted. [`HostEvent::Closed`] follows after
+    /// [`Conn::on_gone`]. No effect if the connection has ended.
     #[cold]
     pub fn end(&mut self, why: CloseCause) {
         if self.is_open() {
@@ -369,8 +373,8 @@ impl Conn {
         }
     }
 
-    /// The queue pair is destroyed, so no device accesses the buffers. Outstanding commands are reported as
-    /// lost, then [`HostEvent::Closed`].
+    /// Starts the report of outstanding commands as lost; [`HostEvent::Closed`] follows. To be called when
+    /// the queue pair is destroyed: no device accesses the buffers any more.
     ///
     /// # Panics
     /// If the connection is open: only an ended connection's queue pair may be destroyed.
@@ -382,19 +386,19 @@ impl Conn {
         }
     }
 
-    /// Commands submitted and not yet returned by [`HostEvent::Completed`].
+    /// Returns the count of commands that were submitted and not yet returned by [`HostEvent::Completed`].
     #[inline]
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.commands.outstanding
     }
 
-    /// Queues a command. The caller chooses a free CID below [`HostConfig::entries`]. The data pointer is set
-    /// here.
+    /// Queues a command, and sets its data pointer. The caller chooses a free CID below
+    /// [`HostConfig::entries`].
     ///
     /// # Errors
-    /// [`SubmitError`] returns the data: the connection is closed, the CID is in use, or the data has too
-    /// many pieces.
+    /// [`SubmitError`] returns the data: the connection has ended, the CID is in use or out of range, or the
+    /// data has too many pieces.
     ///
     /// # Panics
     /// If the keys do not have as many bytes as the buffer.
@@ -415,7 +419,8 @@ impl Conn {
         Ok(())
     }
 
-    /// The next event. `None`: there is none until a message or completion is handled, or [`Conn::on_gone`].
+    /// Returns the next event. `None`: there is none until a message or completion is handled, or
+    /// [`Conn::on_gone`] is called.
     #[inline]
     pub fn next_event(&mut self) -> Option<HostEvent> {
         if let Some(cid) = self.finished.pop_front() {
@@ -434,22 +439,22 @@ impl Conn {
         }
     }
 
-    /// True while commands can be submitted. Once false, the caller must destroy the queue pair.
+    /// Returns true while commands can be submitted. Once false, the caller must destroy the queue pair.
     #[inline]
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.phase == Phase::Open
     }
 
-    /// Sets the controller's limits: in-capsule data in bytes (IOCCSZ x 16 - 64 of Identify Controller; used
-    /// if the device can gather the pieces), and descriptors of a command (MSDBD; 0: no limit).
+    /// Sets the controller's limits. `in_capsule_bytes`: IOCCSZ x 16 - 64 of Identify Controller; used only
+    /// if the device can gather the pieces. `descriptors`: MSDBD, descriptors of a command; 0 means no limit.
     pub fn set_offered(&mut self, in_capsule_bytes: u32, descriptors: u8) {
         self.config.in_capsule_bytes = in_capsule_bytes;
         self.config.descriptors = if descriptors == 0 { u8::MAX } else { descriptors };
     }
 }
 
-/// The keyed descriptor of a piece, without invalidation: the registration is reused by other commands.
+/// Returns the keyed descriptor of a piece, without invalidation: other commands reuse the registration.
 #[inline]
 fn descriptor(piece: &Piece) -> Sgl {
     Sgl::keyed(piece.address, piece.bytes, piece.remote_key, false)

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //!   posted:   . . . S . . . . . . . S . S        S: signalled; its completion frees the dots before it too
-//!   ledger:         4               8   2
+//!   signalled:      4               8   2
 //! ```
-//! A device completes the work requests of one queue in order. So a signalled completion implies that all
-//! earlier SENDs have completed, and that SEND must be the first of the ledger.
+//! A device completes the work requests of one queue in order. So the completion of a signalled SEND implies
+//! that all earlier SENDs have completed, and that SEND must be the oldest in `signalled`.
 
 use std::collections::VecDeque;
 
 use spindle_reactor::slab::Slot;
 
-/// At least one in 16 SENDs is signalled. Not each: a completion costs a PCIe write by the device and a step
-/// of the poller, and 16 SENDs are a small part of the queue.
+/// At least one in 16 SENDs is signalled. Signalling each would cost a PCIe write of the device and a step of
+/// the poller per SEND. 16 SENDs are a small part of the queue.
 const SIGNAL_EVERY: u32 = 16;
 
 /// Accounting of the send queue.
@@ -23,7 +23,7 @@ pub(super) struct Sends {
     low: u32,
     /// SENDs posted since the last signalled one.
     unsignalled: u32,
-    /// Signalled SENDs in flight, oldest first, and the number of entries that each frees.
+    /// Signalled SENDs in flight, oldest first, and the count of entries that the completion of each frees.
     signalled: VecDeque<(Slot, u32)>,
 }
 
@@ -42,13 +42,13 @@ impl Sends {
         self.free == 0
     }
 
-    /// Takes an entry and returns whether the SEND must be signalled; `None` if the queue is full.
+    /// Reserves an entry and returns whether the SEND must be signalled; `None` if the queue is full.
     /// `is_awaited`: the command ends only after the SEND has completed.
     #[inline]
     pub(super) fn post(&mut self, chain: Slot, is_awaited: bool) -> Option<bool> {
         self.free = self.free.checked_sub(1)?;
         self.unsignalled += 1;
-        // The SEND that takes the last entry is signalled, so a full queue always gets a completion.
+        // The SEND in the last entry is signalled, so a full queue always receives a completion.
         let is_signalled = is_awaited || self.unsignalled >= SIGNAL_EVERY || self.free <= self.low;
         if is_signalled {
             self.signalled.push_back((chain, std::mem::take(&mut self.unsignalled)));
@@ -56,8 +56,9 @@ impl Sends {
         Some(is_signalled)
     }
 
-    /// Frees the entry of the completed signalled SEND of `chain`, and those of the unsignalled SENDs before
-    /// it. False if that SEND is not the oldest signalled one: the device broke the order.
+    /// Frees the entry of the completed signalled SEND of `chain`, and the entries of the unsignalled SENDs
+    /// before it. Returns false if that SEND is not the oldest signalled one: the device completed out of
+    /// order.
     #[inline]
     pub(super) fn end(&mut self, chain: Slot) -> bool {
         match self.signalled.front() {

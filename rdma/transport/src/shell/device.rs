@@ -18,7 +18,7 @@ use super::shared::{Queues, Share, SharedReceives, insert_in_free};
 /// Maximum entries of a completion queue. If connections need more, the core creates another queue.
 const COMPLETIONS_MAX: u32 = 32_000;
 
-/// Hashes queue pair numbers, which hosts do not choose, without a keyed hash.
+/// Hashes queue pair numbers without a key: hosts do not choose the numbers.
 #[derive(Debug, Default)]
 pub(super) struct NumberHasher(u64);
 
@@ -40,11 +40,11 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// A completion queue and the number of entries reserved in it.
+/// A completion queue and the count of entries reserved in it.
 struct Completions {
     queue: CompletionQueue,
     reserved: u32,
-    /// The queue is armed, and its event is not taken from the channel yet.
+    /// The queue is armed, and its event is not read from the channel yet.
     is_armed: bool,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct DeviceCore {
     /// `None`: the queue failed and its last connection ended. Indices stay valid.
     completions: Vec<Option<Completions>>,
     pub(super) receives: Queues<SharedReceives>,
-    /// Entries of a shared receive queue; `None` if the device has none or could not create one.
+    /// Entries of a shared receive queue; `None` if the device has no such queues or could not create one.
     receives_max: Option<u32>,
     in_capsule_bytes: u32,
     pub(super) drain_reporting: DrainReporting,
@@ -79,12 +79,12 @@ pub(super) struct DeviceCore {
     pub(super) is_lost: bool,
     /// librdmacm has opened the same device again.
     pub(super) is_replaced: bool,
-    /// `take_descriptors` has returned the device's descriptors.
+    /// `Shell::take_descriptors` has returned the device's descriptors.
     pub(super) is_watched: bool,
 }
 
 impl DeviceCore {
-    /// Registers the core's pools and creates the completion channel.
+    /// Registers the core's pools and creates the completion channel. The queues are created on demand.
     pub(super) fn new(shared: &Arc<SharedDevice>, opening: &Opening) -> Result<DeviceCore, VerbsError> {
         let device = shared.device();
         let limits = device.limits();
@@ -118,7 +118,7 @@ impl DeviceCore {
         Ok(())
     }
 
-    /// Periodic work: drops retired keys and retries failed receives.
+    /// Drops retired keys and retries failed receives of the shared queues. To be called periodically.
     pub(super) fn on_time(&mut self, now: Nanos) {
         self.keys.purge(now);
         for SharedReceives { queue, receives, .. } in self.receives.all() {
@@ -127,9 +127,10 @@ impl DeviceCore {
     }
 
     /// Reserves `slots` receives, and completion queue entries for these and for `send_queue` work requests,
-    /// so that neither queue overflows. Without a shared receive queue, the queue pair needs its own.
+    /// so that neither queue overflows. Without a share in the result the queue pair needs its own receive
+    /// queue. Fails if a completion queue cannot be created.
     pub(super) fn reserve(&mut self, slots: u32, send_queue: u32) -> Result<Reservation, String> {
-        // One more for the last work request of a queue pair that is ended.
+        // One entry more for the last work request of a queue pair that is ended.
         let entries = slots + send_queue + 1;
         let completions = self.completions_for(entries).map_err(|error| error.to_string())?;
         let share = self.reserve_shared(slots);
@@ -160,14 +161,14 @@ impl DeviceCore {
             let made = SharedReceives::new(shared, entries, *in_capsule_bytes, serial);
             made.inspect_err(|error| {
                 tracing::warn!(device = shared.device().name(), %error, "no shared receive queue");
-                // Not retried for each connection.
+                // Prevents another attempt for each connection.
                 *receives_max = None;
             })
             .ok()
         })
     }
 
-    /// Releases a connection's reservations. `lost`: shared receives that its queue pair may have taken
+    /// Releases a connection's reservations. `lost`: shared receives that its queue pair may have consumed
     /// without completing.
     pub(super) fn release(&mut self, reservation: Reservation, lost: u32) {
         if let Some(place) = self.completions.get_mut(reservation.completions)
@@ -188,7 +189,7 @@ impl DeviceCore {
     }
 
     /// Adds to `into` the completions that [`DeviceCore::arm`] has polled, and those of one poll of each
-    /// completion queue. True if there were any.
+    /// completion queue. Returns true if there were any.
     #[inline]
     pub(super) fn poll(&mut self, into: &mut Vec<WorkCompletion>) -> bool {
         let before = into.len();
@@ -207,7 +208,7 @@ impl DeviceCore {
         }
     }
 
-    /// True if the connection's completion queue has failed: its work will not complete.
+    /// Returns true if the connection's completion queue has failed: the connection's work will not complete.
     pub(super) fn is_broken(&self, reservation: Reservation) -> bool {
         self.completion_queue(reservation).is_some_and(CompletionQueue::is_broken)
     }
@@ -225,11 +226,11 @@ impl DeviceCore {
         Some(at)
     }
 
-    /// Arms all completion queues. False if there are completions already.
+    /// Arms all completion queues. Returns false if there are completions already.
     pub(super) fn arm(&mut self) -> bool {
         for completions in self.completions.iter_mut().flatten() {
             if !completions.is_armed {
-                // A device that fails to arm is dead; its connections time out.
+                // If a device cannot arm a queue, it has failed; its connections time out.
                 completions.is_armed = completions.queue.arm().is_ok();
             }
             completions.queue.poll(|completion| self.polled.push(completion));
@@ -237,7 +238,7 @@ impl DeviceCore {
         self.polled.is_empty()
     }
 
-    /// Takes the events of the completion channel, at most one for each armed queue.
+    /// Reads the events of the completion channel, at most one for each armed queue.
     pub(super) fn take_events(&mut self) {
         while self.completions.iter().flatten().any(|completions| completions.is_armed) {
             let Some(identity) = self.channel.take_event() else { return };
@@ -248,7 +249,8 @@ impl DeviceCore {
         }
     }
 
-    /// Posts a shared receive again that was flushed or whose connection has ended.
+    /// Posts a shared receive again that was flushed or whose connection has ended. No effect on a receive of
+    /// a queue pair's own queue.
     pub(super) fn repost_orphaned(&mut self, id: u64) {
         if id & OWN_QUEUE_BIT != 0 {
             return;

@@ -1,4 +1,5 @@
-//! Removal and return of devices, and their other asynchronous events.
+//! Removal and return of devices, and their other asynchronous events. Also the messages between the shells
+//! of the cores, the descriptors for epoll, and the registration of disks.
 //!
 //! ```text
 //!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> on_device_lost ─ its connections end ─> release_device
@@ -9,8 +10,8 @@
 //! ```
 //!
 //! ADDR_CHANGE of a listener (a bond has failed over to its other port): the listener binds and listens
-//! again. ADDR_CHANGE of a connection: it continues while the network delivers its packets, and otherwise
-//! ends by its retry timeout.
+//! again. ADDR_CHANGE of a connection: the connection continues while the network delivers its packets, and
+//! otherwise ends by its retry timeout.
 //!
 //! A failed completion queue or queue pair ends only the connections on it. The listening core reads the
 //! devices' events and forwards those that may concern other cores.
@@ -42,7 +43,7 @@ pub(super) const RETRY_PERIOD: Nanos = Nanos::from_secs(1);
 pub enum DeviceMessage {
     /// The device with this serial number was removed.
     Lost(u64),
-    /// A new device, with the memory of all cores registered.
+    /// A device to open. The buffer pools of all cores and the disks are registered with it.
     Found(Arc<Ready>),
     /// The sender's buffer pools. The listening core registers them with new devices.
     Pools(Arc<[Area]>),
@@ -59,7 +60,7 @@ pub(super) struct Opening {
     pub(super) config: ShellConfig,
 }
 
-/// A disk whose memory is the source and destination of RDMA transfers, so that they need no pool buffer.
+/// A disk whose memory is the source and destination of RDMA transfers, so that these need no pool buffer.
 #[derive(Debug, Clone)]
 pub struct DiskArea {
     /// Name in the configuration, for the log.
@@ -131,7 +132,7 @@ impl<C: Connections<Conn: Holds<Conn>>> CoreDevice for ShellDevice<'_, C> {
 }
 
 impl Shell {
-    /// The next message for the shells of the other cores.
+    /// Returns the next message for the shells of the other cores; `None` if there is none.
     pub fn next_message(&mut self) -> Option<DeviceMessage> {
         self.messages.pop_front()
     }
@@ -140,7 +141,7 @@ impl Shell {
     pub fn on_message<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, message: DeviceMessage) {
         match message {
             DeviceMessage::Lost(serial) => {
-                // The device is marked as lost, so this drops it if it was still to be opened.
+                // Removes the device from `waiting`, as it is marked as lost.
                 self.open_waiting();
                 if let Some(index) = self.index_of(serial) {
                     self.on_device_lost(core, index);
@@ -168,14 +169,15 @@ impl Shell {
         }
     }
 
-    /// True if [`Shell::take_descriptors`] would return descriptors.
+    /// Returns true if [`Shell::take_descriptors`] would return descriptors.
     #[inline]
     #[must_use]
     pub fn has_descriptors(&self) -> bool {
         !self.is_watched || self.devices.iter().flatten().any(|device| !device.is_watched)
     }
 
-    /// Descriptors to be added to epoll for reading. Each is returned once.
+    /// Returns the descriptors to add to epoll for reading. Each is returned once. The asynchronous events of
+    /// devices are included only on the listening core.
     pub fn take_descriptors(&mut self) -> Vec<(Source, BorrowedFd<'_>)> {
         let is_new = !std::mem::replace(&mut self.is_watched, true);
         let channel = is_new.then(|| (Source::Manager, self.channel.as_fd()));
@@ -189,8 +191,8 @@ impl Shell {
         channel.into_iter().chain(of_device).collect()
     }
 
-    /// Opens a device on this core. A disk whose memory cannot be registered does not make this fail; the
-    /// disk is retried.
+    /// Opens a device on this core. Fails if the device is lost or its queues or pools cannot be set up. A
+    /// disk whose memory cannot be registered is retried and is no failure.
     fn open(&mut self, ready: &Ready) -> Result<(), String> {
         let shared = ready.shared();
         if shared.device().is_lost() {
@@ -219,8 +221,8 @@ impl Shell {
         Ok(())
     }
 
-    /// A device was removed: ends its connections, drops its pending connection requests and suspends its
-    /// listeners.
+    /// Handles the loss of a device: ends its connections, drops its pending connection requests and suspends
+    /// its listeners. The first core that calls this reports the loss to the others.
     #[cold]
     pub(super) fn on_device_lost<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, index: usize) {
         let Some(device) = self.devices.get_mut(index).and_then(Option::as_mut) else { return };
@@ -266,14 +268,14 @@ impl Shell {
         }
     }
 
-    /// RDMA_CM_EVENT_DEVICE_REMOVAL of a connection or listener.
+    /// Handles RDMA_CM_EVENT_DEVICE_REMOVAL of a connection or listener.
     #[cold]
     pub(super) fn on_removal<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, token: CmToken) {
         let of_link = self.ids.get(&token).and_then(|id| self.links.get(id.index())?.as_ref());
         let of_listener = || self.listeners.find(token).map(|it| &it.id);
         let cm = of_link.map(|link| &link.cm).or_else(of_listener);
         let Some(name) = cm.and_then(CmId::device_name) else { return };
-        // By name: librdmacm may have opened the same device twice.
+        // Compares names, as librdmacm may have opened the same device twice.
         for index in 0..self.devices.len() {
             let device = self.devices[index].as_ref().map(|device| device.shared.device());
             if device.is_some_and(|device| device.name() == name) {
@@ -283,7 +285,7 @@ impl Shell {
         self.listeners.suspend_on(&name);
     }
 
-    /// RDMA_CM_EVENT_ADDR_CHANGE of a connection or listener.
+    /// Handles RDMA_CM_EVENT_ADDR_CHANGE: suspends a listener; a connection is only logged.
     #[cold]
     pub(super) fn on_address_change(&mut self, token: CmToken) {
         if let Some(address) = self.listeners.suspend(token) {
@@ -305,7 +307,8 @@ impl Shell {
         on_async_event(&mut ShellDevice { shell: self, core, index }, event);
     }
 
-    /// Retries lost devices, suspended listeners and failed registrations, every [`RETRY_PERIOD`].
+    /// Runs every [`RETRY_PERIOD`]: retries failed registrations and openings of devices. On the listening
+    /// core also polls the removal of devices, searches for new devices and retries suspended listeners.
     pub(super) fn retry<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         self.retry_disks();
         self.open_waiting();
@@ -317,8 +320,8 @@ impl Shell {
                 self.on_device_lost(core, index);
             }
         }
-        // No core reads the events of these devices, so their removal is polled. A removed device without a
-        // listener is not searched for.
+        // No core reads the events of these devices, so their removal is polled. The search does not wait for
+        // a removed device that had no listener.
         drop_gone(&mut self.unused);
         self.missing_devices += drop_gone(&mut self.unprepared) + self.preparing.lose_gone();
         if self.missing_devices > 0 || !self.unprepared.is_empty() || self.listeners.has_suspended() {
@@ -356,7 +359,7 @@ impl Shell {
     }
 
     /// Binds `address` and listens again. `None` if that fails, or the address's device is not open on this
-    /// core. A device that was not used is prepared then.
+    /// core. If that device was unused so far, starts its preparation.
     fn listen_again(&mut self, address: SocketAddr) -> Option<CmId> {
         let id = CmId::new(&self.channel).ok()?;
         id.bind(address).and_then(|()| id.listen(BACKLOG)).ok()?;
@@ -370,23 +373,26 @@ impl Shell {
         None
     }
 
-    /// True if the device of the listener `id` is open on this core, or the listener is on all addresses.
+    /// Returns true if the device of the listener `id` is open on this core, or the listener is on all
+    /// addresses.
     pub(super) fn has_device_of(&self, id: &CmId) -> bool {
         id.device_name().is_none() || self.device_of(id).is_some()
     }
 
-    /// The open device to which `id` is bound, unless that is lost or left out.
+    /// Returns the open device to which `id` is bound; `None` if the device is lost, left out or not open on
+    /// this core.
     pub(super) fn device_of(&self, id: &CmId) -> Option<&DeviceCore> {
         let is_of =
             |it: &&DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(id);
         self.devices.iter().flatten().find(is_of)
     }
 
-    /// Searches for devices that are not known yet.
+    /// Searches for devices that are not known yet. Prepares those that a listener may need, and the
+    /// unprepared ones; the others become `unused`.
     fn search(&mut self) {
         let mut found = std::mem::take(&mut self.unprepared);
         if Device::is_any_new() {
-            // A device may be appearing or disappearing; the search is repeated.
+            // An error is ignored, as a device may be appearing or disappearing; the search is repeated.
             let all = Device::all().unwrap_or_default();
             let is_known = |it: &Arc<Device>| {
                 let serial = it.serial();
@@ -405,14 +411,14 @@ impl Shell {
             if is_on_all || is_again || shared.is_used() {
                 self.prepare(shared);
             } else {
-                // Prepared once a listener is on it.
+                // Prepared once a listener is on the device.
                 self.unused.push(shared);
             }
         }
     }
 
     /// Starts a thread that registers memory with a device. [`Shell::take_ready`] opens the device
-    /// afterwards.
+    /// afterwards. If the thread cannot be started, the device is retried.
     pub(super) fn prepare(&mut self, shared: Arc<SharedDevice>) {
         if let Err((shared, error)) = self.preparing.begin(shared, &self.opening.areas, &self.disks) {
             self.refuse(shared, &error);
@@ -446,7 +452,8 @@ impl Shell {
     }
 
     /// Sets the configured disks and registers their memory. Returns the name and error of each failed disk.
-    /// These are retried; until then a command that uses the memory of such a disk ends its connection.
+    /// Failed disks are retried. Until then a command that uses the memory of such a disk ends its
+    /// connection.
     pub fn set_disks(&mut self, disks: Vec<DiskArea>) -> Vec<(String, String)> {
         self.disks = disks;
         for device in self.devices.iter_mut().flatten() {
@@ -479,7 +486,8 @@ impl Shell {
         }
     }
 
-    /// Index of the device with the serial number `serial`.
+    /// Returns the index of the device with the serial number `serial`; `None` if this core does not have the
+    /// device.
     fn index_of(&self, serial: u64) -> Option<usize> {
         let is_it = |device: &DeviceCore| device.shared.device().serial() == serial;
         self.devices.iter().position(|device| device.as_ref().is_some_and(is_it))

@@ -1,23 +1,22 @@
-//! Time at which an ended queue pair is destroyed, and the number of shared receives that may be lost with
-//! it.
+//! Time at which an ended queue pair is destroyed, and the count of shared receives that may be lost with it.
 //!
-//! The work requests of an ended queue pair complete as flushed. Receives that it has taken from a shared
-//! queue complete too, but their number is unknown: the device reports when all have completed
-//! (`IBV_EVENT_QP_LAST_WQE_REACHED`; InfiniBand 1.4, 10.3.1, requires to wait for that event, then to poll
-//! the completions, then to destroy the queue pair).
+//! The work requests of an ended queue pair complete as flushed. Receives that the queue pair has consumed
+//! from a shared queue complete too, but their count is unknown. The device reports
+//! `IBV_EVENT_QP_LAST_WQE_REACHED` when all have completed. InfiniBand 1.4, 10.3.1, requires to wait for that
+//! event, then to poll the completions, then to destroy the queue pair.
 //!
-//! Some devices do not report it: soft-RoCE of older kernels and some iWARP drivers. So the wait is bounded,
-//! and the bound is short once a device without any report so far has let a whole wait pass.
+//! Some devices do not report the event: soft-RoCE of older kernels and some iWARP drivers. So the wait is
+//! bounded. The bound is short once a wait has timed out on a device without any report so far.
 
 use spindle_reactor::clock::Nanos;
 
-/// Maximum time for posted work to complete and for the event to come; then the queue pair is destroyed in
-/// any case.
+/// Maximum time for posted work to complete and for the event to arrive. After that the queue pair is
+/// destroyed in any case.
 const BOUND: Nanos = Nanos::from_secs(1);
 /// Maximum time for the event on a device that is known not to report it.
 pub(super) const SHORT_BOUND: Nanos = Nanos::from_ms(50);
 
-/// Whether a device reports IBV_EVENT_QP_LAST_WQE_REACHED, as far as is known.
+/// Whether a device reports IBV_EVENT_QP_LAST_WQE_REACHED, as observed so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum DrainReporting {
     #[default]
@@ -32,8 +31,8 @@ impl DrainReporting {
         *self = DrainReporting::Yes;
     }
 
-    /// Notes a wait that ended without the event. True for the first one, if there was no report before: it
-    /// is logged.
+    /// Records a wait that ended without the event. Returns true if it is the first such wait and there was
+    /// no report before: the caller logs it.
     pub(super) fn on_timeout(&mut self) -> bool {
         let is_news = *self == DrainReporting::Unknown;
         if is_news {
@@ -62,7 +61,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Notes the event. True if the queue pair is being ended.
+    /// Records the event. Returns true if the queue pair is being ended.
     pub(super) fn drain(&mut self) -> bool {
         self.is_drained = true;
         self.ending.is_some()
@@ -74,13 +73,12 @@ impl End {
 pub(super) struct EndState {
     /// Work requests of the send queue without a completion.
     pub(super) posted: u32,
-    /// Slots of the shared queue that the queue pair may have taken; 0 with its own receive queue.
+    /// Maximum slots of the shared queue that the queue pair has consumed; 0 with its own receive queue.
     pub(super) shared_slots: u32,
     /// The event was reported.
     pub(super) is_drained: bool,
     /// Device or completion queue failed: no completion or event will follow.
     pub(super) is_dead: bool,
-    /// The device is the kernel's soft-RoCE.
     pub(super) is_soft_roce: bool,
 }
 
@@ -99,21 +97,22 @@ impl Ending {
 }
 
 impl EndState {
-    /// True while the event is still expected.
+    /// Returns true while the event is still expected.
     pub(super) fn awaits_report(&self) -> bool {
         self.shared_slots > 0 && !self.is_drained && !self.is_dead
     }
 
-    /// Maximum number of shared receives lost if the queue pair is destroyed now.
+    /// Returns the maximum count of shared receives that are lost if the queue pair is destroyed now.
     pub(super) fn lost_receives(&self) -> u32 {
         if self.shared_slots == 0 {
             0
         } else if self.is_dead {
-            // Completions of taken receives may have been lost.
+            // Completions of consumed receives may have been lost.
             self.shared_slots
         } else if self.is_soft_roce {
-            // All taken receives have completed, except that of a partly received message: the responder of
-            // soft-RoCE drops it in the error state, with or without the event (`flush_recv_queue`).
+            // All consumed receives have completed, except the receive of a partly received message. The
+            // responder of soft-RoCE drops that one in the error state, with or without the event
+            // (`flush_recv_queue`).
             1
         } else if self.is_drained {
             0

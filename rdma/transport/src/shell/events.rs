@@ -12,7 +12,7 @@ use super::ending::{DrainReporting, End};
 
 /// One core's state of the device that reported an event; tests implement it without a shell.
 pub(super) trait CoreDevice {
-    /// Name of the device, for the log.
+    /// Returns the name of the device, for the log.
     fn name(&self) -> &str;
 
     /// Handles the loss of the device.
@@ -21,20 +21,21 @@ pub(super) trait CoreDevice {
     /// Forwards the event to all other cores, which call [`on_failure`].
     fn forward(&mut self, event: AsyncEvent);
 
-    /// Ends the connection on the queue pair `number`, if this core has it.
+    /// Ends the connection on the queue pair `number`, if this core has the queue pair.
     fn end_queue_pair(&mut self, number: u32);
 
-    /// Ends the connections on the completion queue `queue`, if this core has it.
+    /// Ends the connections on the completion queue `queue`, if this core has the queue.
     fn end_completions(&mut self, queue: usize);
 
-    /// The connection on the queue pair `number`, if this core has it.
+    /// Returns the connection on the queue pair `number`; `None` if this core does not have the queue pair.
     fn connection(&self, number: u32) -> Option<ConnectionId>;
 
-    /// What is known of the device's reports of IBV_EVENT_QP_LAST_WQE_REACHED; `None` if the device was
+    /// Returns the record of the device's reports of IBV_EVENT_QP_LAST_WQE_REACHED; `None` if the device was
     /// released.
     fn drain_reporting(&mut self) -> Option<&mut DrainReporting>;
 
-    /// Progress of the end of a connection's queue pair; `None` if the connection has none.
+    /// Returns the progress of the end of a connection's queue pair; `None` if the connection has no queue
+    /// pair.
     fn queue_pair_end(&mut self, id: ConnectionId) -> Option<&mut End>;
 
     /// Continues the end of a connection.
@@ -58,7 +59,7 @@ pub(super) fn on_async_event(part: &mut impl CoreDevice, event: AsyncEvent) {
             on_failure(part, event);
         }
         AsyncEvent::QueuePairFatal { number } => {
-            // Not a warning: hosts can cause it at will.
+            // Logged at debug level only: hosts can cause this failure at will.
             tracing::debug!(device = part.name(), number, "RDMA queue pair failed");
             part.forward(event);
             on_failure(part, event);
@@ -73,7 +74,8 @@ pub(super) fn on_async_event(part: &mut impl CoreDevice, event: AsyncEvent) {
     }
 }
 
-/// Handles the failure or drain of an object of the device. No effect if another core has the object.
+/// Handles the failure or drain of a queue pair, or the failure of a completion queue. No effect if another
+/// core has the queue.
 pub(super) fn on_failure(part: &mut impl CoreDevice, event: AsyncEvent) {
     match event {
         AsyncEvent::CompletionQueueError { queue } => part.end_completions(queue),
@@ -86,8 +88,8 @@ pub(super) fn on_failure(part: &mut impl CoreDevice, event: AsyncEvent) {
     }
 }
 
-/// Handles IBV_EVENT_QP_LAST_WQE_REACHED. The queue pair may have entered the error state by itself, before
-/// its connection ends.
+/// Handles IBV_EVENT_QP_LAST_WQE_REACHED. If the connection is not ending yet, the queue pair has entered the
+/// error state by itself: the event is only recorded.
 fn on_drained(part: &mut impl CoreDevice, number: u32) {
     if let Some(reporting) = part.drain_reporting() {
         reporting.on_report();

@@ -30,7 +30,7 @@ pub(super) struct Fake {
     name: &'static str,
     limits: DeviceLimits,
     registrations: Mutex<Vec<Registration>>,
-    /// The next registration waits for this channel.
+    /// The next registration waits until the sender of this channel is dropped, at most 5 s.
     gate: Mutex<Option<Receiver<()>>>,
     /// Registrations that succeed before all others fail.
     room: AtomicUsize,
@@ -78,7 +78,7 @@ pub(super) fn cores_of_this_thread() -> String {
     line.expect("its cores").to_owned()
 }
 
-/// True if the page at this address is resident (`PM_PRESENT` of the page's entry).
+/// Returns true if the page at this address is resident (`PM_PRESENT` of the page's entry).
 fn is_resident(address: usize) -> bool {
     let entries = std::fs::File::open("/proc/self/pagemap").expect("a page map");
     let mut entry = [0; 8];
@@ -91,7 +91,7 @@ impl Fake {
         self.registrations.lock().expect("not poisoned").clone()
     }
 
-    /// Number of live registrations.
+    /// Returns the count of live registrations.
     pub(super) fn registered(&self) -> usize {
         self.live.load(Ordering::Relaxed)
     }
@@ -108,7 +108,7 @@ impl Fake {
         gate
     }
 
-    /// True once a registration has reached that wait.
+    /// Returns true once a registration has waited for the sender of [`Fake::close`].
     pub(super) fn is_waited_at(&self) -> bool {
         self.is_waited_at.load(Ordering::Relaxed)
     }

@@ -1,4 +1,5 @@
-//! Memory registered with one device, and one core's lookup of the local key of an address.
+//! Memory registered with devices: [`SharedDevice`], the list of these ([`KnownDevices`]), disks registered
+//! in advance ([`RegisteredDisks`]), and one core's lookup of the local key of an address (`KeyTable`).
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -14,25 +15,25 @@ use super::used::{DeviceFlags, collapse_area};
 
 /// The operations of a device that registration needs; tests implement them without libibverbs.
 pub trait Registers: Debug + Send + Sync + Sized + 'static {
-    /// A registration; dropping it deregisters.
+    /// A registration. Its drop deregisters the memory.
     type Region: Debug + Send + Sync + 'static;
 
-    /// Name as in /sys/class/infiniband, for the log.
+    /// Returns the name as in /sys/class/infiniband, for the log.
     fn name(&self) -> &str;
 
-    /// Limits of the device. [`DeviceLimits::read_access`] determines the access flags.
+    /// Returns the limits of the device. [`DeviceLimits::read_access`] determines the access flags.
     fn limits(&self) -> &DeviceLimits;
 
     /// Registers all of `area`. The drop of the region deregisters it.
     fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<Self::Region, VerbsError>;
 
-    /// True while the kernel lists the device.
+    /// Returns true while the kernel lists the device.
     fn is_listed(&self) -> bool;
 
-    /// Marks the device as lost. True for the first call only.
+    /// Marks the device as lost. Returns true on the first call only.
     fn set_lost(&self) -> bool;
 
-    /// True after [`Registers::set_lost`].
+    /// Returns true after [`Registers::set_lost`].
     fn is_lost(&self) -> bool;
 }
 
@@ -64,11 +65,12 @@ impl Registers for Device {
     }
 }
 
-/// A device and its memory registrations. All cores share them, so that shared memory is registered once.
+/// A device and its memory registrations. All cores share the registrations, so that shared memory is
+/// registered once.
 #[derive(Debug)]
 pub struct SharedDevice<D: Registers = Device> {
     device: Arc<D>,
-    /// Base address and registration of each area.
+    /// Base address and registration of each registered area.
     regions: Lock<Vec<(usize, Weak<D::Region>)>>,
     flags: DeviceFlags,
 }
@@ -82,24 +84,24 @@ impl<D: Registers> SharedDevice<D> {
         &self.flags
     }
 
-    /// The opened RDMA device; it stays open while it is held.
+    /// Returns the RDMA device, which stays open while a reference to it exists.
     #[must_use]
     pub fn device(&self) -> &Arc<D> {
         &self.device
     }
 
-    /// The registration of an area: the existing one, else a new one.
+    /// Returns the registration of an area: the existing one, or a new one.
     ///
     /// # Errors
-    /// [`VerbsError`] of `ibv_reg_mr`; ENOMEM if the process may not lock so much memory (`ulimit -l`).
+    /// The error of `ibv_reg_mr`; ENOMEM if the process may not lock so much memory (`ulimit -l`).
     pub fn register(&self, area: &Area) -> Result<Arc<D::Region>, VerbsError> {
         let base = area.base().as_ptr() as usize;
         if let Some(region) = find(&mut self.regions.lock(), base) {
             return Ok(region);
         }
-        // Not under the lock: a large disk takes seconds, and other cores register small areas. If two
-        // threads register the same area at once, the first registration is kept. Data of writes arrives by
-        // READs.
+        // Registers without the lock: a large disk takes seconds, and other cores register small areas
+        // meanwhile. If two threads register the same area at once, the first registration is kept. Writable
+        // memory is registered as a destination of READs, which fetch the data of writes.
         let read_access = self.device.limits().read_access();
         let access = if area.is_writable() { read_access } else { Access::LOCAL_READ };
         let region = Arc::new(self.device.register(area.clone(), access)?);
@@ -113,14 +115,14 @@ impl<D: Registers> SharedDevice<D> {
     }
 }
 
-/// The registration of the area at `base`. Removes entries of dropped registrations.
+/// Returns the registration of the area at `base`, if any. Removes entries of dropped registrations.
 fn find<R>(regions: &mut Vec<(usize, Weak<R>)>, base: usize) -> Option<Arc<R>> {
     regions.retain(|(_, region)| region.strong_count() > 0);
     regions.iter().filter(|(its, _)| *its == base).find_map(|(_, region)| region.upgrade())
 }
 
-/// All devices with which memory may be registered: those of the start, and those found later. Shared by the
-/// core that opens new devices and the thread that registers the disks of a reload. Holds weak references.
+/// All devices with which memory may be registered: found at the start or later. Shared by the core that
+/// opens new devices and the thread that registers the disks of a reload. Contains weak references.
 #[derive(Debug)]
 pub struct KnownDevices<D: Registers = Device>(Arc<Lock<Vec<Weak<SharedDevice<D>>>>>);
 
@@ -131,19 +133,19 @@ impl<D: Registers> Clone for KnownDevices<D> {
 }
 
 impl<D: Registers> KnownDevices<D> {
-    /// Starts with `devices`, which may be empty.
+    /// Creates a list of `devices`, which may be empty.
     #[must_use]
     pub fn new(devices: &[Arc<SharedDevice<D>>]) -> KnownDevices<D> {
         KnownDevices(Arc::new(Lock::new(devices.iter().map(Arc::downgrade).collect())))
     }
 
-    /// True if no device has been added yet.
+    /// Returns true if no device was added so far, by [`KnownDevices::new`] or later.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
 
-    /// Adds a device, unless it is in the list.
+    /// Adds a device unless the list contains it. Removes closed devices.
     pub(super) fn add(&self, device: &Arc<SharedDevice<D>>) {
         let mut known = self.0.lock();
         known.retain(|it| it.strong_count() > 0);
@@ -152,16 +154,16 @@ impl<D: Registers> KnownDevices<D> {
         }
     }
 
-    /// A device in use that is neither lost nor in `done`.
+    /// Returns a device in use that is neither lost nor in `done`; `None` if there is none.
     fn next(&self, done: &[Weak<SharedDevice<D>>]) -> Option<Arc<SharedDevice<D>>> {
-        // Not under the lock: dropping the last reference closes the device.
+        // Upgrades a copy without the lock, as dropping the last reference closes the device.
         let known = self.0.lock().clone();
         let mut others = known.iter().filter(|it| done.iter().all(|done| !done.ptr_eq(it)));
         others.find_map(|it| it.upgrade().filter(|it| it.is_in_use() && !it.device().is_lost()))
     }
 }
 
-/// Registrations of disks. While they are held, cores that register the same disks find them registered.
+/// Registrations of disks. While this exists, cores that register the same disks find them registered.
 #[derive(Debug)]
 pub struct RegisteredDisks<D: Registers = Device> {
     disks: Vec<DiskArea>,
@@ -174,8 +176,8 @@ impl<D: Registers> RegisteredDisks<D> {
     #[must_use]
     pub fn register(devices: &KnownDevices<D>, disks: Vec<DiskArea>) -> RegisteredDisks<D> {
         let (mut regions, mut done) = (Vec::new(), Vec::new());
-        // A device found meanwhile may be opened before its core gets these disks, so they are registered
-        // with it too.
+        // A device that is found meanwhile may be opened before its core receives these disks, so the disks
+        // are registered with that device too.
         while let Some(device) = devices.next(&done) {
             if done.is_empty() {
                 disks.iter().for_each(|disk| collapse_area(&format_args!("disk {}", disk.name), &disk.area));
@@ -186,13 +188,13 @@ impl<D: Registers> RegisteredDisks<D> {
         RegisteredDisks { disks, _regions: regions }
     }
 
-    /// The disks given to [`RegisteredDisks::register`].
+    /// Returns the disks passed to [`RegisteredDisks::register`].
     #[must_use]
     pub fn disks(&self) -> &[DiskArea] {
         &self.disks
     }
 
-    /// Total size of the disks in bytes.
+    /// Returns the total size of the disks in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.disks.iter().map(|disk| disk.area.bytes() as u64).sum()
@@ -207,7 +209,7 @@ struct Range {
     start: usize,
     end: usize,
     key: u32,
-    /// Memory of a disk, which a reload may remove; else of a pool.
+    /// True for the memory of a disk, which a reload may remove; false for a pool.
     is_disk: bool,
     _region: Arc<MemoryRegion>,
 }
@@ -219,7 +221,7 @@ pub(super) struct KeyTable {
     /// Ranges of removed disks, and the time of the first purge after the removal: RDMA transfers may still
     /// use them.
     retired: Vec<(Range, Option<Nanos>)>,
-    /// Index of the range that matched last; most lookups are in the same range.
+    /// Index of the range that matched last. Most lookups match the same range again.
     last: Cell<usize>,
 }
 
@@ -242,12 +244,13 @@ impl KeyTable {
         self.retired.extend(self.ranges.extract_if(.., is_gone).map(|range| (range, None)));
     }
 
-    /// Drops ranges retired for longer than [`RETIRED_FOR`].
+    /// Drops ranges whose first purge was at least [`RETIRED_FOR`] ago.
     pub(super) fn purge(&mut self, now: Nanos) {
         self.retired.retain_mut(|(_, since)| now < *since.get_or_insert(now) + RETIRED_FOR);
     }
 
-    /// The local key of memory that lies within one registration; `None` if it does not.
+    /// Returns the local key of memory that lies within one registration, retired ones included; `None` if
+    /// there is no such registration.
     #[inline]
     pub(super) fn key(&self, memory: &[u8]) -> Option<u32> {
         let start = memory.as_ptr() as usize;

@@ -1,4 +1,4 @@
-//! One connection's queue pair: posts the work requests of a [`Conn`].
+//! One connection's queue pair: posts the work requests and receives of a [`Conn`].
 
 use arrayvec::ArrayVec;
 use spindle_rdma_verbs::{
@@ -22,15 +22,15 @@ use crate::work::{Op, Span, Work};
 pub(super) const SEGMENTS_MAX: usize = 32;
 const CQE_BYTES: usize = 16;
 
-/// Registered memory for the completion queue entries of posted SENDs, if the queue pair has less inline data
-/// than such an entry.
+/// Registered memory for the completion queue entries of posted SENDs. Needed if the queue pair supports less
+/// than 16 bytes of inline data.
 struct Heads {
     memory: Buf,
     region: MemoryRegion,
 }
 
-/// A connection's queue pair and its memory. Fields are dropped in this order: the queue pair before the
-/// memory that it refers to.
+/// A connection's queue pair and its memory. Fields are dropped in the order of their declaration: the queue
+/// pair before the memory that it refers to.
 pub(super) struct Link {
     pub(super) id: ConnectionId,
     /// Index in `Shell::devices`.
@@ -56,8 +56,9 @@ pub(super) struct Parts {
 }
 
 impl Link {
-    /// Posts the receives, if the queue pair has its own receive queue. `Link::id` is set after the target
-    /// has accepted the connection.
+    /// Creates the link. Posts the receives if the queue pair has its own receive queue. `Link::id` is set
+    /// after the target has accepted the connection. An error contains the identifier, for the rejection, and
+    /// the reason.
     pub(super) fn new(
         parts: Parts,
         device: &SharedDevice,
@@ -116,7 +117,8 @@ impl Link {
         }
     }
 
-    /// The receive slots, and the queue to which they are posted: the queue pair's own or a shared one.
+    /// Returns the receive slots, and the queue to which they are posted: the queue pair's own or a shared
+    /// one. `None`: the shared queue does not exist.
     #[inline]
     fn receives<'a>(&'a mut self, device: &'a mut DeviceCore) -> Option<(&'a mut Receives, Queue<'a>)> {
         if let Some(own) = &mut self.own {
@@ -140,8 +142,8 @@ impl Link {
         Ok(())
     }
 
-    /// Posts all work requests of the connection with one doorbell; more if they are posted as a list and are
-    /// more than fit.
+    /// Posts all work requests of the connection with one doorbell. With
+    /// [`Posting::List`](spindle_rdma_verbs::Posting::List), each full list costs a doorbell.
     #[inline]
     pub(super) fn post_work(&mut self, conn: &mut Conn, keys: &KeyTable) -> Result<(), String> {
         let Some(first) = conn.next_work() else { return Ok(()) };
@@ -162,7 +164,8 @@ impl Link {
         let _ = self.queue_pair.set_error();
     }
 
-    /// Inputs of [`Ending::is_over`]; `posted`: work requests of the send queue without a completion.
+    /// Returns the inputs of [`Ending::is_over`]. `posted`: work requests of the send queue without a
+    /// completion.
     pub(super) fn end_state(&self, device: &DeviceCore, posted: u32) -> EndState {
         EndState {
             posted,
@@ -208,7 +211,8 @@ impl Heads {
     }
 }
 
-/// Scatter/gather entries of a span of a chain's buffer; none if the chain has no buffer.
+/// Returns the scatter/gather entries of a span of a chain's buffer; none if the chain has no buffer. Fails
+/// if memory is not registered, or there are more than [`SEGMENTS_MAX`] entries.
 #[inline]
 fn segments(
     conn: &Conn,

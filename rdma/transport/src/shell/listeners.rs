@@ -1,5 +1,5 @@
-//! The listeners of a shell, and suspended listeners, which are retried (`device_events`) until a device has
-//! their address.
+//! The listeners of a shell. Suspended listeners are retried (`device_events`) until a device has their
+//! address.
 
 use std::net::SocketAddr;
 
@@ -8,10 +8,10 @@ use spindle_rdma_verbs::{CmChannel, CmId, CmToken, VerbsError};
 /// Backlog of `rdma_listen`: pending connection requests.
 pub(super) const BACKLOG: u32 = 1024;
 
-/// Tests whether an address can be bound, and releases it.
+/// Tests whether an address can be bound, and releases the address.
 ///
 /// # Errors
-/// The address is in use, or no RDMA device has it.
+/// The address is in use, no RDMA device has it, or there is no connection manager.
 pub fn check_address(address: SocketAddr) -> Result<(), VerbsError> {
     CmId::new(&CmChannel::new()?)?.bind(address)
 }
@@ -19,10 +19,10 @@ pub fn check_address(address: SocketAddr) -> Result<(), VerbsError> {
 /// The connection manager's identifier of a listener; tests implement it without librdmacm. Dropping it
 /// releases the address.
 pub(super) trait ListenerId {
-    /// Token of this listener in events.
+    /// Returns the token of this listener in events.
     fn token(&self) -> CmToken;
 
-    /// Name of the bound device; `None` for a listener on all addresses.
+    /// Returns the name of the bound device; `None` for a listener on all addresses.
     fn device_name(&self) -> Option<String>;
 
     /// Listens on the bound address.
@@ -43,10 +43,10 @@ impl ListenerId for CmId {
     }
 }
 
-/// Why a listener is suspended.
+/// Reason for the suspension of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SuspendReason {
-    /// The configuration has added the listener; it was not tried yet.
+    /// The configuration has added the listener, and no bind was tried yet.
     New,
     /// The listener's device was removed.
     Device,
@@ -69,7 +69,7 @@ pub(super) struct Listening<L = CmId> {
     address: SocketAddr,
     /// Index of the listener in the configuration.
     pub(super) index: usize,
-    /// False: bound, but not listening yet.
+    /// True once `listen` was called; before, the identifier is only bound.
     is_open: bool,
 }
 
@@ -97,7 +97,7 @@ impl<L: ListenerId> Listeners<L> {
         self.listening.push(Listening { id, address, index, is_open: false });
     }
 
-    /// Listens on all bound addresses and returns the result of each. Failed ones become suspended.
+    /// Listens on all bound addresses and returns the result of each. Failed listeners become suspended.
     pub(super) fn start(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
         let mut opened = Vec::new();
         for listening in self.listening.iter_mut().filter(|listening| !listening.is_open) {
@@ -118,19 +118,18 @@ impl<L: ListenerId> Listeners<L> {
         self.listening.iter().find(|it| it.id.token() == token)
     }
 
-    /// True if any listener is suspended.
     pub(super) fn has_suspended(&self) -> bool {
         !self.suspended.is_empty()
     }
 
-    /// True if a listener, suspended or not, is on all addresses (0.0.0.0 or ::).
+    /// Returns true if a listener, suspended or not, is on all addresses (0.0.0.0 or ::).
     pub(super) fn is_on_all(&self) -> bool {
         let listening = self.listening.iter().map(|it| it.address);
         listening.chain(self.suspended.iter().map(|it| it.address)).any(|it| it.ip().is_unspecified())
     }
 
-    /// Replaces the listeners by `wanted`: address, and index in the configuration. New ones are suspended
-    /// until the next [`Listeners::retry`].
+    /// Replaces the listeners by `wanted`: address, and index in the configuration. New listeners are
+    /// suspended until the next [`Listeners::retry`].
     pub(super) fn set(&mut self, wanted: &[(SocketAddr, usize)]) {
         self.listening.retain(|it| wanted.contains(&(it.address, it.index)));
         self.suspended.retain(|it| wanted.contains(&(it.address, it.index)));
@@ -154,8 +153,8 @@ impl<L: ListenerId> Listeners<L> {
     }
 
     /// Suspends the listener with `token`, whose address has moved to another port or device, and returns the
-    /// address. `None`: there is no such listener. The listener's identifier is dropped, so that the address
-    /// is free for the retry.
+    /// address. `None`: there is no such listener. Drops the listener's identifier, so that the address is
+    /// free for the retry.
     pub(super) fn suspend(&mut self, token: CmToken) -> Option<SocketAddr> {
         let place = self.listening.iter().position(|it| it.id.token() == token)?;
         let suspended = self.listening.swap_remove(place).suspended(SuspendReason::Moved);
@@ -163,8 +162,8 @@ impl<L: ListenerId> Listeners<L> {
         Some(suspended.address)
     }
 
-    /// Retries suspended listeners. `bind` returns a listening identifier if an open device has the address.
-    /// Returns the listeners that listen again.
+    /// Retries suspended listeners. `bind` returns a listening identifier, or `None` if no open device has
+    /// the address. Returns the listeners that listen again.
     pub(super) fn retry(
         &mut self,
         mut bind: impl FnMut(SocketAddr, SuspendReason) -> Option<L>,

@@ -1,5 +1,5 @@
 //! The shell of one core: posts the work of the core's RDMA connections to their queue pairs and passes
-//! completions to them. It knows no NVMe command.
+//! completions to them. It does not interpret NVMe commands.
 //!
 //! ```text
 //!   poll:   completion queues ──> Conn::received, Conn::completed
@@ -9,9 +9,9 @@
 //!   next_request: connection requests, on the listening core; accept: on the core chosen for the connection
 //! ```
 //!
-//! An ending connection is disconnected, and its queue pair is set to the error state. Chains are dropped as
-//! their work completes as flushed. Then, or after a bounded time (`ending`), the queue pair is destroyed,
-//! and the connection's remaining buffers are dropped.
+//! An ending connection is disconnected, and its queue pair is set to the error state. Its chains are dropped
+//! as their work completes as flushed. When all work has completed, or after a bounded time (`ending`), the
+//! queue pair is destroyed and the remaining buffers of the connection are dropped.
 
 mod device;
 mod device_events;
@@ -68,17 +68,18 @@ const RECEIVE_BIT: u64 = 1 << 63;
 const OWN_QUEUE_BIT: u64 = 1 << 62;
 /// Bit of a SEND's, READ's or WRITE's id: [`Work::is_signalled`](crate::work::Work::is_signalled).
 const SIGNALLED_BIT: u64 = 1 << 61;
-/// Lowest bit of the queue's serial number in the id of a receive of a shared queue.
+/// Position of the lowest bit of the queue's serial number in the id of a receive of a shared queue.
 const SERIAL_SHIFT: u32 = 32;
 
 /// Settings of a shell, the same for all cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShellConfig {
-    /// Maximum receives of a shared receive queue; a connection that does not fit gets its own receive queue.
+    /// Maximum receives of a shared receive queue; a connection that does not fit uses its own receive queue.
     /// The default is 8192: 64 queues of a Linux host, 34 MiB when all are used.
     pub srq_entries: u32,
-    /// Maximum scatter/gather entries of one work request. The default is 16: a scattered transfer of 64 KiB;
-    /// a longer one takes another work request. Each entry costs memory in every element of every send queue.
+    /// Maximum scatter/gather entries of one work request. The default is 16: a scattered transfer of 64 KiB.
+    /// A longer one needs another work request. Each scatter/gather entry enlarges all entries of all send
+    /// queues.
     pub segments: u32,
 }
 
@@ -88,9 +89,9 @@ impl Default for ShellConfig {
     }
 }
 
-/// Period in which connections are checked for timeouts.
+/// Period of the checks of connections for timeouts, and of devices for finished registrations.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
-/// A connection with posted work and no completion for this long is ended, as by TCP_USER_TIMEOUT.
+/// Time after which a connection with posted work and without a completion is ended, as by TCP_USER_TIMEOUT.
 const STALLED_FOR: Nanos = Nanos::from_secs(30);
 /// Maximum connection manager events per turn, and maximum asynchronous events of each device per turn; each
 /// may cost system calls.
@@ -135,14 +136,14 @@ pub struct Shell {
     opening: Opening,
     channel: CmChannel,
     listeners: Listeners,
-    /// Number of lost devices that are not back, and at least 1 after a request on an unknown device.
-    /// Nonzero: search for new devices.
+    /// Count of lost devices that have not returned; at least 1 after a request on an unknown device. If not
+    /// 0, new devices are searched for.
     missing_devices: usize,
     /// Devices without a listener; no memory is registered with them.
     unused: Vec<Arc<SharedDevice>>,
     /// Devices whose memory a thread registers.
     preparing: Preparations,
-    /// Devices announced by core 0 that this core could not open yet; retried.
+    /// Devices announced by the listening core that this core could not open yet; retried.
     waiting: Vec<Arc<Ready>>,
     /// Devices that could not be prepared yet; retried.
     unprepared: Vec<Arc<SharedDevice>>,
@@ -167,13 +168,13 @@ pub struct Shell {
 
 /// Parameters of [`Shell::new`].
 pub struct ShellSetup<'a> {
-    /// From the configuration file.
+    /// Settings from the configuration file.
     pub config: ShellConfig,
     /// Index of the core; selects the completion vector.
     pub core: usize,
     /// The machine's devices, from [`SharedDevice::for_listeners`].
     pub devices: &'a [Arc<SharedDevice>],
-    /// Devices found later are added.
+    /// List of the devices in use; devices found later are added to it.
     pub known: &'a KnownDevices,
     /// True on the one core that listens for all cores.
     pub listens: bool,
@@ -188,10 +189,12 @@ pub struct ShellSetup<'a> {
 }
 
 impl Shell {
-    /// Opens the used devices and registers the core's memory with them. The shell does not listen yet.
+    /// Creates a shell: opens the used devices and registers the core's memory with them. The shell does not
+    /// listen yet.
     ///
     /// # Errors
-    /// A device that a listener needs cannot be used, or the connection manager is not available.
+    /// A device that a listener is bound to cannot be used, no used device can be used, or the connection
+    /// manager is not available.
     pub fn new(setup: &ShellSetup<'_>) -> Result<Shell, String> {
         let mut areas = setup.areas.to_vec();
         areas.push(Area::zeroes());
@@ -206,7 +209,7 @@ impl Shell {
         Ok(Shell {
             devices: used::open(setup.devices, collapse, |shared| DeviceCore::new(shared, &opening))?,
             unused: unused.cloned().collect(),
-            // The listening core registers these with new devices.
+            // For the listening core, which registers the pools with new devices.
             messages: VecDeque::from_iter((!setup.listens).then(|| DeviceMessage::Pools(setup.areas.into()))),
             opening,
             channel: CmChannel::new().map_err(|error| error.to_string())?,
@@ -249,8 +252,8 @@ impl Shell {
         Ok(())
     }
 
-    /// Listens on the bound addresses and returns the result of each. The shell retries failed ones every
-    /// second.
+    /// Listens on the bound addresses and returns the result of each. The shell retries failed addresses
+    /// every second.
     pub fn start_listening(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
         self.listeners.start()
     }
@@ -269,8 +272,8 @@ impl Shell {
         }
     }
 
-    /// Notes that a descriptor of the kind `source` is readable. Descriptors of other kinds are not read, as
-    /// each read is a system call.
+    /// Records that a descriptor of the kind `source` is readable. Descriptors of other kinds are not read,
+    /// as each read is a system call.
     pub fn on_ready(&mut self, source: Source) {
         match source {
             Source::Completions => self.readable.completions = true,
@@ -279,20 +282,21 @@ impl Shell {
         }
     }
 
-    /// True while connections exist, so that completion queues must be polled.
+    /// Returns true while connections exist, so that completion queues must be polled.
     #[must_use]
     pub fn has_connections(&self) -> bool {
         !self.ids.is_empty()
     }
 
-    /// True if the core uses a soft-RoCE device: kernel threads do its work, so the polling core must yield
-    /// to them.
+    /// Returns true if the core uses a soft-RoCE device: kernel threads do its work, so the polling core must
+    /// yield to them.
     #[must_use]
     pub fn wants_yield(&self) -> bool {
         self.devices.iter().flatten().any(|device| device.shared.device().is_soft_roce())
     }
 
-    /// Arms the completion queues before a sleep. False if something is pending already: do not sleep.
+    /// Arms the completion queues before a sleep. Returns false if completions, events or requests are
+    /// pending: the core must not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
         let mut may_sleep = self.active.is_empty() && !self.readable.is_any() && self.requests.is_empty();
         for device in self.devices.iter_mut().flatten() {
@@ -301,14 +305,14 @@ impl Shell {
         may_sleep
     }
 
-    /// The next valid connection request, for [`Shell::accept`] of the core that takes it. `None`: there is
-    /// none.
+    /// Returns the next valid connection request, to be passed to [`Shell::accept`] of the core chosen for
+    /// it. `None`: there is none.
     pub fn next_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
     }
 
-    /// One turn: polls completions, steps connections and posts their work. True if there were completions or
-    /// events.
+    /// Runs one turn: polls completions, steps connections and posts their work; handles events, timers and
+    /// retries. Returns true if there were completions or events.
     #[inline]
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
@@ -407,7 +411,8 @@ impl Shell {
         }
     }
 
-    /// Posts a connection's receives and work; ends the queue pair of an ending connection.
+    /// Posts a connection's receives and work. An error ends the connection. Ends the queue pair of an ending
+    /// connection.
     #[inline]
     fn pump<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) {
         let Shell { devices, links, .. } = self;
@@ -427,8 +432,8 @@ impl Shell {
         }
     }
 
-    /// Starts or continues the end of a queue pair, and destroys the queue pair once it is drained or the
-    /// time for that has passed.
+    /// Starts or continues the end of a queue pair. Destroys the queue pair once it is drained or its
+    /// deadline has passed.
     #[cold]
     fn end<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) {
         let now = self.now;
@@ -437,7 +442,8 @@ impl Shell {
         let Some(device) = devices.get_mut(link.device).and_then(Option::as_mut) else { return };
         let posted = core.transport(id).and_then(Holds::held).map_or(0, |conn| conn.posted());
         let state = link.end_state(device, posted);
-        // Not destroyed in the turn that ends it, so that receives already taken by the device can complete.
+        // The queue pair is not destroyed in the turn that starts its end, so that receives already consumed
+        // by the device can complete.
         let is_over = link.end.ending.is_some_and(|ending| ending.is_over(&state, now));
         if link.end.ending.is_none() {
             link.begin_end(Ending::begin(now, device.drain_reporting));
@@ -461,8 +467,8 @@ impl Shell {
     }
 
     fn destroy<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) {
-        // Destroying a queue pair removes its completions, and with them receives of the shared queue; its
-        // number may be reused.
+        // The completions are polled first: destroying a queue pair removes its completions, and with them
+        // receives of the shared queue. Its number may be reused.
         let Some(index) = self.link(id).map(|link| link.device) else { return };
         if let Some(device) = &mut self.devices[index] {
             let mut found = std::mem::take(&mut self.completions);
@@ -478,7 +484,8 @@ impl Shell {
         let (reservation, mut lost) = (link.reservation, 0);
         if let Some(device) = &mut devices[index] {
             device.ids_by_number.remove(&link.number());
-            // Receives of the shared queue are posted again; those of its own queue end with the queue pair.
+            // Receives of the shared queue are posted again; those of the queue pair's own queue end with the
+            // queue pair.
             if let Some(conn) = core.transport(id).and_then(Holds::held) {
                 let _ = link.post_receives(conn, device);
             }
@@ -486,7 +493,7 @@ impl Shell {
         }
         drop(link);
         if let Some(device) = &mut devices[index] {
-            // Released after the queue pair, as this may destroy its shared receive queue.
+            // Released after the queue pair was dropped, as the release may destroy its shared receive queue.
             device.release(reservation, lost);
         }
         self.release_device(index);
@@ -497,8 +504,8 @@ impl Shell {
         while core.next_closed().is_some() {}
     }
 
-    /// Steps a connection that got replies from a disk, timer or message, and posts its work. False if this
-    /// shell does not have the connection.
+    /// Handles the pending events of a connection, and posts its replies that a disk, timer or message has
+    /// caused. Returns false if this shell does not have the connection.
     #[inline]
     pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
@@ -512,8 +519,8 @@ impl Shell {
         true
     }
 
-    /// Ends a connection; its slot becomes free when the queue pair is destroyed. False if this shell does
-    /// not have the connection.
+    /// Ends a connection without draining. Its slot becomes free when the queue pair is destroyed. Returns
+    /// false if this shell does not have the connection.
     #[cold]
     pub fn evict<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
@@ -546,7 +553,8 @@ impl Shell {
             if conn.posted() == 0 {
                 link.progress = now;
             }
-            // A host that acknowledges nothing: posted work does not complete and occupies buffers.
+            // The host acknowledges nothing, or the completion queue has failed: posted work does not
+            // complete and occupies buffers.
             if is_broken || now >= link.progress + STALLED_FOR {
                 conn.on_disconnected();
             }
@@ -581,7 +589,7 @@ impl Shell {
                 }
             }
         }
-        // EVENTS_PER_TURN was reached; the rest is read in the next turn.
+        // EVENTS_PER_TURN was reached; the remaining events are read in the next turn.
         self.readable.manager = true;
     }
 
@@ -628,8 +636,8 @@ impl Shell {
         let listener = event.listener.and_then(|token| self.listeners.find(token));
         let Some(listener) = listener.map(|it| it.index) else { return };
         let Some(device) = self.device_of(&id) else {
-            // A new device, reached through a listener on all addresses. Dropping the id rejects the request;
-            // hosts retry.
+            // The device is new and was reached through a listener on all addresses. Dropping the id rejects
+            // the request; hosts retry.
             if !self.preparing.devices().any(|it| it.device().is_of(&id)) {
                 self.missing_devices = self.missing_devices.max(1);
             }
@@ -646,7 +654,7 @@ impl Shell {
         }
     }
 
-    /// Accepts a connection request that was admitted. False if the request was rejected instead: there is no
+    /// Accepts a connection request that was admitted. Returns false if the request was rejected instead: no
     /// capacity, or its device or an address is not known here.
     pub fn accept<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
@@ -678,7 +686,7 @@ impl Shell {
             let (index, reservation) = (link.device, link.reservation);
             drop(link);
             if let Some(device) = &mut self.devices[index] {
-                // Never connected, so no shared receive was taken.
+                // The queue pair was never connected, so it has consumed no shared receive.
                 device.release(reservation, 0);
             }
             return false;
@@ -696,22 +704,22 @@ impl Shell {
             initiator_depth: params.responder_resources,
         });
         if accepted.is_ok() {
-            // Shortens the host's retry delay after RNR NAK. If the device refuses, the delay stays 655 ms;
-            // nothing else depends on it.
+            // Shortens the host's retry delay after RNR NAK. If the device refuses, the delay stays 655 ms,
+            // without other effects.
             let _ = link.set_min_rnr_timer();
         }
         if let Some(place) = self.links.get_mut(id.index()) {
             *place = Some(link);
         }
         if accepted.is_err() {
-            // The host cancelled its request meanwhile.
+            // The host has cancelled its request meanwhile, or the device refuses.
             self.disconnect(core, id);
         }
         true
     }
 
     /// Creates a connection's queue pair and reserves or posts its receives. Sets the limits in `config` to
-    /// those granted.
+    /// those granted. An error contains the identifier, for the rejection, and the reason.
     fn make_link(
         &mut self,
         cm: CmId,
@@ -729,7 +737,7 @@ impl Shell {
         };
         let limits = device.shared.device().limits().clone();
         let entries = u32::from(params.entries);
-        // For each command one SEND, and one READ or WRITE.
+        // One SEND, and one READ or WRITE, for each command.
         let send_wr = (2 * entries).min(limits.send_wr);
         let segments = self.opening.config.segments.min(limits.sge).min(limits.sge_read.max(1));
         let reservation = match device.reserve(entries, send_wr) {

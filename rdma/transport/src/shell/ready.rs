@@ -4,15 +4,15 @@
 //!   begin ──> thread: the pools of all cores, the disks ──> Ready ──> this core opens the device
 //!                                                             └ Found ──> the other cores open it
 //! ```
-//! Registering a large disk takes seconds, so cores that serve do not do it: a core opens a device only with
-//! a [`Ready`], which only that thread creates. While the [`Ready`] exists, the core's own registrations find
-//! the memory registered. If a reload has added disks meanwhile, a thread registers those before a core opens
-//! the device. Only disks that could not be registered in either way are retried on the cores
+//! Registering a large disk takes seconds, so cores that serve do not register. A core opens a device only
+//! with a [`Ready`], which only that thread creates. While the [`Ready`] exists, the core's own registrations
+//! find the memory registered. If a reload has added disks meanwhile, another thread registers these before a
+//! core opens the device. Only disks that could not be registered in either way are retried on the cores
 //! (`retry_disks`).
 //!
-//! On its first use of a device the thread collapses memory to huge pages, as at the start: pages can only be
-//! moved while no device holds them. A retry skips this, as it would log the remaining small pages every
-//! second.
+//! On the first use of a device the thread collapses memory to huge pages, as at the start: pages can only be
+//! moved while no device has pinned them. A retry skips the collapse, as the collapse would log the remaining
+//! small pages every second.
 
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -45,8 +45,8 @@ impl<D: Registers> Ready<D> {
         Ready { shared, regions, disks: Vec::new() }.with(disks)
     }
 
-    /// Adds the registrations of `disks`. Fails if a disk cannot be registered, or the device was lost
-    /// meanwhile.
+    /// Adds the registrations of `disks` that are missing. Fails if a disk cannot be registered, or the
+    /// device was lost meanwhile.
     fn with(mut self, disks: &[DiskArea]) -> Result<Ready<D>, String> {
         for disk in disks {
             if !self.has(disk) {
@@ -55,11 +55,12 @@ impl<D: Registers> Ready<D> {
                 self.disks.push(disk.area.base().addr().get());
             }
         }
-        // Checked on this thread, as deregistration takes as long as registration.
+        // Checked on this thread, so that the memory of a lost device is deregistered here. Deregistration
+        // takes as long as registration.
         if self.shared.device().is_lost() { Err("it is gone".to_owned()) } else { Ok(self) }
     }
 
-    /// True if the memory of `disk` is registered.
+    /// Returns true if the memory of `disk` is registered.
     fn has(&self, disk: &DiskArea) -> bool {
         self.disks.contains(&disk.area.base().addr().get())
     }
@@ -88,16 +89,16 @@ pub(super) fn remove_older<D: Registers>(waiting: &mut Vec<Arc<Ready<D>>>, newer
     waiting.retain(|ready| ready.shared.device().name() != newer.shared.device().name());
 }
 
-/// Removes devices that the kernel does not list any more, and marks them as lost. Returns their number.
+/// Removes devices that the kernel does not list any more, and marks them as lost. Returns their count.
 pub(super) fn drop_gone<D: Registers>(devices: &mut Vec<Arc<SharedDevice<D>>>) -> usize {
     let gone = devices.extract_if(.., |it| !it.device().is_listed());
     gone.inspect(|it| _ = it.device().set_lost()).count()
 }
 
-/// Registrations that threads are working on.
+/// Devices whose memory threads are registering.
 pub(super) struct Preparations<D: Registers = Device> {
     running: Vec<Running<D>>,
-    /// Buffer pools of the other cores.
+    /// Buffer pools of the other cores, registered with new devices.
     others: Vec<Area>,
     known: KnownDevices<D>,
 }
@@ -120,7 +121,8 @@ impl<D: Registers> Preparations<D> {
         own: &[Area],
         disks: &[DiskArea],
     ) -> Result<(), (Arc<SharedDevice<D>>, String)> {
-        // Before the thread starts, so that disks of a reload are registered with this device too.
+        // Marked as used and known before the thread starts: a reload registers its new disks only with known
+        // devices in use.
         let is_first = shared.set_used();
         self.known.add(&shared);
         let areas: Vec<Area> = own.iter().chain(&self.others).cloned().collect();
@@ -152,8 +154,9 @@ impl<D: Registers> Preparations<D> {
         }
     }
 
-    /// A device whose thread has ended, with the result. If a disk of `disks` is not registered yet, starts a
-    /// thread for it instead. Skips lost devices. Does not block.
+    /// Returns a device whose thread has ended, with the result. If a disk of `disks` is not registered yet,
+    /// starts a thread for the missing disks instead. Skips lost devices. `None`: no thread has ended. Does
+    /// not block.
     #[expect(clippy::type_complexity, reason = "said once")]
     pub(super) fn next_done(
         &mut self,
@@ -178,21 +181,21 @@ impl<D: Registers> Preparations<D> {
         }
     }
 
-    /// Marks the devices as lost that the kernel does not list any more. Returns their number.
-    /// [`Preparations::next_done`] drops the results of their threads.
+    /// Marks the devices as lost that the kernel does not list any more. Returns the count of those newly
+    /// marked. [`Preparations::next_done`] drops the results of their threads.
     pub(super) fn lose_gone(&mut self) -> usize {
         let devices = self.running.iter().map(|it| it.shared.device());
         devices.filter(|device| !device.is_listed() && device.set_lost()).count()
     }
 
-    /// Devices whose registration is not finished.
+    /// Returns the devices whose registration is not finished.
     pub(super) fn devices(&self) -> impl Iterator<Item = &Arc<SharedDevice<D>>> {
         self.running.iter().map(|it| &it.shared)
     }
 }
 
-/// A thread inherits the CPU affinity of the core thread that creates it. Moves it to CPUs without a polling
-/// core; if there are none, it keeps the affinity and shares the CPU.
+/// Moves the calling thread to CPUs without a polling core, as a thread inherits the CPU affinity of the core
+/// thread that creates it. If there are no such CPUs, the thread keeps the affinity and shares the CPU.
 fn leave_pollers() {
     let others = cores_without_pollers();
     let polled: Vec<usize> = available_cores().into_iter().filter(|core| !others.contains(core)).collect();

@@ -6,9 +6,9 @@
 //!   posted ── completion ──> the entry is copied out ┬─ no more bytes ──> posted again at once
 //!                                                    └─ data: lent to the connection ─> posted again
 //! ```
-//! A receive has one scatter/gather entry, not two: soft-RoCE of Linux 6.12 fails a shared receive of several
-//! with "local operation error". Slots are added in chunks as connections reserve them, and freed only with
-//! the queue.
+//! A receive has one scatter/gather entry, not two: soft-RoCE of Linux 6.12 fails a shared receive with
+//! several entries ("local operation error"). Slots are added in chunks as connections reserve them, and
+//! freed only with the queue.
 
 use nvme_spec::Sqe;
 use nvme_spec::zerocopy::FromBytes;
@@ -18,7 +18,7 @@ use spindle_reactor::mem::{Buf, Pool};
 use super::keys::SharedDevice;
 use crate::controller::{CAPSULE_BYTES, Capsule};
 
-/// Most receives by which a queue grows at once: one memory registration.
+/// Maximum receives added to a queue at once; they share one memory registration.
 pub(super) const CHUNK_SLOTS: u32 = 256;
 
 /// The receive queue that slots are posted to.
@@ -40,7 +40,7 @@ impl Queue<'_> {
 pub(super) struct Receives {
     /// Posted buffers, indexed by slot.
     posted: Vec<Option<Buf>>,
-    /// Slots whose buffer a connection holds.
+    /// Slots whose buffer a connection uses.
     lent: Vec<u32>,
     /// Slots and buffers whose posting failed; retried by [`Receives::post_again`].
     unposted: Vec<(u32, Buf)>,
@@ -64,13 +64,13 @@ impl Receives {
         }
     }
 
-    /// Number of slots, posted or not.
+    /// Returns the count of slots, posted or not.
     pub(super) fn slots(&self) -> u32 {
         u32::try_from(self.posted.len()).unwrap_or(u32::MAX)
     }
 
-    /// Adds a chunk of `count` slots, at most [`CHUNK_SLOTS`], and posts them. On failure, slots posted so
-    /// far stay.
+    /// Adds a chunk of `count` slots, at most [`CHUNK_SLOTS`], and posts their receives. On failure, the
+    /// slots posted so far stay.
     pub(super) fn grow(
         &mut self,
         count: u32,
@@ -86,7 +86,7 @@ impl Receives {
             let Some(buf) = pool.take(self.buffer_bytes) else { break };
             self.posted.push(None);
             if let Err(error) = self.post(self.slots() - 1, buf, queue) {
-                // Only posted slots count as reservable.
+                // The slot is removed again, as only posted slots may be reserved.
                 self.posted.pop();
                 self.unposted.pop();
                 return Err(error.to_string());
@@ -95,7 +95,7 @@ impl Receives {
         Ok(())
     }
 
-    /// Posts a slot. On failure, slot and buffer are kept in `unposted`.
+    /// Posts the receive of a slot. On failure, the slot and buffer are kept in `unposted`.
     fn post(&mut self, slot: u32, buf: Buf, queue: &mut Queue<'_>) -> Result<(), VerbsError> {
         let segment = self.chunks.iter().find_map(|region| {
             let memory = buf.as_slice()?;
@@ -125,8 +125,9 @@ impl Receives {
         }
     }
 
-    /// The capsule of a completed receive of `bytes`; `None` if no receive is posted in `slot`. The slot is
-    /// posted again at once if nothing follows the submission queue entry.
+    /// Returns the capsule of a completed receive of `bytes`; `None` if no receive is posted in `slot`. If
+    /// nothing follows the submission queue entry, the slot is posted again at once; otherwise the capsule
+    /// contains the buffer.
     pub(super) fn completed(
         &mut self,
         slot: u32,
@@ -152,7 +153,8 @@ impl Receives {
         }
     }
 
-    /// Posts a buffer again that a connection has returned, in any slot whose buffer was lent.
+    /// Posts a buffer again that a connection has returned, in any slot whose buffer was lent. Drops the
+    /// buffer if there is no such slot.
     pub(super) fn give_back(&mut self, buf: Buf, queue: &mut Queue<'_>) -> Result<(), VerbsError> {
         match self.lent.pop() {
             Some(slot) => self.post(slot, buf, queue),

@@ -25,12 +25,12 @@ pub struct Request {
     pub id: CmId,
     /// Index in the configuration of the listener that received the request.
     pub listener: usize,
-    /// From the request's private data.
+    /// Validated parameters of the request.
     pub params: QueueParams,
 }
 
 impl Request {
-    /// The host's address; `None` if the connection manager does not know it.
+    /// Returns the host's address; `None` if the connection manager has none.
     #[must_use]
     pub fn remote(&self) -> Option<SocketAddr> {
         self.id.peer_address()
@@ -42,7 +42,8 @@ impl Request {
     }
 }
 
-/// Rejects a request. Errors are ignored: the host may have cancelled the request.
+/// Rejects a request with `status` in the private data. Errors are ignored: the host may have cancelled the
+/// request.
 pub(super) fn reject(id: &CmId, status: CmStatus) {
     let _ = id.reject(CmReject::new(status).as_bytes());
 }
@@ -59,7 +60,7 @@ pub(super) fn check(
     check_data(&event.private_data, event.initiator_depth.min(limits.initiator_depth), entries_max)
 }
 
-/// Validates private data. `reads`: the minimum of the host's and the device's READ limit.
+/// Validates private data and READ limit. `reads`: the minimum of the host's and the device's READ limit.
 fn check_data(data: &[u8], reads: u8, entries_max: u16) -> Result<QueueParams, (CmStatus, String)> {
     let request = CmRequest::parse(data).map_err(|status| {
         (

@@ -1,16 +1,17 @@
 //! The shared receive queues of one core and device: reservations of connections, and slots that may be lost.
 //!
-//! A queue pair takes receives from the shared queue as messages arrive. A receive that it has taken but not
-//! completed when it is destroyed is lost: it has no completion, and on some devices its queue entry is not
-//! freed either. So the end of a queue pair reports the maximum number of lost receives (`ending`), and:
+//! A queue pair consumes receives of the shared queue as messages arrive. If the queue pair is destroyed
+//! before such a receive has completed, the receive is lost: it has no completion, and on some devices its
+//! queue entry is not freed either. So the end of a queue pair reports the maximum count of lost receives
+//! (`ending`), and:
 //!
 //! ```text
-//!   reserve:  slots >= reserved + at risk        connections always find as many as they reserved
+//!   reserve:  slots >= reserved + at risk        connections always find as many slots as reserved
 //!   release:  reserved - r, at risk + lost, lost <= r                       the same holds without growth
-//!   at risk >= 256: the queue is worn ─> new connections get a new queue ─> when its last connection ends,
+//!   at risk >= 256: the queue is worn ─> new connections use a new queue ─> when its last connection ends,
 //!                                                              the worn queue and its memory are freed
 //! ```
-//! So, however many connections end, the newest queue has lost less than one chunk of slots.
+//! So the newest queue has lost fewer slots than one chunk, regardless of the count of ended connections.
 
 use std::sync::Arc;
 
@@ -20,17 +21,17 @@ use super::keys::SharedDevice;
 use super::receives::{CHUNK_SLOTS, Queue, Receives};
 use super::{RECEIVE_BIT, SERIAL_SHIFT};
 
-/// Number of possibly lost slots at which a queue is replaced.
+/// Count of possibly lost slots at which a queue is replaced.
 const WORN_AT: u32 = CHUNK_SLOTS;
-/// Number of serial numbers: 28 bits of the work request id, between the slot and the flags.
+/// Count of serial numbers: 28 bits of the work request id, between the slot and the flags.
 const SERIALS: u32 = 1 << 28;
 
 /// A receive queue that can grow; tests implement it without a device.
 pub(super) trait Slots {
-    /// Number of slots, lost ones included.
+    /// Returns the count of slots, including lost ones.
     fn slots(&self) -> u32;
 
-    /// Adds a chunk of slots. False if the queue is full or there is no memory.
+    /// Adds a chunk of slots. Returns false if the queue is full, there is no memory or the device refuses.
     fn grow(&mut self) -> bool;
 }
 
@@ -46,7 +47,7 @@ struct QueueEntry<Q> {
     queue: Q,
     serial: u32,
     reserved: u32,
-    /// Number of slots that may be lost, see the module documentation.
+    /// Count of slots that may be lost, see the module documentation.
     at_risk: u32,
 }
 
@@ -68,8 +69,9 @@ impl<Q: Slots> Queues<Q> {
         Queues { queues: Vec::new(), next_serial: 0 }
     }
 
-    /// Reserves `slots` slots in the first queue that is not worn. If there is no such queue, `make` creates
-    /// one with the given serial number. `None` if the queue cannot be created or cannot grow enough.
+    /// Reserves `slots` slots in the first queue that is not worn, which grows as needed. If there is no such
+    /// queue, `make` creates one with the given serial number. `None` if the queue cannot be created or
+    /// cannot grow enough.
     pub(super) fn reserve(&mut self, slots: u32, make: impl FnOnce(u32) -> Option<Q>) -> Option<Share> {
         let fresh = self.queues.iter().position(|it| it.as_ref().is_some_and(|it| !it.is_worn()));
         let index = match fresh {
@@ -95,8 +97,8 @@ impl<Q: Slots> Queues<Q> {
         Some(insert_in_free(&mut self.queues, it))
     }
 
-    /// Releases a reservation. `lost`: receives that the destroyed queue pair may have taken without
-    /// completing.
+    /// Releases a reservation, and destroys a worn queue with its last reservation. `lost`: receives that the
+    /// destroyed queue pair may have consumed without completing.
     pub(super) fn release(&mut self, share: Share, lost: u32) {
         let Some(entry) = self.queues.get_mut(share.index) else { return };
         let Some(it) = entry else { return };
@@ -117,7 +119,7 @@ impl<Q: Slots> Queues<Q> {
         self.queues.get_mut(share.index)?.as_mut().map(|it| &mut it.queue)
     }
 
-    /// The queue to which the receive `id` was posted; `None` if that is destroyed.
+    /// Returns the queue to which the receive `id` was posted; `None` if that queue is destroyed.
     pub(super) fn posted_to(&mut self, id: u64) -> Option<&mut Q> {
         let serial = u32::try_from(id >> SERIAL_SHIFT & u64::from(SERIALS - 1)).ok()?;
         self.iter_mut().find(|it| it.serial == serial).map(|it| &mut it.queue)
@@ -142,8 +144,8 @@ pub(super) fn insert_in_free<T>(entries: &mut Vec<Option<T>>, it: T) -> usize {
     index
 }
 
-/// A shared receive queue of the device. Fields are dropped in this order: the queue before the buffers
-/// posted to it.
+/// A shared receive queue of the device. Fields are dropped in the order of their declaration: the queue
+/// before the buffers posted to it.
 pub(super) struct SharedReceives {
     pub(super) queue: SharedReceiveQueue,
     pub(super) receives: Receives,

@@ -2,11 +2,11 @@
 //!
 //! | listener | devices |
 //! |---|---|
-//! | on an address of a device | that one; without it the start fails |
-//! | on all addresses | all; one that cannot be used is named in the log and left out |
+//! | on an address of a device | that device; the start fails without it |
+//! | on all addresses | all; a device that cannot be used is logged and left out |
 //!
-//! No memory is registered with the other devices and no queue is created. Core 0 keeps them, as the failover
-//! of a bond may move a listener to one of them (`device_events`).
+//! No memory is registered with the other devices and no queue is created. The listening core keeps these
+//! devices, as the failover of a bond may move a listener to one of them (`device_events`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use super::keys::{Registers, SharedDevice};
 #[derive(Debug, Default)]
 pub(super) struct DeviceFlags {
     is_used: AtomicBool,
-    /// A listener is bound to this device, so the start fails without it.
+    /// A listener is bound to this device, so the start fails if the device cannot be opened.
     is_needed: AtomicBool,
     /// A core failed to open the device at the start.
     is_left_out: AtomicBool,
 }
 
-/// The device or devices of a listener.
+/// Devices that a listener uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ListenerDevices {
     All,
@@ -43,7 +43,7 @@ impl ListenerDevices {
         if address.ip().is_unspecified() {
             return ListenerDevices::All;
         }
-        // Port 0: the bind only finds the device.
+        // Port 0: any free port. The bind only finds the device.
         address.set_port(0);
         let id = CmId::new(channel).and_then(|id| id.bind(address).map(|()| id));
         let place = id.ok().and_then(|id| devices.iter().position(|it| it.device().is_of(&id)));
@@ -51,7 +51,7 @@ impl ListenerDevices {
     }
 }
 
-/// Whether the device at index `place` is used, and whether a listener is bound to it.
+/// Returns whether the device at index `place` is used, and whether a listener is bound to it.
 fn device_use(place: usize, listeners: &[ListenerDevices]) -> (bool, bool) {
     let is_needed = listeners.contains(&ListenerDevices::Device(place));
     (is_needed || listeners.contains(&ListenerDevices::All), is_needed)
@@ -62,7 +62,8 @@ impl SharedDevice {
     /// opened is logged and left out.
     ///
     /// # Errors
-    /// There are devices and none can be opened, or there is no connection manager.
+    /// The devices cannot be listed, there are devices and none can be opened, or there is no connection
+    /// manager.
     pub fn for_listeners(addresses: &[SocketAddr]) -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
         let Found { devices, failed } = Device::find()?;
         for (device, error) in &failed {
@@ -87,13 +88,14 @@ impl SharedDevice {
 }
 
 impl<D: Registers> SharedDevice<D> {
-    /// True if memory is registered with the device and cores create queues on it.
+    /// Returns true if memory is registered with the device and cores create queues on it.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.flags().is_used.load(Ordering::Relaxed)
     }
 
-    /// Marks the device as used. True for the first call only.
+    /// Marks the device as used. Returns true on the first call only, which logs a warning for an iWARP
+    /// device.
     pub(super) fn set_used(&self) -> bool {
         let is_first = !self.flags().is_used.swap(true, Ordering::Relaxed);
         if is_first && self.device().limits().is_iwarp {
@@ -106,19 +108,20 @@ impl<D: Registers> SharedDevice<D> {
         is_first
     }
 
-    /// True if a core failed to open the device at the start: connections over the device are rejected.
+    /// Returns true if a core failed to open the device at the start: connections over the device are
+    /// rejected.
     pub(super) fn is_left_out(&self) -> bool {
         self.flags().is_left_out.load(Ordering::Relaxed)
     }
 
-    /// True if the device is used and no core failed to open it at the start.
+    /// Returns true if the device is used and no core failed to open it at the start.
     pub(super) fn is_in_use(&self) -> bool {
         self.is_used() && !self.is_left_out()
     }
 }
 
-/// Opens the used devices with `make`, after calling `collapse` once if there are any. A device that fails is
-/// left out; an error if a listener is bound to it, or no used device is left.
+/// Opens the used devices with `make`. Calls `collapse` once before, if there are any. A device that fails is
+/// left out. Returns an error if a listener is bound to the failed device, or no used device is left.
 pub(super) fn open<D: Registers, C>(
     devices: &[Arc<SharedDevice<D>>],
     collapse: impl FnOnce(),
@@ -143,7 +146,7 @@ pub(super) fn open<D: Registers, C>(
         if is_needed || !devices.iter().any(|it| is_there(&it)) {
             return Err(format!("{device}: {error}"));
         }
-        // Logged by the first core that fails.
+        // Only the first core that fails logs the error.
         if !is_known {
             tracing::error!(device, %error, "RDMA device cannot be used: it is left out");
         }
@@ -159,15 +162,15 @@ pub(super) fn collapse(opening: &Opening) {
     }
 }
 
-/// Collapses `area` to huge pages; logs pages that stay small. `memory` names it in the log. Takes seconds
-/// for a large area: never call it on a reactor core that serves.
+/// Collapses `area` to huge pages; logs pages that stay small or are unknown. `memory` names the area in the
+/// log. Takes seconds for a large area: never call it on a reactor core that serves.
 pub(super) fn collapse_area(memory: &dyn std::fmt::Display, area: &Area) {
     if let Some(says) = warning(area.collapse_to_huge()) {
         tracing::warn!(%memory, bytes = area.bytes(), "{says}");
     }
 }
 
-/// The warning for memory on small pages; `None` if the pages are as configured.
+/// Returns the warning for memory with small or unknown pages; `None` if the pages are as configured.
 fn warning(pages: PageSizes) -> Option<String> {
     match pages {
         PageSizes::Huge | PageSizes::Base => None,

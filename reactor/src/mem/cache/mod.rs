@@ -1,13 +1,13 @@
-//! [`CacheFrames`]: the frames of a cache, 4 KiB each, shared by all cores; [`CacheCore`]: one core's
-//! buffers of them.
+//! [`CacheFrames`]: the frames of a cache, 4 KiB each, shared by all cores. [`CacheCore`]: one core's handle,
+//! which makes buffers of frames.
 //!
-//! A shared [`Buf`] of frames holds a pin on each, and its bytes are sent from there. A writable `Buf` holds
-//! the right to write its frames ([`Filling`]); a disk reads pages into them. If a writable `Buf` is dropped
-//! instead of passed to [`CacheCore::take_back`], its frames that are doomed become free. The others are
-//! lost, as an index may still name them.
+//! A shared [`Buf`] of frames has a pin on each frame, and its bytes are sent from the frames. A writable
+//! `Buf` owns the right to write its frames ([`Filling`]); a disk reads pages into them. If a writable `Buf`
+//! is dropped instead of passed to [`CacheCore::take_back`], its doomed frames become free. Its other frames
+//! are never freed, as an index may still contain them.
 //!
-//! The index above (`spindle_disk::cache`) knows which frame has which page.
-//! UNSAFETY: makes segments out of a region; the rules of [`FrameWords`] say who may read and write a frame.
+//! The index above (`spindle_disk::cache`) maps pages to frames.
+//! UNSAFETY: makes segments of a region; [`FrameWords`] excludes writes of a frame during other accesses.
 #![expect(unsafe_code, reason = "cuts a region into frames")]
 
 mod words;
@@ -23,8 +23,8 @@ use super::region::{Pages, Region, RegionError};
 
 pub use words::{AtomicWord, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin, Shard};
 
-/// Initial capacity of a buffer's list of segments after the first. A list that grows keeps its capacity when
-/// it is used again.
+/// Initial capacity of a buffer's tail, the list of its segments after the first. A tail that grows keeps its
+/// capacity when it is reused.
 const TAIL_SEGMENTS: usize = 32;
 const FRAME: usize = FRAME_BYTES as usize;
 
@@ -35,8 +35,8 @@ pub struct CacheFrames {
 }
 
 impl CacheFrames {
-    /// `shards` times `shard_frames` free frames, and for each shard the right to allocate its frames. Maps
-    /// address space only: the kernel allocates memory when a frame is first filled.
+    /// Creates `shards` times `shard_frames` free frames. Returns them, and the right to allocate frames of
+    /// each shard. Only address space is mapped: the kernel allocates memory when a frame is first filled.
     ///
     /// # Errors
     /// [`RegionError`] when the address space cannot be mapped.
@@ -53,21 +53,21 @@ impl CacheFrames {
         Ok((Arc::new(CacheFrames { region, words }), rights))
     }
 
-    /// State words of the frames.
+    /// Returns the state words of the frames.
     #[inline]
     #[must_use]
     pub fn words(&self) -> &FrameWords {
         &self.words
     }
 
-    /// Memory of the frames, for registration with a device.
+    /// Returns the memory of the frames, for registration with a device.
     #[must_use]
     pub fn area(&self) -> Area {
         Area::of(&self.region)
     }
 
-    /// A handle for one core, with preallocated lists for `buffers` buffers of several segments. More are
-    /// allocated as needed.
+    /// Creates a handle for one core, with `buffers` preallocated tails for buffers of several segments. More
+    /// are allocated as needed.
     #[must_use]
     pub fn core(self: &Arc<Self>, buffers: usize) -> Rc<CacheCore> {
         Rc::new(CacheCore { frames: Arc::clone(self), tails: Tails::new(buffers, TAIL_SEGMENTS) })
@@ -77,12 +77,12 @@ impl CacheFrames {
     fn piece(&self, frame: u32, skip: u32, bytes: u32) -> Segment {
         let at = frame as usize * FRAME + skip as usize;
         assert!(skip <= FRAME_BYTES && bytes <= FRAME_BYTES - skip && at < self.region.bytes());
-        // SAFETY: `at` is inside of the region (asserted); the frame is too, as frames fill the region from
-        // its start.
+        // SAFETY: `at` is inside of the region (asserted). So are all bytes of its frame, as the region
+        // consists of whole frames.
         Segment { addr: unsafe { self.region.base().add(at) }, bytes }
     }
 
-    /// The frames in which a segment of this region lies.
+    /// Returns the frames that a segment of this region touches.
     #[inline]
     fn frames_of(&self, segment: Segment) -> Range<u32> {
         let at = segment.addr.as_ptr().addr() - self.region.base().as_ptr().addr();
@@ -98,14 +98,15 @@ pub struct CacheCore {
 }
 
 impl CacheCore {
-    /// The frames that all cores share.
+    /// Returns the frames that all cores share.
     #[inline]
     #[must_use]
     pub fn frames(&self) -> &Arc<CacheFrames> {
         &self.frames
     }
 
-    /// A shared buffer of `bytes` bytes, from byte `skip` of a pinned page on.
+    /// Returns a shared buffer of `bytes` bytes of a pinned page, from byte `skip` on. The buffer owns the
+    /// pin.
     ///
     /// # Panics
     /// When `skip + bytes` is more than a page, or `pin` is of another cache.
@@ -117,7 +118,8 @@ impl CacheCore {
         Buf { head, tail: None, bytes, is_writable: false, origin: Origin::Cache(Rc::clone(self)) }
     }
 
-    /// A shared buffer of consecutive pinned pages, from byte `skip` of the first on.
+    /// Returns a shared buffer of consecutive pinned pages, from byte `skip` of the first on. The buffer owns
+    /// the pins.
     ///
     /// # Panics
     /// When `bytes` does not end in the last of the pages, or a pin is of another cache.
@@ -125,7 +127,7 @@ impl CacheCore {
         let (mut pieces, mut skip, mut left) = (Builder::new(&self.tails), skip, bytes);
         for pin in pins {
             let step = left.min(FRAME_BYTES - skip);
-            // The drop would not unpin the frame of an empty piece.
+            // The drop would not unpin the frame of an empty segment.
             assert!(step > 0, "more pages than bytes");
             pieces.push(self.frames.piece(self.keep_pin(pin), skip, step));
             (skip, left) = (0, left - step);
@@ -134,7 +136,7 @@ impl CacheCore {
         pieces.build(Origin::Cache(Rc::clone(self)), false)
     }
 
-    /// A writable buffer of the whole frames `frames`, in their order.
+    /// Returns a writable buffer of the whole frames `frames`, in their order. The buffer owns the rights.
     pub fn filling<'a>(self: &Rc<Self>, frames: impl Iterator<Item = Filling<'a>>) -> Buf {
         let mut pieces = Builder::new(&self.tails);
         for filling in frames {
@@ -143,11 +145,10 @@ impl CacheCore {
         pieces.build(Origin::Cache(Rc::clone(self)), true)
     }
 
-    /// Passes to `each` the frames of `buf`, a buffer that [`CacheCore::filling`] of this handle made, in
-    /// order.
+    /// Passes the frames of `buf` to `each`, in order. `buf` is from [`CacheCore::filling`] of this handle.
     ///
     /// # Errors
-    /// Returns `buf` when it is any other buffer.
+    /// Returns `buf` when it is not from [`CacheCore::filling`] of this handle.
     pub fn take_back(self: &Rc<Self>, mut buf: Buf, mut each: impl FnMut(Filling<'_>)) -> Result<(), Buf> {
         let is_ours = matches!(&buf.origin, Origin::Cache(core) if Rc::ptr_eq(core, self));
         if !is_ours || !buf.is_writable {
@@ -160,12 +161,13 @@ impl CacheCore {
             frames.for_each(|frame| each(words.filling(frame)));
             self.tails.put(tail);
         }
-        // The drop has nothing to give back any more.
+        // The drop of `buf` must not free the frames.
         buf.origin = Origin::Zeroes;
         Ok(())
     }
 
-    /// Turns `pin` into a pin that a buffer holds; returns its frame.
+    /// Turns `pin` into a pin that a buffer owns, and returns its frame. Panics when the pin is of another
+    /// cache.
     #[inline]
     fn keep_pin(&self, pin: Pin<'_>) -> u32 {
         let kept = pin.keep();
@@ -173,8 +175,7 @@ impl CacheCore {
         kept.frame()
     }
 
-    /// Called by the drop of a buffer: unpins shared frames; for a writable one see
-    /// [`FrameWords::drop_filling`].
+    /// Unpins the frames of a dropped shared buffer. For a writable buffer see [`FrameWords::drop_filling`].
     #[inline]
     pub(super) fn give_back(&self, head: Segment, tail: Option<Box<Tail>>, is_writable: bool) {
         let words = self.frames.words();
@@ -198,8 +199,8 @@ impl CacheCore {
         }
     }
 
-    /// Called when a shared buffer in one segment is truncated: unpins the frames of `whole` behind those of
-    /// `kept`, its beginning.
+    /// Unpins the frames of `whole` behind those of `kept`, when a shared buffer of one segment is truncated
+    /// to its beginning `kept`.
     pub(super) fn give_back_cut(&self, whole: Segment, kept: Segment) {
         let (mut frames, stay) = (self.frames.frames_of(whole), self.frames.frames_of(kept));
         frames.start = if kept.bytes == 0 { frames.start } else { stay.end };

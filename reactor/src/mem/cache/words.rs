@@ -7,18 +7,18 @@
 //!                          └──────────> Doomed ── end of the fill ───────┘
 //! ```
 //!
-//! A frame is written only while it is Filling or Doomed, by the holder of its [`Filling`]. It is read only
-//! under a [`Pin`] that found it Present. A frame is freed only without pins. These three rules make the
-//! slices of [`CacheFrames`](super::CacheFrames) sound, whatever an index above them does.
+//! A frame is written only while it is Filling or Doomed, by the owner of its [`Filling`]. A frame is read
+//! only under a [`Pin`] that found it Present. A frame is freed only without pins. These three rules make the
+//! slices of [`CacheFrames`](super::CacheFrames) sound, even if the index above is wrong.
 //!
-//! A pin is added before the state is read: the addition orders the reader with every change of the state. A
-//! pin that finds another state or page is dropped at once ("stray").
+//! A lookup adds its pin before it reads the state, so the addition is ordered with every change of the
+//! state. If the frame has another state or page, the pin is dropped at once: a *stray* pin.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An atomic 64-bit word: the standard library's, or that of a model checker.
 pub trait AtomicWord: Send + Sync {
-    /// A word with this initial value.
+    /// Creates a word with this initial value.
     fn new(value: u64) -> Self;
     /// See [`AtomicU64::load`].
     fn load(&self, order: Ordering) -> u64;
@@ -26,10 +26,11 @@ pub trait AtomicWord: Send + Sync {
     fn store(&self, value: u64, order: Ordering);
     /// See [`AtomicU64::fetch_add`].
     fn fetch_add(&self, value: u64, order: Ordering) -> u64;
-    /// See [`AtomicU64::compare_exchange`], with [`Ordering::AcqRel`] and [`Ordering::Acquire`].
+    /// Compares and exchanges, see [`AtomicU64::compare_exchange`], with [`Ordering::AcqRel`] on success and
+    /// [`Ordering::Acquire`] on failure. Returns the previous value.
     ///
     /// # Errors
-    /// The value of the word, when it is not `current`.
+    /// The value of the word when it differs from `current`.
     fn exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
 }
 
@@ -60,14 +61,14 @@ impl AtomicWord for AtomicU64 {
     }
 }
 
-/// A word: generation (31 bits) | unread (1) | state (3) | heat (2) | pins (27). A process cannot have 2^27
-/// requests, so the pins do not overflow.
+/// Layout of a word: generation (31 bits) | unread (1) | state (3) | heat (2) | pins (27). A process has
+/// fewer than 2^27 requests, so the pins do not overflow.
 const PIN: u64 = 1;
 const PINS: u64 = (1 << 27) - 1;
 const HEAT: u64 = 1 << 27;
 const HEATS: u64 = 3 << 27;
 const STATE: u64 = 7 << 29;
-/// The page was read ahead: no request for it has come yet.
+/// The page was read ahead, and no request has read it yet.
 const UNREAD: u64 = 1 << 32;
 const GENERATION: u64 = 1 << 33;
 
@@ -77,45 +78,45 @@ const DOOMED: u64 = 2 << 29;
 const PRESENT: u64 = 3 << 29;
 const DETACHED: u64 = 4 << 29;
 
-/// Largest heat of a frame: further hits are not counted.
+/// Largest heat of a frame; further hits do not raise it.
 pub const HEAT_MAX: u8 = 3;
 
 struct Frame<W> {
-    /// Page of the disk; of a Free frame, the next frame of the shard's free list plus 1 (0: none).
+    /// Page index on the disk. In a Free frame: the next frame of the shard's free list plus 1 (0: none).
     page: W,
     word: W,
 }
 
-/// The right to allocate frames of one shard. There is one value for each shard.
+/// The right to allocate frames of one shard. Each shard has exactly one value.
 #[derive(Debug)]
 pub struct Shard(u32);
 
 /// State words of all frames of a cache. See the module.
 pub struct FrameWords<W = AtomicU64> {
     frames: Box<[Frame<W>]>,
-    /// For each shard its last freed frame plus 1 (0: none). All threads push, and only the holder of the
-    /// [`Shard`] pops, so the first frame cannot be popped and pushed again during a pop (ABA).
+    /// Head of each shard's free list: frame index plus 1 (0: empty). All threads push, but only the owner of
+    /// the [`Shard`] pops. So the head cannot be popped and pushed again during a pop (ABA).
     free: Box<[W]>,
     shard_frames: u32,
-    /// Number of Present frames that are unread.
+    /// Count of Present frames that are unread.
     unread: W,
 }
 
 /// Result of [`FrameWords::lookup`].
 pub enum Lookup<'a, W: AtomicWord> {
-    /// The frame has the page, which can be read while the pin lasts.
+    /// The frame contains the page. Its bytes can be read while the pin exists.
     Present(Pin<'a, W>),
-    /// The page is being filled. The pin keeps the frame from being freed.
+    /// The page is being read into the frame. The pin keeps the frame from being freed.
     Filling(Pin<'a, W>),
-    /// The frame has another page, or none.
+    /// The frame is neither Present nor Filling with this page, or there is no such frame.
     Other,
 }
 
 impl<W: AtomicWord> FrameWords<W> {
-    /// `shards` times `shard_frames` frames, all free.
+    /// Creates `shards` times `shard_frames` free frames, and the [`Shard`] of each shard.
     ///
     /// # Panics
-    /// When they are more than `u32::MAX - 1`, or none.
+    /// When the count of frames is 0 or more than `u32::MAX - 1`.
     #[must_use]
     pub fn new(shards: u32, shard_frames: u32) -> (FrameWords<W>, Vec<Shard>) {
         let count = shards.checked_mul(shard_frames).filter(|count| (1..u32::MAX).contains(count));
@@ -135,19 +136,19 @@ impl<W: AtomicWord> FrameWords<W> {
         (words, (0..shards).map(Shard).collect())
     }
 
-    /// Number of frames, at least 1.
+    /// Returns the count of frames, at least 1.
     #[must_use]
     pub fn len(&self) -> u32 {
         u32::try_from(self.frames.len()).unwrap_or(u32::MAX)
     }
 
-    /// Always false: there is at least one frame.
+    /// Always returns false: there is at least one frame.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Frames of each shard.
+    /// Returns the count of frames in each shard.
     #[must_use]
     pub fn shard_frames(&self) -> u32 {
         self.shard_frames
@@ -161,8 +162,8 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// Pins the frame if it has `page` or is being filled with it. [`Lookup::Other`] also if there is no such
-    /// frame.
+    /// Pins the frame if it contains `page` or is being filled with it. Returns [`Lookup::Other`] in all
+    /// other cases, also if there is no such frame.
     #[inline]
     pub fn lookup(&self, frame: u32, page: u64) -> Lookup<'_, W> {
         let Some(entry) = self.frames.get(frame as usize) else { return Lookup::Other };
@@ -175,14 +176,14 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// Takes a free frame of the shard for `page`; the frame is Filling from now on. `None` when the shard
-    /// has no free frame, or a stray pin is on the first of them.
+    /// Takes a free frame of the shard for `page` and makes it Filling. `None` when the shard has no free
+    /// frame, or the first one has a stray pin.
     pub fn allocate(&self, shard: &mut Shard, page: u64) -> Option<Filling<'_, W>> {
         let frame = self.pop(shard)?;
         let entry = &self.frames[frame as usize];
         let word = entry.word.load(Ordering::Acquire);
         debug_assert_eq!(word & STATE, FREE, "a frame in the list is free");
-        // Before the state: a thread that sees the frame Filling sees this page.
+        // Stored before the state: a thread that sees the frame Filling sees this page.
         entry.page.store(page, Ordering::Relaxed);
         if word & PINS != 0 || entry.word.exchange(word, (word & !STATE) | FILLING).is_err() {
             self.push(frame);
@@ -191,8 +192,8 @@ impl<W: AtomicWord> FrameWords<W> {
         Some(Filling { words: self, frame })
     }
 
-    /// Page of a frame. Reliable with a pin that found the page or with the [`Filling`], a hint otherwise.
-    /// `u64::MAX` if there is no such frame.
+    /// Returns the page of a frame; `u64::MAX` if there is no such frame. The value is reliable for a caller
+    /// with a pin that found the page, or with the [`Filling`]. For other callers it may be outdated.
     #[must_use]
     pub fn page(&self, frame: u32) -> u64 {
         self.frames.get(frame as usize).map_or(u64::MAX, |entry| entry.page.load(Ordering::Relaxed))
@@ -206,15 +207,16 @@ impl<W: AtomicWord> FrameWords<W> {
         Some(Pin { words: self, frame })
     }
 
-    /// Heat of the frame: the value of the last [`FrameWords::set_heat`] (0 after the fill) plus the hits
-    /// since, at most [`HEAT_MAX`]. `None`: the frame is not Present.
+    /// Returns the heat of a Present frame; `None` in other states and if there is no such frame. The heat is
+    /// the value of the last [`FrameWords::set_heat`] (0 after the fill) plus the hits counted since, at most
+    /// [`HEAT_MAX`].
     #[must_use]
     pub fn heat(&self, frame: u32) -> Option<u8> {
         let word = self.frames.get(frame as usize)?.word.load(Ordering::Relaxed);
         (word & STATE == PRESENT).then(|| u8::try_from((word & HEATS) / HEAT).unwrap_or(0))
     }
 
-    /// Sets the heat of a Present frame; no effect in other states.
+    /// Sets the heat of a Present frame, at most [`HEAT_MAX`]; no effect in other states.
     pub fn set_heat(&self, frame: u32, heat: u8) {
         let Some(entry) = self.frames.get(frame as usize) else { return };
         let mut word = entry.word.load(Ordering::Relaxed);
@@ -227,21 +229,21 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// True when the frame is Filling or Doomed.
+    /// Returns true when the frame is Filling or Doomed.
     #[must_use]
     pub fn is_filling(&self, frame: u32) -> bool {
         let state = self.frames.get(frame as usize).map(|entry| entry.word.load(Ordering::Relaxed) & STATE);
         matches!(state, Some(FILLING | DOOMED))
     }
 
-    /// Number of Present frames whose page was read ahead and that no request has read yet.
+    /// Returns the count of Present frames whose page was read ahead and that no request has read yet.
     #[must_use]
     pub fn unread(&self) -> u64 {
         self.unread.load(Ordering::Relaxed)
     }
 
-    /// Called when a frame's word has changed from `before` to one without UNREAD. True when the frame was
-    /// unread; the number of unread frames is then one less.
+    /// Decrements the count of unread frames if `before` has UNREAD, and returns true in this case. Called
+    /// when a frame's word has changed from `before` to a word without UNREAD.
     #[inline]
     fn count_read(&self, before: u64) -> bool {
         let was_unread = before & UNREAD != 0;
@@ -251,14 +253,14 @@ impl<W: AtomicWord> FrameWords<W> {
         was_unread
     }
 
-    /// True when the frame has a pin now.
+    /// Returns true when the frame has a pin now.
     #[must_use]
     pub fn is_pinned(&self, frame: u32) -> bool {
         self.frames.get(frame as usize).is_some_and(|entry| entry.word.load(Ordering::Relaxed) & PINS != 0)
     }
 
-    /// Number of free, filling (or doomed), present and detached frames; approximate while other threads
-    /// change states.
+    /// Returns the counts of frames: free, filling or doomed, present, detached. Approximate while other
+    /// threads change states.
     #[must_use]
     pub fn census(&self) -> [u32; 4] {
         let mut counts = [0; 4];
@@ -284,8 +286,8 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// Frees a Detached frame whose last pin was dropped, unless it was pinned since: then a later unpin
-    /// frees it. `word`: the frame's word after the drop.
+    /// Frees a Detached frame whose last pin was dropped, unless it was pinned again since. In that case a
+    /// later unpin frees it. `word` is the frame's word after the drop.
     #[cold]
     fn free(&self, frame: u32, word: u64) {
         let new = (word & !(STATE | HEATS | UNREAD)).wrapping_add(GENERATION);
@@ -319,7 +321,8 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// Changes the state from `from` to `to` and adds `pins`; false when the state is another.
+    /// Changes the state from `from` to `to` and adds `pins`. Returns false, without a change, in any other
+    /// state.
     fn change(&self, frame: u32, from: u64, to: u64, pins: u64) -> bool {
         let entry = &self.frames[frame as usize];
         let mut word = entry.word.load(Ordering::Relaxed);
@@ -333,24 +336,24 @@ impl<W: AtomicWord> FrameWords<W> {
     }
 }
 
-/// Keeps a frame from being freed, and its bytes from being changed if it was found Present.
+/// Keeps a frame from being freed. If the pin found the frame Present, it also keeps the bytes from changing.
 #[must_use = "dropped, it is given back"]
 pub struct Pin<'a, W: AtomicWord = AtomicU64> {
     words: &'a FrameWords<W>,
     frame: u32,
 }
 
-/// A [`Pin`] without a borrow, for [`FrameWords::resume`]. If it is dropped, its frame is lost.
+/// A [`Pin`] without a borrow, for [`FrameWords::resume`]. If it is dropped, its frame is never freed.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "dropped, its frame is never free again"]
 pub struct KeptPin {
     frame: u32,
-    /// Address of the [`FrameWords`] to which it belongs.
+    /// Address of the [`FrameWords`] of the pinned frame.
     of: usize,
 }
 
 impl KeptPin {
-    /// Number of the frame.
+    /// Returns the index of the frame.
     #[must_use]
     pub fn frame(&self) -> u32 {
         self.frame
@@ -381,25 +384,26 @@ pub enum Invalidated {
     Detached,
     /// The frame was Filling and will not be published. The caller removes its entry from the index.
     Doomed,
-    /// The frame was in another state: another thread has invalidated it.
+    /// The frame was neither Present nor Filling: another thread has invalidated or evicted it.
     AlreadyInvalid,
 }
 
 impl<W: AtomicWord> Pin<'_, W> {
-    /// Number of the frame.
+    /// Returns the index of the frame.
     #[inline]
     #[must_use]
     pub fn frame(&self) -> u32 {
         self.frame
     }
 
-    /// Page of the frame.
+    /// Returns the page of the frame.
     #[must_use]
     pub fn page(&self) -> u64 {
         self.words.page(self.frame)
     }
 
-    /// Counts a hit. True when it is the first hit of a page that was read ahead.
+    /// Counts a hit, up to [`HEAT_MAX`]. Returns true, without a change of the heat, at the first hit of a
+    /// page that was read ahead.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     pub fn count_hit(&self) -> bool {
@@ -415,7 +419,8 @@ impl<W: AtomicWord> Pin<'_, W> {
         false
     }
 
-    /// The first read of a page that was read ahead is no hit beyond the fill: the heat stays.
+    /// Clears UNREAD; returns true if this call cleared it. The heat does not change: the first read of a
+    /// page that was read ahead counts like the read that causes a fill.
     #[cold]
     #[inline(never)]
     fn first_read(&self) -> bool {
@@ -430,8 +435,9 @@ impl<W: AtomicWord> Pin<'_, W> {
         false
     }
 
-    /// Called when the page changes: lookups do not find the frame any more. Its bytes stay for holders of a
-    /// pin.
+    /// Makes a Present frame Detached and a Filling frame Doomed, so that lookups do not find it any more.
+    /// Called when the page changes on the disk. Pins that found the frame Present can still read the old
+    /// bytes.
     pub fn invalidate(&self) -> Invalidated {
         let entry = &self.words.frames[self.frame as usize];
         let mut word = entry.word.load(Ordering::Acquire);
@@ -451,8 +457,9 @@ impl<W: AtomicWord> Pin<'_, W> {
         }
     }
 
-    /// Detaches the frame if it is Present and has no pin but this one. `None`: it was not, or it has changed
-    /// meanwhile. `Some(true)`: the page was read ahead and no request has read it.
+    /// Detaches the frame if it is Present and has no other pin. `None` when it is not, or when the word has
+    /// changed meanwhile. `Some(true)` when the page was read ahead and no request has read it, else
+    /// `Some(false)`.
     pub fn evict(&self) -> Option<bool> {
         let entry = &self.words.frames[self.frame as usize];
         let word = entry.word.load(Ordering::Acquire);
@@ -478,8 +485,9 @@ impl<W: AtomicWord> Drop for Pin<'_, W> {
     }
 }
 
-/// The right to write a frame, held by the thread that allocated it. Ends by [`Filling::publish`],
-/// [`Filling::publish_unread`] or [`Filling::detach`]; a buffer holds the right in between.
+/// The right to write a frame. Ends by [`Filling::publish`], [`Filling::publish_unread`] or
+/// [`Filling::detach`]. A buffer may own the right in between
+/// ([`CacheCore::filling`](super::CacheCore::filling)).
 #[must_use = "dropped, its frame is never free again"]
 pub struct Filling<'a, W: AtomicWord = AtomicU64> {
     words: &'a FrameWords<W>,
@@ -487,23 +495,23 @@ pub struct Filling<'a, W: AtomicWord = AtomicU64> {
 }
 
 impl<'a, W: AtomicWord> Filling<'a, W> {
-    /// Number of the frame.
+    /// Returns the index of the frame.
     #[must_use]
     pub fn frame(&self) -> u32 {
         self.frame
     }
 
-    /// Page that is read into the frame.
+    /// Returns the page that is read into the frame.
     #[must_use]
     pub fn page(&self) -> u64 {
         self.words.page(self.frame)
     }
 
-    /// Makes the frame Present, so that lookups find it. The returned pin is the filler's own.
+    /// Makes the frame Present, so that lookups find it. Returns a pin of the caller.
     ///
     /// # Errors
-    /// The page has changed since the fill began (Doomed). The caller removes its entry from the index, then
-    /// calls `detach`.
+    /// The right, when the frame is Doomed: the page has changed since the fill began. The caller removes the
+    /// frame from the index, then calls [`Filling::detach`].
     pub fn publish(self) -> Result<Pin<'a, W>, Filling<'a, W>> {
         let Filling { words, frame } = self;
         match words.change(frame, FILLING, PRESENT, PIN) {
@@ -518,7 +526,7 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
     /// As [`Filling::publish`].
     pub fn publish_unread(self) -> Result<Pin<'a, W>, Filling<'a, W>> {
         let Filling { words, frame } = self;
-        // Before the change: a reader may count the frame down at once.
+        // Counted before the change: a reader may decrement the count right after it.
         words.unread.fetch_add(1, Ordering::Relaxed);
         if words.change(frame, FILLING, PRESENT | UNREAD, PIN) {
             return Ok(Pin { words, frame });
@@ -527,14 +535,14 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
         Err(self)
     }
 
-    /// Prevents the publication: the frame is Doomed. The caller removes the entry from the index before
-    /// `detach`.
+    /// Makes the frame Doomed, so that it cannot be published. The caller removes the frame from the index
+    /// before [`Filling::detach`].
     pub fn doom(&self) {
         self.words.change(self.frame, FILLING, DOOMED, 0);
     }
 
-    /// Ends a fill without publication; the entry is removed from the index already. The returned pin keeps
-    /// the bytes for readers without the index; once it is dropped, the frame is free.
+    /// Ends a fill without publication. The caller has removed the frame from the index. The bytes can be
+    /// read through the returned pin. The frame becomes free when its last pin is dropped.
     pub fn detach(self) -> Pin<'a, W> {
         let Filling { words, frame } = self;
         self.doom();
@@ -543,23 +551,23 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
         Pin { words, frame }
     }
 
-    /// The frame number, for a buffer, which holds the right from now on.
+    /// Returns the frame index, for a buffer that owns the right from now on.
     pub(super) fn into_frame(self) -> u32 {
         self.frame
     }
 }
 
 impl<W: AtomicWord> FrameWords<W> {
-    /// Called when the buffer of a fill is dropped, so that nothing writes to the frame any more. A Doomed
-    /// frame becomes free, as the index does not name it any more. Any other frame is lost, as the index may
-    /// still name it.
+    /// Ends a fill whose buffer was dropped, so nothing writes to the frame any more. A Doomed frame becomes
+    /// free once it has no pin, as the index does not contain it any more. Any other frame is never freed, as
+    /// the index may still contain it.
     pub(super) fn drop_filling(&self, frame: u32) {
         if self.change(frame, DOOMED, DETACHED, PIN) {
             drop(Pin { words: self, frame });
         }
     }
 
-    /// The right to write a frame, from a buffer that held it.
+    /// Returns the right to write a frame, for a buffer that owned it.
     pub(super) fn filling(&self, frame: u32) -> Filling<'_, W> {
         Filling { words: self, frame }
     }

@@ -1,7 +1,7 @@
-//! Where the pages of a RAM disk lie: extents of 16 pages, and the extents of frames that are their homes.
+//! Placement of the pages of a RAM disk: extents of 16 pages, and the extents of frames that are their homes.
 //!
-//! Purpose: a large read is few segments, whatever was written before. A reply gathered from 32 scattered
-//! pages of 4 KiB reaches 0.65 to 0.75 of the rate of one segment, and over RDMA it needs as many scatter
+//! Purpose: a large read has few segments, whatever the order of earlier writes. A reply gathered from 32
+//! scattered pages of 4 KiB reaches 0.65 to 0.75 of the rate of one segment. Over RDMA it needs 32 scatter
 //! entries.
 //!
 //! ```text
@@ -12,71 +12,75 @@
 //!   spare: on the stack, or taken by one writer, or no longer a home and not all free yet
 //! ```
 //!
-//! An *extent* is 16 pages of the disk in a row, 64 KiB, or 16 frames. Each extent of pages has one extent of
-//! frames as its *home*, in which each page has its own *place*. At first homes lie in the order of the disk.
-//! All other extents of frames are *spare*.
+//! An *extent* is 16 adjacent pages of the disk (64 KiB), or 16 adjacent frames. Each extent of pages has one
+//! extent of frames as its *home*, in which each page has its own *place*. At first, homes are in the order
+//! of the disk. All other extents of frames are *spare*.
 //!
-//! - A write fills a spare extent for each whole extent in it. Publishing makes that extent the home; the old
+//! - A write fills a spare extent for each whole extent in it. Publishing makes that extent the home. The old
 //!   home becomes spare when its last frame is free. Nothing is copied. If all of the home is free (never
-//!   written, or trimmed), the write fills the home itself. The spare extents of one write are used in
-//!   rising order, so that they mostly lie side by side.
-//! - Any other page of a write fills a small frame (a frame of a spare extent when no small one is left), is
-//!   published there, and is then copied to its place. The place is free after the swap unless a reply is
-//!   being sent from it. A second swap publishes the place if the page has not changed meanwhile. The small
-//!   frame is free for the next write and stays in the first cache. `publish.rs` has this part.
-//! - While a reply is sent from the place, the page stays in its small frame. Whatever frees the place,
-//!   the last unpin or a dropped buffer, moves the page to it.
-//! - A thread that sets the free bit of a place reads the table afterwards; a thread that publishes a page
-//!   elsewhere reads the bit afterwards. So one of the two sees both. *Without pins and writers in progress
-//!   every page is at its place*; the tests in `tests/homes.rs` check it after every stress.
-//! - Moving a page is a compare-and-swap from a pinned frame, so an entry that still names that frame has the
-//!   same bytes. A frame in the table is never written, also not by a move. `homes` says where pages should
-//!   be; the table alone says which frame a page has.
+//!   written, or trimmed), the write fills the home itself. A write uses spare extents in ascending order, so
+//!   they are mostly adjacent.
+//! - Any other page of a write fills a small frame (a frame of a spare extent when no small one is left). The
+//!   frame is published, then copied to the page's place. The place is free after the first swap unless a
+//!   reply is being sent from it. A second swap publishes the place if the page has not changed meanwhile.
+//!   The small frame is then free for the next write and still in the first-level cache. `publish.rs`
+//!   contains this part.
+//! - While a reply is sent from the place, the page stays in its small frame. The thread that frees the
+//!   place, by the last unpin or by dropping a buffer, moves the page to it.
+//! - A thread that sets the free bit of a place reads the table afterwards. A thread that publishes a page
+//!   elsewhere reads the bit afterwards. So at least one of the two sees both changes. *Without pins and
+//!   writers in progress every page is at its place*; the tests in `tests/homes.rs` check this after every
+//!   stress test.
+//! - A move pins the page's frame, copies it, and compare-and-swaps the entry. An entry that still contains
+//!   the pinned frame has the same bytes. A frame in the table is never written, not even by a move. `homes`
+//!   contains the intended places; only the table contains the current frame of a page.
 //!
-//! A frame whose bit is set belongs to no thread; the thread that clears the bit owns it. A whole extent is
-//! taken by clearing all 16 bits in one step, which also changes its generation, so a thread with an older
-//! view of it fails.
+//! A place whose bit is set belongs to no thread; the thread that clears the bit owns the place. A whole
+//! extent is taken by clearing all 16 bits in one step, which also changes its generation. A thread that
+//! compares with an older state fails.
 //!
-//! Result, without pins: 128 KiB are 1 segment, or 2 after large writes have moved extents; 1 MiB is at most
-//! 16. An unaligned read has one more.
+//! Result, without pins: a read of 128 KiB has 1 segment, or 2 after large writes have moved extents; a read
+//! of 1 MiB has at most 16. An unaligned read has one more.
 //!
 //! Costs:
 //!
-//! - A write of less than an extent is copied once more within the disk: 60 ns from the first cache, plus the
-//!   misses of the place. From 128 MiB on (`UNCACHED_BYTES`) the place is hardly ever cached, so the copy
-//!   uses non-temporal stores: half the time for a place in no cache, 200 ns more for one in a cache.
+//! - A write of less than an extent is copied once more within the disk: 60 ns from the first-level cache,
+//!   plus the cache misses of the place. From 128 MiB on (`UNCACHED_BYTES`) the place is hardly ever cached,
+//!   so the copy uses non-temporal stores. They take half the time for an uncached place, and 200 ns more for
+//!   a cached one.
 //! - Half of a disk's slack is spare extents, half small frames. One 4 KiB page pinned by a slow reader keeps
 //!   the old home, 64 KiB, from becoming spare. Without a spare extent a large write takes small frames.
-//!   `spindle check` prints the sum; memory becomes resident as it is touched.
+//!   `spindle check` prints the sum; memory becomes resident at the first access.
 //!
 //! Rejected alternatives:
 //!
-//! - Fixed places, with spare memory for pages that are away: large overwrites are copied once the spare
-//!   memory is used up.
-//! - Moving pages when a large read finds them away: the first read after random writes has half the rate,
-//!   and a page whose place is taken needs two copies.
-//! - Twice the memory, each page alternating between two places.
-//! - Larger extents: 64 KiB writes are copied and pins keep more memory. Smaller ones: 1 MiB in 32 segments.
+//! - Fixed places, with spare memory for pages outside of their places: large overwrites are copied once the
+//!   spare memory is used up.
+//! - Moving pages when a large read finds them outside of their places: the first read after random writes
+//!   has half the rate, and a page whose place is taken needs two copies.
+//! - Two places for each page, used alternately: twice the memory.
+//! - Larger extents: 64 KiB writes are copied, and pins keep more memory. Smaller extents: 1 MiB in 32
+//!   segments.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{FRAME, FRESH_BATCH};
 
-/// Pages of an extent: see "Rejected alternatives" above.
+/// Pages of an extent; for larger and smaller ones see "Rejected alternatives" above.
 pub(super) const EXTENT_PAGES: u32 = 16;
 /// No extent: end of the stack. Extent 0 is never used, as it contains frame 0.
 const NO_EXTENT: u32 = 0;
-/// The bits of all places: each is free.
+/// The bits of all places: every place is free.
 const FREE_ALL: u64 = (1 << EXTENT_PAGES) - 1;
 const OWNER_SHIFT: u32 = EXTENT_PAGES;
-/// Owner: number of the extent of pages plus 1; 0: none. Pages are fewer than 2^32, so 28 bits are enough.
+/// Owner: index of the extent of pages plus 1 (0: none). Pages are fewer than 2^32, so 28 bits are enough.
 const OWNER_MASK: u64 = (1 << 28) - 1;
 /// The extent is a home that was taken as a whole for a write and is not published yet.
 const CLAIMED: u64 = 1 << 44;
 /// Added to a state for its next generation; the generation is bits 63:45.
 const GENERATION_UNIT: u64 = 1 << 45;
 
-/// Numbers of extents and frames of a store.
+/// Counts of extents and frames of a store.
 pub(super) struct Layout {
     /// Extents that are homes of pages.
     pub(super) homes: u64,
@@ -108,14 +112,14 @@ impl ExtentState {
         self.0 & FREE_ALL
     }
 
-    /// The extent of pages whose home this extent is, or was last. `None`: it has been spare since.
+    /// Returns the extent of pages whose home this extent is, or was last. `None` for a spare extent.
     fn owner(self) -> Option<u32> {
         let owner = (self.0 >> OWNER_SHIFT) & OWNER_MASK;
         // Does not fail: 28 bits.
         u32::try_from(owner).ok()?.checked_sub(1)
     }
 
-    /// The state with every place taken, in the next generation.
+    /// Returns the state with every place taken, in the next generation.
     fn taken(self) -> ExtentState {
         ExtentState((self.0 & !FREE_ALL).wrapping_add(GENERATION_UNIT))
     }
@@ -130,15 +134,15 @@ impl ExtentState {
 pub(super) struct Extents {
     /// State of each extent of frames; that of extent 0 is never used.
     words: Box<[AtomicU64]>,
-    /// Home of each extent of pages.
+    /// Home of each extent of pages: index of an extent of frames.
     homes: Box<[AtomicU32]>,
     /// For each extent on the stack of spare extents, the one below it.
     below: Box<[AtomicU32]>,
     /// Top of the stack (low 32 bits), and a count of its changes (high 32 bits).
     top: AtomicU64,
-    /// Number of extents on the stack; may differ while another thread changes it.
+    /// Count of extents on the stack; briefly inexact while another thread pushes or pops.
     spare_count: AtomicU32,
-    /// Homes that were taken for writes which are not published yet.
+    /// Count of homes that were taken for writes which are not published yet.
     claimed_count: AtomicU32,
 }
 
@@ -162,17 +166,18 @@ impl Extents {
         extents
     }
 
-    /// Bytes of the tables.
+    /// Returns the bytes of the tables.
     pub(super) fn bytes_for(homes: u64, spares: u64) -> u64 {
         homes * 4 + (homes + spares + 1) * 12
     }
 
-    /// Number of frames in all extents, extent 0 included: the first small frame.
+    /// Returns the count of frames in all extents, extent 0 included. This is the index of the first small
+    /// frame.
     pub(super) fn frames(&self) -> u32 {
         u32::try_from(self.words.len()).map_or(u32::MAX, |extents| extents.saturating_mul(EXTENT_PAGES))
     }
 
-    /// Frame number of the place of `page` in its home.
+    /// Returns the frame index of the place of `page` in its home.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "a page's place in its extent")]
     pub(super) fn place_of(&self, page: usize) -> u32 {
@@ -180,7 +185,8 @@ impl Extents {
         home * EXTENT_PAGES + (page as u32) % EXTENT_PAGES
     }
 
-    /// Takes the place of `page` in its home if it is free.
+    /// Takes the place of `page` in its home if it is free, and returns its frame index. `None` when the
+    /// place is taken or the home has changed.
     pub(super) fn claim(&self, page: usize) -> Option<u32> {
         let frame = self.place_of(page);
         let (word, bit) = (&self.words[(frame / EXTENT_PAGES) as usize], 1 << (frame % EXTENT_PAGES));
@@ -195,7 +201,7 @@ impl Extents {
         None
     }
 
-    /// Takes the home of `x` as a whole for a write, if all of it is free.
+    /// Takes the home of `x` as a whole for a write, if all of it is free. Returns the index of the home.
     pub(super) fn claim_home(&self, x: u32) -> Option<u32> {
         let home = self.homes[x as usize].load(Ordering::SeqCst);
         let word = &self.words[home as usize];
@@ -210,27 +216,28 @@ impl Extents {
         is_taken.then_some(home)
     }
 
-    /// Frames of spare extents minus those of claimed homes: until a claimed home is published, other writes
-    /// to its pages need spare frames. Approximate, as other cores change both counts.
+    /// Returns the count of frames of spare extents minus those of claimed homes. Until a claimed home is
+    /// published, other writes to its pages need spare frames. Approximate, as other cores change both
+    /// counts.
     pub(super) fn spare_frames(&self) -> u64 {
         let [spare, claimed] = [&self.spare_count, &self.claimed_count].map(|n| n.load(Ordering::Relaxed));
         u64::from(spare.saturating_sub(claimed)) * u64::from(EXTENT_PAGES)
     }
 
-    /// Called when a claimed home is published or given back. The caller still has places of it, so no other
-    /// thread can claim it.
+    /// Clears the claimed flag if it is set. Called when a claimed home is published or freed. The caller
+    /// still owns places of the home, so no other thread can claim it.
     pub(super) fn end_claim(&self, extent: u32) {
         if self.words[extent as usize].fetch_and(!CLAIMED, Ordering::SeqCst) & CLAIMED != 0 {
             self.claimed_count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Gives back the places `free` of `extent`. Returns the extent of pages whose home `extent` is, if any.
-    /// An extent that is no home and free as a whole becomes spare.
+    /// Frees the places `free` (bits) of `extent`. Returns the extent of pages whose home `extent` is, if
+    /// any. An extent that is not a home and completely free becomes spare.
     pub(super) fn put(&self, extent: u32, free: u64) -> Option<u32> {
         let word = &self.words[extent as usize];
-        // Before the places are free: afterwards another thread may claim the home, and the flag is that
-        // thread's. Until then the caller has places of it, so no thread can.
+        // The claim ends before the places are freed. Afterwards another thread may claim the home and set
+        // the flag. Until then the caller owns places of the home, so no thread can claim it.
         if word.load(Ordering::Relaxed) & CLAIMED != 0 {
             self.end_claim(extent);
         }
@@ -247,7 +254,8 @@ impl Extents {
         self.homes[x as usize].load(Ordering::SeqCst) == extent
     }
 
-    /// Makes `extent`, all of whose frames the caller has, the home of `x`.
+    /// Makes `extent` the home of `x`. The caller owns all frames of `extent`. The old home becomes spare
+    /// when it is completely free.
     pub(super) fn set_home(&self, extent: u32, x: u32) {
         self.end_claim(extent);
         let word = &self.words[extent as usize];
@@ -260,9 +268,9 @@ impl Extents {
         }
     }
 
-    /// Puts an extent on the stack if all of it is free and it is no home. The thread that frees the last
-    /// place checks afterwards whether the extent is a home; the thread that replaces a home checks its
-    /// places afterwards. One of them finds both conditions.
+    /// Pushes an extent onto the stack if all of it is free and it is not a home. The thread that frees the
+    /// last place checks afterwards whether the extent is a home. The thread that replaces a home checks its
+    /// places afterwards. So at least one of them finds both conditions true.
     fn push_if_spare(&self, extent: u32) {
         let word = &self.words[extent as usize];
         let seen = ExtentState(word.load(Ordering::SeqCst));
@@ -280,8 +288,8 @@ impl Extents {
         let mut top = self.top.load(Ordering::Relaxed);
         loop {
             self.below[extent as usize].store(extent_of(top), Ordering::Relaxed);
-            // The thread that pops `extent` must see `below`, and all reads of the frames must come before
-            // that.
+            // The thread that pops `extent` must see `below`. This thread's reads of the frames must come
+            // before the pop.
             match self.top.compare_exchange_weak(
                 top,
                 next_top(top, extent),
@@ -321,8 +329,8 @@ fn extent_of(top: u64) -> u32 {
     top as u32
 }
 
-/// The next value of `top`. The count protects against ABA: an extent that was popped and pushed again is not
-/// mistaken for the earlier top.
+/// Returns the next value of `top`. The count protects against ABA: an extent that was popped and pushed
+/// again is not mistaken for the earlier top.
 fn next_top(top: u64, extent: u32) -> u64 {
     (top >> 32).wrapping_add(1) << 32 | u64::from(extent)
 }

@@ -1,4 +1,5 @@
-//! Changing pages: publishing written frames, zeroing, and moving pages to their places.
+//! Changes of pages: freeing frames, publishing written frames, compare-and-write, zeroing, and moving pages
+//! to their places.
 //!
 //! ```text
 //!   small frame S filled -> entry = S, pinned by the writer -> the old frame is the page's place, and free:
@@ -6,13 +7,14 @@
 //!   otherwise the page stays at S; the thread that frees its place moves the page to it
 //! ```
 //!
-//! The bit of a free place ([`Extents`]) is set, or one thread owns the place. A thread that sets the bit
-//! reads the table afterwards; a thread that publishes a page away from its place reads the bit afterwards.
-//! One of them sees both and moves the page, so a page is away only while its place is in use.
+//! The bit of a free place ([`Extents`]) is set; any other place is in the table, pinned, or owned by one
+//! thread. A thread that sets the bit reads the table afterwards. A thread that publishes a page outside of
+//! its place reads the bit afterwards. At least one of them sees both changes and moves the page. So a page
+//! is outside of its place only while the place is in use.
 
 use super::*;
 
-/// Collects freed frames, so that those of one extent are given back in one step.
+/// Collects freed places, so that those of one extent are freed in one step. Small frames are freed at once.
 struct Freed<'a> {
     core: &'a FrameCore,
     extent: u32,
@@ -52,9 +54,9 @@ impl FrameStore {
     }
 }
 
-/// Giving back frames.
+/// Freeing frames.
 impl FrameCore {
-    /// Gives back a frame that is in no entry and has no pin.
+    /// Frees a frame that is in no entry and has no pin.
     #[inline]
     pub(super) fn put_frame(&self, frame: u32) {
         if self.store.is_small(frame) {
@@ -64,20 +66,20 @@ impl FrameCore {
         }
     }
 
-    /// Gives back frames in a row that are in no entry and have no pin; those of one extent in one step.
+    /// Frees adjacent frames that are in no entry and have no pin; those of one extent in one step.
     pub(super) fn put_frames(&self, frames: std::ops::Range<u32>) {
         let mut freed = Freed::new(self);
         frames.for_each(|frame| freed.push(frame));
         freed.flush();
     }
 
-    /// Gives back a whole extent that was taken for a write.
+    /// Frees a whole extent that was taken for a write.
     #[cold]
     pub(super) fn put_extent(&self, extent: u32) {
         self.put_places(extent, (1 << EXTENT_PAGES) - 1);
     }
 
-    /// Gives back places of an extent. Pages that were published elsewhere meanwhile are moved to them.
+    /// Frees places (bits) of an extent. Pages that were published elsewhere meanwhile are moved to them.
     #[cold]
     fn put_places(&self, extent: u32, places: u64) {
         let Some(x) = self.store.extents.put(extent, places) else { return };
@@ -94,7 +96,7 @@ impl FrameCore {
             if frame == NONE || frame == self.store.extents.place_of(page) {
                 return;
             }
-            // If the place is taken, the thread that frees it calls this.
+            // If the place is taken, the thread that frees it calls this function.
             let Some(place) = self.store.extents.claim(page) else { return };
             if self.move_to(page, place) {
                 return;
@@ -105,15 +107,15 @@ impl FrameCore {
         }
     }
 
-    /// Moves the page to `place`, which the caller has claimed. False when the page has no frame or another
-    /// home now.
+    /// Moves the page to `place`, which the caller has claimed. Returns false when the page has no frame any
+    /// more, or another home.
     fn move_to(&self, page: usize, place: u32) -> bool {
         loop {
             let frame = self.store.pin(page);
             if frame == NONE {
                 return false;
             }
-            // After the pin: a thread that replaces the home does so before it changes the entries.
+            // Read after the pin: a thread that replaces the home does this before it changes the entries.
             let is_home = self.store.extents.place_of(page) == place;
             let is_moved = is_home && {
                 self.store.copy_frame(frame, place);
@@ -126,8 +128,8 @@ impl FrameCore {
         }
     }
 
-    /// Puts `place` into the entry if it names `frame`, which the caller has pinned and copied to `place`.
-    /// False when the entry names another frame.
+    /// Puts `place` into the entry of `page` if the entry contains `frame`, which the caller has pinned and
+    /// copied to `place`. Returns false when the entry contains another frame.
     fn replace(&self, page: usize, frame: u32, place: u32) -> bool {
         let before = self.exchange(page, frame, place);
         if let Some(before) = before {
@@ -140,7 +142,8 @@ impl FrameCore {
 
 /// Publishing and zeroing.
 impl FrameCore {
-    /// Publishes `buf`, which [`FrameCore::take`] gave for the same `offset`. Each page changes in one step.
+    /// Publishes `buf`, which [`FrameCore::take`] returned for the same `offset`. Each page changes in one
+    /// step.
     ///
     /// # Panics
     /// When `buf` is not from `take` of this handle, or was taken for another offset within a page, or the
@@ -192,7 +195,7 @@ impl FrameCore {
         let result = self.publish_pages(offset, buf.bytes, head, tail.as_deref(), expected);
         if result.is_err() {
             buf.tail = tail;
-            return result; // dropping `buf` gives the frame back
+            return result; // dropping `buf` frees the frame
         }
         if let Some(tail) = tail {
             self.tails.put(tail);
@@ -214,7 +217,7 @@ impl FrameCore {
         let segments = std::iter::once(head).chain(tail.iter().flat_map(|tail| tail.0.iter().copied()));
         let frames = segments.flat_map(|segment| self.store.frames_of(segment));
         let mut freed = Freed::new(self);
-        // Pages before this one belong to the last whole extent.
+        // End (exclusive) of the last whole extent; pages before it are part of that extent.
         let mut whole_end = 0;
         for ((page, skip, step), frame) in Self::pages(offset, bytes).zip(frames) {
             if page >= whole_end && self.is_whole(page, frame, end) {
@@ -225,8 +228,8 @@ impl FrameCore {
             if page < whole_end {
                 let old = self.store.table[page].swap(u64::from(frame), Ordering::SeqCst);
                 self.retire(Entry(old), |frame| freed.push(frame));
-                // Another core has replaced the home since: no other thread would move these pages to the new
-                // one.
+                // If another core has replaced the home since, no other thread moves these pages to the new
+                // home.
                 if page + 1 == whole_end && self.store.extents.place_of(page) != frame {
                     freed.flush();
                     (whole_end - EXTENT_PAGES as usize..whole_end).for_each(|page| self.bring_home(page));
@@ -241,9 +244,9 @@ impl FrameCore {
         Ok(())
     }
 
-    /// True when a whole extent begins at `page` and at `frame`, and the buffer has all of it. `end` is the
-    /// page behind the buffer's last whole page. [`FrameCore::take`] gives extents for whole extents only,
-    /// but a buffer may be truncated.
+    /// Returns true when a whole extent begins at `page` and at `frame`, and the buffer contains all of it.
+    /// `end` is the page behind the buffer's last whole page. [`FrameCore::take`] uses extents for whole
+    /// extents of pages only, but a buffer may be truncated.
     fn is_whole(&self, page: usize, frame: u32, end: usize) -> bool {
         page.is_multiple_of(EXTENT_PAGES as usize)
             && frame.is_multiple_of(EXTENT_PAGES)
@@ -251,13 +254,14 @@ impl FrameCore {
             && page + EXTENT_PAGES as usize <= end
     }
 
-    /// Publishes a full page in `frame`, then moves it to its place if that is free.
+    /// Publishes a full page in `frame`, then copies it to its place and publishes that, if the place is
+    /// free.
     #[inline]
     fn swap(&self, page: usize, frame: u32) {
         let store = &*self.store;
         let entry = &store.table[page];
-        // With a pin of this thread: until it is dropped, the frame is not free, so it cannot be published at
-        // this page again with other bytes.
+        // The entry includes a pin of this thread. Until the pin is dropped, the frame is not free, so it
+        // cannot be published at this page again with other bytes.
         let here = u64::from(frame) | PIN;
         let old = Entry(entry.swap(here, Ordering::SeqCst));
         let place = old.frame();
@@ -271,8 +275,8 @@ impl FrameCore {
         }
     }
 
-    /// [`FrameCore::swap`] when the entry has changed while `frame` was copied to `place`: others have pinned
-    /// `frame`, or another frame has replaced it.
+    /// Completes [`FrameCore::swap`] when the entry has changed during the copy of `frame` to `place`: other
+    /// threads have pinned `frame`, or another frame has replaced it.
     #[cold]
     fn finish_swap(&self, page: usize, frame: u32, place: u32) {
         if !self.replace(page, frame, place) {
@@ -281,8 +285,8 @@ impl FrameCore {
         self.unpin(page, frame);
     }
 
-    /// [`FrameCore::swap`] when the page cannot move at once: `frame`, which the caller has pinned, has
-    /// replaced `old` in the entry.
+    /// Completes [`FrameCore::swap`] when the page cannot move at once. `frame`, which the caller has pinned,
+    /// has replaced `old` in the entry.
     #[cold]
     fn publish_away(&self, page: usize, frame: u32, old: Entry) {
         self.retire(old, |old| self.put_frame(old));
@@ -293,8 +297,8 @@ impl FrameCore {
         self.bring_home(page);
     }
 
-    /// Accounts for the replaced entry `old`: counts the page if it had no frame, else passes the old frame
-    /// to `put` if it has no pins.
+    /// Increments `pages_used` if the replaced entry `old` had no frame. Otherwise retires the old frame, and
+    /// passes it to `put` if it has no pins.
     #[inline]
     fn retire(&self, old: Entry, mut put: impl FnMut(u32)) {
         if old.frame() == NONE {
@@ -305,7 +309,8 @@ impl FrameCore {
     }
 
     /// Completes `frame`, whose bytes `skip .. skip + step` are new, with the rest of the page on the disk,
-    /// and publishes it. Repeats when another core has changed the page meanwhile.
+    /// and publishes it. Repeats this when another core has changed the page meanwhile. Fails with
+    /// [`SwapError::Differs`] when the old bytes there differ from `expected`.
     fn merge(
         &self,
         page: usize,
@@ -324,7 +329,7 @@ impl FrameCore {
             if !differs {
                 self.store.complete(frame, old_bytes, skip, step);
             }
-            // While `old` is pinned, or is `NONE`, an entry that names it still has the same bytes.
+            // While `old` is pinned, or is `NONE`, an entry that contains it still has the same bytes.
             let published = if differs { None } else { self.exchange(page, old, frame) };
             if let Some(before) = published {
                 self.retire(before, |old| self.put_frame(old));
@@ -342,7 +347,8 @@ impl FrameCore {
         }
     }
 
-    /// Puts `frame` into the entry of `page` if the entry names `old`. Returns the replaced entry.
+    /// Puts `frame` into the entry of `page` if the entry contains `old`. Returns the replaced entry, else
+    /// `None`.
     fn exchange(&self, page: usize, old: u32, frame: u32) -> Option<Entry> {
         let entry = &self.store.table[page];
         let mut seen = entry.load(Ordering::Relaxed);
@@ -356,9 +362,9 @@ impl FrameCore {
     }
 
     /// Makes `offset .. offset + bytes` read as zeroes and frees the frames of whole pages in it. With
-    /// `is_released`, the memory of frames without pins is given back to the kernel, unless the disk lies on
-    /// reserved huge pages or is registered with a device. False when no frame was free for a page that is
-    /// zeroed in part: pages before it are zeroed, and the caller tries again later.
+    /// `is_released`, the memory of frames without pins is released to the kernel, unless the disk is on
+    /// reserved huge pages or registered with a device. Returns false when no frame was free for a page that
+    /// is zeroed in part: the pages before it are zeroed, and the caller tries again later.
     ///
     /// # Panics
     /// When the range is outside of the disk.
@@ -371,7 +377,7 @@ impl FrameCore {
                 if Entry(self.store.table[page].load(Ordering::Relaxed)).frame() == NONE {
                     continue;
                 }
-                // Freed pages first: a page that is zeroed in part may need one of their frames.
+                // Freed frames first: a page that is zeroed in part may need one of them.
                 self.release_run(std::mem::take(&mut run));
                 let Some(mut buf) = self.take(page as u64 * FRAME + u64::from(skip), step) else {
                     return false;
@@ -387,10 +393,10 @@ impl FrameCore {
             }
             self.store.pages_used.fetch_sub(1, Ordering::Relaxed);
             if !self.store.retire(before) {
-                continue; // a reply is being sent from it; its pin gives it back
+                continue; // a reply is being sent from the frame; the drop of its pin frees it
             }
             if is_released {
-                // No other thread uses the frame until it is given back; runs of frames are released with one
+                // No other thread uses the frame until it is freed. Adjacent frames are released with one
                 // call.
                 if old == run.end {
                     run.end += 1;
