@@ -60,6 +60,14 @@ pub struct BenchTargetArgs {
     /// Write a pattern with address and generation into each block; check each read, and all data at the end
     #[arg(long)]
     pub verify: bool,
+    /// Read pages that the target has in its cache by RDMA, without the target's CPU; for targets of Spindle
+    /// with rdma.optimistic_port, and reads of 4 KiB
+    #[arg(long)]
+    pub optimistic: bool,
+    /// Most pages of which each queue remembers where the target has them, 24 bytes each
+    #[arg(long, value_name = "N", default_value_t = 1 << 18, value_parser = at_least_one)]
+    #[arg(requires = "optimistic")]
+    pub optimistic_pages: usize,
     /// The NQN of this host; default: one derived from this machine
     #[arg(long, value_name = "NQN")]
     pub hostnqn: Option<String>,

@@ -283,6 +283,13 @@ fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
         let (address, nqn) = (result.run.address.as_deref(), result.run.nqn.as_deref());
         say!("{}, {} at {}", result.run.summary(), nqn.unwrap_or_default(), address.unwrap_or_default());
         say!("{}", report::table::render(&[("bench", result)]));
+        if let Some(counts) = extras.get("optimistic") {
+            say!(
+                "optimistic reads: {} accepted, {} repeated as ordinary reads",
+                counts["accepted"],
+                counts["rejected"]
+            );
+        }
         if args.verify {
             let wrong = if tally.mismatches == 0 { "none" } else { "NOT ALL" };
             say!(

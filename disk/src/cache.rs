@@ -42,7 +42,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use spindle_reactor::mem::{Area, Pages};
+use spindle_reactor::mem::{Area, CacheFrames, Pages};
 
 use self::shared::Shared;
 use self::switch::{Switch, SwitchedCore};
@@ -113,13 +113,15 @@ pub struct CacheSpec {
     pub read_ahead: u32,
     /// Kind of memory pages to allocate.
     pub pages: Pages,
+    /// Clients can read the pages by RDMA: each frame has a seal.
+    pub has_seals: bool,
 }
 
 impl CacheSpec {
     /// Returns settings with [`CacheMode::Shared`] and without read-ahead.
     #[must_use]
     pub const fn new(bytes: u64, policy: PolicyKind, pages: Pages) -> CacheSpec {
-        CacheSpec { bytes, policy, mode: CacheMode::Shared, read_ahead: 0, pages }
+        CacheSpec { bytes, policy, mode: CacheMode::Shared, read_ahead: 0, pages, has_seals: false }
     }
 
     /// Returns the bytes of memory of a full cache, including its tables.
@@ -269,6 +271,11 @@ impl DiskSource for CachedDisk {
             counts: shared.counts.totals(),
             by_host: shared.counts.by_host(),
         })
+    }
+
+    fn sealed_frames(&self) -> Option<Arc<CacheFrames>> {
+        let shared = self.switch.wanted()?;
+        shared.spec.has_seals.then(|| Arc::clone(&shared.frames))
     }
 
     fn area(&self) -> Option<Area> {

@@ -2,8 +2,9 @@
 //! and health of a disk.
 
 use std::any::Any;
+use std::sync::Arc;
 
-use spindle_reactor::mem::{Area, Pool};
+use spindle_reactor::mem::{Area, CacheFrames, Pool};
 
 use crate::cache::{CacheChange, CacheSpec, CacheUse};
 use crate::{Disk, Geometry};
@@ -251,6 +252,12 @@ pub trait DiskSource: Send + Sync {
     /// Returns the settings and counters of the cache; `None` without a cache.
     fn cache(&self) -> Option<CacheUse> {
         self.inner()?.cache()
+    }
+
+    /// Returns the frames of the cache, if clients may read them without the target's CPU
+    /// ([`CacheSpec::has_seals`]). `None`: they may not, or there is no cache.
+    fn sealed_frames(&self) -> Option<Arc<CacheFrames>> {
+        self.inner()?.sealed_frames()
     }
 
     /// Returns the disk's own memory for data of commands, for registration with network and storage devices.

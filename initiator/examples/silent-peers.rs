@@ -57,6 +57,7 @@ fn make_queue_pair(id: &CmId) -> Result<(QueuePair, CompletionQueue, u8), Box<dy
     let completions = CompletionQueue::new(device, 4, 0, None)?;
     let config = QueuePairConfig {
         cq: &completions,
+        domain: None,
         srq: None,
         send_wr: 1,
         recv_wr: 1,

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nvme_spec::fabrics::ConnectInvalid;
+use nvme_spec::optimistic::OptimisticStatus;
 use nvme_spec::rdma::CmStatus;
 use nvme_spec::status::Status;
 use spindle_rdma::host;
@@ -55,6 +56,9 @@ pub enum RdmaRefusal {
     /// Rejected by the target with an NVMe/RDMA status.
     #[error("the target refused: {}", .0.reason())]
     Status(CmStatus),
+    /// Rejected by the target's service for optimistic reads.
+    #[error("the target refused: {}", .0.reason())]
+    Optimistic(OptimisticStatus),
     /// Rejected with a reason code of the RDMA connection manager.
     #[error("it was refused (reason {0})")]
     Other(i32),
@@ -156,8 +160,7 @@ pub enum Error {
         /// Name of the step.
         step: &'static str,
     },
-    /// The memory of admin data, or of the capsules and completion queue entries of an RDMA queue, could not
-    /// be allocated.
+    /// Buffers for admin data could not be allocated.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The epoll instance could not be created or used.

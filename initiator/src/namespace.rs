@@ -89,6 +89,12 @@ impl Namespace {
         self.blocks.saturating_mul(u64::from(self.block_bytes()))
     }
 
+    /// Returns the offset in bytes of a block.
+    #[inline]
+    pub(crate) fn offset(&self, lba: u64) -> u64 {
+        lba.saturating_mul(u64::from(self.block_bytes()))
+    }
+
     /// Converts bytes to blocks; `None` unless they are 1 to 65,536 whole blocks.
     #[inline]
     #[must_use]

@@ -22,6 +22,7 @@ use spindle_transport::host::{self, HostData};
 
 use crate::error::Loss;
 use crate::link::{Link, LinkEvent};
+use crate::optimistic::{Optimistic, OptimisticCounts, Outcome, RdmaReader};
 
 /// Polling time of a wait before it sleeps: a few round trips of a fast target, in which most commands
 /// complete.
@@ -180,6 +181,8 @@ pub(crate) struct Qpair {
     quiet_since: Nanos,
     command_timeout: Nanos,
     loss: Option<Loss>,
+    /// `None`: the queue is not attached.
+    optimistic: Option<Box<Optimistic<RdmaReader>>>,
 }
 
 impl Qpair {
@@ -195,7 +198,102 @@ impl Qpair {
             quiet_since: Nanos::ZERO,
             command_timeout: options.command_timeout.map_or(Nanos::MAX, Nanos::from),
             loss: None,
+            optimistic: None,
         }
+    }
+
+    /// Attaches the queue: reads of one page are optimistic where possible.
+    pub(crate) fn set_optimistic(&mut self, optimistic: Optimistic<RdmaReader>) {
+        self.optimistic = Some(Box::new(optimistic));
+    }
+
+    /// Returns true when the queue must be polled in every turn, as its socket does not show all completions.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.optimistic.is_some() || self.link.socket().is_none()
+    }
+
+    /// Returns the counts of optimistic reads; `None`: the queue is not attached.
+    pub(crate) fn optimistic_counts(&self) -> Option<OptimisticCounts> {
+        self.optimistic.as_ref().map(|optimistic| optimistic.counts())
+    }
+
+    /// As [`Qpair::submit`], for a Read into `buf` of the bytes from `offset` on. The read is optimistic if
+    /// that is possible.
+    #[inline]
+    pub(crate) fn submit_read(&mut self, sqe: Sqe, offset: u64, buf: Buf) -> Result<Ticket, Refused> {
+        match &self.optimistic {
+            None => self.submit(sqe, HostData::FromController(buf)),
+            Some(_) => self.submit_attached_read(sqe, offset, buf),
+        }
+    }
+
+    fn submit_attached_read(&mut self, mut sqe: Sqe, offset: u64, buf: Buf) -> Result<Ticket, Refused> {
+        let Some(slot) = self.entries.next_slot().filter(|_| self.is_up()) else {
+            return self.submit(sqe, HostData::FromController(buf));
+        };
+        let Some(optimistic) = &mut self.optimistic else {
+            return self.submit(sqe, HostData::FromController(buf));
+        };
+        let page = optimistic.page(sqe.nsid(), offset, buf.len());
+        sqe.cid.set(cid_of(slot));
+        let buf = match page {
+            None => buf,
+            Some(page) => match optimistic.try_read(slot.index(), page, sqe, buf) {
+                Err(buf) => buf,
+                Ok(()) => {
+                    let _ = self.entries.insert(Entry::Waiting);
+                    self.outstanding += 1;
+                    return Ok(Ticket(slot));
+                }
+            },
+        };
+        let ticket = self.submit(sqe, HostData::FromController(buf))?;
+        if let Some(optimistic) = &mut self.optimistic {
+            optimistic.note(ticket.index(), page);
+        }
+        Ok(ticket)
+    }
+
+    /// Tells the directory of optimistic reads that bytes from `offset` on will change.
+    #[inline]
+    pub(crate) fn note_write(&mut self, nsid: u32, offset: u64, bytes: usize) {
+        if let Some(optimistic) = &mut self.optimistic {
+            optimistic.on_write(nsid, offset, bytes);
+        }
+    }
+
+    /// Takes the optimistic reads that have ended; rejected ones are sent as ordinary reads. Returns true if
+    /// there was any.
+    fn poll_optimistic(&mut self, now: Nanos) -> bool {
+        let Qpair { link, entries, ready, outstanding, optimistic: Some(optimistic), .. } = self else {
+            return false;
+        };
+        let has_come = optimistic.poll(now, |index, outcome| {
+            let Some(slot) = entries.slot_at(index) else { return };
+            let done = match outcome {
+                Outcome::Accepted(buf) => {
+                    Entry::Done(Ok(()), Cqe::new(cid_of(slot), Status::SUCCESS), Some(buf))
+                }
+                Outcome::Repeat(sqe, buf) => match link.submit(sqe, HostData::FromController(buf)) {
+                    Ok(()) => return,
+                    Err((_, data)) => {
+                        let cqe = Cqe::new(cid_of(slot), Status::HOST_PATHING_ERROR);
+                        Entry::Done(Err(Failure::Lost), cqe, data.into_buffer())
+                    }
+                },
+            };
+            if let Some(entry) = entries.get_mut(slot) {
+                *entry = done;
+                *outstanding -= 1;
+                ready.push_back(slot);
+            }
+        });
+        if has_come {
+            self.link.send();
+            self.quiet_since = now;
+            self.remove_taken();
+        }
+        has_come
     }
 
     /// Queues a command and sets its CID. The next `send` or `turn` sends the command.
@@ -214,6 +312,9 @@ impl Qpair {
         // Cannot fail: `next_slot` has returned a free slot.
         let _ = self.entries.insert(Entry::Waiting);
         self.outstanding += 1;
+        if let Some(optimistic) = &mut self.optimistic {
+            optimistic.note(slot.index(), None);
+        }
         Ok(Ticket(slot))
     }
 
@@ -226,13 +327,14 @@ impl Qpair {
     /// connection ended; an abort by this host may not count. Returns false after the end was reported.
     #[inline]
     pub(crate) fn turn(&mut self, batch: &mut RxBatch, now: Nanos) -> bool {
-        let Qpair { link, entries, ready, outstanding, loss, .. } = self;
+        let Qpair { link, entries, ready, outstanding, loss, optimistic, .. } = self;
         if loss.is_some() {
             return false;
         }
         let before = *outstanding;
         let mut ended = None;
-        let has_come = link.turn(batch, now, |event, is_open| match event {
+        let mut learner = optimistic.as_deref_mut();
+        let mut has_come = link.turn(batch, now, |event, is_open| match event {
             LinkEvent::Completed { cid, cqe, buf, result } => {
                 let Some(slot) = entries.slot_at(usize::from(cid)) else { return };
                 let Some(entry) = entries.get_mut(slot) else { return };
@@ -241,16 +343,24 @@ impl Qpair {
                     Err(Status::HOST_PATHING_ERROR) if !is_open => Err(Failure::Lost),
                     Err(status) => Err(Failure::Status(status)),
                 };
+                if let (Some(learner), Ok(())) = (&mut learner, &result) {
+                    learner.on_read(usize::from(cid), &cqe, buf.as_ref());
+                }
                 *entry = Entry::Done(result, cqe, buf);
                 *outstanding -= 1;
                 ready.push_back(slot);
             }
             LinkEvent::Closed(why) => ended = Some(why),
         });
-        if ended.is_some() {
-            *loss = ended;
+        if let (Some(optimistic), true) = (optimistic, ended.is_some()) {
+            optimistic.end();
         }
-        if *outstanding < before {
+        // Before `loss` is set: reads that are repeated now are lost.
+        has_come |= self.poll_optimistic(now);
+        if ended.is_some() {
+            self.loss = ended;
+        }
+        if self.outstanding < before {
             self.quiet_since = now;
             self.remove_taken();
         } else if !has_come {
@@ -343,7 +453,9 @@ impl Qpair {
             if now >= deadline {
                 return Err(WaitError::TimedOut(timeout));
             }
-            if now - active >= SPIN {
+            // The sleep does not end at the completion of an optimistic read.
+            let is_optimistic = self.optimistic.as_ref().is_some_and(|it| it.in_flight() > 0);
+            if now - active >= SPIN && !is_optimistic {
                 // Sleeps at most 100 ms at a time, so that `check_timeout` runs.
                 let part = (deadline - now).min(Nanos::from_ms(100));
                 self.link.wait_io(part.as_duration(), None);

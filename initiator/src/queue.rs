@@ -12,6 +12,7 @@ use spindle_transport::host::HostData;
 
 use crate::error::Loss;
 use crate::namespace::{BlockRange, Namespace};
+use crate::optimistic::OptimisticCounts;
 use crate::qpair::{Completion, Qpair, Refusal, Refused, Ticket, WaitError};
 
 /// Most ranges of one Dataset Management or Copy command.
@@ -33,13 +34,19 @@ impl IoQueue {
     /// Submits a Read of the blocks from `lba` on, as many as fit in `buf`.
     #[inline]
     pub fn read(&mut self, namespace: &Namespace, lba: u64, buf: Buf) -> Result<Ticket, Refused> {
-        let sqe = |blocks| Sqe::read(0, namespace.nsid, lba, blocks);
-        self.submit_blocks(namespace, buf, sqe, HostData::FromController)
+        match self.blocks(namespace, &buf) {
+            Ok(blocks) => {
+                let sqe = Sqe::read(0, namespace.nsid, lba, blocks);
+                self.qpair.submit_read(sqe, namespace.offset(lba), buf)
+            }
+            Err(why) => Err(Refused::new(why, Some(buf))),
+        }
     }
 
     /// Submits a Write of `buf` to the blocks from `lba` on. `fua`: complete when the data is on the medium.
     #[inline]
     pub fn write(&mut self, namespace: &Namespace, lba: u64, buf: Buf, fua: bool) -> Result<Ticket, Refused> {
+        self.qpair.note_write(namespace.nsid, namespace.offset(lba), buf.len());
         let sqe = |blocks| Sqe::write(0, namespace.nsid, lba, blocks, fua);
         self.submit_blocks(namespace, buf, sqe, HostData::ToController)
     }
@@ -169,6 +176,13 @@ impl IoQueue {
     /// later calls.
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
         self.qpair.wait(ticket, timeout)
+    }
+
+    /// Returns the counts of optimistic reads; `None`: the queue is not attached
+    /// ([`Controller::attach`](crate::Controller::attach)).
+    #[must_use]
+    pub fn optimistic_counts(&self) -> Option<OptimisticCounts> {
+        self.qpair.optimistic_counts()
     }
 
     /// Returns the number of commands without a completion.

@@ -138,7 +138,7 @@ impl QueueSet {
     /// Adds a queue and returns its index in the set. Fails if epoll refuses its socket.
     pub fn add(&mut self, queue: IoQueue) -> Result<usize, Error> {
         let index = self.queues.len();
-        let mode = match queue.qpair.link.socket() {
+        let mode = match queue.qpair.link.socket().filter(|_| !queue.qpair.is_polled()) {
             None => PollMode::Polled,
             Some(socket) => {
                 self.readiness.add(socket, index as u64, Interest::READ).map_err(Error::Watch)?;
@@ -159,6 +159,11 @@ impl QueueSet {
     #[must_use]
     pub fn watched(&self) -> usize {
         self.queues.iter().filter(|entry| matches!(entry.mode, PollMode::Watched(_))).count()
+    }
+
+    /// Returns all queues, by index.
+    pub fn queues(&self) -> impl Iterator<Item = &IoQueue> {
+        self.queues.iter().map(|entry| &entry.queue)
     }
 
     /// Returns queue `index`, to submit commands. The next poll sends them.

@@ -6,11 +6,13 @@
 //! `feature_bits`) and, about once per keep-alive period, one store (`has_traffic`).
 
 use spindle_transport::ConnectionId;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use nvme_spec::nqn::Nqn;
+use nvme_spec::optimistic::Attachment;
 use spindle_reactor::lock::Lock;
+use spindle_reactor::mem::CacheFrames;
 use spindle_transport::Peer;
 
 /// Most I/O queues of one controller: the number of bits in the bit map of [`ControllerShared`].
@@ -67,6 +69,8 @@ pub struct ControllerShared {
     has_traffic: AtomicBool,
     /// True once an I/O queue was connected with a HOSTID other than the admin queue's.
     has_other_host_id: AtomicBool,
+    /// The host has attached to a namespace: completions of its Reads have page references.
+    has_attached: AtomicBool,
     /// Features that I/O queues read: bit 0 = volatile write cache enabled.
     pub feature_bits: AtomicU32,
 }
@@ -92,8 +96,21 @@ impl ControllerShared {
             former_token: AtomicU64::new(0),
             has_traffic: AtomicBool::new(false),
             has_other_host_id: AtomicBool::new(false),
+            has_attached: AtomicBool::new(false),
             feature_bits: AtomicU32::new(1),
         }
+    }
+
+    /// Returns true if completions of Reads have page references, for optimistic reads.
+    #[inline]
+    #[must_use]
+    pub fn has_attached(&self) -> bool {
+        self.has_attached.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether completions of Reads have page references.
+    pub(crate) fn set_attached(&self, has_attached: bool) {
+        self.has_attached.store(has_attached, Ordering::Relaxed);
     }
 
     /// True while I/O commands are accepted.
@@ -292,12 +309,37 @@ pub struct Registry {
     ended: Lock<Vec<Arc<ControllerShared>>>,
     /// HOSTNQN and HOSTID of the hosts with client identifiers 1 to [`HOSTS_KEPT`], in order.
     hosts: Lock<Vec<(Nqn, [u8; 16])>>,
+    /// The service for optimistic reads, if there is one.
+    optimistic: OnceLock<Box<dyn OptimisticService>>,
     /// Start of the next search for a free CNTLID, modulo the length of the range, so that a CNTLID is not
     /// reused at once.
     next: AtomicU32,
 }
 
+/// Admits hosts to caches that they read by RDMA. Called on reactor cores.
+pub trait OptimisticService: Send + Sync {
+    /// Returns the answer to Attach of namespace `nsid` of `controller`, whose cache has `frames`. `None`:
+    /// too many tokens are unused.
+    fn attach(
+        &self,
+        controller: &Arc<ControllerShared>,
+        nsid: u32,
+        frames: Arc<CacheFrames>,
+    ) -> Option<Attachment>;
+}
+
 impl Registry {
+    /// Sets the service for optimistic reads. No effect if there is one already.
+    pub fn set_optimistic(&self, service: Box<dyn OptimisticService>) {
+        let _ = self.optimistic.set(service);
+    }
+
+    /// Returns the service for optimistic reads; `None`: hosts cannot attach.
+    #[must_use]
+    pub fn optimistic(&self) -> Option<&dyn OptimisticService> {
+        self.optimistic.get().map(|service| &**service)
+    }
+
     /// Creates and registers a controller with a free CNTLID of `range` (inclusive). `None`: all are in use.
     pub fn create(
         &self,

@@ -9,7 +9,7 @@ const COMMANDS: u64 = 2000;
 const SEEDS: u64 = 250;
 
 /// What must have happened in each half: what did not was not tested.
-const LEAST: [(&str, u64); 40] = [
+const LEAST: [(&str, u64); 45] = [
     ("reads in place", 10_000),
     ("cache hits", 10_000),
     ("cache misses", 10_000),
@@ -19,6 +19,11 @@ const LEAST: [(&str, u64); 40] = [
     ("written pages", 300),
     ("changed caches", 50),
     ("pages read ahead", 200),
+    ("optimistic reads", 100_000),
+    ("rejected reads", 2000),
+    ("references", 3000),
+    ("frames changed under a read", 300),
+    ("ended optimistic connections", 300),
     ("overlapping reads", 50_000),
     ("overlapping writes", 30_000),
     ("overlapping swaps", 1000),

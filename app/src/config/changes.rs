@@ -75,6 +75,7 @@ impl Plan {
             limits,
             tcp,
             rdma,
+            optimistic_port,
             // Compared below by separate methods.
             disks: _,
             listeners: _,
@@ -90,6 +91,7 @@ impl Plan {
         pool.changes(&previous.pool, &mut changes);
         limits.changes(&previous.limits, &mut changes, &mut settings);
         rdma_changes(&previous.rdma, rdma, &mut changes);
+        compare_fixed(&mut changes, "rdma.optimistic_port", &previous.optimistic_port, optimistic_port);
         tcp.changes(&previous.tcp, &mut changes);
         control.changes(&previous.control, &mut changes);
         log.changes(&previous.log, &mut changes, &mut settings);

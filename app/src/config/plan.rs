@@ -27,6 +27,8 @@ pub struct Plan {
     pub limits: LimitsPlan,
     pub tcp: TcpPlan,
     pub rdma: spindle_rdma::shell::ShellConfig,
+    /// RDMA port for optimistic reads; 0: hosts cannot read caches.
+    pub optimistic_port: u16,
     /// Disks in the file's order; names are unique.
     pub disks: Vec<DiskPlan>,
     /// Listeners in the file's order; names are unique, and so are pairs of transport and address.
@@ -266,8 +268,7 @@ pub struct LogPlan {
     /// Least severe level that is written.
     pub level: tracing::Level,
     pub format: LogFormat,
-    /// Log lines per second and core that peers can cause in the long run; a burst may be 5 seconds' worth.
-    /// Lines beyond that are suppressed, and their count is logged with the next line.
+    /// Most lines per second and core that peers can cause; the rest is counted.
     pub peer_lines_per_s: u32,
 }
 

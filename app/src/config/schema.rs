@@ -466,6 +466,11 @@ static RDMA: &[Key] = &[
         "Most pieces of memory that one RDMA transfer gathers; one that is more scattered takes another \
          transfer. Each makes every entry of every send queue 16 bytes larger.",
     ),
+    key("optimistic_port", Kind::Integer { min: 0, max: 65_535 }, "0").about(
+        "Port on the addresses of the RDMA listeners where initiators of Spindle read pages of [disk.cache] \
+         by RDMA, without this process (docs/extensions.md); 0: none. Each page of a cache takes 8 bytes \
+         more.",
+    ),
 ];
 
 static SUBSYSTEM: &[Key] = &[

@@ -1,5 +1,5 @@
-//! `spindle nvme unbind`: binds drives to the kernel's driver again, and removes their udev rules. With the
-//! last rule it also removes the other files of `bind --persist`.
+//! `spindle nvme unbind`: binds drives to the kernel's driver again, and removes the files that
+//! `bind --persist` wrote.
 
 use spindle_nvme_pcie::PciAddress;
 

@@ -14,6 +14,7 @@
 pub mod conn;
 pub mod control;
 pub mod core_loop;
+mod optimistic;
 mod reconfigurator;
 mod registrar;
 mod store;
@@ -35,6 +36,7 @@ use registrar::{NextSnapshot, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, SignalsInfo};
+use spindle_optimistic::Service;
 use spindle_rdma::shell::{KnownDevices, SharedDevice};
 use spindle_reactor::mailbox::{Remote, mesh};
 use spindle_reactor::net::Listener as Socket;
@@ -233,7 +235,7 @@ fn apply_change(
         let Some(next) = next else { return Ok(result) };
         let (generation, listeners) = (next.generation, reconfigurator.take_listeners());
         running.change_to(reconfigurator.plan(), (next, listeners));
-        if running.wait_until_advertised(generation, is_ending) {
+        if running.wait_until_advertised(generation, is_ending) && running.end_optimistic() {
             return Ok(result);
         }
         let what = "the change is kept, and not in force on all cores yet (memory may be being registered)";
@@ -287,6 +289,8 @@ struct Running {
     advertised: Arc<[AtomicU64]>,
     /// Sends snapshots to the cores once their memory is registered. `None` only in tests.
     registrar: Option<Registrar>,
+    /// `None`: hosts cannot read caches by RDMA.
+    optimistic: Option<Service<optimistic::Owner>>,
 }
 
 impl Running {
@@ -331,7 +335,13 @@ impl Running {
         }
     }
 
-    fn shut_down(self, deadline: Duration) -> Result<(), ServeError> {
+    /// Ends the optimistic connections that the current configuration does not allow. False: not within 10 s.
+    fn end_optimistic(&self) -> bool {
+        self.optimistic.as_ref().is_none_or(Service::check)
+    }
+
+    fn shut_down(mut self, deadline: Duration) -> Result<(), ServeError> {
+        self.optimistic = None;
         self.broadcast(&CoreMessage::Target(Message::Shutdown));
         let end = Instant::now() + deadline;
         let mut is_late = false;
@@ -433,8 +443,9 @@ fn start(
     let core_views = cpus.into_iter().zip(turns).map(|(cpu, turns)| CoreView { cpu, turns }).collect();
     let view = Arc::new(View::new(core_views, loads, registry, (plan, snapshot)));
     let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
+    let optimistic = optimistic::start(plan, rdma.known.clone(), &view)?;
     let registrar = Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?;
-    Ok(Running { remote, threads, stop, view, advertised, registrar: Some(registrar) })
+    Ok(Running { remote, threads, stop, view, advertised, registrar: Some(registrar), optimistic })
 }
 
 /// Waits until each core is ready or one has failed. The result is sorted by core.
@@ -570,6 +581,7 @@ mod tests {
             )),
             advertised: Arc::new([]),
             registrar: None,
+            optimistic: None,
         };
         let error = running.shut_down(Duration::ZERO);
         assert!(matches!(error, Err(ServeError::Drain(Duration::ZERO))), "{error:?}");

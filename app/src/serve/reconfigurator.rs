@@ -378,8 +378,7 @@ impl Reconfigurator {
         super::listen(listeners, &self.snapshot.listeners, &closing)
     }
 
-    /// Returns true if an earlier reload or change removed a TCP listener with the port of `address`, and its
-    /// socket is still open.
+    /// Whether a TCP listener on this port was removed by a reload and its socket is still open.
     fn is_closing(&self, address: SocketAddr) -> bool {
         let has_port = |index: usize| {
             let listener = self.snapshot.listeners.get(index).filter(|listener| !listener.is_open);

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::{BenchResult, PERCENTILES};
 
-/// Returns a result as a JSON object, with the keys listed in the module. No error is expected: each field of
-/// [`Run`](super::Run) can be serialized.
+/// Returns the object of a result. The error is that of serde; each field of [`Run`](super::Run) can be
+/// serialized.
 pub fn render(result: &BenchResult) -> serde_json::Result<Value> {
     let latency = &result.latency;
     let mut latency_us = Map::new();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use initiator::nvme_spec::Nqn;
 use initiator::{
-    Buf, Clock, Completion, Controller, ControllerEvent, IoQueue, Namespace, Nanos, Pages, Pool, QueueSet,
-    Target, ZoneSpec,
+    Buf, Clock, Completion, Controller, ControllerEvent, IoQueue, Namespace, Nanos, OptimisticCounts, Pages,
+    Pool, QueueSet, Target, ZoneSpec,
 };
 use serde_json::{Map, Value, json};
 use spindle_initiator as initiator;
@@ -180,6 +180,16 @@ impl<'a> Engine<'a> {
         self.target.nqn
     }
 
+    /// Returns the counts of optimistic reads of all queues; `None` without `--optimistic`.
+    pub(super) fn optimistic_counts(&self) -> Option<OptimisticCounts> {
+        let counts = self.set.queues().filter_map(IoQueue::optimistic_counts);
+        counts.reduce(|a, b| OptimisticCounts {
+            accepted: a.accepted + b.accepted,
+            rejected: a.rejected + b.rejected,
+            learned: a.learned + b.learned,
+        })
+    }
+
     /// Returns the settings of the run that [`Run`](crate::report::Run) does not contain, for the JSON.
     pub(super) fn extras(&self, args: &BenchTargetArgs) -> Map<String, Value> {
         let mut extras = Map::new();
@@ -189,6 +199,10 @@ impl<'a> Engine<'a> {
         extras.insert("controllers".to_owned(), json!(self.controllers.len()));
         extras.insert("header_digest".to_owned(), json!(args.header_digest));
         extras.insert("data_digest".to_owned(), json!(args.data_digest));
+        if let Some(OptimisticCounts { accepted, rejected, learned }) = self.optimistic_counts() {
+            let counts = json!({ "accepted": accepted, "rejected": rejected, "learned": learned });
+            extras.insert("optimistic".to_owned(), counts);
+        }
         extras.insert("connect_ms".to_owned(), json!((self.connected_in.as_secs_f64() * 1e4).round() / 10.0));
         extras
     }

@@ -7,8 +7,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use initiator::nvme_spec::Nqn;
 use initiator::nvme_spec::log::{SubsystemType, TransportType};
 use initiator::{
-    Controller, Host, IoQueue, NVME_RDMA_PORT, NVME_TCP_PORT, Namespace, Options, RegistrationLimits, Target,
-    TransportKind,
+    Controller, Host, IoQueue, NVME_RDMA_PORT, NVME_TCP_PORT, Namespace, OptimisticOptions, Options,
+    RegistrationLimits, Target, TransportKind,
 };
 use spindle_initiator as initiator;
 
@@ -80,8 +80,13 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
             );
             return Err(BenchError::Size { option: "--qd", value: args.load.qd.to_string(), rule });
         }
-        let depth = if depth == 0 { IDLE_DEPTH.min(controller.depth_max()) } else { depth };
-        queues.push(controller.connect_queue_of(qid, depth)?);
+        let queue_depth = if depth == 0 { IDLE_DEPTH.min(controller.depth_max()) } else { depth };
+        let mut queue = controller.connect_queue_of(qid, queue_depth)?;
+        if args.optimistic && depth > 0 {
+            let options = OptimisticOptions { directory_pages: args.optimistic_pages };
+            controller.attach(&mut queue, &namespace, &options)?;
+        }
+        queues.push(queue);
     }
     Ok(Connected { target, controllers, queues, namespace, connected_in: began.elapsed() })
 }

@@ -19,6 +19,8 @@
 //!   store to one word and a load of another are not.
 //! - A writer that publishes its own page is a filler too. The writer dooms the frame unless it was the only
 //!   writer throughout: one write in flight, and an unchanged sequence.
+//! - A thread that invalidates or evicts a frame breaks its seal before it removes the entry, and a writer
+//!   breaks the seal of each entry that it finds. So no seal of the page is left when the disk changes.
 //! - An entry is removed before its frame is freed. The core that invalidated or evicted the frame removes it
 //!   under a pin, or the frame's filler does. So at most one entry refers to a frame.
 //!
@@ -171,8 +173,8 @@ impl<W: AtomicWord> Index<W> {
         frame_of(entries.fold(u64::MAX, u64::min))
     }
 
-    /// Pins the frame of a page; `None` if the page is not in the cache, or is being filled. Looks up `guess`
-    /// first, a frame from any source: the pin verifies the page.
+    /// Pins the frame of a page; `None` if the page is not in the cache, or is being filled. Looks up the
+    /// frame `guess` first. The guess may have any source, because the pin verifies the page.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the pin through memory")]
     pub fn hit<'a>(&self, words: &'a FrameWords<W>, page: u64, guess: u32) -> Option<Pin<'a, W>> {
@@ -294,6 +296,8 @@ impl<W: AtomicWord> Index<W> {
                 }
                 let frame = frame_of(entry);
                 let (Lookup::Present(pin) | Lookup::Filling(pin)) = words.lookup(frame, buckets.page) else {
+                    // Another thread has invalidated the frame, and may not have broken its seal yet.
+                    words.break_seal(frame);
                     continue;
                 };
                 let heat = words.heat(frame);

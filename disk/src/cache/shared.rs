@@ -85,8 +85,8 @@ pub(super) fn memory_bytes(spec: &CacheSpec) -> u64 {
     let (shards, shard_frames) = shape(spec.bytes);
     let lists = if spec.mode == CacheMode::Exclusive { 2 } else { 1 };
     let frames = shards * shard_frames;
-    // 16: page (8 bytes) and state word (8 bytes) of a frame.
-    let each = u64::from(FRAME_BYTES) + 16 + lists * LIST_BYTES;
+    // 16: page (8 bytes) and state word (8 bytes) of a frame; 8: its seal.
+    let each = u64::from(FRAME_BYTES) + 16 + 8 * u64::from(spec.has_seals) + lists * LIST_BYTES;
     let ghosts = u64::from(shards) * Ghost::bytes_for(shard_frames);
     let sizes = Sizes::bytes_for(frames);
     u64::from(frames) * each + ghosts + sizes + Index::<std::sync::atomic::AtomicU64>::bytes_for(frames)
@@ -107,7 +107,7 @@ pub(super) fn policy_for(spec: &CacheSpec, frames: u32) -> Box<dyn Policy> {
 impl Shared {
     pub(super) fn new(spec: &CacheSpec) -> Result<Shared, RegionError> {
         let (shards, shard_frames) = shape(spec.bytes);
-        let (frames, rights) = CacheFrames::new(shards, shard_frames, spec.pages)?;
+        let (frames, rights) = CacheFrames::new(shards, shard_frames, spec.pages, spec.has_seals)?;
         let policy = || policy_for(spec, shard_frames);
         let shard = |right| Mutex::new(ShardState { right, policy: policy() });
         Ok(Shared {

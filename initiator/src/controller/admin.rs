@@ -4,9 +4,12 @@
 //! it. Before a host writes the same blocks over another association, it ends the former ones by Spindle's
 //! vendor command End Former Associations (`docs/extensions.md`).
 
+use std::net::SocketAddr;
+
 use nvme_spec::feature::FeatureId;
 use nvme_spec::identify::{Cns, IdentifyNamespace, NamespaceList};
 use nvme_spec::log::LogId;
+use nvme_spec::optimistic::{ATTACHMENT_BYTES, Attachment, OPTIMISTIC_VERSION};
 use nvme_spec::register::Vs;
 use nvme_spec::status::Status;
 use nvme_spec::vendor::FormerAssociations;
@@ -17,7 +20,9 @@ use spindle_transport::host::HostData;
 use super::{ADMIN_BYTES_MAX, Controller};
 use crate::error::{Error, Loss};
 use crate::namespace::{Identity, Namespace};
+use crate::optimistic::{self, Optimistic, OptimisticOptions};
 use crate::qpair::{Completion, Failure, Qpair, Refusal, WaitError};
+use crate::queue::IoQueue;
 
 /// Result of End Former Associations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,6 +244,52 @@ impl Controller {
         // A refusal means that the association is lost, which `poll` reports.
         self.former_request = self.admin.submit(sqe, HostData::None).ok();
         self.admin.send();
+    }
+}
+
+impl Controller {
+    /// Returns true if the target supports optimistic reads.
+    #[must_use]
+    pub fn has_optimistic_reads(&self) -> bool {
+        self.identify.spindle_features().optimistic_reads()
+    }
+
+    /// Executes Attach: returns the port of the service for optimistic reads, and a token for one connection.
+    ///
+    /// # Errors
+    /// [`Error::Status`], see [`Controller::attach`]; [`Error::Answer`]: the data is of another version.
+    pub fn attachment(&mut self, nsid: u32) -> Result<Attachment, Error> {
+        let step = "Attach";
+        let bytes = u32::try_from(ATTACHMENT_BYTES).unwrap_or(64);
+        let data = self.read(step, Sqe::attach(0, nsid), bytes)?;
+        let attachment: Attachment = parsed(step, &data)?;
+        if attachment.version.get() != OPTIMISTIC_VERSION {
+            return Err(Error::Answer { step, what: "it is of another version" });
+        }
+        Ok(attachment)
+    }
+
+    /// Attaches a queue of this controller to the cache of a namespace: reads of one page that the queue has
+    /// read before are RDMA READs of the target's memory, without the target's CPU. All other commands, and
+    /// reads whose page has changed, are sent as before. To be called before the queue is added to a
+    /// [`QueueSet`](crate::QueueSet). Blocks for at most the connect timeout.
+    ///
+    /// # Errors
+    /// [`Error::Status`] with Invalid Opcode: the target has no optimistic reads; Namespace Not Ready: the
+    /// namespace has no cache for them. [`Error::NoRdma`], [`Error::Rdma`] or [`Error::RdmaRefused`]: there
+    /// is no RDMA connection to the target's service. The queue stays as it was.
+    pub fn attach(
+        &mut self,
+        queue: &mut IoQueue,
+        namespace: &Namespace,
+        options: &OptimisticOptions,
+    ) -> Result<(), Error> {
+        let attachment = self.attachment(namespace.nsid)?;
+        let address = SocketAddr::new(self.target.address.ip(), attachment.port.get());
+        let slots = queue.depth();
+        let reader = optimistic::connect(address, attachment.token, slots, &self.options)?;
+        queue.qpair.set_optimistic(Optimistic::new(reader, namespace.nsid, slots, options));
+        Ok(())
     }
 }
 

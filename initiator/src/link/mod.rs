@@ -22,6 +22,7 @@ use crate::error::{Error, Loss};
 use crate::options::{Options, Target};
 use crate::qpair::Refusal;
 
+pub(crate) use rdma::Registrations;
 use rdma::{RdmaLink, RdmaOpening};
 use tcp::{TcpLink, TcpOpening};
 

@@ -51,6 +51,7 @@ pub mod io;
 pub mod log;
 pub mod nqn;
 pub mod opcode;
+pub mod optimistic;
 pub mod pcie;
 pub mod rdma;
 pub mod register;

@@ -22,7 +22,9 @@ pub const END_FORMER_ASSOCIATIONS: AdminOpcode = AdminOpcode(0xc0);
 pub struct SpindleFeatures {
     /// EFA: End Former Associations is supported.
     pub end_former_associations: bool,
-    #[bits(31)]
+    /// ORD: optimistic reads ([`crate::optimistic`]) are supported.
+    pub optimistic_reads: bool,
+    #[bits(30)]
     __: u32,
 }
 

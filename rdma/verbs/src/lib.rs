@@ -1,7 +1,7 @@
 //! A safe interface to libibverbs and librdmacm. All `unsafe` code of RDMA is in this crate.
 //!
 //! ```text
-//!   Device ─ MemoryRegion                        CmChannel ─ next_event ─> CmEvent { ConnectRequest: CmId }
+//!   Device ─ Domain, MemoryRegion                CmChannel ─ next_event ─> CmEvent { ConnectRequest: CmId }
 //!      ├─ CompletionChannel ─ CompletionQueue ─┐     └─ CmId ─ resolve, listen, connect, accept, reject
 //!      └─ SharedReceiveQueue ──────────────────┴──────────┴─ create_queue_pair ─> QueuePair ─ SendBatch
 //! ```
@@ -48,6 +48,7 @@ mod cm_channel;
 mod cm_id;
 mod completion;
 mod device;
+mod domain;
 mod error;
 mod memory;
 mod queue_pair;
@@ -58,6 +59,7 @@ pub use cm_channel::{CmChannel, CmEvent, CmEventKind, PRIVATE_DATA_BYTES_MAX};
 pub use cm_id::{CmId, CmToken, ConnectParams};
 pub use completion::{CompletionChannel, CompletionQueue, POLL_BATCH, WcStatus, WorkCompletion};
 pub use device::{AsyncEvent, Device, DeviceLimits, Found};
+pub use domain::Domain;
 pub use error::VerbsError;
 pub use memory::{Access, MemoryRegion, Sge};
 pub use queue_pair::{LIST_BATCH, Posting, QueuePair, QueuePairConfig, RNR_0_64_MS};
@@ -73,6 +75,7 @@ mod tests {
     #[test]
     fn what_belongs_to_a_core_may_move_there_and_devices_and_regions_are_shared() {
         is_shared::<Device>();
+        is_shared::<Domain>();
         is_shared::<MemoryRegion>();
         is_send::<CompletionChannel>();
         is_send::<CompletionQueue>();

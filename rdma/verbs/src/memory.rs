@@ -4,13 +4,14 @@
 //! UNSAFETY: a region keeps its memory mapped until it is deregistered.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
-use std::ops::BitOr;
+use std::ops::{BitOr, Range};
 use std::sync::Arc;
 
 use rdma_sys as sys;
 use spindle_reactor::mem::Area;
 
 use crate::device::Device;
+use crate::domain::Domain;
 use crate::error::VerbsError;
 
 /// Access flags of a registration, combined with `|`. Local reads, for this side's own work requests, are
@@ -90,7 +91,9 @@ pub struct MemoryRegion {
     bytes: usize,
     /// The memory; unmapped after the deregistration at the earliest.
     area: Area,
-    /// Owner of the protection domain; released last.
+    /// Protection domain, if it is not the device's.
+    _domain: Option<Arc<Domain>>,
+    /// Owner of the device's protection domain; released last.
     _device: Arc<Device>,
 }
 
@@ -121,26 +124,42 @@ impl Device {
         bytes: usize,
         access: Access,
     ) -> Result<MemoryRegion, VerbsError> {
+        // An overflow gives an empty range, which is refused.
+        let range = offset..offset.checked_add(bytes).unwrap_or(0);
+        MemoryRegion::new(self, None, area, range, access)
+    }
+}
+
+impl MemoryRegion {
+    /// Registers the bytes `range` of `area` in `domain`, by default the device's.
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        domain: Option<&Arc<Domain>>,
+        area: Area,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
         const VERB: &str = "ibv_reg_mr";
-        if offset.checked_add(bytes).is_none_or(|end| end > area.bytes()) || bytes == 0 {
+        let bytes = range.len();
+        if range.end > area.bytes() || bytes == 0 {
             return Err(VerbsError::new(VERB, libc::EINVAL));
         }
         if !area.is_writable() && (access.0 & (Access::LOCAL_WRITE | Access::REMOTE_WRITE).0) != 0 {
             return Err(VerbsError::new(VERB, libc::EACCES));
         }
-        let base = area.base().as_ptr().wrapping_add(offset);
+        let base = area.base().as_ptr().wrapping_add(range.start);
+        let raw_domain = domain.map_or(device.domain(), |domain| domain.raw());
         let register = |flags: u32| {
             // `ibv_reg_mr_iova2` supports optional flags: on kernels without support it removes these flags.
-            // SAFETY: the domain is open as long as `self`; the memory is mapped as long as `area`, which the
-            // region owns.
-            let raw = unsafe {
-                sys::ibv_reg_mr_iova2(self.domain(), base.cast(), bytes, base.addr() as u64, flags)
-            };
+            // SAFETY: the domain is open as long as `device` and `domain`; the memory is mapped as long as
+            // `area`; the region owns all of them.
+            let raw =
+                unsafe { sys::ibv_reg_mr_iova2(raw_domain, base.cast(), bytes, base.addr() as u64, flags) };
             VerbsError::check_pointer(VERB, raw)
         };
-        let (made, is_refused) = relaxed_first(access.0, self.is_relaxed(), register);
+        let (made, is_refused) = relaxed_first(access.0, device.is_relaxed(), register);
         if is_refused {
-            self.set_strict();
+            device.set_strict();
         }
         let raw = made?;
         // SAFETY: `raw` is not null; the region that the verb has created is valid until `ibv_dereg_mr`.
@@ -152,12 +171,11 @@ impl Device {
             base: base as usize,
             bytes,
             area,
-            _device: Arc::clone(self),
+            _domain: domain.map(Arc::clone),
+            _device: Arc::clone(device),
         })
     }
-}
 
-impl MemoryRegion {
     /// Returns the key for this side's work requests.
     #[must_use]
     pub fn local_key(&self) -> u32 {

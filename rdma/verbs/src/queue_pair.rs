@@ -16,6 +16,7 @@ use crate::batch::SendBatch;
 use crate::cm_id::IdInner;
 use crate::completion::{CompletionQueue, QueueInner};
 use crate::device::Device;
+use crate::domain::Domain;
 use crate::error::VerbsError;
 use crate::memory::Sge;
 use crate::receive::{self, SharedInner, SharedReceiveQueue};
@@ -25,6 +26,8 @@ use crate::receive::{self, SharedInner, SharedReceiveQueue};
 pub struct QueuePairConfig<'a> {
     /// Completion queue of sends and receives.
     pub cq: &'a CompletionQueue,
+    /// Protection domain; `None`: the device's own.
+    pub domain: Option<&'a Arc<Domain>>,
     /// Shared receive queue; `None`: the queue pair has its own receive queue.
     pub srq: Option<&'a SharedReceiveQueue>,
     /// Capacity of the send queue in work requests.
@@ -84,6 +87,7 @@ pub struct QueuePair {
     recv_sge: u32,
     srq: Option<Arc<SharedInner>>,
     _cq: Arc<QueueInner>,
+    _domain: Option<Arc<Domain>>,
     _device: Arc<Device>,
     /// Released last.
     id: Arc<IdInner>,
@@ -137,6 +141,7 @@ impl QueuePair {
                         recv_sge: config.recv_sge,
                         srq,
                         _cq: Arc::clone(&config.cq.inner),
+                        _domain: config.domain.map(Arc::clone),
                         _device: Arc::clone(device),
                         id: Arc::clone(id),
                         _not_sync: PhantomData,
@@ -283,6 +288,7 @@ impl QueuePairConfig<'_> {
         let is_own = self.srq.is_none();
         let is_right = is_same(&self.cq.inner.device)
             && self.srq.is_none_or(|srq| is_same(&srq.inner.device))
+            && self.domain.is_none_or(|domain| is_same(domain.device()))
             && (1..=limits.send_wr).contains(&self.send_wr)
             && (1..=limits.sge).contains(&self.send_sge)
             && (!is_own || self.recv_wr <= limits.send_wr && self.recv_sge <= limits.sge);
@@ -306,7 +312,7 @@ impl QueuePairConfig<'_> {
             }
         }
         attributes.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
-        attributes.pd = device.domain();
+        attributes.pd = self.domain.map_or(device.domain(), |domain| domain.raw());
         attributes.comp_mask = mask::IBV_QP_INIT_ATTR_PD.0;
         if posting == Posting::Extended {
             attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;

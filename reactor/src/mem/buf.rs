@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
 use super::area::Area;
-use super::cache::CacheCore;
+use super::cache::{CacheCore, Reference};
 use super::frames::{FrameCore, PagePosition};
 use super::pool::{Owner, PoolCore};
 use super::unmaps::unmaps;
@@ -469,6 +469,20 @@ impl Buf {
             left -= 1;
         }
         bytes
+    }
+
+    /// Returns the reference to the content of a whole page of a cache, for clients that read it without the
+    /// target's CPU. `None`: this is no shared buffer of exactly one page of a cache with seals, or the page
+    /// has changed since.
+    #[inline]
+    #[must_use]
+    pub fn page_reference(&self) -> Option<(Reference, u8)> {
+        match &self.origin {
+            Origin::Cache(core) if !self.is_writable && self.tail.is_none() => core.reference(self.head),
+            Origin::Cache(_) | Origin::Pool(..) | Origin::Frames(..) | Origin::Zeroes | Origin::Heap(_) => {
+                None
+            }
+        }
     }
 
     /// Returns the memory in which the buffer lies, for registration with a device. Segments of unwritten

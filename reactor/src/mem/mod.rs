@@ -33,7 +33,7 @@ pub use buf::copied_bytes;
 pub use buf::{Buf, SEGMENTS_MAX, note_copied};
 pub use cache::{
     AtomicWord, CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin,
-    Shard,
+    Reference, Seals, Shard,
 };
 pub use cpu_cache::prefetch;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};

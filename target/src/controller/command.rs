@@ -1,13 +1,18 @@
 //! Admin commands: parse and checks, data length, execution.
 
+use std::sync::Arc;
+
 use nvme_spec::admin::Abort;
 use nvme_spec::feature::{GetFeatures, SetFeatures};
 use nvme_spec::identify::{IDENTIFY_BYTES, Identify};
 use nvme_spec::log::GetLogPage;
 use nvme_spec::opcode::AdminOpcode;
+use nvme_spec::optimistic::{ATTACH, ATTACHMENT_BYTES};
 use nvme_spec::sqe::{Fuse, Psdt, Sqe};
 use nvme_spec::status::Status;
 use nvme_spec::vendor::{END_FORMER_ASSOCIATIONS, EndFormerAssociations};
+
+use spindle_reactor::mem::CacheFrames;
 
 use super::limits::ABORTS_MAX;
 use super::{Context, Controller, Kind, Need, Outcome};
@@ -23,11 +28,16 @@ pub(super) enum Command<'a> {
     AsyncEventRequest,
     KeepAlive,
     EndFormer(EndFormerAssociations<'a>),
+    /// NSID of the command.
+    Attach(u32),
 }
 
 /// [`IDENTIFY_BYTES`] as `u32`.
 const IDENTIFY_DATA_BYTES: u32 = 4096;
 const _: () = assert!(IDENTIFY_BYTES == IDENTIFY_DATA_BYTES as usize);
+/// [`ATTACHMENT_BYTES`] as `u32`.
+const ATTACHMENT_DATA_BYTES: u32 = 64;
+const _: () = assert!(ATTACHMENT_BYTES == ATTACHMENT_DATA_BYTES as usize);
 
 impl Controller {
     pub(super) fn parse<'a>(&self, cx: &Context<'_>, sqe: &'a Sqe) -> Result<Command<'a>, Refusal> {
@@ -49,6 +59,9 @@ impl Controller {
             END_FORMER_ASSOCIATIONS if self.kind == Kind::Io => {
                 Command::EndFormer(EndFormerAssociations::new(sqe))
             }
+            ATTACH if self.kind == Kind::Io && cx.registry.optimistic().is_some() => {
+                Command::Attach(sqe.nsid())
+            }
             _ => return Err(Refusal::at(Status::INVALID_OPCODE, field::OPCODE)),
         };
         self.check(cx, &command)?;
@@ -62,6 +75,7 @@ impl Controller {
             Command::GetFeatures(get) => self.check_get(cx, *get),
             Command::SetFeatures(set) => self.check_set(cx, *set),
             Command::EndFormer(end) if end.token() == 0 => Err(Refusal::invalid(field::CDW10)),
+            Command::Attach(nsid) => self.attachable(cx, *nsid).map(drop),
             Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive | Command::EndFormer(_) => {
                 Ok(())
             }
@@ -74,6 +88,7 @@ impl Controller {
             Command::GetLogPage(log) => self.need_log(*log),
             Command::GetFeatures(get) => Ok(Self::need_get(*get)),
             Command::SetFeatures(set) => Ok(Self::need_set(*set)),
+            Command::Attach(_) => Ok(Need::to_host(ATTACHMENT_DATA_BYTES)),
             Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive | Command::EndFormer(_) => {
                 Ok(Need::NONE)
             }
@@ -105,7 +120,27 @@ impl Controller {
             // `execute` has recorded the traffic.
             Command::KeepAlive => Ok(Outcome::success(0)),
             Command::EndFormer(end) => Ok(Outcome::EndFormer { token: end.token() }),
+            Command::Attach(nsid) => self.attach(cx, *nsid, data),
         }
+    }
+
+    /// Returns the frames of a namespace's cache. Namespace Not Ready if the namespace has no cache that
+    /// hosts may read; a cache may be added.
+    fn attachable(&self, cx: &Context<'_>, nsid: u32) -> Result<Arc<CacheFrames>, Refusal> {
+        let namespace = self.subsystem(cx)?.namespace(nsid);
+        let namespace = namespace.ok_or(Refusal::at(Status::INVALID_NAMESPACE_OR_FORMAT, field::NSID))?;
+        namespace.source.sealed_frames().ok_or(Refusal::of(Status::NAMESPACE_NOT_READY, Some(field::NSID)))
+    }
+
+    fn attach(&mut self, cx: &Context<'_>, nsid: u32, data: &mut [u8]) -> Result<Outcome, Refusal> {
+        let frames = self.attachable(cx, nsid)?;
+        let service = cx.registry.optimistic();
+        let attachment = service.and_then(|service| service.attach(&self.shared, nsid, frames));
+        // Too many unused tokens, which expire after some seconds.
+        let attachment = attachment.ok_or(Refusal::of(Status::COMMAND_INTERRUPTED, None))?;
+        attachment.put(data);
+        self.shared.set_attached(true);
+        Ok(Outcome::success(0))
     }
 
     fn abort(&mut self, abort: Abort<'_>) -> Result<Outcome, Refusal> {

@@ -28,7 +28,7 @@ pub struct Connected {
     pub is_sq_flow_off: bool,
 }
 
-/// Queue of a successful Connect: `Admin` contains the new controller, `Io` refers to an existing one.
+/// A queue that Connect has created.
 #[derive(Debug)]
 pub enum ConnectedQueue {
     /// The admin queue of a new controller.

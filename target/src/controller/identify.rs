@@ -57,7 +57,7 @@ impl Controller {
     ) -> Result<(), Refusal> {
         let nsid = identify.sqe().nsid();
         match (self.kind, identify.cns()) {
-            (Kind::Io, Cns::CONTROLLER) => self.identify_io(self.subsystem(cx)?, view(data)?),
+            (Kind::Io, Cns::CONTROLLER) => self.identify_io(cx, self.subsystem(cx)?, view(data)?),
             (Kind::Discovery, Cns::CONTROLLER) => self.identify_discovery(view(data)?),
             (_, Cns::NAMESPACE) => {
                 if let Some(namespace) = find_or_inactive(self.subsystem(cx)?, nsid)? {

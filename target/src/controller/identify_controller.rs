@@ -16,7 +16,7 @@ use super::limits::{
     ABORTS_MAX, ASYNC_EVENTS_MAX, ERROR_ENTRIES, FIRMWARE, KEEP_ALIVE_UNITS, TEMPERATURE_CRITICAL_KELVIN,
     TEMPERATURE_WARNING_KELVIN, WRITE_ZEROES_BYTES_MAX, page_exponent,
 };
-use super::{Controller, property};
+use super::{Context, Controller, property};
 use crate::snapshot::{NSID_MAX, Subsystem};
 
 /// Unit of IOCCSZ and IORCSZ in bytes.
@@ -57,7 +57,7 @@ pub(super) fn has_volatile_cache(subsystem: &Subsystem) -> bool {
 
 impl Controller {
     /// CNS 01h of an I/O controller.
-    pub(super) fn identify_io(&self, subsystem: &Subsystem, id: &mut IdentifyController) {
+    pub(super) fn identify_io(&self, cx: &Context<'_>, subsystem: &Subsystem, id: &mut IdentifyController) {
         let summary = NamespaceSummary::of(subsystem);
         self.identify_common(&subsystem.nqn, id);
         id.sn = padded_ascii(&subsystem.serial);
@@ -90,7 +90,8 @@ impl Controller {
         // AWUN applies without a power failure. With a power failure (AWUPF) only one block is atomic, so
         // AWUPF stays 0.
         id.awun_z = U16::new(u16::try_from(summary.atomic_blocks.saturating_sub(1)).unwrap_or(u16::MAX));
-        id.set_spindle_features(SpindleFeatures::new().with_end_former_associations(true));
+        let features = SpindleFeatures::new().with_end_former_associations(true);
+        id.set_spindle_features(features.with_optimistic_reads(cx.registry.optimistic().is_some()));
     }
 
     /// CNS 01h of a discovery controller.

@@ -9,6 +9,7 @@ use nvme_spec::log::{
 };
 use nvme_spec::nqn::padded_ascii;
 use nvme_spec::opcode::{AdminOpcode, IoOpcode};
+use nvme_spec::optimistic::ATTACH;
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::status::Status;
 use nvme_spec::vendor::END_FORMER_ASSOCIATIONS;
@@ -108,7 +109,9 @@ impl Controller {
             }
             LogId::FIRMWARE_SLOT => window.put(0, firmware_slot_log().as_bytes()),
             LogId::CHANGED_NAMESPACES => self.changed.write(&mut window),
-            LogId::COMMAND_EFFECTS => window.put(0, command_effects().as_bytes()),
+            LogId::COMMAND_EFFECTS => {
+                window.put(0, command_effects(cx.registry.optimistic().is_some()).as_bytes())
+            }
             LogId::FEATURE_EFFECTS => write_feature_effects(self.kind, &mut window),
             LogId::DISCOVERY => {
                 DiscoveryLog::new(cx.snapshot, cx.peer, &self.shared.host_nqn).write(&mut window);
@@ -174,8 +177,11 @@ const IO_COMMANDS: &[(IoOpcode, bool)] = &[
 
 /// Builds log page 05h. No scope is reported, since Linux warns of any bit of an I/O command except CSUPP and
 /// LBCC.
-fn command_effects() -> CommandEffects {
+fn command_effects(has_attach: bool) -> CommandEffects {
     let mut log = CommandEffects::default();
+    if has_attach {
+        log.set_admin(ATTACH, CommandEffect::new().with_supported(true));
+    }
     for opcode in ADMIN_COMMANDS {
         log.set_admin(*opcode, CommandEffect::new().with_supported(true));
     }

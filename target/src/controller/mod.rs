@@ -360,6 +360,7 @@ impl Controller {
             }
             State::Disabled => {
                 self.shared.set_ready(false);
+                self.shared.set_attached(false);
                 self.keep_alive.stop(now);
                 self.reset(now);
             }

@@ -7,10 +7,11 @@
 //! in `submit` continues in `continue_write`.
 
 use nvme_spec::opcode::IoOpcode;
+use nvme_spec::optimistic::PageReference;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_disk::{Disk, Done, Geometry, IoRequest, Op, Prepared};
-use spindle_reactor::mem::Buf;
+use spindle_reactor::mem::{Buf, Reference};
 use spindle_transport::{ConnectionId, RequestId};
 use spindle_transport::{DataPointer, FAST_PATH, Reply, Transport};
 
@@ -107,7 +108,8 @@ impl<T: Transport> Qpair<T> {
         counters::add(&counters.units_read, u64::from(bytes) / 512);
         counters::add(&counters.reads, 1);
         env.note_command(namespace, counters);
-        self.reply_fast_path(sqe.cid(), Some(data));
+        let reference = self.page_reference(Some(&data));
+        self.reply_fast_path(sqe.cid(), reference, Some(data));
         true
     }
 
@@ -137,7 +139,7 @@ impl<T: Transport> Qpair<T> {
                 counters::add(&counters.units_written, u64::from(bytes) / 512);
                 counters::add(&counters.writes, 1);
                 env.note_command(namespace, counters);
-                self.reply_fast_path(sqe.cid(), None);
+                self.reply_fast_path(sqe.cid(), 0, None);
             }
             ended => self.continue_write(id, env, slot, sqe, bytes, ended),
         }
@@ -186,12 +188,22 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
+    /// Returns the [`PageReference`] for the completion of a Read with this data; 0: none.
+    #[inline]
+    pub(super) fn page_reference(&self, data: Option<&Buf>) -> u64 {
+        match &self.role {
+            Role::Io(role) if role.shared.has_attached() => data.map_or(0, reference_of),
+            Role::Io(_) | Role::Admin(_) | Role::Fresh | Role::Closing => 0,
+        }
+    }
+
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves `data` through memory")]
-    fn reply_fast_path(&mut self, cid: u16, data: Option<Buf>) {
+    fn reply_fast_path(&mut self, cid: u16, result: u64, data: Option<Buf>) {
         self.fast_path_inflight += 1;
-        let cqe = self.cqe(cid, Status::SUCCESS);
-        self.transport.reply(Reply { slot: FAST_PATH, cqe, data, may_omit_cqe: self.is_sq_flow_off });
+        let cqe = self.cqe(cid, Status::SUCCESS).with_result_u64(result);
+        let may_omit_cqe = self.is_sq_flow_off && result == 0;
+        self.transport.reply(Reply { slot: FAST_PATH, cqe, data, may_omit_cqe });
     }
 
     /// Creates the request of a Write that the disk failed, or did not complete in `submit` (`ended` is
@@ -219,4 +231,11 @@ impl<T: Transport> Qpair<T> {
             self.on_done(id, env, slot, done);
         }
     }
+}
+
+/// Returns the reference to a whole page of a cache, as dwords 0 and 1 of a completion; 0 for other data.
+fn reference_of(data: &Buf) -> u64 {
+    data.page_reference().map_or(0, |(Reference { frame, generation }, epoch)| {
+        PageReference { frame, generation, epoch }.to_result()
+    })
 }

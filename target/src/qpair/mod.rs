@@ -491,7 +491,8 @@ impl<T: Transport> Qpair<T> {
             Ok(()) => {
                 self.count_io(env.core, io);
                 let data = if io.op == IoOp::Read { buf } else { None };
-                self.finish(slot, Status::SUCCESS, 0, data);
+                let reference = self.page_reference(data.as_ref());
+                self.finish(slot, Status::SUCCESS, reference, data);
             }
             Err(error) => self.disk_failed(env, slot, io, error),
         }
@@ -552,7 +553,7 @@ impl<T: Transport> Qpair<T> {
         request.aux = None;
         let cid = request.cid();
         let cqe = self.cqe(cid, status).with_result_u64(result);
-        self.transport.reply(Reply { slot, cqe, data, may_omit_cqe: self.is_sq_flow_off });
+        self.transport.reply(Reply { slot, cqe, data, may_omit_cqe: self.is_sq_flow_off && result == 0 });
     }
 
     /// Completes a command with an error and adds an entry to the controller's error log. No entry is added

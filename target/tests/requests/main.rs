@@ -15,6 +15,7 @@ mod fused;
 mod gone;
 mod lists;
 mod memory;
+mod optimistic;
 mod prepare;
 mod queue;
 mod reconfigure;

@@ -1,6 +1,8 @@
 //! What an answer means: which may come, and what it says of the blocks.
 
+use nvme_spec::optimistic::Attachment;
 use nvme_spec::status::Status;
+use nvme_spec::zerocopy::FromBytes;
 use spindle_reactor::mem::Buf;
 
 use super::carrier::Carrier;
@@ -22,6 +24,7 @@ impl<W: Carrier> Queue<W> {
                 self.end_pair(issue, index);
             }
             Want::Abort { qid, cid } => issue.aborts_over.push((qid, cid)),
+            Want::Attach => issue.client.is_attaching = false,
             Want::Read { .. }
             | Want::Compare { .. }
             | Want::Verify
@@ -35,7 +38,14 @@ impl<W: Carrier> Queue<W> {
         issue.counts.hit("lost");
     }
 
-    pub(super) fn judge(&mut self, issue: &mut Issue<'_>, asked: Asked, status: Status, buf: Option<Buf>) {
+    /// `answer`: status, and dwords 0 and 1.
+    pub(super) fn judge(
+        &mut self,
+        issue: &mut Issue<'_>,
+        asked: Asked,
+        (status, result): (Status, u64),
+        buf: Option<Buf>,
+    ) {
         let end = issue.tick();
         let Asked { want, place, begin, may_abort, .. } = asked;
         let is_ok = status.is_success();
@@ -49,34 +59,19 @@ impl<W: Carrier> Queue<W> {
         // Without effect for certain.
         let is_nothing = is_aborted || is_refused && status.code() != Status::INTERNAL_ERROR;
         let fate = if is_ok { Fate::Done } else { Fate::Perhaps };
+        let verdict = Verdict { status, is_ok, is_excused, is_nothing, fate, time: (begin, end) };
         match want {
             Want::Read { first, count } => {
                 assert!(is_ok || is_excused, "read: {status}");
                 if is_ok {
+                    learn(issue, place, first, result, buf.as_ref());
                     note_read(issue, place, (first, count), buf, (begin, end));
                 }
             }
-            Want::Write { first, tags, is_durable } => {
-                assert!(is_ok || is_excused, "write: {status}");
-                issue.counts.add("durable", u64::from(is_durable && is_ok));
-                if !is_nothing {
-                    note_durable(issue, place, first, &tags, is_durable && is_ok, (begin, end), fate);
-                }
-            }
-            Want::Compare { first, tags } => {
-                let is_difference = status.code() == Status::COMPARE_FAILURE;
-                assert!(is_ok || is_difference || is_excused, "compare: {status}");
-                if is_ok || is_difference {
-                    note_compare(issue, place, first, &tags, is_ok, (begin, end));
-                }
-            }
+            Want::Write { first, tags, is_durable } => verdict.write(issue, place, first, &tags, is_durable),
+            Want::Compare { first, tags } => verdict.compare(issue, place, first, &tags),
             Want::Copy { source, first, count, is_durable } => {
-                assert!(is_ok || is_excused, "copy: {status}");
-                issue.counts.add("copied", u64::from(is_ok));
-                if !is_nothing {
-                    let is_durable = is_durable && is_ok;
-                    note_copies(issue, place, (source, first, count), is_durable, (begin, end), fate);
-                }
+                verdict.copy(issue, place, (source, first, count), is_durable);
             }
             Want::Flush { is_all } => {
                 assert!(is_ok || is_excused || is_all && is_change(status), "flush: {status}");
@@ -89,6 +84,10 @@ impl<W: Carrier> Queue<W> {
                 pair.results[half] = Some(Ok(status));
                 pair.end.get_or_insert(end);
                 self.end_pair(issue, index);
+            }
+            Want::Attach => {
+                assert!(is_ok || is_excused || is_change(status), "attach: {status}");
+                attach(issue, place, buf.filter(|_| is_ok).as_ref());
             }
             Want::Verify | Want::Other => assert!(is_ok || is_excused, "{status}"),
             Want::Refused(expected) => {
@@ -136,6 +135,61 @@ impl<W: Carrier> Queue<W> {
             }
             _ => note(swapped, NEVER, Fate::Open(self.association)),
         }
+    }
+}
+
+/// What the answer to a command may say.
+struct Verdict {
+    status: Status,
+    is_ok: bool,
+    is_excused: bool,
+    /// Without effect for certain.
+    is_nothing: bool,
+    fate: Fate,
+    time: (Time, Time),
+}
+
+impl Verdict {
+    fn write(&self, issue: &mut Issue<'_>, place: usize, first: usize, tags: &[u64], is_durable: bool) {
+        assert!(self.is_ok || self.is_excused, "write: {}", self.status);
+        let is_durable = is_durable && self.is_ok;
+        issue.counts.add("durable", u64::from(is_durable));
+        if !self.is_nothing {
+            note_durable(issue, place, first, tags, is_durable, self.time, self.fate);
+        }
+    }
+
+    fn compare(&self, issue: &mut Issue<'_>, place: usize, first: usize, tags: &[u64]) {
+        let is_difference = self.status.code() == Status::COMPARE_FAILURE;
+        assert!(self.is_ok || is_difference || self.is_excused, "compare: {}", self.status);
+        if self.is_ok || is_difference {
+            note_compare(issue, place, first, tags, self.is_ok, self.time);
+        }
+    }
+
+    fn copy(&self, issue: &mut Issue<'_>, place: usize, blocks: (usize, usize, usize), is_durable: bool) {
+        assert!(self.is_ok || self.is_excused, "copy: {}", self.status);
+        issue.counts.add("copied", u64::from(self.is_ok));
+        if !self.is_nothing {
+            note_copies(issue, place, blocks, is_durable && self.is_ok, self.time, self.fate);
+        }
+    }
+}
+
+/// A host has attached to a namespace if there is `data`.
+fn attach(issue: &mut Issue<'_>, place: usize, data: Option<&Buf>) {
+    issue.client.is_attaching = false;
+    if let Some(data) = data.and_then(Buf::as_slice) {
+        let attachment = Attachment::read_from_bytes(data).expect("64 bytes");
+        issue.client.attach(place, &attachment);
+    }
+}
+
+/// The host's optimistic reads learn the reference of a read.
+fn learn(issue: &mut Issue<'_>, place: usize, first: usize, result: u64, buf: Option<&Buf>) {
+    let offset = (first * issue.places[place].block_bytes()) as u64;
+    if let Some(buf) = buf {
+        issue.client.learn(place, offset, result, buf);
     }
 }
 

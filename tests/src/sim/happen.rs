@@ -110,8 +110,11 @@ impl<W: Carrier> World<W> {
         let Some(cache) = self.places[index].cache.clone() else { return };
         let bytes = self.rng.pick(&[None, Some(64 << 10), Some(96 << 10), Some(1 << 20)]);
         let policy = self.rng.pick(&[PolicyKind::S3Fifo, PolicyKind::Lru]);
-        let spec = bytes
-            .map(|bytes| CacheSpec { read_ahead: 64 << 10, ..CacheSpec::new(bytes, policy, Pages::Base) });
+        let spec = bytes.map(|bytes| CacheSpec {
+            read_ahead: 64 << 10,
+            has_seals: true,
+            ..CacheSpec::new(bytes, policy, Pages::Base)
+        });
         let Some(change) = cache.prepare_cache(spec.as_ref()).expect("a cache") else { return };
         self.count_cache(&cache);
         cache.set_cache(change);
@@ -149,7 +152,8 @@ impl<W: Carrier> World<W> {
         for index in 0..self.hosts.len() {
             self.cut(index);
         }
-        // Nothing of this target does anything any more.
+        // Nothing of this target does anything any more, its RDMA device included: `cut` has ended the
+        // clients.
         self.ending.clear();
         self.mail.clear();
         self.cores.clear();

@@ -13,6 +13,7 @@ use spindle_transport::host::HostData;
 use super::carrier::{Carrier, Happened};
 use super::counts::Counts;
 use super::history::Time;
+use super::optimistic::Client;
 use super::place::SimNamespace;
 use super::rng::Rng;
 
@@ -80,6 +81,8 @@ pub enum Want {
         /// Its victim.
         cid: u16,
     },
+    /// Success, or the namespace has no cache now.
+    Attach,
     /// Held until the end.
     AsyncEvent,
     /// Disconnect or a reset.
@@ -190,6 +193,8 @@ pub struct Issue<'a> {
     pub completed: &'a mut u64,
     /// What happened.
     pub counts: &'a mut Counts,
+    /// The host's optimistic reads.
+    pub client: &'a mut Client,
     /// Aborts that were answered: their victims.
     pub aborts_over: Vec<(u16, u16)>,
     /// A queue disconnects or resets its controller, in a thousand commands.
@@ -325,7 +330,7 @@ impl<W: Carrier> Queue<W> {
                         self.go_on(issue, cqe.result_u32(), cntlid);
                         continue;
                     }
-                    self.judge(issue, asked, status, buf);
+                    self.judge(issue, asked, (status, cqe.result_u64()), buf);
                 }
                 Happened::Closed => self.stage = Stage::Dead,
             }

@@ -75,6 +75,12 @@ impl<W: Carrier> Queue<W> {
     }
 
     fn read(&mut self, issue: &mut Issue<'_>, at: At) {
+        // Often a whole page, where there is a cache. Not drawn, so that what follows stays what it was.
+        let place = &issue.places[at.place];
+        let page = 4096 / place.block_bytes();
+        let is_cached = place.source.sealed_frames().is_some();
+        let is_page = is_cached && at.count >= page && at.first % 4 != 3;
+        let at = if is_page { At { first: at.first / page * page, count: page, ..at } } else { at };
         let buf = take(issue, at.count);
         let sqe = Sqe::read(at.cid, at.nsid, at.first as u64, blocks(at.count));
         let want = Want::Read { first: at.first, count: at.count };
@@ -217,6 +223,15 @@ impl<W: Carrier> Queue<W> {
         };
         // As hosts do: whatever the others wait for, there is room for a Keep Alive.
         let has_room = self.count() + 3 < usize::from(self.entries);
+        if has_room
+            && let Some(place) = issue.client.wants()
+            && issue.places[place].source.sealed_frames().is_some()
+        {
+            issue.client.is_attaching = true;
+            let buf = issue.pool.take(64).expect("the hosts' pool is large");
+            let sqe = Sqe::attach(cid, issue.places[place].nsid);
+            return self.submit(issue, sqe, HostData::FromController(buf), place, Want::Attach);
+        }
         match issue.rng.below(if has_room { 5 } else { 1 }) {
             0 => self.submit(issue, Sqe::keep_alive(cid), HostData::None, 0, Want::Other),
             1 => {

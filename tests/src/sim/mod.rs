@@ -22,6 +22,7 @@
 //! | `world`, `happen` | the target and its hosts; what happens to them besides commands |
 //! | `host`, `issue`, `answer` | a queue, its commands, what their answers mean |
 //! | `history`, `model`, `place` | the judge; what blocks hold; a namespace |
+//! | `optimistic` | reads of a cache without the target |
 //! | `medium`, `disk` | a drive in small; memory behind the pool's buffers |
 //! | `carrier`, `wire`, `rdma` | what is between hosts and target |
 
@@ -35,6 +36,7 @@ pub mod host;
 mod issue;
 pub mod medium;
 pub mod model;
+pub mod optimistic;
 pub mod place;
 pub mod rdma;
 pub mod rng;

@@ -79,7 +79,11 @@ struct Dressed {
 fn dressed(swarm: &Swarm, inner: &Arc<dyn DiskSource>, has_own_memory: bool) -> Dressed {
     let (source, control) = with_faults(swarm, inner);
     let policy = if swarm.seed & 16 == 0 { PolicyKind::S3Fifo } else { PolicyKind::Lru };
-    let spec = |bytes| CacheSpec { read_ahead: 64 << 10, ..CacheSpec::new(bytes, policy, Pages::Base) };
+    let spec = |bytes| CacheSpec {
+        read_ahead: 64 << 10,
+        has_seals: true,
+        ..CacheSpec::new(bytes, policy, Pages::Base)
+    };
     if has_own_memory {
         return Dressed { source, control, cache: None };
     }

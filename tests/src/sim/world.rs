@@ -19,6 +19,7 @@ use super::carrier::Carrier;
 use super::counts::Counts;
 use super::history::{NEVER, Overlaps, Time};
 use super::host::{Issue, Queue, Stage, Who};
+use super::optimistic::{Client, Issuer, Service};
 use super::place::SimNamespace;
 use super::rng::Rng;
 use super::swarm::Swarm;
@@ -51,6 +52,7 @@ pub(super) struct SimHost<W> {
     pub(super) former: Vec<usize>,
     /// It sends nothing and takes nothing.
     pub(super) is_silent: bool,
+    pub(super) client: Client,
 }
 
 /// A target with its hosts.
@@ -165,6 +167,7 @@ impl<W: Carrier> World<W> {
                 association,
                 former: Vec::new(),
                 is_silent: false,
+                client: Client::new(Arc::default(), world.swarm.namespaces, world.swarm.seed ^ index as u64),
             });
         }
         world.next_happening = world.rng.between(20, 400);
@@ -176,6 +179,10 @@ impl<W: Carrier> World<W> {
     pub(super) fn start(&mut self) {
         self.generation += 1;
         self.registry = Arc::new(Registry::default());
+        let service = Arc::new(Service::default());
+        self.registry.set_optimistic(Box::new(Issuer(Arc::clone(&service))));
+        // A service that starts has no connections: those of the one before have ended (`cut`, `drain`).
+        self.hosts.iter_mut().for_each(|host| host.client.set_service(&service));
         self.is_draining = false;
         let swarm = &self.swarm;
         let snapshot = snapshot(swarm, &self.places, self.generation, self.disks, W::KIND);
@@ -293,6 +300,7 @@ impl<W: Carrier> World<W> {
             has_faults: swarm.faults.iter().any(|rate| *rate > 0),
             completed,
             counts: &mut self.counts,
+            client: &mut host.client,
             aborts_over: Vec::new(),
             leaves_permille: swarm.leaves_permille,
             is_leaving,
@@ -319,6 +327,7 @@ impl<W: Carrier> World<W> {
                 queue.check_age(issue.turn, swarm.patience);
             }
         }
+        Client::turn(&mut issue, *now);
         if queues.len() > 1 && issue.rng.permille(5) {
             let (admin, ios) = queues.split_at_mut(1);
             let victim = issue.rng.size(0, ios.len() - 1);
@@ -372,6 +381,7 @@ impl<W: Carrier> World<W> {
             has_faults: true,
             completed,
             counts: &mut self.counts,
+            client: &mut host.client,
             aborts_over: Vec::new(),
             leaves_permille: 0,
             is_leaving: true,
@@ -388,6 +398,7 @@ impl<W: Carrier> World<W> {
             queue.stage = Stage::Dead;
             queue.on_events(&mut issue, &who, &mut host.cntlid);
         }
+        Client::end_all(&mut issue);
         host.former.push(host.association);
         host.association = self.closed.len();
         self.closed.push(NEVER);

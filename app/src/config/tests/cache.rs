@@ -95,6 +95,13 @@ fn caches_that_devices_reach_are_held_against_what_may_be_locked() {
     // `spindle check` may run with another limit than the service.
     let notes = plan_on(&over_rdma, &Machine { is_for_start: false, ..small.clone() }).notes.join("\n");
     assert!(notes.contains("a process with this limit would not start"), "{notes}");
+    // For optimistic reads it is registered once more, with 8 bytes for each page.
+    let optimistic = format!("{over_rdma}[rdma]\noptimistic_port = 4430\n");
+    let twice = pools + (128 << 20) + 8 * (64 << 20) / 4096;
+    assert!(plan_on(&optimistic, &on(Some(twice))).disks[0].cache.expect("a cache").has_seals);
+    assert_eq!(errors_on(&optimistic, &on(Some(twice - 1))).len(), 1);
+    let over_tcp = format!("{of_file}[rdma]\noptimistic_port = 4430\n");
+    assert!(!plan_on(&over_tcp, &on(None)).disks[0].cache.expect("a cache").has_seals, "nobody can read it");
     // Nothing but the kernel reaches it, or nothing keeps data.
     plan_on(&of_file, &small);
     plan_on(of_drive.split("[disk.cache]").next().expect("a beginning"), &on(Some(1)));

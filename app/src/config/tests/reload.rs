@@ -318,6 +318,7 @@ fn a_reload_refuses_by_name_what_cannot_change() {
         ("[tcp]\ncongestion = \"system\"", "tcp.congestion from \"cubic\" to \"system\""),
         ("[tcp]\nclose_timeout_ms = 500", "tcp.close_timeout_ms from 2000 to 500"),
         ("[rdma]\nsegments = 8", "rdma.segments from 16 to 8"),
+        ("[rdma]\noptimistic_port = 4422", "rdma.optimistic_port from 0 to 4422"),
         ("[control]\ngroup = \"disk\"", "control.group from unset to \"disk\""),
         ("[log]\nformat = \"json\"", "log.format from \"text\" to \"json\""),
         ("[limits]\nqueue_entries = 64", "limits.queue_entries from 256 to 64"),

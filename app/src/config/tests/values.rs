@@ -68,6 +68,7 @@ const EVERY_VALUE: &str = r#"
         [rdma]
         shared_receives = 12
         segments = 5
+        optimistic_port = 4422
         [discovery]
         keep_alive_ms = 7000
         [log]
@@ -123,7 +124,7 @@ fn every_value_reaches_the_plan() {
     assert_eq!((conn.initialize_timeout.0, conn.close_timeout.0), (100_000_000, 101_000_000));
     let log = &plan.log;
     assert_eq!((log.level, log.format, log.peer_lines_per_s), (tracing::Level::TRACE, LogFormat::Json, 3));
-    assert_eq!((plan.rdma.srq_entries, plan.rdma.segments), (12, 5));
+    assert_eq!((plan.rdma.srq_entries, plan.rdma.segments, plan.optimistic_port), (12, 5, 4422));
     let control = (plan.control.socket, plan.control.group);
     assert_eq!(control, (Some("/run/a/socket".into()), Some("disk".to_owned())));
     assert_eq!(plan.drain_deadline, Duration::ZERO);

@@ -243,7 +243,14 @@ fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<
     let mode = if is("mode", "exclusive") { CacheMode::Exclusive } else { CacheMode::Shared };
     // The schema bounds the value by READ_AHEAD_BYTES_MAX, which fits a u32.
     let read_ahead = u32::try_from(section.get::<u64>("read_ahead")).unwrap_or(0);
-    Some(CacheSpec { bytes: section.find::<u64>("size")?.value, policy, mode, read_ahead, pages })
+    Some(CacheSpec {
+        bytes: section.find::<u64>("size")?.value,
+        policy,
+        mode,
+        read_ahead,
+        pages,
+        has_seals: false,
+    })
 }
 
 /// Validates `[disk.delay]` of a disk; `None` without the section. A section without any delay is an error.

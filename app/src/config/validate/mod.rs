@@ -63,8 +63,13 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     let pool = pool(root, errors);
     let tcp = tcp(root.section("tcp"), &limits);
     let rdma = rdma(root.section("rdma"));
-    let disks = disks::plan(root.sections("disk"), pool.pages, machine, errors);
+    let mut disks = disks::plan(root.sections("disk"), pool.pages, machine, errors);
     let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
+    let optimistic_port = root.section("rdma").get("optimistic_port");
+    let has_rdma = listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
+    for cache in disks.iter_mut().filter_map(|disk| disk.cache.as_mut()) {
+        cache.has_seals = has_rdma && optimistic_port != 0;
+    }
     let subsystems = subsystems::subsystems(root, &listeners, errors);
     let plan = Plan {
         reactor,
@@ -72,6 +77,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         limits,
         tcp,
         rdma,
+        optimistic_port,
         disks,
         listeners,
         subsystems,

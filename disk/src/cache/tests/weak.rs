@@ -11,7 +11,7 @@ use loom::sync::Arc;
 use loom::sync::Mutex;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
-use spindle_reactor::mem::{AtomicWord, Filling, FrameWords, Shard};
+use spindle_reactor::mem::{AtomicWord, Filling, FrameWords, Reference, Seals, Shard};
 
 use crate::cache::index::{Found, Index, Inserted, Write};
 use crate::cache::sweeps::Sweeps;
@@ -60,7 +60,7 @@ fn pair() -> [AtomicU64; 2] {
 
 impl World {
     fn new() -> Arc<World> {
-        let (words, mut shards) = FrameWords::new(1, 2);
+        let (words, mut shards) = FrameWords::new(1, 2, Some(Seals::new(2)));
         let shard = Mutex::new(shards.remove(0));
         let (index, sweeps) = (Index::new(2), Sweeps::new(1));
         Arc::new(World { words, index, shard, sweeps, disk: pair(), content: pair(), acknowledged: pair() })
@@ -81,6 +81,80 @@ impl World {
     fn hit(&self, page: usize) {
         let floor = self.acknowledged[page].load(Ordering::Acquire);
         assert!(self.look(page).is_none_or(|version| version >= floor), "page {page}: older than {floor}");
+    }
+
+    /// A reference to a page in the cache, and its bytes.
+    fn refer(&self, page: usize) -> Option<(Reference, u64)> {
+        let Found::Present(pin) = self.index.find(&self.words, self.index.buckets(page as u64)) else {
+            return None;
+        };
+        let content = self.content[pin.frame() as usize].load(Relaxed);
+        Some((pin.reference()?, content))
+    }
+
+    /// A read by a client without a pin. The seal is read before the bytes or after.
+    fn read_by_reference(&self, page: usize, (reference, content): (Reference, u64), is_seal_first: bool) {
+        let floor = self.acknowledged[page].load(Ordering::Acquire);
+        let seal = || self.words.seals().map_or(0, |seals| seals.load(reference.frame));
+        let bytes = || self.content[reference.frame as usize].load(Relaxed);
+        let (seal, bytes) = if is_seal_first {
+            let seal = seal();
+            (seal, bytes())
+        } else {
+            let bytes = bytes();
+            (seal(), bytes)
+        };
+        // The comparison of the bytes stands for that of their checksums.
+        if seal == reference.seal(page as u64) && bytes == content {
+            let version = content & 0xffff_ffff;
+            assert!(
+                version >= floor,
+                "page {page}: version {version} by reference, {floor} was acknowledged"
+            );
+        }
+    }
+
+    /// Two reads by references that were valid before, and by those of now.
+    fn client(&self, page: usize) {
+        let old = self.refer(page);
+        self.read_by_reference_if(page, old);
+        let new = self.refer(page);
+        self.read_by_reference_if(page, old);
+        self.read_by_reference_if(page, new);
+    }
+
+    /// A write, and then reads by a reference of before, and by every seal: also by those to which no client
+    /// has a reference yet.
+    fn write_and_read_by_reference(&self, page: usize, version: u64) {
+        let old = self.refer(page);
+        self.write(page, version, false);
+        self.read_by_reference_if(page, old);
+        for frame in 0..2 {
+            let seal = || self.words.seals().map_or(0, |seals| seals.load(frame));
+            let before = seal();
+            let content = self.content[frame as usize].load(Relaxed);
+            if before >> 40 & 1 == 1 && before & 1 == page as u64 && before == seal() {
+                assert!(content & 0xffff_ffff >= version, "frame {frame} is sealed with an older version");
+            }
+        }
+    }
+
+    /// Announces a write while nothing is filled: no frame is sealed for the page before the disk changes.
+    fn announce(&self, page: usize) {
+        let buckets = self.index.buckets(page as u64);
+        self.index.begin_write(&self.words, buckets);
+        for frame in 0..2 {
+            let seal = self.words.seals().map_or(0, |seals| seals.load(frame));
+            assert!(seal >> 40 & 1 == 0 || seal & 1 != page as u64, "frame {frame} is still sealed");
+        }
+        self.index.end_write(buckets);
+    }
+
+    fn read_by_reference_if(&self, page: usize, reference: Option<(Reference, u64)>) {
+        if let Some(reference) = reference {
+            self.read_by_reference(page, reference, true);
+            self.read_by_reference(page, reference, false);
+        }
     }
 
     fn look(&self, page: usize) -> Option<u64> {
@@ -171,6 +245,13 @@ impl World {
         assert_eq!((filling, detached, free + present), (0, 0, 2), "a frame is left over");
         assert_eq!(self.index.len(), present as usize, "entries and frames differ");
         assert!(!self.words.is_pinned(0) && !self.words.is_pinned(1), "a pin is left over");
+        for frame in 0..2 {
+            let seal = self.words.seals().map_or(0, |seals| seals.load(frame));
+            let page = seal & 1;
+            let refers = |it: (Reference, u64)| it.0.frame == frame && it.0.seal(page) == seal;
+            let is_present = self.refer(page as usize).is_some_and(refers);
+            assert_eq!(seal >> 40 & 1 == 1, is_present, "frame {frame}: seal {seal:#x}");
+        }
         for page in 0..2 {
             let newest = self.disk[page].load(Relaxed);
             assert!(self.look(page).is_none_or(|version| version == newest), "page {page} is stale");
@@ -252,4 +333,37 @@ fn an_eviction_a_fill_of_its_frame_and_a_read() {
 #[test]
 fn an_eviction_and_a_write() {
     explore(|it| _ = it.read(0), |it| it.evict(0), |it| it.write(0, 1, false));
+}
+
+/// A client reads by references while the other thread changes the page.
+#[test]
+fn a_client_with_references_and_a_write() {
+    explore_up_to(2, |it| _ = it.read(0), |it| it.write(0, 1, false), |it| it.client(0));
+    explore_up_to(2, |it| _ = it.read(0), |it| it.write(0, 1, true), |it| it.client(0));
+    explore_up_to(2, |it| _ = it.read(0), |it| it.write_long(0, 1, false), |it| it.client(0));
+}
+
+#[test]
+fn a_client_with_references_and_evictions() {
+    let reuse = |it: &World| {
+        it.evict(0);
+        it.read(1);
+        it.evict(1);
+        it.read(0);
+    };
+    explore_up_to(2, |it| _ = it.read(0), reuse, |it| it.client(0));
+}
+
+#[test]
+fn a_writer_with_references_and_an_eviction_and_a_fill() {
+    explore(|it| _ = it.read(0), |it| it.evict(0), |it| it.write_and_read_by_reference(0, 1));
+    explore_up_to(2, |_| (), |it| _ = it.read(0), |it| it.write_and_read_by_reference(0, 1));
+}
+
+/// Of two writers one invalidates the frame. The other must not change the disk before the seal is broken.
+#[test]
+fn no_writer_changes_the_disk_before_the_seal_is_broken() {
+    explore(|it| _ = it.read(0), |it| it.announce(0), |it| it.announce(0));
+    explore(|it| _ = it.read(0), |it| it.evict(0), |it| it.announce(0));
+    explore(|it| _ = it.read(0), |it| it.write_long(0, 1, false), |it| it.announce(0));
 }

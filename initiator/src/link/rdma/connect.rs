@@ -227,6 +227,7 @@ impl Attempt {
             .map_err(self.failed("completion queue"))?;
         let config = QueuePairConfig {
             cq: &queue,
+            domain: None,
             srq: None,
             send_wr,
             recv_wr: entries,

@@ -44,7 +44,7 @@ impl Registrar for DeviceRegistrar {
 
 /// Registrations of one thread with one device.
 #[derive(Debug)]
-pub(super) struct Registrations {
+pub(crate) struct Registrations {
     device: Arc<Device>,
     limits: Limits,
     cache: RefCell<Cache<DeviceRegistrar>>,
@@ -58,7 +58,7 @@ thread_local! {
 impl Registrations {
     /// Returns the registrations of this thread with this device and these limits, created at first use. They
     /// are dropped with the last link.
-    pub(super) fn of(device: &Arc<Device>, limits: Limits) -> Rc<Registrations> {
+    pub(crate) fn of(device: &Arc<Device>, limits: Limits) -> Rc<Registrations> {
         REGISTRATIONS.with_borrow_mut(|known| {
             known.retain(|one| one.strong_count() > 0);
             let is_same = |one: &Rc<Registrations>| Arc::ptr_eq(&one.device, device) && one.limits == limits;
@@ -76,7 +76,7 @@ impl Registrations {
     /// Registers a buffer, or finds its registrations. Returns its addresses and keys. An error releases what
     /// was acquired.
     #[inline]
-    pub(super) fn acquire(&self, buf: &Buf) -> Result<Keys, VerbsError> {
+    pub(crate) fn acquire(&self, buf: &Buf) -> Result<Keys, VerbsError> {
         let mut cache = self.cache.borrow_mut();
         if let Some(all) = buf.as_slice() {
             return piece(&mut cache, buf, all.as_ptr() as usize, all.len()).map(Keys::one);
@@ -95,7 +95,7 @@ impl Registrations {
 
     /// Releases a buffer's registrations after its command has completed.
     #[inline]
-    pub(super) fn release(&self, keys: &Keys) {
+    pub(crate) fn release(&self, keys: &Keys) {
         let mut cache = self.cache.borrow_mut();
         keys.pieces().iter().for_each(|piece| cache.release(piece.lease));
     }
@@ -104,7 +104,7 @@ impl Registrations {
     /// batch is parked. One call per turn, after sending, is enough: a registration keeps its memory mapped,
     /// so a lookup cannot find another area at the same address.
     #[inline]
-    pub(super) fn tidy(&self) {
+    pub(crate) fn tidy(&self) {
         let mut cache = self.cache.borrow_mut();
         let news = self.unmaps.borrow_mut().visit_new(|range| cache.invalidate(range.start, range.len()));
         if news == NewUnmaps::Everything {

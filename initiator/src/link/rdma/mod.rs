@@ -43,7 +43,7 @@ use crate::error::Loss;
 use crate::qpair::Refusal;
 
 pub(super) use connect::RdmaOpening;
-use memory::Registrations;
+pub(crate) use memory::Registrations;
 
 /// Bytes of a received completion queue entry.
 const REPLY_BYTES: u32 = 16;

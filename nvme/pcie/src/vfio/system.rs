@@ -59,8 +59,7 @@ fn fd_of(container: &VfioContainer) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(container.as_raw_fd()) }
 }
 
-/// Converts an error of opening a container, or of mapping or unmapping memory, to the system error that it
-/// contains. All other errors are wrapped and have no errno.
+/// Returns the system's error in an error of `vfio-ioctls`. Wraps an error that contains none.
 pub(super) fn reason(error: VfioError) -> io::Error {
     if let VfioError::OpenContainer(source) = error {
         return source;

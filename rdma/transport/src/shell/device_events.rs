@@ -43,7 +43,7 @@ pub(super) const RETRY_PERIOD: Nanos = Nanos::from_secs(1);
 pub enum DeviceMessage {
     /// The device with this serial number was removed.
     Lost(u64),
-    /// A device to open. The buffer pools of all cores and the disks are registered with it.
+    /// A new device, with the memory of all cores registered.
     Found(Arc<Ready>),
     /// The sender's buffer pools. The listening core registers them with new devices.
     Pools(Arc<[Area]>),

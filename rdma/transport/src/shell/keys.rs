@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 
-use spindle_rdma_verbs::{Access, Device, DeviceLimits, MemoryRegion, VerbsError};
+use spindle_rdma_verbs::{Access, CmId, Device, DeviceLimits, MemoryRegion, VerbsError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
@@ -160,6 +160,17 @@ impl<D: Registers> KnownDevices<D> {
         let known = self.0.lock().clone();
         let mut others = known.iter().filter(|it| done.iter().all(|done| !done.ptr_eq(it)));
         others.find_map(|it| it.upgrade().filter(|it| it.is_in_use() && !it.device().is_lost()))
+    }
+}
+
+impl KnownDevices<Device> {
+    /// Returns the device to which `id` is bound; `None` if no core uses it, or it is lost.
+    #[must_use]
+    pub fn device_of(&self, id: &CmId) -> Option<Arc<Device>> {
+        // Not under the lock: dropping the last reference closes the device.
+        let known = self.0.lock().clone();
+        let devices = known.iter().filter_map(Weak::upgrade).map(|it| Arc::clone(it.device()));
+        devices.into_iter().find(|device| !device.is_lost() && device.is_of(id))
     }
 }
 

@@ -504,8 +504,8 @@ impl Shell {
         while core.next_closed().is_some() {}
     }
 
-    /// Handles the pending events of a connection, and posts its replies that a disk, timer or message has
-    /// caused. Returns false if this shell does not have the connection.
+    /// Steps a connection with replies from a disk, timer or message, and posts its work. Returns false if
+    /// this shell does not have the connection.
     #[inline]
     pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         if self.link(id).is_none() {
@@ -783,6 +783,7 @@ fn make_queue_pair(
     let srq = reservation.share.and_then(|share| device.receives.get(share)).map(|it| &it.queue);
     let config = QueuePairConfig {
         cq: queue,
+        domain: None,
         srq,
         send_wr,
         recv_wr: entries,

@@ -121,8 +121,7 @@ impl<D: Registers> Preparations<D> {
         own: &[Area],
         disks: &[DiskArea],
     ) -> Result<(), (Arc<SharedDevice<D>>, String)> {
-        // Marked as used and known before the thread starts: a reload registers its new disks only with known
-        // devices in use.
+        // Before the thread starts, so that disks of a reload are registered with this device too.
         let is_first = shared.set_used();
         self.known.add(&shared);
         let areas: Vec<Area> = own.iter().chain(&self.others).cloned().collect();

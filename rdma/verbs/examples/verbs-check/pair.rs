@@ -68,6 +68,7 @@ impl End {
         };
         let config = QueuePairConfig {
             cq: &completions,
+            domain: None,
             srq: shared.as_ref(),
             send_wr: shape.send_wr,
             recv_wr: 64,

@@ -10,17 +10,20 @@
 //! UNSAFETY: makes segments of a region; [`FrameWords`] excludes writes of a frame during other accesses.
 #![expect(unsafe_code, reason = "cuts a region into frames")]
 
+mod seals;
 mod words;
 
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::area::Area;
 use super::buf::{Buf, Builder, Origin, Segment, Tail, Tails};
 use super::frames::FRAME_BYTES;
 use super::region::{Pages, Region, RegionError};
 
+pub use seals::{Reference, Seals};
 pub use words::{AtomicWord, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin, Shard};
 
 /// Initial capacity of a buffer's tail, the list of its segments after the first. A tail that grows keeps its
@@ -28,15 +31,21 @@ pub use words::{AtomicWord, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin,
 const TAIL_SEGMENTS: usize = 32;
 const FRAME: usize = FRAME_BYTES as usize;
 
+static EPOCHS: AtomicU8 = AtomicU8::new(1);
+
 /// The frames of one cache. See the module.
 pub struct CacheFrames {
     region: Arc<Region>,
     words: FrameWords,
+    /// Memory of the seals.
+    seals: Option<Area>,
+    epoch: u8,
 }
 
 impl CacheFrames {
     /// Creates `shards` times `shard_frames` free frames. Returns them, and the right to allocate frames of
     /// each shard. Only address space is mapped: the kernel allocates memory when a frame is first filled.
+    /// With `has_seals`, frames can be read without pins: see [`Seals`].
     ///
     /// # Errors
     /// [`RegionError`] when the address space cannot be mapped.
@@ -47,10 +56,14 @@ impl CacheFrames {
         shards: u32,
         shard_frames: u32,
         pages: Pages,
+        has_seals: bool,
     ) -> Result<(Arc<CacheFrames>, Vec<Shard>), RegionError> {
-        let (words, rights) = FrameWords::new(shards, shard_frames);
+        let frames = shards.saturating_mul(shard_frames);
+        let (words, area) = if has_seals { Some(Seals::map(frames)?) } else { None }.unzip();
+        let (words, rights) = FrameWords::new(shards, shard_frames, words);
         let region = Arc::new(Region::map(words.len() as usize * FRAME, pages)?);
-        Ok((Arc::new(CacheFrames { region, words }), rights))
+        let epoch = EPOCHS.fetch_add(1, Ordering::Relaxed);
+        Ok((Arc::new(CacheFrames { region, words, seals: area, epoch }), rights))
     }
 
     /// Returns the state words of the frames.
@@ -66,11 +79,43 @@ impl CacheFrames {
         Area::of(&self.region)
     }
 
+    /// Returns the number of the cache in the process, which wraps. It distinguishes references to a cache
+    /// from those to the cache before it.
+    #[must_use]
+    pub fn epoch(&self) -> u8 {
+        self.epoch
+    }
+
+    /// Returns the memory of the seals, 8 bytes (little endian on x86-64) for each frame; `None` without
+    /// seals.
+    #[must_use]
+    pub fn seals_area(&self) -> Option<Area> {
+        self.seals.clone()
+    }
+
     /// Creates a handle for one core, with `buffers` preallocated tails for buffers of several segments. More
     /// are allocated as needed.
     #[must_use]
     pub fn core(self: &Arc<Self>, buffers: usize) -> Rc<CacheCore> {
         Rc::new(CacheCore { frames: Arc::clone(self), tails: Tails::new(buffers, TAIL_SEGMENTS) })
+    }
+
+    /// Copies bytes of a frame without a pin, as a device does for a client's READ. Only for a simulator in
+    /// one thread: another thread may write to the frame meanwhile.
+    ///
+    /// # Panics
+    /// When the bytes are not within the frame, or there is no such frame.
+    #[cfg(feature = "device-reads")]
+    pub fn device_read(&self, frame: u32, offset: usize, into: &mut [u8]) {
+        assert!(frame < self.words.len() && offset + into.len() <= FRAME, "outside of a frame");
+        let at = frame as usize * FRAME + offset;
+        // SAFETY: `at` and the bytes behind it are inside of the region (asserted), and the caller has no
+        // other thread.
+        let bytes = unsafe { self.region.base().add(at) }.as_ptr();
+        for (index, byte) in into.iter_mut().enumerate() {
+            // SAFETY: as above; volatile, as a device's access is none of this program's.
+            *byte = unsafe { bytes.add(index).read_volatile() };
+        }
     }
 
     #[inline]
@@ -164,6 +209,18 @@ impl CacheCore {
         // The drop of `buf` must not free the frames.
         buf.origin = Origin::Zeroes;
         Ok(())
+    }
+
+    /// Returns the reference to the content of a pinned frame and the number of the cache, if `segment` is
+    /// the whole frame and its seal is not broken.
+    #[inline]
+    pub(super) fn reference(&self, segment: Segment) -> Option<(Reference, u8)> {
+        let at = segment.addr.as_ptr().addr() - self.frames.region.base().as_ptr().addr();
+        if segment.bytes != FRAME_BYTES || !at.is_multiple_of(FRAME) {
+            return None;
+        }
+        let (frame, words) = (u32::try_from(at / FRAME).ok()?, self.frames.words());
+        Some((words.seals()?.reference(frame, words.page(frame))?, self.frames.epoch))
     }
 
     /// Turns `pin` into a pin that a buffer owns, and returns its frame. Panics when the pin is of another

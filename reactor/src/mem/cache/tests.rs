@@ -3,7 +3,7 @@
 use super::*;
 
 fn frames(count: u32) -> (Arc<CacheFrames>, Shard) {
-    let (frames, mut shards) = CacheFrames::new(1, count, Pages::Base).expect("memory");
+    let (frames, mut shards) = CacheFrames::new(1, count, Pages::Base, true).expect("memory");
     (frames, shards.remove(0))
 }
 

@@ -16,6 +16,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::seals::{Reference, Seals};
+
 /// An atomic 64-bit word: the standard library's, or that of a model checker.
 pub trait AtomicWord: Send + Sync {
     /// Creates a word with this initial value.
@@ -100,6 +102,8 @@ pub struct FrameWords<W = AtomicU64> {
     shard_frames: u32,
     /// Count of Present frames that are unread.
     unread: W,
+    /// `None`: no reader is without a pin.
+    seals: Option<Seals<W>>,
 }
 
 /// Result of [`FrameWords::lookup`].
@@ -113,12 +117,13 @@ pub enum Lookup<'a, W: AtomicWord> {
 }
 
 impl<W: AtomicWord> FrameWords<W> {
-    /// Creates `shards` times `shard_frames` free frames, and the [`Shard`] of each shard.
+    /// Creates `shards` times `shard_frames` free frames, with `seals` for as many frames, and the [`Shard`]
+    /// of each shard.
     ///
     /// # Panics
     /// When the count of frames is 0 or more than `u32::MAX - 1`.
     #[must_use]
-    pub fn new(shards: u32, shard_frames: u32) -> (FrameWords<W>, Vec<Shard>) {
+    pub fn new(shards: u32, shard_frames: u32, seals: Option<Seals<W>>) -> (FrameWords<W>, Vec<Shard>) {
         let count = shards.checked_mul(shard_frames).filter(|count| (1..u32::MAX).contains(count));
         let Some(count) = count else { panic!("{shards} shards of {shard_frames} frames") };
         let frames = (0..count).map(|frame| {
@@ -132,6 +137,7 @@ impl<W: AtomicWord> FrameWords<W> {
             free: (0..shards).map(first).collect(),
             shard_frames,
             unread: W::new(0),
+            seals,
         };
         (words, (0..shards).map(Shard).collect())
     }
@@ -321,6 +327,43 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
+    /// Makes a Filling frame Present, with the other bits of `to`, and pins it. The frame is sealed before.
+    /// False when its state is another.
+    fn publish(&self, frame: u32, to: u64) -> bool {
+        let Some(seals) = &self.seals else { return self.change(frame, FILLING, to, PIN) };
+        let before = seals.load(frame);
+        let entry = &self.frames[frame as usize];
+        if entry.word.load(Ordering::Acquire) & STATE != FILLING {
+            return false;
+        }
+        let is_sealed = seals.seal(frame, before, entry.page.load(Ordering::Relaxed));
+        let is_published = self.change(frame, FILLING, to, PIN);
+        if is_sealed && !is_published {
+            seals.break_seal(frame);
+        }
+        is_published
+    }
+
+    /// Breaks the seal of a frame, for the writer of a page that an index entry names for the frame.
+    pub fn break_seal(&self, frame: u32) {
+        if let Some(seals) = &self.seals {
+            seals.break_seal(frame);
+        }
+    }
+
+    /// Breaks all seals, and seals no frame from now on. Takes milliseconds for a large cache.
+    pub fn close_seals(&self) {
+        if let Some(seals) = &self.seals {
+            seals.close();
+        }
+    }
+
+    /// Seals of the frames; `None` if they were made without.
+    #[must_use]
+    pub fn seals(&self) -> Option<&Seals<W>> {
+        self.seals.as_ref()
+    }
+
     /// Changes the state from `from` to `to` and adds `pins`. Returns false, without a change, in any other
     /// state.
     fn change(&self, frame: u32, from: u64, to: u64, pins: u64) -> bool {
@@ -435,10 +478,25 @@ impl<W: AtomicWord> Pin<'_, W> {
         false
     }
 
+    /// A reference to the content of the frame, for a pin that found its page. `None`: its seal is broken, or
+    /// the frames have none.
+    #[inline]
+    #[must_use]
+    pub fn reference(&self) -> Option<Reference> {
+        self.words.seals.as_ref()?.reference(self.frame, self.page())
+    }
+
     /// Makes a Present frame Detached and a Filling frame Doomed, so that lookups do not find it any more.
-    /// Called when the page changes on the disk. Pins that found the frame Present can still read the old
-    /// bytes.
+    /// Breaks its seal. Called when the page changes on the disk. Pins that found the frame Present can still
+    /// read the old bytes.
     pub fn invalidate(&self) -> Invalidated {
+        let what = self.detach_or_doom();
+        // Also if another thread has changed the state: it may not have broken the seal yet.
+        self.words.break_seal(self.frame);
+        what
+    }
+
+    fn detach_or_doom(&self) -> Invalidated {
         let entry = &self.words.frames[self.frame as usize];
         let mut word = entry.word.load(Ordering::Acquire);
         loop {
@@ -466,7 +524,10 @@ impl<W: AtomicWord> Pin<'_, W> {
         let is_evictable = word & (STATE | PINS) == PRESENT | PIN;
         let is_evicted =
             is_evictable && entry.word.exchange(word, (word & !(STATE | UNREAD)) | DETACHED).is_ok();
-        is_evicted.then(|| self.words.count_read(word))
+        is_evicted.then(|| {
+            self.words.break_seal(self.frame);
+            self.words.count_read(word)
+        })
     }
 
     /// Turns the pin into a [`KeptPin`], which has no borrow.
@@ -514,7 +575,7 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
     /// frame from the index, then calls [`Filling::detach`].
     pub fn publish(self) -> Result<Pin<'a, W>, Filling<'a, W>> {
         let Filling { words, frame } = self;
-        match words.change(frame, FILLING, PRESENT, PIN) {
+        match words.publish(frame, PRESENT) {
             true => Ok(Pin { words, frame }),
             false => Err(self),
         }
@@ -528,7 +589,7 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
         let Filling { words, frame } = self;
         // Counted before the change: a reader may decrement the count right after it.
         words.unread.fetch_add(1, Ordering::Relaxed);
-        if words.change(frame, FILLING, PRESENT | UNREAD, PIN) {
+        if words.publish(frame, PRESENT | UNREAD) {
             return Ok(Pin { words, frame });
         }
         words.unread.fetch_add(1_u64.wrapping_neg(), Ordering::Relaxed);

@@ -1,0 +1,90 @@
+//! Optimistic reads: the service of `spindle-optimistic` with this target's controllers and configuration.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use nvme_spec::optimistic::Attachment;
+use spindle_optimistic::{Grants, Hooks, Service, TOKEN_TTL};
+use spindle_rdma::shell::KnownDevices;
+use spindle_reactor::mem::CacheFrames;
+use spindle_target::shared::{ControllerShared, OptimisticService};
+use spindle_transport::TransportKind;
+
+use super::ServeError;
+use super::view::View;
+use crate::config::Plan;
+
+/// Whose connection it is: a controller and one of its namespaces.
+pub struct Owner {
+    controller: Arc<ControllerShared>,
+    nsid: u32,
+}
+
+/// Issues tokens on the reactor cores.
+struct Issuer {
+    grants: Arc<Grants<Owner>>,
+    port: u16,
+}
+
+impl OptimisticService for Issuer {
+    fn attach(
+        &self,
+        controller: &Arc<ControllerShared>,
+        nsid: u32,
+        frames: Arc<CacheFrames>,
+    ) -> Option<Attachment> {
+        let token = self.grants.issue(Owner { controller: Arc::clone(controller), nsid }, frames)?;
+        let ttl_ms = u32::try_from(TOKEN_TTL.as_millis()).unwrap_or(u32::MAX);
+        Some(Attachment::new(self.port, ttl_ms, token))
+    }
+}
+
+/// Starts the service if `rdma.optimistic_port` is set and there is an RDMA listener.
+///
+/// # Errors
+/// [`ServeError::Start`] when its thread cannot be started.
+pub fn start(
+    plan: &Plan,
+    devices: KnownDevices,
+    view: &Arc<View>,
+) -> Result<Option<Service<Owner>>, ServeError> {
+    let addresses = addresses(plan);
+    if addresses.is_empty() {
+        return Ok(None);
+    }
+    let its_view = Arc::clone(view);
+    let hooks = Hooks {
+        device_of: Box::new(move |id| devices.device_of(id)),
+        is_valid: Box::new(move |owner: &Owner, frames| is_valid(&its_view, owner, frames)),
+    };
+    let failed = |error| ServeError::Start(format!("cannot start the service for optimistic reads: {error}"));
+    let service = Service::start(addresses, hooks).map_err(failed)?;
+    let issuer = Issuer { grants: Arc::clone(&service.grants), port: service.port() };
+    view.registry.set_optimistic(Box::new(issuer));
+    Ok(Some(service))
+}
+
+/// Returns the addresses of the RDMA listeners with the port of the service; empty without such a port.
+fn addresses(plan: &Plan) -> Vec<SocketAddr> {
+    let mut addresses = Vec::new();
+    for listener in plan.listeners.iter().filter(|it| it.transport == TransportKind::Rdma) {
+        let address = SocketAddr::new(listener.address.ip(), plan.optimistic_port);
+        if plan.optimistic_port != 0 && !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    addresses
+}
+
+/// Returns true while the controller is enabled, its host is allowed, and its namespace has this cache.
+fn is_valid(view: &View, owner: &Owner, frames: &Arc<CacheFrames>) -> bool {
+    let Owner { controller, nsid } = owner;
+    let look = view.look();
+    let Some(snapshot) = &look.snapshot else { return false };
+    let Some(subsystem) = snapshot.subsystem(&controller.subsystem_nqn) else { return false };
+    let has_cache = subsystem
+        .namespace(*nsid)
+        .and_then(|namespace| namespace.source.sealed_frames())
+        .is_some_and(|now| Arc::ptr_eq(&now, frames));
+    has_cache && controller.is_ready() && subsystem.hosts.allows(&controller.host_nqn)
+}

@@ -1,0 +1,208 @@
+//! [`RdmaReader`]: reads frames and seals over a queue pair of the target's optimistic service.
+
+use std::rc::Rc;
+
+use nvme_spec::optimistic::{OptimisticAccept, PageReference};
+use spindle_rdma::host::Keys;
+use spindle_rdma_verbs::{
+    CmChannel, CmId, CompletionQueue, MemoryRegion, Operation, QueuePair, SendData, Sge, VerbsError,
+};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+
+use super::PageReader;
+use crate::link::Registrations;
+
+/// Bytes of a seal.
+const SEAL_BYTES: u32 = 8;
+/// Distance of two seals in memory: a cache line, so that the device writes to no line that the core reads.
+pub(super) const SEAL_STRIDE: usize = 64;
+/// Longest time without a completion while reads are in flight. soft-RoCE repeats a READ for ever.
+const SILENCE_MAX: Nanos = Nanos::from_secs(2);
+/// Period of polling the connection manager; each poll is a system call.
+const CM_POLL_PERIOD: Nanos = Nanos::from_ms(1);
+
+/// Verbs objects, in drop order.
+#[derive(Debug)]
+pub(super) struct ReaderVerbs {
+    pub(super) queue_pair: QueuePair,
+    pub(super) queue: CompletionQueue,
+    pub(super) region: MemoryRegion,
+    /// Seals that were read, by slot.
+    pub(super) seals: Buf,
+    pub(super) id: CmId,
+    pub(super) channel: CmChannel,
+}
+
+/// A read in flight.
+#[derive(Debug)]
+struct InFlight {
+    buf: Buf,
+    keys: Keys,
+}
+
+/// A connection to the optimistic service.
+#[derive(Debug)]
+pub(crate) struct RdmaReader {
+    /// `None` after the end: the device accesses no buffer.
+    verbs: Option<ReaderVerbs>,
+    accept: OptimisticAccept,
+    registrations: Rc<Registrations>,
+    /// By slot.
+    reads: Box<[Option<InFlight>]>,
+    in_flight: usize,
+    /// Time of the last completion, or of the first poll with reads in flight after that.
+    active: Nanos,
+    next_cm_poll: Nanos,
+}
+
+impl RdmaReader {
+    pub(super) fn new(
+        verbs: ReaderVerbs,
+        accept: OptimisticAccept,
+        registrations: Rc<Registrations>,
+        slots: usize,
+    ) -> RdmaReader {
+        RdmaReader {
+            verbs: Some(verbs),
+            accept,
+            registrations,
+            reads: (0..slots).map(|_| None).collect(),
+            in_flight: 0,
+            active: Nanos::ZERO,
+            next_cm_poll: Nanos::ZERO,
+        }
+    }
+
+    /// Posts both READs with one doorbell. Only the second is signalled: READs complete in order.
+    fn post_reads(&mut self, slot: usize, reference: PageReference, keys: &Keys) -> Result<(), VerbsError> {
+        let (Some(verbs), [piece]) = (&mut self.verbs, keys.pieces()) else { return Err(ENDED) };
+        let seals = verbs.seals.as_slice().map_or(0, |seals| seals.as_ptr() as u64);
+        let seal = Sge {
+            address: seals + (slot * SEAL_STRIDE) as u64,
+            bytes: SEAL_BYTES,
+            key: verbs.region.local_key(),
+        };
+        let data = Sge { address: piece.address, bytes: piece.bytes, key: piece.local_key };
+        let frame = u64::from(reference.frame);
+        let frame_at = self.accept.frames_base.get().wrapping_add(frame << self.accept.page_shift);
+        let seal_at = self.accept.seals_base.get().wrapping_add(frame * u64::from(SEAL_BYTES));
+        let read = |address, key: u32| Operation::Read { address, key };
+        let mut batch = verbs.queue_pair.batch();
+        let id = slot as u64;
+        batch.add(id, false, read(frame_at, self.accept.frames_key.get()), SendData::Local(&[data]))?;
+        batch.add(id, true, read(seal_at, self.accept.seals_key.get()), SendData::Local(&[seal]))?;
+        batch.submit()
+    }
+
+    /// Detects the end of the connection.
+    #[cold]
+    fn poll_cm(&mut self) {
+        let Some(verbs) = &self.verbs else { return };
+        let has_ended = match verbs.channel.next_event() {
+            Ok(Some(event)) => event.id == verbs.id.token(),
+            Ok(None) => false,
+            Err(_) => true,
+        };
+        if has_ended {
+            self.end();
+        }
+    }
+}
+
+const ENDED: VerbsError =
+    VerbsError { verb: "ibv_post_send", errno: rustix::io::Errno::NOTCONN.raw_os_error() };
+
+impl PageReader for RdmaReader {
+    #[inline]
+    fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf> {
+        let is_ours = reference.frame < self.accept.frames.get() && slot < self.reads.len();
+        if !is_ours || self.verbs.is_none() || !buf.is_writable() || buf.as_slice().is_none() {
+            return Err(buf);
+        }
+        let Ok(keys) = self.registrations.acquire(&buf) else { return Err(buf) };
+        if self.post_reads(slot, reference, &keys).is_err() {
+            // The first READ may have been posted: the buffer is free once the queue pair is destroyed.
+            self.end();
+            self.registrations.release(&keys);
+            return Err(buf);
+        }
+        self.reads[slot] = Some(InFlight { buf, keys });
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
+        if self.in_flight == 0 {
+            self.active = now;
+        }
+        if now >= self.next_cm_poll {
+            self.next_cm_poll = now + CM_POLL_PERIOD;
+            self.poll_cm();
+        }
+        let before = self.in_flight;
+        let RdmaReader { verbs, registrations, reads, in_flight, .. } = self;
+        let mut is_broken = false;
+        if let Some(ReaderVerbs { queue, seals, .. }) = verbs
+            && *in_flight > 0
+        {
+            queue.poll(|completion| {
+                if !completion.is_ok {
+                    is_broken = true;
+                    return;
+                }
+                let slot = usize::try_from(completion.id).unwrap_or(usize::MAX);
+                let Some(read) = reads.get_mut(slot).and_then(Option::take) else { return };
+                *in_flight -= 1;
+                registrations.release(&read.keys);
+                let mut seal = [0; SEAL_BYTES as usize];
+                seals.copy_out(slot * SEAL_STRIDE, &mut seal);
+                each(slot, Some(u64::from_le_bytes(seal)), read.buf);
+            });
+            is_broken |= queue.is_broken();
+        }
+        if self.in_flight < before {
+            self.active = now;
+        }
+        if is_broken || self.in_flight > 0 && now >= self.active + SILENCE_MAX {
+            self.end();
+        }
+        if self.verbs.is_none() && self.in_flight > 0 {
+            self.in_flight = 0;
+            for (slot, read) in self.reads.iter_mut().enumerate() {
+                if let Some(read) = read.take() {
+                    self.registrations.release(&read.keys);
+                    each(slot, None, read.buf);
+                }
+            }
+        }
+        self.in_flight < before
+    }
+
+    #[cold]
+    fn end(&mut self) {
+        if let Some(verbs) = self.verbs.take() {
+            // Fails if the target has disconnected already.
+            let _ = verbs.id.disconnect();
+        }
+    }
+
+    fn epoch(&self) -> u8 {
+        self.accept.epoch
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+impl Drop for RdmaReader {
+    fn drop(&mut self) {
+        self.end();
+        self.reads
+            .iter_mut()
+            .filter_map(Option::take)
+            .for_each(|read| self.registrations.release(&read.keys));
+    }
+}

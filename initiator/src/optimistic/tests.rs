@@ -1,0 +1,208 @@
+//! Optimistic reads over a reader without verbs: a target with one version of each page.
+
+use std::collections::VecDeque;
+
+use spindle_reactor::mem::Pool;
+use spindle_reactor::mem::{Pages, ZoneSpec};
+
+use super::*;
+
+/// Frame `n` contains page `n`. A change of a page has the next odd generation.
+struct FakeReader {
+    generations: [u32; 4],
+    /// READs in flight: slot, frame, buffer.
+    posted: VecDeque<(usize, u32, Buf)>,
+    is_up: bool,
+    /// The data of the next READ is of another version than the seal.
+    is_torn: bool,
+}
+
+fn bytes_of(frame: u32, generation: u32) -> Vec<u8> {
+    vec![u8::try_from(frame * 16 + generation % 16).expect("small"); PAGE_BYTES]
+}
+
+impl PageReader for FakeReader {
+    fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf> {
+        if !self.is_up {
+            return Err(buf);
+        }
+        self.posted.push_back((slot, reference.frame, buf));
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
+        let has_any = !self.posted.is_empty();
+        for (slot, frame, mut buf) in self.posted.drain(..) {
+            if !self.is_up {
+                each(slot, None, buf);
+                continue;
+            }
+            let generation = self.generations[frame as usize];
+            let torn = u32::from(std::mem::take(&mut self.is_torn));
+            buf.copy_in(0, &bytes_of(frame, generation + torn));
+            let reference = PageReference { frame, generation, epoch: 5 };
+            each(slot, Some(reference.seal(u64::from(frame))), buf);
+        }
+        has_any
+    }
+
+    fn end(&mut self) {
+        self.is_up = false;
+    }
+
+    fn epoch(&self) -> u8 {
+        5
+    }
+
+    fn in_flight(&self) -> usize {
+        self.posted.len()
+    }
+}
+
+struct World {
+    optimistic: Optimistic<FakeReader>,
+    pool: Pool,
+    now: Nanos,
+}
+
+impl World {
+    fn new() -> World {
+        let reader = FakeReader { generations: [1; 4], posted: VecDeque::new(), is_up: true, is_torn: false };
+        let zone = ZoneSpec { buffer_bytes: 4096, count: 16 };
+        World {
+            optimistic: Optimistic::new(reader, 1, 8, &OptimisticOptions { directory_pages: 64 }),
+            pool: Pool::new(&[zone], Pages::Base).expect("memory"),
+            now: Nanos::from_secs(1),
+        }
+    }
+
+    fn buf(&self) -> Buf {
+        self.pool.take(4096).expect("free")
+    }
+
+    fn sqe(page: u32) -> Sqe {
+        Sqe::read(0, 1, u64::from(page) * 8, 8)
+    }
+
+    /// An ordinary read of a page in slot 0; `epoch`: that of its reference.
+    fn read(&mut self, page: u32, epoch: u8) {
+        self.optimistic.note(0, Some(page.into()));
+        let generation = self.optimistic.reader.generations[page as usize];
+        let mut buf = self.buf();
+        buf.copy_in(0, &bytes_of(page, generation));
+        let reference = PageReference { frame: page, generation, epoch };
+        let cqe = Cqe::default().with_result_u64(reference.to_result());
+        self.optimistic.on_read(0, &cqe, Some(&buf));
+    }
+
+    /// An optimistic read in slot 1. `None`: not possible; else whether it was accepted.
+    fn try_read(&mut self, page: u32) -> Option<bool> {
+        let buf = self.buf();
+        self.optimistic.try_read(1, page.into(), World::sqe(page), buf).ok()?;
+        let mut is_accepted = None;
+        self.optimistic.poll(self.now, |slot, outcome| {
+            assert_eq!(slot, 1);
+            is_accepted = Some(match outcome {
+                Outcome::Accepted(_) => true,
+                Outcome::Repeat(sqe, _) => {
+                    assert_eq!(sqe, World::sqe(page), "the ordinary read of the same blocks");
+                    false
+                }
+            });
+        });
+        assert!(is_accepted.is_some(), "it ends");
+        is_accepted
+    }
+}
+
+#[test]
+fn a_page_that_was_read_is_read_optimistically_until_it_changes() {
+    let mut world = World::new();
+    assert_eq!(world.try_read(2), None, "nothing is known of it");
+    world.read(2, 5);
+    assert_eq!(world.try_read(2), Some(true));
+    world.optimistic.reader.generations[2] = 3;
+    assert_eq!(world.try_read(2), Some(false), "another seal");
+    assert_eq!(world.try_read(2), None, "it was removed");
+    world.read(2, 5);
+    assert_eq!(world.try_read(2), Some(true));
+    world.optimistic.on_write(1, 2 * 4096 + 4095, 2);
+    assert_eq!(world.try_read(2), None, "this host has written it");
+    let counts = OptimisticCounts { accepted: 2, rejected: 1, learned: 2 };
+    assert_eq!(world.optimistic.counts(), counts);
+}
+
+#[test]
+fn torn_data_under_a_valid_seal_is_rejected() {
+    let mut world = World::new();
+    world.read(1, 5);
+    world.optimistic.reader.is_torn = true;
+    assert_eq!(world.try_read(1), Some(false));
+}
+
+#[test]
+fn references_of_another_cache_and_even_generations_are_not_learned() {
+    let mut world = World::new();
+    world.read(1, 6);
+    assert_eq!(world.try_read(1), None, "another epoch");
+    world.optimistic.reader.generations[1] = 2;
+    world.read(1, 5);
+    assert_eq!(world.try_read(1), None, "no reference");
+    assert_eq!(world.optimistic.counts().learned, 0);
+}
+
+#[test]
+fn only_whole_aligned_pages_of_the_namespace_are_meant() {
+    let optimistic = World::new().optimistic;
+    assert_eq!(optimistic.page(1, 8192, 4096), Some(2));
+    for (nsid, offset, bytes) in [(2, 8192, 4096), (1, 512, 4096), (1, 8192, 512), (1, 8192, 8192)] {
+        assert_eq!(optimistic.page(nsid, offset, bytes), None);
+    }
+}
+
+#[test]
+fn a_slot_that_another_command_has_used_teaches_nothing() {
+    let mut world = World::new();
+    world.optimistic.note(0, Some(3));
+    world.optimistic.note(0, None);
+    let reference = PageReference { frame: 3, generation: 1, epoch: 5 };
+    let cqe = Cqe::default().with_result_u64(reference.to_result());
+    let buf = world.buf();
+    world.optimistic.on_read(0, &cqe, Some(&buf));
+    assert_eq!(world.try_read(3), None);
+}
+
+#[test]
+fn with_few_accepted_reads_there_is_a_pause() {
+    let mut world = World::new();
+    for at in 0..WINDOW {
+        world.read(0, 5);
+        if at % 4 != 0 {
+            world.optimistic.reader.generations[0] += 2;
+        }
+        assert_eq!(world.try_read(0), Some(at % 4 == 0));
+    }
+    world.read(0, 5);
+    assert_eq!(world.try_read(0), None, "a pause");
+    world.now += PAUSE;
+    world.optimistic.poll(world.now, |_, _| ());
+    assert_eq!(world.try_read(0), Some(true));
+}
+
+#[test]
+fn the_end_of_the_connection_repeats_what_is_in_flight() {
+    let mut world = World::new();
+    world.read(0, 5);
+    let buf = world.buf();
+    world.optimistic.try_read(4, 0, World::sqe(0), buf).expect("posted");
+    assert_eq!(world.optimistic.in_flight(), 1);
+    world.optimistic.end();
+    let mut repeated = 0;
+    world.optimistic.poll(world.now, |slot, outcome| {
+        assert!(slot == 4 && matches!(outcome, Outcome::Repeat(..)));
+        repeated += 1;
+    });
+    assert_eq!(repeated, 1);
+    world.read(0, 5);
+    assert_eq!(world.try_read(0), None, "no connection");
+}

@@ -1,0 +1,112 @@
+//! [`Domains`]: the protection domains of caches, and the registrations in them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme_spec::optimistic::{OPTIMISTIC_PAGE_SHIFT, OPTIMISTIC_VERSION, OptimisticAccept};
+use nvme_spec::zerocopy::little_endian::{U16, U32, U64};
+use spindle_rdma_verbs::{Access, CompletionQueue, Device, Domain, MemoryRegion, VerbsError};
+use spindle_reactor::mem::{Area, CacheFrames};
+
+/// Time that a domain is kept without a connection: a registration takes seconds for a large cache.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// A cache's memory, registered with one device in a domain of its own.
+pub(crate) struct CacheDomain {
+    pub(crate) domain: Arc<Domain>,
+    /// Completion queue that queue pairs need; nothing completes to it.
+    pub(crate) queue: CompletionQueue,
+    frames_region: MemoryRegion,
+    seals_region: MemoryRegion,
+    frames: Arc<CacheFrames>,
+    /// When it was last in use.
+    used: Instant,
+}
+
+impl CacheDomain {
+    fn new(device: &Arc<Device>, frames: &Arc<CacheFrames>, seals: Area) -> Result<CacheDomain, VerbsError> {
+        let domain = Arc::new(Domain::new(device)?);
+        let begin = Instant::now();
+        let frames_region = domain.register(frames.area(), Access::REMOTE_READ)?;
+        let seals_region = domain.register(seals, Access::REMOTE_READ)?;
+        let (bytes, took_ms) = (frames_region.bytes(), begin.elapsed().as_millis());
+        let device_name = device.name();
+        tracing::info!(device = device_name, bytes, took_ms, "a cache is registered for optimistic reads");
+        let queue = CompletionQueue::new(device, 1, 0, None)?;
+        let (frames, used) = (Arc::clone(frames), begin);
+        Ok(CacheDomain { domain, queue, frames_region, seals_region, frames, used })
+    }
+
+    /// Private data for the accept of a connection.
+    pub(crate) fn accept(&self) -> OptimisticAccept {
+        OptimisticAccept {
+            version: U16::new(OPTIMISTIC_VERSION),
+            epoch: self.frames.epoch(),
+            page_shift: OPTIMISTIC_PAGE_SHIFT,
+            frames: U32::new(self.frames.words().len()),
+            frames_base: U64::new(self.frames_region.base() as u64),
+            seals_base: U64::new(self.seals_region.base() as u64),
+            frames_key: U32::new(self.frames_region.remote_key()),
+            seals_key: U32::new(self.seals_region.remote_key()),
+            ..OptimisticAccept::default()
+        }
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        self.domain.device()
+    }
+
+    fn is_of(&self, device: &Arc<Device>, frames: &Arc<CacheFrames>) -> bool {
+        Arc::ptr_eq(self.device(), device) && Arc::ptr_eq(&self.frames, frames)
+    }
+}
+
+/// The domains in use, one for each cache and device.
+#[derive(Default)]
+pub(crate) struct Domains(Vec<CacheDomain>);
+
+impl Domains {
+    /// The domain of `frames` on `device`, made if there is none. Registering takes seconds for a large
+    /// cache.
+    ///
+    /// # Errors
+    /// The device refuses, or the limit of locked memory is exceeded. EINVAL: the cache has no seals.
+    pub(crate) fn get(
+        &mut self,
+        device: &Arc<Device>,
+        frames: &Arc<CacheFrames>,
+    ) -> Result<&mut CacheDomain, VerbsError> {
+        let at = match self.0.iter().position(|it| it.is_of(device, frames)) {
+            Some(at) => at,
+            None => {
+                let missing = VerbsError { verb: "ibv_reg_mr", errno: INVALID };
+                let seals = frames.seals_area().ok_or(missing)?;
+                self.0.push(CacheDomain::new(device, frames, seals)?);
+                self.0.len() - 1
+            }
+        };
+        Ok(&mut self.0[at])
+    }
+
+    /// Devices of the domains.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &Arc<Device>> {
+        self.0.iter().map(CacheDomain::device)
+    }
+
+    /// Drops the domains of a device.
+    pub(crate) fn drop_device(&mut self, is_it: impl Fn(&Device) -> bool) {
+        self.0.retain(|it| !is_it(it.device()));
+    }
+
+    /// Drops the domains that `is_used` has not found in use for [`IDLE_MAX`].
+    pub(crate) fn drop_idle(&mut self, now: Instant, is_used: impl Fn(&Arc<Domain>) -> bool) {
+        for it in &mut self.0 {
+            if is_used(&it.domain) {
+                it.used = now;
+            }
+        }
+        self.0.retain(|it| now.saturating_duration_since(it.used) <= IDLE_MAX);
+    }
+}
+
+const INVALID: i32 = rustix::io::Errno::INVAL.raw_os_error();

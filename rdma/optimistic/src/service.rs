@@ -1,0 +1,394 @@
+//! [`Service`]: the thread that listens for optimistic connections and ends them.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use nvme_spec::optimistic::{OptimisticReject, OptimisticRequest, OptimisticStatus};
+use nvme_spec::zerocopy::IntoBytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spindle_rdma_verbs::{
+    CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, Device, Domain, QueuePair,
+    QueuePairConfig, VerbsError,
+};
+use spindle_reactor::mem::CacheFrames;
+use spindle_reactor::net::Waker;
+
+use crate::domains::Domains;
+use crate::grants::{Grant, Grants};
+
+/// Most optimistic queue pairs of the process.
+pub const CONNECTIONS_MAX: usize = 1024;
+/// READs of a client that the target's device serves at once: data and seal of 8 pages.
+const READS_MAX: u8 = 16;
+/// Backlog of `rdma_listen`.
+const BACKLOG: u32 = 128;
+/// Period of the check of grants and devices while there are connections.
+const CHECK_PERIOD: Duration = Duration::from_millis(100);
+/// Period of other work: retries of listeners, tokens and domains that are too old.
+const IDLE_PERIOD: Duration = Duration::from_secs(1);
+/// Longest wait for [`Service::check`].
+const CHECK_MAX: Duration = Duration::from_secs(10);
+
+/// Returns the open device to which an identifier is bound; `None`: the target does not use it.
+pub type DeviceOf = dyn Fn(&CmId) -> Option<Arc<Device>> + Send;
+/// Returns true while a connection may exist: its controller, its namespace and this cache do.
+pub type IsValid<O> = dyn Fn(&O, &Arc<CacheFrames>) -> bool + Send;
+
+/// Functions of the target, called on the service's thread.
+pub struct Hooks<O> {
+    /// See [`DeviceOf`].
+    pub device_of: Box<DeviceOf>,
+    /// See [`IsValid`].
+    pub is_valid: Box<IsValid<O>>,
+}
+
+/// The thread could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No connection manager.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// No thread, or no eventfd.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Handle on the service's thread; dropped, it ends the thread and all optimistic connections.
+pub struct Service<O> {
+    /// Tokens, issued by the cores.
+    pub grants: Arc<Grants<O>>,
+    port: u16,
+    connections: Arc<AtomicU64>,
+    checks: Sender<Sender<()>>,
+    waker: Waker,
+}
+
+impl<O: Send + 'static> Service<O> {
+    /// Starts the thread, which listens on `addresses` (with one port). An address that no device has yet is
+    /// tried again every second.
+    ///
+    /// # Errors
+    /// The machine has no RDMA, or the thread cannot be started.
+    pub fn start(addresses: Vec<SocketAddr>, hooks: Hooks<O>) -> Result<Service<O>, StartError> {
+        let port = addresses.first().map_or(0, SocketAddr::port);
+        let (checks, receive) = channel();
+        let (waker, grants) = (Waker::new()?, Arc::new(Grants::default()));
+        let connections = Arc::new(AtomicU64::new(0));
+        let mut work = ServiceThread {
+            connections: HashMap::new(),
+            domains: Domains::default(),
+            listeners: addresses.into_iter().map(|address| (address, None)).collect(),
+            channel: CmChannel::new()?,
+            hooks,
+            grants: Arc::clone(&grants),
+            checks: receive,
+            waker: waker.clone(),
+            count: Arc::clone(&connections),
+            refusals: Refusals::default(),
+        };
+        std::thread::Builder::new().name("optimistic".to_owned()).spawn(move || work.run())?;
+        Ok(Service { grants, port, connections, checks, waker })
+    }
+
+    /// Port of the listeners.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Number of optimistic connections.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connections whose grant is not valid any more, and waits for that, at most 10 s. False: the
+    /// wait has timed out (the thread registers memory), or the thread has ended.
+    #[must_use]
+    pub fn check(&self) -> bool {
+        let (done, is_done) = channel();
+        let is_sent = self.checks.send(done).is_ok();
+        self.waker.wake();
+        is_sent && is_done.recv_timeout(CHECK_MAX).is_ok()
+    }
+}
+
+impl<O> Drop for Service<O> {
+    fn drop(&mut self) {
+        // The thread ends when it finds the channel of checks closed.
+        let (closed, _) = channel();
+        drop(std::mem::replace(&mut self.checks, closed));
+        self.waker.wake();
+    }
+}
+
+/// A connection; fields are dropped in this order.
+struct Connection<O> {
+    queue_pair: QueuePair,
+    id: CmId,
+    grant: Grant<O>,
+    domain: Arc<Domain>,
+}
+
+impl<O> Connection<O> {
+    /// The device serves no READ of the client afterwards.
+    fn end(mut self) {
+        // Fails if the device is gone, whose queue pair serves nothing.
+        let _ = self.queue_pair.set_error();
+        // Tells the client, which otherwise finds out by its retries.
+        let _ = self.id.disconnect();
+    }
+}
+
+struct ServiceThread<O> {
+    connections: HashMap<CmToken, Connection<O>>,
+    domains: Domains,
+    /// Addresses, and their identifiers while they listen.
+    listeners: Vec<(SocketAddr, Option<CmId>)>,
+    channel: CmChannel,
+    hooks: Hooks<O>,
+    grants: Arc<Grants<O>>,
+    checks: Receiver<Sender<()>>,
+    waker: Waker,
+    count: Arc<AtomicU64>,
+    refusals: Refusals,
+}
+
+impl<O> ServiceThread<O> {
+    fn run(&mut self) {
+        let (mut next_check, mut next_idle) = (Instant::now(), Instant::now());
+        loop {
+            let now = Instant::now();
+            if now >= next_idle {
+                next_idle = now + IDLE_PERIOD;
+                self.listen();
+                self.grants.expire(now);
+                let connections = &self.connections;
+                self.domains.drop_idle(now, |domain| {
+                    connections.values().any(|connection| Arc::ptr_eq(&connection.domain, domain))
+                });
+                self.refusals.log();
+            }
+            let mut waiting = Vec::new();
+            loop {
+                match self.checks.try_recv() {
+                    Ok(check) => waiting.push(check),
+                    Err(std::sync::mpsc::TryRecvError::Empty) => break,
+                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return self.end_all(),
+                }
+            }
+            if now >= next_check || !waiting.is_empty() {
+                next_check = now + CHECK_PERIOD;
+                self.check_devices();
+                self.check_grants();
+                // Fails if the caller has stopped waiting.
+                for check in &waiting {
+                    let _ = check.send(());
+                }
+            }
+            while let Ok(Some(event)) = self.channel.next_event() {
+                self.on_event(event);
+            }
+            self.count.store(self.connections.len() as u64, Ordering::Relaxed);
+            self.sleep();
+        }
+    }
+
+    fn sleep(&self) {
+        let is_idle = self.connections.is_empty() && self.domains.devices().next().is_none();
+        let period = if is_idle { IDLE_PERIOD } else { CHECK_PERIOD };
+        let timeout = Timespec::try_from(period).ok();
+        let mut sources =
+            [PollFd::new(&self.channel, PollFlags::IN), PollFd::new(&self.waker, PollFlags::IN)];
+        // A signal ends the wait early, which is harmless.
+        let _ = poll(&mut sources, timeout.as_ref());
+        self.waker.drain();
+    }
+
+    /// Listens on the addresses that are not listened on.
+    fn listen(&mut self) {
+        for (address, listener) in self.listeners.iter_mut().filter(|(_, listener)| listener.is_none()) {
+            let listen = || {
+                let id = CmId::new(&self.channel)?;
+                id.bind(*address)?;
+                id.listen(BACKLOG)?;
+                Ok::<_, VerbsError>(id)
+            };
+            match listen() {
+                Ok(id) => {
+                    tracing::info!(%address, "listening for optimistic reads");
+                    *listener = Some(id);
+                }
+                Err(error) => tracing::debug!(%address, %error, "not listening for optimistic reads"),
+            }
+        }
+    }
+
+    fn on_event(&mut self, event: CmEvent) {
+        match event.kind {
+            CmEventKind::ConnectRequest => self.on_request(event),
+            CmEventKind::DeviceRemoval => {
+                // Connections have the device's name too, but only an identifier of it gets this event.
+                let of_connection = self.connections.get(&event.id).and_then(|it| it.id.device_name());
+                let is_it = |id: &Option<CmId>| id.as_ref().is_some_and(|id| id.token() == event.id);
+                let of_listener = self.listeners.iter().find(|(_, id)| is_it(id));
+                let of_listener = of_listener.and_then(|(_, id)| id.as_ref()?.device_name());
+                if let Some(name) = of_connection.or(of_listener) {
+                    self.drop_device(|device| device.name() == name);
+                }
+                self.listeners.iter_mut().filter(|(_, id)| is_it(id)).for_each(|(_, id)| *id = None);
+            }
+            CmEventKind::AddressChange => {
+                let is_it = |id: &Option<CmId>| id.as_ref().is_some_and(|id| id.token() == event.id);
+                self.listeners.iter_mut().filter(|(_, id)| is_it(id)).for_each(|(_, id)| *id = None);
+            }
+            CmEventKind::Disconnected
+            | CmEventKind::ConnectError
+            | CmEventKind::Rejected
+            | CmEventKind::Unreachable => {
+                if let Some(connection) = self.connections.remove(&event.id) {
+                    connection.end();
+                }
+            }
+            CmEventKind::Established
+            | CmEventKind::AddressResolved
+            | CmEventKind::AddressError
+            | CmEventKind::RouteResolved
+            | CmEventKind::RouteError
+            | CmEventKind::Other(_) => {}
+        }
+    }
+
+    fn on_request(&mut self, event: CmEvent) {
+        let Some(id) = event.new_id else { return };
+        let peer = id.peer_address();
+        match self.accept(id, &event.private_data, event.responder_resources) {
+            Ok(()) => tracing::debug!(peer = peer.map(tracing::field::display), "an optimistic connection"),
+            Err(refusal) => self.refusals.add(peer, &refusal),
+        }
+    }
+
+    /// Accepts a connection, or rejects it with the returned status.
+    fn accept(&mut self, id: CmId, private_data: &[u8], reads: u8) -> Result<(), Refusal> {
+        let made = self.try_accept(&id, private_data, reads);
+        match made {
+            Ok((queue_pair, grant, domain)) => {
+                self.connections.insert(id.token(), Connection { queue_pair, id, grant, domain });
+                Ok(())
+            }
+            Err(refusal) => {
+                // Fails if the client has given up.
+                let _ = id.reject(OptimisticReject::new(refusal.status).as_bytes());
+                Err(refusal)
+            }
+        }
+    }
+
+    fn try_accept(
+        &mut self,
+        id: &CmId,
+        private_data: &[u8],
+        reads: u8,
+    ) -> Result<(QueuePair, Grant<O>, Arc<Domain>), Refusal> {
+        let refuse = |status, why: &str| Refusal { status, why: why.to_owned() };
+        let token = OptimisticRequest::parse(private_data)
+            .map_err(|status| refuse(status, "its private data is not of this protocol and version"))?;
+        let grant = self
+            .grants
+            .redeem(&token, Instant::now())
+            .filter(|grant| (self.hooks.is_valid)(&grant.owner, &grant.frames))
+            .ok_or_else(|| {
+                refuse(OptimisticStatus::INVALID_TOKEN, "its token is unknown, used or too old")
+            })?;
+        if self.connections.len() >= CONNECTIONS_MAX {
+            return Err(refuse(OptimisticStatus::TOO_MANY, "there are 1024 optimistic connections"));
+        }
+        let device = (self.hooks.device_of)(id)
+            .ok_or_else(|| refuse(OptimisticStatus::NO_MEMORY, "its RDMA device is not in use"))?;
+        let verbs = |error: VerbsError| refuse(OptimisticStatus::NO_MEMORY, &error.to_string());
+        let cache = self.domains.get(&device, &grant.frames).map_err(verbs)?;
+        let config = QueuePairConfig {
+            cq: &cache.queue,
+            domain: Some(&cache.domain),
+            srq: None,
+            send_wr: 1,
+            recv_wr: 1,
+            send_sge: 1,
+            recv_sge: 1,
+            inline_bytes: 0,
+            posting: None,
+        };
+        let queue_pair = id.create_queue_pair(&device, &config).map_err(verbs)?;
+        let private_data = cache.accept();
+        let parameters = ConnectParams {
+            private_data: private_data.as_bytes(),
+            responder_resources: reads.min(READS_MAX).min(device.limits().responder_resources).max(1),
+            initiator_depth: 0,
+        };
+        id.accept(&parameters).map_err(verbs)?;
+        Ok((queue_pair, grant, Arc::clone(&cache.domain)))
+    }
+
+    /// Ends the connections whose grant is not valid any more.
+    fn check_grants(&mut self) {
+        let is_valid = &self.hooks.is_valid;
+        let is_over = |_: &CmToken, it: &mut Connection<O>| !is_valid(&it.grant.owner, &it.grant.frames);
+        for (_, connection) in self.connections.extract_if(is_over) {
+            tracing::info!(
+                peer = connection.id.peer_address().map(tracing::field::display),
+                "an optimistic connection ends: its controller, namespace or cache does not exist any more"
+            );
+            connection.end();
+        }
+    }
+
+    /// Drops devices that are lost. soft-RoCE sends no event before its users have gone.
+    fn check_devices(&mut self) {
+        let is_gone = |device: &Device| device.is_lost() || !device.is_listed();
+        if self.domains.devices().any(|device| is_gone(device)) {
+            self.drop_device(is_gone);
+        }
+    }
+
+    fn drop_device(&mut self, is_it: impl Fn(&Device) -> bool) {
+        self.connections.retain(|_, connection| !is_it(connection.domain.device()));
+        self.domains.drop_device(is_it);
+    }
+
+    fn end_all(&mut self) {
+        self.connections.drain().for_each(|(_, connection)| connection.end());
+    }
+}
+
+/// Why a connection was refused.
+struct Refusal {
+    status: OptimisticStatus,
+    why: String,
+}
+
+/// Logs refused connections, at most one line per second.
+#[derive(Default)]
+struct Refusals {
+    count: u64,
+    last: Option<(Option<SocketAddr>, String)>,
+}
+
+impl Refusals {
+    fn add(&mut self, peer: Option<SocketAddr>, refusal: &Refusal) {
+        self.count += 1;
+        self.last = Some((peer, refusal.why.clone()));
+    }
+
+    fn log(&mut self) {
+        if let Some((peer, why)) = self.last.take() {
+            let count = std::mem::take(&mut self.count);
+            let peer = peer.map(tracing::field::display);
+            tracing::warn!(peer, count, %why, "optimistic connections were refused; the last one: why");
+        }
+    }
+}

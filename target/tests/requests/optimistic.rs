@@ -1,0 +1,156 @@
+//! Optimistic reads: Attach, and the references in completions of Reads.
+
+use std::sync::{Arc, Mutex};
+
+use nvme_spec::optimistic::{ATTACHMENT_BYTES, Attachment, PageReference};
+use nvme_spec::zerocopy::FromBytes;
+use nvme_spec::{Sqe, Status};
+use spindle_disk::DiskSource;
+use spindle_disk::cache::{CacheSpec, CachedDisk, PolicyKind};
+use spindle_reactor::mem::{CacheFrames, Pages};
+use spindle_target::shared::{ControllerShared, OptimisticService};
+use spindle_tests::script::{Answer, Host, Rig, Setup};
+
+use crate::{assert_ok, pattern, pool_disk};
+
+/// Gives out so many tokens, and notes for which caches.
+struct Service {
+    left: Mutex<u32>,
+    frames: Arc<Mutex<Vec<Arc<CacheFrames>>>>,
+}
+
+impl OptimisticService for Service {
+    fn attach(
+        &self,
+        controller: &Arc<ControllerShared>,
+        nsid: u32,
+        frames: Arc<CacheFrames>,
+    ) -> Option<Attachment> {
+        assert!(controller.is_ready() && nsid == 1);
+        let mut left = self.left.lock().expect("no panic");
+        *left = left.checked_sub(1)?;
+        self.frames.lock().expect("no panic").push(frames);
+        Some(Attachment::new(4430, 10_000, [7; 16]))
+    }
+}
+
+fn cached(has_seals: bool) -> Arc<dyn DiskSource> {
+    let spec = CacheSpec { has_seals, ..CacheSpec::new(1 << 20, PolicyKind::S3Fifo, Pages::Base) };
+    CachedDisk::new(pool_disk(512), Some(&spec)).expect("a disk")
+}
+
+struct World {
+    rig: Rig,
+    host: Host,
+    frames: Arc<Mutex<Vec<Arc<CacheFrames>>>>,
+}
+
+impl World {
+    fn new(disk: Arc<dyn DiskSource>, tokens: u32) -> World {
+        let mut rig = Rig::new(Setup::small(vec![disk]));
+        let frames = Arc::default();
+        let service = Service { left: Mutex::new(tokens), frames: Arc::clone(&frames) };
+        rig.registry.set_optimistic(Box::new(service));
+        let host = rig.host();
+        World { rig, host, frames }
+    }
+
+    fn attach(&mut self, nsid: u32, bytes: usize) -> Answer {
+        self.rig.read(&self.host.admin, Sqe::attach(9, nsid), bytes)
+    }
+
+    /// A Read of whole blocks of 512 bytes.
+    fn read(&mut self, lba: u64, blocks: u32) -> Answer {
+        let answer = self.rig.read(&self.host.io, Sqe::read(1, 1, lba, blocks), blocks as usize * 512);
+        assert_ok(&answer);
+        answer
+    }
+
+    /// The reference to a page; its seal is valid.
+    fn reference(&mut self, page: u64) -> Option<PageReference> {
+        let reference = PageReference::from_result(self.read(page * 8, 8).result)?;
+        assert!(self.is_valid(page, reference), "{reference:?}");
+        Some(reference)
+    }
+
+    fn is_valid(&self, page: u64, reference: PageReference) -> bool {
+        let frames = self.frames.lock().expect("no panic").last().cloned().expect("attached");
+        assert_eq!(reference.epoch, frames.epoch());
+        frames.words().seals().expect("seals").load(reference.frame) == reference.seal(page)
+    }
+}
+
+#[test]
+fn reads_have_references_from_the_first_attach_to_the_next_reset() {
+    let mut world = World::new(cached(true), 10);
+    for _ in 0..2 {
+        assert_eq!(world.read(8, 8).result, 0, "not attached");
+    }
+    let answer = world.attach(1, ATTACHMENT_BYTES);
+    assert_ok(&answer);
+    let attachment = Attachment::read_from_bytes(&answer.data).expect("64 bytes");
+    assert_eq!((attachment.port.get(), attachment.token), (4430, [7; 16]));
+    // A hit, a miss and a hit of the same page.
+    assert!(world.reference(1).is_some());
+    let first = world.reference(2).expect("filled");
+    assert_eq!(world.reference(2), Some(first));
+    world.rig.set_cc(&world.host.admin, 0);
+    world.rig.set_cc(&world.host.admin, spindle_tests::script::CC_ENABLED);
+    let io = world.rig.io(0, spindle_tests::script::Want::io(world.host.cntlid, 1));
+    world.host.io = io;
+    assert_eq!(world.read(8, 8).result, 0, "the controller was reset");
+    world.rig.finish();
+}
+
+#[test]
+fn only_one_aligned_page_has_a_reference() {
+    let mut world = World::new(cached(true), 1);
+    assert_ok(&world.attach(1, ATTACHMENT_BYTES));
+    for (lba, blocks) in [(8, 16), (8, 7), (9, 8), (8, 1), (16, 8), (8, 8)] {
+        for _ in 0..2 {
+            let has = world.read(lba, blocks).result != 0;
+            assert_eq!(has, blocks == 8 && lba % 8 == 0, "{blocks} blocks from {lba}");
+        }
+    }
+    world.rig.finish();
+}
+
+#[test]
+fn a_write_of_a_part_of_the_page_breaks_its_seal_and_a_read_brings_a_new_one() {
+    let mut world = World::new(cached(true), 1);
+    assert_ok(&world.attach(1, ATTACHMENT_BYTES));
+    let old = world.reference(3).expect("filled");
+    let data = pattern(1, 512);
+    assert_ok(&world.rig.run(&world.host.io, Sqe::write(2, 1, 3 * 8 + 5, 1, false), &data));
+    assert!(!world.is_valid(3, old), "it was written");
+    let new = world.reference(3).expect("filled");
+    assert_ne!(new, old);
+    assert_eq!(world.read(3 * 8 + 5, 1).data, data);
+    world.rig.finish();
+}
+
+#[test]
+fn attach_is_refused_by_reason() {
+    let mut world = World::new(cached(true), 1);
+    let refused = world.attach(2, ATTACHMENT_BYTES).status;
+    assert_eq!(refused, Status::INVALID_NAMESPACE_OR_FORMAT.dnr());
+    assert_eq!(world.attach(1, 4096).status, Status::DATA_SGL_LENGTH_INVALID.dnr());
+    assert_ok(&world.attach(1, ATTACHMENT_BYTES));
+    assert_eq!(world.attach(1, ATTACHMENT_BYTES).status, Status::COMMAND_INTERRUPTED, "no token is left");
+    world.rig.finish();
+    for disk in [cached(false), pool_disk(512)] {
+        let mut world = World::new(disk, 1);
+        assert_eq!(world.attach(1, ATTACHMENT_BYTES).status, Status::NAMESPACE_NOT_READY);
+        assert_eq!(world.read(8, 8).result, 0);
+        world.rig.finish();
+    }
+}
+
+#[test]
+fn without_the_service_the_command_is_not_there() {
+    let mut rig = Rig::new(Setup::small(vec![cached(true)]));
+    let host = rig.host();
+    let answer = rig.read(&host.admin, Sqe::attach(9, 1), ATTACHMENT_BYTES);
+    assert_eq!(answer.status, Status::INVALID_OPCODE.dnr());
+    rig.finish();
+}

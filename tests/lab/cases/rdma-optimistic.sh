@@ -1,0 +1,62 @@
+# optimistic reads: our initiator reads the target's cache by RDMA beside a writer, under eviction, beside the kernel's host, and when the cache or the device goes
+# limit: 600 s
+skip_on nvmet 'it has no cache'
+{
+    printf '%s\n' '[rdma]' 'optimistic_port = 4430'
+    reactor; control; disk_file file "$FILE" 128MiB
+    printf '%s\n' '[disk.cache]' 'size = "32MiB"'
+    listener; subsystem "$NQN" file
+} | config
+start_target
+# optimistic NAME OPTION...: a benchmark with optimistic reads; leaves its result in $WORK/NAME.json.
+optimistic() {
+    local name=$1
+    shift
+    "$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$NQN" --optimistic --bs 4KiB --json "$@" \
+        >"$WORK/$name.json" 2>"$WORK/$name.log" || fail "$name: $(tail -n 3 "$WORK/$name.log")"
+    echo "$name: $(sed -nE 's/.*("optimistic":\{[^}]*\}).*/\1/p' "$WORK/$name.json")"
+}
+# counted NAME FIELD: accepted, rejected or learned of that benchmark.
+counted() { sed -nE "s/.*\"optimistic\":\{[^}]*\"$2\":([0-9]+).*/\1/p" "$WORK/$1.json"; }
+
+optimistic fits --rw randread --span 8MiB --seconds 3
+[ "$(counted fits accepted)" -gt "$((10 * $(counted fits rejected) + 1000))" ] || fail 'what fits the cache is not read by RDMA'
+optimistic verified --rw randrw --verify --span 8MiB --seconds 5
+[ "$(counted verified accepted)" -gt 100 ] || fail 'beside writes nothing was read by RDMA'
+optimistic evicted --rw randrw --mix 90 --verify --span 96MiB --seconds 10
+[ "$(counted evicted accepted)" -gt 100 ] || fail 'while pages are evicted nothing was read by RDMA'
+
+# The kernel's host writes to the same namespace.
+connect_block
+verify_fio beside --offset=64M --size=32M --bs=4k --iodepth=16 &
+fio=$!
+optimistic beside-bench --rw randrw --verify --span 8MiB --seconds 5
+wait "$fio"
+disconnect
+
+# The cache goes under the reads: they go on as ordinary reads.
+optimistic gone --rw randrw --verify --span 8MiB --seconds 8 &
+bench=$!
+sleep 4
+"$SPINDLE" ctl --socket "$WORK/control" disk cache file 0 || fail 'the cache is not removed'
+wait "$bench" || fail 'a benchmark does not survive the end of the cache'
+grep 'an optimistic connection ends' "$target_log" >/dev/null || fail 'the log does not say that the connection ends'
+within 60 has_queue_pairs 0
+
+# The device goes under the reads of a new cache, and comes back.
+"$SPINDLE" ctl --socket "$WORK/control" disk cache file 16MiB || fail 'no cache is added'
+"$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$NQN" --optimistic --rw randread --span 8MiB --seconds 100 >"$WORK/lost.log" 2>&1 &
+bench=$!
+# Two queue pairs of NVMe and one for optimistic reads, of both ends.
+within 30 has_queue_pairs 6
+sleep 3
+timeout 60 rdma link delete rxe0 || fail 'the device cannot be removed'
+! wait "$bench" || fail 'the benchmark does not notice that its device is gone'
+! target_is_gone || fail 'the target has ended'
+rdma_up
+within 60 grep 'listening again' "$target_log"
+within 60 grep -c 'listening for optimistic reads' "$target_log"
+within 60 "$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$NQN" --optimistic --seconds 1
+optimistic back --rw randread --span 8MiB --seconds 3
+[ "$(counted back accepted)" -gt 100 ] || fail 'after the device was away nothing is read by RDMA'
+within 60 has_queue_pairs 0

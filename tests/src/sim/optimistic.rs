@@ -1,0 +1,302 @@
+//! Optimistic reads of a host: the shipped client over READs that take several turns and see a frame change
+//! under them.
+//!
+//! ```text
+//!   Attach ── Service (tokens of the target) ──> SimReader: the frames and seals of the cache
+//!   ordinary Read ── reference ──> Optimistic (shipped) ── post ──> SimReader: sectors and seal in any order
+//!                                                          <─ seal, data ── accepted: the judge hears of it
+//! ```
+//! A READ takes its nine parts, eight sectors and the seal, in any order and in several turns; the target and
+//! other hosts do anything in between. A connection outlives what it depends on by some turns, as the
+//! service notices that later.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use nvme_spec::optimistic::{Attachment, PageReference, Token};
+use nvme_spec::{Cqe, Sqe};
+use spindle_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageReader};
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::{Buf, CacheFrames};
+use spindle_target::shared::{ControllerShared, OptimisticService};
+
+use super::host::Issue;
+use super::rng::Rng;
+
+/// Reads in flight of one host and namespace.
+const SLOTS: usize = 4;
+const SECTOR: usize = 512;
+const SECTORS: usize = 8;
+const PAGE_BYTES: usize = 4096;
+const PAGE: u64 = 4096;
+
+/// What the target has granted and nobody has used: frames by token.
+#[derive(Default)]
+pub struct Service {
+    granted: Mutex<HashMap<Token, Arc<CacheFrames>>>,
+}
+
+impl Service {
+    /// The caches of a token, once.
+    pub fn redeem(&self, token: &Token) -> Option<Arc<CacheFrames>> {
+        self.granted.lock().expect("no panic").remove(token)
+    }
+}
+
+/// The service as the target sees it.
+pub struct Issuer(pub Arc<Service>);
+
+impl OptimisticService for Issuer {
+    fn attach(
+        &self,
+        _controller: &Arc<ControllerShared>,
+        _nsid: u32,
+        frames: Arc<CacheFrames>,
+    ) -> Option<Attachment> {
+        let mut granted = self.0.granted.lock().expect("no panic");
+        let mut token = [0; 16];
+        token[..8].copy_from_slice(&(granted.len() as u64 + 1).to_le_bytes());
+        token[8..].copy_from_slice(&(Arc::as_ptr(&frames) as u64).to_le_bytes());
+        granted.insert(token, frames);
+        Some(Attachment::new(4430, 10_000, token))
+    }
+}
+
+/// Two READs in flight.
+struct InFlight {
+    slot: usize,
+    frame: u32,
+    buf: Buf,
+    /// Parts that are still to be read: a sector, or `SECTORS` for the seal.
+    left: Vec<usize>,
+    seal: u64,
+}
+
+/// What a connection shares with its `SimReader`, which belongs to the shipped client.
+struct Line {
+    frames: Arc<CacheFrames>,
+    rng: Rng,
+    is_up: bool,
+    reads: Vec<InFlight>,
+    /// Reads whose frame changed under them.
+    changed: u64,
+}
+
+/// A connection to the service.
+pub struct SimReader(Rc<RefCell<Line>>);
+
+impl PageReader for SimReader {
+    fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf> {
+        let mut line = self.0.borrow_mut();
+        if !line.is_up || reference.frame >= line.frames.words().len() {
+            return Err(buf);
+        }
+        let left = (0..=SECTORS).collect();
+        line.reads.push(InFlight { slot, frame: reference.frame, buf, left, seal: 0 });
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
+        let mut line = self.0.borrow_mut();
+        let Line { frames, rng, is_up, reads, changed } = &mut *line;
+        if !*is_up {
+            let has_any = !reads.is_empty();
+            reads.drain(..).for_each(|read| each(read.slot, None, read.buf));
+            return has_any;
+        }
+        for read in reads.iter_mut() {
+            for _ in 0..rng.size(0, 4) {
+                if read.left.is_empty() {
+                    break;
+                }
+                let part = read.left.swap_remove(rng.size(0, read.left.len() - 1));
+                if part == SECTORS {
+                    read.seal = frames.words().seals().map_or(0, |seals| seals.load(read.frame));
+                } else {
+                    let mut sector = [0; SECTOR];
+                    frames.device_read(read.frame, part * SECTOR, &mut sector);
+                    read.buf.copy_in(part * SECTOR, &sector);
+                }
+            }
+        }
+        let mut has_any = false;
+        for read in reads.extract_if(.., |read| read.left.is_empty()) {
+            let mut now = [0; PAGE_BYTES];
+            frames.device_read(read.frame, 0, &mut now);
+            *changed += u64::from(!read.buf.equals_at(0, &now));
+            has_any = true;
+            each(read.slot, Some(read.seal), read.buf);
+        }
+        has_any
+    }
+
+    fn end(&mut self) {
+        self.0.borrow_mut().is_up = false;
+    }
+
+    fn epoch(&self) -> u8 {
+        self.0.borrow().frames.epoch()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.borrow().reads.len()
+    }
+}
+
+/// A namespace that the host reads optimistically.
+struct Attached {
+    line: Rc<RefCell<Line>>,
+    optimistic: Optimistic<SimReader>,
+    /// By slot: page, and when the read was posted.
+    posted: [(u64, u64); SLOTS],
+    /// Pages whose reference was learned, some of them.
+    known: Vec<u64>,
+}
+
+/// The optimistic reads of one host.
+pub struct Client {
+    service: Arc<Service>,
+    rng: Rng,
+    /// By namespace.
+    attached: Vec<Option<Attached>>,
+    /// Attach is on its way.
+    pub is_attaching: bool,
+}
+
+impl Client {
+    /// A host that has attached to nothing.
+    #[must_use]
+    pub fn new(service: Arc<Service>, namespaces: usize, seed: u64) -> Client {
+        let attached = (0..namespaces).map(|_| None).collect();
+        Client { service, rng: Rng::new(seed), attached, is_attaching: false }
+    }
+
+    /// A namespace to which the host attaches now.
+    pub fn wants(&mut self) -> Option<usize> {
+        let place = self.rng.size(0, self.attached.len() - 1);
+        let is_wanted = self.attached[place].is_none() && !self.is_attaching && self.rng.permille(100);
+        is_wanted.then_some(place)
+    }
+
+    /// Attach has succeeded.
+    ///
+    /// # Panics
+    /// When its data is not what it is to be.
+    pub fn attach(&mut self, place: usize, attachment: &Attachment) {
+        let Some(frames) = self.service.redeem(&attachment.token) else { return };
+        assert_eq!(attachment.port.get(), 4430);
+        let rng = Rng::new(self.rng.below(u64::MAX));
+        let line = Line { frames, rng, is_up: true, reads: Vec::new(), changed: 0 };
+        let line = Rc::new(RefCell::new(line));
+        let nsid = u32::try_from(place + 1).expect("few");
+        let options = OptimisticOptions { directory_pages: 32 };
+        let optimistic = Optimistic::new(SimReader(Rc::clone(&line)), nsid, SLOTS, &options);
+        self.attached[place] =
+            Some(Attached { line, optimistic, posted: [(0, 0); SLOTS], known: Vec::new() });
+    }
+
+    /// An ordinary Read of `place` has brought this.
+    pub fn learn(&mut self, place: usize, offset: u64, result: u64, buf: &Buf) {
+        let Some(attached) = &mut self.attached[place] else { return };
+        let nsid = u32::try_from(place + 1).expect("few");
+        let Some(page) = attached.optimistic.page(nsid, offset, buf.len()) else {
+            assert_eq!(result, 0, "a reference to what is not one page");
+            return;
+        };
+        attached.optimistic.note(0, Some(page));
+        attached.optimistic.on_read(0, &Cqe::default().with_result_u64(result), Some(buf));
+        attached.known.push(page);
+        if attached.known.len() > 8 {
+            attached.known.remove(0);
+        }
+    }
+
+    /// The target has started: its service.
+    pub fn set_service(&mut self, service: &Arc<Service>) {
+        self.service = Arc::clone(service);
+    }
+
+    /// Posts reads of the host of `issue`, lets the READs go on, and tells the judge of what was accepted.
+    pub fn turn(issue: &mut Issue<'_>, now: Nanos) {
+        let mut all = std::mem::take(&mut issue.client.attached);
+        for (place, entry) in all.iter_mut().enumerate() {
+            let Some(attached) = entry else { continue };
+            let source = issue.places[place].source.sealed_frames();
+            let is_valid = issue.places[place].is_there
+                && source.is_some_and(|frames| Arc::ptr_eq(&frames, &attached.line.borrow().frames));
+            // The service notices it within some turns.
+            if !is_valid && issue.client.rng.permille(30) {
+                attached.optimistic.end();
+            }
+            if issue.client.rng.permille(700) {
+                attached.post(issue);
+            }
+            attached.poll(issue, place, now);
+            if !attached.line.borrow().is_up && attached.optimistic.in_flight() == 0 {
+                attached.count(issue);
+                *entry = None;
+            }
+        }
+        issue.client.attached = all;
+    }
+
+    /// The host, or its target, is gone.
+    pub fn end_all(issue: &mut Issue<'_>) {
+        let mut all = std::mem::take(&mut issue.client.attached);
+        all.iter_mut().filter_map(Option::take).for_each(|attached| attached.count(issue));
+        issue.client.attached = all;
+        issue.client.is_attaching = false;
+    }
+}
+
+impl Attached {
+    fn count(&self, issue: &mut Issue<'_>) {
+        let counts = self.optimistic.counts();
+        issue.counts.add("optimistic reads", counts.accepted);
+        issue.counts.add("rejected reads", counts.rejected);
+        issue.counts.add("references", counts.learned);
+        issue.counts.add("frames changed under a read", self.line.borrow().changed);
+        issue.counts.hit("ended optimistic connections");
+    }
+
+    fn post(&mut self, issue: &mut Issue<'_>) {
+        let used: Vec<usize> = self.line.borrow().reads.iter().map(|read| read.slot).collect();
+        let Some(slot) = (0..SLOTS).find(|slot| !used.contains(slot)) else { return };
+        if self.known.is_empty() {
+            return;
+        }
+        let page = self.known[issue.client.rng.size(0, self.known.len() - 1)];
+        let buf = issue.pool.take(4096).expect("the hosts' pool is large");
+        let begin = issue.tick();
+        if self.optimistic.try_read(slot, page, Sqe::default(), buf).is_ok() {
+            self.posted[slot] = (page, begin);
+        }
+    }
+
+    fn poll(&mut self, issue: &mut Issue<'_>, place: usize, now: Nanos) {
+        let mut accepted = Vec::new();
+        self.optimistic.poll(now, |slot, outcome| {
+            if let Outcome::Accepted(buf) = outcome {
+                accepted.push((slot, buf));
+            }
+        });
+        for (slot, buf) in accepted {
+            let (page, begin) = self.posted[slot];
+            let end = issue.tick();
+            note(issue, place, page, &buf, (begin, end));
+        }
+    }
+}
+
+/// The judge hears what was read.
+fn note(issue: &mut Issue<'_>, place: usize, page: u64, buf: &Buf, (begin, end): (u64, u64)) {
+    let place = &mut issue.places[place];
+    let block_bytes = place.block_bytes();
+    let first = usize::try_from(page * PAGE).expect("small") / block_bytes;
+    let bytes: Vec<u8> = buf.segments().flatten().copied().collect();
+    for (at, content) in bytes.chunks_exact(block_bytes).enumerate() {
+        place.saw(first + at, content, begin, end);
+    }
+}
