@@ -28,6 +28,9 @@ use crate::optimistic::{Optimistic, OptimisticCounts, Outcome, RdmaReader};
 /// complete.
 const SPIN: Nanos = Nanos::from_us(50);
 
+/// Status of an optimistic read whose ordinary read the connection has refused. The host may retry it.
+const REPEAT_REFUSED: Status = Status::COMMAND_TRANSIENT_TRANSPORT_ERROR;
+
 /// Identifies a command of a queue until its completion is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ticket(Slot);
@@ -265,6 +268,7 @@ impl Qpair {
     /// Takes the optimistic reads that have ended; rejected ones are sent as ordinary reads. Returns true if
     /// there was any.
     fn poll_optimistic(&mut self, now: Nanos) -> bool {
+        let (had_ordinary, mut has_repeated) = (self.ordinary() > 0, false);
         let Qpair { link, entries, ready, outstanding, optimistic: Some(optimistic), .. } = self else {
             return false;
         };
@@ -275,10 +279,17 @@ impl Qpair {
                     Entry::Done(Ok(()), Cqe::new(cid_of(slot), Status::SUCCESS), Some(buf))
                 }
                 Outcome::Repeat(sqe, buf) => match link.submit(sqe, HostData::FromController(buf)) {
-                    Ok(()) => return,
-                    Err((_, data)) => {
-                        let cqe = Cqe::new(cid_of(slot), Status::HOST_PATHING_ERROR);
-                        Entry::Done(Err(Failure::Lost), cqe, data.into_buffer())
+                    Ok(()) => {
+                        has_repeated = true;
+                        return;
+                    }
+                    Err((why, data)) => {
+                        let (status, failure) = if why == Refusal::Down {
+                            (Status::HOST_PATHING_ERROR, Failure::Lost)
+                        } else {
+                            (REPEAT_REFUSED, Failure::Status(REPEAT_REFUSED))
+                        };
+                        Entry::Done(Err(failure), Cqe::new(cid_of(slot), status), data.into_buffer())
                     }
                 },
             };
@@ -290,10 +301,18 @@ impl Qpair {
         });
         if has_come {
             self.link.send();
-            self.quiet_since = now;
             self.remove_taken();
         }
+        if has_repeated && !had_ordinary {
+            self.quiet_since = Nanos::ZERO;
+        }
         has_come
+    }
+
+    /// Returns the number of commands outstanding at the target, which the command timeout applies to.
+    #[inline]
+    fn ordinary(&self) -> usize {
+        self.outstanding - self.optimistic.as_ref().map_or(0, |optimistic| optimistic.in_flight())
     }
 
     /// Queues a command and sets its CID. The next `send` or `turn` sends the command.
@@ -306,7 +325,7 @@ impl Qpair {
         if let Err((why, data)) = self.link.submit(sqe, data) {
             return Err(Refused::new(why, data.into_buffer()));
         }
-        if self.outstanding == 0 {
+        if self.ordinary() == 0 {
             self.quiet_since = Nanos::ZERO;
         }
         // Cannot fail: `next_slot` has returned a free slot.
@@ -331,7 +350,7 @@ impl Qpair {
         if loss.is_some() {
             return false;
         }
-        let before = *outstanding;
+        let mut has_completed = false;
         let mut ended = None;
         let mut learner = optimistic.as_deref_mut();
         let mut has_come = link.turn(batch, now, |event, is_open| match event {
@@ -348,6 +367,7 @@ impl Qpair {
                 }
                 *entry = Entry::Done(result, cqe, buf);
                 *outstanding -= 1;
+                has_completed = true;
                 ready.push_back(slot);
             }
             LinkEvent::Closed(why) => ended = Some(why),
@@ -360,7 +380,7 @@ impl Qpair {
         if ended.is_some() {
             self.loss = ended;
         }
-        if self.outstanding < before {
+        if has_completed {
             self.quiet_since = now;
             self.remove_taken();
         } else if !has_come {
@@ -397,7 +417,7 @@ impl Qpair {
             self.quiet_since = now;
         }
         // The addition saturates, so the condition is never true without a timeout.
-        if now >= self.quiet_since + self.command_timeout && self.outstanding > 0 && self.link.is_open() {
+        if now >= self.quiet_since + self.command_timeout && self.ordinary() > 0 && self.link.is_open() {
             self.link.fail(Loss::Silent(self.command_timeout.as_duration()));
         }
     }

@@ -246,6 +246,10 @@ impl QueueSet {
             if entry.mode == PollMode::Down {
                 continue;
             }
+            if entry.queue.qpair.is_polled() && entry.mode != PollMode::Polled {
+                self.set_polled(index);
+            }
+            let entry = &mut self.queues[index];
             entry.queue.send();
             self.update(index, now);
         }
@@ -333,6 +337,18 @@ impl QueueSet {
         self.busy_watched = self.queues.iter().filter(is_watched).count();
     }
 
+    /// A queue that was attached for optimistic reads while it was in the set: epoll does not report these.
+    #[cold]
+    fn set_polled(&mut self, index: usize) {
+        let entry = &mut self.queues[index];
+        if matches!(entry.mode, PollMode::Watched(_)) {
+            unwatch(&self.readiness, &entry.queue);
+            self.direct.push(index);
+        }
+        entry.mode = PollMode::Polled;
+        self.recount();
+    }
+
     fn set_direct(&mut self, index: usize) {
         let entry = &mut self.queues[index];
         if matches!(entry.mode, PollMode::Watched(_)) {
@@ -358,7 +374,8 @@ impl QueueSet {
         }
         let entry = &mut self.queues[index];
         let link = &entry.queue.qpair.link;
-        let Some(socket) = link.socket() else { return self.direct.push(index) };
+        let socket = link.socket().filter(|_| !entry.queue.qpair.is_polled());
+        let Some(socket) = socket else { return self.direct.push(index) };
         let interest = Interest { read: true, write: link.is_blocked() };
         if self.readiness.add(socket, index as u64, interest).is_ok() {
             entry.mode = PollMode::Watched(interest);

@@ -71,6 +71,8 @@ pub struct ControllerShared {
     has_other_host_id: AtomicBool,
     /// The host has attached to a namespace: completions of its Reads have page references.
     has_attached: AtomicBool,
+    /// Number of resets. A grant for optimistic reads does not outlive one.
+    resets: AtomicU32,
     /// Features that I/O queues read: bit 0 = volatile write cache enabled.
     pub feature_bits: AtomicU32,
 }
@@ -97,6 +99,7 @@ impl ControllerShared {
             has_traffic: AtomicBool::new(false),
             has_other_host_id: AtomicBool::new(false),
             has_attached: AtomicBool::new(false),
+            resets: AtomicU32::new(0),
             feature_bits: AtomicU32::new(1),
         }
     }
@@ -108,9 +111,21 @@ impl ControllerShared {
         self.has_attached.load(Ordering::Relaxed)
     }
 
-    /// Sets whether completions of Reads have page references.
-    pub(crate) fn set_attached(&self, has_attached: bool) {
-        self.has_attached.store(has_attached, Ordering::Relaxed);
+    /// The host has attached to a namespace.
+    pub(crate) fn set_attached(&self) {
+        self.has_attached.store(true, Ordering::Relaxed);
+    }
+
+    /// The controller was reset: its host must attach again.
+    pub(crate) fn note_reset(&self) {
+        self.has_attached.store(false, Ordering::Relaxed);
+        self.resets.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of resets.
+    #[must_use]
+    pub fn resets(&self) -> u32 {
+        self.resets.load(Ordering::Relaxed)
     }
 
     /// True while I/O commands are accepted.

@@ -17,7 +17,15 @@ use crate::config::Plan;
 /// Whose connection it is: a controller and one of its namespaces.
 pub struct Owner {
     controller: Arc<ControllerShared>,
+    /// [`ControllerShared::resets`] at the Attach.
+    resets: u32,
     nsid: u32,
+}
+
+impl spindle_optimistic::Owner for Owner {
+    fn controller(&self) -> usize {
+        Arc::as_ptr(&self.controller).addr()
+    }
 }
 
 /// Issues tokens on the reactor cores.
@@ -33,7 +41,8 @@ impl OptimisticService for Issuer {
         nsid: u32,
         frames: Arc<CacheFrames>,
     ) -> Option<Attachment> {
-        let token = self.grants.issue(Owner { controller: Arc::clone(controller), nsid }, frames)?;
+        let owner = Owner { controller: Arc::clone(controller), resets: controller.resets(), nsid };
+        let token = self.grants.issue(owner, frames)?;
         let ttl_ms = u32::try_from(TOKEN_TTL.as_millis()).unwrap_or(u32::MAX);
         Some(Attachment::new(self.port, ttl_ms, token))
     }
@@ -78,7 +87,7 @@ fn addresses(plan: &Plan) -> Vec<SocketAddr> {
 
 /// Returns true while the controller is enabled, its host is allowed, and its namespace has this cache.
 fn is_valid(view: &View, owner: &Owner, frames: &Arc<CacheFrames>) -> bool {
-    let Owner { controller, nsid } = owner;
+    let Owner { controller, resets, nsid } = owner;
     let look = view.look();
     let Some(snapshot) = &look.snapshot else { return false };
     let Some(subsystem) = snapshot.subsystem(&controller.subsystem_nqn) else { return false };
@@ -86,5 +95,6 @@ fn is_valid(view: &View, owner: &Owner, frames: &Arc<CacheFrames>) -> bool {
         .namespace(*nsid)
         .and_then(|namespace| namespace.source.sealed_frames())
         .is_some_and(|now| Arc::ptr_eq(&now, frames));
-    has_cache && controller.is_ready() && subsystem.hosts.allows(&controller.host_nqn)
+    let is_same = controller.is_ready() && controller.resets() == *resets;
+    has_cache && is_same && subsystem.hosts.allows(&controller.host_nqn)
 }

@@ -78,13 +78,16 @@ impl Switch {
 
     /// Requests the cache `shared`, or no cache. Each core starts to switch at [`Disk::reconfigure`].
     pub(super) fn set_wanted(&self, shared: Option<Arc<Shared>>) {
-        let mut now = self.lock();
-        let former = [now.stage.cache().cloned(), std::mem::replace(&mut now.wanted, shared.clone())];
-        now.request += 1;
+        let now = self.lock();
+        let former = [now.stage.cache().cloned(), now.wanted.clone()];
         drop(now);
-        // Before a core stops announcing its writes to a former cache: clients must find no seal then.
+        // Before any core can begin to switch, and so to stop announcing its writes to a former cache:
+        // clients must find no seal then.
         let is_other = |it: &Arc<Shared>| shared.as_ref().is_none_or(|shared| !Arc::ptr_eq(it, shared));
         former.iter().flatten().filter(|it| is_other(it)).for_each(|it| it.words().close_seals());
+        let mut now = self.lock();
+        now.wanted = shared;
+        now.request += 1;
     }
 
     /// Returns the requested cache; `None`: no cache.

@@ -51,7 +51,7 @@ pub(crate) struct RdmaReader {
     /// By slot.
     reads: Box<[Option<InFlight>]>,
     in_flight: usize,
-    /// Time of the last completion, or of the first poll with reads in flight after that.
+    /// Time of the last completion, or of the first poll with reads in flight; zero until that.
     active: Nanos,
     next_cm_poll: Nanos,
 }
@@ -127,6 +127,9 @@ impl PageReader for RdmaReader {
             self.registrations.release(&keys);
             return Err(buf);
         }
+        if self.in_flight == 0 {
+            self.active = Nanos::ZERO;
+        }
         self.reads[slot] = Some(InFlight { buf, keys });
         self.in_flight += 1;
         Ok(())
@@ -134,9 +137,10 @@ impl PageReader for RdmaReader {
 
     #[inline]
     fn poll(&mut self, now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
-        if self.in_flight == 0 {
+        if self.in_flight == 0 || self.active == Nanos::ZERO {
             self.active = now;
         }
+        self.registrations.tidy();
         if now >= self.next_cm_poll {
             self.next_cm_poll = now + CM_POLL_PERIOD;
             self.poll_cm();

@@ -98,14 +98,17 @@ impl Domains {
         self.0.retain(|it| !is_it(it.device()));
     }
 
-    /// Drops the domains that `is_used` has not found in use for [`IDLE_MAX`].
+    /// Drops the domains that `is_used` has not found in use for [`IDLE_MAX`]; those of caches that were
+    /// removed at once.
     pub(crate) fn drop_idle(&mut self, now: Instant, is_used: impl Fn(&Arc<Domain>) -> bool) {
-        for it in &mut self.0 {
+        self.0.retain_mut(|it| {
             if is_used(&it.domain) {
                 it.used = now;
+                return true;
             }
-        }
-        self.0.retain(|it| now.saturating_duration_since(it.used) <= IDLE_MAX);
+            let is_open = it.frames.words().seals().is_some_and(|seals| seals.is_open());
+            is_open && now.saturating_duration_since(it.used) <= IDLE_MAX
+        });
     }
 }
 

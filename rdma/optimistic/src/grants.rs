@@ -12,6 +12,14 @@ use spindle_reactor::mem::CacheFrames;
 pub const TOKEN_TTL: Duration = Duration::from_secs(10);
 /// Most unused tokens; a token beyond is refused until others were used or are too old.
 pub const TOKENS_MAX: usize = 4096;
+/// Most unused tokens of one controller: one for each of its I/O queues.
+pub const CONTROLLER_TOKENS_MAX: usize = 128;
+
+/// Whose grant it is.
+pub trait Owner: Send + 'static {
+    /// Identifies the controller among those that exist.
+    fn controller(&self) -> usize;
+}
 
 /// The right of one connection to read a cache. `O` names the host's controller and namespace.
 pub(crate) struct Grant<O> {
@@ -32,16 +40,17 @@ impl<O> Default for Grants<O> {
     }
 }
 
-impl<O> Grants<O> {
-    /// A new token that admits one connection to `frames`. `None`: there are [`TOKENS_MAX`] unused tokens.
+impl<O: Owner> Grants<O> {
+    /// A new token that admits one connection to `frames`. `None`: there are [`TOKENS_MAX`] unused tokens, or
+    /// [`CONTROLLER_TOKENS_MAX`] of the same controller.
     pub fn issue(&self, owner: O, frames: Arc<CacheFrames>) -> Option<Token> {
         let now = Instant::now();
         let token = uuid::Uuid::new_v4().into_bytes();
         let mut tokens = self.tokens.lock();
-        if tokens.len() >= TOKENS_MAX {
-            tokens.retain(|_, grant| !grant.is_expired(now));
-        }
-        if tokens.len() >= TOKENS_MAX {
+        tokens.retain(|_, grant| !grant.is_expired(now));
+        let controller = owner.controller();
+        let own = tokens.values().filter(|grant| grant.owner.controller() == controller).count();
+        if tokens.len() >= TOKENS_MAX || own >= CONTROLLER_TOKENS_MAX {
             return None;
         }
         tokens.insert(token, Grant { owner, frames, issued: now });
@@ -71,6 +80,12 @@ mod tests {
 
     use super::*;
 
+    impl Owner for usize {
+        fn controller(&self) -> usize {
+            *self
+        }
+    }
+
     fn frames() -> Arc<CacheFrames> {
         CacheFrames::new(1, 1, Pages::Base, true).expect("memory").0
     }
@@ -94,10 +109,14 @@ mod tests {
     #[test]
     fn unused_tokens_are_bounded() {
         let (grants, frames) = (Grants::default(), frames());
-        for owner in 0..TOKENS_MAX {
+        for _ in 0..CONTROLLER_TOKENS_MAX {
+            assert!(grants.issue(0, Arc::clone(&frames)).is_some());
+        }
+        assert!(grants.issue(0, Arc::clone(&frames)).is_none(), "one controller has its share");
+        for owner in CONTROLLER_TOKENS_MAX..TOKENS_MAX {
             assert!(grants.issue(owner, Arc::clone(&frames)).is_some());
         }
-        assert!(grants.issue(0, Arc::clone(&frames)).is_none());
+        assert!(grants.issue(TOKENS_MAX, Arc::clone(&frames)).is_none());
         grants.expire(Instant::now() + 2 * TOKEN_TTL);
         assert!(grants.issue(0, frames).is_some());
     }

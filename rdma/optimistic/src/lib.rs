@@ -17,12 +17,13 @@
 //! **What it does not do.** The service posts no work request and polls no completion: the device answers the
 //! client's READs. It does not touch the queue pairs of NVMe.
 //!
-//! **Limits.** [`CONNECTIONS_MAX`] queue pairs, [`TOKENS_MAX`] unused tokens, [`TOKEN_TTL`].
+//! **Limits.** [`CONNECTIONS_MAX`] queue pairs, 128 of a controller; [`TOKENS_MAX`] unused tokens,
+//! [`CONTROLLER_TOKENS_MAX`] of a controller; [`TOKEN_TTL`].
 #![forbid(unsafe_code)]
 
 mod domains;
 mod grants;
 mod service;
 
-pub use grants::{Grants, TOKEN_TTL, TOKENS_MAX};
+pub use grants::{CONTROLLER_TOKENS_MAX, Grants, Owner, TOKEN_TTL, TOKENS_MAX};
 pub use service::{CONNECTIONS_MAX, DeviceOf, Hooks, IsValid, Service, StartError};

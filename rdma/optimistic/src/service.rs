@@ -19,10 +19,12 @@ use spindle_reactor::mem::CacheFrames;
 use spindle_reactor::net::Waker;
 
 use crate::domains::Domains;
-use crate::grants::{Grant, Grants};
+use crate::grants::{Grant, Grants, Owner};
 
 /// Most optimistic queue pairs of the process.
 pub const CONNECTIONS_MAX: usize = 1024;
+/// Most optimistic queue pairs of one controller: as many as it has I/O queues.
+const CONTROLLER_CONNECTIONS_MAX: usize = 128;
 /// READs of a client that the target's device serves at once: data and seal of 8 pages.
 const READS_MAX: u8 = 16;
 /// Backlog of `rdma_listen`.
@@ -68,7 +70,7 @@ pub struct Service<O> {
     waker: Waker,
 }
 
-impl<O: Send + 'static> Service<O> {
+impl<O: Owner> Service<O> {
     /// Starts the thread, which listens on `addresses` (with one port). An address that no device has yet is
     /// tried again every second.
     ///
@@ -83,6 +85,7 @@ impl<O: Send + 'static> Service<O> {
             connections: HashMap::new(),
             domains: Domains::default(),
             listeners: addresses.into_iter().map(|address| (address, None)).collect(),
+            is_told: false,
             channel: CmChannel::new()?,
             hooks,
             grants: Arc::clone(&grants),
@@ -150,6 +153,8 @@ struct ServiceThread<O> {
     domains: Domains,
     /// Addresses, and their identifiers while they listen.
     listeners: Vec<(SocketAddr, Option<CmId>)>,
+    /// A failed bind was logged as a warning since the last success.
+    is_told: bool,
     channel: CmChannel,
     hooks: Hooks<O>,
     grants: Arc<Grants<O>>,
@@ -159,7 +164,7 @@ struct ServiceThread<O> {
     refusals: Refusals,
 }
 
-impl<O> ServiceThread<O> {
+impl<O: Owner> ServiceThread<O> {
     fn run(&mut self) {
         let (mut next_check, mut next_idle) = (Instant::now(), Instant::now());
         loop {
@@ -191,11 +196,14 @@ impl<O> ServiceThread<O> {
                     let _ = check.send(());
                 }
             }
-            while let Ok(Some(event)) = self.channel.next_event() {
-                self.on_event(event);
-            }
+            // One event, so that peers cannot delay the checks: a request may register a cache.
+            let event = self.channel.next_event().ok().flatten();
+            let has_come = event.is_some();
+            event.into_iter().for_each(|event| self.on_event(event));
             self.count.store(self.connections.len() as u64, Ordering::Relaxed);
-            self.sleep();
+            if !has_come {
+                self.sleep();
+            }
         }
     }
 
@@ -223,6 +231,10 @@ impl<O> ServiceThread<O> {
                 Ok(id) => {
                     tracing::info!(%address, "listening for optimistic reads");
                     *listener = Some(id);
+                    self.is_told = false;
+                }
+                Err(error) if !std::mem::replace(&mut self.is_told, true) => {
+                    tracing::warn!(%address, %error, "not listening for optimistic reads; tried each second");
                 }
                 Err(error) => tracing::debug!(%address, %error, "not listening for optimistic reads"),
             }
@@ -305,8 +317,11 @@ impl<O> ServiceThread<O> {
             .ok_or_else(|| {
                 refuse(OptimisticStatus::INVALID_TOKEN, "its token is unknown, used or too old")
             })?;
-        if self.connections.len() >= CONNECTIONS_MAX {
-            return Err(refuse(OptimisticStatus::TOO_MANY, "there are 1024 optimistic connections"));
+        let controller = grant.owner.controller();
+        let own = self.connections.values().filter(|it| it.grant.owner.controller() == controller).count();
+        if self.connections.len() >= CONNECTIONS_MAX || own >= CONTROLLER_CONNECTIONS_MAX {
+            let why = "there are 1024 optimistic connections, or 128 of its controller";
+            return Err(refuse(OptimisticStatus::TOO_MANY, why));
         }
         let device = (self.hooks.device_of)(id)
             .ok_or_else(|| refuse(OptimisticStatus::NO_MEMORY, "its RDMA device is not in use"))?;

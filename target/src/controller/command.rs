@@ -139,7 +139,7 @@ impl Controller {
         // Too many unused tokens, which expire after some seconds.
         let attachment = attachment.ok_or(Refusal::of(Status::COMMAND_INTERRUPTED, None))?;
         attachment.put(data);
-        self.shared.set_attached(true);
+        self.shared.set_attached();
         Ok(Outcome::success(0))
     }
 

@@ -360,7 +360,7 @@ impl Controller {
             }
             State::Disabled => {
                 self.shared.set_ready(false);
-                self.shared.set_attached(false);
+                self.shared.note_reset();
                 self.keep_alive.stop(now);
                 self.reset(now);
             }

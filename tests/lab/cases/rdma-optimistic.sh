@@ -5,7 +5,8 @@ skip_on nvmet 'it has no cache'
     printf '%s\n' '[rdma]' 'optimistic_port = 4430'
     reactor; control; disk_file file "$FILE" 128MiB
     printf '%s\n' '[disk.cache]' 'size = "32MiB"'
-    listener; subsystem "$NQN" file
+    listener; printf '%s\n' '[[listener]]' "address = \"$ADDRESS:4421\""
+    subsystem "$NQN" file
 } | config
 start_target
 # optimistic NAME OPTION...: a benchmark with optimistic reads; leaves its result in $WORK/NAME.json.
@@ -25,6 +26,11 @@ optimistic verified --rw randrw --verify --span 8MiB --seconds 5
 [ "$(counted verified accepted)" -gt 100 ] || fail 'beside writes nothing was read by RDMA'
 optimistic evicted --rw randrw --mix 90 --verify --span 96MiB --seconds 10
 [ "$(counted evicted accepted)" -gt 100 ] || fail 'while pages are evicted nothing was read by RDMA'
+
+# A host on TCP reads by RDMA as well. Several queues, so that those without work are in epoll.
+"$SPINDLE" bench "$ADDRESS:4421" --nqn "$NQN" --optimistic --json --rw randrw --verify --span 8MiB --queues 6 --seconds 4 \
+    >"$WORK/tcp.json" 2>"$WORK/tcp.log" || fail "tcp: $(tail -n 3 "$WORK/tcp.log")"
+[ "$(counted tcp accepted)" -gt 100 ] || fail 'a host on TCP reads nothing by RDMA'
 
 # The kernel's host writes to the same namespace.
 connect_block

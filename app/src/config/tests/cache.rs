@@ -101,7 +101,13 @@ fn caches_that_devices_reach_are_held_against_what_may_be_locked() {
     assert!(plan_on(&optimistic, &on(Some(twice))).disks[0].cache.expect("a cache").has_seals);
     assert_eq!(errors_on(&optimistic, &on(Some(twice - 1))).len(), 1);
     let over_tcp = format!("{of_file}[rdma]\noptimistic_port = 4430\n");
-    assert!(!plan_on(&over_tcp, &on(None)).disks[0].cache.expect("a cache").has_seals, "nobody can read it");
+    plan_on(&over_tcp, &small);
+    let taken = format!("{over_rdma}[rdma]\noptimistic_port = 4420\n");
+    let found = errors_on(&taken, &on(None));
+    assert!(
+        found.len() == 1 && found[0].contains("rdma.optimistic_port = 4420: the RDMA listener"),
+        "{found:?}"
+    );
     // Nothing but the kernel reaches it, or nothing keeps data.
     plan_on(&of_file, &small);
     plan_on(of_drive.split("[disk.cache]").next().expect("a beginning"), &on(Some(1)));

@@ -12,6 +12,7 @@
 pub mod disks;
 pub mod subsystems;
 
+use crate::config::plan::ListenerPlan;
 use std::time::Duration;
 
 use spindle_reactor::clock::Nanos;
@@ -66,10 +67,11 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     let mut disks = disks::plan(root.sections("disk"), pool.pages, machine, errors);
     let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
     let optimistic_port = root.section("rdma").get("optimistic_port");
-    let has_rdma = listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
+    // Whatever the listeners are: a cache whose settings change is replaced by an empty one.
     for cache in disks.iter_mut().filter_map(|disk| disk.cache.as_mut()) {
-        cache.has_seals = has_rdma && optimistic_port != 0;
+        cache.has_seals = optimistic_port != 0;
     }
+    check_optimistic_port(root.section("rdma"), optimistic_port, &listeners, errors);
     let subsystems = subsystems::subsystems(root, &listeners, errors);
     let plan = Plan {
         reactor,
@@ -250,6 +252,16 @@ fn rdma(node: &Node) -> spindle_rdma::shell::ShellConfig {
     spindle_rdma::shell::ShellConfig {
         srq_entries: node.get("shared_receives"),
         segments: node.get("segments"),
+    }
+}
+
+/// Refuses `rdma.optimistic_port` where an RDMA listener has the port.
+fn check_optimistic_port(node: &Node, port: u16, listeners: &[ListenerPlan], errors: &Errors) {
+    let is_rdma = |it: &&ListenerPlan| it.transport == TransportKind::Rdma && it.address.port() == port;
+    let Some(listener) = listeners.iter().find(is_rdma).filter(|_| port != 0) else { return };
+    if let Some(at) = node.find::<u16>("optimistic_port") {
+        at.location
+            .refuse(errors, format!("the RDMA listener {} has this port; take another", listener.address));
     }
 }
 

@@ -101,6 +101,12 @@ impl<W: AtomicWord> Seals<W> {
         words.get(frame as usize)
     }
 
+    /// Returns false after the seals were closed, when the cache is removed or replaced.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed)
+    }
+
     /// The seal of a frame; 0 if there is no such frame.
     #[must_use]
     pub fn load(&self, frame: u32) -> u64 {
