@@ -340,6 +340,9 @@ impl Qpair {
     #[inline]
     pub(crate) fn send(&mut self) {
         self.link.send();
+        if let Some(optimistic) = &mut self.optimistic {
+            optimistic.send();
+        }
     }
 
     /// Sends queued commands, receives once and collects completions. Returns true when data arrived or the

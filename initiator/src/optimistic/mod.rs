@@ -64,14 +64,18 @@ pub struct OptimisticCounts {
 
 /// Reads frames and seals; tests implement it without verbs.
 pub trait PageReader {
-    /// Begins to read the frame and the seal of `reference` for slot `slot`.
+    /// Queues a read of the frame and the seal of `reference` for slot `slot`. Sent by the next
+    /// [`PageReader::send`] or [`PageReader::poll`].
     ///
     /// # Errors
     /// `buf`, if that is not possible now.
     fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf>;
 
-    /// Passes each read that has ended to `each`: slot, seal and buffer. Without a seal, the read has failed.
-    /// Returns true if there was any.
+    /// Sends what is queued, with one doorbell.
+    fn send(&mut self);
+
+    /// Sends what is queued. Passes each read that has ended to `each`: slot, seal and buffer. Without a
+    /// seal, the read has failed. Returns true if there was any.
     fn poll(&mut self, now: Nanos, each: impl FnMut(usize, Option<u64>, Buf)) -> bool;
 
     /// Ends all reads as failed. No read can be posted afterwards.
@@ -80,7 +84,7 @@ pub trait PageReader {
     /// EPOCH of the connection.
     fn epoch(&self) -> u8;
 
-    /// Reads that were posted and not passed to `each` yet.
+    /// Reads that were queued and not passed to `each` yet.
     fn in_flight(&self) -> usize;
 }
 
@@ -178,6 +182,12 @@ impl<R: PageReader> Optimistic<R> {
             *expected = Some(Expected { page, seal: reference.seal(page), crc, sqe });
         }
         Ok(())
+    }
+
+    /// Sends the optimistic reads that are queued.
+    #[inline]
+    pub fn send(&mut self) {
+        self.reader.send();
     }
 
     /// Notes that the ordinary command in `slot` reads `page`, or does not read exactly one page.

@@ -51,6 +51,8 @@ pub(crate) struct RdmaReader {
     /// By slot.
     reads: Box<[Option<InFlight>]>,
     in_flight: usize,
+    /// Slots and frames of reads that are not posted yet.
+    queued: Vec<(usize, u32)>,
     /// Time of the last completion, or of the first poll with reads in flight; zero until that.
     active: Nanos,
     next_cm_poll: Nanos,
@@ -69,29 +71,32 @@ impl RdmaReader {
             registrations,
             reads: (0..slots).map(|_| None).collect(),
             in_flight: 0,
+            queued: Vec::with_capacity(slots),
             active: Nanos::ZERO,
             next_cm_poll: Nanos::ZERO,
         }
     }
 
-    /// Posts both READs with one doorbell. Only the second is signalled: READs complete in order.
-    fn post_reads(&mut self, slot: usize, reference: PageReference, keys: &Keys) -> Result<(), VerbsError> {
-        let (Some(verbs), [piece]) = (&mut self.verbs, keys.pieces()) else { return Err(ENDED) };
+    /// Posts both READs of each queued read, all with one doorbell. Only the second is signalled: READs
+    /// complete in order.
+    fn post_queued(&mut self) -> Result<(), VerbsError> {
+        let RdmaReader { verbs: Some(verbs), accept, queued, reads, .. } = self else { return Err(ENDED) };
         let seals = verbs.seals.as_slice().map_or(0, |seals| seals.as_ptr() as u64);
-        let seal = Sge {
-            address: seals + (slot * SEAL_STRIDE) as u64,
-            bytes: SEAL_BYTES,
-            key: verbs.region.local_key(),
-        };
-        let data = Sge { address: piece.address, bytes: piece.bytes, key: piece.local_key };
-        let frame = u64::from(reference.frame);
-        let frame_at = self.accept.frames_base.get().wrapping_add(frame << self.accept.page_shift);
-        let seal_at = self.accept.seals_base.get().wrapping_add(frame * u64::from(SEAL_BYTES));
+        let seal_key = verbs.region.local_key();
         let read = |address, key: u32| Operation::Read { address, key };
         let mut batch = verbs.queue_pair.batch();
-        let id = slot as u64;
-        batch.add(id, false, read(frame_at, self.accept.frames_key.get()), SendData::Local(&[data]))?;
-        batch.add(id, true, read(seal_at, self.accept.seals_key.get()), SendData::Local(&[seal]))?;
+        for (slot, frame) in queued.drain(..) {
+            let Some([piece]) = reads[slot].as_ref().map(|read| read.keys.pieces()) else { continue };
+            let data = Sge { address: piece.address, bytes: piece.bytes, key: piece.local_key };
+            let seal_to = seals + (slot * SEAL_STRIDE) as u64;
+            let seal = Sge { address: seal_to, bytes: SEAL_BYTES, key: seal_key };
+            let frame = u64::from(frame);
+            let frame_at = accept.frames_base.get().wrapping_add(frame << accept.page_shift);
+            let seal_at = accept.seals_base.get().wrapping_add(frame * u64::from(SEAL_BYTES));
+            let id = slot as u64;
+            batch.add(id, false, read(frame_at, accept.frames_key.get()), SendData::Local(&[data]))?;
+            batch.add(id, true, read(seal_at, accept.seals_key.get()), SendData::Local(&[seal]))?;
+        }
         batch.submit()
     }
 
@@ -121,22 +126,26 @@ impl PageReader for RdmaReader {
             return Err(buf);
         }
         let Ok(keys) = self.registrations.acquire(&buf) else { return Err(buf) };
-        if self.post_reads(slot, reference, &keys).is_err() {
-            // The first READ may have been posted: the buffer is free once the queue pair is destroyed.
-            self.end();
-            self.registrations.release(&keys);
-            return Err(buf);
-        }
         if self.in_flight == 0 {
             self.active = Nanos::ZERO;
         }
         self.reads[slot] = Some(InFlight { buf, keys });
+        self.queued.push((slot, reference.frame));
         self.in_flight += 1;
         Ok(())
     }
 
     #[inline]
+    fn send(&mut self) {
+        // Some READs may have been posted: their buffers are free once the queue pair is destroyed.
+        if !self.queued.is_empty() && self.post_queued().is_err() {
+            self.end();
+        }
+    }
+
+    #[inline]
     fn poll(&mut self, now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
+        self.send();
         if self.in_flight == 0 || self.active == Nanos::ZERO {
             self.active = now;
         }
@@ -186,6 +195,7 @@ impl PageReader for RdmaReader {
 
     #[cold]
     fn end(&mut self) {
+        self.queued.clear();
         if let Some(verbs) = self.verbs.take() {
             // Fails if the target has disconnected already.
             let _ = verbs.id.disconnect();

@@ -30,6 +30,8 @@ impl PageReader for FakeReader {
         Ok(())
     }
 
+    fn send(&mut self) {}
+
     fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
         let has_any = !self.posted.is_empty();
         for (slot, frame, mut buf) in self.posted.drain(..) {

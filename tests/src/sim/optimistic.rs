@@ -98,6 +98,8 @@ impl PageReader for SimReader {
         Ok(())
     }
 
+    fn send(&mut self) {}
+
     fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
         let mut line = self.0.borrow_mut();
         let Line { frames, rng, is_up, reads, changed } = &mut *line;
