@@ -104,11 +104,11 @@ impl<T: Transport> Qpair<T> {
             }
         };
         role.shared.note_traffic();
+        let reference = if role.shared.has_attached() { reference_of(&data) } else { 0 };
         let counters = namespace.counters.core(core);
         counters::add(&counters.units_read, u64::from(bytes) / 512);
         counters::add(&counters.reads, 1);
         env.note_command(namespace, counters);
-        let reference = self.page_reference(Some(&data));
         self.reply_fast_path(sqe.cid(), reference, Some(data));
         true
     }
@@ -234,6 +234,7 @@ impl<T: Transport> Qpair<T> {
 }
 
 /// Returns the reference to a whole page of a cache, as dwords 0 and 1 of a completion; 0 for other data.
+#[inline(never)]
 fn reference_of(data: &Buf) -> u64 {
     data.page_reference().map_or(0, |(Reference { frame, generation }, epoch)| {
         PageReference { frame, generation, epoch }.to_result()
