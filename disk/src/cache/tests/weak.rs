@@ -59,10 +59,12 @@ fn pair() -> [AtomicU64; 2] {
 }
 
 impl World {
-    fn new() -> Arc<World> {
+    /// `indexed`: frames for which the index is made. With 2 it has one bucket, so that each page is looked
+    /// up in it twice.
+    fn new(indexed: u32) -> Arc<World> {
         let (words, mut shards) = FrameWords::new(1, 2, Some(Seals::new(2)));
         let shard = Mutex::new(shards.remove(0));
-        let (index, sweeps) = (Index::new(2), Sweeps::new(1));
+        let (index, sweeps) = (Index::new(indexed), Sweeps::new(1));
         Arc::new(World { words, index, shard, sweeps, disk: pair(), content: pair(), acknowledged: pair() })
     }
 
@@ -148,6 +150,18 @@ impl World {
             assert!(seal >> 40 & 1 == 0 || seal & 1 != page as u64, "frame {frame} is still sealed");
         }
         self.index.end_write(buckets);
+    }
+
+    /// A frame that is sealed for a page contains this page.
+    fn check_sealed(&self) {
+        for frame in 0..2 {
+            let seal = || self.words.seals().map_or(0, |seals| seals.load(frame));
+            let before = seal();
+            let content = self.content[frame as usize].load(Relaxed);
+            if before >> 40 & 1 == 1 && before == seal() {
+                assert_eq!(content >> 32, before & 1, "frame {frame} is sealed for another page");
+            }
+        }
     }
 
     fn read_by_reference_if(&self, page: usize, reference: Option<(Reference, u64)>) {
@@ -264,10 +278,14 @@ fn explore(before: fn(&World), first: fn(&World), second: fn(&World)) {
 }
 
 fn explore_up_to(preemptions: usize, before: fn(&World), first: fn(&World), second: fn(&World)) {
+    explore_in(2, preemptions, before, first, second);
+}
+
+fn explore_in(indexed: u32, preemptions: usize, before: fn(&World), first: fn(&World), second: fn(&World)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
     model.check(move || {
-        let world = World::new();
+        let world = World::new(indexed);
         before(&world);
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || second(&other));
@@ -360,10 +378,22 @@ fn a_writer_with_references_and_an_eviction_and_a_fill() {
     explore_up_to(2, |_| (), |it| _ = it.read(0), |it| it.write_and_read_by_reference(0, 1));
 }
 
+/// The fill of page 0 is doomed, and its frame is filled with page 1 while the writer is still about to break
+/// the seal.
+#[test]
+fn a_frame_is_not_filled_again_under_a_seal() {
+    let both = |it: &World| {
+        it.read(0);
+        it.read(1);
+        it.check_sealed();
+    };
+    explore_up_to(2, |_| (), both, |it| it.write(0, 1, false));
+}
+
 /// Of two writers one invalidates the frame. The other must not change the disk before the seal is broken.
 #[test]
 fn no_writer_changes_the_disk_before_the_seal_is_broken() {
-    explore(|it| _ = it.read(0), |it| it.announce(0), |it| it.announce(0));
+    explore_in(30, 3, |it| _ = it.read(1), |it| it.announce(1), |it| it.announce(1));
     explore(|it| _ = it.read(0), |it| it.evict(0), |it| it.announce(0));
     explore(|it| _ = it.read(0), |it| it.write_long(0, 1, false), |it| it.announce(0));
 }

@@ -113,16 +113,17 @@ impl<W: AtomicWord> Seals<W> {
         self.word(frame).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Seals a frame for `page`, unless the seal is not `before` any more, or the seals are closed. True when
-    /// it was sealed. `before` was loaded before the state of the frame was found to be Filling.
-    pub(super) fn seal(&self, frame: u32, before: u64, page: u64) -> bool {
-        let Some(word) = self.word(frame).filter(|_| page < PAGES) else { return false };
+    /// Seals a frame for `page`, unless the seal is not `before` any more, or the seals are closed. `before`
+    /// was loaded before the state of the frame was found to be Filling.
+    pub(super) fn seal(&self, frame: u32, before: u64, page: u64) {
+        let Some(word) = self.word(frame).filter(|_| page < PAGES) else { return };
         if !self.is_open.load(Ordering::Acquire) {
-            return false;
+            return;
         }
         debug_assert_eq!(before & IS_SEALED, 0, "the seal of a frame that is filled is broken");
         let generation = before - before % GENERATION;
-        word.exchange(before, generation.wrapping_add(GENERATION) + page).is_ok()
+        // Fails if the seal was broken again meanwhile: the frame stays without a seal, or was doomed.
+        let _ = word.exchange(before, generation.wrapping_add(GENERATION) + page);
     }
 
     /// Breaks the seal of a frame. The generation changes also if the seal is broken already, so that a

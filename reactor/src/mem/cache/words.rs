@@ -336,12 +336,10 @@ impl<W: AtomicWord> FrameWords<W> {
         if entry.word.load(Ordering::Acquire) & STATE != FILLING {
             return false;
         }
-        let is_sealed = seals.seal(frame, before, entry.page.load(Ordering::Relaxed));
-        let is_published = self.change(frame, FILLING, to, PIN);
-        if is_sealed && !is_published {
-            seals.break_seal(frame);
-        }
-        is_published
+        seals.seal(frame, before, entry.page.load(Ordering::Relaxed));
+        // If the frame was doomed meanwhile, the thread that did it breaks the seal before it drops its pin,
+        // and so before the frame can be free.
+        self.change(frame, FILLING, to, PIN)
     }
 
     /// Breaks the seal of a frame, for the writer of a page that an index entry names for the frame.
