@@ -96,7 +96,7 @@ fn namespaces(first: &Value, second: &Value) -> Table {
 }
 
 fn controllers(answer: &Value) -> Table {
-    let mut table = table(["host", "subsystem", "controller", "core", "I/O queues"]);
+    let mut table = table(["host", "subsystem", "controller", "core", "I/O queues", "optimistic"]);
     for controller in list(answer, "controllers") {
         table.add_row([
             string(controller, "host"),
@@ -104,6 +104,7 @@ fn controllers(answer: &Value) -> Table {
             number(controller, "controller").to_string(),
             number(controller, "core").to_string(),
             number(controller, "io_queues").to_string(),
+            number(controller, "optimistic_connections").to_string(),
         ]);
     }
     table

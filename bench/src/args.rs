@@ -35,13 +35,16 @@ pub enum BenchCommand {
     /// Replies sent by the thread that receives the requests, compared with replies sent by a second thread
     /// that polls or sleeps; over one loopback connection
     Delivery(DeliveryArgs),
+    /// A target's best in_capsule: writes of each size with in-capsule data, compared with writes whose data
+    /// the target fetches
+    Tune(TuneArgs),
     /// Round trip of a cache line between two cores
     #[command(hide = true)]
     Line(LineArgs),
 }
 
 /// `spindle bench ADDRESS`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct BenchTargetArgs {
     /// The target: HOST or HOST:PORT for TCP, rdma:HOST or rdma:HOST:PORT for RDMA
     #[arg(value_name = "ADDRESS", required = true)]
@@ -90,6 +93,9 @@ pub struct BenchTargetArgs {
     /// RDMA: bytes of memory that stay registered between commands
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub registration_bytes: Bytes,
+    /// Also report the time per command in which the measuring thread had work; reads the clock in each turn
+    #[arg(long)]
+    pub busy: bool,
     /// Additional connected I/O queues on which no command is sent
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub idle_queues: usize,
@@ -216,8 +222,49 @@ pub struct DeliveryArgs {
     pub json: bool,
 }
 
-/// Options of the load, common to several measurements.
+/// `spindle bench tune ADDRESS`.
 #[derive(Debug, Args)]
+pub struct TuneArgs {
+    /// The target: HOST or HOST:PORT for TCP, rdma:HOST or rdma:HOST:PORT for RDMA
+    #[arg(value_name = "ADDRESS")]
+    pub address: String,
+    /// The subsystem; default: the first NVM subsystem that the target's discovery log lists
+    #[arg(long)]
+    pub nqn: Option<String>,
+    /// The NQN of this host; default: one derived from this machine
+    #[arg(long, value_name = "NQN")]
+    pub hostnqn: Option<String>,
+    /// The namespace; default: the first active one
+    #[arg(long, value_name = "N")]
+    pub nsid: Option<u32>,
+    /// Use only the first SIZE bytes of the namespace
+    #[arg(long, value_name = "SIZE")]
+    pub span: Option<Bytes>,
+    /// The core to pin the measuring thread to
+    #[arg(long, value_name = "CORE")]
+    pub core: Option<usize>,
+    /// Queue depths to measure
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1,32")]
+    #[arg(value_parser = at_least_one)]
+    pub qd: Vec<usize>,
+    /// Measured time of each run, after a short warm-up; a fraction is allowed
+    #[arg(long, value_name = "SECONDS", default_value = "0.5")]
+    #[arg(value_parser = seconds, allow_negative_numbers = true)]
+    pub seconds: Duration,
+    /// Rounds, each of which measures everything; the result has medians
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// Allow writes, which destroy the data in the namespace
+    #[arg(long)]
+    pub destroy_data: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of the load, common to several measurements.
+#[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
     /// Access pattern
     #[arg(long, value_enum, default_value_t = Access::RandRead)]
@@ -239,7 +286,7 @@ pub struct LoadArgs {
 }
 
 /// Options of the report.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct OutputArgs {
     /// Print one JSON object instead of a table, and no progress
     #[arg(long)]

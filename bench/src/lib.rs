@@ -3,6 +3,7 @@
 //! ```text
 //!   command        measures                               modules        driven through
 //!   bench ADDRESS  a target; --verify checks its data     run, verify    initiator
+//!   bench tune     a target's best in_capsule    run            initiator
 //!   bench disk     a local disk, without a network        disk, zipf     disk, nvme/pcie
 //!   bench limit    loopback sockets, the same bytes       limit          sockets
 //!   each of them ── BenchResult ── text, JSON, plot       report
@@ -39,6 +40,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Box<dyn Error>> {
         Some(BenchCommand::Limit(args)) => Ok(limit::run(args)?),
         Some(BenchCommand::Disk(args)) => Ok(disk::run(args)?),
         Some(BenchCommand::Delivery(args)) => Ok(limit::delivery::run(args)?),
+        Some(BenchCommand::Tune(args)) => Ok(run::tune::run(args)?),
         Some(BenchCommand::Line(args)) => Ok(limit::run_line(args)?),
     }
 }

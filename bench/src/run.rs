@@ -18,6 +18,7 @@
 mod engine;
 mod job;
 mod target;
+pub mod tune;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -177,6 +178,7 @@ fn measure(
     let plan = target::plan(args, &connected)?;
     let mut table = plan.table();
     let mut engine = Engine::new(connected, &plan, done)?;
+    engine.has_turn_times = args.busy;
     let begin = |title: &str, total: Total| {
         let title = format!("{title} {}", args.load.bs);
         // Fails only after a panic of the main thread.
@@ -199,7 +201,11 @@ fn measure(
         begin("check", Total::Commands(table.units() as u64));
         engine.run(&mut Check::new(table, &mut tally))?;
     }
-    let extras = engine.extras(args);
+    let mut extras = engine.extras(args);
+    if let Some(busy) = measured.busy.filter(|_| measured.operations > 0) {
+        let each = busy.as_secs_f64() * 1e6 / measured.operations as f64;
+        extras.insert("busy_us_per_command".to_owned(), json!((each * 1e3).round() / 1e3));
+    }
     let run = describe(args, &engine, &plan);
     engine.finish();
     let result = BenchResult {
@@ -221,6 +227,8 @@ struct Measured {
     operations: u64,
     latency: Latencies,
     cpu_share: Option<f64>,
+    /// Time of turns with completions; `None` without `--busy`.
+    busy: Option<Duration>,
 }
 
 /// Options checked against the target. A unit is the blocks of one command.
@@ -289,6 +297,9 @@ fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
                 counts["accepted"],
                 counts["rejected"]
             );
+        }
+        if let Some(busy) = extras.get("busy_us_per_command") {
+            say!("busy for {busy} us per command");
         }
         if args.verify {
             let wrong = if tally.mismatches == 0 { "none" } else { "NOT ALL" };

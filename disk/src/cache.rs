@@ -42,7 +42,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use spindle_reactor::mem::{Area, CacheFrames, Pages};
+use spindle_reactor::mem::{Area, Pages, SealedFrames};
 
 use self::shared::Shared;
 use self::switch::{Switch, SwitchedCore};
@@ -273,9 +273,9 @@ impl DiskSource for CachedDisk {
         })
     }
 
-    fn sealed_frames(&self) -> Option<Arc<CacheFrames>> {
+    fn sealed_frames(&self) -> Option<Arc<dyn SealedFrames>> {
         let shared = self.switch.wanted()?;
-        shared.spec.has_seals.then(|| Arc::clone(&shared.frames))
+        shared.spec.has_seals.then(|| Arc::clone(&shared.frames) as Arc<dyn SealedFrames>)
     }
 
     fn area(&self) -> Option<Area> {

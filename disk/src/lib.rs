@@ -53,7 +53,7 @@ pub use file::{FileDisk, FileFacts, FileSpec};
 pub use ng::{NgDisk, NgFacts, NgSpec};
 pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
-pub use source::{CoreContext, DiskSource, Health, OpenError, ResizeError, Usage};
+pub use source::{CoreContext, DiskSource, Health, OpenError, OptimisticReads, ResizeError, Usage};
 
 /// Most blocks in one command: the length of a Dataset Management range has 32 bits (NVM Command Set 3.2.3).
 pub const BLOCKS_MAX: u32 = u32::MAX;

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, Pages};
+use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, Pages, SealedFrames};
 
 use crate::shape::{block_shift, checked_blocks, size_refusal};
 use crate::{
@@ -56,6 +56,9 @@ pub struct RamSpec {
     pub block_bytes: u32,
     /// Kind of memory pages to allocate.
     pub pages: Pages,
+    /// Clients may read pages without the target's CPU: see [`Seals`](spindle_reactor::mem::Seals). Each
+    /// frame takes 8 bytes more, and each write some atomic operations.
+    pub has_seals: bool,
 }
 
 impl RamSpec {
@@ -73,7 +76,7 @@ impl RamSpec {
     /// Returns the bytes of memory of a disk whose pages are all written, including default slack and tables.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        FrameStore::bytes_for(self.bytes, Self::slack_bytes_default())
+        FrameStore::bytes_for(self.bytes, Self::slack_bytes_default(), self.has_seals)
     }
 }
 
@@ -121,7 +124,7 @@ impl RamDisk {
     /// little slack, writes wait for free frames.
     pub fn with_slack(name: &str, spec: RamSpec, slack_bytes: u64) -> Result<RamDisk, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
-        let store = FrameStore::new(spec.bytes, slack_bytes, spec.pages)
+        let store = FrameStore::new(spec.bytes, slack_bytes, spec.pages, spec.has_seals)
             .map_err(|source| OpenError::Memory { disk: name.to_owned(), source })?;
         let shared = Shared {
             name: name.to_owned(),
@@ -225,6 +228,18 @@ impl DiskSource for RamDisk {
 
     fn area(&self) -> Option<Area> {
         Some(self.shared.store.area())
+    }
+
+    fn sealed_frames(&self) -> Option<Arc<dyn SealedFrames>> {
+        let store = &self.shared.store;
+        store.has_seals().then(|| Arc::clone(store) as Arc<dyn SealedFrames>)
+    }
+}
+
+impl Drop for RamDisk {
+    /// Then the service for optimistic reads gives back the memory.
+    fn drop(&mut self) {
+        self.shared.store.stop_seals();
     }
 }
 

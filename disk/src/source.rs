@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use spindle_reactor::mem::{Area, CacheFrames, Pool};
+use spindle_reactor::mem::{Area, Pool, SealedFrames};
 
 use crate::cache::{CacheChange, CacheSpec, CacheUse};
 use crate::{Disk, Geometry};
@@ -44,6 +44,17 @@ pub struct Health {
     pub media_errors: u128,
     /// Unsafe Shutdowns over the life of the medium.
     pub unsafe_shutdowns: u128,
+}
+
+/// Reads of a remote disk from the far target's cache by RDMA READ, since the disk was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OptimisticReads {
+    /// Reads whose data was accepted.
+    pub accepted: u64,
+    /// Reads that were repeated as ordinary reads.
+    pub rejected: u64,
+    /// Queues that are attached now, one a core.
+    pub attached: u64,
 }
 
 /// Why a disk or its cache could not be created, opened or mapped.
@@ -254,9 +265,15 @@ pub trait DiskSource: Send + Sync {
         self.inner()?.cache()
     }
 
-    /// Returns the frames of the cache, if clients may read them without the target's CPU
-    /// ([`CacheSpec::has_seals`]). `None`: they may not, or there is no cache.
-    fn sealed_frames(&self) -> Option<Arc<CacheFrames>> {
+    /// Returns the counts of optimistic reads from a far target; `None` for a disk that has none.
+    fn optimistic_reads(&self) -> Option<OptimisticReads> {
+        self.inner()?.optimistic_reads()
+    }
+
+    /// Returns the frames of the cache or RAM disk, if clients may read them without the target's CPU
+    /// ([`CacheSpec::has_seals`], [`RamSpec::has_seals`](crate::ram::RamSpec::has_seals)). `None`: they may
+    /// not, or there is no cache.
+    fn sealed_frames(&self) -> Option<Arc<dyn SealedFrames>> {
         self.inner()?.sealed_frames()
     }
 

@@ -26,9 +26,11 @@ use spindle_reactor::net::Waker;
 use spindle_transport::host::HostData;
 
 use crate::error::{Error, Loss};
+use crate::optimistic::OptimisticGrant;
 use crate::options::{Options, Target};
 use crate::qpair::{Qpair, Ticket};
 
+use admin::AttachRequest;
 pub use admin::Former;
 pub(crate) use admin::parsed;
 pub use opening::{Association, Opening};
@@ -77,6 +79,10 @@ pub struct Controller {
     former_request: Option<Ticket>,
     /// Result of that command, until `poll` returns it.
     former: Option<Former>,
+    /// The outstanding Attach command.
+    attach_request: Option<AttachRequest>,
+    /// Result of that command, until [`Controller::take_grant`] returns it.
+    attached: Option<Result<OptimisticGrant, Error>>,
     is_loss_told: bool,
 }
 
@@ -132,7 +138,7 @@ impl Controller {
     /// Sleeps until [`Controller::poll`] may have an event or `waker` is woken, at most `timeout`; may return
     /// early. Drains `waker`.
     pub fn wait(&mut self, timeout: Duration, waker: &Waker) {
-        if self.events.is_empty() && self.former.is_none() {
+        if self.events.is_empty() && self.former.is_none() && self.attached.is_none() {
             self.admin.link.wait_io(timeout, Some(waker));
         }
         waker.drain();
@@ -208,6 +214,8 @@ impl Controller {
             } else if self.former_request == Some(completion.ticket) {
                 self.former_request = None;
                 self.former = admin::former_of(&completion);
+            } else if let Some(request) = self.attach_request.take_if(|it| it.ticket == completion.ticket) {
+                self.attached = Some(self.grant_of(&request, &completion));
             } else if let Some(keep_alive) = &mut self.keep_alive
                 && keep_alive.ticket == Some(completion.ticket)
             {

@@ -48,7 +48,7 @@ pub use controller::{Association, Controller, ControllerEvent, Former, Opening};
 pub use discover::{DiscoveryLog, discover};
 pub use error::{Error, Loss, RdmaRefusal};
 pub use namespace::{BlockRange, Identity, Namespace};
-pub use optimistic::{OptimisticCounts, OptimisticOptions};
+pub use optimistic::{OptimisticCounts, OptimisticGrant, OptimisticOpening, OptimisticOptions};
 pub use options::{Host, Options, Target};
 pub use qpair::{Completion, Failure, Refusal, Refused, Ticket, WaitError};
 pub use queue::{IoQueue, RefusedPair};

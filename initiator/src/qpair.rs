@@ -205,9 +205,23 @@ impl Qpair {
         }
     }
 
-    /// Attaches the queue: reads of one page are optimistic where possible.
-    pub(crate) fn set_optimistic(&mut self, optimistic: Optimistic<RdmaReader>) {
+    /// Attaches the queue: reads of one page are optimistic where possible. Ends the connection before, if
+    /// there is one; its reads in flight become ordinary reads.
+    pub(crate) fn set_optimistic(&mut self, mut optimistic: Optimistic<RdmaReader>, now: Nanos) {
+        if let Some(before) = &mut self.optimistic {
+            before.end();
+            self.poll_optimistic(now);
+        }
+        if let Some(counts) = self.optimistic_counts() {
+            optimistic.count_from(counts);
+        }
         self.optimistic = Some(Box::new(optimistic));
+    }
+
+    /// Returns true while the queue is attached and its optimistic connection has not ended.
+    #[inline]
+    pub(crate) fn has_optimistic_connection(&self) -> bool {
+        self.optimistic.as_ref().is_some_and(|optimistic| optimistic.is_connected())
     }
 
     /// Returns true when the queue must be polled in every turn, as its socket does not show all completions.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nvme_spec::Sqe;
 use nvme_spec::io::{CopyRangeFormat0, DsmRange};
+use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::zerocopy::{Immutable, IntoBytes};
 use spindle_reactor::clock::Nanos;
@@ -153,6 +154,21 @@ impl IoQueue {
         self.qpair.submit(sqe, data)
     }
 
+    /// Submits as [`IoQueue::submit`] a command whose first byte in its namespace is at `offset`. On an
+    /// attached queue a Read may be optimistic, and a Write removes its pages from the directory. What a
+    /// command changes that has no data is not removed: the target breaks the seals.
+    #[inline]
+    pub fn submit_at(&mut self, sqe: Sqe, offset: u64, data: HostData) -> Result<Ticket, Refused> {
+        match (IoOpcode(sqe.opcode), data) {
+            (IoOpcode::READ, HostData::FromController(buf)) => self.qpair.submit_read(sqe, offset, buf),
+            (IoOpcode::WRITE, HostData::ToController(buf)) => {
+                self.qpair.note_write(sqe.nsid(), offset, buf.len());
+                self.qpair.submit(sqe, HostData::ToController(buf))
+            }
+            (_, data) => self.qpair.submit(sqe, data),
+        }
+    }
+
     /// Sends queued commands. Only needed where no poll follows soon.
     #[inline]
     pub fn send(&mut self) {
@@ -183,6 +199,15 @@ impl IoQueue {
     #[must_use]
     pub fn optimistic_counts(&self) -> Option<OptimisticCounts> {
         self.qpair.optimistic_counts()
+    }
+
+    /// Returns true while the queue is attached and its optimistic connection has not ended. It ends without
+    /// the queue when the target's cache, or the device, is removed; then all reads are ordinary, and the
+    /// queue can be attached again.
+    #[inline]
+    #[must_use]
+    pub fn has_optimistic_connection(&self) -> bool {
+        self.qpair.has_optimistic_connection()
     }
 
     /// Returns the number of commands without a completion.

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use nvme_spec::nqn::Nqn;
 use nvme_spec::optimistic::Attachment;
 use spindle_reactor::lock::Lock;
-use spindle_reactor::mem::CacheFrames;
+use spindle_reactor::mem::SealedFrames;
 use spindle_transport::Peer;
 
 /// Most I/O queues of one controller: the number of bits in the bit map of [`ControllerShared`].
@@ -73,6 +73,7 @@ pub struct ControllerShared {
     has_attached: AtomicBool,
     /// Number of resets. A grant for optimistic reads does not outlive one.
     resets: AtomicU32,
+    optimistic_connections: AtomicU32,
     /// Features that I/O queues read: bit 0 = volatile write cache enabled.
     pub feature_bits: AtomicU32,
 }
@@ -100,6 +101,7 @@ impl ControllerShared {
             has_other_host_id: AtomicBool::new(false),
             has_attached: AtomicBool::new(false),
             resets: AtomicU32::new(0),
+            optimistic_connections: AtomicU32::new(0),
             feature_bits: AtomicU32::new(1),
         }
     }
@@ -280,6 +282,12 @@ impl ControllerShared {
         self.connections.lock().iter().filter(|it| it.qid != 0).count()
     }
 
+    /// Number of optimistic connections. The service that admits them counts.
+    #[must_use]
+    pub fn optimistic_connections(&self) -> &AtomicU32 {
+        &self.optimistic_connections
+    }
+
     /// Compares SUBNQN and HOSTNQN; for hosts without HOSTNQN also HOSTID.
     fn matches_host_and_subsystem(&self, subsystem_nqn: &Nqn, host_nqn: &Nqn, host_id: &[u8; 16]) -> bool {
         self.host_nqn == *host_nqn
@@ -339,7 +347,7 @@ pub trait OptimisticService: Send + Sync {
         &self,
         controller: &Arc<ControllerShared>,
         nsid: u32,
-        frames: Arc<CacheFrames>,
+        frames: Arc<dyn SealedFrames>,
     ) -> Option<Attachment>;
 }
 

@@ -71,6 +71,8 @@ pub struct Subsystem {
     pub model: String,
     /// Hosts that may connect; checked at each Connect and at a reload.
     pub hosts: AllowedHosts,
+    /// Of these, the hosts that may attach to caches (optimistic reads).
+    pub optimistic_hosts: AllowedHosts,
     /// Lowest and highest CNTLID that this process assigns.
     pub cntlid_range: (u16, u16),
     /// Most I/O queues of one controller.
@@ -82,6 +84,12 @@ pub struct Subsystem {
 }
 
 impl Subsystem {
+    /// True when a host with this HOSTNQN may read caches by RDMA.
+    #[must_use]
+    pub fn allows_optimistic(&self, host: &Nqn) -> bool {
+        self.hosts.allows(host) && self.optimistic_hosts.allows(host)
+    }
+
     /// The namespace with this NSID; `None`: the NSID is not active.
     #[inline]
     #[must_use]

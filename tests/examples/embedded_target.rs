@@ -29,7 +29,7 @@ fn serve(listener: Listener, snapshot: Arc<Snapshot>, mailbox: Mailbox<Message>)
 }
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base };
+    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     let snapshot = SnapshotBuilder::new(SUBSYSTEM, &[RamDisk::new("ram", spec)?]).build();
     let nqn = snapshot.subsystems[0].nqn;
     let listener = Listener::bind("127.0.0.1:0".parse()?, 16)?;

@@ -74,6 +74,29 @@ fn pool() -> Pool {
     Pool::new(&zones, Pages::Base).expect("a pool")
 }
 
+/// A RAM disk whose blocks are all written.
+///
+/// # Panics
+/// When there is no memory.
+#[must_use]
+pub fn written_disk(bytes: u64, block_bytes: u32) -> Arc<dyn DiskSource> {
+    let spec = RamSpec { bytes, block_bytes, pages: Pages::Transparent, has_seals: false };
+    let disk: Arc<dyn DiskSource> = RamDisk::new("ram", spec).expect("a disk");
+    // Past the target and without copies, which take long where instructions are counted.
+    let mut core = disk.open(&CoreContext { core: 0, pool: pool(), depth: 1 }).expect("a core");
+    let blocks = (1 << 20) / block_bytes;
+    for lba in (0..bytes / u64::from(block_bytes)).step_by(blocks as usize) {
+        let range = BlockRange { lba, blocks };
+        let request = IoRequest::new(Op::Write { fua: false }, range);
+        let Prepared::Fill(mut buf) = core.prepare(&request, None) else { panic!("no frames") };
+        buf.copy_in(0, &lba.to_le_bytes());
+        let done = core.submit(Token(0), &request, Some(buf));
+        assert_eq!(done.map(|done| done.result), Some(Ok(())));
+    }
+    drop(core);
+    disk
+}
+
 impl Direct {
     /// On a RAM disk whose blocks are all written.
     ///
@@ -81,21 +104,7 @@ impl Direct {
     /// When the target does not play along.
     #[must_use]
     pub fn new(bytes: u64, block_bytes: u32) -> Direct {
-        let spec = RamSpec { bytes, block_bytes, pages: Pages::Transparent };
-        let disk = RamDisk::new("ram", spec).expect("a disk");
-        // Past the target and without copies, which take long where instructions are counted.
-        let mut core = disk.open(&CoreContext { core: 0, pool: pool(), depth: 1 }).expect("a core");
-        let blocks = (1 << 20) / block_bytes;
-        for lba in (0..bytes / u64::from(block_bytes)).step_by(blocks as usize) {
-            let range = BlockRange { lba, blocks };
-            let request = IoRequest::new(Op::Write { fua: false }, range);
-            let Prepared::Fill(mut buf) = core.prepare(&request, None) else { panic!("no frames") };
-            buf.copy_in(0, &lba.to_le_bytes());
-            let done = core.submit(Token(0), &request, Some(buf));
-            assert_eq!(done.map(|done| done.result), Some(Ok(())));
-        }
-        drop(core);
-        Direct::on(&disk)
+        Direct::on(&written_disk(bytes, block_bytes))
     }
 
     /// On this disk, as it is.

@@ -13,6 +13,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -45,13 +46,21 @@ pub fn binary() -> PathBuf {
     )
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago. Below the ports that the kernel gives to connections (32768 on Linux):
+/// one of those may be taken again before the caller listens on it.
 ///
 /// # Panics
-/// When the address cannot be bound.
+/// When there is no port that can be bound.
 #[must_use]
 pub fn free_port(ip: IpAddr) -> SocketAddr {
-    TcpListener::bind((ip, 0)).and_then(|socket| socket.local_addr()).expect("a free port")
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Tests of other processes begin elsewhere.
+    let first = std::process::id().wrapping_mul(61);
+    let mut ports = std::iter::repeat_with(|| {
+        let at = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        SocketAddr::new(ip, u16::try_from(20_000 + at).expect("below 32768"))
+    });
+    ports.by_ref().take(12_000).find(|port| TcpListener::bind(port).is_ok()).expect("a free port")
 }
 
 /// A configuration: `cores`, the listener, and disks (the TOML lines of each), as namespaces 1, 2, ...

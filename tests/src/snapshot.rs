@@ -22,6 +22,8 @@ pub struct SnapshotBuilder {
     pub subsystem: &'static str,
     /// Who may connect to it.
     pub hosts: AllowedHosts,
+    /// Of these, the hosts that may read caches by RDMA.
+    pub optimistic_hosts: AllowedHosts,
     /// Disks, by [`DiskId`].
     pub disks: Vec<Option<Arc<dyn DiskSource>>>,
     /// The disk of namespace 1, 2, ...
@@ -45,6 +47,7 @@ impl SnapshotBuilder {
             cores: 1,
             subsystem,
             hosts: AllowedHosts::Any,
+            optimistic_hosts: AllowedHosts::Any,
             disks: disks.iter().cloned().map(Some).collect(),
             namespaces: (0..disks.len()).map(Some).collect(),
             listeners: vec![true],
@@ -81,6 +84,7 @@ impl SnapshotBuilder {
             serial: "TEST".to_owned(),
             model: "Spindle".to_owned(),
             hosts: self.hosts.clone(),
+            optimistic_hosts: self.optimistic_hosts.clone(),
             cntlid_range: (1, 100),
             io_queues_max: 16,
             listeners: (0..self.listeners.len()).filter(|index| self.listeners[*index]).collect(),

@@ -139,7 +139,7 @@ fn assert_steady(round: &mut impl FnMut(u64)) {
 
 #[test]
 fn no_command_on_a_ram_disk_allocates() {
-    let spec = RamSpec { bytes: BYTES, block_bytes: BLOCK, pages: Pages::Base };
+    let spec = RamSpec { bytes: BYTES, block_bytes: BLOCK, pages: Pages::Base, has_seals: false };
     assert_no_allocation(&RamDisk::new("ram", spec).expect("a disk"));
 }
 

@@ -35,7 +35,7 @@ const TIME_MAX: Duration = Duration::from_secs(60);
 
 fn disks() -> (TempPath, Vec<Arc<dyn DiskSource>>) {
     let at = TempPath(std::env::temp_dir().join(format!("spindle-copies-{}", std::process::id())));
-    let ram = RamSpec { bytes: BYTES, block_bytes: 4096, pages: Pages::Base };
+    let ram = RamSpec { bytes: BYTES, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     let file = FileSpec { create_bytes: Some(BYTES), ..FileSpec::new(&at.0, 4096) };
     let disks: Vec<Arc<dyn DiskSource>> = vec![
         Arc::new(RamDisk::with_slack("ram", ram, 4 << 20).expect("a disk")),
@@ -125,7 +125,7 @@ fn data_in_a_capsule_is_copied_once_and_within_a_ram_disk_once_more() {
 
 #[test]
 fn a_write_of_part_of_a_page_copies_the_rest_of_it() {
-    let spec = RamSpec { bytes: BYTES, block_bytes: 512, pages: Pages::Base };
+    let spec = RamSpec { bytes: BYTES, block_bytes: 512, pages: Pages::Base, has_seals: false };
     let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"));
     let mut rig = Rig::new(Setup::small(vec![disk]));
     let host = rig.host();
@@ -173,7 +173,7 @@ fn over_rdma_only_capsules_and_small_writes_to_ram_are_copied() {
 
 #[test]
 fn over_rdma_a_capsule_is_copied_once_and_within_a_ram_disk_once_more() {
-    let spec = RamSpec { bytes: BYTES, block_bytes: 512, pages: Pages::Base };
+    let spec = RamSpec { bytes: BYTES, block_bytes: 512, pages: Pages::Base, has_seals: false };
     let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"));
     let mut direct = Direct::on(&disk, &zones(), setting(1));
     for blocks in 1..=8 {

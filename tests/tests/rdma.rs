@@ -18,7 +18,7 @@ use spindle_transport::host::HostData;
 use spindle_transport::{CloseReason, Connections, Transport};
 
 fn ram() -> Arc<dyn DiskSource> {
-    let spec = RamSpec { bytes: 4 << 20, block_bytes: 512, pages: Pages::Base };
+    let spec = RamSpec { bytes: 4 << 20, block_bytes: 512, pages: Pages::Base, has_seals: false };
     Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"))
 }
 

@@ -65,6 +65,42 @@ fn every_seed_of_the_remote_disk_keeps_every_promise() {
     }
 }
 
+/// What must have happened with optimistic reads.
+const LEAST_OPTIMISTIC: [(&str, u64); 6] = [
+    ("optimistic reads", 800),
+    ("rejected reads", 400),
+    ("attached", 500),
+    ("refused grants", 60),
+    ("caches gone", 100),
+    ("lost writes", 1000),
+];
+
+#[test]
+fn every_seed_with_optimistic_reads_of_the_remote_disk_keeps_every_promise() {
+    let count = sim::number("SPINDLE_SIM_SEEDS").unwrap_or(SEEDS / 2).max(1);
+    let total = optimistic_seeds(0..count);
+    if count >= SEEDS / 2 {
+        total.counts.assert_least(&LEAST_OPTIMISTIC);
+    }
+}
+
+fn optimistic_seeds(seeds: impl Iterator<Item = u64>) -> Report {
+    let mut total = Report::default();
+    for seed in seeds {
+        total.add(&remote::run_optimistic(seed, COMMANDS));
+    }
+    eprintln!("{total:#?}");
+    total
+}
+
+/// Replays a failure, as `one_seed_of_the_remote_disk`.
+#[test]
+fn one_seed_with_optimistic_reads_of_the_remote_disk() {
+    let seed = sim::number("SPINDLE_SIM_SEED").unwrap_or(0);
+    eprintln!("{:#?}", Plan::draw_optimistic(seed));
+    optimistic_seeds(seed..seed + sim::number("SPINDLE_SIM_SEEDS").unwrap_or(1));
+}
+
 /// `SPINDLE_SIM_SEED=n cargo nextest run one_seed_of_the_remote_disk` replays a failure; without it, seed 0.
 /// With `SPINDLE_SIM_SEEDS=m` so many from there on.
 #[test]

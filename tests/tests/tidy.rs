@@ -43,7 +43,7 @@ const UNSAFE: &[&str] = &[
     "reactor/src/alloc_count.rs",
     "reactor/src/mem/buf.rs",
     "reactor/src/mem/cache/mod.rs",
-    "reactor/src/mem/cache/seals.rs",
+    "reactor/src/mem/seals.rs",
     "reactor/src/mem/cpu_cache.rs",
     "reactor/src/mem/frames.rs",
     "reactor/src/mem/pool.rs",

@@ -343,7 +343,8 @@ fn kind_settings(kind: &DiskKind) -> Vec<KindSetting> {
     };
     let (of_identity, at_start) = (setting(DISK_IDENTITY), setting(AT_START));
     match kind {
-        DiskKind::Ram { pages, is_populated } => {
+        // `rdma.optimistic_port`, on which seals depend, is compared by itself.
+        DiskKind::Ram { pages, is_populated, has_seals: _ } => {
             vec![of_identity("pages", &pages_word(*pages)), at_start("populate", is_populated)]
         }
         DiskKind::Null => Vec::new(),
@@ -360,8 +361,9 @@ fn kind_settings(kind: &DiskKind) -> Vec<KindSetting> {
         DiskKind::Nvme { address, namespace } => {
             vec![of_identity("nvme", &address.to_string()), of_identity("namespace", namespace)]
         }
-        DiskKind::Remote { target, namespace, command_timeout, quiesce } => {
+        DiskKind::Remote { target, namespace, command_timeout, quiesce, optimistic } => {
             let Target { transport, address, nqn, host } = &**target;
+            let pages = optimistic.clone().unwrap_or_default().directory_pages;
             let host = format!("{} (HOSTID {:032x})", host.nqn, u128::from_be_bytes(host.id));
             vec![
                 of_identity("address", &address.to_string()),
@@ -371,6 +373,8 @@ fn kind_settings(kind: &DiskKind) -> Vec<KindSetting> {
                 of_identity("namespace", namespace),
                 at_start("command_timeout_ms", &command_timeout.as_millis()),
                 at_start("quiesce_ms", &quiesce.as_millis()),
+                at_start("optimistic", &optimistic.is_some()),
+                at_start("optimistic_pages", &pages),
             ]
         }
     }
@@ -378,13 +382,26 @@ fn kind_settings(kind: &DiskKind) -> Vec<KindSetting> {
 
 impl SubsystemPlan {
     fn changes(&self, before: &SubsystemPlan, changes: &mut Vec<Change>) {
-        let SubsystemPlan { nqn, serial, model, hosts, listeners, cntlid_range, namespaces } = self;
+        let SubsystemPlan {
+            nqn,
+            serial,
+            model,
+            hosts,
+            optimistic_hosts,
+            listeners,
+            cntlid_range,
+            namespaces,
+        } = self;
         let field = |name: &str| format!("subsystem {nqn}: {name}");
         compare_refused(changes, &field("serial"), &before.serial, serial, HOST_IDENTITY);
         compare_refused(changes, &field("model"), &before.model, model, HOST_IDENTITY);
-        if before.hosts != *hosts {
-            let (from, to) = (Hosts(&before.hosts), Hosts(hosts));
-            changes.push(Change::Other(format!("{} from {from} to {to}", field("hosts"))));
+        let of_hosts = [
+            ("hosts", &before.hosts, hosts),
+            ("optimistic_hosts", &before.optimistic_hosts, optimistic_hosts),
+        ];
+        for (name, from, to) in of_hosts.into_iter().filter(|(_, from, to)| from != to) {
+            let (from, to) = (Hosts(from), Hosts(to));
+            changes.push(Change::Other(format!("{} from {from} to {to}", field(name))));
         }
         compare_live(changes, &field("listeners"), &before.listeners, listeners);
         compare_live(changes, &field("cntlid_min"), &before.cntlid_range.0, &cntlid_range.0);

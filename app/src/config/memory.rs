@@ -101,11 +101,12 @@ pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
     for disk in &plan.disks {
         items.extend(ram_items(disk, is_rdma));
         items.extend(cache_items(disk, is_rdma));
-        if matches!(disk.kind, DiskKind::Remote { .. }) {
-            let reason = format!("disk {}: pieces of long commands and what it receives, a core", disk.name);
-            items.push(
-                MemoryItem::new(reason, RemoteDisk::core_bytes() as u64, AllocationPhase::Start).times(cores),
-            );
+        if let DiskKind::Remote { optimistic, .. } = &disk.kind {
+            let known = if optimistic.is_some() { ", which pages the far cache has" } else { "" };
+            let reason =
+                format!("disk {}: pieces of long commands and what it receives{known}, a core", disk.name);
+            let each = RemoteDisk::core_bytes(optimistic.as_ref(), plan.remote_depth()) as u64;
+            items.push(MemoryItem::new(reason, each, AllocationPhase::Start).times(cores));
         }
     }
     if is_rdma {
@@ -138,8 +139,8 @@ fn connection_bytes(entries: u16) -> u64 {
 /// Returns the memory of a RAM disk; empty for other kinds. Registration with an RDMA device makes all pages
 /// of the disk resident at the start, and so does `populate`.
 fn ram_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
-    let DiskKind::Ram { pages, is_populated } = disk.kind else { return Vec::new() };
-    let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages };
+    let DiskKind::Ram { pages, is_populated, has_seals } = disk.kind else { return Vec::new() };
+    let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages, has_seals };
     let slack = RamSpec::slack_bytes_default();
     let tables = spec.memory_bytes().saturating_sub(disk.bytes).saturating_sub(slack);
     let is_huge = pages == Pages::Huge;
@@ -188,12 +189,12 @@ pub struct LockedMemory<'a> {
     /// The kind of device, in words.
     pub device_kind: &'static str,
     pub bytes: u64,
-    /// The disk whose cache is the largest of those in `bytes`.
+    /// The disk whose cache, or memory with seals, is the largest of those in `bytes`.
     pub largest: &'a DiskPlan,
 }
 
-/// Returns the locked memory of NVMe drives or of RDMA devices, whichever is more; `None` if no cache is
-/// locked.
+/// Returns the locked memory of NVMe drives or of RDMA devices, whichever is more; `None` if no cache and no
+/// RAM disk with seals is locked.
 pub fn locked_memory(plan: &Plan) -> Option<LockedMemory<'_>> {
     let is_rdma = plan.listeners.iter().any(|listener| listener.transport == TransportKind::Rdma);
     let drives = locked_by_devices("drives", plan, |disk| matches!(disk.kind, DiskKind::Nvme { .. }));
@@ -204,25 +205,29 @@ pub fn locked_memory(plan: &Plan) -> Option<LockedMemory<'_>> {
 const RDMA_DEVICES: &str = "RDMA devices";
 
 /// Returns the memory that is locked for devices of `device_kind`: all pools, and RAM disks and caches of the
-/// disks for which `is_among` returns true. `None` if none of these disks has a cache.
+/// disks for which `is_among` returns true. `None` if none of these disks has a cache or seals.
 fn locked_by_devices<'a>(
     device_kind: &'static str,
     plan: &'a Plan,
     is_among: impl Fn(&DiskPlan) -> bool,
 ) -> Option<LockedMemory<'a>> {
     let cache = |disk: &DiskPlan| disk.cache.map_or(0, |cache| cache.bytes);
-    // Optimistic reads: the cache is registered a second time, with 8 bytes for each page.
-    let again = |disk: &DiskPlan| match disk.cache {
-        Some(cache) if cache.has_seals && device_kind == RDMA_DEVICES => cache.bytes + cache.bytes / 512,
-        Some(_) | None => 0,
+    // Optimistic reads: the memory is registered a second time, with 8 bytes for each page.
+    let sealed = |disk: &DiskPlan| match (&disk.kind, disk.cache) {
+        _ if device_kind != RDMA_DEVICES => 0,
+        (DiskKind::Ram { has_seals: true, .. }, _) => disk.bytes,
+        (_, Some(cache)) if cache.has_seals => cache.bytes,
+        _ => 0,
     };
+    let again = |disk: &DiskPlan| sealed(disk) + sealed(disk) / 512;
     let pools = plan.pool.bytes_per_core().saturating_mul(plan.reactor.cores.len() as u64);
     let disks = || plan.disks.iter().filter(|disk| is_among(disk));
     let bytes = disks().fold(pools, |sum, disk| {
         let is_ram = matches!(disk.kind, DiskKind::Ram { .. });
-        sum.saturating_add(if is_ram { disk.bytes } else { cache(disk).saturating_add(again(disk)) })
+        sum.saturating_add(if is_ram { disk.bytes } else { cache(disk) }).saturating_add(again(disk))
     });
-    let largest = disks().max_by_key(|disk| cache(disk)).filter(|disk| cache(disk) > 0)?;
+    let of_disk = |disk: &DiskPlan| cache(disk).max(sealed(disk));
+    let largest = disks().max_by_key(|disk| of_disk(disk)).filter(|disk| of_disk(disk) > 0)?;
     Some(LockedMemory { device_kind, bytes, largest })
 }
 

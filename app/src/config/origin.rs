@@ -130,22 +130,27 @@ impl fmt::Display for Origin {
 }
 
 impl Plan {
+    /// Returns the most commands in flight of a core to a far target.
+    pub(super) fn remote_depth(&self) -> u16 {
+        u16::try_from(self.limits.disk_commands).unwrap_or(u16::MAX).clamp(1, REMOTE_DEPTH_MAX)
+    }
+
     /// Returns the origin of an `nvme` or `remote` disk; `None` for other kinds.
     pub(super) fn origin(&self, disk: &DiskPlan) -> Option<Origin> {
         if let Some(address) = disk.address() {
             return Some(Origin::Drive(address));
         }
-        let DiskKind::Remote { target, namespace, command_timeout, quiesce } = &disk.kind else {
+        let DiskKind::Remote { target, namespace, command_timeout, quiesce, optimistic } = &disk.kind else {
             return None;
         };
-        let depth = u16::try_from(self.limits.disk_commands).unwrap_or(u16::MAX);
         let spec = RemoteSpec {
             target: (**target).clone(),
             nsid: *namespace,
             cores: u16::try_from(self.reactor.cores.len()).unwrap_or(u16::MAX),
-            depth: depth.clamp(1, REMOTE_DEPTH_MAX),
+            depth: self.remote_depth(),
             command_timeout: *command_timeout,
             quiesce: *quiesce,
+            optimistic: optimistic.clone(),
         };
         let (name, medium_id) = (disk.name.clone(), disk.medium_id.clone());
         Some(Origin::Remote(Box::new(RemotePlan { name, spec, medium_id })))

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
 use spindle_disk::{CacheSpec, DelaySpec};
-use spindle_initiator::Target;
+use spindle_initiator::{OptimisticOptions, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
@@ -144,6 +144,8 @@ pub enum DiskKind {
         pages: Pages,
         /// All memory is allocated in the background once the disk is created.
         is_populated: bool,
+        /// Initiators of Spindle read its pages by RDMA (`rdma.optimistic_port`).
+        has_seals: bool,
     },
     /// Reads return zeroes, writes are discarded.
     Null,
@@ -171,6 +173,8 @@ pub enum DiskKind {
         /// Time beyond two keep-alive timeouts in which the far target may execute commands of a lost
         /// association.
         quiesce: Duration,
+        /// Pages of the far target's cache are read by RDMA READ.
+        optimistic: Option<OptimisticOptions>,
     },
 }
 
@@ -228,6 +232,8 @@ pub struct SubsystemPlan {
     pub serial: String,
     pub model: String,
     pub hosts: AllowedHosts,
+    /// Hosts that may read caches by RDMA, if they may connect.
+    pub optimistic_hosts: AllowedHosts,
     /// Names of listeners.
     pub listeners: Vec<String>,
     /// Lowest and highest CNTLID, both included.

@@ -330,6 +330,16 @@ static DISK: &[Key] = &[
         "remote, for a far target that is not a Spindle: how long after two keep-alive time-outs (2 x 5 s) \
          it may still execute commands of a lost association. No newer write goes to their blocks before.",
     ),
+    key("optimistic", FLAG, "false").about(
+        "remote: read pages of the far target's [disk.cache] by RDMA READ, without its CPU, where it is a \
+         Spindle with rdma.optimistic_port; also with transport = \"tcp\" if RDMA reaches the same address. \
+         Each core makes a second connection for it. Where that fails, reads go on as they are, and it is \
+         tried again.",
+    ),
+    key("optimistic_pages", Kind::Integer { min: 1024, max: 268_435_456 }, "262144").about(
+        "remote, with optimistic: most pages of 4 KiB of the far cache that each core knows, 24 bytes each. \
+         The default is 1 GiB of the cache.",
+    ),
     derived("ng", Kind::Path, "ng: required; others have none").about(
         "The generic device of an NVMe namespace, like /dev/ng0n1. Commands go to the drive as they are \
          (io_uring passthrough); where the kernel made queues for it (nvme.poll_queues=N on its command \
@@ -468,8 +478,8 @@ static RDMA: &[Key] = &[
     ),
     key("optimistic_port", Kind::Integer { min: 0, max: 65_535 }, "0").about(
         "Port on the addresses of the RDMA listeners where initiators of Spindle read pages of [disk.cache] \
-         by RDMA, without this process (docs/extensions.md); 0: none. Each page of a cache takes 8 bytes \
-         more.",
+         and of RAM disks by RDMA, without this process (docs/extensions.md); 0: none. Each page of a cache \
+         or RAM disk takes 8 bytes more.",
     ),
 ];
 
@@ -487,6 +497,10 @@ static SUBSYSTEM: &[Key] = &[
     ),
     derived("hosts", Kind::List(&Kind::Nqn), "none; then allow_any_host = true is needed").about(
         "NQNs of the hosts that may connect (/etc/nvme/hostnqn). It keeps hosts apart; it proves nothing.",
+    ),
+    derived("optimistic_hosts", Kind::List(&Kind::Nqn), "each that may connect").about(
+        "NQNs of the hosts that may read its caches by RDMA (rdma.optimistic_port); the others read as \
+         without it. [] is none. A host that is taken off loses its optimistic connections at once.",
     ),
     derived("listeners", Kind::List(&NAME), "all").about("Names of the listeners at which it is offered."),
     key("cntlid_min", Kind::Integer { min: 1, max: CNTLID_MAX }, "1").about(

@@ -220,6 +220,7 @@ impl Plan {
             serial: plan.serial.clone(),
             model: plan.model.clone(),
             hosts: plan.hosts.clone(),
+            optimistic_hosts: plan.optimistic_hosts.clone(),
             cntlid_range: plan.cntlid_range,
             io_queues_max: self.limits.io_queues_max,
             listeners: offered.map(|(index, _)| index).collect(),
@@ -383,8 +384,8 @@ fn open_disk(
 ) -> Result<Option<Source>, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
     let disk: Source = match &plan.kind {
-        DiskKind::Ram { pages, is_populated } => {
-            let spec = RamSpec { bytes, block_bytes, pages: *pages };
+        DiskKind::Ram { pages, is_populated, has_seals } => {
+            let spec = RamSpec { bytes, block_bytes, pages: *pages, has_seals: *has_seals };
             let disk = Arc::new(RamDisk::with_slack(name, spec, RamSpec::slack_bytes_default())?);
             if *is_populated {
                 populate(name, &disk);

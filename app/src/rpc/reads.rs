@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use nvme_spec::nqn::Nqn;
 use serde_json::{Value, json};
-use spindle_disk::{CacheCounts, CacheUse, DiskSource};
+use spindle_disk::{CacheCounts, CacheUse, DiskSource, OptimisticReads};
 use spindle_target::counters::IoTotals;
 use spindle_target::shared::ControllerShared;
 use spindle_target::snapshot::{AllowedHosts, Listener, Snapshot, Subsystem};
@@ -384,6 +384,10 @@ pub fn iostat(look: &Look<'_>, args: &Args) -> MethodResult {
         let mut bdev = io_counters(("name", json!(disk.name())), totals);
         if let Some((nqn, namespace)) = found {
             bdev["namespace"] = json!({ "nqn": nqn.to_string(), "nsid": namespace.nsid });
+        }
+        if let Some(OptimisticReads { accepted, rejected, attached }) = disk.optimistic_reads() {
+            bdev["optimistic"] =
+                json!({ "accepted": accepted, "rejected": rejected, "attached_queues": attached });
         }
         if let Some(used) = disk.cache() {
             bdev["cache"] = cache(&used);

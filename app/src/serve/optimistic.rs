@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nvme_spec::optimistic::Attachment;
 use spindle_optimistic::{Grants, Hooks, Service, TOKEN_TTL};
 use spindle_rdma::shell::KnownDevices;
-use spindle_reactor::mem::CacheFrames;
+use spindle_reactor::mem::SealedFrames;
 use spindle_target::shared::{ControllerShared, OptimisticService};
 use spindle_transport::TransportKind;
 
@@ -20,11 +21,27 @@ pub struct Owner {
     /// [`ControllerShared::resets`] at the Attach.
     resets: u32,
     nsid: u32,
+    /// The connection is counted at its controller.
+    is_connected: bool,
 }
 
 impl spindle_optimistic::Owner for Owner {
     fn controller(&self) -> usize {
         Arc::as_ptr(&self.controller).addr()
+    }
+
+    fn on_connected(&mut self) {
+        if !std::mem::replace(&mut self.is_connected, true) {
+            self.controller.optimistic_connections().fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.is_connected {
+            self.controller.optimistic_connections().fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -39,9 +56,10 @@ impl OptimisticService for Issuer {
         &self,
         controller: &Arc<ControllerShared>,
         nsid: u32,
-        frames: Arc<CacheFrames>,
+        frames: Arc<dyn SealedFrames>,
     ) -> Option<Attachment> {
-        let owner = Owner { controller: Arc::clone(controller), resets: controller.resets(), nsid };
+        let (controller, resets) = (Arc::clone(controller), controller.resets());
+        let owner = Owner { controller, resets, nsid, is_connected: false };
         let token = self.grants.issue(owner, frames)?;
         let ttl_ms = u32::try_from(TOKEN_TTL.as_millis()).unwrap_or(u32::MAX);
         Some(Attachment::new(self.port, ttl_ms, token))
@@ -86,8 +104,8 @@ fn addresses(plan: &Plan) -> Vec<SocketAddr> {
 }
 
 /// Returns true while the controller is enabled, its host is allowed, and its namespace has this cache.
-fn is_valid(view: &View, owner: &Owner, frames: &Arc<CacheFrames>) -> bool {
-    let Owner { controller, resets, nsid } = owner;
+fn is_valid(view: &View, owner: &Owner, frames: &Arc<dyn SealedFrames>) -> bool {
+    let Owner { controller, resets, nsid, .. } = owner;
     let look = view.look();
     let Some(snapshot) = &look.snapshot else { return false };
     let Some(subsystem) = snapshot.subsystem(&controller.subsystem_nqn) else { return false };
@@ -96,5 +114,5 @@ fn is_valid(view: &View, owner: &Owner, frames: &Arc<CacheFrames>) -> bool {
         .and_then(|namespace| namespace.source.sealed_frames())
         .is_some_and(|now| Arc::ptr_eq(&now, frames));
     let is_same = controller.is_ready() && controller.resets() == *resets;
-    has_cache && is_same && subsystem.hosts.allows(&controller.host_nqn)
+    has_cache && is_same && subsystem.allows_optimistic(&controller.host_nqn)
 }

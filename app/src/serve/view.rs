@@ -125,6 +125,7 @@ impl View {
                 "core": it.admin_core,
                 "is_ready": it.is_ready(),
                 "io_queues": it.connected_queues(),
+                "optimistic_connections": it.optimistic_connections().load(Ordering::Relaxed),
             })
         };
         controllers.iter().map(tell).collect()

@@ -30,7 +30,7 @@ use super::exchange::connect_pair;
 use super::{LimitError, WARM_UP, choose_cores, pin};
 use crate::args::{CorePair, DeliveryArgs};
 use crate::report::json::rounded;
-use crate::report::{Latencies, per_second};
+use crate::report::{Latencies, median, per_second};
 use ring::Ring;
 use spindle_console::size::Bytes;
 
@@ -136,12 +136,6 @@ fn show(args: &DeliveryArgs, cores: CorePair, rounds: &[[RoundResult; DELIVERIES
     for (name, iops, ratio, p50_us) in rows {
         say!("{name:<9}{iops:>12.0}{ratio:>7.2}{p50_us:>10.1}");
     }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
 }
 
 /// Serves one connection with `delivery`. Passes the other end to `requester`, which closes it on return.

@@ -91,6 +91,17 @@ impl Latencies {
     }
 }
 
+/// Returns the median; of an even number, the mean of the two in the middle; 0 if there is none.
+#[must_use]
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    if values.is_empty() {
+        return 0.0;
+    }
+    (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
+}
+
 fn microseconds(nanoseconds: u64) -> f64 {
     Duration::from_nanos(nanoseconds).as_secs_f64() * 1e6
 }

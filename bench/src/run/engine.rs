@@ -49,6 +49,8 @@ pub(super) struct Engine<'a> {
     target: Target,
     connected_in: Duration,
     done: &'a AtomicU64,
+    /// Each turn reads the clock, for [`Job::on_turn`].
+    pub(super) has_turn_times: bool,
 }
 
 /// Maps the units of a job to logical blocks of a namespace.
@@ -85,6 +87,7 @@ impl<'a> Engine<'a> {
             target: connected.target,
             connected_in: connected.connected_in,
             done,
+            has_turn_times: false,
         })
     }
 
@@ -98,8 +101,15 @@ impl<'a> Engine<'a> {
         job.tick(now);
         self.start(job, now)?;
         loop {
+            let began = now;
             let has_completions = self.turn(job, &mut now)?;
             turns += 1;
+            if self.has_turn_times {
+                now = Clock::now();
+                if has_completions {
+                    job.on_turn(now - began);
+                }
+            }
             if !has_completions && turns >= IDLE_TURNS_PER_CLOCK_READ {
                 turns = 0;
                 now = Clock::now();

@@ -34,6 +34,8 @@ pub(super) trait Job {
     /// Updates the time. Called before the completions of each queue, and every few turns without
     /// completions.
     fn tick(&mut self, now: Nanos);
+    /// A turn with completions took `time`.
+    fn on_turn(&mut self, _time: Nanos) {}
     /// Returns true when `next` returns no further command.
     fn is_over(&self) -> bool;
     /// Returns the number of completed commands, for the progress; [`Check`] counts the units that it has
@@ -215,6 +217,7 @@ pub(super) struct Load<'a> {
     /// sent in one call mostly complete in one receive, with equal latencies.
     equal_latencies: (u64, u64),
     cpu: Duration,
+    busy: Option<Nanos>,
 }
 
 impl<'a> Load<'a> {
@@ -238,13 +241,15 @@ impl<'a> Load<'a> {
             latency: Latencies::new(),
             equal_latencies: (0, 0),
             cpu: Duration::ZERO,
+            busy: None,
         }
     }
 
     pub(super) fn measured(self) -> Measured {
         let elapsed = (self.measured_to - self.measured_from.unwrap_or(self.measured_to)).as_duration();
         let cpu_share = (!elapsed.is_zero()).then(|| self.cpu.as_secs_f64() / elapsed.as_secs_f64());
-        Measured { elapsed, operations: self.operations, latency: self.latency, cpu_share }
+        let (operations, busy) = (self.operations, self.busy.map(Nanos::as_duration));
+        Measured { elapsed, operations, latency: self.latency, cpu_share, busy }
     }
 
     #[inline]
@@ -354,6 +359,12 @@ impl Job for Load<'_> {
             None if now >= began + self.warm_up => self.begin_measuring(now),
             Some(from) if !self.is_over && now >= from + self.measured => self.end_measuring(now),
             None | Some(_) => {}
+        }
+    }
+
+    fn on_turn(&mut self, time: Nanos) {
+        if self.measured_from.is_some() && !self.is_over {
+            self.busy = Some(self.busy.unwrap_or(Nanos::ZERO) + time);
         }
     }
 

@@ -16,10 +16,11 @@ use spindle_disk::{
     Token,
 };
 use spindle_initiator::nvme_spec::status::Status;
-use spindle_initiator::{Failure, Options, Refusal, Refused};
+use spindle_initiator::{Failure, OptimisticOptions, Options, Refusal, Refused};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
+use crate::attach::Attach;
 use crate::far::{Far, FarCompletion, FarQueue};
 use crate::ledger::NEWEST;
 use crate::request::{Piece, PieceError, PieceParams, Request};
@@ -37,11 +38,12 @@ const SCAN_PERIOD: Nanos = Nanos::from_ms(100);
 
 impl RemoteDisk {
     /// Returns the bytes of memory of each core's handle: bounce buffers, small buffers and the receive
-    /// batch.
+    /// batch; for optimistic reads the directory, and the seals of `depth` commands.
     #[must_use]
-    pub fn core_bytes() -> usize {
+    pub fn core_bytes(optimistic: Option<&OptimisticOptions>, depth: u16) -> usize {
         let zone = |zone: ZoneSpec| zone.buffer_bytes as usize * zone.count as usize;
-        zone(BOUNCE) + zone(SMALL) + Options::default().batch_bytes
+        let attached = optimistic.map_or(0, |options| options.queue_bytes(depth));
+        zone(BOUNCE) + zone(SMALL) + Options::default().batch_bytes + attached
     }
 }
 
@@ -58,6 +60,8 @@ pub(crate) struct RemoteCore<F: Far> {
     depth: u16,
     pool: Pool,
     link: Link<F>,
+    /// `None`: optimistic reads are not configured.
+    attach: Option<Box<Attach<F>>>,
     limits: PieceParams,
     /// Copy of the shared state at `version`.
     view: View,
@@ -107,8 +111,19 @@ impl<F: Far> RemoteCore<F> {
         };
         let depth = shared.spec.depth;
         let qid = u16::try_from(context.core + 1).unwrap_or(u16::MAX);
+        // Differs between hosts and cores, so that they do not attach in step.
+        let seed = shared
+            .spec
+            .target
+            .host
+            .id
+            .iter()
+            .fold(u64::from(qid), |seed, byte| seed.wrapping_mul(31).wrapping_add((*byte).into()));
+        let optimistic = shared.spec.optimistic.as_ref();
+        let attach = optimistic.map(|_| Box::new(Attach::new(shared.add_counts(), seed)));
         Ok(RemoteCore {
             handle: shared.open(),
+            attach,
             qid,
             depth,
             pool,
@@ -152,6 +167,11 @@ impl<F: Far> RemoteCore<F> {
             Link::Up(queue, number) => {
                 if std::mem::take(&mut self.is_stuck) || *number != self.view.number {
                     queue.abandon();
+                } else if self.view.may_attach
+                    && let Some(attach) = &mut self.attach
+                    && now >= attach.next()
+                {
+                    attach.step(queue, (&self.shared, self.handle), *number, now);
                 }
                 false
             }
@@ -220,6 +240,7 @@ impl<F: Far> RemoteCore<F> {
                 self.blocked.push(request);
                 continue;
             }
+            let offset = request.next_offset(self.limits);
             let Piece { sqe, data } = match request.next(self.limits, &self.pool) {
                 Ok(piece) => piece,
                 Err(PieceError::Buffer) => {
@@ -234,7 +255,7 @@ impl<F: Far> RemoteCore<F> {
                 }
             };
             has_worked = true;
-            match queue.submit(sqe, data) {
+            match queue.submit(sqe, offset, data) {
                 Ok(index) => {
                     request.is_outstanding = true;
                     self.sent[index] = Some(request);
@@ -293,6 +314,9 @@ impl<F: Far> RemoteCore<F> {
             has_come = true;
             self.on_completion(completion);
         }
+        if has_come && let (Link::Up(queue, _), Some(attach)) = (&self.link, &self.attach) {
+            attach.count(queue);
+        }
         if let Link::Up(queue, number) = &self.link
             && let Some(loss) = queue.loss()
         {
@@ -300,6 +324,9 @@ impl<F: Far> RemoteCore<F> {
             let disk = &self.shared.name;
             tracing::debug!(disk, qid = self.qid, "the I/O queue is lost: {loss}");
             self.link = Link::Away;
+            if let Some(attach) = &mut self.attach {
+                attach.on_queue_lost(now);
+            }
             self.on_queue_lost(number, now);
             has_come = true;
         }

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
-use spindle_initiator::{Association, Error, Failure, HostData, IoQueue, Loss, Opening, Refused};
+use spindle_initiator::{
+    Association, Error, Failure, HostData, IoQueue, Loss, Opening, OptimisticCounts, OptimisticGrant,
+    OptimisticOpening, Refused,
+};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 
@@ -14,6 +17,10 @@ pub trait Far: Send + Sync + Sized + 'static {
     type Opening;
     /// A connected I/O queue.
     type Queue: FarQueue;
+    /// What one optimistic connection of a queue needs; from the manager.
+    type Grant: Send;
+    /// State of an optimistic connection while it is being made.
+    type Attaching;
 
     /// Returns the most outstanding commands of one I/O queue.
     fn depth_max(&self) -> u16;
@@ -25,6 +32,19 @@ pub trait Far: Send + Sync + Sized + 'static {
 
     /// Advances the connection attempt without blocking: see [`Opening::step`].
     fn step(opening: &mut Self::Opening, now: Nanos) -> Result<Option<Self::Queue>, Error>;
+
+    /// Returns true if the far target has optimistic reads.
+    fn has_optimistic_reads(&self) -> bool;
+
+    /// Begins to attach a queue of this core: see [`OptimisticOpening`].
+    fn begin_attach(grant: Self::Grant, queue: &Self::Queue, now: Nanos) -> Result<Self::Attaching, Error>;
+
+    /// Advances the attempt without blocking. Returns true once the queue is attached.
+    fn step_attach(
+        attaching: &mut Self::Attaching,
+        queue: &mut Self::Queue,
+        now: Nanos,
+    ) -> Result<bool, Error>;
 }
 
 /// Completion of a command.
@@ -46,9 +66,9 @@ pub trait FarQueue {
     fn room(&self) -> usize;
     /// Returns true while commands can be submitted.
     fn is_up(&self) -> bool;
-    /// Queues a command. Returns its index: below the queue's depth, and unique until the command's
-    /// completion is taken. An error returns the buffer.
-    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<usize, Refused>;
+    /// Queues a command, whose first byte in the namespace is at `offset`. Returns its index: below the
+    /// queue's depth, and unique until the command's completion is taken. An error returns the buffer.
+    fn submit(&mut self, sqe: Sqe, offset: u64, data: HostData) -> Result<usize, Refused>;
     /// Sends the queued commands.
     fn send(&mut self);
     /// Sends, receives once and collects completions. Returns true when data arrived or the connection ended;
@@ -60,11 +80,17 @@ pub trait FarQueue {
     fn loss(&self) -> Option<Loss>;
     /// Aborts the connection; outstanding commands complete with [`Failure::Lost`].
     fn abandon(&mut self);
+    /// Returns true while the queue is attached and its optimistic connection has not ended.
+    fn has_optimistic_connection(&self) -> bool;
+    /// Returns the counts of optimistic reads of this queue; `None`: the queue was never attached.
+    fn optimistic_counts(&self) -> Option<OptimisticCounts>;
 }
 
 impl Far for Association {
     type Opening = Opening;
     type Queue = IoQueue;
+    type Grant = OptimisticGrant;
+    type Attaching = OptimisticOpening;
 
     fn depth_max(&self) -> u16 {
         Association::depth_max(self)
@@ -76,6 +102,22 @@ impl Far for Association {
 
     fn step(opening: &mut Opening, now: Nanos) -> Result<Option<IoQueue>, Error> {
         opening.step(now)
+    }
+
+    fn has_optimistic_reads(&self) -> bool {
+        Association::has_optimistic_reads(self)
+    }
+
+    fn begin_attach(grant: OptimisticGrant, queue: &IoQueue, now: Nanos) -> Result<OptimisticOpening, Error> {
+        OptimisticOpening::begin(grant, queue, now)
+    }
+
+    fn step_attach(
+        attaching: &mut OptimisticOpening,
+        queue: &mut IoQueue,
+        now: Nanos,
+    ) -> Result<bool, Error> {
+        attaching.step(queue, now)
     }
 }
 
@@ -95,8 +137,8 @@ impl FarQueue for IoQueue {
     }
 
     #[inline]
-    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<usize, Refused> {
-        IoQueue::submit(self, sqe, data).map(|ticket| ticket.index())
+    fn submit(&mut self, sqe: Sqe, offset: u64, data: HostData) -> Result<usize, Refused> {
+        IoQueue::submit_at(self, sqe, offset, data).map(|ticket| ticket.index())
     }
 
     #[inline]
@@ -123,5 +165,15 @@ impl FarQueue for IoQueue {
 
     fn abandon(&mut self) {
         IoQueue::abandon(self);
+    }
+
+    #[inline]
+    fn has_optimistic_connection(&self) -> bool {
+        IoQueue::has_optimistic_connection(self)
+    }
+
+    #[inline]
+    fn optimistic_counts(&self) -> Option<OptimisticCounts> {
+        IoQueue::optimistic_counts(self)
     }
 }

@@ -25,6 +25,11 @@
 //! The identity of the namespace is checked when an association begins, and after each Namespace Attribute
 //! Changed event before the next command. A namespace that is another disk is not used.
 //!
+//! **Optimistic reads**, where configured: each core attaches its queue to the far target's cache
+//! (`attach.rs`). Such a read is submitted, held and counted as every other command of the queue; what it
+//! returns is the newest content of the page, also beside lost writes. One that is rejected is sent by the
+//! queue as an ordinary read, like a command that was in flight already.
+//!
 //! Not supported: multipath, authentication, and compare-and-write, which is not offered to hosts of this
 //! disk.
 //!
@@ -34,6 +39,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attach;
 mod claim;
 mod core;
 mod far;
@@ -51,8 +57,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nvme_spec::identify::Oncs;
-use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError};
-use spindle_initiator::{Association, Clock, Identity, Target};
+use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, OptimisticReads, ResizeError};
+use spindle_initiator::{Association, Clock, Identity, OptimisticOptions, Target};
 
 use crate::claim::Claim;
 use crate::core::RemoteCore;
@@ -77,6 +83,9 @@ pub struct RemoteSpec {
     /// Part of the fence timeout. A lost association is over at the latest after twice the keep-alive timeout
     /// plus this time; for a Spindle target 40 s later.
     pub quiesce: Duration,
+    /// Pages of the far target's cache are read by RDMA READ where the far target has that; `None`: they are
+    /// not.
+    pub optimistic: Option<OptimisticOptions>,
 }
 
 /// Properties of the far namespace and its controller at the first connect.
@@ -195,6 +204,10 @@ impl<F: Far> DiskSource for RemoteDisk<F> {
     /// Returns false: Deallocate is sent as Dataset Management, which is a hint.
     fn deallocated_is_zero(&self) -> bool {
         false
+    }
+
+    fn optimistic_reads(&self) -> Option<OptimisticReads> {
+        self.shared.optimistic_reads()
     }
 
     fn medium_ids(&self) -> Vec<String> {

@@ -105,7 +105,15 @@ fn connect_first(
     let control = Control(Arc::new(shared));
     control.set_fence_timeout(fence_timeout(spec, &controller));
     control.up(1, controller.association(), shape);
-    let manager = Manager { control, namespace, token, log_filter: LogFilter::default(), waker };
+    let mut manager = Manager {
+        control,
+        namespace,
+        token,
+        log_filter: LogFilter::default(),
+        is_unsupported_logged: false,
+        waker,
+    };
+    manager.check_optimistic(&controller);
     Ok((manager, claim, facts, controller))
 }
 
@@ -256,7 +264,10 @@ struct Manager {
     /// Identifies this disk's associations in End Former Associations.
     token: u64,
     log_filter: LogFilter,
-    /// Woken by a core that has lost its queue or failed to connect it, and when the disk is dropped.
+    /// The missing support of optimistic reads was logged.
+    is_unsupported_logged: bool,
+    /// Woken by a core that has lost its queue, failed to connect it or wants to attach it, and when the disk
+    /// is dropped.
     waker: Waker,
 }
 
@@ -301,6 +312,8 @@ impl Manager {
     /// Supervises an association until it ends. Returns the reason of its end; `None`: the disk was dropped.
     fn supervise(&mut self, controller: &mut Controller, number: u64) -> Option<String> {
         let lasted = Clock::now() + STABLE_TIME;
+        // Handle of the core whose Attach is outstanding.
+        let mut attaching = None;
         loop {
             if Clock::now() >= lasted && self.log_filter.on_lasted() {
                 tracing::info!(disk = self.control.0.name, "{} stays", self.namespace_label());
@@ -318,11 +331,41 @@ impl Manager {
                 Some(ControllerEvent::Former(former)) => self.on_former(former, number),
                 // An event ends the wait at once. Until the event is handled, cores may write to another
                 // disk.
+                None if self.attach_cores(controller, number, &mut attaching) => {}
                 None => controller.wait(POLL_PERIOD, &self.waker),
             }
             if self.control.lost() >= number {
                 return Some("an I/O queue was lost".to_owned());
             }
+        }
+    }
+
+    /// Gets grants of optimistic connections for the cores that want one, with one Attach at a time, and does
+    /// not wait for it. Returns true if a core was answered.
+    fn attach_cores(&self, controller: &mut Controller, number: u64, attaching: &mut Option<usize>) -> bool {
+        let Some(options) = &self.spec().optimistic else { return false };
+        let answer = controller.take_grant();
+        let is_answered = answer.is_some();
+        if let (Some(answer), Some(handle)) = (answer, attaching.take_if(|_| is_answered)) {
+            self.control.grant(handle, number, answer);
+        }
+        if !controller.is_attaching()
+            && let Some(handle) = self.control.next_grant(number)
+        {
+            match controller.begin_attach(self.spec().nsid, options) {
+                Ok(()) => *attaching = Some(handle),
+                Err(error) => self.control.grant(handle, number, Err(error)),
+            }
+        }
+        is_answered
+    }
+
+    /// Logs once that the far target has no optimistic reads although they are configured.
+    fn check_optimistic(&mut self, controller: &Controller) {
+        let is_missing = self.spec().optimistic.is_some() && !controller.has_optimistic_reads();
+        if is_missing && !std::mem::replace(&mut self.is_unsupported_logged, true) {
+            let what = "the far target has no optimistic reads (rdma.optimistic_port of a Spindle)";
+            tracing::warn!(disk = self.control.0.name, "{}: {what}", self.namespace_label());
         }
     }
 
@@ -414,6 +457,7 @@ impl Manager {
             match found {
                 Ok((controller, shape)) => {
                     self.control.set_fence_timeout(fence_timeout(self.spec(), &controller));
+                    self.check_optimistic(&controller);
                     self.control.up(number, controller.association(), shape);
                     if !self.log_filter.is_quiet {
                         tracing::info!(disk = self.control.0.name, "found {} again", self.namespace_label());

@@ -184,6 +184,11 @@ impl Request {
         Ok(piece)
     }
 
+    /// Returns the offset of the next piece in the namespace, in bytes.
+    pub(crate) fn next_offset(&self, limits: PieceParams) -> u64 {
+        (self.range.lba + u64::from(self.done)).saturating_mul(limits.block_bytes.into())
+    }
+
     fn offset(&self, limits: PieceParams) -> usize {
         self.done as usize * limits.block_bytes as usize
     }

@@ -9,11 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme_spec::identify::Oncs;
-use spindle_disk::{BlockRange, Geometry};
+use spindle_disk::{BlockRange, Geometry, OptimisticReads};
+use spindle_initiator::Error;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::Waker;
 
 use crate::RemoteSpec;
+use crate::attach::CoreCounts;
+use crate::far::Far;
 use crate::ledger::{EntryId, Ledger};
 use crate::request::Request;
 
@@ -38,30 +41,50 @@ pub(crate) struct View {
     /// The ledger has entries.
     pub(crate) has_entries: bool,
     pub(crate) shape: Shape,
+    /// Cores attach their queues: the far target has optimistic reads, and they are configured.
+    pub(crate) may_attach: bool,
 }
 
-struct State<F> {
+/// A core's request for a grant of an optimistic connection.
+enum GrantRequest<G> {
+    None,
+    /// For a queue of this association.
+    Wanted(u64),
+    Answered(u64, Result<G, Error>),
+}
+
+struct State<F: Far> {
     number: u64,
     association: Option<Arc<F>>,
     /// The identity of the namespace was verified on this association.
     is_checked: bool,
     shape: Shape,
     ledger: Ledger,
+    /// By handle.
+    grants: Vec<GrantRequest<F::Grant>>,
 }
 
-impl<F> State<F> {
-    fn view(&self) -> View {
+impl<F: Far> State<F> {
+    fn view(&self, is_optimistic: bool) -> View {
+        let association = self.association.as_ref().filter(|_| is_optimistic);
         View {
+            may_attach: association.is_some_and(|it| it.has_optimistic_reads()),
             number: self.number,
             may_send: self.is_checked && self.ledger.have_all_left(self.number),
             has_entries: !self.ledger.is_empty(),
             shape: self.shape,
         }
     }
+
+    fn set_grant(&mut self, handle: usize, request: GrantRequest<F::Grant>) {
+        if let Some(own) = self.grants.get_mut(handle) {
+            *own = request;
+        }
+    }
 }
 
 /// Shared state of a remote disk.
-pub(crate) struct Shared<F> {
+pub(crate) struct Shared<F: Far> {
     pub(crate) name: String,
     pub(crate) spec: RemoteSpec,
     /// [`RemoteSpec::command_timeout`] in the unit of the clock.
@@ -78,9 +101,15 @@ pub(crate) struct Shared<F> {
     /// Called before the first command over a new association, and before the first command after each
     /// further check of the namespace.
     foreign_change_callbacks: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
+    /// Counts of optimistic reads, by handle; empty where they are not configured.
+    counts: Mutex<Vec<Arc<CoreCounts>>>,
+    /// An attempt to attach has failed, was logged, and the core of that attempt is not attached since.
+    is_attach_failure_logged: AtomicBool,
+    /// The first attached queue was logged.
+    is_attached_logged: AtomicBool,
 }
 
-impl<F> Shared<F> {
+impl<F: Far> Shared<F> {
     pub(crate) fn new(
         name: &str,
         spec: &RemoteSpec,
@@ -88,8 +117,14 @@ impl<F> Shared<F> {
         shape: Shape,
         waker: Option<Waker>,
     ) -> Shared<F> {
-        let state =
-            State { number: 0, association: None, is_checked: false, shape, ledger: Ledger::default() };
+        let state = State {
+            number: 0,
+            association: None,
+            is_checked: false,
+            shape,
+            ledger: Ledger::default(),
+            grants: Vec::new(),
+        };
         Shared {
             name: name.to_owned(),
             spec: spec.clone(),
@@ -101,6 +136,9 @@ impl<F> Shared<F> {
             is_stopped: AtomicBool::new(false),
             waker,
             foreign_change_callbacks: Mutex::new(Vec::new()),
+            counts: Mutex::new(Vec::new()),
+            is_attach_failure_logged: AtomicBool::new(false),
+            is_attached_logged: AtomicBool::new(false),
         }
     }
 
@@ -135,7 +173,7 @@ impl<F> Shared<F> {
     }
 
     pub(crate) fn view(&self) -> View {
-        self.lock().view()
+        self.lock().view(self.spec.optimistic.is_some())
     }
 
     /// Returns the current association and its number. `None`: no association is up, or a core has lost its
@@ -147,7 +185,10 @@ impl<F> Shared<F> {
     }
 
     pub(crate) fn open(&self) -> usize {
-        self.change(|state| state.ledger.open())
+        self.change(|state| {
+            state.grants.push(GrantRequest::None);
+            state.ledger.open()
+        })
     }
 
     /// Closes the ledger handle of a dropped core. Records `sent`, the writes outstanding over association
@@ -167,6 +208,7 @@ impl<F> Shared<F> {
             }
             live.for_each(|entry| state.ledger.resolve(entry));
             state.ledger.close(handle);
+            state.set_grant(handle, GrantRequest::None);
         });
     }
 
@@ -234,6 +276,67 @@ impl<F> Shared<F> {
         }
     }
 
+    /// Asks the manager for a grant for a core's queue of association `number`.
+    pub(crate) fn want_grant(&self, handle: usize, number: u64) {
+        self.lock().set_grant(handle, GrantRequest::Wanted(number));
+        self.wake_manager();
+    }
+
+    /// Returns the manager's answer to [`Shared::want_grant`]; `None`: no answer yet.
+    pub(crate) fn take_grant(&self, handle: usize, number: u64) -> Option<Result<F::Grant, Error>> {
+        let mut state = self.lock();
+        let request = state.grants.get_mut(handle)?;
+        if !matches!(request, GrantRequest::Answered(of, _) if *of == number) {
+            return None;
+        }
+        match std::mem::replace(request, GrantRequest::None) {
+            GrantRequest::Answered(_, answer) => Some(answer),
+            GrantRequest::None | GrantRequest::Wanted(_) => None,
+        }
+    }
+
+    /// Adds the counts of a core.
+    pub(crate) fn add_counts(&self) -> Arc<CoreCounts> {
+        let counts = Arc::new(CoreCounts::default());
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counts));
+        counts
+    }
+
+    /// Returns the totals of all cores; `None`: optimistic reads are not configured.
+    pub(crate) fn optimistic_reads(&self) -> Option<OptimisticReads> {
+        self.spec.optimistic.as_ref()?;
+        let mut reads = OptimisticReads::default();
+        for counts in self.counts.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            reads.accepted += counts.accepted();
+            reads.rejected += counts.rejected();
+            reads.attached += u64::from(counts.is_attached());
+        }
+        Some(reads)
+    }
+
+    /// Logs a failed attempt to attach a queue, unless one is logged already. Returns true if it was logged.
+    pub(crate) fn on_attach_failed(&self, error: &Error) -> bool {
+        let is_first = !self.is_attach_failure_logged.swap(true, Ordering::Relaxed);
+        if is_first {
+            tracing::warn!(
+                disk = self.name,
+                "no optimistic reads, ordinary reads go on; tried again at least each minute: {error}"
+            );
+        }
+        is_first
+    }
+
+    /// Logs the first queue that is attached. `was_logged`: the failure of this core was logged, and the next
+    /// one will be.
+    pub(crate) fn on_attached(&self, was_logged: bool) {
+        if was_logged {
+            self.is_attach_failure_logged.store(false, Ordering::Relaxed);
+        }
+        if !self.is_attached_logged.swap(true, Ordering::Relaxed) || was_logged {
+            tracing::info!(disk = self.name, "reads pages of the far target's cache by RDMA READ");
+        }
+    }
+
     pub(crate) fn wake_manager(&self) {
         if let Some(waker) = &self.waker {
             waker.wake();
@@ -242,9 +345,9 @@ impl<F> Shared<F> {
 }
 
 /// The manager's handle, by which it reports associations to the cores.
-pub struct Control<F>(pub(crate) Arc<Shared<F>>);
+pub struct Control<F: Far>(pub(crate) Arc<Shared<F>>);
 
-impl<F> Control<F> {
+impl<F: Far> Control<F> {
     /// Reports that association `number` (from 1, ascending) is up and its namespace was verified; `shape` is
     /// its current shape.
     pub fn up(&self, number: u64, association: Arc<F>, shape: Shape) {
@@ -279,6 +382,25 @@ impl<F> Control<F> {
     /// Sets the time after which a lost association is over without a confirmation.
     pub fn set_fence_timeout(&self, fence_timeout: Nanos) {
         self.0.change(|state| state.ledger.fence_timeout = fence_timeout);
+    }
+
+    /// Returns the handle of a core that waits for a grant for its queue of association `number`; `None`: no
+    /// core waits. The answer is [`Control::grant`].
+    #[must_use]
+    pub fn next_grant(&self, number: u64) -> Option<usize> {
+        let state = self.0.lock();
+        let is_wanted = |it: &GrantRequest<F::Grant>| matches!(it, GrantRequest::Wanted(of) if *of == number);
+        state.grants.iter().position(is_wanted)
+    }
+
+    /// Answers a core, unless its queue was lost meanwhile.
+    pub fn grant(&self, handle: usize, number: u64, answer: Result<F::Grant, Error>) {
+        let mut state = self.0.lock();
+        if let Some(request) = state.grants.get_mut(handle)
+            && matches!(request, GrantRequest::Wanted(of) if *of == number)
+        {
+            *request = GrantRequest::Answered(number, answer);
+        }
     }
 
     /// Returns the last reported shape.

@@ -1,6 +1,8 @@
 //! Tests of cores with a far target that does what it is told. What happens at random is simulated in
 //! `tests/src/remote`.
 
+mod attach;
+
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +11,12 @@ use nvme_spec::Sqe;
 use nvme_spec::identify::Oncs;
 use nvme_spec::status::Status;
 use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, Token,
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, OptimisticReads,
+    Token,
 };
 use spindle_initiator::{
-    Error, Failure, Host, HostData, Identity, Loss, Refusal, Refused, Target, TransportKind,
+    Error, Failure, Host, HostData, Identity, Loss, OptimisticCounts, OptimisticOptions, Refusal, Refused,
+    Target, TransportKind,
 };
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
@@ -40,6 +44,15 @@ struct Script {
     lost: Vec<u64>,
     /// Longer buffers are in too many pieces.
     bytes_max: Option<usize>,
+    /// Offsets of commands with data.
+    offsets: Vec<u64>,
+    /// The far target has optimistic reads.
+    is_optimistic: bool,
+    /// Whether attempts to attach succeed; `None`: they last.
+    attach: Option<bool>,
+    /// Optimistic connections have ended.
+    has_ended: bool,
+    counts: OptimisticCounts,
 }
 
 thread_local! {
@@ -58,11 +71,14 @@ struct FakeQueue {
     number: u64,
     free: Vec<usize>,
     is_abandoned: bool,
+    is_attached: bool,
 }
 
 impl Far for Fake {
     type Opening = Option<FakeQueue>;
     type Queue = FakeQueue;
+    type Grant = u64;
+    type Attaching = ();
 
     fn depth_max(&self) -> u16 {
         127
@@ -70,11 +86,31 @@ impl Far for Fake {
 
     fn begin(self: &Arc<Self>, _: &Pool, qid: u16, depth: u16, _: Nanos) -> Result<Option<FakeQueue>, Error> {
         let free = (0..usize::from(depth)).rev().collect();
-        Ok(Some(FakeQueue { qid, number: self.0, free, is_abandoned: false }))
+        Ok(Some(FakeQueue { qid, number: self.0, free, is_abandoned: false, is_attached: false }))
     }
 
     fn step(opening: &mut Option<FakeQueue>, _: Nanos) -> Result<Option<FakeQueue>, Error> {
         Ok(opening.take())
+    }
+
+    fn has_optimistic_reads(&self) -> bool {
+        script(|script| script.is_optimistic)
+    }
+
+    fn begin_attach(grant: u64, queue: &FakeQueue, _: Nanos) -> Result<(), Error> {
+        assert_eq!(grant, queue.number);
+        Ok(())
+    }
+
+    fn step_attach((): &mut (), queue: &mut FakeQueue, _: Nanos) -> Result<bool, Error> {
+        match script(|script| script.attach) {
+            None => Ok(false),
+            Some(false) => Err(Error::NoRdma),
+            Some(true) => {
+                queue.is_attached = true;
+                Ok(true)
+            }
+        }
     }
 }
 
@@ -101,7 +137,7 @@ impl FarQueue for FakeQueue {
         !self.is_lost()
     }
 
-    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<usize, Refused> {
+    fn submit(&mut self, sqe: Sqe, offset: u64, data: HostData) -> Result<usize, Refused> {
         let data = data.into_buffer();
         let bytes = data.as_ref().map_or(0, Buf::len);
         if script(|script| script.bytes_max.is_some_and(|most| bytes > most)) {
@@ -109,6 +145,9 @@ impl FarQueue for FakeQueue {
         }
         let index = self.free.pop().expect("room");
         let (qid, number) = (self.qid, self.number);
+        if data.is_some() {
+            script(|script| script.offsets.push(offset));
+        }
         script(|script| script.commands.push(Outstanding { qid, number, index, sqe, data }));
         Ok(index)
     }
@@ -146,6 +185,14 @@ impl FarQueue for FakeQueue {
     fn abandon(&mut self) {
         self.is_abandoned = true;
     }
+
+    fn has_optimistic_connection(&self) -> bool {
+        self.is_attached && script(|script| !script.has_ended)
+    }
+
+    fn optimistic_counts(&self) -> Option<OptimisticCounts> {
+        self.is_attached.then(|| script(|script| script.counts))
+    }
 }
 
 struct World {
@@ -173,6 +220,10 @@ fn shape() -> Shape {
 
 impl World {
     fn new(cores: usize) -> World {
+        World::of(cores, None)
+    }
+
+    fn of(cores: usize, optimistic: Option<OptimisticOptions>) -> World {
         let target = Target {
             transport: TransportKind::Tcp,
             address: "192.0.2.1:4420".parse().expect("an address"),
@@ -186,6 +237,7 @@ impl World {
             depth: u16::try_from(DEPTH).expect("small"),
             command_timeout: Duration::from_secs(25),
             quiesce: Duration::ZERO,
+            optimistic,
         };
         let facts = RemoteFacts {
             model: "model".to_owned(),

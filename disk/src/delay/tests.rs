@@ -34,7 +34,7 @@ fn seek(seek: u64) -> DelaySpec {
 }
 
 fn ram() -> Arc<dyn DiskSource> {
-    let spec = RamSpec { bytes: BLOCKS * BLOCK, block_bytes: 4096, pages: Pages::Base };
+    let spec = RamSpec { bytes: BLOCKS * BLOCK, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     RamDisk::new("r", spec).expect("ram disk")
 }
 

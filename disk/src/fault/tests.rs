@@ -23,7 +23,7 @@ fn over_null(seed: u64) -> (Box<dyn Disk>, Arc<FaultControl>) {
 }
 
 fn over_ram(seed: u64) -> (Box<dyn Disk>, Arc<FaultControl>) {
-    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base };
+    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     let (source, control) = FaultDisk::new(RamDisk::new("r", spec).expect("ram disk"), seed);
     (source.open(&context(0)).expect("opens"), control)
 }
@@ -177,7 +177,7 @@ fn broken_blocks_fail_until_healed_and_a_gone_disk_fails_all() {
 
 #[test]
 fn what_the_disk_does_itself_fails_as_its_parts_do_and_is_held() {
-    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base };
+    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     let able = Arc::new(Able(RamDisk::new("r", spec).expect("ram disk")));
     let (source, control) = FaultDisk::new(able, 1);
     let mut disk = source.open(&context(0)).expect("opens");

@@ -13,7 +13,7 @@ fn context() -> CoreContext {
 }
 
 fn disk(bytes: u64, slack_bytes: u64) -> (RamDisk, RamCore) {
-    let spec = RamSpec { bytes, block_bytes: 512, pages: Pages::Base };
+    let spec = RamSpec { bytes, block_bytes: 512, pages: Pages::Base, has_seals: false };
     let source = RamDisk::with_slack("r", spec, slack_bytes).expect("ram disk");
     let core = source.open_core(&context());
     (source, core)
@@ -235,7 +235,7 @@ fn two_cores_see_each_other_and_a_resize_within_the_capacity() {
 
 #[test]
 fn a_disk_that_no_machine_has_room_for_is_refused() {
-    let spec = RamSpec { bytes: 1 << 60, block_bytes: 4096, pages: Pages::Base };
+    let spec = RamSpec { bytes: 1 << 60, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     let error = RamDisk::new("big", spec).err().expect("refused").to_string();
     assert!(error.contains("disk \"big\""), "{error}");
 }

@@ -180,7 +180,8 @@ fn check_abilities(driver: &mut Driver, model: &mut Model, random: &mut Random, 
 }
 
 fn ram(block_bytes: u32) -> Arc<dyn DiskSource> {
-    RamDisk::new("ram", RamSpec { bytes: BYTES, block_bytes, pages: Pages::Base }).expect("ram disk")
+    RamDisk::new("ram", RamSpec { bytes: BYTES, block_bytes, pages: Pages::Base, has_seals: false })
+        .expect("ram disk")
 }
 
 fn file(at: &TempPath, block_bytes: u32, is_direct: bool) -> Arc<FileDisk> {

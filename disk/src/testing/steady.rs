@@ -73,8 +73,10 @@ pub(crate) fn check(source: &dyn DiskSource, rounds: u32) {
 #[test]
 fn a_warm_disk_allocates_nothing() {
     let bytes = 4 << 20;
-    let ram =
-        || RamDisk::new("r", RamSpec { bytes, block_bytes: 512, pages: Pages::Base }).expect("ram disk");
+    let ram = || {
+        RamDisk::new("r", RamSpec { bytes, block_bytes: 512, pages: Pages::Base, has_seals: false })
+            .expect("ram disk")
+    };
     check(&*ram(), 50);
     let (latency, seek) = (Nanos::from_us(20), Nanos::from_us(5));
     let slow = DelaySpec { latency, seek, bandwidth: Some(1 << 40) };

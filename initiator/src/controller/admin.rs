@@ -15,13 +15,14 @@ use nvme_spec::status::Status;
 use nvme_spec::vendor::FormerAssociations;
 use nvme_spec::zerocopy::FromBytes;
 use nvme_spec::{Cqe, Sqe};
+use spindle_reactor::clock::Clock;
 use spindle_transport::host::HostData;
 
 use super::{ADMIN_BYTES_MAX, Controller};
 use crate::error::{Error, Loss};
 use crate::namespace::{Identity, Namespace};
-use crate::optimistic::{self, Optimistic, OptimisticOptions};
-use crate::qpair::{Completion, Failure, Qpair, Refusal, WaitError};
+use crate::optimistic::{OptimisticGrant, OptimisticOpening, OptimisticOptions};
+use crate::qpair::{Completion, Failure, Qpair, Refusal, Ticket, WaitError};
 use crate::queue::IoQueue;
 
 /// Result of End Former Associations.
@@ -247,6 +248,16 @@ impl Controller {
     }
 }
 
+/// An outstanding Attach.
+#[derive(Debug)]
+pub(super) struct AttachRequest {
+    pub(super) ticket: Ticket,
+    nsid: u32,
+    options: OptimisticOptions,
+}
+
+const ATTACH: &str = "Attach";
+
 impl Controller {
     /// Returns true if the target supports optimistic reads.
     #[must_use]
@@ -259,20 +270,69 @@ impl Controller {
     /// # Errors
     /// [`Error::Status`], see [`Controller::attach`]; [`Error::Answer`]: the data is of another version.
     pub fn attachment(&mut self, nsid: u32) -> Result<Attachment, Error> {
-        let step = "Attach";
-        let bytes = u32::try_from(ATTACHMENT_BYTES).unwrap_or(64);
-        let data = self.read(step, Sqe::attach(0, nsid), bytes)?;
-        let attachment: Attachment = parsed(step, &data)?;
-        if attachment.version.get() != OPTIMISTIC_VERSION {
-            return Err(Error::Answer { step, what: "it is of another version" });
+        let data = self.read(ATTACH, Sqe::attach(0, nsid), attachment_bytes())?;
+        attachment_of(&data)
+    }
+
+    /// Submits Attach for namespace `nsid`, and does not wait: [`Controller::take_grant`] returns the result.
+    /// One Attach is outstanding at a time.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: the result of another Attach was not taken yet, or no admin command can be queued.
+    /// [`Error::Lost`]: the connection has ended.
+    pub fn begin_attach(&mut self, nsid: u32, options: &OptimisticOptions) -> Result<(), Error> {
+        let busy = Error::Busy { step: ATTACH };
+        if self.is_attaching() {
+            return Err(busy);
         }
-        Ok(attachment)
+        let Some(buf) = self.pool.take_contiguous(attachment_bytes()) else { return Err(busy) };
+        let sqe = Sqe::attach(0, nsid);
+        let ticket = self.admin.submit(sqe, HostData::FromController(buf)).map_err(|refused| {
+            let loss = self.admin.loss().unwrap_or(Loss::ByPeer);
+            if refused.why == Refusal::Full { busy } else { Error::Lost { step: ATTACH, loss } }
+        })?;
+        self.admin.send();
+        self.attach_request = Some(AttachRequest { ticket, nsid, options: options.clone() });
+        Ok(())
+    }
+
+    /// Returns true from [`Controller::begin_attach`] until [`Controller::take_grant`] has returned the
+    /// result.
+    #[must_use]
+    pub fn is_attaching(&self) -> bool {
+        self.attach_request.is_some() || self.attached.is_some()
+    }
+
+    /// Returns the result of [`Controller::begin_attach`] once [`Controller::poll`] has received it. The
+    /// errors are those of [`Controller::attachment`].
+    pub fn take_grant(&mut self) -> Option<Result<OptimisticGrant, Error>> {
+        self.attached.take()
+    }
+
+    pub(super) fn grant_of(
+        &self,
+        request: &AttachRequest,
+        completion: &Completion,
+    ) -> Result<OptimisticGrant, Error> {
+        succeeded(ATTACH, completion)?;
+        let mut data = [0; ATTACHMENT_BYTES];
+        if let Some(buf) = &completion.buf {
+            buf.copy_out(0, &mut data);
+        }
+        Ok(self.grant(&attachment_of(&data)?, request.nsid, &request.options))
+    }
+
+    fn grant(&self, attachment: &Attachment, nsid: u32, options: &OptimisticOptions) -> OptimisticGrant {
+        let address = SocketAddr::new(self.target.address.ip(), attachment.port.get());
+        OptimisticGrant::new(address, attachment.token, nsid, options, &self.options)
     }
 
     /// Attaches a queue of this controller to the cache of a namespace: reads of one page that the queue has
     /// read before are RDMA READs of the target's memory, without the target's CPU. All other commands, and
     /// reads whose page has changed, are sent as before. To be called before the queue is added to a
-    /// [`QueueSet`](crate::QueueSet). Blocks for at most the connect timeout.
+    /// [`QueueSet`](crate::QueueSet). Once [`IoQueue::has_optimistic_connection`] returns false, the queue
+    /// can be attached again. Blocks for at most the connect timeout; [`Controller::begin_attach`] and
+    /// [`OptimisticOpening`] do not block.
     ///
     /// # Errors
     /// [`Error::Status`] with Invalid Opcode: the target has no optimistic reads; Namespace Not Ready: the
@@ -285,12 +345,21 @@ impl Controller {
         options: &OptimisticOptions,
     ) -> Result<(), Error> {
         let attachment = self.attachment(namespace.nsid)?;
-        let address = SocketAddr::new(self.target.address.ip(), attachment.port.get());
-        let slots = queue.depth();
-        let reader = optimistic::connect(address, attachment.token, slots, &self.options)?;
-        queue.qpair.set_optimistic(Optimistic::new(reader, namespace.nsid, slots, options));
-        Ok(())
+        let grant = self.grant(&attachment, namespace.nsid, options);
+        OptimisticOpening::begin(grant, queue, Clock::now())?.finish(queue)
     }
+}
+
+fn attachment_bytes() -> u32 {
+    u32::try_from(ATTACHMENT_BYTES).unwrap_or(64)
+}
+
+fn attachment_of(data: &[u8]) -> Result<Attachment, Error> {
+    let attachment: Attachment = parsed(ATTACH, data)?;
+    if attachment.version.get() != OPTIMISTIC_VERSION {
+        return Err(Error::Answer { step: ATTACH, what: "it is of another version" });
+    }
+    Ok(attachment)
 }
 
 /// Largest valid NSID (Base 2.0 section 3.2.1.2).

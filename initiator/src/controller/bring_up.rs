@@ -47,6 +47,8 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
         events: VecDeque::new(),
         former_request: None,
         former: None,
+        attach_request: None,
+        attached: None,
         is_loss_told: false,
     };
     enable(&mut controller)?;

@@ -47,6 +47,12 @@ impl Association {
     pub fn depth_max(&self) -> u16 {
         self.depth_max
     }
+
+    /// Returns true if the target supports optimistic reads.
+    #[must_use]
+    pub fn has_optimistic_reads(&self) -> bool {
+        self.identify.spindle_features().optimistic_reads()
+    }
 }
 
 /// A connection attempt of an I/O queue. Its drop before the end closes the connection.

@@ -40,6 +40,11 @@ impl Directory {
         Directory { sets: vec![[EMPTY; WAYS]; pages.div_ceil(WAYS).max(1)].into(), next: 0 }
     }
 
+    /// Returns the bytes of a directory for at least `pages` pages.
+    pub(crate) fn bytes(pages: usize) -> usize {
+        pages.div_ceil(WAYS).max(1).saturating_mul(size_of::<[Entry; WAYS]>())
+    }
+
     #[inline]
     fn set_of(&self, page: u64) -> usize {
         let mixed = page.wrapping_mul(0x9E37_79B9_7F4A_7C15);

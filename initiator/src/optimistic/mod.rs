@@ -16,6 +16,7 @@
 
 mod connect;
 mod directory;
+mod opening;
 mod reader;
 #[cfg(test)]
 mod tests;
@@ -28,7 +29,7 @@ use spindle_reactor::mem::Buf;
 
 use directory::{Directory, Known};
 
-pub(crate) use connect::connect;
+pub use opening::{OptimisticGrant, OptimisticOpening};
 pub(crate) use reader::RdmaReader;
 
 /// Reads after which the share of accepted ones is judged.
@@ -132,10 +133,14 @@ fn checksum(buf: &Buf) -> Option<u64> {
 impl<R: PageReader> Optimistic<R> {
     /// Makes an empty directory for namespace `nsid`. Slots of commands are below `slots`.
     pub fn new(reader: R, nsid: u32, slots: usize, options: &OptimisticOptions) -> Optimistic<R> {
+        Optimistic::with_directory(reader, nsid, slots, Directory::new(options.directory_pages))
+    }
+
+    fn with_directory(reader: R, nsid: u32, slots: usize, directory: Directory) -> Optimistic<R> {
         Optimistic {
             reader,
             nsid,
-            directory: Directory::new(options.directory_pages),
+            directory,
             pages: vec![None; slots].into(),
             expected: vec![None; slots].into(),
             counts: OptimisticCounts::default(),

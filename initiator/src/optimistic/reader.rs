@@ -10,13 +10,18 @@ use spindle_rdma_verbs::{
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-use super::PageReader;
+use super::{Optimistic, OptimisticCounts, PageReader};
 use crate::link::Registrations;
 
 /// Bytes of a seal.
 const SEAL_BYTES: u32 = 8;
 /// Distance of two seals in memory: a cache line, so that the device writes to no line that the core reads.
 pub(super) const SEAL_STRIDE: usize = 64;
+/// Returns the bytes of the seals of reads in slots below `slots`: whole pages.
+pub(super) fn seal_bytes(slots: usize) -> usize {
+    (slots * SEAL_STRIDE).next_multiple_of(4096)
+}
+
 /// Longest time without a completion while reads are in flight. soft-RoCE repeats a READ for ever.
 const SILENCE_MAX: Nanos = Nanos::from_secs(2);
 /// Period of polling the connection manager; each poll is a system call.
@@ -112,6 +117,19 @@ impl RdmaReader {
         if has_ended {
             self.end();
         }
+    }
+}
+
+impl Optimistic<RdmaReader> {
+    /// Returns true until the connection has ended; without it all reads are ordinary.
+    #[inline]
+    pub(crate) fn is_connected(&self) -> bool {
+        self.reader.verbs.is_some()
+    }
+
+    /// Counts on from `counts`, those of the connection before.
+    pub(crate) fn count_from(&mut self, counts: OptimisticCounts) {
+        self.counts = counts;
     }
 }
 

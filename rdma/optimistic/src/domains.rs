@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nvme_spec::optimistic::{OPTIMISTIC_PAGE_SHIFT, OPTIMISTIC_VERSION, OptimisticAccept};
 use nvme_spec::zerocopy::little_endian::{U16, U32, U64};
 use spindle_rdma_verbs::{Access, CompletionQueue, Device, Domain, MemoryRegion, VerbsError};
-use spindle_reactor::mem::{Area, CacheFrames};
+use spindle_reactor::mem::{Area, SealedFrames};
 
 /// Time that a domain is kept without a connection: a registration takes seconds for a large cache.
 const IDLE_MAX: Duration = Duration::from_secs(60);
@@ -18,13 +18,17 @@ pub(crate) struct CacheDomain {
     pub(crate) queue: CompletionQueue,
     frames_region: MemoryRegion,
     seals_region: MemoryRegion,
-    frames: Arc<CacheFrames>,
+    frames: Arc<dyn SealedFrames>,
     /// When it was last in use.
     used: Instant,
 }
 
 impl CacheDomain {
-    fn new(device: &Arc<Device>, frames: &Arc<CacheFrames>, seals: Area) -> Result<CacheDomain, VerbsError> {
+    fn new(
+        device: &Arc<Device>,
+        frames: &Arc<dyn SealedFrames>,
+        seals: Area,
+    ) -> Result<CacheDomain, VerbsError> {
         let domain = Arc::new(Domain::new(device)?);
         let begin = Instant::now();
         let frames_region = domain.register(frames.area(), Access::REMOTE_READ)?;
@@ -43,7 +47,7 @@ impl CacheDomain {
             version: U16::new(OPTIMISTIC_VERSION),
             epoch: self.frames.epoch(),
             page_shift: OPTIMISTIC_PAGE_SHIFT,
-            frames: U32::new(self.frames.words().len()),
+            frames: U32::new(self.frames.frames()),
             frames_base: U64::new(self.frames_region.base() as u64),
             seals_base: U64::new(self.seals_region.base() as u64),
             frames_key: U32::new(self.frames_region.remote_key()),
@@ -56,7 +60,7 @@ impl CacheDomain {
         self.domain.device()
     }
 
-    fn is_of(&self, device: &Arc<Device>, frames: &Arc<CacheFrames>) -> bool {
+    fn is_of(&self, device: &Arc<Device>, frames: &Arc<dyn SealedFrames>) -> bool {
         Arc::ptr_eq(self.device(), device) && Arc::ptr_eq(&self.frames, frames)
     }
 }
@@ -74,7 +78,7 @@ impl Domains {
     pub(crate) fn get(
         &mut self,
         device: &Arc<Device>,
-        frames: &Arc<CacheFrames>,
+        frames: &Arc<dyn SealedFrames>,
     ) -> Result<&mut CacheDomain, VerbsError> {
         let at = match self.0.iter().position(|it| it.is_of(device, frames)) {
             Some(at) => at,
@@ -106,8 +110,7 @@ impl Domains {
                 it.used = now;
                 return true;
             }
-            let is_open = it.frames.words().seals().is_some_and(|seals| seals.is_open());
-            is_open && now.saturating_duration_since(it.used) <= IDLE_MAX
+            it.frames.is_open() && now.saturating_duration_since(it.used) <= IDLE_MAX
         });
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nvme_spec::optimistic::Token;
 use spindle_reactor::lock::Lock;
-use spindle_reactor::mem::CacheFrames;
+use spindle_reactor::mem::SealedFrames;
 
 /// Time in which a token must be used.
 pub const TOKEN_TTL: Duration = Duration::from_secs(10);
@@ -19,12 +19,15 @@ pub const CONTROLLER_TOKENS_MAX: usize = 128;
 pub trait Owner: Send + 'static {
     /// Identifies the controller among those that exist.
     fn controller(&self) -> usize;
+
+    /// The connection was accepted; the owner is dropped with it.
+    fn on_connected(&mut self) {}
 }
 
 /// The right of one connection to read a cache. `O` names the host's controller and namespace.
 pub(crate) struct Grant<O> {
     pub(crate) owner: O,
-    pub(crate) frames: Arc<CacheFrames>,
+    pub(crate) frames: Arc<dyn SealedFrames>,
     issued: Instant,
 }
 
@@ -43,7 +46,7 @@ impl<O> Default for Grants<O> {
 impl<O: Owner> Grants<O> {
     /// A new token that admits one connection to `frames`. `None`: there are [`TOKENS_MAX`] unused tokens, or
     /// [`CONTROLLER_TOKENS_MAX`] of the same controller.
-    pub fn issue(&self, owner: O, frames: Arc<CacheFrames>) -> Option<Token> {
+    pub fn issue(&self, owner: O, frames: Arc<dyn SealedFrames>) -> Option<Token> {
         let now = Instant::now();
         let token = uuid::Uuid::new_v4().into_bytes();
         let mut tokens = self.tokens.lock();
@@ -76,7 +79,7 @@ impl<O> Grant<O> {
 
 #[cfg(test)]
 mod tests {
-    use spindle_reactor::mem::Pages;
+    use spindle_reactor::mem::{CacheFrames, Pages};
 
     use super::*;
 
@@ -86,8 +89,8 @@ mod tests {
         }
     }
 
-    fn frames() -> Arc<CacheFrames> {
-        CacheFrames::new(1, 1, Pages::Base, true).expect("memory").0
+    fn frames() -> Arc<dyn SealedFrames> {
+        CacheFrames::new(1, 1, Pages::Base, true).expect("memory").0 as Arc<dyn SealedFrames>
     }
 
     #[test]

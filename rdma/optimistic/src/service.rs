@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use spindle_rdma_verbs::{
     CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, Device, Domain, QueuePair,
     QueuePairConfig, VerbsError,
 };
-use spindle_reactor::mem::CacheFrames;
+use spindle_reactor::mem::SealedFrames;
 use spindle_reactor::net::Waker;
 
 use crate::domains::Domains;
@@ -39,7 +38,7 @@ const CHECK_MAX: Duration = Duration::from_secs(10);
 /// Returns the open device to which an identifier is bound; `None`: the target does not use it.
 pub type DeviceOf = dyn Fn(&CmId) -> Option<Arc<Device>> + Send;
 /// Returns true while a connection may exist: its controller, its namespace and this cache do.
-pub type IsValid<O> = dyn Fn(&O, &Arc<CacheFrames>) -> bool + Send;
+pub type IsValid<O> = dyn Fn(&O, &Arc<dyn SealedFrames>) -> bool + Send;
 
 /// Functions of the target, called on the service's thread.
 pub struct Hooks<O> {
@@ -65,7 +64,6 @@ pub struct Service<O> {
     /// Tokens, issued by the cores.
     pub grants: Arc<Grants<O>>,
     port: u16,
-    connections: Arc<AtomicU64>,
     checks: Sender<Sender<()>>,
     waker: Waker,
 }
@@ -80,7 +78,6 @@ impl<O: Owner> Service<O> {
         let port = addresses.first().map_or(0, SocketAddr::port);
         let (checks, receive) = channel();
         let (waker, grants) = (Waker::new()?, Arc::new(Grants::default()));
-        let connections = Arc::new(AtomicU64::new(0));
         let mut work = ServiceThread {
             connections: HashMap::new(),
             domains: Domains::default(),
@@ -91,23 +88,16 @@ impl<O: Owner> Service<O> {
             grants: Arc::clone(&grants),
             checks: receive,
             waker: waker.clone(),
-            count: Arc::clone(&connections),
             refusals: Refusals::default(),
         };
         std::thread::Builder::new().name("optimistic".to_owned()).spawn(move || work.run())?;
-        Ok(Service { grants, port, connections, checks, waker })
+        Ok(Service { grants, port, checks, waker })
     }
 
     /// Port of the listeners.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
-    }
-
-    /// Number of optimistic connections.
-    #[must_use]
-    pub fn connections(&self) -> u64 {
-        self.connections.load(Ordering::Relaxed)
     }
 
     /// Ends the connections whose grant is not valid any more, and waits for that, at most 10 s. False: the
@@ -160,7 +150,6 @@ struct ServiceThread<O> {
     grants: Arc<Grants<O>>,
     checks: Receiver<Sender<()>>,
     waker: Waker,
-    count: Arc<AtomicU64>,
     refusals: Refusals,
 }
 
@@ -200,7 +189,6 @@ impl<O: Owner> ServiceThread<O> {
             let event = self.channel.next_event().ok().flatten();
             let has_come = event.is_some();
             event.into_iter().for_each(|event| self.on_event(event));
-            self.count.store(self.connections.len() as u64, Ordering::Relaxed);
             if !has_come {
                 self.sleep();
             }
@@ -289,7 +277,8 @@ impl<O: Owner> ServiceThread<O> {
     fn accept(&mut self, id: CmId, private_data: &[u8], reads: u8) -> Result<(), Refusal> {
         let made = self.try_accept(&id, private_data, reads);
         match made {
-            Ok((queue_pair, grant, domain)) => {
+            Ok((queue_pair, mut grant, domain)) => {
+                grant.owner.on_connected();
                 self.connections.insert(id.token(), Connection { queue_pair, id, grant, domain });
                 Ok(())
             }
@@ -356,7 +345,7 @@ impl<O: Owner> ServiceThread<O> {
         for (_, connection) in self.connections.extract_if(is_over) {
             tracing::info!(
                 peer = connection.id.peer_address().map(tracing::field::display),
-                "an optimistic connection ends: its controller, namespace or cache does not exist any more"
+                "an optimistic connection ends: its host may not have it, or its namespace or cache is gone"
             );
             connection.end();
         }

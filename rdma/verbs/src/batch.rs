@@ -40,6 +40,16 @@ pub enum Operation {
         /// Key of the peer's memory, with remote write access.
         key: u32,
     },
+    /// As `Write`; then consumes a receive that the peer has posted, whose completion contains `immediate`
+    /// ([`crate::WorkCompletion::immediate`]). The receive's memory is not used.
+    WriteWithImmediate {
+        /// Virtual address at the peer.
+        address: u64,
+        /// Key of the peer's memory, with remote write access.
+        key: u32,
+        /// Value for the peer.
+        immediate: u32,
+    },
     /// SEND, which consumes a receive that the peer has posted.
     Send,
     /// SEND that invalidates a remote key at the peer.
@@ -226,6 +236,9 @@ unsafe fn add_extended(
         match operation {
             Operation::Read { address, key } => sys::ibv_wr_rdma_read(queue, key, address),
             Operation::Write { address, key } => sys::ibv_wr_rdma_write(queue, key, address),
+            Operation::WriteWithImmediate { address, key, immediate } => {
+                sys::ibv_wr_rdma_write_imm(queue, key, address, immediate.to_be());
+            }
             Operation::Send => sys::ibv_wr_send(queue),
             Operation::SendWithInvalidate { key } => sys::ibv_wr_send_inv(queue, key),
         }
@@ -272,6 +285,11 @@ impl List {
             }
             Operation::Write { address, key } => {
                 self.next(id, is_signalled, opcode::IBV_WR_RDMA_WRITE).wr = rdma(address, key);
+            }
+            Operation::WriteWithImmediate { address, key, immediate } => {
+                let request = self.next(id, is_signalled, opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
+                request.wr = rdma(address, key);
+                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
             }
             Operation::Send => {
                 self.next(id, is_signalled, opcode::IBV_WR_SEND);
@@ -351,6 +369,20 @@ mod tests {
             let third = (*second).next;
             assert_eq!(((*third).wr_id, (*third).num_sge, (*third).next), (3, 0, ptr::null_mut()));
         }
+    }
+
+    #[test]
+    fn the_immediate_value_is_in_network_byte_order() {
+        let mut list = List::new(1, 1, 0);
+        let operation = Operation::WriteWithImmediate { address: 0x1000, key: 7, immediate: 0x0102_0304 };
+        list.add(1, true, operation, SendData::Local(&[]), 1, 0);
+        let request = &list.requests[0];
+        assert_eq!(request.opcode, opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
+        // SAFETY: `add` has written both fields of the unions; they are integers.
+        let (immediate, rdma) =
+            unsafe { (request.imm_data_invalidated_rkey_union.imm_data, request.wr.rdma) };
+        assert_eq!(immediate.to_ne_bytes(), [1, 2, 3, 4]);
+        assert_eq!((rdma.remote_addr, rdma.rkey), (0x1000, 7));
     }
 
     #[test]

@@ -59,18 +59,28 @@ pub struct WorkCompletion {
     pub bytes: u32,
     /// Number of the queue pair: [`crate::QueuePair::number`].
     pub queue_pair: u32,
+    /// Value of the peer's [`crate::Operation::WriteWithImmediate`] that consumed this receive; otherwise
+    /// `None`.
+    pub immediate: Option<u32>,
 }
+
+const WITH_IMMEDIATE: u32 = sys::ibv_wc_flags::IBV_WC_WITH_IMM.0;
 
 impl WorkCompletion {
     fn new(raw: &sys::ibv_wc) -> WorkCompletion {
         let status = WcStatus(raw.status);
         let is_ok = status == WcStatus::SUCCESS;
+        let has_immediate = is_ok && raw.wc_flags & WITH_IMMEDIATE != 0;
+        // SAFETY: every field of the union is an integer of 32 bits, so every value is valid.
+        let immediate =
+            has_immediate.then(|| u32::from_be(unsafe { raw.imm_data_invalidated_rkey_union.imm_data }));
         WorkCompletion {
             id: raw.wr_id,
             is_ok,
             status,
             bytes: if is_ok { raw.byte_len } else { 0 },
             queue_pair: raw.qp_num,
+            immediate,
         }
     }
 }
@@ -300,6 +310,17 @@ mod tests {
     fn one_that_went_well_says_how_many_bytes() {
         let completion = WorkCompletion::new(&raw(0));
         assert_eq!((completion.is_ok, completion.bytes), (true, 64));
+    }
+
+    #[test]
+    fn only_a_completion_with_the_flag_has_an_immediate_value() {
+        let mut raw = raw(0);
+        raw.imm_data_invalidated_rkey_union.imm_data = 0x0102_0304_u32.to_be();
+        assert_eq!(WorkCompletion::new(&raw).immediate, None);
+        raw.wc_flags = WITH_IMMEDIATE;
+        assert_eq!(WorkCompletion::new(&raw).immediate, Some(0x0102_0304));
+        raw.status = 5;
+        assert_eq!(WorkCompletion::new(&raw).immediate, None);
     }
 
     #[test]

@@ -39,8 +39,8 @@
 //! after the fork would need it. Spindle's child processes only call `exec`, and since Linux 5.12 the kernel
 //! copies pinned pages for the child, not for the parent.
 //!
-//! Not supported: datagrams, atomics, multicast, memory windows, immediate data, InfiniBand addresses,
-//! on-demand paging. The crate contains no NVMe.
+//! Not supported: datagrams, atomics, multicast, memory windows, SEND with immediate data, InfiniBand
+//! addresses, on-demand paging. The crate contains no NVMe.
 
 mod address;
 mod batch;
@@ -63,7 +63,7 @@ pub use domain::Domain;
 pub use error::VerbsError;
 pub use memory::{Access, MemoryRegion, Sge};
 pub use queue_pair::{LIST_BATCH, Posting, QueuePair, QueuePairConfig, RNR_0_64_MS};
-pub use receive::SharedReceiveQueue;
+pub use receive::{RECEIVES_BATCH, ReceivesError, SharedReceiveQueue};
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ use crate::device::Device;
 use crate::domain::Domain;
 use crate::error::VerbsError;
 use crate::memory::Sge;
-use crate::receive::{self, SharedInner, SharedReceiveQueue};
+use crate::receive::{self, ReceivesError, SharedInner, SharedReceiveQueue};
 
 /// Parameters of a queue pair.
 #[derive(Debug, Clone, Copy)]
@@ -217,14 +217,15 @@ impl QueuePair {
     /// 32.
     ///
     /// # Errors
-    /// The queue pair has a shared receive queue, or its own receive queue is full. Some receives may have
-    /// been posted.
+    /// The queue pair has a shared receive queue, or its own receive queue is full. The receives before the
+    /// failed one are posted.
+    #[inline]
     pub fn post_receives(
         &mut self,
         receives: impl IntoIterator<Item = (u64, Sge)>,
-    ) -> Result<(), VerbsError> {
+    ) -> Result<(), ReceivesError> {
         if self.srq.is_some() {
-            return Err(VerbsError::new("ibv_post_recv", libc::EINVAL));
+            return Err(ReceivesError { posted: 0, error: VerbsError::new("ibv_post_recv", libc::EINVAL) });
         }
         // SAFETY: `self` owns the queue pair, which exists until its drop.
         unsafe { receive::post_own_batch(self.raw, receives) }
@@ -318,6 +319,7 @@ impl QueuePairConfig<'_> {
             attributes.comp_mask |= mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
             let ops = op::IBV_QP_EX_WITH_RDMA_READ
                 | op::IBV_QP_EX_WITH_RDMA_WRITE
+                | op::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
                 | op::IBV_QP_EX_WITH_SEND
                 | op::IBV_QP_EX_WITH_SEND_WITH_INV;
             attributes.send_ops_flags = u64::from(ops.0);
@@ -359,6 +361,7 @@ fn extended(raw: *mut sys::ibv_qp) -> Option<*mut sys::ibv_qp_ex> {
         && calls.wr_abort.is_some()
         && calls.wr_rdma_read.is_some()
         && calls.wr_rdma_write.is_some()
+        && calls.wr_rdma_write_imm.is_some()
         && calls.wr_send.is_some()
         && calls.wr_send_inv.is_some()
         && calls.wr_set_sge.is_some()

@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::cell::Cell;
+use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -45,7 +46,30 @@ pub struct SharedReceiveQueue {
 }
 
 /// Maximum receives posted with one call. The requests are on the stack during the call.
-const POST_BATCH: usize = 32;
+pub const RECEIVES_BATCH: usize = 32;
+
+/// Several receives of which not all were posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceivesError {
+    /// Count of receives that were posted, the first ones.
+    pub posted: usize,
+    /// Reason why the next one was not posted.
+    pub error: VerbsError,
+}
+
+impl fmt::Display for ReceivesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, after {} receives", self.error, self.posted)
+    }
+}
+
+impl std::error::Error for ReceivesError {}
+
+impl From<ReceivesError> for VerbsError {
+    fn from(error: ReceivesError) -> VerbsError {
+        error.error
+    }
+}
 
 impl SharedReceiveQueue {
     /// Creates a queue of at least `entries` receives of up to `sge` segments.
@@ -93,6 +117,19 @@ impl SharedReceiveQueue {
             sys::ibv_post_srq_recv(self.inner.raw, &raw mut request, &raw mut bad)
         })
     }
+
+    /// Posts receives of one segment each, up to [`RECEIVES_BATCH`] with one call. The completion of each
+    /// contains its id.
+    ///
+    /// # Errors
+    /// The queue is full. The receives before the failed one are posted.
+    #[inline]
+    pub fn post_all(&self, receives: impl IntoIterator<Item = (u64, Sge)>) -> Result<(), ReceivesError> {
+        // SAFETY: `inner` keeps the queue alive; the call reads requests and segments before it returns.
+        post_lists(receives, VERB_SHARED, |first, bad| unsafe {
+            sys::ibv_post_srq_recv(self.inner.raw, first, bad)
+        })
+    }
 }
 
 const VERB_SHARED: &str = "ibv_post_srq_recv";
@@ -117,15 +154,14 @@ pub(crate) unsafe fn post_own(
     VerbsError::check(VERB_OWN, unsafe { sys::ibv_post_recv(queue_pair, &raw mut request, &raw mut bad) })
 }
 
-/// Posts receives of one segment each to a queue pair's own receive queue, up to [`POST_BATCH`] with each
-/// call. After an error, receives of earlier calls stay posted.
+/// As [`SharedReceiveQueue::post_all`], to a queue pair's own receive queue.
 ///
 /// # Safety
 /// The queue pair exists.
 pub(crate) unsafe fn post_own_batch(
     queue_pair: *mut sys::ibv_qp,
     receives: impl IntoIterator<Item = (u64, Sge)>,
-) -> Result<(), VerbsError> {
+) -> Result<(), ReceivesError> {
     // SAFETY: the caller guarantees a live queue pair; the call reads requests and segments before it
     // returns.
     post_lists(receives, VERB_OWN, |first, bad| unsafe { sys::ibv_post_recv(queue_pair, first, bad) })
@@ -149,38 +185,46 @@ fn receive_request(
     }
 }
 
-/// Calls `post` with linked lists of up to [`POST_BATCH`] requests. `post` returns as `ibv_post_recv` does.
-/// Stops at the first error; earlier lists stay posted.
+/// Calls `post` with linked lists of up to [`RECEIVES_BATCH`] requests. `post` returns as `ibv_post_recv`
+/// does. Stops at the first error.
+#[inline]
 fn post_lists(
     receives: impl IntoIterator<Item = (u64, Sge)>,
     verb: &'static str,
     mut post: impl FnMut(*mut sys::ibv_recv_wr, *mut *mut sys::ibv_recv_wr) -> libc::c_int,
-) -> Result<(), VerbsError> {
+) -> Result<(), ReceivesError> {
     let mut receives = receives.into_iter();
+    let mut posted = 0;
     loop {
-        let mut segments = [Sge { address: 0, bytes: 0, key: 0 }; POST_BATCH];
-        let mut ids = [0_u64; POST_BATCH];
+        let mut segments = [const { MaybeUninit::<Sge>::uninit() }; RECEIVES_BATCH];
+        let mut requests = [const { MaybeUninit::<sys::ibv_recv_wr>::uninit() }; RECEIVES_BATCH];
+        let list = segments.as_mut_ptr().cast::<Sge>();
+        let first = requests.as_mut_ptr().cast::<sys::ibv_recv_wr>();
         let mut count = 0;
-        for ((id, segment), receive) in ids.iter_mut().zip(&mut segments).zip(receives.by_ref()) {
-            (*id, *segment) = receive;
+        for (id, segment) in receives.by_ref().take(RECEIVES_BATCH) {
+            let (next, sg_list) = (first.wrapping_add(count + 1), list.wrapping_add(count).cast());
+            let request = sys::ibv_recv_wr { wr_id: id, next, sg_list, num_sge: 1 };
+            // SAFETY: `take` limits `count` to less than RECEIVES_BATCH, so both pointers are within their
+            // arrays.
+            unsafe {
+                list.add(count).write(segment);
+                first.add(count).write(request);
+            }
             count += 1;
         }
         if count == 0 {
             return Ok(());
         }
-        let mut requests = [const { MaybeUninit::<sys::ibv_recv_wr>::uninit() }; POST_BATCH];
-        let first = requests.as_mut_ptr().cast::<sys::ibv_recv_wr>();
-        let list = segments.as_mut_ptr().cast::<sys::ibv_sge>();
-        for (index, id) in ids.iter().enumerate().take(count) {
-            let is_last = index + 1 == count;
-            let next = if is_last { ptr::null_mut() } else { first.wrapping_add(index + 1) };
-            let sg_list = list.wrapping_add(index);
-            // SAFETY: `index` < `count` <= POST_BATCH, so the pointer is within `requests`.
-            unsafe { first.add(index).write(sys::ibv_recv_wr { wr_id: *id, next, sg_list, num_sge: 1 }) };
+        // SAFETY: the loop has written the first `count` requests.
+        unsafe { (*first.add(count - 1)).next = ptr::null_mut() };
+        // A library that does not set `bad` has posted nothing.
+        let mut bad = first;
+        if let Err(error) = VerbsError::check(verb, post(first, &raw mut bad)) {
+            let index = bad.addr().wrapping_sub(first.addr()) / size_of::<sys::ibv_recv_wr>();
+            return Err(ReceivesError { posted: posted + if index < count { index } else { 0 }, error });
         }
-        let mut bad = ptr::null_mut();
-        VerbsError::check(verb, post(first, &raw mut bad))?;
-        if count < POST_BATCH {
+        posted += count;
+        if count < RECEIVES_BATCH {
             return Ok(());
         }
     }
@@ -220,15 +264,42 @@ mod tests {
         assert_eq!(all, (0..70).map(|id| (id, id * 4096)).collect::<Vec<_>>());
     }
 
-    #[test]
-    fn a_batch_ends_with_the_chain_that_does_not_fit() {
-        let mut chains = 0;
+    /// Posts 100 receives; the call `fails_at` (from 0) returns ENOMEM and names request `bad` of its list.
+    fn fail(fails_at: usize, bad: Option<usize>) -> (ReceivesError, usize) {
+        let mut calls = 0;
         let receives = (0..100).map(|id| (id, sge(id)));
-        let error = post_lists(receives, VERB_OWN, |_, _| {
-            chains += 1;
-            if chains == 2 { libc::ENOMEM } else { 0 }
+        let error = post_lists(receives, VERB_SHARED, |first, place| {
+            calls += 1;
+            if calls <= fails_at {
+                return 0;
+            }
+            if let Some(bad) = bad {
+                // SAFETY: `post_lists` passes the place for the failed request.
+                unsafe { *place = first.wrapping_add(bad) };
+            }
+            libc::ENOMEM
         });
-        assert_eq!((error, chains), (Err(VerbsError::new(VERB_OWN, libc::ENOMEM)), 2));
+        (error.expect_err("a full queue"), calls)
+    }
+
+    #[test]
+    fn a_batch_ends_with_the_receive_that_does_not_fit_and_says_how_many_did() {
+        let error = VerbsError::new(VERB_SHARED, libc::ENOMEM);
+        let of = |posted| ReceivesError { posted, error };
+        assert_eq!(fail(0, Some(0)), (of(0), 1));
+        assert_eq!(fail(0, Some(31)), (of(31), 1));
+        assert_eq!(fail(1, Some(7)), (of(39), 2));
+        assert_eq!(fail(3, Some(3)), (of(99), 4));
+        // A library that names no request, or one that is not of the list.
+        assert_eq!(fail(1, None), (of(32), 2));
+        assert_eq!(fail(1, Some(32)), (of(32), 2));
+        assert_eq!(VerbsError::from(of(0)), error);
+    }
+
+    #[test]
+    fn nothing_is_posted_without_receives() {
+        let posted = post_lists([], VERB_SHARED, |_, _| panic!("nothing to post"));
+        assert_eq!(posted, Ok(()));
     }
 
     #[test]

@@ -15,9 +15,10 @@ use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
 use super::area::Area;
-use super::cache::{CacheCore, Reference};
+use super::cache::CacheCore;
 use super::frames::{FrameCore, PagePosition};
 use super::pool::{Owner, PoolCore};
+use super::seals::{Reference, SealedFrames};
 use super::unmaps::unmaps;
 
 /// Maximum number of segments of the buffer of one transfer: 512 frames of 4 KiB (2 MiB), and one more for
@@ -471,14 +472,17 @@ impl Buf {
         bytes
     }
 
-    /// Returns the reference to the content of a whole page of a cache, for clients that read it without the
-    /// target's CPU. `None`: this is no shared buffer of exactly one page of a cache with seals, or the page
-    /// has changed since.
+    /// Returns the reference to the content of a whole page of a cache or RAM disk, for clients that read it
+    /// without the target's CPU. `None`: this is no shared buffer of exactly one page of a disk with seals,
+    /// or the page has changed since.
     #[inline]
     #[must_use]
     pub fn page_reference(&self) -> Option<(Reference, u8)> {
         match &self.origin {
             Origin::Cache(core) if !self.is_writable && self.tail.is_none() => core.reference(self.head),
+            Origin::Frames(core, page, skip) if !self.is_writable && self.tail.is_none() => {
+                core.reference(PagePosition { page: *page, skip: *skip }, self.head)
+            }
             Origin::Cache(_) | Origin::Pool(..) | Origin::Frames(..) | Origin::Zeroes | Origin::Heap(_) => {
                 None
             }

@@ -30,6 +30,9 @@
 //! has added the pins and all of them are dropped. The thread that brings it to 0 frees the frame. A pinned
 //! frame is never free, so it cannot be published at the same page again while a pin refers to it there.
 //!
+//! With [`Seals`], clients read frames by RDMA without a pin: `table.rs` seals a frame once the table names
+//! it, and breaks the seal before the table names another.
+//!
 //! Limits: 2^32 - 1 frames (16 TiB), spare and small ones included. `take` returns `None` when too few frames
 //! are free. This is not an error: the request waits.
 //! UNSAFETY: makes slices of frames. A frame with a pin is immutable; an unpublished frame has one owner.
@@ -39,7 +42,7 @@ use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
@@ -48,10 +51,13 @@ use super::area::Area;
 use super::buf::{Buf, Builder, Origin, Segment, Tail, Tails, note_copied, zeroes};
 use super::cpu_cache::{copy_nontemporal, prefetch};
 use super::region::{Pages, Region, RegionError};
+use super::seals::{Reference, SealedFrames, Seals, next_epoch};
 use extents::{EXTENT_PAGES, Extents, Layout};
+use table::{Entry, Table};
 
 mod extents;
 mod publish;
+mod table;
 
 /// Bytes of a frame, and of a page of the disk.
 pub const FRAME_BYTES: u32 = 4096;
@@ -77,31 +83,14 @@ const FRESH_BATCH: u32 = 512;
 /// Largest `FrameStore::hoard_max`, in frames: 8 MiB.
 const HOARD_MAX: u32 = 2048;
 
-/// An entry of the table: frame index (low 32 bits), count of pins taken through this entry (high 32 bits).
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Entry(u64);
-
-impl Entry {
-    #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
-    fn frame(self) -> u32 {
-        self.0 as u32
-    }
-
-    #[inline]
-    fn pins(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-}
-
 /// All frames of one disk and the table of its pages.
 pub struct FrameStore {
     region: Arc<Region>,
     frames: u32,
-    /// An [`Entry`] for each page.
-    table: Box<[AtomicU64]>,
-    /// Indexed by frame: pins of a frame that is no longer in the table. See the module.
-    detached_pins: Box<[AtomicI32]>,
+    table: Table,
+    /// Memory of the seals.
+    seals: Option<Area>,
+    epoch: u8,
     extents: Extents,
     /// Free small frames that are in no core's list.
     spill: ArrayQueue<u32>,
@@ -164,14 +153,20 @@ pub enum SwapError {
 impl FrameStore {
     /// Creates a store for a disk of `capacity_bytes` (rounded up to 4 KiB). `slack_bytes` is the size of
     /// further frames, for writes in flight and for pages that are overwritten while a reply is sent from
-    /// them. Only address space is mapped: the kernel allocates memory at the first write of a page.
+    /// them. Only address space is mapped: the kernel allocates memory at the first write of a page. With
+    /// `has_seals`, frames can be read without pins: see [`Seals`].
     ///
     /// # Errors
     /// [`RegionError`] when the address space cannot be mapped, or the disk and its slack need more than
     /// `u32::MAX` frames.
-    pub fn new(capacity_bytes: u64, slack_bytes: u64, pages: Pages) -> Result<Arc<FrameStore>, RegionError> {
+    pub fn new(
+        capacity_bytes: u64,
+        slack_bytes: u64,
+        pages: Pages,
+        has_seals: bool,
+    ) -> Result<Arc<FrameStore>, RegionError> {
         let is_uncached = capacity_bytes >= UNCACHED_BYTES;
-        FrameStore::create(capacity_bytes, slack_bytes, pages, is_uncached)
+        FrameStore::create(capacity_bytes, slack_bytes, pages, is_uncached, has_seals)
     }
 
     fn create(
@@ -179,6 +174,7 @@ impl FrameStore {
         slack_bytes: u64,
         pages: Pages,
         is_uncached: bool,
+        has_seals: bool,
     ) -> Result<Arc<FrameStore>, RegionError> {
         let pages_count = capacity_bytes.div_ceil(FRAME);
         let Layout { homes, spares, small } = Layout::of(capacity_bytes, slack_bytes);
@@ -192,12 +188,14 @@ impl FrameStore {
         let [homes, spares, surplus] = [homes, spares, small].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         let extents = Extents::new(homes, spares);
         let small_first = extents.frames();
+        let (words, seals) = if has_seals { Some(Seals::map(frames)?) } else { None }.unzip();
         Ok(Arc::new(FrameStore {
             region,
             frames,
             extents,
-            table: (0..pages_count).map(|_| AtomicU64::new(u64::from(NONE))).collect(),
-            detached_pins: (0..frames).map(|_| AtomicI32::new(0)).collect(),
+            table: Table::new(pages_count, frames, words),
+            seals,
+            epoch: next_epoch(),
             spill: ArrayQueue::new(surplus as usize),
             small_first,
             surplus,
@@ -212,10 +210,11 @@ impl FrameStore {
     /// Returns the bytes of all frames and tables of a store of this size. This much is resident once all
     /// frames have been used.
     #[must_use]
-    pub fn bytes_for(capacity_bytes: u64, slack_bytes: u64) -> u64 {
+    pub fn bytes_for(capacity_bytes: u64, slack_bytes: u64, has_seals: bool) -> u64 {
         let Layout { homes, spares, small } = Layout::of(capacity_bytes, slack_bytes);
         let frames = (1 + homes + spares) * u64::from(EXTENT_PAGES) + small;
-        let tables = capacity_bytes.div_ceil(FRAME) * 8 + frames * 4 + small * 16;
+        let each = 4 + 8 * u64::from(has_seals);
+        let tables = capacity_bytes.div_ceil(FRAME) * 8 + frames * each + small * 16;
         frames * FRAME + tables + Extents::bytes_for(homes, spares)
     }
 
@@ -243,11 +242,17 @@ impl FrameStore {
         self.region.pages()
     }
 
-    /// Returns the memory of the frames, for registration with a device. From this call on, none of that
-    /// memory is released to the kernel.
+    /// Returns true if the frames have seals.
     #[must_use]
-    pub fn area(&self) -> Area {
-        Area::of(&self.region)
+    pub fn has_seals(&self) -> bool {
+        self.seals.is_some()
+    }
+
+    /// Ends reads without pins: no frame is sealed from now on. Called when the disk is removed.
+    pub fn stop_seals(&self) {
+        if let Some(seals) = self.table.seals() {
+            seals.stop();
+        }
     }
 
     /// Creates a handle for one core, with its own list of free frames.
@@ -303,60 +308,6 @@ impl FrameStore {
         first..first + count
     }
 
-    /// Pins the frame of `page` and returns its index; `NONE` when the page has no frame.
-    #[inline]
-    fn pin(&self, page: usize) -> u32 {
-        let entry = &self.table[page];
-        let mut seen = entry.load(Ordering::Relaxed);
-        while Entry(seen).frame() != NONE {
-            // Acquire: the bytes were written before the frame was swapped in.
-            match entry.compare_exchange_weak(seen, seen + PIN, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(now) => seen = now,
-            }
-        }
-        Entry(seen).frame()
-    }
-
-    /// Drops a pin on `frame`, taken while `frame` was in the entry of `page`. Returns true when the frame is
-    /// detached and has no pin left, so it is free.
-    #[inline]
-    fn unpin(&self, page: usize, frame: u32) -> bool {
-        let entry = &self.table[page];
-        let mut seen = entry.load(Ordering::Relaxed);
-        while Entry(seen).frame() == frame {
-            debug_assert!(Entry(seen).pins() > 0, "a pin was dropped twice");
-            // Release: this thread's reads of the bytes come before any use of the frame by the thread that
-            // frees it.
-            match entry.compare_exchange_weak(seen, seen - PIN, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => return false,
-                Err(now) => seen = now,
-            }
-        }
-        self.add_detached_pins(frame, -1)
-    }
-
-    /// Adds the pins of `old` to the detached pins of its frame. The caller has taken `old` out of the table
-    /// with acquire ordering. Returns true when `old` has a frame without a pin: the frame is free.
-    #[inline]
-    fn retire(&self, old: Entry) -> bool {
-        if old.frame() == NONE {
-            return false;
-        }
-        old.pins() == 0 || self.add_detached_pins(old.frame(), i32::try_from(old.pins()).unwrap_or(i32::MAX))
-    }
-
-    /// Adds `change` to the pins of a frame that is not in the table. Returns true when the sum is 0.
-    #[cold]
-    fn add_detached_pins(&self, frame: u32, change: i32) -> bool {
-        let before = self.detached_pins[frame as usize].fetch_add(change, Ordering::Release);
-        if before + change != 0 {
-            return false;
-        }
-        fence(Ordering::Acquire);
-        true
-    }
-
     /// Returns the bytes of `frame`, which the caller has pinned or owns.
     fn bytes_of(&self, frame: u32) -> &[u8] {
         // SAFETY: the caller has pinned the frame or owns it, and a published frame is never written; `self`
@@ -395,6 +346,33 @@ impl FrameStore {
     fn spill_one(&self, frame: u32) {
         let is_kept = self.spill.push(frame).is_ok();
         debug_assert!(is_kept, "the spill queue holds every frame there is");
+    }
+}
+
+impl SealedFrames for FrameStore {
+    /// From this call on, none of the memory is released to the kernel.
+    fn area(&self) -> Area {
+        Area::of(&self.region)
+    }
+
+    fn seals_area(&self) -> Option<Area> {
+        self.seals.clone()
+    }
+
+    fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    fn epoch(&self) -> u8 {
+        self.epoch
+    }
+
+    fn is_open(&self) -> bool {
+        self.table.seals().is_some_and(Seals::is_open)
+    }
+
+    fn seal_of(&self, frame: u32) -> u64 {
+        self.table.seals().map_or(0, |seals| seals.load(frame))
     }
 }
 
@@ -460,7 +438,7 @@ impl FrameCore {
         let position = PagePosition::of(offset);
         // Common case: bytes of one page.
         if bytes > 0 && bytes <= FRAME_BYTES - u32::from(position.skip) {
-            let frame = self.store.pin(position.page as usize);
+            let frame = self.store.table.pin(position.page as usize);
             let is_written = frame != NONE;
             let skip = u32::from(position.skip);
             let head = if is_written { self.store.piece(frame, skip, bytes) } else { zeroes(bytes) };
@@ -468,7 +446,7 @@ impl FrameCore {
         }
         let mut builder = Builder::new(&self.tails);
         for (page, skip, step) in Self::pages(offset, bytes) {
-            let frame = self.store.pin(page);
+            let frame = self.store.table.pin(page);
             if frame == NONE {
                 builder.push_zeroes(step);
             } else {
@@ -481,10 +459,25 @@ impl FrameCore {
     /// Prefetches the table entry of the page at `offset`; no effect beyond the end of the disk.
     #[inline]
     pub fn prefetch_entry(&self, offset: u64) {
-        let page = usize::try_from(offset / FRAME).unwrap_or(usize::MAX);
-        if let Some(entry) = self.store.table.get(page) {
+        self.prefetch_page(usize::try_from(offset / FRAME).unwrap_or(usize::MAX));
+    }
+
+    #[inline]
+    fn prefetch_page(&self, page: usize) {
+        if let Some(entry) = self.store.table.word(page) {
             prefetch(entry);
         }
+    }
+
+    /// Returns the reference to the page at `position`, for a shared buffer of this handle whose only segment
+    /// is `segment`. `None`: it is no whole page, the page has no frame, or its seal is broken.
+    #[inline]
+    pub(super) fn reference(&self, position: PagePosition, segment: Segment) -> Option<(Reference, u8)> {
+        if position.skip != 0 || segment.bytes != FRAME_BYTES {
+            return None;
+        }
+        let frame = self.store.first_frame(segment)?;
+        Some((self.store.table.reference(frame, u64::from(position.page))?, self.store.epoch))
     }
 
     fn origin(self: &Rc<Self>, position: PagePosition) -> Origin {
@@ -508,7 +501,7 @@ impl FrameCore {
             && bytes <= FRAME_BYTES - u32::from(position.skip)
             && let Some(frame) = free.pop()
         {
-            prefetch(&self.store.table[position.page as usize]);
+            self.prefetch_page(position.page as usize);
             let head = self.store.piece(frame, u32::from(position.skip), bytes);
             return Some(Buf { head, tail: None, bytes, is_writable: true, origin: self.origin(position) });
         }
@@ -525,7 +518,7 @@ impl FrameCore {
         let start = free.len() - count;
         for ((page, skip, step), frame) in Self::pages(offset, bytes).zip(free.drain(start..)) {
             // Prepares for `write`, which changes this entry once the frame is filled.
-            prefetch(&self.store.table[page]);
+            self.prefetch_page(page);
             builder.push(self.store.piece(frame, skip, step));
         }
         drop(free);
@@ -620,7 +613,7 @@ impl FrameCore {
         let left = if is_partial { free.len() } else { free.len() - count };
         let mut ends = if is_partial { 0 } else { left };
         for (page, skip, step) in Self::pages(offset, bytes) {
-            prefetch(&store.table[page]);
+            self.prefetch_page(page);
             let (x, place) = (page as u64 / u64::from(EXTENT_PAGES), page as u64 % u64::from(EXTENT_PAGES));
             let at = x.checked_sub(first).and_then(|at| usize::try_from(at).ok());
             let frame = match at.and_then(|at| extents.get(at)) {
@@ -686,7 +679,7 @@ impl FrameCore {
 
     #[inline]
     fn unpin(&self, page: usize, frame: u32) {
-        if self.store.unpin(page, frame) {
+        if self.store.table.unpin(page, frame) {
             self.put_frame(frame);
         }
     }

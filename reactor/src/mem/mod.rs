@@ -19,24 +19,27 @@
 //! Limits: a `Buf` stays on the core that took it (it is `!Send`); a store has at most `u32::MAX` frames.
 
 mod area;
+mod atomic;
 mod buf;
 mod cache;
 mod cpu_cache;
 mod frames;
 mod pool;
 mod region;
+mod seals;
 mod unmaps;
 
 pub use area::Area;
+pub use atomic::{AtomicCount, AtomicWord};
 #[cfg(feature = "count-copies")]
 pub use buf::copied_bytes;
 pub use buf::{Buf, SEGMENTS_MAX, note_copied};
 pub use cache::{
-    AtomicWord, CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin,
-    Reference, Seals, Shard,
+    CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin, Shard,
 };
 pub use cpu_cache::prefetch;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
 pub use pool::{PIECES_MAX, Pool, PoolError, SHARE_BYTES, Share, ZoneSpec, can_serve};
 pub use region::{PageSizes, Pages, Region, RegionError};
+pub use seals::{Reference, SealedFrames, Seals};
 pub use unmaps::{NewUnmaps, UNMAPS_KEPT, Unmaps, Watch, unmaps};

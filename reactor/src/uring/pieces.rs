@@ -157,7 +157,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(covered, zones.iter().map(|zone| zone.1).sum());
+        assert_eq!(covered, zones.iter().map(|zone| zone.1).sum::<usize>());
         assert_eq!(pieces.registered(), pieces.len() as usize);
     }
 

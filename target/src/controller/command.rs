@@ -12,7 +12,7 @@ use nvme_spec::sqe::{Fuse, Psdt, Sqe};
 use nvme_spec::status::Status;
 use nvme_spec::vendor::{END_FORMER_ASSOCIATIONS, EndFormerAssociations};
 
-use spindle_reactor::mem::CacheFrames;
+use spindle_reactor::mem::SealedFrames;
 
 use super::limits::ABORTS_MAX;
 use super::{Context, Controller, Kind, Need, Outcome};
@@ -124,10 +124,14 @@ impl Controller {
         }
     }
 
-    /// Returns the frames of a namespace's cache. Namespace Not Ready if the namespace has no cache that
-    /// hosts may read; a cache may be added.
-    fn attachable(&self, cx: &Context<'_>, nsid: u32) -> Result<Arc<CacheFrames>, Refusal> {
-        let namespace = self.subsystem(cx)?.namespace(nsid);
+    /// Returns the frames of a namespace's cache or RAM disk. Operation Denied if the host may not read them.
+    /// Namespace Not Ready if the namespace has none that hosts may read; a cache may be added.
+    fn attachable(&self, cx: &Context<'_>, nsid: u32) -> Result<Arc<dyn SealedFrames>, Refusal> {
+        let subsystem = self.subsystem(cx)?;
+        if !subsystem.optimistic_hosts.allows(&self.shared.host_nqn) {
+            return Err(Refusal::of(Status::OPERATION_DENIED, None));
+        }
+        let namespace = subsystem.namespace(nsid);
         let namespace = namespace.ok_or(Refusal::at(Status::INVALID_NAMESPACE_OR_FORMAT, field::NSID))?;
         namespace.source.sealed_frames().ok_or(Refusal::of(Status::NAMESPACE_NOT_READY, Some(field::NSID)))
     }

@@ -40,7 +40,12 @@ fn pool_disk(block_bytes: u32) -> Arc<dyn DiskSource> {
 }
 
 fn ram_disk(block_bytes: u32) -> Arc<dyn DiskSource> {
-    let spec = RamSpec { bytes: BLOCKS * u64::from(block_bytes), block_bytes, pages: Pages::Base };
+    ram_disk_with(block_bytes, false)
+}
+
+fn ram_disk_with(block_bytes: u32, has_seals: bool) -> Arc<dyn DiskSource> {
+    let bytes = BLOCKS * u64::from(block_bytes);
+    let spec = RamSpec { bytes, block_bytes, pages: Pages::Base, has_seals };
     Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"))
 }
 

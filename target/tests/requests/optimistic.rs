@@ -7,16 +7,17 @@ use nvme_spec::zerocopy::FromBytes;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::DiskSource;
 use spindle_disk::cache::{CacheSpec, CachedDisk, PolicyKind};
-use spindle_reactor::mem::{CacheFrames, Pages};
+use spindle_reactor::mem::{Pages, SealedFrames};
 use spindle_target::shared::{ControllerShared, OptimisticService};
+use spindle_target::snapshot::AllowedHosts;
 use spindle_tests::script::{Answer, Host, Rig, Setup};
 
-use crate::{assert_ok, pattern, pool_disk};
+use crate::{assert_ok, pattern, pool_disk, ram_disk, ram_disk_with};
 
-/// Gives out so many tokens, and notes for which caches.
+/// Gives out so many tokens, and notes for which frames.
 struct Service {
     left: Mutex<u32>,
-    frames: Arc<Mutex<Vec<Arc<CacheFrames>>>>,
+    frames: Arc<Mutex<Vec<Arc<dyn SealedFrames>>>>,
 }
 
 impl OptimisticService for Service {
@@ -24,7 +25,7 @@ impl OptimisticService for Service {
         &self,
         controller: &Arc<ControllerShared>,
         nsid: u32,
-        frames: Arc<CacheFrames>,
+        frames: Arc<dyn SealedFrames>,
     ) -> Option<Attachment> {
         assert!(controller.is_ready() && nsid == 1);
         let mut left = self.left.lock().expect("no panic");
@@ -42,7 +43,7 @@ fn cached(has_seals: bool) -> Arc<dyn DiskSource> {
 struct World {
     rig: Rig,
     host: Host,
-    frames: Arc<Mutex<Vec<Arc<CacheFrames>>>>,
+    frames: Arc<Mutex<Vec<Arc<dyn SealedFrames>>>>,
 }
 
 impl World {
@@ -76,7 +77,7 @@ impl World {
     fn is_valid(&self, page: u64, reference: PageReference) -> bool {
         let frames = self.frames.lock().expect("no panic").last().cloned().expect("attached");
         assert_eq!(reference.epoch, frames.epoch());
-        frames.words().seals().expect("seals").load(reference.frame) == reference.seal(page)
+        frames.seal_of(reference.frame) == reference.seal(page)
     }
 }
 
@@ -130,6 +131,36 @@ fn a_write_of_a_part_of_the_page_breaks_its_seal_and_a_read_brings_a_new_one() {
 }
 
 #[test]
+fn a_page_of_a_ram_disk_has_a_reference_until_it_is_changed() {
+    let mut world = World::new(ram_disk_with(512, true), 1);
+    assert_ok(&world.attach(1, ATTACHMENT_BYTES));
+    assert_eq!(world.reference(3), None, "a page that was never written");
+    let write = |world: &mut World, lba, bytes: usize| {
+        let blocks = u32::try_from(bytes / 512).expect("small");
+        let sqe = Sqe::write(2, 1, lba, blocks, false);
+        assert_ok(&world.rig.run(&world.host.io, sqe, &pattern(1, bytes)));
+    };
+    write(&mut world, 3 * 8, 4096);
+    for blocks in [(3 * 8, 7), (3 * 8 + 1, 8), (3 * 8, 16)] {
+        assert_eq!(world.read(blocks.0, blocks.1).result, 0);
+    }
+    for (lba, bytes) in [(3 * 8, 4096), (3 * 8 + 5, 512)] {
+        let old = world.reference(3).expect("it was written");
+        assert_eq!(world.reference(3), Some(old));
+        write(&mut world, lba, bytes);
+        assert!(!world.is_valid(3, old), "{bytes} bytes at {lba}");
+    }
+    let old = world.reference(3).expect("it was written");
+    assert_ok(&world.rig.run(&world.host.io, Sqe::write_zeroes(3, 1, 3 * 8 + 1, 1, true), &[]));
+    assert!(!world.is_valid(3, old));
+    let old = world.reference(3).expect("a part of it is not zero");
+    assert_ok(&world.rig.run(&world.host.io, Sqe::write_zeroes(3, 1, 3 * 8, 8, true), &[]));
+    assert!(!world.is_valid(3, old));
+    assert_eq!(world.reference(3), None, "it has no frame");
+    world.rig.finish();
+}
+
+#[test]
 fn attach_is_refused_by_reason() {
     let mut world = World::new(cached(true), 1);
     let refused = world.attach(2, ATTACHMENT_BYTES).status;
@@ -138,12 +169,26 @@ fn attach_is_refused_by_reason() {
     assert_ok(&world.attach(1, ATTACHMENT_BYTES));
     assert_eq!(world.attach(1, ATTACHMENT_BYTES).status, Status::COMMAND_INTERRUPTED, "no token is left");
     world.rig.finish();
-    for disk in [cached(false), pool_disk(512)] {
+    for disk in [cached(false), pool_disk(512), ram_disk(512)] {
         let mut world = World::new(disk, 1);
         assert_eq!(world.attach(1, ATTACHMENT_BYTES).status, Status::NAMESPACE_NOT_READY);
         assert_eq!(world.read(8, 8).result, 0);
         world.rig.finish();
     }
+}
+
+#[test]
+fn a_host_that_may_not_read_caches_is_denied_and_reads_as_before() {
+    let mut world = World::new(cached(true), 2);
+    world.rig.setup.optimistic_hosts = AllowedHosts::Only(Vec::new());
+    world.rig.publish();
+    assert_eq!(world.attach(1, ATTACHMENT_BYTES).status, Status::OPERATION_DENIED);
+    assert_eq!(world.read(8, 8).result, 0);
+    world.rig.setup.optimistic_hosts = AllowedHosts::Any;
+    world.rig.publish();
+    assert_ok(&world.attach(1, ATTACHMENT_BYTES));
+    assert!(world.reference(1).is_some());
+    world.rig.finish();
 }
 
 #[test]

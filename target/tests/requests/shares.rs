@@ -266,7 +266,7 @@ fn a_host_that_keeps_its_data_back_for_ever_is_closed_and_a_slow_one_is_not() {
 
 /// Two hosts on a RAM disk of 1 MiB that is full, with so much slack beside; block size 4 KiB.
 fn two_hosts_on_ram(slack: u64, cores: usize) -> (Rig, Queue, Queue) {
-    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base };
+    let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a disk"));
     let mut rig = Rig::new(Setup { cores, ..Setup::small(vec![disk]) });
     let queue = |rig: &mut Rig, core| {

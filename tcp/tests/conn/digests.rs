@@ -85,7 +85,7 @@ fn a_digest_covers_data_in_many_pieces() {
     use nvme_spec::Cqe;
     use spindle_reactor::mem::{FrameStore, Pages};
     use spindle_transport::{Reply, Transport};
-    let store = FrameStore::new(1 << 20, 1 << 20, Pages::Base).unwrap();
+    let store = FrameStore::new(1 << 20, 1 << 20, Pages::Base, false).unwrap();
     let core = store.core();
     // Every other page is written again while a reply is sent from all of them, so that it lies elsewhere.
     let data = wire::pattern(4, 64 << 10);

@@ -116,7 +116,7 @@ fn payload_read_directly_is_the_same_as_payload_copied() {
 
 #[test]
 fn a_buffer_in_many_pieces_is_a_target_in_many_pieces() {
-    let store = FrameStore::new(1 << 20, 1 << 20, Pages::Base).unwrap();
+    let store = FrameStore::new(1 << 20, 1 << 20, Pages::Base, false).unwrap();
     let core = store.core();
     // Take frames and give every other one back, so that what is free is scattered.
     let taken: Vec<_> = (0..64).map(|frame| core.take(frame * 4096, 4096).unwrap()).collect();

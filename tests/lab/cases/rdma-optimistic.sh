@@ -40,6 +40,29 @@ optimistic beside-bench --rw randrw --verify --span 8MiB --seconds 5
 wait "$fio"
 disconnect
 
+# One of two hosts may not read the cache any more: its optimistic connections end, its NVMe queues live, the other host reads on.
+optimistic denied --hostnqn nqn.2026-01.lab:host-a --rw randread --span 8MiB --seconds 8 &
+denied=$!
+optimistic allowed --hostnqn nqn.2026-01.lab:host-b --rw randread --span 8MiB --seconds 8 &
+allowed=$!
+# Two queue pairs of NVMe and one for optimistic reads, of both ends, of both hosts.
+within 30 has_queue_pairs 12
+sleep 1
+sed -i "/^nqn = /a optimistic_hosts = [\"nqn.2026-01.lab:host-b\"]" "$CONFIG"
+reload_target
+within 20 grep 'an optimistic connection ends' "$target_log" >/dev/null
+"$SPINDLE" status "$WORK/control" --json >"$WORK/revoked.json"
+expect 'the optimistic connections' "$(grep -oE '"optimistic_connections": *[0-9]+' "$WORK/revoked.json" | tr -dc '0-9\n' | sort | tr '\n' ' ')" '0 1 '
+wait "$denied" || fail 'the NVMe queue of a host does not survive the end of its optimistic connection'
+wait "$allowed" || fail 'another host does not survive it'
+[ "$(counted denied accepted)" -gt 100 ] || fail 'the host has read nothing by RDMA before'
+# That host goes on without.
+! "$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$NQN" --hostnqn nqn.2026-01.lab:host-a --optimistic --seconds 1 >"$WORK/again.log" 2>&1 ||
+    fail 'a denied host may attach'
+grep -i 'operation denied' "$WORK/again.log" >/dev/null || fail "the host is not told why: $(tail -n 3 "$WORK/again.log")"
+sed -i '/^optimistic_hosts/d' "$CONFIG"
+reload_target
+
 # The cache goes under the reads: they go on as ordinary reads.
 optimistic gone --rw randrw --verify --span 8MiB --seconds 8 &
 bench=$!

@@ -74,7 +74,7 @@ impl<'a> Program<'a> {
         let disk = PoolDisk::with_abilities(512, BLOCKS, abilities);
         let (disk, _) = Probe::over(disk, |geometry| geometry);
         let (disk, control) = FaultDisk::new(disk, 1);
-        let spec = RamSpec { bytes: BLOCKS * 4096, block_bytes: 4096, pages: Pages::Base };
+        let spec = RamSpec { bytes: BLOCKS * 4096, block_bytes: 4096, pages: Pages::Base, has_seals: false };
         let ram = RamDisk::with_slack("ram", spec, 64 << 10).expect("a disk");
         let disks: [Arc<dyn DiskSource>; 2] = [disk, Arc::new(ram)];
         let setup = Setup {

@@ -11,11 +11,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nvme_spec::optimistic::PageReference;
 use nvme_spec::status::Status;
 use spindle_disk::BlockRange;
 use spindle_reactor::clock::Nanos;
 
 use super::book::{Book, index};
+use super::cache::FarCache;
 use super::plan::{Kind, Plan, SLOWEST};
 use crate::sim::Rng;
 
@@ -64,6 +66,8 @@ pub struct Answer {
     pub result: Result<(), Status>,
     /// What each block held.
     pub seen: Vec<u64>,
+    /// Of a read of a page: where the cache has it.
+    pub reference: Option<PageReference>,
 }
 
 /// One sending of a command.
@@ -128,6 +132,8 @@ pub struct World {
     pub book: Book,
     /// The blocks of the disk.
     pub disk: Vec<u64>,
+    /// Its cache, for optimistic reads.
+    pub cache: FarCache,
     /// Nothing of the far target's own accord goes wrong any more.
     pub is_healed: bool,
     /// When each core was last polled.
@@ -155,6 +161,7 @@ impl World {
             rng: Rng::new(seed ^ 0xfa_7fa7),
             book: Book::new(plan.blocks, plan.fence_timeout),
             disk: vec![0; index(plan.blocks)],
+            cache: FarCache::new(plan.blocks, plan.block_bytes, seed),
             is_healed: false,
             polled: vec![Nanos::ZERO; plan.cores],
             may_send: false,
@@ -302,6 +309,7 @@ impl World {
             Verb::Trim if trims => *held = 0,
             Verb::Trim => {}
         }
+        self.cache.on_change(it.sent.range.lba + block as u64);
         let (command, is_left_over) = (it.command.expect("of a host"), it.is_left_over);
         self.book.check_executed(command);
         if is_left_over {
@@ -326,7 +334,16 @@ impl World {
             None if differs => Err(Status::COMPARE_FAILURE),
             None => Ok(()),
         };
-        queue.answers.push((at, id, Answer { slot: it.slot, result, seen: it.seen }));
+        let Sent { verb, range, is_compare, .. } = it.sent;
+        let is_newest = || {
+            let first = index(range.lba);
+            self.disk[first..first + range.blocks as usize] == it.seen
+        };
+        let page = self.cache.page_of(range.lba, range.blocks).filter(|_| {
+            self.plan.is_optimistic && verb == Verb::Look && !is_compare && result.is_ok() && is_newest()
+        });
+        let reference = page.and_then(|page| self.cache.enter(page));
+        queue.answers.push((at, id, Answer { slot: it.slot, result, seen: it.seen, reference }));
     }
 
     /// The manager has an association.
@@ -368,14 +385,25 @@ impl World {
         self.queues.len() - 1
     }
 
-    /// A core sends a command. Of a write: whose it is.
-    pub fn submit(&mut self, queue: usize, slot: usize, sent: Sent) -> Option<u64> {
-        let Queue { association, core, is_broken, .. } = self.queues[queue];
-        assert!(self.may_send, "core {core} sends {sent:?} while it is not known to which disk");
+    /// A core sends a command, or reads a page from the cache: it may.
+    pub fn check_may_send(&self, queue: usize) {
+        let Queue { association, core, .. } = self.queues[queue];
+        assert!(self.may_send, "core {core} sends while it is not known to which disk");
         let is_older = |other: &&Queue| !other.is_left && other.association < association;
         if let Some(older) = self.queues.iter().find(is_older) {
             panic!("core {core} sends over association {association}, core {} has {older:?}", older.core);
         }
+    }
+
+    /// A core sends a command. Of a write: whose it is.
+    pub fn submit(&mut self, queue: usize, slot: usize, sent: Sent) -> Option<u64> {
+        self.check_may_send(queue);
+        self.send(queue, slot, sent)
+    }
+
+    /// As [`World::submit`], of a command that the core had sent before: a rejected optimistic read.
+    pub fn send(&mut self, queue: usize, slot: usize, sent: Sent) -> Option<u64> {
+        let Queue { association, core, is_broken, .. } = self.queues[queue];
         let is_write = sent.verb != Verb::Look;
         if self.associations[&association].must_fua && [Verb::Write, Verb::Zeroes].contains(&sent.verb) {
             assert!(sent.is_durable, "core {core} sends {sent:?} without FUA");
@@ -634,6 +662,12 @@ impl World {
     pub fn is_idle(&self) -> bool {
         let is_broken = self.associations.last_key_value().is_some_and(|(_, it)| it.is_broken);
         self.tries.is_empty() && !is_broken && self.queues.iter().all(|it| it.is_left || !it.is_broken)
+    }
+
+    /// Its cache can be read.
+    #[must_use]
+    pub fn is_optimistic(&self) -> bool {
+        self.plan.is_optimistic
     }
 
     /// Who the far target is.

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use nvme_spec::status::Status;
 use spindle_disk_remote::{Control, Shape};
+use spindle_initiator::Error;
 use spindle_reactor::clock::Nanos;
 
 use super::far::{Shared, lock};
 use super::plan::Kind;
-use super::seam::{Limits, SimFar};
+use super::seam::{Limits, SimFar, SimGrant};
 use crate::sim::Rng;
 
 /// What came of the question whether former associations are over.
@@ -103,6 +105,9 @@ impl Manager {
             State::Up { fence, verify, .. } => {
                 let fence = if verify == Verify::Idle { self.step_fence(fence, now) } else { fence };
                 let stays = self.step_verify(verify, now);
+                if verify == Verify::Idle {
+                    self.attach_cores();
+                }
                 let is_lost = self.control.lost() >= self.number || lock(&self.world).is_broken(self.number);
                 let most = if self.rng.permille(100) { 2000 } else { 60 };
                 let delay = Nanos::from_ms(self.rng.between(0, most));
@@ -117,6 +122,21 @@ impl Manager {
                 }
             }
         }
+    }
+
+    /// Answers the cores that want to attach, at random times.
+    fn attach_cores(&self) {
+        let Some(handle) = self.control.next_grant(self.number) else { return };
+        let mut world = lock(&self.world);
+        if world.cache.rng.permille(500) {
+            return;
+        }
+        let status = Status::NAMESPACE_NOT_READY;
+        let refused = || Error::Status { step: "Attach", status, invalid: None };
+        let answer = world.cache.grant().map(SimGrant).ok_or_else(refused);
+        world.book.counts.hit(if answer.is_ok() { "grants" } else { "refused grants" });
+        drop(world);
+        self.control.grant(handle, self.number, answer);
     }
 
     /// An attempt.

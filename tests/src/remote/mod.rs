@@ -8,6 +8,7 @@
 //! | [`seam`] | association, queue and connecting queue, as a core sees them |
 //! | [`far`] | commands on their way, at the far disk, and left over from lost queues |
 //! | [`manager`] | what the manager thread does: up, down, hold, checked, over |
+//! | [`cache`] | the far target's cache, and optimistic reads of it |
 //! | [`book`] | each command of a host: when it was lost, when it was settled, what it may have done |
 //! | [`run`](mod@run) | hosts, cores and faults |
 //!
@@ -20,6 +21,7 @@
 //! only passed on).
 
 pub mod book;
+pub mod cache;
 pub mod far;
 pub mod manager;
 pub mod plan;
@@ -27,4 +29,4 @@ pub mod run;
 pub mod seam;
 
 pub use plan::Plan;
-pub use run::{Report, run};
+pub use run::{Report, run, run_optimistic};

@@ -77,6 +77,8 @@ pub struct Plan {
     pub slow: u64,
     /// Of 1000 fences: never answered.
     pub may_land: u64,
+    /// The far target has a cache, and queues read it by RDMA READ.
+    pub is_optimistic: bool,
 }
 
 impl Plan {
@@ -123,6 +125,14 @@ impl Plan {
             errors: rng.pick(&[0, 0, 5, 20]),
             slow: rng.pick(&[0, 2, 10, 40]),
             may_land: rng.pick(&[0, 0, 100, 300]),
+            is_optimistic: false,
         }
+    }
+
+    /// What `seed` draws, with optimistic reads: a command can be a page.
+    #[must_use]
+    pub fn draw_optimistic(seed: u64) -> Plan {
+        let plan = Plan::draw(seed);
+        Plan { is_optimistic: true, transfer_blocks: plan.transfer_blocks.max(8), pieces_max: 16, ..plan }
     }
 }

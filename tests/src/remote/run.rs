@@ -7,12 +7,13 @@ use nvme_spec::Nqn;
 use spindle_disk::IoRequest;
 use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, Owner, Token};
 use spindle_disk_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
-use spindle_initiator::{Host, Identity, Target};
+use spindle_initiator::{Host, Identity, OptimisticOptions, Target};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_transport::TransportKind;
 
 use super::book::index;
+use super::cache::PAGE_BYTES;
 use super::far::{Shared, World, lock};
 use super::manager::Manager;
 use super::plan::{COMMAND_TIMEOUT, Plan};
@@ -89,15 +90,28 @@ struct Sim {
 /// When a promise is broken.
 #[must_use]
 pub fn run(seed: u64, commands: u64) -> Report {
+    run_plan(seed, commands, Plan::draw, "one_seed_of_the_remote_disk")
+}
+
+/// A run of `commands` commands, with optimistic reads.
+///
+/// # Panics
+/// When a promise is broken.
+#[must_use]
+pub fn run_optimistic(seed: u64, commands: u64) -> Report {
+    run_plan(seed, commands, Plan::draw_optimistic, "one_seed_with_optimistic_reads_of_the_remote_disk")
+}
+
+fn run_plan(seed: u64, commands: u64, draw: fn(u64) -> Plan, test: &str) -> Report {
     let outcome = std::panic::catch_unwind(|| {
-        let mut sim = Sim::new(seed);
+        let mut sim = Sim::new(draw(seed), seed);
         while sim.report.commands < commands {
             sim.turn();
         }
         sim.finish()
     });
     outcome.unwrap_or_else(|panic| {
-        let replay = format!("SPINDLE_SIM_SEED={seed} cargo nextest run one_seed_of_the_remote_disk");
+        let replay = format!("SPINDLE_SIM_SEED={seed} cargo nextest run {test}");
         eprintln!("SEED={seed} failed; replay: {replay}");
         std::panic::resume_unwind(panic)
     })
@@ -114,6 +128,7 @@ fn spec(plan: &Plan) -> RemoteSpec {
         depth: plan.depth,
         command_timeout: COMMAND_TIMEOUT.as_duration(),
         quiesce: Duration::from_secs(1),
+        optimistic: plan.is_optimistic.then(OptimisticOptions::default),
     }
 }
 
@@ -129,8 +144,7 @@ fn facts() -> RemoteFacts {
 }
 
 impl Sim {
-    fn new(seed: u64) -> Sim {
-        let plan = Plan::draw(seed);
+    fn new(plan: Plan, seed: u64) -> Sim {
         let world = World::new(plan.clone(), seed);
         let geometry = Geometry {
             block_bytes: plan.block_bytes,
@@ -248,7 +262,23 @@ impl Sim {
         }
     }
 
+    /// Pages are read and written as such, and often the same ones.
+    fn page_range(&self) -> Option<BlockRange> {
+        let blocks = PAGE_BYTES as u64 / u64::from(self.plan.block_bytes);
+        let rng = &mut lock(&self.world).cache.rng;
+        if !rng.permille(600) {
+            return None;
+        }
+        let page = rng.below((self.plan.blocks / blocks).min(4));
+        Some(BlockRange { lba: page * blocks, blocks: u32::try_from(blocks).expect("few") })
+    }
+
     fn range(&mut self) -> BlockRange {
+        if self.plan.is_optimistic
+            && let Some(range) = self.page_range()
+        {
+            return range;
+        }
         let most = if self.rng.permille(300) { COMMAND_BLOCKS } else { 3 };
         let blocks = self.rng.between(1, most);
         let room = self.plan.blocks - blocks + 1;
@@ -374,6 +404,9 @@ impl Sim {
                 .map(&mut is_time);
         let [hang, forget, reopen] = [rates.hangs, rates.forgets, rates.reopens].map(is_time);
         let mut world = lock(&self.world);
+        if self.plan.is_optimistic && world.cache.happen() {
+            world.book.counts.hit("caches gone");
+        }
         if loss {
             world.lose_queue();
         }
@@ -506,6 +539,7 @@ mod tests {
     fn the_same_seed_is_the_same_run() {
         let mut total = Report::default();
         for seed in 0..6 {
+            assert_eq!(run_optimistic(seed, 200), run_optimistic(seed, 200));
             let report = run(seed, 200);
             assert_eq!(run(seed, 200), report);
             total.add(&report);

@@ -8,10 +8,12 @@ use nvme_spec::io::ReadWriteCdw12;
 use nvme_spec::opcode::IoOpcode;
 use spindle_disk::BlockRange;
 use spindle_disk_remote::{Far, FarCompletion, FarQueue};
-use spindle_initiator::{Error, Failure, HostData, Loss, Refusal, Refused};
+use spindle_initiator::optimistic::Outcome;
+use spindle_initiator::{Error, Failure, HostData, Loss, OptimisticCounts, Refusal, Refused};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 
+use super::cache::{Client, SimAttaching};
 use super::far::{Answer, Sent, Shared, Verb, lock};
 use crate::sim::model::{fill, tag_of};
 
@@ -38,6 +40,10 @@ pub struct SimFar {
     pub limits: Limits,
 }
 
+/// A token for the cache of this epoch.
+#[derive(Debug)]
+pub struct SimGrant(pub u8);
+
 /// A queue that is being connected.
 pub struct SimOpening {
     far: Arc<SimFar>,
@@ -56,6 +62,8 @@ fn lost() -> Error {
 impl Far for SimFar {
     type Opening = SimOpening;
     type Queue = SimQueue;
+    type Grant = SimGrant;
+    type Attaching = SimAttaching;
 
     fn depth_max(&self) -> u16 {
         self.limits.depth
@@ -85,7 +93,24 @@ impl Far for SimFar {
         drop(world);
         let slots = (0..opening.depth).map(|_| None).collect();
         let (completed, far) = (VecDeque::new(), Arc::clone(&opening.far));
-        Ok(Some(SimQueue { far, id, slots, completed, loss: None }))
+        Ok(Some(SimQueue { far, id, slots, completed, loss: None, client: None, now: Nanos::ZERO }))
+    }
+
+    fn has_optimistic_reads(&self) -> bool {
+        lock(&self.world).is_optimistic()
+    }
+
+    fn begin_attach(grant: SimGrant, queue: &SimQueue, now: Nanos) -> Result<SimAttaching, Error> {
+        Ok(SimAttaching::begin(&queue.far.world, grant.0, now))
+    }
+
+    fn step_attach(attaching: &mut SimAttaching, queue: &mut SimQueue, now: Nanos) -> Result<bool, Error> {
+        let Some(client) = attaching.step(&queue.far.world, queue.slots.len(), now) else { return Ok(false) };
+        let Some(client) = client else { return Err(lost()) };
+        queue.end_client();
+        queue.client = Some(client);
+        lock(&queue.far.world).book.counts.hit("attached");
+        Ok(true)
     }
 }
 
@@ -105,6 +130,10 @@ pub struct SimQueue {
     /// With the slot that it leaves.
     completed: VecDeque<FarCompletion>,
     loss: Option<Loss>,
+    /// Its optimistic reads, once it was attached.
+    client: Option<Client>,
+    /// Of the last poll.
+    now: Nanos,
 }
 
 /// The values of a buffer's blocks.
@@ -169,7 +198,7 @@ impl SimQueue {
     }
 
     fn on_answer(&mut self, answer: Answer) {
-        let Answer { slot, result, seen } = answer;
+        let Answer { slot, result, seen, reference } = answer;
         let Slot { mut buf, is_read, write } = self.slots[slot].take().expect("outstanding");
         if is_read
             && result.is_ok()
@@ -182,16 +211,80 @@ impl SimQueue {
                 buf.copy_in(at * bytes, &content);
             }
         }
+        if result.is_ok()
+            && let Some(client) = &mut self.client
+        {
+            client.on_read(slot, reference, buf.as_ref());
+        }
         let command = write.map(|(command, _)| command);
         lock(&self.far.world).taken(self.id, command, result.is_ok());
         let result = result.map_err(Failure::Status);
         self.completed.push_back(FarCompletion { index: slot, result, buf });
     }
 
+    /// Takes optimistic reads that have ended; rejected ones become ordinary reads, or are lost.
+    fn poll_client(&mut self) -> bool {
+        let Some(client) = &mut self.client else { return false };
+        let ended = client.poll(self.now);
+        let has_come = !ended.is_empty();
+        for (slot, outcome) in ended {
+            match outcome {
+                Outcome::Accepted(buf) => {
+                    lock(&self.far.world).book.counts.hit("optimistic reads");
+                    self.slots[slot] = None;
+                    self.completed.push_back(FarCompletion { index: slot, result: Ok(()), buf: Some(buf) });
+                }
+                Outcome::Repeat(sqe, buf) => {
+                    lock(&self.far.world).book.counts.hit("rejected reads");
+                    let data = HostData::FromController(buf);
+                    let sent = self.decode(&sqe, &data);
+                    if self.loss.is_none() {
+                        lock(&self.far.world).send(self.id, slot, sent);
+                    }
+                    self.slots[slot] = Some(Slot { buf: data.into_buffer(), is_read: true, write: None });
+                }
+            }
+        }
+        has_come
+    }
+
+    /// Reads that are in flight end.
+    fn end_client(&mut self) {
+        if let Some(client) = &mut self.client {
+            client.end();
+            self.poll_client();
+        }
+    }
+
+    /// Posts an optimistic read, if that is possible.
+    fn try_read(&mut self, slot: usize, sqe: Sqe, offset: u64, data: HostData) -> Result<(), HostData> {
+        let Some(client) = &mut self.client else { return Err(data) };
+        match data {
+            HostData::FromController(buf) => {
+                let bytes = buf.len();
+                let posted = client.try_read(slot, sqe, offset, buf).map_err(HostData::FromController);
+                if posted.is_err() {
+                    client.note(slot, Some((offset, bytes)));
+                }
+                posted
+            }
+            HostData::ToController(buf) => {
+                client.note(slot, None);
+                client.on_write(offset, buf.len());
+                Err(HostData::ToController(buf))
+            }
+            HostData::None => {
+                client.note(slot, None);
+                Err(HostData::None)
+            }
+        }
+    }
+
     fn lose(&mut self, loss: Loss) {
         if self.loss.replace(loss).is_some() {
             return;
         }
+        self.end_client();
         let mut world = lock(&self.far.world);
         let lost = self.slots.iter().flatten().filter_map(|slot| slot.write);
         world.leave(self.id, lost);
@@ -219,7 +312,7 @@ impl FarQueue for SimQueue {
         self.loss.is_none()
     }
 
-    fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<usize, Refused> {
+    fn submit(&mut self, sqe: Sqe, offset: u64, data: HostData) -> Result<usize, Refused> {
         let taken: Vec<usize> = self.completed.iter().map(|completion| completion.index).collect();
         let is_free = |index: &usize| self.slots[*index].is_none() && !taken.contains(index);
         let free = (0..self.slots.len()).find(is_free);
@@ -232,6 +325,14 @@ impl FarQueue for SimQueue {
             return Err(Refused { why, buf: data.into_buffer() });
         }
         let slot = free.expect("just seen");
+        let data = match self.try_read(slot, sqe, offset, data) {
+            Err(data) => data,
+            Ok(()) => {
+                lock(&self.far.world).check_may_send(self.id);
+                self.slots[slot] = Some(Slot { buf: None, is_read: true, write: None });
+                return Ok(slot);
+            }
+        };
         let sent = self.decode(&sqe, &data);
         if sent.verb == Verb::Write && sent.tags.iter().all(|tag| *tag == 0) {
             lock(&self.far.world).book.counts.hit("zeroes as data");
@@ -246,7 +347,8 @@ impl FarQueue for SimQueue {
 
     fn send(&mut self) {}
 
-    fn poll(&mut self, _now: Nanos) -> bool {
+    fn poll(&mut self, now: Nanos) -> bool {
+        self.now = now;
         if self.loss.is_some() {
             return false;
         }
@@ -257,7 +359,7 @@ impl FarQueue for SimQueue {
         };
         let has_come = !answers.is_empty();
         answers.into_iter().for_each(|answer| self.on_answer(answer));
-        has_come
+        self.poll_client() || has_come
     }
 
     fn next_completion(&mut self) -> Option<FarCompletion> {
@@ -270,6 +372,14 @@ impl FarQueue for SimQueue {
 
     fn abandon(&mut self) {
         self.lose(Loss::Requested);
+    }
+
+    fn has_optimistic_connection(&self) -> bool {
+        self.client.as_ref().is_some_and(Client::is_up)
+    }
+
+    fn optimistic_counts(&self) -> Option<OptimisticCounts> {
+        self.client.as_ref().map(Client::counts)
     }
 }
 

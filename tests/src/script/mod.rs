@@ -68,6 +68,8 @@ pub struct Setup {
     pub bulk_unit: u32,
     /// Who may connect.
     pub hosts: AllowedHosts,
+    /// Of these, the hosts that may read caches by RDMA.
+    pub optimistic_hosts: AllowedHosts,
     /// Which listeners are open.
     pub listeners: Vec<bool>,
 }
@@ -86,6 +88,7 @@ impl Setup {
             transfer_bytes: 128 << 10,
             bulk_unit: 0,
             hosts: AllowedHosts::Any,
+            optimistic_hosts: AllowedHosts::Any,
             listeners: vec![true],
         }
     }
@@ -115,6 +118,7 @@ impl Setup {
             generation,
             cores: self.cores,
             hosts: self.hosts.clone(),
+            optimistic_hosts: self.optimistic_hosts.clone(),
             disks: self.disks.clone(),
             namespaces: self.namespaces.clone(),
             listeners: self.listeners.clone(),

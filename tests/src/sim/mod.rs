@@ -22,7 +22,7 @@
 //! | `world`, `happen` | the target and its hosts; what happens to them besides commands |
 //! | `host`, `issue`, `answer` | a queue, its commands, what their answers mean |
 //! | `history`, `model`, `place` | the judge; what blocks hold; a namespace |
-//! | `optimistic` | reads of a cache without the target |
+//! | `optimistic` | reads of a cache or RAM disk without the target |
 //! | `medium`, `disk` | a drive in small; memory behind the pool's buffers |
 //! | `carrier`, `wire`, `rdma` | what is between hosts and target |
 

@@ -2,7 +2,7 @@
 //! under them.
 //!
 //! ```text
-//!   Attach ── Service (tokens of the target) ──> SimReader: the frames and seals of the cache
+//!   Attach ── Service (tokens of the target) ──> SimReader: the frames and seals of a cache or RAM disk
 //!   ordinary Read ── reference ──> Optimistic (shipped) ── post ──> SimReader: sectors and seal in any order
 //!                                                          <─ seal, data ── accepted: the judge hears of it
 //! ```
@@ -19,7 +19,7 @@ use nvme_spec::optimistic::{Attachment, PageReference, Token};
 use nvme_spec::{Cqe, Sqe};
 use spindle_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageReader};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Buf, CacheFrames};
+use spindle_reactor::mem::{Buf, SealedFrames};
 use spindle_target::shared::{ControllerShared, OptimisticService};
 
 use super::host::Issue;
@@ -35,12 +35,12 @@ const PAGE: u64 = 4096;
 /// What the target has granted and nobody has used: frames by token.
 #[derive(Default)]
 pub struct Service {
-    granted: Mutex<HashMap<Token, Arc<CacheFrames>>>,
+    granted: Mutex<HashMap<Token, Arc<dyn SealedFrames>>>,
 }
 
 impl Service {
-    /// The caches of a token, once.
-    pub fn redeem(&self, token: &Token) -> Option<Arc<CacheFrames>> {
+    /// The frames of a token, once.
+    pub fn redeem(&self, token: &Token) -> Option<Arc<dyn SealedFrames>> {
         self.granted.lock().expect("no panic").remove(token)
     }
 }
@@ -53,12 +53,12 @@ impl OptimisticService for Issuer {
         &self,
         _controller: &Arc<ControllerShared>,
         _nsid: u32,
-        frames: Arc<CacheFrames>,
+        frames: Arc<dyn SealedFrames>,
     ) -> Option<Attachment> {
         let mut granted = self.0.granted.lock().expect("no panic");
         let mut token = [0; 16];
         token[..8].copy_from_slice(&(granted.len() as u64 + 1).to_le_bytes());
-        token[8..].copy_from_slice(&(Arc::as_ptr(&frames) as u64).to_le_bytes());
+        token[8..].copy_from_slice(&(Arc::as_ptr(&frames).addr() as u64).to_le_bytes());
         granted.insert(token, frames);
         Some(Attachment::new(4430, 10_000, token))
     }
@@ -76,7 +76,7 @@ struct InFlight {
 
 /// What a connection shares with its `SimReader`, which belongs to the shipped client.
 struct Line {
-    frames: Arc<CacheFrames>,
+    frames: Arc<dyn SealedFrames>,
     rng: Rng,
     is_up: bool,
     reads: Vec<InFlight>,
@@ -90,7 +90,7 @@ pub struct SimReader(Rc<RefCell<Line>>);
 impl PageReader for SimReader {
     fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf> {
         let mut line = self.0.borrow_mut();
-        if !line.is_up || reference.frame >= line.frames.words().len() {
+        if !line.is_up || reference.frame >= line.frames.frames() {
             return Err(buf);
         }
         let left = (0..=SECTORS).collect();
@@ -115,7 +115,7 @@ impl PageReader for SimReader {
                 }
                 let part = read.left.swap_remove(rng.size(0, read.left.len() - 1));
                 if part == SECTORS {
-                    read.seal = frames.words().seals().map_or(0, |seals| seals.load(read.frame));
+                    read.seal = frames.seal_of(read.frame);
                 } else {
                     let mut sector = [0; SECTOR];
                     frames.device_read(read.frame, part * SECTOR, &mut sector);
@@ -237,7 +237,7 @@ impl Client {
             }
             attached.poll(issue, place, now);
             if !attached.line.borrow().is_up && attached.optimistic.in_flight() == 0 {
-                attached.count(issue);
+                attached.count(issue, place);
                 *entry = None;
             }
         }
@@ -247,15 +247,21 @@ impl Client {
     /// The host, or its target, is gone.
     pub fn end_all(issue: &mut Issue<'_>) {
         let mut all = std::mem::take(&mut issue.client.attached);
-        all.iter_mut().filter_map(Option::take).for_each(|attached| attached.count(issue));
+        for (place, attached) in all.iter_mut().enumerate() {
+            attached.take().iter().for_each(|attached| attached.count(issue, place));
+        }
         issue.client.attached = all;
         issue.client.is_attaching = false;
     }
 }
 
 impl Attached {
-    fn count(&self, issue: &mut Issue<'_>) {
+    fn count(&self, issue: &mut Issue<'_>, place: usize) {
         let counts = self.optimistic.counts();
+        if issue.places[place].medium.is_none() {
+            issue.counts.add("optimistic reads of RAM disks", counts.accepted);
+            issue.counts.add("rejected reads of RAM disks", counts.rejected);
+        }
         issue.counts.add("optimistic reads", counts.accepted);
         issue.counts.add("rejected reads", counts.rejected);
         issue.counts.add("references", counts.learned);

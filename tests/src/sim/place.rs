@@ -51,7 +51,9 @@ fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<S
     let slack = if index % 2 == 1 && swarm.slack_bytes.is_some() { None } else { swarm.slack_bytes };
     if let Some(slack) = slack {
         let bytes = swarm.blocks as u64 * u64::from(swarm.block_bytes);
-        let spec = RamSpec { bytes, block_bytes: swarm.block_bytes, pages: Pages::Base };
+        // Not drawn, so that what follows stays what it was.
+        let has_seals = swarm.seed & 32 == 0;
+        let spec = RamSpec { bytes, block_bytes: swarm.block_bytes, pages: Pages::Base, has_seals };
         return (Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a RAM disk")), None);
     }
     let has = |bit: u64| swarm.seed >> bit & 1 == 1;

@@ -4,8 +4,8 @@ use spindle_disk::PolicyKind;
 use spindle_target::snapshot::Snapshot;
 
 use super::*;
-use crate::config::LocalDrives;
 use crate::config::memory::{self, AllocationPhase};
+use crate::config::{DiskKind, LocalDrives};
 
 const EXCLUSIVE: &str = "size = \"1MiB\"\nmode = \"exclusive\"";
 const AHEAD: &str = "size = \"1MiB\"\nread_ahead = 0";
@@ -100,6 +100,15 @@ fn caches_that_devices_reach_are_held_against_what_may_be_locked() {
     let twice = pools + (128 << 20) + 8 * (64 << 20) / 4096;
     assert!(plan_on(&optimistic, &on(Some(twice))).disks[0].cache.expect("a cache").has_seals);
     assert_eq!(errors_on(&optimistic, &on(Some(twice - 1))).len(), 1);
+    // So is a RAM disk. Without optimistic reads nothing is compared for it, as before there were any.
+    let ram =
+        format!("{LISTENER}transport = \"rdma\"\n[[disk]]\nname = \"d\"\nkind = \"ram\"\nsize = \"64MiB\"\n");
+    let sealed = format!("{ram}[rdma]\noptimistic_port = 4430\n");
+    plan_on(&ram, &on(Some(1)));
+    let is_sealed = |it: &DiskKind| matches!(it, DiskKind::Ram { has_seals: true, .. });
+    assert!(is_sealed(&plan_on(&sealed, &on(Some(twice))).disks[0].kind));
+    let found = errors_on(&sealed, &on(Some(twice - 1)));
+    assert!(found.len() == 1 && found[0].contains("disk[0].size = \"64MiB\": caches and all"), "{found:?}");
     let over_tcp = format!("{of_file}[rdma]\noptimistic_port = 4430\n");
     plan_on(&over_tcp, &small);
     let taken = format!("{over_rdma}[rdma]\noptimistic_port = 4420\n");

@@ -388,6 +388,25 @@ fn other_targets_that_are_not_named_or_named_twice() {
 }
 
 #[test]
+fn settings_of_optimistic_reads_are_for_remote_disks_that_have_them() {
+    let remote = "kind = \"remote\"\naddress = \"192.0.2.7:4420\"\nnqn = \"nqn.2026-01.test:far\"\n";
+    let disk = |lines: &str| format!("[[disk]]\nname = \"a\"\n{lines}");
+    let no_effect = "has no effect without optimistic = true; set that, or leave it out";
+    for (lines, expected) in [
+        ("optimistic_pages = 4096\n", format!("6: disk[0].optimistic_pages = 4096: {no_effect}")),
+        (
+            "optimistic_pages = 1\noptimistic = true\n",
+            "6: disk[0].optimistic_pages = 1: must be a whole number from 1024 to 268435456".to_owned(),
+        ),
+    ] {
+        check(&disk(&[remote, lines].concat()), &[expected.as_str()]);
+    }
+    let null = "kind = \"null\"\nsize = 4096\noptimistic = true\n";
+    let expected = "5: disk[0].optimistic = true: a null disk has no optimistic; it is for kind = \"remote\"";
+    check(&disk(null), &[expected]);
+}
+
+#[test]
 fn drives_whose_keys_do_not_fit_them() {
     let disk = |kind: &str, more: &str| format!("[[disk]]\nname = \"a\"\nkind = \"{kind}\"\n{more}");
     for (kind, more, expected) in [

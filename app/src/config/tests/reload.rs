@@ -262,7 +262,8 @@ fn a_reload_lists_what_it_does() {
          [limits]\nmemory_overcommit = true\n",
         &ram("a").replace("64MiB", "32MiB"),
         &ram("c"),
-        &subsystem("s", &["a", "c"]).replace("allow_any_host = true", "hosts = [\"nqn.a:h\"]"),
+        &subsystem("s", &["a", "c"])
+            .replace("allow_any_host = true", "hosts = [\"nqn.a:h\"]\noptimistic_hosts = []"),
         &subsystem("t", &[]),
         "[[referral]]\naddress = \"10.0.0.2:8009\"\n",
     ];
@@ -275,6 +276,7 @@ fn a_reload_lists_what_it_does() {
             "listener 127.0.0.1:4420: in_capsule from 4096 to 8192",
             "subsystem nqn.2026-01.test:s: namespace 2 removed, disk \"b\"",
             "subsystem nqn.2026-01.test:s: hosts from any to nqn.a:h",
+            "subsystem nqn.2026-01.test:s: optimistic_hosts from any to none",
             "subsystem nqn.2026-01.test:s: namespace 2 added, disk \"c\"",
             "subsystem nqn.2026-01.test:t added",
             "referral to tcp 10.0.0.2:8009 added",
@@ -405,18 +407,26 @@ fn the_times_of_a_disk_of_another_target_are_fixed_and_its_identity_is_not_known
         let far = "kind = \"remote\"\naddress = \"192.0.2.7:4420\"\nnqn = \"nqn.2026-01.test:far\"\n";
         [LISTENER, "[[disk]]\nname = \"r\"\n", far, more, &subsystem("s", &["r"])].concat()
     };
-    let (usual, other) = (with(""), with("command_timeout_ms = 1000\nquiesce_ms = 7000\n"));
+    let (usual, other) =
+        (with(""), with("command_timeout_ms = 1000\nquiesce_ms = 7000\noptimistic = true\n"));
     assert_eq!(
         changes(&usual, &other),
         [
             "disk \"r\": command_timeout_ms from 25000 to 1000: refused, is fixed at the start; restart to \
              change it",
-            "disk \"r\": quiesce_ms from 0 to 7000: refused, is fixed at the start; restart to change it"
+            "disk \"r\": quiesce_ms from 0 to 7000: refused, is fixed at the start; restart to change it",
+            "disk \"r\": optimistic from false to true: refused, is fixed at the start; restart to change it"
         ]
     );
     let Some(Origin::Remote(remote)) = plan(&other).absent(None).pop() else { panic!("no remote disk") };
     let (spec, ms) = (&remote.spec, std::time::Duration::from_millis);
     assert_eq!((spec.command_timeout, spec.quiesce, spec.cores), (ms(1000), ms(7000), 1));
+    let pages = |text: &str| {
+        let Some(Origin::Remote(remote)) = plan(text).absent(None).pop() else { panic!("no remote disk") };
+        remote.spec.optimistic.map(|options| options.directory_pages)
+    };
+    let few = with("optimistic = true\noptimistic_pages = 1024\n");
+    assert_eq!((pages(&usual), pages(&other), pages(&few)), (None, Some(1 << 18), Some(1024)));
     let namespace = plan(&usual).subsystems[0].namespaces[0].clone();
     assert_eq!((namespace.uuid, namespace.nguid), (None, None));
     let uuid = "uuid = \"6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00\"\n";

@@ -150,10 +150,14 @@ fn the_builtin_needs_no_root_no_huge_pages_and_no_file() {
     let plan = config.plan();
     assert_eq!(config.source(), None);
     assert_eq!((plan.disks.len(), plan.disks[0].bytes), (1, 1 << 30));
-    assert_eq!(plan.disks[0].kind, DiskKind::Ram { pages: Pages::Transparent, is_populated: false });
+    assert_eq!(
+        plan.disks[0].kind,
+        DiskKind::Ram { pages: Pages::Transparent, is_populated: false, has_seals: false }
+    );
     assert_eq!(plan.listeners[0].address.to_string(), "127.0.0.1:4420");
     assert_eq!(plan.subsystems[0].nqn.as_str(), crate::config::NQN_EXAMPLE);
     assert_eq!(plan.subsystems[0].hosts, AllowedHosts::Any);
+    assert_eq!(plan.subsystems[0].optimistic_hosts, AllowedHosts::Any);
 }
 
 #[test]
@@ -193,7 +197,10 @@ fn disks_get_their_sizes_from_the_file_the_device_or_the_key() {
             is_polled: false
         }
     );
-    assert_eq!(plan.disks[3].kind, DiskKind::Ram { pages: Pages::Huge, is_populated: true });
+    assert_eq!(
+        plan.disks[3].kind,
+        DiskKind::Ram { pages: Pages::Huge, is_populated: true, has_seals: false }
+    );
 }
 
 #[test]
@@ -282,8 +289,13 @@ fn memory_is_a_sum_of_named_reasons() {
     let by_hand: u64 = items.iter().map(|sum| sum.each * sum.count).sum();
     assert_eq!(total_bytes(&items, AllocationPhase::Busy), by_hand);
     assert!(total_bytes(&items, AllocationPhase::Start) < total_bytes(&items, AllocationPhase::Filled));
-    let frames =
-        spindle_disk::RamSpec { bytes: 64 << 20, block_bytes: 512, pages: Pages::Transparent }.memory_bytes();
+    let frames = spindle_disk::RamSpec {
+        bytes: 64 << 20,
+        block_bytes: 512,
+        pages: Pages::Transparent,
+        has_seals: false,
+    }
+    .memory_bytes();
     let of_disk: u64 =
         items.iter().filter(|sum| sum.reason.starts_with("disk a")).map(|sum| sum.bytes()).sum();
     assert_eq!(of_disk, frames, "the reasons of a RAM disk are all that it takes");

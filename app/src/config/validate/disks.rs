@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
 use spindle_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind, medium_id};
-use spindle_initiator::{Host, Target};
+use spindle_initiator::{Host, OptimisticOptions, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
@@ -62,7 +62,8 @@ fn disk(node: &Node, machine: &Machine, media: &mut Media, errors: &Errors) -> O
     match kind.as_str() {
         "ram" => {
             let pages = ram_pages(node, errors);
-            memory_disk(node, DiskKind::Ram { pages, is_populated: node.get("populate") }, errors)
+            let is_populated = node.get("populate");
+            memory_disk(node, DiskKind::Ram { pages, is_populated, has_seals: false }, errors)
         }
         "null" => memory_disk(node, DiskKind::Null, errors),
         "file" => file_disk(node, media, errors),
@@ -206,8 +207,25 @@ fn remote_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
         namespace: node.get("namespace"),
         command_timeout: ms("command_timeout_ms"),
         quiesce: ms("quiesce_ms"),
+        optimistic: optimistic(node, errors),
     };
     Some(uncached_plan(node, (0, 0), kind))
+}
+
+/// Returns the settings of optimistic reads; `None` without them.
+fn optimistic(node: &Node, errors: &Errors) -> Option<OptimisticOptions> {
+    let pages = node.get::<u64>("optimistic_pages");
+    let options = OptimisticOptions { directory_pages: usize::try_from(pages).unwrap_or(usize::MAX) };
+    if node.get::<bool>("optimistic") {
+        return Some(options);
+    }
+    // The default may be written out, as in conf/spindle.toml.
+    if options != OptimisticOptions::default()
+        && let Some(location) = node.location_of("optimistic_pages")
+    {
+        location.refuse(errors, "has no effect without optimistic = true; set that, or leave it out");
+    }
+    None
 }
 
 /// Validates `[disk.cache]` of a disk; `None` without the section or its size.
@@ -275,7 +293,7 @@ fn delay(node: &Node, errors: &Errors) -> Option<DelaySpec> {
 
 /// Keys that only disks of some kinds have, with these kinds. [`refuse_foreign_keys`] itself checks `size`,
 /// `block_bytes`, `pages` and `huge_pages`.
-const KIND_KEYS: [(&str, &[&str]); 16] = [
+const KIND_KEYS: [(&str, &[&str]); 18] = [
     ("path", &["file"]),
     ("populate", &["ram"]),
     ("read_only", &["file", "ng"]),
@@ -292,6 +310,8 @@ const KIND_KEYS: [(&str, &[&str]); 16] = [
     ("host_nqn", &["remote"]),
     ("command_timeout_ms", &["remote"]),
     ("quiesce_ms", &["remote"]),
+    ("optimistic", &["remote"]),
+    ("optimistic_pages", &["remote"]),
 ];
 
 /// Returns the kind with its article: `a file`, `an nvme`.

@@ -68,8 +68,13 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
     let optimistic_port = root.section("rdma").get("optimistic_port");
     // Whatever the listeners are: a cache whose settings change is replaced by an empty one.
-    for cache in disks.iter_mut().filter_map(|disk| disk.cache.as_mut()) {
-        cache.has_seals = optimistic_port != 0;
+    for disk in &mut disks {
+        if let DiskKind::Ram { has_seals, .. } = &mut disk.kind {
+            *has_seals = optimistic_port != 0;
+        }
+        if let Some(cache) = &mut disk.cache {
+            cache.has_seals = optimistic_port != 0;
+        }
     }
     check_optimistic_port(root.section("rdma"), optimistic_port, &listeners, errors);
     let subsystems = subsystems::subsystems(root, &listeners, errors);
@@ -359,8 +364,8 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, what);
 }
 
-/// Checks that memory accessed by DMA, which is locked, fits RLIMIT_MEMLOCK. Checks only plans with a cache.
-/// A failure is only a note in `spindle check`.
+/// Checks that memory accessed by DMA, which is locked, fits RLIMIT_MEMLOCK. Checks only plans with a cache,
+/// or with a RAM disk that initiators of Spindle read by RDMA. A failure is only a note in `spindle check`.
 fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
     let (Some(lockable), Some(locked)) = (machine.lockable_bytes, memory::locked_memory(plan)) else {
         return;
@@ -380,7 +385,10 @@ fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, 
     }
     let mut disks = root.sections("disk").iter().zip(&plan.disks);
     let size = disks.find(|(_, disk)| disk.name == largest.name);
-    let location = size.and_then(|(node, _)| Some(node.section("cache").find::<u64>("size")?.location));
+    let location = size.and_then(|(node, disk)| {
+        let node = if disk.cache.is_some() { node.section("cache") } else { node };
+        Some(node.find::<u64>("size")?.location)
+    });
     let words = format!("{words}; make it smaller, or raise the limit (LimitMEMLOCK=infinity of a service)");
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, words);
 }

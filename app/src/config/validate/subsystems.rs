@@ -183,12 +183,14 @@ fn subsystem(
         used.serials.insert_or_refuse(serial.value.clone(), &serial.location, "subsystem", errors);
     }
     let serial = serial.map_or_else(|| identity::serial(&name), |serial| serial.value);
+    let optimistic_hosts = optimistic_hosts(node, errors);
     let namespaces = namespaces(node, &name, used, errors);
     Some(SubsystemPlan {
         nqn: nqn?.value,
         serial,
         model: node.get("model"),
         hosts,
+        optimistic_hosts,
         listeners,
         cntlid_range,
         namespaces,
@@ -204,10 +206,7 @@ fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
             AllowedHosts::Any
         }
         (_, Some(is_any)) if is_any.value => AllowedHosts::Any,
-        (Some(hosts), _) => {
-            refuse_duplicates(&hosts.value, "host", errors);
-            AllowedHosts::Only(hosts.value.into_iter().map(|host| host.value).collect())
-        }
+        (Some(hosts), _) => only(hosts, errors),
         (None, is_any) => {
             if is_any.is_some() && node.is_absent("hosts") {
                 let what = "missing; say who may connect: a list of host NQNs, or allow_any_host = true";
@@ -216,6 +215,15 @@ fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
             AllowedHosts::Only(Vec::new())
         }
     }
+}
+
+fn optimistic_hosts(node: &Node, errors: &Errors) -> AllowedHosts {
+    node.find("optimistic_hosts").map_or(AllowedHosts::Any, |hosts| only(hosts, errors))
+}
+
+fn only(hosts: Located<Vec<Located<Nqn>>>, errors: &Errors) -> AllowedHosts {
+    refuse_duplicates(&hosts.value, "host", errors);
+    AllowedHosts::Only(hosts.value.into_iter().map(|host| host.value).collect())
 }
 
 fn listener_names(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<String> {

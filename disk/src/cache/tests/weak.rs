@@ -31,12 +31,16 @@ impl AtomicWord for Modelled {
         self.0.store(value, order);
     }
 
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.0.swap(value, order)
+    }
+
     fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_add(value, order)
     }
 
-    fn exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
-        self.0.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    fn exchange_ordered(&self, current: u64, new: u64, orders: (Ordering, Ordering)) -> Result<u64, u64> {
+        self.0.compare_exchange(current, new, orders.0, orders.1)
     }
 }
 

@@ -240,7 +240,7 @@ impl Attempt {
         let memory = self.make_memory(&device, name.depth, entries)?;
         let mut queue_pair = queue_pair;
         let receives = (0..entries).map(|index| (RECEIVE | u64::from(index), memory.reply_sge(index)));
-        queue_pair.post_receives(receives).map_err(self.failed("receives"))?;
+        queue_pair.post_receives(receives).map_err(VerbsError::from).map_err(self.failed("receives"))?;
         Ok(QueuePairParts { queue_pair, queue, completions, memory, device })
     }
 

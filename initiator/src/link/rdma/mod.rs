@@ -284,7 +284,7 @@ impl RdmaLink {
                 && conn.is_open()
                 && let Err(error) = queue_pair.post_receives(again)
             {
-                cause.get_or_insert(Loss::Verb(error));
+                cause.get_or_insert(Loss::Verb(error.into()));
                 conn.end(CloseCause::Device);
             }
             if count < POLL_BATCH {

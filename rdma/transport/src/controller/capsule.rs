@@ -1,7 +1,6 @@
 //! Command capsules: validation, and the location of the data (NVMe/RDMA Transport, "Capsules and Data
 //! Transfer").
 
-use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use nvme_spec::sqe::{KeyedSgl, Psdt, Sgl, SglKind};
 use nvme_spec::status::Status;
@@ -9,8 +8,7 @@ use nvme_spec::zerocopy::FromBytes;
 use spindle_reactor::mem::Buf;
 use spindle_transport::DataPointer;
 
-use super::{Block, Blocks};
-use crate::work::Remote;
+use super::blocks::{Block, Blocks, SpareLists};
 
 /// Bytes of a capsule without in-capsule data: one submission queue entry.
 pub const CAPSULE_BYTES: u32 = 64;
@@ -69,21 +67,21 @@ pub(super) struct Parsed {
 /// # Errors
 /// [`Violation::CapsuleBytes`]: the message is shorter than 64 bytes.
 #[inline]
-pub(super) fn parse(capsule: &Capsule, in_capsule_max: u32) -> Result<Parsed, Violation> {
+pub(super) fn parse(
+    capsule: &Capsule,
+    in_capsule_max: u32,
+    spare: &mut SpareLists,
+) -> Result<Parsed, Violation> {
     let bytes = capsule.bytes;
     let behind = bytes.checked_sub(CAPSULE_BYTES).ok_or(Violation::CapsuleBytes { bytes })?;
     let all = capsule.buf.as_ref().and_then(Buf::as_slice).unwrap_or_default();
     let data = all.get(CAPSULE_BYTES as usize..).unwrap_or_default();
     let room = &data[..data.len().min(behind.min(in_capsule_max) as usize)];
-    let mut parsed = Parsed {
-        data: Ok(DataPointer::None),
-        blocks: ArrayVec::new(),
-        invalidate: None,
-        in_capsule_bytes: 0,
-    };
-    parsed.data = parsed.pointer(&capsule.sqe, room);
+    let mut parsed =
+        Parsed { data: Ok(DataPointer::None), blocks: Blocks::Empty, invalidate: None, in_capsule_bytes: 0 };
+    parsed.data = parsed.pointer(&capsule.sqe, room, spare);
     if parsed.data.is_err() {
-        parsed.blocks.clear();
+        spare.put(std::mem::take(&mut parsed.blocks));
     }
     Ok(parsed)
 }
@@ -92,7 +90,7 @@ impl Parsed {
     /// Returns the data pointer of the entry's SGL, or the error status of an invalid descriptor. Offsets and
     /// lengths are checked against the received bytes.
     #[inline]
-    fn pointer(&mut self, sqe: &Sqe, room: &[u8]) -> Result<DataPointer, Status> {
+    fn pointer(&mut self, sqe: &Sqe, room: &[u8], spare: &mut SpareLists) -> Result<DataPointer, Status> {
         // Over Fabrics, PSDT of every command selects SGLs (Base 2.0 section 3.3.3.1), except that the field
         // is reserved in a Fabrics command.
         if !matches!(sqe.psdt(), Psdt::SGL | Psdt::SGL_METADATA_SGL) && !sqe.is_fabrics() {
@@ -102,7 +100,7 @@ impl Parsed {
         match sgl.kind() {
             SglKind::KEYED_DATA_BLOCK | SglKind::KEYED_DATA_BLOCK_INVALIDATE => {
                 let keyed: KeyedSgl = nvme_spec::zerocopy::transmute!(sgl);
-                self.add(&keyed)?;
+                self.add(&keyed, spare)?;
                 Ok(self.host_pointer())
             }
             SglKind::DATA_BLOCK_OFFSET => {
@@ -116,7 +114,7 @@ impl Parsed {
                 self.in_capsule_bytes = bytes;
                 Ok(if bytes == 0 { DataPointer::None } else { DataPointer::InCapsule { bytes } })
             }
-            SglKind::LAST_SEGMENT_OFFSET => self.list(&sgl, room),
+            SglKind::LAST_SEGMENT_OFFSET => self.list(&sgl, room, spare),
             // Some hosts send an all-zero descriptor with a command without data.
             SglKind(0) if sgl.bytes() == 0 => Ok(DataPointer::None),
             _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr()),
@@ -125,7 +123,7 @@ impl Parsed {
 
     /// Parses a list of keyed descriptors that follows the submission queue entry.
     #[cold]
-    fn list(&mut self, sgl: &Sgl, room: &[u8]) -> Result<DataPointer, Status> {
+    fn list(&mut self, sgl: &Sgl, room: &[u8], spare: &mut SpareLists) -> Result<DataPointer, Status> {
         let (offset, bytes) = (sgl.address(), sgl.bytes());
         let end = offset.checked_add(u64::from(bytes)).and_then(|end| usize::try_from(end).ok());
         let start = usize::try_from(offset).map_err(|_| Status::SGL_OFFSET_INVALID.dnr())?;
@@ -146,7 +144,7 @@ impl Parsed {
             if !kinds.contains(&descriptor.kind()) {
                 return Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr());
             }
-            self.add(descriptor)?;
+            self.add(descriptor, spare)?;
         }
         Ok(self.host_pointer())
     }
@@ -154,7 +152,7 @@ impl Parsed {
     /// Adds one keyed block, unless it has 0 bytes. A SEND invalidates one key: if several descriptors
     /// request invalidation, the key of the first is invalidated.
     #[inline]
-    fn add(&mut self, keyed: &KeyedSgl) -> Result<(), Status> {
+    fn add(&mut self, keyed: &KeyedSgl, spare: &mut SpareLists) -> Result<(), Status> {
         let bytes = keyed.bytes();
         if keyed.kind() == SglKind::KEYED_DATA_BLOCK_INVALIDATE {
             self.invalidate.get_or_insert(keyed.key.get());
@@ -162,17 +160,18 @@ impl Parsed {
         if bytes == 0 {
             return Ok(());
         }
-        let remote = Remote { address: keyed.address.get(), key: keyed.key.get() };
-        if remote.address.checked_add(u64::from(bytes)).is_none() {
+        let block = Block { address: keyed.address.get(), key: keyed.key.get(), bytes };
+        if block.address.checked_add(u64::from(bytes)).is_none() {
             return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
         }
         // `list` has checked the count. The sum of 16 lengths of 24 bits fits into 32 bits.
-        self.blocks.try_push(Block { remote, bytes }).map_err(|_| Status::INVALID_SGL_DESCRIPTOR_COUNT.dnr())
+        let is_added = self.blocks.push(block, spare);
+        if is_added { Ok(()) } else { Err(Status::INVALID_SGL_DESCRIPTOR_COUNT.dnr()) }
     }
 
     #[inline]
     fn host_pointer(&self) -> DataPointer {
-        match self.blocks.iter().map(|block| block.bytes).sum() {
+        match self.blocks.as_slice().iter().map(|block| block.bytes).sum() {
             0 => DataPointer::None,
             bytes => DataPointer::Host { bytes },
         }

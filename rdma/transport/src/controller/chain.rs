@@ -5,25 +5,28 @@
 //!   fetch ──> READ (signalled, a credit each) .. ── all completed ──> Fetched
 //!   fetch_part ──> the same READs ──> FetchedPart
 //!   send_part ──> WRITE .. ──> WRITE (signalled) ── completed ──> SentPart
-//!   reply ──> WRITE .. (not signalled) ──> SEND (signalled) ── completed ──> Sent
+//!   reply ──> WRITE .. (not signalled) ──> SEND (signalled, or see `unsignalled`) ── completed ──> Sent
 //!                └─ the send queue is full: the last is signalled, and the chain continues after it
 //!   probe ──> WRITE of zero bytes (signalled)                      detects a dead host
 //! ```
 //!
 //! The send queue completes in order, so a signalled completion frees the entries of all earlier work
-//! requests of its chain. A chain posts its work requests one by one, as entries and credits allow, so a
-//! transfer with more READs than credits completes.
+//! requests of its chain, and ends the chains before it whose SEND was not signalled. A chain posts its work
+//! requests one by one, as entries and credits allow, so a transfer with more READs than credits completes.
 
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 use spindle_transport::RequestId;
 use spindle_transport::{Event, FAST_PATH};
 
+use super::blocks::Blocks;
 use super::capsule::Violation;
-use super::{Block, Blocks, Conn, Phase};
+use super::{Conn, Phase};
 use crate::work::{HEAD_BYTES_MAX, Op, Remote, Span, Work};
 
-const CQE_BYTES: u8 = 16;
+const CQE_HEAD_BYTES: u8 = 16;
+/// Bytes of a completion queue entry.
+pub(super) const CQE_BYTES: usize = CQE_HEAD_BYTES as usize;
 /// Maximum bytes of one work request: 4 MiB, which every device supports.
 const MESSAGE_BYTES_MAX: usize = 1 << 22;
 
@@ -41,7 +44,7 @@ pub(super) enum ChainKind {
         offset: u32,
     },
     Reply {
-        head: [u8; HEAD_BYTES_MAX],
+        cqe: [u8; CQE_BYTES],
         /// Remote key that the SEND invalidates.
         invalidate: Option<u32>,
     },
@@ -54,23 +57,6 @@ impl ChainKind {
     fn is_fetch(&self) -> bool {
         matches!(self, ChainKind::Fetch | ChainKind::FetchPart { .. })
     }
-}
-
-/// Returns the blocks for `bytes` bytes from `offset` of a command's data with the descriptors `blocks`.
-/// Fewer bytes if the descriptors end before.
-pub(super) fn part_of(blocks: &Blocks, offset: u32, bytes: usize) -> Blocks {
-    let mut part = Blocks::new();
-    let (mut skip, mut left) = (offset, u32::try_from(bytes).unwrap_or(u32::MAX));
-    for block in blocks {
-        let step = left.min(block.bytes.saturating_sub(skip));
-        if step > 0 {
-            let address = block.remote.address + u64::from(skip);
-            part.push(Block { remote: Remote { address, ..block.remote }, bytes: step });
-            left -= step;
-        }
-        skip = skip.saturating_sub(block.bytes);
-    }
-    part
 }
 
 /// Work requests for one buffer of one command, in order; see the module documentation.
@@ -89,6 +75,9 @@ pub(super) struct Chain {
     at: usize,
     /// Posted work requests that are not known to have completed.
     pub(super) in_flight: u32,
+    /// Count of chains of [`Unsignalled`](super::unsignalled::Unsignalled) that the completion of the posted
+    /// signalled WRITE or SEND ends.
+    ends: u32,
     /// The send queue was full: the last WRITE is signalled, and no more is posted until it completes.
     is_stopped: bool,
     /// The chain's last work request is posted.
@@ -107,6 +96,7 @@ impl Chain {
             block_at: 0,
             at: 0,
             in_flight: 0,
+            ends: 0,
             is_stopped: false,
             is_posted: false,
         }
@@ -128,7 +118,7 @@ impl Chain {
 
     /// Compares the total length of the descriptors with the length of the buffer; an error if they differ.
     fn check(&self) -> Result<(), Violation> {
-        let bytes = self.blocks.iter().map(|block| block.bytes).sum();
+        let bytes = self.blocks.as_slice().iter().map(|block| block.bytes).sum();
         let expected = u32::try_from(self.bytes()).unwrap_or(u32::MAX);
         if bytes == expected { Ok(()) } else { Err(Violation::TransferBytes { bytes, expected }) }
     }
@@ -138,14 +128,13 @@ impl Chain {
     fn next_piece(&mut self, segments_max: usize) -> Option<(Span, Remote)> {
         let buf = self.buf.as_ref()?;
         let left = buf.len() - self.at;
-        let block = self.blocks.get(self.block)?;
+        let block = self.blocks.as_slice().get(self.block)?;
         let room = (block.bytes - self.block_at) as usize;
         let bytes = left.min(room).min(buf.span(self.at, segments_max)).min(MESSAGE_BYTES_MAX);
         if bytes == 0 {
             return None;
         }
-        let remote =
-            Remote { address: block.remote.address + u64::from(self.block_at), key: block.remote.key };
+        let remote = block.remote(self.block_at);
         let bytes = u32::try_from(bytes).ok()?;
         let span = Span { offset: u32::try_from(self.at).ok()?, bytes };
         self.at += bytes as usize;
@@ -186,7 +175,7 @@ impl Conn {
             true => self.next_read().or_else(|| self.next_write_or_send()),
             false => self.next_write_or_send().or_else(|| self.next_read()),
         };
-        if work.is_some_and(|work| work.is_signalled) {
+        if work.as_ref().is_some_and(|work| work.is_signalled) {
             self.is_fetch_next = !self.is_fetch_next;
         }
         work
@@ -225,39 +214,44 @@ impl Conn {
     #[inline]
     fn next_write_or_send(&mut self) -> Option<Work> {
         let slot = *self.replies.front()?;
+        // READs take entries of the send queue too. Without any to post, and with an entry left, the next
+        // chain's first WRITE or SEND follows in this batch, and its last one is signalled.
+        let is_followed = self.replies.len() > 1 && self.fetches.is_empty() && self.send_free > 1;
         let chain = self.chains.get_mut(slot)?;
         if chain.is_stopped {
             return None;
         }
-        let mut is_signalled = false;
+        let mut is_signalled = true;
+        let mut is_posted = true;
         let op = if chain.at < chain.bytes() {
             let (local, remote) = chain.next_piece(self.config.segments_max)?;
-            if chain.at == chain.bytes() && matches!(chain.kind, ChainKind::SendPart { .. }) {
-                is_signalled = true;
-                chain.is_posted = true;
-                self.replies.pop_front();
-            } else if self.send_free == 1 {
-                is_signalled = true;
-                chain.is_stopped = true;
-            }
+            is_posted = chain.at == chain.bytes() && matches!(chain.kind, ChainKind::SendPart { .. });
+            chain.is_stopped = !is_posted && self.send_free == 1;
+            is_signalled = is_posted || chain.is_stopped;
             Op::Write { local, remote }
         } else {
             let local = Span { offset: 0, bytes: 0 };
-            let op = match chain.kind {
-                ChainKind::Reply { head, invalidate } => {
-                    Op::Send { head, head_bytes: CQE_BYTES, local, invalidate }
+            match chain.kind {
+                ChainKind::Reply { cqe, invalidate } => {
+                    let is_unsignalled =
+                        is_followed && self.unsignalled.add(slot, chain.in_flight + 1, chain.bytes());
+                    is_signalled = !is_unsignalled;
+                    let mut head = [0; HEAD_BYTES_MAX];
+                    head[..CQE_BYTES].copy_from_slice(&cqe);
+                    Op::Send { head, head_bytes: CQE_HEAD_BYTES, local, invalidate }
                 }
                 // A WRITE of zero bytes does not use the address and key.
                 ChainKind::Probe => Op::Write { local, remote: Remote { address: 0, key: 0 } },
                 ChainKind::Fetch | ChainKind::FetchPart { .. } | ChainKind::SendPart { .. } => return None,
-            };
-            is_signalled = true;
-            chain.is_posted = true;
-            self.replies.pop_front();
-            op
+            }
         };
-        if let Some(chain) = self.chains.get_mut(slot) {
-            chain.in_flight += 1;
+        chain.is_posted = is_posted;
+        chain.in_flight += 1;
+        if is_signalled {
+            chain.ends = self.unsignalled.end_run();
+        }
+        if is_posted {
+            self.replies.pop_front();
         }
         self.send_free -= 1;
         Some(Work { chain: slot, is_signalled, op })
@@ -265,9 +259,13 @@ impl Conn {
 
     /// Handles the completion of a signalled work request. Frees its send queue entry and, for a READ, its
     /// credit; for a WRITE or SEND also the entries of earlier unsignalled requests of the chain. Ends the
-    /// chain after its last request.
+    /// chain after its last request. Ends also the earlier chains whose SEND was unsignalled.
     #[inline]
     pub(super) fn chain_completed(&mut self, id: Slot, is_ok: bool) {
+        let Some(chain) = self.chains.get_mut(id) else { return };
+        for _ in 0..std::mem::take(&mut chain.ends) {
+            self.unsignalled_completed(is_ok);
+        }
         let Some(chain) = self.chains.get_mut(id) else { return };
         let is_fetch = chain.kind.is_fetch();
         let places = if is_fetch { chain.in_flight.min(1) } else { chain.in_flight };
@@ -285,9 +283,20 @@ impl Conn {
         self.end_if_drained();
     }
 
+    /// Ends the oldest chain whose SEND was unsignalled. With `is_ok` false it is not known whether that SEND
+    /// has failed; the connection has ended.
+    #[inline]
+    fn unsignalled_completed(&mut self, is_ok: bool) {
+        let Some(slot) = self.unsignalled.take() else { return };
+        let Some(chain) = self.chains.get_mut(slot) else { return };
+        self.send_free += std::mem::take(&mut chain.in_flight);
+        self.chain_done(slot, is_ok);
+    }
+
     #[inline]
     fn chain_done(&mut self, id: Slot, is_ok: bool) {
-        let Some(Chain { slot, kind, buf, .. }) = self.chains.remove(id) else { return };
+        let Some(Chain { slot, kind, buf, blocks, .. }) = self.chains.remove(id) else { return };
+        self.spare_lists.put(blocks);
         match (kind, buf, self.phase) {
             (ChainKind::Fetch, Some(buf), Phase::Open) if is_ok => {
                 self.events.push_back(Event::Fetched { slot, buf, result: Ok(()) });

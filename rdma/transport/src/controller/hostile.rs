@@ -44,7 +44,7 @@ fn pointer_of_sqe(sqe: Sqe, behind: &[u8]) -> (Result<DataPointer, Status>, usiz
     let Some(Event::Command { data, .. }) = conn.next_event() else { panic!("a command") };
     assert_eq!(conn.phase(), Phase::Open, "the connection goes on");
     let current = conn.current.as_ref().expect("it has no slot yet");
-    let known = (data, current.blocks.len(), current.invalidate);
+    let known = (data, current.blocks.as_slice().len(), current.invalidate);
     conn.ignore();
     while conn.next_buffer().is_some() {}
     assert_eq!((conn.buffers_held(), pool.free_bytes()), (0, 4 * u64::from(CAPSULE_BYTES + 1024)));

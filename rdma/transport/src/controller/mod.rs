@@ -22,26 +22,28 @@
 //!
 //! The contents of capsules are checked in `capsule` only.
 
+mod blocks;
 mod capsule;
 mod chain;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod tests;
+mod unsignalled;
 
 use spindle_transport::RequestId;
 use std::collections::VecDeque;
 
-use arrayvec::ArrayVec;
 use nvme_spec::cqe::Cqe;
-use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 
-use crate::work::{Completion, HEAD_BYTES_MAX, Remote};
-use chain::{Chain, ChainKind};
+use crate::work::Completion;
+use blocks::{Blocks, SpareLists};
+use chain::{CQE_BYTES, Chain, ChainKind};
+use unsignalled::Unsignalled;
 
 pub use capsule::{CAPSULE_BYTES, Capsule, DESCRIPTORS_MAX, Violation};
 
@@ -52,16 +54,6 @@ pub(crate) const CHAINS_PER_COMMAND: usize = 4;
 /// Time without a completion after which the host is probed. 15 s: with the queue pair's retries a dead host
 /// is detected within 30 s, and an idle live host receives four probes a minute.
 pub const PROBE_AFTER: Nanos = Nanos::from_secs(15);
-
-/// Address, key and length of one keyed data block descriptor of a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Block {
-    remote: Remote,
-    bytes: u32,
-}
-
-/// Data block descriptors of one command or of a part of its data, in order.
-type Blocks = ArrayVec<Block, DESCRIPTORS_MAX>;
 
 /// Constants of a connection, from the listener's settings, the device's limits and the connection request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,6 +148,7 @@ pub struct Conn {
     /// Unanswered commands with a slot, indexed by the slot's index.
     pending: Vec<(RequestId, Pending)>,
     chains: Slab<Chain>,
+    spare_lists: SpareLists,
     /// Chains with READs to post, oldest first.
     fetches: VecDeque<Slot>,
     /// Chains with WRITEs and SENDs to post, oldest first.
@@ -163,6 +156,7 @@ pub struct Conn {
     /// `fetches` and `replies` alternate: the next work request is taken from `fetches` if possible, else
     /// from `replies`. False: the other order.
     is_fetch_next: bool,
+    unsignalled: Unsignalled,
     send_free: u32,
     reads_free: u32,
     /// Events of completed chains and copied in-capsule data, not returned by `next_event` yet.
@@ -200,9 +194,11 @@ impl Conn {
             pending: std::iter::repeat_with(|| (FAST_PATH, Pending::default())).take(entries).collect(),
             // One more for the probe.
             chains: Slab::with_capacity(CHAINS_PER_COMMAND * entries + 1),
+            spare_lists: SpareLists::default(),
             fetches: VecDeque::with_capacity(2 * entries),
             replies: VecDeque::with_capacity(CHAINS_PER_COMMAND * entries + 1),
             is_fetch_next: false,
+            unsignalled: Unsignalled::new(config.send_queue, entries),
             send_free: config.send_queue,
             reads_free: config.reads_max,
             events: VecDeque::with_capacity(CHAINS_PER_COMMAND * entries),
@@ -367,7 +363,7 @@ impl Conn {
             return false;
         }
         self.silence.since = None;
-        let probe = self.add_chain(Chain::new(FAST_PATH, ChainKind::Probe, None, Blocks::new()));
+        let probe = self.add_chain(Chain::new(FAST_PATH, ChainKind::Probe, None, Blocks::Empty));
         self.replies.extend(probe);
         probe.is_some()
     }
@@ -455,7 +451,7 @@ impl Conn {
                 return None;
             }
             let mut capsule = self.inbox.pop_front()?;
-            match capsule::parse(&capsule, self.config.in_capsule_bytes) {
+            match capsule::parse(&capsule, self.config.in_capsule_bytes, &mut self.spare_lists) {
                 Ok(parsed) => {
                     let mut pending = Pending {
                         blocks: parsed.blocks,
@@ -463,7 +459,7 @@ impl Conn {
                         data: None,
                     };
                     match (parsed.in_capsule_bytes, capsule.buf.take()) {
-                        (0, unused) => self.free_buffers.extend(unused),
+                        (0, Some(unused)) => self.free_buffers.push_back(unused),
                         (bytes, data) => pending.data = data.map(|data| (data, bytes)),
                     }
                     self.current = Some(pending);
@@ -487,19 +483,25 @@ impl Conn {
         if self.phase != Phase::Open {
             return None;
         }
-        let Some(pending) = self.pending_mut(slot) else {
+        let mut spare = std::mem::take(&mut self.spare_lists);
+        let pending = self.pending_mut(slot);
+        let blocks = pending.map(|pending| pending.blocks.part(offset, buf.len(), &mut spare));
+        self.spare_lists = spare;
+        let Some(blocks) = blocks else {
             self.end();
             return None;
         };
-        let blocks = chain::part_of(&pending.blocks, offset, buf.len());
         self.add_chain(Chain::new(slot, kind, Some(buf), blocks))
     }
 
     /// Drops the state of the current command if it has neither a slot nor a reply; frees its receive buffer.
     #[inline]
     fn release_current(&mut self) {
-        if let Some(Pending { data: Some((data, _)), .. }) = self.current.take() {
-            self.free_buffers.push_back(data);
+        if let Some(Pending { data, blocks, .. }) = self.current.take() {
+            if let Some((data, _)) = data {
+                self.free_buffers.push_back(data);
+            }
+            self.spare_lists.put(blocks);
         }
     }
 }
@@ -605,6 +607,7 @@ impl Transport for Conn {
         }
         let Some(pending) = self.pending_mut(slot).map(std::mem::take) else { return };
         self.free_buffers.extend(pending.data.map(|(data, _)| data));
+        self.spare_lists.put(pending.blocks);
         // The entry belongs to no request until `set_slot`.
         if let Some((owner, _)) = self.pending.get_mut(slot.index()) {
             *owner = FAST_PATH;
@@ -632,8 +635,11 @@ impl Transport for Conn {
         if let Some((data, _)) = pending.data.take() {
             self.free_buffers.push_back(data);
         }
-        let kind = ChainKind::Reply { head: head_of(&cqe), invalidate: pending.invalidate };
-        let blocks = if data.is_some() { pending.blocks } else { Blocks::new() };
+        let kind = ChainKind::Reply { cqe: bytes_of(&cqe), invalidate: pending.invalidate };
+        let mut blocks = pending.blocks;
+        if data.is_none() {
+            self.spare_lists.put(std::mem::take(&mut blocks));
+        }
         if let Some(chain) = self.add_chain(Chain::new(slot, kind, data, blocks)) {
             self.replies.push_back(chain);
         }
@@ -667,10 +673,7 @@ impl Transport for Conn {
     }
 }
 
-/// Returns a completion queue entry as the head of a SEND, padded with zeroes.
 #[inline]
-fn head_of(cqe: &Cqe) -> [u8; HEAD_BYTES_MAX] {
-    let mut head = [0; HEAD_BYTES_MAX];
-    head[..size_of::<Cqe>()].copy_from_slice(cqe.as_bytes());
-    head
+fn bytes_of(cqe: &Cqe) -> [u8; CQE_BYTES] {
+    nvme_spec::zerocopy::transmute!(*cqe)
 }

@@ -11,7 +11,7 @@ use spindle_transport::DataPointer;
 use spindle_transport::RequestId;
 
 use super::*;
-use crate::work::{Op, Span, Work};
+use crate::work::{Op, Remote, Span, Work};
 
 /// Bytes of a segment of the tests' buffers.
 const PIECE: u32 = 4096;
@@ -608,4 +608,146 @@ fn nobody_is_asked_before_and_after_a_connection_is_open() {
     conn.completed(ok(&work[0]));
     assert_eq!(conn.phase(), Phase::Ending);
     assert!(!conn.watch(Nanos::from_secs(60)) && !conn.watch(Nanos::from_secs(99)));
+}
+
+/// Answers `count` reads of `bytes`, with slots from 0 on.
+fn answer(conn: &mut Conn, pool: &Pool, count: u16, bytes: u32) {
+    for index in 0..count {
+        conn.received(keyed(index, bytes, false));
+        command(conn, slot(index));
+        conn.reply(reply(slot(index), pool.take(bytes)));
+    }
+}
+
+/// A connection of a Linux host's I/O queue.
+fn deep() -> Conn {
+    let mut conn = open(ConnConfig { receives: 128, send_queue: 256, segments_max: 16, ..narrow() });
+    conn.set_queue_entries(128);
+    conn
+}
+
+/// Indices of the slots whose reply is known to have left.
+fn sent(conn: &mut Conn) -> Vec<u16> {
+    let mut sent = Vec::new();
+    while let Some(event) = conn.next_event() {
+        let Event::Sent { slot } = event else { panic!("{event:?}") };
+        sent.push(u16::try_from(slot.index()).expect("small"));
+    }
+    sent
+}
+
+/// The figures of docs/benchmarks.md: a read costs two work requests, and in a batch of 32 a sixteenth of a
+/// completion.
+#[test]
+fn of_a_batch_of_replies_every_sixteenth_and_the_last_are_signalled_and_end_those_before_them() {
+    let (pool, mut conn) = (pool(), deep());
+    for (count, runs) in
+        [(1, vec![1]), (2, vec![2]), (16, vec![16]), (32, vec![16, 16]), (40, vec![16, 16, 8])]
+    {
+        answer(&mut conn, &pool, count, PIECE);
+        let work = posted(&mut conn);
+        let signalled: Vec<&Work> = work.iter().filter(|work| work.is_signalled).collect();
+        assert_eq!((work.len(), signalled.len()), (2 * usize::from(count), runs.len()));
+        let is_last = |work: &&Work| matches!(work.op, Op::Send { .. });
+        assert!(signalled.iter().all(is_last) && work.last().is_some_and(|work| work.is_signalled));
+        let (mut first, mut left) = (0, u32::from(count));
+        for (work, run) in signalled.iter().zip(runs) {
+            assert_eq!((conn.posted(), sent(&mut conn).len()), (2 * left, 0));
+            conn.completed(ok(work));
+            assert_eq!(sent(&mut conn), (first..first + run).collect::<Vec<_>>(), "in their order");
+            (first, left) = (first + run, left - u32::from(run));
+            assert_eq!(pool.free_bytes(), u64::from(64 - left) * u64::from(PIECE), "in steps");
+        }
+        assert_eq!(conn.posted(), 0);
+        // Completions that come twice are ignored.
+        signalled.iter().for_each(|work| conn.completed(ok(work)));
+        assert_eq!((conn.posted(), sent(&mut conn).len()), (0, 0));
+    }
+}
+
+#[test]
+fn replies_without_data_and_those_of_the_fast_path_share_a_completion_too() {
+    let mut conn = deep();
+    for cid in 0..4 {
+        conn.received(keyed(cid, PIECE, false));
+        assert!(matches!(conn.next_event(), Some(Event::Command { .. })));
+        conn.reply(reply(FAST_PATH, None));
+    }
+    let work = posted(&mut conn);
+    assert_eq!(work.iter().map(|work| work.is_signalled).collect::<Vec<_>>(), [false, false, false, true]);
+    assert_eq!(conn.take_fast_path_sent(), 0);
+    conn.completed(ok(&work[3]));
+    assert_eq!((conn.take_fast_path_sent(), conn.posted(), conn.outstanding), (4, 0, 0));
+}
+
+#[test]
+fn large_transfers_and_replies_beside_reads_are_signalled() {
+    let (pool, mut conn) = (pieces(256), deep());
+    answer(&mut conn, &pool, 4, 9 * PIECE);
+    let work = posted(&mut conn);
+    assert_eq!(work.iter().filter(|work| work.is_signalled).count(), 2, "two have more than 64 KiB");
+    work.iter().filter(|work| work.is_signalled).for_each(|work| conn.completed(ok(work)));
+    assert_eq!(sent(&mut conn), [0, 1, 2, 3]);
+    // A READ could take the last entry of the send queue.
+    conn.received(keyed(9, PIECE, false));
+    command(&mut conn, slot(9));
+    conn.fetch(slot(9), 9, pool.take(PIECE).expect("a buffer"));
+    answer(&mut conn, &pool, 2, PIECE);
+    let work = posted(&mut conn);
+    let sends = work.iter().filter(|work| matches!(work.op, Op::Send { .. }));
+    assert_eq!(sends.map(|work| work.is_signalled).collect::<Vec<_>>(), [true, true]);
+}
+
+#[test]
+fn a_reply_that_stops_at_the_end_of_the_send_queue_ends_those_before_it() {
+    let (pool, mut conn) = (pool(), open(ConnConfig { send_queue: 8, ..narrow() }));
+    answer(&mut conn, &pool, 1, PIECE);
+    conn.received(keyed(1, 7 * PIECE, false));
+    command(&mut conn, slot(1));
+    conn.reply(reply(slot(1), pool.take(7 * PIECE)));
+    let work = posted(&mut conn);
+    let signalled: Vec<_> = work.iter().map(|work| work.is_signalled).collect();
+    assert_eq!(signalled, [false, false, false, false, false, false, false, true]);
+    conn.completed(ok(&work[7]));
+    assert_eq!((sent(&mut conn), conn.posted()), (vec![0], 0));
+    let work = posted(&mut conn);
+    assert_eq!(work.len(), 2, "the seventh WRITE, and the SEND");
+    conn.completed(ok(&work[1]));
+    assert_eq!((sent(&mut conn), pool.free_bytes()), (vec![1], 64 * u64::from(PIECE)));
+}
+
+#[test]
+fn a_failure_among_unsignalled_replies_keeps_their_buffers_until_the_signalled_one_is_flushed() {
+    let all = 64 * u64::from(PIECE);
+    // Index of the work request that fails: the first WRITE, an unsignalled SEND, and the signalled one.
+    for index in [0, 3, 7] {
+        let (pool, mut conn) = (pool(), deep());
+        answer(&mut conn, &pool, 4, PIECE);
+        let work = posted(&mut conn);
+        for failing in &work[index..] {
+            assert_eq!(pool.free_bytes(), all - 4 * u64::from(PIECE));
+            conn.completed(failed(failing));
+            assert_eq!(conn.phase(), Phase::Ending);
+        }
+        assert_eq!((pool.free_bytes(), conn.posted(), sent(&mut conn).len()), (all, 0, 0));
+    }
+    // The queue pair is destroyed before.
+    let (pool, mut conn) = (pool(), deep());
+    answer(&mut conn, &pool, 4, PIECE);
+    posted(&mut conn);
+    conn.on_disconnected();
+    assert_eq!((pool.free_bytes(), conn.posted()), (all - 4 * u64::from(PIECE), 8));
+    conn.on_destroyed();
+    assert_eq!(pool.free_bytes(), all);
+}
+
+#[test]
+fn a_drain_waits_for_all_replies_of_the_last_batch() {
+    let (pool, mut conn) = (pool(), deep());
+    answer(&mut conn, &pool, 3, PIECE);
+    conn.close(CloseReason::Disconnect);
+    let work = posted(&mut conn);
+    assert_eq!((work.iter().filter(|work| work.is_signalled).count(), conn.phase()), (1, Phase::Draining));
+    conn.completed(ok(&work[5]));
+    assert_eq!((sent(&mut conn), conn.phase(), conn.posted()), (vec![0, 1, 2], Phase::Ending, 0));
 }

@@ -9,13 +9,19 @@ use spindle_rdma_verbs::{CompletionChannel, CompletionQueue, POLL_BATCH, VerbsEr
 use spindle_reactor::clock::Nanos;
 
 use super::OWN_QUEUE_BIT;
+use super::counts::Counts;
 use super::device_events::{DiskArea, Opening};
 use super::ending::DrainReporting;
 use super::keys::{KeyTable, SharedDevice};
 use super::receives::Queue;
 use super::shared::{Queues, Share, SharedReceives, insert_in_free};
 
-/// Maximum entries of a completion queue. If connections need more, the core creates another queue.
+/// Entries of the first completion queue: ten queue pairs of 128 commands. A device writes its ring from end
+/// to end, so a large one occupies more of the cache (a quarter of a MiB, not two).
+const COMPLETIONS_FIRST: u32 = 4096;
+/// Entries of further completion queues, which the core creates as connections need them. Each is polled in
+/// every turn, so these are large. (`ibv_resize_cq` would keep to one queue, but drivers lack it or hardly
+/// ever run it.)
 const COMPLETIONS_MAX: u32 = 32_000;
 
 /// Hashes queue pair numbers without a key: hosts do not choose the numbers.
@@ -72,6 +78,7 @@ pub(super) struct DeviceCore {
     pub(super) keys: KeyTable,
     /// Connections by queue pair number.
     pub(super) ids_by_number: HashMap<u32, ConnectionId, BuildHasherDefault<NumberHasher>>,
+    pub(super) counts: Counts,
     vector: u32,
     /// Completions polled by [`DeviceCore::arm`], not dispatched yet.
     polled: Vec<WorkCompletion>,
@@ -104,6 +111,7 @@ impl DeviceCore {
             drain_reporting: DrainReporting::default(),
             keys,
             ids_by_number: HashMap::default(),
+            counts: Counts::default(),
             vector: u32::try_from(opening.core).unwrap_or(0) % vectors,
             polled: Vec::with_capacity(64),
             is_lost: false,
@@ -121,8 +129,14 @@ impl DeviceCore {
     /// Drops retired keys and retries failed receives of the shared queues. To be called periodically.
     pub(super) fn on_time(&mut self, now: Nanos) {
         self.keys.purge(now);
+        self.post_receives();
+    }
+
+    /// Posts the receives of the shared queues that are not posted. Those that fail are retried by a later
+    /// call.
+    pub(super) fn post_receives(&mut self) {
         for SharedReceives { queue, receives, .. } in self.receives.all() {
-            receives.post_again(&mut Queue::Shared(queue));
+            let _ = receives.flush(&mut Queue::Shared(queue), &mut self.counts);
         }
     }
 
@@ -148,7 +162,9 @@ impl DeviceCore {
             return Ok(at);
         }
         let device = self.shared.device();
-        let size = device.limits().cqe.min(COMPLETIONS_MAX);
+        let is_first = self.completions.iter().flatten().next().is_none();
+        let wanted = if is_first { COMPLETIONS_FIRST.max(entries) } else { COMPLETIONS_MAX };
+        let size = device.limits().cqe.min(wanted);
         let queue = CompletionQueue::new(device, size, self.vector, Some(&self.channel))?;
         Ok(insert_in_free(&mut self.completions, Completions { queue, reserved: 0, is_armed: false }))
     }
@@ -197,7 +213,10 @@ impl DeviceCore {
         for completions in self.completions.iter_mut().flatten() {
             completions.queue.poll(|completion| into.push(completion));
         }
-        into.len() > before
+        let count = into.len() - before;
+        self.counts.completions += count as u64;
+        self.counts.polls += u64::from(count > 0);
+        count > 0
     }
 
     /// As [`DeviceCore::poll`], but polls the completion queues until they are empty.
@@ -249,15 +268,20 @@ impl DeviceCore {
         }
     }
 
-    /// Posts a shared receive again that was flushed or whose connection has ended. No effect on a receive of
-    /// a queue pair's own queue.
-    pub(super) fn repost_orphaned(&mut self, id: u64) {
+    /// Takes back a shared receive that was flushed or whose connection has ended, for
+    /// [`DeviceCore::post_receives`]. No effect on a receive of a queue pair's own queue.
+    pub(super) fn take_orphaned(&mut self, id: u64) {
         if id & OWN_QUEUE_BIT != 0 {
             return;
         }
-        if let Some(SharedReceives { queue, receives, .. }) = self.receives.posted_to(id) {
-            let slot = u32::try_from(id & u64::from(u32::MAX)).unwrap_or(u32::MAX);
-            let _ = receives.flushed(slot, &mut Queue::Shared(queue));
+        if let Some(SharedReceives { receives, .. }) = self.receives.posted_to(id) {
+            receives.flushed(u32::try_from(id & u64::from(u32::MAX)).unwrap_or(u32::MAX));
         }
+    }
+}
+
+impl Drop for DeviceCore {
+    fn drop(&mut self) {
+        self.counts.log(self.shared.device().name());
     }
 }

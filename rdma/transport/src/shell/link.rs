@@ -2,18 +2,20 @@
 
 use arrayvec::ArrayVec;
 use spindle_rdma_verbs::{
-    Access, CmId, MemoryRegion, Operation, QueuePair, RNR_0_64_MS, SendBatch, SendData, Sge, VerbsError,
+    Access, CmId, MemoryRegion, Operation, QueuePair, QueuePairConfig, RNR_0_64_MS, SendBatch, SendData, Sge,
+    VerbsError,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_transport::ConnectionId;
 
+use super::counts::Counts;
 use super::device::{DeviceCore, Reservation};
 use super::ending::{End, EndState, Ending};
 use super::keys::{KeyTable, SharedDevice};
 use super::receives::{Queue, Receives};
-use super::shared::SharedReceives;
+use super::shared::{Queues, SharedReceives};
 use super::{OWN_QUEUE_BIT, RECEIVE_BIT, SIGNALLED_BIT};
 use crate::controller::{CHAINS_PER_COMMAND, Capsule, Conn};
 use crate::work::{Op, Span, Work};
@@ -21,6 +23,8 @@ use crate::work::{Op, Span, Work};
 /// Maximum scatter/gather entries of a work request that the shell posts.
 pub(super) const SEGMENTS_MAX: usize = 32;
 const CQE_BYTES: usize = 16;
+/// Inline bytes of a SEND: one completion queue entry.
+const INLINE_BYTES: u32 = 16;
 
 /// Registered memory for the completion queue entries of posted SENDs. Needed if the queue pair supports less
 /// than 16 bytes of inline data.
@@ -105,54 +109,58 @@ impl Link {
 
     /// Returns the capsule of a completed receive; `None` if no receive is posted in `slot`.
     #[inline]
-    pub(super) fn received(
-        &mut self,
-        device: &mut DeviceCore,
-        slot: u32,
-        bytes: u32,
-    ) -> Result<Option<Capsule>, VerbsError> {
-        match self.receives(device) {
-            Some((receives, mut queue)) => receives.completed(slot, bytes, &mut queue),
-            None => Ok(None),
-        }
+    pub(super) fn received(&mut self, device: &mut DeviceCore, slot: u32, bytes: u32) -> Option<Capsule> {
+        self.receives(&mut device.receives)?.0.completed(slot, bytes)
     }
 
     /// Returns the receive slots, and the queue to which they are posted: the queue pair's own or a shared
     /// one. `None`: the shared queue does not exist.
     #[inline]
-    fn receives<'a>(&'a mut self, device: &'a mut DeviceCore) -> Option<(&'a mut Receives, Queue<'a>)> {
+    fn receives<'a>(
+        &'a mut self,
+        shared: &'a mut Queues<SharedReceives>,
+    ) -> Option<(&'a mut Receives, Queue<'a>)> {
         if let Some(own) = &mut self.own {
             return Some((own, Queue::Own(&mut self.queue_pair)));
         }
-        let SharedReceives { queue, receives, .. } = device.receives.get_mut(self.reservation.share?)?;
+        let SharedReceives { queue, receives, .. } = shared.get_mut(self.reservation.share?)?;
         Some((receives, Queue::Shared(queue)))
     }
 
-    /// Posts the receive buffers again that the connection has returned.
+    /// Posts all receives of the connection's queue that are not posted: those that have completed, of any
+    /// connection of the queue, and the buffers that this connection has returned.
     #[inline]
     pub(super) fn post_receives(
         &mut self,
         conn: &mut Conn,
         device: &mut DeviceCore,
     ) -> Result<(), VerbsError> {
-        let Some((receives, mut queue)) = self.receives(device) else { return Ok(()) };
+        let Some((receives, mut queue)) = self.receives(&mut device.receives) else { return Ok(()) };
         while let Some(buf) = conn.next_buffer() {
-            receives.give_back(buf, &mut queue)?;
+            receives.give_back(buf);
         }
-        Ok(())
+        receives.flush(&mut queue, &mut device.counts)
     }
 
     /// Posts all work requests of the connection with one doorbell. With
     /// [`Posting::List`](spindle_rdma_verbs::Posting::List), each full list costs a doorbell.
     #[inline]
-    pub(super) fn post_work(&mut self, conn: &mut Conn, keys: &KeyTable) -> Result<(), String> {
+    pub(super) fn post_work(
+        &mut self,
+        conn: &mut Conn,
+        keys: &KeyTable,
+        counts: &mut Counts,
+    ) -> Result<(), String> {
         let Some(first) = conn.next_work() else { return Ok(()) };
+        let posting = self.queue_pair.posting();
         let mut batch = self.queue_pair.batch();
-        let mut next = Some(first);
+        let (mut next, mut count) = (Some(first), 0);
         while let Some(work) = next {
             add(&mut batch, &work, conn, keys, self.heads.as_mut())?;
+            count += 1;
             next = conn.next_work();
         }
+        counts.add_work(count, posting);
         batch.submit().map_err(|error| error.to_string())
     }
 
@@ -177,13 +185,36 @@ impl Link {
     }
 }
 
+/// Creates the queue pair of a connection, which has the identifier `cm`.
+pub(super) fn make_queue_pair(
+    cm: &CmId,
+    device: &DeviceCore,
+    reservation: Reservation,
+    (entries, send_wr, segments): (u32, u32, u32),
+) -> Result<QueuePair, String> {
+    let queue = device.completion_queue(reservation).ok_or("no completion queue")?;
+    let srq = reservation.share.and_then(|share| device.receives.get(share)).map(|it| &it.queue);
+    let config = QueuePairConfig {
+        cq: queue,
+        domain: None,
+        srq,
+        send_wr,
+        recv_wr: entries,
+        send_sge: segments,
+        recv_sge: 1,
+        inline_bytes: INLINE_BYTES,
+        posting: None,
+    };
+    cm.create_queue_pair(device.shared.device(), &config).map_err(|error| error.to_string())
+}
+
 fn own_receives(
     queue_pair: &mut QueuePair,
     device: &SharedDevice,
     entries: u32,
     in_capsule_bytes: u32,
 ) -> Result<Receives, String> {
-    let mut receives = Receives::new(in_capsule_bytes, RECEIVE_BIT | OWN_QUEUE_BIT);
+    let mut receives = Receives::new(entries, in_capsule_bytes, RECEIVE_BIT | OWN_QUEUE_BIT);
     while receives.slots() < entries {
         let missing = entries - receives.slots();
         receives.grow(missing, device, &mut Queue::Own(queue_pair))?;
@@ -267,10 +298,10 @@ fn add(
             let head = &head[..usize::from(*head_bytes)];
             let operation = invalidate.map_or(Operation::Send, |key| Operation::SendWithInvalidate { key });
             match heads {
-                None => batch.add(id, true, operation, SendData::Inline(head)),
+                None => batch.add(id, work.is_signalled, operation, SendData::Inline(head)),
                 Some(heads) => {
                     let segment = heads.put(chain.index(), head).ok_or("no memory for a completion")?;
-                    batch.add(id, true, operation, SendData::Local(&[segment]))
+                    batch.add(id, work.is_signalled, operation, SendData::Local(&[segment]))
                 }
             }
         }

@@ -13,6 +13,7 @@
 //! as their work completes as flushed. When all work has completed, or after a bounded time (`ending`), the
 //! queue pair is destroyed and the remaining buffers of the connection are dropped.
 
+mod counts;
 mod device;
 mod device_events;
 mod ending;
@@ -36,8 +37,7 @@ use std::sync::Arc;
 use nvme_spec::rdma::{CmAccept, CmStatus};
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_rdma_verbs::{
-    CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, QueuePair, QueuePairConfig, VerbsError,
-    WorkCompletion,
+    CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, VerbsError, WorkCompletion,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
@@ -48,10 +48,10 @@ use spindle_transport::{Peer, TransportKind};
 
 use crate::controller::{Conn, ConnConfig, Phase};
 use crate::work::Completion;
-use device::{DeviceCore, Reservation};
+use device::DeviceCore;
 use device_events::{Opening, RETRY_PERIOD};
 use ending::{Ending, SHORT_BOUND};
-use link::{Link, Parts, SEGMENTS_MAX};
+use link::{Link, Parts, SEGMENTS_MAX, make_queue_pair};
 use listeners::Listeners;
 use ready::Preparations;
 
@@ -97,8 +97,6 @@ const STALLED_FOR: Nanos = Nanos::from_secs(30);
 /// may cost system calls.
 const EVENTS_PER_TURN: usize = 16;
 const ENODEV: i32 = 19;
-/// Inline bytes of a SEND: one completion queue entry.
-const INLINE_BYTES: u32 = 16;
 /// Maximum polls of each completion queue per turn.
 const POLLS_PER_TURN: usize = 4;
 
@@ -359,6 +357,10 @@ impl Shell {
             core.step_sent(id);
             self.pump(core, id);
         }
+        if has_come {
+            // Those whose connection has ended.
+            self.devices.iter_mut().flatten().for_each(DeviceCore::post_receives);
+        }
         has_come
     }
 
@@ -381,7 +383,7 @@ impl Shell {
         let is_receive = completion.id & RECEIVE_BIT != 0;
         let Some(link) = link else {
             if is_receive {
-                device.repost_orphaned(completion.id);
+                device.take_orphaned(completion.id);
             }
             return;
         };
@@ -391,11 +393,11 @@ impl Shell {
         if is_receive {
             if completion.is_ok {
                 match link.received(device, low, completion.bytes) {
-                    Ok(Some(capsule)) => conn.received(capsule),
-                    Ok(None) | Err(_) => conn.on_disconnected(),
+                    Some(capsule) => conn.received(capsule),
+                    None => conn.on_disconnected(),
                 }
             } else {
-                device.repost_orphaned(completion.id);
+                device.take_orphaned(completion.id);
                 conn.on_disconnected();
             }
         } else {
@@ -420,7 +422,7 @@ impl Shell {
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
         let Some(device) = &mut devices[link.device] else { return };
         let posted = link.post_receives(conn, device).map_err(|error| error.to_string());
-        let posted = posted.and_then(|()| link.post_work(conn, &device.keys));
+        let posted = posted.and_then(|()| link.post_work(conn, &device.keys, &mut device.counts));
         if let Err(error) = posted {
             if matches!(conn.phase(), Phase::Open | Phase::Draining) {
                 tracing::warn!(%error, "a connection cannot go on");
@@ -489,6 +491,7 @@ impl Shell {
             if let Some(conn) = core.transport(id).and_then(Holds::held) {
                 let _ = link.post_receives(conn, device);
             }
+            device.post_receives();
             lost = link.end_state(device, 0).lost_receives();
         }
         drop(link);
@@ -771,26 +774,4 @@ impl Shell {
 #[inline]
 fn link_of(links: &mut [Option<Link>], id: ConnectionId) -> Option<&mut Link> {
     links.get_mut(id.index())?.as_mut().filter(|link| link.id == id)
-}
-
-fn make_queue_pair(
-    cm: &CmId,
-    device: &DeviceCore,
-    reservation: Reservation,
-    (entries, send_wr, segments): (u32, u32, u32),
-) -> Result<QueuePair, String> {
-    let queue = device.completion_queue(reservation).ok_or("no completion queue")?;
-    let srq = reservation.share.and_then(|share| device.receives.get(share)).map(|it| &it.queue);
-    let config = QueuePairConfig {
-        cq: queue,
-        domain: None,
-        srq,
-        send_wr,
-        recv_wr: entries,
-        send_sge: segments,
-        recv_sge: 1,
-        inline_bytes: INLINE_BYTES,
-        posting: None,
-    };
-    cm.create_queue_pair(device.shared.device(), &config).map_err(|error| error.to_string())
 }

@@ -161,7 +161,7 @@ impl SharedReceives {
     ) -> Result<SharedReceives, VerbsError> {
         let queue = SharedReceiveQueue::new(device.device(), entries, 1)?;
         let id_bits = RECEIVE_BIT | u64::from(serial) << SERIAL_SHIFT;
-        let receives = Receives::new(in_capsule_bytes, id_bits);
+        let receives = Receives::new(entries, in_capsule_bytes, id_bits);
         Ok(SharedReceives { queue, receives, device: Arc::clone(device) })
     }
 }
@@ -173,7 +173,7 @@ impl Slots for SharedReceives {
 
     fn grow(&mut self) -> bool {
         let SharedReceives { queue, receives, device } = self;
-        if receives.slots() + CHUNK_SLOTS > queue.entries() {
+        if receives.slots() + CHUNK_SLOTS > receives.slots_max() {
             return false;
         }
         let grown = receives.grow(CHUNK_SLOTS, device, &mut Queue::Shared(queue));

@@ -10,28 +10,24 @@
 //! UNSAFETY: makes segments of a region; [`FrameWords`] excludes writes of a frame during other accesses.
 #![expect(unsafe_code, reason = "cuts a region into frames")]
 
-mod seals;
 mod words;
 
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::area::Area;
 use super::buf::{Buf, Builder, Origin, Segment, Tail, Tails};
 use super::frames::FRAME_BYTES;
 use super::region::{Pages, Region, RegionError};
+use super::seals::{Reference, SealedFrames, Seals, next_epoch};
 
-pub use seals::{Reference, Seals};
-pub use words::{AtomicWord, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin, Shard};
+pub use words::{Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin, Shard};
 
 /// Initial capacity of a buffer's tail, the list of its segments after the first. A tail that grows keeps its
 /// capacity when it is reused.
 const TAIL_SEGMENTS: usize = 32;
 const FRAME: usize = FRAME_BYTES as usize;
-
-static EPOCHS: AtomicU8 = AtomicU8::new(1);
 
 /// The frames of one cache. See the module.
 pub struct CacheFrames {
@@ -62,7 +58,7 @@ impl CacheFrames {
         let (words, area) = if has_seals { Some(Seals::map(frames)?) } else { None }.unzip();
         let (words, rights) = FrameWords::new(shards, shard_frames, words);
         let region = Arc::new(Region::map(words.len() as usize * FRAME, pages)?);
-        let epoch = EPOCHS.fetch_add(1, Ordering::Relaxed);
+        let epoch = next_epoch();
         Ok((Arc::new(CacheFrames { region, words, seals: area, epoch }), rights))
     }
 
@@ -73,49 +69,11 @@ impl CacheFrames {
         &self.words
     }
 
-    /// Returns the memory of the frames, for registration with a device.
-    #[must_use]
-    pub fn area(&self) -> Area {
-        Area::of(&self.region)
-    }
-
-    /// Returns the number of the cache in the process, which wraps. It distinguishes references to a cache
-    /// from those to the cache before it.
-    #[must_use]
-    pub fn epoch(&self) -> u8 {
-        self.epoch
-    }
-
-    /// Returns the memory of the seals, 8 bytes (little endian on x86-64) for each frame; `None` without
-    /// seals.
-    #[must_use]
-    pub fn seals_area(&self) -> Option<Area> {
-        self.seals.clone()
-    }
-
     /// Creates a handle for one core, with `buffers` preallocated tails for buffers of several segments. More
     /// are allocated as needed.
     #[must_use]
     pub fn core(self: &Arc<Self>, buffers: usize) -> Rc<CacheCore> {
         Rc::new(CacheCore { frames: Arc::clone(self), tails: Tails::new(buffers, TAIL_SEGMENTS) })
-    }
-
-    /// Copies bytes of a frame without a pin, as a device does for a client's READ. Only for a simulator in
-    /// one thread: another thread may write to the frame meanwhile.
-    ///
-    /// # Panics
-    /// When the bytes are not within the frame, or there is no such frame.
-    #[cfg(feature = "device-reads")]
-    pub fn device_read(&self, frame: u32, offset: usize, into: &mut [u8]) {
-        assert!(frame < self.words.len() && offset + into.len() <= FRAME, "outside of a frame");
-        let at = frame as usize * FRAME + offset;
-        // SAFETY: `at` and the bytes behind it are inside of the region (asserted), and the caller has no
-        // other thread.
-        let bytes = unsafe { self.region.base().add(at) }.as_ptr();
-        for (index, byte) in into.iter_mut().enumerate() {
-            // SAFETY: as above; volatile, as a device's access is none of this program's.
-            *byte = unsafe { bytes.add(index).read_volatile() };
-        }
     }
 
     #[inline]
@@ -133,6 +91,32 @@ impl CacheFrames {
         let at = segment.addr.as_ptr().addr() - self.region.base().as_ptr().addr();
         let frame = |at: usize| u32::try_from(at / FRAME).unwrap_or(u32::MAX);
         frame(at)..frame(at + segment.bytes as usize + FRAME - 1)
+    }
+}
+
+impl SealedFrames for CacheFrames {
+    fn area(&self) -> Area {
+        Area::of(&self.region)
+    }
+
+    fn seals_area(&self) -> Option<Area> {
+        self.seals.clone()
+    }
+
+    fn frames(&self) -> u32 {
+        self.words.len()
+    }
+
+    fn epoch(&self) -> u8 {
+        self.epoch
+    }
+
+    fn is_open(&self) -> bool {
+        self.words.seals().is_some_and(Seals::is_open)
+    }
+
+    fn seal_of(&self, frame: u32) -> u64 {
+        self.words.seals().map_or(0, |seals| seals.load(frame))
     }
 }
 

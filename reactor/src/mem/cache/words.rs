@@ -16,52 +16,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::seals::{Reference, Seals};
-
-/// An atomic 64-bit word: the standard library's, or that of a model checker.
-pub trait AtomicWord: Send + Sync {
-    /// Creates a word with this initial value.
-    fn new(value: u64) -> Self;
-    /// See [`AtomicU64::load`].
-    fn load(&self, order: Ordering) -> u64;
-    /// See [`AtomicU64::store`].
-    fn store(&self, value: u64, order: Ordering);
-    /// See [`AtomicU64::fetch_add`].
-    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
-    /// Compares and exchanges, see [`AtomicU64::compare_exchange`], with [`Ordering::AcqRel`] on success and
-    /// [`Ordering::Acquire`] on failure. Returns the previous value.
-    ///
-    /// # Errors
-    /// The value of the word when it differs from `current`.
-    fn exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
-}
-
-impl AtomicWord for AtomicU64 {
-    #[inline]
-    fn new(value: u64) -> Self {
-        AtomicU64::new(value)
-    }
-
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        AtomicU64::load(self, order)
-    }
-
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        AtomicU64::store(self, value, order);
-    }
-
-    #[inline]
-    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-        AtomicU64::fetch_add(self, value, order)
-    }
-
-    #[inline]
-    fn exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
-        self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
-    }
-}
+use crate::mem::atomic::AtomicWord;
+use crate::mem::seals::{Reference, Seals};
 
 /// Layout of a word: generation (31 bits) | unread (1) | state (3) | heat (2) | pins (27). A process has
 /// fewer than 2^27 requests, so the pins do not overflow.

@@ -11,6 +11,8 @@
 //! thread. A thread that sets the bit reads the table afterwards. A thread that publishes a page outside of
 //! its place reads the bit afterwards. At least one of them sees both changes and moves the page. So a page
 //! is outside of its place only while the place is in use.
+//!
+//! The table changes only in [`Table`], which keeps the seals of its frames.
 
 use super::*;
 
@@ -91,8 +93,11 @@ impl FrameCore {
     /// Moves the page to its place if it is elsewhere and its place is free.
     fn bring_home(&self, page: usize) {
         loop {
-            let Some(entry) = self.store.table.get(page) else { return };
-            let frame = Entry(entry.load(Ordering::SeqCst)).frame();
+            // Places of the last extent may be behind the end of the disk.
+            if page >= self.store.table.len() {
+                return;
+            }
+            let frame = self.store.table.load(page, Ordering::SeqCst).frame();
             if frame == NONE || frame == self.store.extents.place_of(page) {
                 return;
             }
@@ -111,7 +116,7 @@ impl FrameCore {
     /// more, or another home.
     fn move_to(&self, page: usize, place: u32) -> bool {
         loop {
-            let frame = self.store.pin(page);
+            let frame = self.store.table.pin(page);
             if frame == NONE {
                 return false;
             }
@@ -131,9 +136,9 @@ impl FrameCore {
     /// Puts `place` into the entry of `page` if the entry contains `frame`, which the caller has pinned and
     /// copied to `place`. Returns false when the entry contains another frame.
     fn replace(&self, page: usize, frame: u32, place: u32) -> bool {
-        let before = self.exchange(page, frame, place);
+        let before = self.store.table.exchange(page, frame, place);
         if let Some(before) = before {
-            let is_free = self.store.retire(before);
+            let is_free = self.store.table.retire(before);
             debug_assert!(!is_free, "the pin of the caller is among them");
         }
         before.is_some()
@@ -226,8 +231,8 @@ impl FrameCore {
                 whole_end = page + EXTENT_PAGES as usize;
             }
             if page < whole_end {
-                let old = self.store.table[page].swap(u64::from(frame), Ordering::SeqCst);
-                self.retire(Entry(old), |frame| freed.push(frame));
+                let old = self.store.table.swap(page, Entry::of(frame), |frame| self.put_frame(frame));
+                self.retire(old, |frame| freed.push(frame));
                 // If another core has replaced the home since, no other thread moves these pages to the new
                 // home.
                 if page + 1 == whole_end && self.store.extents.place_of(page) != frame {
@@ -259,19 +264,19 @@ impl FrameCore {
     #[inline]
     fn swap(&self, page: usize, frame: u32) {
         let store = &*self.store;
-        let entry = &store.table[page];
         // The entry includes a pin of this thread. Until the pin is dropped, the frame is not free, so it
         // cannot be published at this page again with other bytes.
-        let here = u64::from(frame) | PIN;
-        let old = Entry(entry.swap(here, Ordering::SeqCst));
+        let here = Entry::of(frame).pinned();
+        let old = store.table.swap(page, here, |old| self.put_frame(old));
         let place = old.frame();
         if old.pins() > 0 || place != store.extents.place_of(page) {
             return self.publish_away(page, frame, old);
         }
         store.copy_frame(frame, place);
-        match entry.compare_exchange(here, u64::from(place), Ordering::AcqRel, Ordering::Relaxed) {
-            Ok(_) => self.put_frame(frame),
-            Err(_) => self.finish_swap(page, frame, place),
+        if store.table.settle(page, here, place) {
+            self.put_frame(frame);
+        } else {
+            self.finish_swap(page, frame, place);
         }
     }
 
@@ -303,7 +308,7 @@ impl FrameCore {
     fn retire(&self, old: Entry, mut put: impl FnMut(u32)) {
         if old.frame() == NONE {
             self.store.pages_used.fetch_add(1, Ordering::Relaxed);
-        } else if self.store.retire(old) {
+        } else if self.store.table.retire(old) {
             put(old.frame());
         }
     }
@@ -321,7 +326,7 @@ impl FrameCore {
     ) -> Result<(), SwapError> {
         let (skip, step) = (skip as usize, step as usize);
         loop {
-            let old = self.store.pin(page);
+            let old = self.store.table.pin(page);
             let old_bytes: &[u8] =
                 if old == NONE { &[0; FRAME_BYTES as usize] } else { self.store.bytes_of(old) };
             let differs =
@@ -330,7 +335,7 @@ impl FrameCore {
                 self.store.complete(frame, old_bytes, skip, step);
             }
             // While `old` is pinned, or is `NONE`, an entry that contains it still has the same bytes.
-            let published = if differs { None } else { self.exchange(page, old, frame) };
+            let published = if differs { None } else { self.store.table.exchange(page, old, frame) };
             if let Some(before) = published {
                 self.retire(before, |old| self.put_frame(old));
             }
@@ -347,20 +352,6 @@ impl FrameCore {
         }
     }
 
-    /// Puts `frame` into the entry of `page` if the entry contains `old`. Returns the replaced entry, else
-    /// `None`.
-    fn exchange(&self, page: usize, old: u32, frame: u32) -> Option<Entry> {
-        let entry = &self.store.table[page];
-        let mut seen = entry.load(Ordering::Relaxed);
-        while Entry(seen).frame() == old {
-            match entry.compare_exchange_weak(seen, u64::from(frame), Ordering::SeqCst, Ordering::Relaxed) {
-                Ok(_) => return Some(Entry(seen)),
-                Err(now) => seen = now,
-            }
-        }
-        None
-    }
-
     /// Makes `offset .. offset + bytes` read as zeroes and frees the frames of whole pages in it. With
     /// `is_released`, the memory of frames without pins is released to the kernel, unless the disk is on
     /// reserved huge pages or registered with a device. Returns false when no frame was free for a page that
@@ -374,7 +365,7 @@ impl FrameCore {
         let mut run: std::ops::Range<u32> = 0..0;
         for (page, skip, step) in Self::pages(offset, bytes) {
             if step < FRAME_BYTES {
-                if Entry(self.store.table[page].load(Ordering::Relaxed)).frame() == NONE {
+                if self.store.table.load(page, Ordering::Relaxed).frame() == NONE {
                     continue;
                 }
                 // Freed frames first: a page that is zeroed in part may need one of them.
@@ -386,13 +377,13 @@ impl FrameCore {
                 self.write(page as u64 * FRAME + u64::from(skip), buf);
                 continue;
             }
-            let before = Entry(self.store.table[page].swap(u64::from(NONE), Ordering::SeqCst));
+            let before = self.store.table.swap(page, Entry::of(NONE), |frame| self.put_frame(frame));
             let old = before.frame();
             if old == NONE {
                 continue;
             }
             self.store.pages_used.fetch_sub(1, Ordering::Relaxed);
-            if !self.store.retire(before) {
+            if !self.store.table.retire(before) {
                 continue; // a reply is being sent from the frame; the drop of its pin frees it
             }
             if is_released {

@@ -4,7 +4,11 @@ use super::*;
 
 fn store(pages: u64, slack: u64) -> Arc<FrameStore> {
     // With non-temporal stores, as a large disk has: they need a fence before other cores see the page.
-    FrameStore::create(pages * FRAME, slack * FRAME, Pages::Base, true).expect("store")
+    store_with(pages, slack, true)
+}
+
+fn store_with(pages: u64, slack: u64, has_seals: bool) -> Arc<FrameStore> {
+    FrameStore::create(pages * FRAME, slack * FRAME, Pages::Base, true, has_seals).expect("store")
 }
 
 fn write(core: &Rc<FrameCore>, offset: u64, bytes: &[u8]) {
@@ -26,16 +30,20 @@ fn all_at_home(core: Rc<FrameCore>) {
     drop(core);
     assert_eq!(store.cores.load(Ordering::Relaxed), 0, "another core is left");
     let mut used = 0_u32;
-    for (page, entry) in store.table.iter().enumerate() {
-        let entry = Entry(entry.load(Ordering::Relaxed));
+    for page in 0..store.table.len() {
+        let entry = store.table.load(page, Ordering::Relaxed);
         assert_eq!(entry.pins(), 0, "page {page} is pinned");
         if entry.frame() != NONE {
             assert_eq!(entry.frame(), store.extents.place_of(page), "page {page} is not at home");
             used += 1;
+            let reference = store.table.reference(entry.frame(), page as u64);
+            assert_eq!(reference.is_some(), store.has_seals(), "seal of page {page}");
         }
     }
+    let sealed = (0..store.frames).filter(|frame| store.seal_of(*frame) >> 40 & 1 == 1).count();
+    assert_eq!(sealed, if store.has_seals() { used as usize } else { 0 }, "frames with seals");
     assert_eq!(store.usage().pages_used, u64::from(used), "pages in use");
-    assert!(store.detached_pins.iter().all(|left| left.load(Ordering::Relaxed) == 0), "pins are left over");
+    assert!(store.table.detached().all(|left| left == 0), "pins are left over");
     let (homes, spares) = store.extents.counts();
     assert_eq!(store.extents.spares(), spares, "spare extents");
     assert_eq!(used + store.extents.free_places(), homes * EXTENT_PAGES, "places");
@@ -88,7 +96,7 @@ fn a_pinned_page_keeps_its_bytes_while_it_is_overwritten() {
 
 #[test]
 fn frames_run_out_and_come_back() {
-    let store = FrameStore::new(4 * FRAME, 0, Pages::Base).expect("store");
+    let store = FrameStore::new(4 * FRAME, 0, Pages::Base, true).expect("store");
     let core = store.core();
     let mut held = Vec::new();
     while let Some(buf) = core.take(0, 4096) {
@@ -282,8 +290,8 @@ fn few_small(store: &mut Arc<FrameStore>, frames: u32) {
 
 /// Pins in the table by page, and the sum of the detached pins.
 fn pins(store: &FrameStore) -> (Vec<u32>, i32) {
-    let pages = store.table.iter().map(|entry| Entry(entry.load(Ordering::Relaxed)).pins()).collect();
-    (pages, store.detached_pins.iter().map(|left| left.load(Ordering::Relaxed).abs()).sum())
+    let pages = (0..store.table.len()).map(|page| store.table.load(page, Ordering::Relaxed).pins()).collect();
+    (pages, store.table.detached().map(i32::abs).sum())
 }
 
 #[test]
@@ -325,4 +333,89 @@ fn a_cut_read_keeps_the_pins_of_what_is_kept() {
     }
 }
 
+#[test]
+fn a_page_has_a_reference_until_it_changes() {
+    let store = store(4, 8);
+    let core = store.core();
+    let refer = |page: u64| core.read(page * FRAME, 4096).page_reference();
+    assert_eq!(refer(0), None, "it was never written");
+    write(&core, 0, &[1; 2 * 4096]);
+    let (reference, epoch) = refer(1).expect("a page with a seal");
+    assert_eq!(epoch, store.epoch());
+    assert_eq!(store.seal_of(reference.frame), reference.seal(1));
+    assert_ne!(store.seal_of(reference.frame), reference.seal(0));
+    assert_eq!(core.read(4096, 512).page_reference(), None, "a part of a page");
+    assert_eq!(core.read(0, 8192).page_reference(), None, "two pages");
+    assert_eq!(core.take(0, 4096).expect("a frame").page_reference(), None, "not written yet");
+    let changes: [(&str, &dyn Fn()); 5] = [
+        ("a write", &|| write(&core, 4096, &[2; 4096])),
+        ("a write of a part", &|| write(&core, 4096 + 512, &[3; 512])),
+        ("a compare-and-write", &|| {
+            let mut buf = core.take(4096, 512).expect("a frame");
+            buf.copy_in(0, &[4; 512]);
+            let expected = core.read(4096, 512);
+            assert_eq!(core.compare_and_write(4096, buf, &expected), Ok(()));
+        }),
+        ("a zeroed part", &|| assert!(core.zero(4096, 512, false))),
+        ("a zeroed page", &|| assert!(core.zero(4096, 4096, true))),
+    ];
+    for (what, change) in changes {
+        let (before, _) = refer(1).expect("a page with a seal");
+        // Also of a page that is being sent, which the change leaves at its place.
+        let sent = core.read(4096, 4096);
+        change();
+        assert_ne!(store.seal_of(before.frame), before.seal(1), "{what}");
+        assert_eq!(sent.page_reference(), None, "{what}");
+        drop(sent);
+    }
+    assert_eq!(refer(1), None, "a page of zeroes");
+    let (before, _) = refer(0).expect("a page with a seal");
+    let others = || {
+        let mut buf = core.take(0, 512).expect("a frame");
+        buf.clear();
+        buf
+    };
+    assert_eq!(core.compare_and_write(0, others(), &others()), Err(SwapError::Differs));
+    assert_eq!(refer(0).map(|it| it.0), Some(before), "a compare-and-write that differs changes nothing");
+    store.stop_seals();
+    assert!(!store.is_open());
+    write(&core, 0, &[9; 4096]);
+    assert_eq!((refer(0), store.seal_of(before.frame) == before.seal(0)), (None, false));
+}
+
+/// Threads change pages, and read them by references as clients do, but with a pin, so that the frames are
+/// not written meanwhile.
+#[test]
+fn a_sealed_frame_is_in_the_table() {
+    let store = store(8, 64);
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let store = &store;
+            scope.spawn(move || {
+                let core = store.core();
+                for round in 0..20_000_u64 {
+                    let page = (round * 5 + thread * 3) % 8;
+                    match (round + thread) % 4 {
+                        0 => write(&core, page * FRAME, &[1; 4096]),
+                        1 => write(&core, page * FRAME + 512, &[2; 512]),
+                        2 => assert!(core.zero(page * FRAME, 4096, false)),
+                        _ => drop(core.read(page / 2 * 2 * FRAME, 8192)),
+                    }
+                    for frame in 0..store.frames {
+                        let seal = store.seal_of(frame);
+                        if seal >> 40 & 1 == 0 {
+                            continue;
+                        }
+                        let at = usize::try_from(seal & 0xff).expect("small");
+                        let entry = store.table.load(at, Ordering::Acquire);
+                        assert!(entry.frame() == frame || store.seal_of(frame) != seal, "page {at}");
+                    }
+                }
+            });
+        }
+    });
+    all_at_home(store.core());
+}
+
 mod homes;
+mod weak;

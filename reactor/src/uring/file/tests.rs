@@ -162,7 +162,7 @@ fn buffers_of_several_pieces_are_written_from_and_read_into() {
     let mut ring = FileRing::new(4, &pool).expect("ring");
     let (fd, look) = file(1 << 20);
     let file = ring.register_file(fd);
-    let store = FrameStore::new(64 * 4096, 64 * 4096, Pages::Base).expect("store");
+    let store = FrameStore::new(64 * 4096, 64 * 4096, Pages::Base, false).expect("store");
     let core = store.core();
     // Pages whose places are pinned lie in small frames.
     let mut held = Vec::new();

@@ -160,6 +160,7 @@ pub(crate) fn subsystem(name: &str, hosts: AllowedHosts, namespaces: &[Arc<Names
         serial: "SPDL0001".to_owned(),
         model: "Spindle test".to_owned(),
         hosts,
+        optimistic_hosts: AllowedHosts::Any,
         cntlid_range: (1, 4),
         io_queues_max: 4,
         listeners: vec![0],

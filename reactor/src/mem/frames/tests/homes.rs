@@ -232,7 +232,7 @@ fn threads_that_take_one_home_and_give_it_back_leave_it_unclaimed() {
 /// Threads write single pages and many, zero, hold pins, and compare-and-write, all on the same pages.
 fn stress(seed: u64, small: Option<u32>, rounds: u32) {
     const ALL: u64 = 70; // the last extent is not whole
-    let mut store = store(ALL, 160);
+    let mut store = store_with(ALL, 160, seed.is_multiple_of(2));
     if let Some(small) = small {
         few_small(&mut store, small);
     }
@@ -291,8 +291,13 @@ fn so_they_do_with_few_frames() {
 /// pin these pages, so that they leave their places and come back.
 #[test]
 fn no_write_is_lost_when_pages_go_home() {
+    no_write_is_lost(false);
+    no_write_is_lost(true);
+}
+
+fn no_write_is_lost(has_seals: bool) {
     const ALL: u64 = 48; // as many as in `last`
-    let store = store(ALL, 64);
+    let store = store_with(ALL, 64, has_seals);
     std::thread::scope(|scope| {
         for thread in 0..3_u64 {
             let store = &store;

@@ -1,5 +1,5 @@
-//! [`Seals`]: one word for each frame of a cache, for readers without pins: clients that read frame and seal
-//! by RDMA.
+//! [`Seals`]: one word for each frame of a cache or of a RAM disk, for readers without pins: clients that
+//! read frame and seal by RDMA. [`SealedFrames`]: the frames with their seals, of either kind.
 //!
 //! ```text
 //!   seal:  generation (24) | page (40)      odd generation: sealed
@@ -10,6 +10,8 @@
 //! wrapped. A client that finds the seal of its reference, and bytes with the checksum of its reference, has
 //! read that content.
 //!
+//! In a cache:
+//!
 //! - A filler loads the seal, *then* the state of the frame, which must be Filling, *then* exchanges the
 //!   seal. Only then is the frame Present.
 //! - A thread that invalidates or evicts a frame changes its state, *then* the seal, and *then* removes the
@@ -18,23 +20,83 @@
 //! - A writer changes the seals of all frames that the index names for its page, whatever their state:
 //!   another thread that has invalidated the frame may not have changed the seal yet.
 //!
+//! In a RAM disk (`frames/table.rs`):
+//!
+//! - A thread that publishes a frame loads the seal while it owns the frame, *then* puts the frame into the
+//!   table, *then* exchanges the seal.
+//! - A thread that takes a frame out of the table pins it, *then* changes the seal, *then* changes the table.
+//!   The exchange of a publisher that is still on its way then fails. With the pin, the frame cannot come
+//!   back to the table under another seal in between.
+//!
 //! UNSAFETY: a slice of a memory mapping or an allocation that the same value owns.
 #![expect(unsafe_code, reason = "the words lie in memory that can be registered with a device")]
 
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use super::words::AtomicWord;
-use crate::mem::area::Area;
-use crate::mem::region::{Pages, Region, RegionError};
+use super::area::Area;
+use super::atomic::AtomicWord;
+use super::region::{Pages, Region, RegionError};
 
 const PAGE_BITS: u32 = 40;
 const PAGES: u64 = 1 << PAGE_BITS;
 /// Unit of the generation.
 const GENERATION: u64 = PAGES;
 const IS_SEALED: u64 = GENERATION;
+
+static EPOCHS: AtomicU8 = AtomicU8::new(1);
+
+/// Returns the number of the next cache or RAM disk of the process; it wraps.
+pub(super) fn next_epoch() -> u8 {
+    EPOCHS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Frames of 4 KiB and their seals, which clients read without the target's CPU: those of a cache or of a RAM
+/// disk.
+pub trait SealedFrames: Send + Sync {
+    /// Returns the memory of the frames, for registration with a device.
+    fn area(&self) -> Area;
+
+    /// Returns the memory of the seals, 8 bytes (little endian on x86-64) for each frame; `None` without
+    /// seals.
+    fn seals_area(&self) -> Option<Area>;
+
+    /// Returns the count of frames.
+    fn frames(&self) -> u32;
+
+    /// Returns the number of the cache or RAM disk in the process, which wraps. It distinguishes references
+    /// to a cache from those to the cache before it.
+    fn epoch(&self) -> u8;
+
+    /// Returns false after the cache or RAM disk was removed or replaced, and without seals.
+    fn is_open(&self) -> bool;
+
+    /// Returns the seal of a frame; 0 if there is no such frame.
+    fn seal_of(&self, frame: u32) -> u64;
+
+    /// Copies bytes of a frame without a pin, as a device does for a client's READ. Only for a simulator in
+    /// one thread: another thread may write to the frame meanwhile.
+    ///
+    /// # Panics
+    /// When the bytes are not within the frame, or there is no such frame.
+    #[cfg(feature = "device-reads")]
+    fn device_read(&self, frame: u32, offset: usize, into: &mut [u8]) {
+        const FRAME: usize = super::FRAME_BYTES as usize;
+        assert!(frame < self.frames() && offset + into.len() <= FRAME, "outside of a frame");
+        let area = self.area();
+        let at = frame as usize * FRAME + offset;
+        assert!(at + into.len() <= area.bytes(), "outside of the frames");
+        // SAFETY: `at` and the bytes behind it are inside of the area (asserted), and the caller has no other
+        // thread.
+        let bytes = unsafe { area.base().add(at) }.as_ptr();
+        for (index, byte) in into.iter_mut().enumerate() {
+            // SAFETY: as above; volatile, as a device's access is none of this program's.
+            *byte = unsafe { bytes.add(index).read_volatile() };
+        }
+    }
+}
 
 /// Names the content of a frame, for a reader without a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +115,7 @@ impl Reference {
     }
 }
 
-/// The seals of all frames of a cache. See the module.
+/// The seals of all frames of a cache or RAM disk. See the module.
 pub struct Seals<W = AtomicU64> {
     first: NonNull<W>,
     len: usize,
@@ -101,7 +163,7 @@ impl<W: AtomicWord> Seals<W> {
         words.get(frame as usize)
     }
 
-    /// Returns false after the seals were closed, when the cache is removed or replaced.
+    /// Returns false after the seals were closed, when the cache or RAM disk is removed or replaced.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Relaxed)
@@ -114,7 +176,7 @@ impl<W: AtomicWord> Seals<W> {
     }
 
     /// Seals a frame for `page`, unless the seal is not `before` any more, or the seals are closed. `before`
-    /// was loaded before the state of the frame was found to be Filling.
+    /// was loaded as the module says.
     pub(super) fn seal(&self, frame: u32, before: u64, page: u64) {
         let Some(word) = self.word(frame).filter(|_| page < PAGES) else { return };
         if !self.is_open.load(Ordering::Acquire) {
@@ -140,9 +202,14 @@ impl<W: AtomicWord> Seals<W> {
         }
     }
 
+    /// Seals no frame from now on. Frames that are sealed remain so until their page changes.
+    pub(super) fn stop(&self) {
+        self.is_open.store(false, Ordering::Release);
+    }
+
     /// Breaks all seals, and seals no frame from now on. Takes milliseconds for a large cache.
     pub(super) fn close(&self) {
-        self.is_open.store(false, Ordering::Release);
+        self.stop();
         (0..u32::try_from(self.len).unwrap_or(u32::MAX)).for_each(|frame| self.break_seal(frame));
     }
 
