@@ -64,13 +64,16 @@ pub struct BenchTargetArgs {
     #[arg(long)]
     pub verify: bool,
     /// Read pages that the target has in its cache by RDMA, without the target's CPU; for targets of Spindle
-    /// with rdma.optimistic_port, and reads of 4 KiB
+    /// with rdma.optimistic_port, and reads of 4 to 64 KiB
     #[arg(long)]
     pub optimistic: bool,
     /// Most pages of which each queue remembers where the target has them, 24 bytes each
     #[arg(long, value_name = "N", default_value_t = 1 << 18, value_parser = at_least_one)]
     #[arg(requires = "optimistic")]
     pub optimistic_pages: usize,
+    /// Ask the target at the start where it has each page, instead of learning that page by page from reads
+    #[arg(long, requires = "optimistic")]
+    pub optimistic_eager: bool,
     /// The NQN of this host; default: one derived from this machine
     #[arg(long, value_name = "NQN")]
     pub hostnqn: Option<String>,
@@ -93,7 +96,8 @@ pub struct BenchTargetArgs {
     /// RDMA: bytes of memory that stay registered between commands
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub registration_bytes: Bytes,
-    /// Also report the time per command in which the measuring thread had work; reads the clock in each turn
+    /// Also report the processor time of the measuring thread per command, in turns with completions; each
+    /// turn reads its clock, a system call
     #[arg(long)]
     pub busy: bool,
     /// Additional connected I/O queues on which no command is sent

@@ -36,7 +36,7 @@ use crate::args::BenchTargetArgs;
 use crate::report::{self, BenchResult, Latencies, PROGRESS_PERIOD, Progress, Run};
 use spindle_console::size::Bytes;
 
-use engine::Engine;
+use engine::{Engine, TurnClock};
 use job::{Check, Fill, Load, Tally};
 
 /// Warm-up before the measured time, in which TCP windows grow and processor caches fill.
@@ -178,7 +178,7 @@ fn measure(
     let plan = target::plan(args, &connected)?;
     let mut table = plan.table();
     let mut engine = Engine::new(connected, &plan, done)?;
-    engine.has_turn_times = args.busy;
+    engine.turn_clock = args.busy.then(TurnClock::new);
     let begin = |title: &str, total: Total| {
         let title = format!("{title} {}", args.load.bs);
         // Fails only after a panic of the main thread.
@@ -227,7 +227,7 @@ struct Measured {
     operations: u64,
     latency: Latencies,
     cpu_share: Option<f64>,
-    /// Time of turns with completions; `None` without `--busy`.
+    /// Processor time of turns with completions; `None` without `--busy`.
     busy: Option<Duration>,
 }
 

@@ -332,7 +332,7 @@ pub trait Disk {
     fn geometry(&self) -> Geometry;
 
     /// Returns the inner disk of a layer; `None`: this is no layer. The default implementations of
-    /// `free_bytes`, `abilities` and `may_still_write` forward to the inner disk.
+    /// `page_in_memory`, `free_bytes`, `abilities` and `may_still_write` forward to the inner disk.
     fn inner(&self) -> Option<&dyn Disk> {
         None
     }
@@ -343,6 +343,12 @@ pub trait Disk {
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let _ = (request, next);
         Prepared::Pool
+    }
+
+    /// Returns the page of 4 KiB at `offset`, which is on the disk, if it is in memory now. The buffer pins
+    /// it. For references of optimistic reads: nothing is read from the medium, and no hit is counted.
+    fn page_in_memory(&self, offset: u64) -> Option<Buf> {
+        self.inner().and_then(|inner| inner.page_in_memory(offset))
     }
 
     /// Returns the approximate number of bytes that are free for [`Prepared::Fill`], for the Writes of all

@@ -336,6 +336,10 @@ impl Disk for RamCore {
         Prepared::Ready(self.frames.read(offset, bytes))
     }
 
+    fn page_in_memory(&self, offset: u64) -> Option<Buf> {
+        Some(self.frames.read(offset, FRAME_BYTES))
+    }
+
     fn abilities(&self) -> Abilities {
         Abilities { reads_in_place: true, ..Abilities::default() }
     }

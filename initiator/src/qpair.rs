@@ -22,7 +22,7 @@ use spindle_transport::host::{self, HostData};
 
 use crate::error::Loss;
 use crate::link::{Link, LinkEvent};
-use crate::optimistic::{Optimistic, OptimisticCounts, Outcome, RdmaReader};
+use crate::optimistic::{Optimistic, OptimisticCounts, Outcome, RdmaReader, References};
 
 /// Polling time of a wait before it sleeps: a few round trips of a fast target, in which most commands
 /// complete.
@@ -186,6 +186,8 @@ pub(crate) struct Qpair {
     loss: Option<Loss>,
     /// `None`: the queue is not attached.
     optimistic: Option<Box<Optimistic<RdmaReader>>>,
+    /// Get References of an attached queue. Its command is not counted by `outstanding`.
+    references: Option<References>,
 }
 
 impl Qpair {
@@ -202,12 +204,18 @@ impl Qpair {
             command_timeout: options.command_timeout.map_or(Nanos::MAX, Nanos::from),
             loss: None,
             optimistic: None,
+            references: None,
         }
     }
 
     /// Attaches the queue: reads of one page are optimistic where possible. Ends the connection before, if
     /// there is one; its reads in flight become ordinary reads.
-    pub(crate) fn set_optimistic(&mut self, mut optimistic: Optimistic<RdmaReader>, now: Nanos) {
+    pub(crate) fn set_optimistic(
+        &mut self,
+        mut optimistic: Optimistic<RdmaReader>,
+        references: References,
+        now: Nanos,
+    ) {
         if let Some(before) = &mut self.optimistic {
             before.end();
             self.poll_optimistic(now);
@@ -216,6 +224,49 @@ impl Qpair {
             optimistic.count_from(counts);
         }
         self.optimistic = Some(Box::new(optimistic));
+        match &mut self.references {
+            Some(before) => before.replace(references),
+            None => self.references = Some(references),
+        }
+    }
+
+    /// Returns true while a command of this queue that the caller does not know of is outstanding.
+    #[inline]
+    fn has_own_command(&self) -> bool {
+        self.references.as_ref().is_some_and(References::is_outstanding)
+    }
+
+    /// Returns the slot of the caller's next command; `None`: the queue is full. An attached queue keeps one
+    /// slot for its own command.
+    #[inline]
+    fn next_slot(&self) -> Option<Slot> {
+        if self.references.is_some() && self.room() == 0 {
+            return None;
+        }
+        self.entries.next_slot()
+    }
+
+    /// Queues a Get References if one is due and none is outstanding.
+    #[cold]
+    fn ask_references(&mut self) {
+        let Qpair { link, entries, optimistic: Some(optimistic), references: Some(references), .. } = self
+        else {
+            return;
+        };
+        // With one entry there is none for this command.
+        let Some(slot) = entries.next_slot().filter(|_| entries.capacity() > 1 && link.is_open()) else {
+            return;
+        };
+        let Some((mut sqe, buf)) = references.begin(slot, optimistic) else { return };
+        sqe.cid.set(cid_of(slot));
+        if link.submit(sqe, HostData::FromController(buf)).is_err() {
+            return references.on_refused();
+        }
+        optimistic.note(slot.index(), None);
+        let _ = entries.insert(Entry::Waiting);
+        if self.ordinary() == 1 {
+            self.quiet_since = Nanos::ZERO;
+        }
     }
 
     /// Returns true while the queue is attached and its optimistic connection has not ended.
@@ -245,17 +296,17 @@ impl Qpair {
     }
 
     fn submit_attached_read(&mut self, mut sqe: Sqe, offset: u64, buf: Buf) -> Result<Ticket, Refused> {
-        let Some(slot) = self.entries.next_slot().filter(|_| self.is_up()) else {
+        let Some(slot) = self.next_slot().filter(|_| self.is_up()) else {
             return self.submit(sqe, HostData::FromController(buf));
         };
         let Some(optimistic) = &mut self.optimistic else {
             return self.submit(sqe, HostData::FromController(buf));
         };
-        let page = optimistic.page(sqe.nsid(), offset, buf.len());
+        let pages = optimistic.pages(sqe.nsid(), offset, buf.len());
         sqe.cid.set(cid_of(slot));
-        let buf = match page {
+        let buf = match pages {
             None => buf,
-            Some(page) => match optimistic.try_read(slot.index(), page, sqe, buf) {
+            Some(pages) => match optimistic.try_read(slot.index(), pages, sqe, buf) {
                 Err(buf) => buf,
                 Ok(()) => {
                     let _ = self.entries.insert(Entry::Waiting);
@@ -266,7 +317,7 @@ impl Qpair {
         };
         let ticket = self.submit(sqe, HostData::FromController(buf))?;
         if let Some(optimistic) = &mut self.optimistic {
-            optimistic.note(ticket.index(), page);
+            optimistic.note(ticket.index(), pages);
         }
         Ok(ticket)
     }
@@ -326,13 +377,14 @@ impl Qpair {
     /// Returns the number of commands outstanding at the target, which the command timeout applies to.
     #[inline]
     fn ordinary(&self) -> usize {
-        self.outstanding - self.optimistic.as_ref().map_or(0, |optimistic| optimistic.in_flight())
+        let optimistic = self.optimistic.as_ref().map_or(0, |optimistic| optimistic.in_flight());
+        self.outstanding - optimistic + usize::from(self.has_own_command())
     }
 
     /// Queues a command and sets its CID. The next `send` or `turn` sends the command.
     #[inline]
     pub(crate) fn submit(&mut self, mut sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
-        let Some(slot) = self.entries.next_slot() else {
+        let Some(slot) = self.next_slot() else {
             return Err(Refused::new(Refusal::Full, data.into_buffer()));
         };
         sqe.cid.set(cid_of(slot));
@@ -363,7 +415,7 @@ impl Qpair {
     /// connection ended; an abort by this host may not count. Returns false after the end was reported.
     #[inline]
     pub(crate) fn turn(&mut self, batch: &mut RxBatch, now: Nanos) -> bool {
-        let Qpair { link, entries, ready, outstanding, loss, optimistic, .. } = self;
+        let Qpair { link, entries, ready, outstanding, loss, optimistic, references, .. } = self;
         if loss.is_some() {
             return false;
         }
@@ -379,8 +431,16 @@ impl Qpair {
                     Err(Status::HOST_PATHING_ERROR) if !is_open => Err(Failure::Lost),
                     Err(status) => Err(Failure::Status(status)),
                 };
-                if let (Some(learner), Ok(())) = (&mut learner, &result) {
-                    learner.on_read(usize::from(cid), &cqe, buf.as_ref());
+                if let Some(learner) = &mut learner {
+                    if let Some(references) = references
+                        && references.on_ended(slot, result.is_ok(), buf.as_ref(), learner)
+                    {
+                        entries.remove(slot);
+                        return;
+                    }
+                    if result.is_ok() {
+                        learner.on_read(usize::from(cid), &cqe, buf.as_ref());
+                    }
                 }
                 *entry = Entry::Done(result, cqe, buf);
                 *outstanding -= 1;
@@ -396,6 +456,8 @@ impl Qpair {
         has_come |= self.poll_optimistic(now);
         if ended.is_some() {
             self.loss = ended;
+        } else if self.references.is_some() {
+            self.ask_references();
         }
         if has_completed {
             self.quiet_since = now;
@@ -517,7 +579,9 @@ impl Qpair {
     /// Returns the number of commands that can be queued now.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.entries.capacity() - self.entries.len()
+        let has_own = self.references.is_some() && self.entries.capacity() > 1;
+        let used = self.entries.len() - usize::from(self.has_own_command());
+        (self.entries.capacity() - usize::from(has_own)).saturating_sub(used)
     }
 
     pub(crate) fn depth(&self) -> usize {

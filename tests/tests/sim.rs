@@ -9,7 +9,7 @@ const COMMANDS: u64 = 2000;
 const SEEDS: u64 = 250;
 
 /// What must have happened in each half: what did not was not tested.
-const LEAST: [(&str, u64); 47] = [
+const LEAST: [(&str, u64); 49] = [
     ("reads in place", 10_000),
     ("cache hits", 10_000),
     ("cache misses", 10_000),
@@ -23,6 +23,8 @@ const LEAST: [(&str, u64); 47] = [
     ("rejected reads", 2000),
     ("optimistic reads of RAM disks", 10_000),
     ("rejected reads of RAM disks", 500),
+    ("optimistic reads of several pages", 5000),
+    ("references of Get References", 8000),
     ("references", 3000),
     ("frames changed under a read", 300),
     ("ended optimistic connections", 300),

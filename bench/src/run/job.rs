@@ -34,7 +34,7 @@ pub(super) trait Job {
     /// Updates the time. Called before the completions of each queue, and every few turns without
     /// completions.
     fn tick(&mut self, now: Nanos);
-    /// A turn with completions took `time`.
+    /// A turn with completions took `time` of the processor.
     fn on_turn(&mut self, _time: Nanos) {}
     /// Returns true when `next` returns no further command.
     fn is_over(&self) -> bool;
@@ -380,7 +380,7 @@ impl Job for Load<'_> {
 }
 
 /// Returns the processor time of the calling thread.
-fn cpu_time() -> Duration {
+pub(super) fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 

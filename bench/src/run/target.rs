@@ -44,7 +44,7 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
     let depths = depths(args)?;
     let deepest = depths.iter().copied().max().unwrap_or(1);
     let options = Options {
-        depth: deepest.max(IDLE_DEPTH),
+        depth: deepest.saturating_add(u16::from(args.optimistic)).max(IDLE_DEPTH),
         io_queues: u16::try_from(depths.len()).unwrap_or(u16::MAX),
         keep_alive_ms: args.keep_alive_tmo.saturating_mul(1000),
         header_digest: args.header_digest,
@@ -71,19 +71,22 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
         qid += 1;
         let last = controllers.len() - 1;
         let controller = &mut controllers[last];
-        if depth > controller.depth_max() {
+        // An attached queue keeps one command for itself.
+        let own = u16::from(args.optimistic);
+        if depth.saturating_add(own) > controller.depth_max() {
             let rule = format!(
                 "a queue of this target holds {} commands, which makes {} for --queues {}",
-                controller.depth_max(),
-                usize::from(controller.depth_max()) * args.queues,
+                controller.depth_max() - own,
+                usize::from(controller.depth_max() - own) * args.queues,
                 args.queues
             );
             return Err(BenchError::Size { option: "--qd", value: args.load.qd.to_string(), rule });
         }
-        let queue_depth = if depth == 0 { IDLE_DEPTH.min(controller.depth_max()) } else { depth };
+        let queue_depth = if depth == 0 { IDLE_DEPTH.min(controller.depth_max()) } else { depth + own };
         let mut queue = controller.connect_queue_of(qid, queue_depth)?;
         if args.optimistic && depth > 0 {
-            let options = OptimisticOptions { directory_pages: args.optimistic_pages };
+            let (directory_pages, is_eager) = (args.optimistic_pages, args.optimistic_eager);
+            let options = OptimisticOptions { directory_pages, is_eager };
             controller.attach(&mut queue, &namespace, &options)?;
         }
         queues.push(queue);

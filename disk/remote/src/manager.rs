@@ -352,7 +352,7 @@ impl Manager {
         if !controller.is_attaching()
             && let Some(handle) = self.control.next_grant(number)
         {
-            match controller.begin_attach(self.spec().nsid, options) {
+            match controller.begin_attach(&self.namespace, options) {
                 Ok(()) => *attaching = Some(handle),
                 Err(error) => self.control.grant(handle, number, Err(error)),
             }

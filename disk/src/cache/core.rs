@@ -655,6 +655,15 @@ impl Disk for CachedCore {
         self.inner.prepare(request, next)
     }
 
+    /// A page that only the inner disk has in memory is not meant: its reference is not of this cache.
+    fn page_in_memory(&self, offset: u64) -> Option<Buf> {
+        let CoreCache { shared, frames, .. } = &self.cache;
+        match shared.index.find(shared.words(), shared.index.buckets(offset / FRAME)) {
+            Found::Present(pin) => Some(frames.page_buf(pin, 0, FRAME_BYTES)),
+            Found::Filling | Found::Missing => None,
+        }
+    }
+
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
         match request.op {
             Op::Read if buf.is_none() => {

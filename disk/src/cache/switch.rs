@@ -317,6 +317,14 @@ impl Disk for SwitchedCore {
         }
     }
 
+    fn page_in_memory(&self, offset: u64) -> Option<Buf> {
+        match &self.path {
+            Path::Cached(core) => core.page_in_memory(offset),
+            Path::Plain(disk) if !self.is_holding => disk.page_in_memory(offset),
+            Path::Plain(_) | Path::Announcing(_) | Path::Moving => None,
+        }
+    }
+
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
         if self.is_holding {
             return self.submit_or_hold(token, Call::Op(*request, buf));

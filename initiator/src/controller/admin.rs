@@ -252,7 +252,7 @@ impl Controller {
 #[derive(Debug)]
 pub(super) struct AttachRequest {
     pub(super) ticket: Ticket,
-    nsid: u32,
+    namespace: Namespace,
     options: OptimisticOptions,
 }
 
@@ -274,25 +274,25 @@ impl Controller {
         attachment_of(&data)
     }
 
-    /// Submits Attach for namespace `nsid`, and does not wait: [`Controller::take_grant`] returns the result.
+    /// Submits Attach for `namespace`, and does not wait: [`Controller::take_grant`] returns the result.
     /// One Attach is outstanding at a time.
     ///
     /// # Errors
     /// [`Error::Busy`]: the result of another Attach was not taken yet, or no admin command can be queued.
     /// [`Error::Lost`]: the connection has ended.
-    pub fn begin_attach(&mut self, nsid: u32, options: &OptimisticOptions) -> Result<(), Error> {
+    pub fn begin_attach(&mut self, namespace: &Namespace, options: &OptimisticOptions) -> Result<(), Error> {
         let busy = Error::Busy { step: ATTACH };
         if self.is_attaching() {
             return Err(busy);
         }
         let Some(buf) = self.pool.take_contiguous(attachment_bytes()) else { return Err(busy) };
-        let sqe = Sqe::attach(0, nsid);
+        let sqe = Sqe::attach(0, namespace.nsid);
         let ticket = self.admin.submit(sqe, HostData::FromController(buf)).map_err(|refused| {
             let loss = self.admin.loss().unwrap_or(Loss::ByPeer);
             if refused.why == Refusal::Full { busy } else { Error::Lost { step: ATTACH, loss } }
         })?;
         self.admin.send();
-        self.attach_request = Some(AttachRequest { ticket, nsid, options: options.clone() });
+        self.attach_request = Some(AttachRequest { ticket, namespace: *namespace, options: options.clone() });
         Ok(())
     }
 
@@ -319,17 +319,24 @@ impl Controller {
         if let Some(buf) = &completion.buf {
             buf.copy_out(0, &mut data);
         }
-        Ok(self.grant(&attachment_of(&data)?, request.nsid, &request.options))
+        Ok(self.grant(&attachment_of(&data)?, &request.namespace, &request.options))
     }
 
-    fn grant(&self, attachment: &Attachment, nsid: u32, options: &OptimisticOptions) -> OptimisticGrant {
+    fn grant(
+        &self,
+        attachment: &Attachment,
+        namespace: &Namespace,
+        options: &OptimisticOptions,
+    ) -> OptimisticGrant {
         let address = SocketAddr::new(self.target.address.ip(), attachment.port.get());
-        OptimisticGrant::new(address, attachment.token, nsid, options, &self.options)
+        OptimisticGrant::new(address, attachment.token, namespace, options, &self.options)
     }
 
-    /// Attaches a queue of this controller to the cache of a namespace: reads of one page that the queue has
-    /// read before are RDMA READs of the target's memory, without the target's CPU. All other commands, and
-    /// reads whose page has changed, are sent as before. To be called before the queue is added to a
+    /// Attaches a queue of this controller to the cache of a namespace: reads of 1 to 16 pages that the queue
+    /// has read before are RDMA READs of the target's memory, without the target's CPU. All other commands,
+    /// and reads whose pages have changed, are sent as before. The queue keeps one of its commands for Get
+    /// References, which [`IoQueue::room`] does not count; a queue of depth 1 learns single pages only. To be
+    /// called before the queue is added to a
     /// [`QueueSet`](crate::QueueSet). Once [`IoQueue::has_optimistic_connection`] returns false, the queue
     /// can be attached again. Blocks for at most the connect timeout; [`Controller::begin_attach`] and
     /// [`OptimisticOpening`] do not block.
@@ -345,7 +352,7 @@ impl Controller {
         options: &OptimisticOptions,
     ) -> Result<(), Error> {
         let attachment = self.attachment(namespace.nsid)?;
-        let grant = self.grant(&attachment, namespace.nsid, options);
+        let grant = self.grant(&attachment, namespace, options);
         OptimisticOpening::begin(grant, queue, Clock::now())?.finish(queue)
     }
 }

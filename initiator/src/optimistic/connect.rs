@@ -24,7 +24,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 use super::RdmaReader;
-use super::reader::{ReaderVerbs, seal_bytes};
+use super::reader::{ReaderVerbs, seal_bytes, work_requests};
 use crate::error::{Error, RdmaRefusal};
 use crate::link::Registrations;
 
@@ -142,6 +142,8 @@ struct Parts {
     region: MemoryRegion,
     seals: Buf,
     device: Arc<Device>,
+    /// Capacity of the send queue.
+    work_requests: u32,
 }
 
 /// Verbs objects and parameters of an attempt.
@@ -189,12 +191,12 @@ impl Attempt {
     ) -> Result<RdmaReader, Error> {
         let Attempt { parts, id, channel, slots, .. } = self;
         // Not `None`: the connect request was sent.
-        let Some(Parts { queue_pair, queue, region, seals, device }) = parts else {
+        let Some(Parts { queue_pair, queue, region, seals, device, work_requests }) = parts else {
             return Err(Error::Busy { step: STEP });
         };
         let registrations = Registrations::of(&device, registration);
         let verbs = ReaderVerbs { queue_pair, queue, region, seals, id, channel };
-        Ok(RdmaReader::new(verbs, accept, registrations, slots))
+        Ok(RdmaReader::new(verbs, accept, registrations, slots, work_requests as usize))
     }
 
     /// Sleeps until an event arrives, at most `timeout`; may return early.
@@ -211,12 +213,14 @@ impl Attempt {
         let reads = u32::try_from(self.slots).unwrap_or(u32::MAX);
         // Two READs for each command.
         Error::in_range("commands outstanding of a queue (RDMA device)", reads, 1_u32, limits.send_wr / 2)?;
-        let queue = CompletionQueue::new(&device, 2 * reads, 0, None).map_err(self.failed())?;
+        let work_requests = u32::try_from(work_requests(self.slots)).unwrap_or(u32::MAX).min(limits.send_wr);
+        // After a failure each work request has a completion.
+        let queue = CompletionQueue::new(&device, work_requests, 0, None).map_err(self.failed())?;
         let config = QueuePairConfig {
             cq: &queue,
             domain: None,
             srq: None,
-            send_wr: 2 * reads,
+            send_wr: work_requests,
             recv_wr: 1,
             send_sge: 1,
             recv_sge: 1,
@@ -228,7 +232,7 @@ impl Attempt {
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: bytes, count: 1 }], Pages::Base)?;
         let region = device.register(pool.area(), limits.read_access()).map_err(self.failed())?;
         let seals = pool.take(bytes).ok_or(Error::Busy { step: STEP })?;
-        Ok(Parts { queue_pair, queue, region, seals, device })
+        Ok(Parts { queue_pair, queue, region, seals, device, work_requests })
     }
 }
 

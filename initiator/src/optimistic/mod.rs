@@ -1,16 +1,18 @@
-//! Optimistic reads: one page of the target's cache by RDMA READ, without the target's CPU
+//! Optimistic reads: pages of the target's cache by RDMA READ, without the target's CPU
 //! (`docs/extensions.md`).
 //!
 //! ```text
-//!   read of one page ─┬─ in the directory ─> READ data, READ seal ─┬─ both as expected ─> completion
-//!                     │                                            └─ otherwise ─────────┐
-//!                     └─ not in it ────────────────────────────────────────> ordinary Read <┘
-//!                                              its completion has a reference ─> directory
+//!   read of 1 to 16 pages ─┬─ in the directory ─> READ data, READ seals ─┬─ all as expected ─> completion
+//!                          │                                             └─ otherwise ──────┐
+//!                          └─ not in it ──────────────────────────────> ordinary Read <─────┘
+//!     its completion: one page: has a reference ─────────────────> directory
+//!                     several:  Get References, sent by the queue ─> directory
 //! ```
 //!
-//! The data of an optimistic read is accepted if and only if the seal is that of the reference and the CRC of
-//! the data is that of the data of the ordinary read that brought the reference. Then it was the newest
-//! content of the page at some instant between the READ and its completion.
+//! The data of an optimistic read is accepted if and only if the seal of each page is that of its reference,
+//! and the CRC of each page is that of the data of the ordinary read, or of the Get References, that brought
+//! the reference. Then each page was the newest content at some instant between the READs and their
+//! completion.
 //!
 //! When fewer than half of 256 optimistic reads were accepted, all reads are ordinary for a second.
 
@@ -18,11 +20,12 @@ mod connect;
 mod directory;
 mod opening;
 mod reader;
+mod references;
 #[cfg(test)]
 mod tests;
 
-use crc_fast::CrcAlgorithm;
-use nvme_spec::optimistic::{OPTIMISTIC_PAGE_SHIFT, PageReference};
+use arrayvec::ArrayVec;
+use nvme_spec::optimistic::{OPTIMISTIC_PAGE_SHIFT, PageEntry, PageReference, page_checksum};
 use nvme_spec::{Cqe, Sqe};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
@@ -31,24 +34,47 @@ use directory::{Directory, Known};
 
 pub use opening::{OptimisticGrant, OptimisticOpening};
 pub(crate) use reader::RdmaReader;
+pub(crate) use references::References;
 
 /// Reads after which the share of accepted ones is judged.
 const WINDOW: u32 = 256;
 /// Time without optimistic reads after a window with too few accepted ones.
 const PAUSE: Nanos = Nanos::from_secs(1);
 const PAGE_BYTES: usize = 1 << OPTIMISTIC_PAGE_SHIFT;
+/// Most pages of an optimistic read: 64 KiB.
+pub const READ_PAGES_MAX: usize = 16;
+/// Most ranges that wait for a Get References; others are not asked for.
+const WANTED_MAX: usize = 8;
 
 /// Settings of optimistic reads of one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptimisticOptions {
     /// Most pages in the directory, 24 bytes each.
     pub directory_pages: usize,
+    /// Asks for the references of all pages of the namespace once, from its first page on, as many as the
+    /// directory has. Otherwise the queue learns only of pages that it reads.
+    pub is_eager: bool,
 }
 
 impl Default for OptimisticOptions {
-    /// 262,144 pages, which are 1 GiB of the target's cache: 6 MiB.
+    /// 262,144 pages, which are 1 GiB of the target's cache: 6 MiB. Not eager.
     fn default() -> OptimisticOptions {
-        OptimisticOptions { directory_pages: 1 << 18 }
+        OptimisticOptions { directory_pages: 1 << 18, is_eager: false }
+    }
+}
+
+/// Consecutive pages of a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageRange {
+    /// First page: offset in the namespace / 4096.
+    pub first: u64,
+    /// Number of pages, at least 1.
+    pub count: usize,
+}
+
+impl PageRange {
+    fn iter(self) -> impl Iterator<Item = u64> {
+        (0..self.count).map(move |at| self.first + at as u64)
     }
 }
 
@@ -65,19 +91,19 @@ pub struct OptimisticCounts {
 
 /// Reads frames and seals; tests implement it without verbs.
 pub trait PageReader {
-    /// Queues a read of the frame and the seal of `reference` for slot `slot`. Sent by the next
-    /// [`PageReader::send`] or [`PageReader::poll`].
+    /// Queues a read of `frames`, at most [`READ_PAGES_MAX`], and of their seals for slot `slot`. `buf` has a
+    /// page for each frame. Sent by the next [`PageReader::send`] or [`PageReader::poll`].
     ///
     /// # Errors
     /// `buf`, if that is not possible now.
-    fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf>;
+    fn post(&mut self, slot: usize, frames: &[u32], buf: Buf) -> Result<(), Buf>;
 
     /// Sends what is queued, with one doorbell.
     fn send(&mut self);
 
-    /// Sends what is queued. Passes each read that has ended to `each`: slot, seal and buffer. Without a
-    /// seal, the read has failed. Returns true if there was any.
-    fn poll(&mut self, now: Nanos, each: impl FnMut(usize, Option<u64>, Buf)) -> bool;
+    /// Sends what is queued. Passes each read that has ended to `each`: slot, seals in the order of the
+    /// frames, and buffer. Without seals, the read has failed. Returns true if there was any.
+    fn poll(&mut self, now: Nanos, each: impl FnMut(usize, Option<&[u64]>, Buf)) -> bool;
 
     /// Ends all reads as failed. No read can be posted afterwards.
     fn end(&mut self);
@@ -92,11 +118,16 @@ pub trait PageReader {
 /// An optimistic read in flight.
 #[derive(Debug, Clone, Copy)]
 struct Expected {
-    page: u64,
-    seal: u64,
-    crc: u64,
+    pages: PageRange,
     /// The ordinary read of the same blocks.
     sqe: Sqe,
+}
+
+/// What one page of an optimistic read must be.
+#[derive(Debug, Clone, Copy, Default)]
+struct Content {
+    seal: u64,
+    crc: u64,
 }
 
 /// Result of an optimistic read.
@@ -113,10 +144,14 @@ pub struct Optimistic<R> {
     reader: R,
     nsid: u32,
     directory: Directory,
-    /// By slot: page of an ordinary read of one page; `None` for other commands.
-    pages: Box<[Option<u64>]>,
+    /// By slot: pages of an ordinary read; `None` for other commands.
+    noted: Box<[Option<PageRange>]>,
     /// By slot.
     expected: Box<[Option<Expected>]>,
+    /// By slot, [`READ_PAGES_MAX`] for each.
+    contents: Box<[Content]>,
+    /// Pages of which references are to be asked for.
+    wanted: ArrayVec<PageRange, WANTED_MAX>,
     counts: OptimisticCounts,
     /// Reads and accepted reads of the current window.
     window: (u32, u32),
@@ -125,9 +160,16 @@ pub struct Optimistic<R> {
     now: Nanos,
 }
 
+/// Returns true if the pages in `buf` have these contents.
 #[inline]
-fn checksum(buf: &Buf) -> Option<u64> {
-    buf.as_slice().map(|data| crc_fast::checksum(CrcAlgorithm::Crc64Nvme, data))
+fn is_valid(contents: &[Content], seals: Option<&[u64]>, buf: &Buf) -> bool {
+    let (Some(seals), Some(data)) = (seals, buf.as_slice()) else { return false };
+    let is_whole = seals.len() == contents.len() && data.len() == contents.len() * PAGE_BYTES;
+    let pages = data.chunks_exact(PAGE_BYTES);
+    let are_sealed = || contents.iter().zip(seals).all(|(content, seal)| content.seal == *seal);
+    is_whole
+        && are_sealed()
+        && contents.iter().zip(pages).all(|(content, page)| content.crc == page_checksum(page))
 }
 
 impl<R: PageReader> Optimistic<R> {
@@ -141,8 +183,10 @@ impl<R: PageReader> Optimistic<R> {
             reader,
             nsid,
             directory,
-            pages: vec![None; slots].into(),
+            noted: vec![None; slots].into(),
             expected: vec![None; slots].into(),
+            contents: vec![Content::default(); slots * READ_PAGES_MAX].into(),
+            wanted: ArrayVec::new(),
             counts: OptimisticCounts::default(),
             window: (0, 0),
             paused_until: Nanos::ZERO,
@@ -162,30 +206,36 @@ impl<R: PageReader> Optimistic<R> {
         self.reader.in_flight()
     }
 
-    /// Returns the page that a read or write of `bytes` at `offset` covers; `None`: not exactly one page.
+    /// Returns the pages that a read of `bytes` at `offset` covers; `None`: it is not 1 to
+    /// [`READ_PAGES_MAX`] whole pages of the namespace.
     #[inline]
     #[must_use]
-    pub fn page(&self, nsid: u32, offset: u64, bytes: usize) -> Option<u64> {
-        let is_page = nsid == self.nsid && bytes == PAGE_BYTES && offset.is_multiple_of(PAGE_BYTES as u64);
-        is_page.then_some(offset >> OPTIMISTIC_PAGE_SHIFT)
+    pub fn pages(&self, nsid: u32, offset: u64, bytes: usize) -> Option<PageRange> {
+        let is_whole = offset.is_multiple_of(PAGE_BYTES as u64) && bytes.is_multiple_of(PAGE_BYTES);
+        let count = bytes / PAGE_BYTES;
+        let is_readable = nsid == self.nsid && is_whole && (1..=READ_PAGES_MAX).contains(&count);
+        is_readable.then_some(PageRange { first: offset >> OPTIMISTIC_PAGE_SHIFT, count })
     }
 
-    /// Begins an optimistic read of `page` in slot `slot`. `sqe`: the ordinary read.
+    /// Begins an optimistic read of `pages` in slot `slot`. `sqe`: the ordinary read.
     ///
     /// # Errors
-    /// `buf`: the page is not in the directory, or no optimistic read is possible now. The caller sends
-    /// `sqe`.
+    /// `buf`: a page is not in the directory, or no optimistic read is possible now. The caller sends `sqe`.
     #[inline]
-    pub fn try_read(&mut self, slot: usize, page: u64, sqe: Sqe, buf: Buf) -> Result<(), Buf> {
+    pub fn try_read(&mut self, slot: usize, pages: PageRange, sqe: Sqe, buf: Buf) -> Result<(), Buf> {
         if self.now < self.paused_until {
             return Err(buf);
         }
-        let Some(Known { frame, generation, crc }) = self.directory.find(page) else { return Err(buf) };
-        let reference = PageReference { frame, generation, epoch: self.reader.epoch() };
-        self.reader.post(slot, reference, buf)?;
-        if let Some(expected) = self.expected.get_mut(slot) {
-            *expected = Some(Expected { page, seal: reference.seal(page), crc, sqe });
+        let first = slot * READ_PAGES_MAX;
+        let Some(contents) = self.contents.get_mut(first..first + pages.count) else { return Err(buf) };
+        let (epoch, mut frames) = (self.reader.epoch(), [0; READ_PAGES_MAX]);
+        for ((page, content), at) in pages.iter().zip(contents).zip(&mut frames) {
+            let Some(Known { frame, generation, crc }) = self.directory.find(page) else { return Err(buf) };
+            *content = Content { seal: PageReference { frame, generation, epoch }.seal(page), crc };
+            *at = frame;
         }
+        self.reader.post(slot, &frames[..pages.count], buf)?;
+        self.expected[slot] = Some(Expected { pages, sqe });
         Ok(())
     }
 
@@ -195,22 +245,50 @@ impl<R: PageReader> Optimistic<R> {
         self.reader.send();
     }
 
-    /// Notes that the ordinary command in `slot` reads `page`, or does not read exactly one page.
+    /// Notes that the ordinary command in `slot` reads `pages`, or is none that could be optimistic.
     #[inline]
-    pub fn note(&mut self, slot: usize, page: Option<u64>) {
-        if let Some(noted) = self.pages.get_mut(slot) {
-            *noted = page;
+    pub fn note(&mut self, slot: usize, pages: Option<PageRange>) {
+        if let Some(noted) = self.noted.get_mut(slot) {
+            *noted = pages;
         }
     }
 
     /// An ordinary command has ended with success: learns its reference, if it has one.
     #[inline]
     pub fn on_read(&mut self, slot: usize, cqe: &Cqe, buf: Option<&Buf>) {
-        let Some(page) = self.pages.get_mut(slot).and_then(Option::take) else { return };
-        let reference = cqe.page_reference().filter(|it| it.epoch == self.reader.epoch());
-        let (Some(reference), Some(crc)) = (reference, buf.and_then(checksum)) else { return };
+        let Some(pages) = self.noted.get_mut(slot).and_then(Option::take) else { return };
+        if pages.count > 1 {
+            // The oldest were read longest ago.
+            if self.wanted.is_full() {
+                self.wanted.remove(0);
+            }
+            return self.wanted.push(pages);
+        }
+        let (Some(reference), Some(data)) = (cqe.page_reference(), buf.and_then(Buf::as_slice)) else {
+            return;
+        };
+        if reference.epoch == self.reader.epoch() {
+            self.learn(pages.first, reference, page_checksum(data));
+        }
+    }
+
+    fn learn(&mut self, page: u64, reference: PageReference, crc: u64) {
         self.counts.learned += 1;
         self.directory.insert(page, reference, crc);
+    }
+
+    /// Takes pages whose references are to be asked for.
+    pub fn next_wanted(&mut self) -> Option<PageRange> {
+        self.wanted.pop()
+    }
+
+    /// Learns the entries of Get References, for the pages from `first` on.
+    pub fn on_entries(&mut self, first: u64, entries: &[PageEntry]) {
+        for (at, entry) in entries.iter().enumerate() {
+            if let Some((reference, crc)) = entry.get().filter(|(it, _)| it.epoch == self.reader.epoch()) {
+                self.learn(first + at as u64, reference, crc);
+            }
+        }
     }
 
     /// The caller writes pages: their entries are not valid any more.
@@ -225,24 +303,22 @@ impl<R: PageReader> Optimistic<R> {
     #[inline]
     pub fn poll(&mut self, now: Nanos, mut each: impl FnMut(usize, Outcome)) -> bool {
         self.now = now;
-        let Optimistic { reader, pages, expected, directory, counts, window, .. } = self;
-        let has_come = reader.poll(now, |slot, seal, buf| {
+        let Optimistic { reader, noted, expected, contents, directory, counts, window, .. } = self;
+        let has_come = reader.poll(now, |slot, seals, buf| {
             // The reader passes only slots that were posted.
-            let Some(read) = expected.get_mut(slot).and_then(Option::take) else { return };
-            let is_valid = seal == Some(read.seal) && checksum(&buf) == Some(read.crc);
+            let Some(Expected { pages, sqe }) = expected.get_mut(slot).and_then(Option::take) else { return };
+            let contents = &contents[slot * READ_PAGES_MAX..][..pages.count];
             window.0 += 1;
-            if is_valid {
+            if is_valid(contents, seals, &buf) {
                 window.1 += 1;
                 counts.accepted += 1;
                 return each(slot, Outcome::Accepted(buf));
             }
             counts.rejected += 1;
-            directory.remove(read.page);
-            // The ordinary read brings a new reference.
-            if let Some(noted) = pages.get_mut(slot) {
-                *noted = Some(read.page);
-            }
-            each(slot, Outcome::Repeat(read.sqe, buf));
+            pages.iter().for_each(|page| directory.remove(page));
+            // The ordinary read brings new references.
+            noted[slot] = Some(pages);
+            each(slot, Outcome::Repeat(sqe, buf));
         });
         if self.window.0 >= WINDOW {
             if self.window.1 < self.window.0 / 2 {

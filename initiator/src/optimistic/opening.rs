@@ -16,8 +16,9 @@ use spindle_reactor::clock::{Clock, Nanos};
 use super::connect::{Attempt, Handshake};
 use super::directory::Directory;
 use super::reader::{RdmaReader, seal_bytes};
-use super::{Optimistic, OptimisticOptions};
+use super::{Optimistic, OptimisticOptions, READ_PAGES_MAX, References};
 use crate::error::Error;
+use crate::namespace::Namespace;
 use crate::options::Options;
 use crate::queue::IoQueue;
 
@@ -26,8 +27,9 @@ use crate::queue::IoQueue;
 pub struct OptimisticGrant {
     address: SocketAddr,
     token: Token,
-    nsid: u32,
+    namespace: Namespace,
     directory: Directory,
+    options: OptimisticOptions,
     connect_timeout: Duration,
     registration: RegistrationLimits,
 }
@@ -36,15 +38,16 @@ impl OptimisticGrant {
     pub(crate) fn new(
         address: SocketAddr,
         token: Token,
-        nsid: u32,
+        namespace: &Namespace,
         optimistic: &OptimisticOptions,
         options: &Options,
     ) -> OptimisticGrant {
         OptimisticGrant {
             address,
             token,
-            nsid,
+            namespace: *namespace,
             directory: Directory::new(optimistic.directory_pages),
+            options: optimistic.clone(),
             connect_timeout: options.connect_timeout,
             registration: options.registration,
         }
@@ -56,16 +59,18 @@ impl std::fmt::Debug for OptimisticGrant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OptimisticGrant")
             .field("address", &self.address)
-            .field("nsid", &self.nsid)
+            .field("nsid", &self.namespace.nsid)
             .finish_non_exhaustive()
     }
 }
 
 impl OptimisticOptions {
-    /// Returns the bytes of memory of one attached queue of `depth` commands: directory and seals.
+    /// Returns the bytes of memory of one attached queue of `depth` commands: directory, seals, and what is
+    /// expected of the pages in flight.
     #[must_use]
     pub fn queue_bytes(&self, depth: u16) -> usize {
-        Directory::bytes(self.directory_pages) + seal_bytes(depth.into())
+        let slots = usize::from(depth);
+        Directory::bytes(self.directory_pages) + seal_bytes(slots) + slots * READ_PAGES_MAX * 16
     }
 }
 
@@ -97,9 +102,11 @@ impl OptimisticOpening {
         let Some((attempt, _)) = &mut self.attempt else { return Ok(false) };
         let Some(accept) = self.handshake.step(attempt, now)? else { return Ok(false) };
         let Some((attempt, grant)) = self.attempt.take() else { return Ok(false) };
-        let reader: RdmaReader = attempt.into_reader(accept, grant.registration)?;
-        let optimistic = Optimistic::with_directory(reader, grant.nsid, queue.depth(), grant.directory);
-        queue.qpair.set_optimistic(optimistic, now);
+        let OptimisticGrant { namespace, directory, options, registration, .. } = grant;
+        let reader: RdmaReader = attempt.into_reader(accept, registration)?;
+        let references = References::new(namespace, &options)?;
+        let optimistic = Optimistic::with_directory(reader, namespace.nsid, queue.depth(), directory);
+        queue.qpair.set_optimistic(optimistic, references, now);
         Ok(true)
     }
 

@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use nvme_spec::optimistic::{OptimisticAccept, PageReference};
+use arrayvec::ArrayVec;
+use nvme_spec::optimistic::OptimisticAccept;
 use spindle_rdma::host::Keys;
 use spindle_rdma_verbs::{
     CmChannel, CmId, CompletionQueue, MemoryRegion, Operation, QueuePair, SendData, Sge, VerbsError,
@@ -10,16 +11,22 @@ use spindle_rdma_verbs::{
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-use super::{Optimistic, OptimisticCounts, PageReader};
+use super::{Optimistic, OptimisticCounts, PAGE_BYTES, PageReader, READ_PAGES_MAX};
 use crate::link::Registrations;
 
 /// Bytes of a seal.
 const SEAL_BYTES: u32 = 8;
-/// Distance of two seals in memory: a cache line, so that the device writes to no line that the core reads.
-pub(super) const SEAL_STRIDE: usize = 64;
+/// Distance of the seals of two slots in memory: whole cache lines, so that the device writes to no line that
+/// the core reads.
+const SEAL_STRIDE: usize = READ_PAGES_MAX * SEAL_BYTES as usize;
 /// Returns the bytes of the seals of reads in slots below `slots`: whole pages.
 pub(super) fn seal_bytes(slots: usize) -> usize {
     (slots * SEAL_STRIDE).next_multiple_of(4096)
+}
+/// Returns the work requests of the send queue for `slots` reads: two for each, and eight for each of the
+/// first 64. A read takes two for each run of adjacent frames.
+pub(super) fn work_requests(slots: usize) -> usize {
+    2 * slots + 6 * slots.min(64)
 }
 
 /// Longest time without a completion while reads are in flight. soft-RoCE repeats a READ for ever.
@@ -44,6 +51,19 @@ pub(super) struct ReaderVerbs {
 struct InFlight {
     buf: Buf,
     keys: Keys,
+    frames: ArrayVec<u32, READ_PAGES_MAX>,
+}
+
+impl InFlight {
+    /// Runs of adjacent frames.
+    fn runs(&self) -> impl Iterator<Item = &[u32]> {
+        runs(&self.frames)
+    }
+}
+
+/// Splits frames into runs of adjacent ones.
+fn runs(frames: &[u32]) -> impl Iterator<Item = &[u32]> {
+    frames.chunk_by(|one, next| one.checked_add(1) == Some(*next))
 }
 
 /// A connection to the optimistic service.
@@ -56,8 +76,10 @@ pub(crate) struct RdmaReader {
     /// By slot.
     reads: Box<[Option<InFlight>]>,
     in_flight: usize,
-    /// Slots and frames of reads that are not posted yet.
-    queued: Vec<(usize, u32)>,
+    /// Work requests that the send queue has free for further reads.
+    free: usize,
+    /// Slots of reads that are not posted yet.
+    queued: Vec<usize>,
     /// Time of the last completion, or of the first poll with reads in flight; zero until that.
     active: Nanos,
     next_cm_poll: Nanos,
@@ -69,6 +91,7 @@ impl RdmaReader {
         accept: OptimisticAccept,
         registrations: Rc<Registrations>,
         slots: usize,
+        work_requests: usize,
     ) -> RdmaReader {
         RdmaReader {
             verbs: Some(verbs),
@@ -76,31 +99,42 @@ impl RdmaReader {
             registrations,
             reads: (0..slots).map(|_| None).collect(),
             in_flight: 0,
+            free: work_requests,
             queued: Vec::with_capacity(slots),
             active: Nanos::ZERO,
             next_cm_poll: Nanos::ZERO,
         }
     }
 
-    /// Posts both READs of each queued read, all with one doorbell. Only the second is signalled: READs
-    /// complete in order.
+    /// Posts the READs of each queued read, data and seals of each run of frames, all with one doorbell. Only
+    /// the last is signalled: READs complete in order.
     fn post_queued(&mut self) -> Result<(), VerbsError> {
         let RdmaReader { verbs: Some(verbs), accept, queued, reads, .. } = self else { return Err(ENDED) };
         let seals = verbs.seals.as_slice().map_or(0, |seals| seals.as_ptr() as u64);
         let seal_key = verbs.region.local_key();
         let read = |address, key: u32| Operation::Read { address, key };
         let mut batch = verbs.queue_pair.batch();
-        for (slot, frame) in queued.drain(..) {
-            let Some([piece]) = reads[slot].as_ref().map(|read| read.keys.pieces()) else { continue };
-            let data = Sge { address: piece.address, bytes: piece.bytes, key: piece.local_key };
-            let seal_to = seals + (slot * SEAL_STRIDE) as u64;
-            let seal = Sge { address: seal_to, bytes: SEAL_BYTES, key: seal_key };
-            let frame = u64::from(frame);
-            let frame_at = accept.frames_base.get().wrapping_add(frame << accept.page_shift);
-            let seal_at = accept.seals_base.get().wrapping_add(frame * u64::from(SEAL_BYTES));
-            let id = slot as u64;
-            batch.add(id, false, read(frame_at, accept.frames_key.get()), SendData::Local(&[data]))?;
-            batch.add(id, true, read(seal_at, accept.seals_key.get()), SendData::Local(&[seal]))?;
+        for slot in queued.drain(..) {
+            let Some(InFlight { keys, frames, .. }) = &reads[slot] else { continue };
+            // `post` refuses a buffer of several pieces.
+            let [piece] = keys.pieces() else { continue };
+            let (mut data_to, mut seal_to) = (piece.address, seals + (slot * SEAL_STRIDE) as u64);
+            let mut left = frames.len();
+            for run in runs(frames) {
+                let count = u32::try_from(run.len()).unwrap_or(0);
+                left -= run.len();
+                let (data_bytes, seal_bytes) = (count << accept.page_shift, count * SEAL_BYTES);
+                let data = Sge { address: data_to, bytes: data_bytes, key: piece.local_key };
+                let seal = Sge { address: seal_to, bytes: seal_bytes, key: seal_key };
+                let frame = u64::from(run[0]);
+                let frame_at = accept.frames_base.get().wrapping_add(frame << accept.page_shift);
+                let seal_at = accept.seals_base.get().wrapping_add(frame * u64::from(SEAL_BYTES));
+                let (id, is_last) = (slot as u64, left == 0);
+                batch.add(id, false, read(frame_at, accept.frames_key.get()), SendData::Local(&[data]))?;
+                batch.add(id, is_last, read(seal_at, accept.seals_key.get()), SendData::Local(&[seal]))?;
+                data_to += u64::from(data_bytes);
+                seal_to += u64::from(seal_bytes);
+            }
         }
         batch.submit()
     }
@@ -138,17 +172,27 @@ const ENDED: VerbsError =
 
 impl PageReader for RdmaReader {
     #[inline]
-    fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf> {
-        let is_ours = reference.frame < self.accept.frames.get() && slot < self.reads.len();
-        if !is_ours || self.verbs.is_none() || !buf.is_writable() || buf.as_slice().is_none() {
+    fn post(&mut self, slot: usize, frames: &[u32], buf: Buf) -> Result<(), Buf> {
+        let is_ours = frames.iter().all(|frame| *frame < self.accept.frames.get()) && slot < self.reads.len();
+        let work_requests = 2 * runs(frames).count();
+        let is_one_piece = buf.as_slice().is_some_and(|data| data.len() == frames.len() * PAGE_BYTES);
+        let has_room = work_requests <= self.free && self.verbs.is_some();
+        let (true, true, Ok(frames)) =
+            (is_ours && has_room, is_one_piece && buf.is_writable(), frames.try_into())
+        else {
+            return Err(buf);
+        };
+        let Ok(keys) = self.registrations.acquire(&buf) else { return Err(buf) };
+        if keys.pieces().len() != 1 {
+            self.registrations.release(&keys);
             return Err(buf);
         }
-        let Ok(keys) = self.registrations.acquire(&buf) else { return Err(buf) };
         if self.in_flight == 0 {
             self.active = Nanos::ZERO;
         }
-        self.reads[slot] = Some(InFlight { buf, keys });
-        self.queued.push((slot, reference.frame));
+        self.reads[slot] = Some(InFlight { buf, keys, frames });
+        self.queued.push(slot);
+        self.free -= work_requests;
         self.in_flight += 1;
         Ok(())
     }
@@ -162,7 +206,7 @@ impl PageReader for RdmaReader {
     }
 
     #[inline]
-    fn poll(&mut self, now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
+    fn poll(&mut self, now: Nanos, mut each: impl FnMut(usize, Option<&[u64]>, Buf)) -> bool {
         self.send();
         if self.in_flight == 0 || self.active == Nanos::ZERO {
             self.active = now;
@@ -173,7 +217,7 @@ impl PageReader for RdmaReader {
             self.poll_cm();
         }
         let before = self.in_flight;
-        let RdmaReader { verbs, registrations, reads, in_flight, .. } = self;
+        let RdmaReader { verbs, registrations, reads, in_flight, free, .. } = self;
         let mut is_broken = false;
         if let Some(ReaderVerbs { queue, seals, .. }) = verbs
             && *in_flight > 0
@@ -186,10 +230,15 @@ impl PageReader for RdmaReader {
                 let slot = usize::try_from(completion.id).unwrap_or(usize::MAX);
                 let Some(read) = reads.get_mut(slot).and_then(Option::take) else { return };
                 *in_flight -= 1;
+                *free += 2 * read.runs().count();
                 registrations.release(&read.keys);
-                let mut seal = [0; SEAL_BYTES as usize];
-                seals.copy_out(slot * SEAL_STRIDE, &mut seal);
-                each(slot, Some(u64::from_le_bytes(seal)), read.buf);
+                let mut found = [0; READ_PAGES_MAX];
+                for (at, found) in found.iter_mut().enumerate().take(read.frames.len()) {
+                    let mut seal = [0; SEAL_BYTES as usize];
+                    seals.copy_out(slot * SEAL_STRIDE + at * seal.len(), &mut seal);
+                    *found = u64::from_le_bytes(seal);
+                }
+                each(slot, Some(&found[..read.frames.len()]), read.buf);
             });
             is_broken |= queue.is_broken();
         }

@@ -10,8 +10,8 @@ use super::*;
 /// Frame `n` contains page `n`. A change of a page has the next odd generation.
 struct FakeReader {
     generations: [u32; 4],
-    /// READs in flight: slot, frame, buffer.
-    posted: VecDeque<(usize, u32, Buf)>,
+    /// READs in flight: slot, frames, buffer.
+    posted: VecDeque<(usize, Vec<u32>, Buf)>,
     is_up: bool,
     /// The data of the next READ is of another version than the seal.
     is_torn: bool,
@@ -22,28 +22,32 @@ fn bytes_of(frame: u32, generation: u32) -> Vec<u8> {
 }
 
 impl PageReader for FakeReader {
-    fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf> {
+    fn post(&mut self, slot: usize, frames: &[u32], buf: Buf) -> Result<(), Buf> {
         if !self.is_up {
             return Err(buf);
         }
-        self.posted.push_back((slot, reference.frame, buf));
+        self.posted.push_back((slot, frames.to_vec(), buf));
         Ok(())
     }
 
     fn send(&mut self) {}
 
-    fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
+    fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<&[u64]>, Buf)) -> bool {
         let has_any = !self.posted.is_empty();
-        for (slot, frame, mut buf) in self.posted.drain(..) {
+        for (slot, frames, mut buf) in self.posted.drain(..) {
             if !self.is_up {
                 each(slot, None, buf);
                 continue;
             }
-            let generation = self.generations[frame as usize];
-            let torn = u32::from(std::mem::take(&mut self.is_torn));
-            buf.copy_in(0, &bytes_of(frame, generation + torn));
-            let reference = PageReference { frame, generation, epoch: 5 };
-            each(slot, Some(reference.seal(u64::from(frame))), buf);
+            let mut seals = Vec::new();
+            for (at, frame) in frames.into_iter().enumerate() {
+                let generation = self.generations[frame as usize];
+                // The last page is torn.
+                let torn = u32::from((at + 1) * PAGE_BYTES == buf.len() && std::mem::take(&mut self.is_torn));
+                buf.copy_in(at * PAGE_BYTES, &bytes_of(frame, generation + torn));
+                seals.push(PageReference { frame, generation, epoch: 5 }.seal(u64::from(frame)));
+            }
+            each(slot, Some(&seals), buf);
         }
         has_any
     }
@@ -70,9 +74,14 @@ struct World {
 impl World {
     fn new() -> World {
         let reader = FakeReader { generations: [1; 4], posted: VecDeque::new(), is_up: true, is_torn: false };
-        let zone = ZoneSpec { buffer_bytes: 4096, count: 16 };
+        let zone = ZoneSpec { buffer_bytes: 16_384, count: 16 };
         World {
-            optimistic: Optimistic::new(reader, 1, 8, &OptimisticOptions { directory_pages: 64 }),
+            optimistic: Optimistic::new(
+                reader,
+                1,
+                8,
+                &OptimisticOptions { directory_pages: 64, is_eager: false },
+            ),
             pool: Pool::new(&[zone], Pages::Base).expect("memory"),
             now: Nanos::from_secs(1),
         }
@@ -82,13 +91,17 @@ impl World {
         self.pool.take(4096).expect("free")
     }
 
+    fn pages(first: u32, count: usize) -> PageRange {
+        PageRange { first: first.into(), count }
+    }
+
     fn sqe(page: u32) -> Sqe {
         Sqe::read(0, 1, u64::from(page) * 8, 8)
     }
 
     /// An ordinary read of a page in slot 0; `epoch`: that of its reference.
     fn read(&mut self, page: u32, epoch: u8) {
-        self.optimistic.note(0, Some(page.into()));
+        self.optimistic.note(0, Some(World::pages(page, 1)));
         let generation = self.optimistic.reader.generations[page as usize];
         let mut buf = self.buf();
         buf.copy_in(0, &bytes_of(page, generation));
@@ -99,8 +112,12 @@ impl World {
 
     /// An optimistic read in slot 1. `None`: not possible; else whether it was accepted.
     fn try_read(&mut self, page: u32) -> Option<bool> {
-        let buf = self.buf();
-        self.optimistic.try_read(1, page.into(), World::sqe(page), buf).ok()?;
+        self.try_read_pages(page, 1)
+    }
+
+    fn try_read_pages(&mut self, page: u32, count: usize) -> Option<bool> {
+        let buf = self.pool.take(u32::try_from(count * PAGE_BYTES).expect("few")).expect("free");
+        self.optimistic.try_read(1, World::pages(page, count), World::sqe(page), buf).ok()?;
         let mut is_accepted = None;
         self.optimistic.poll(self.now, |slot, outcome| {
             assert_eq!(slot, 1);
@@ -156,16 +173,61 @@ fn references_of_another_cache_and_even_generations_are_not_learned() {
 #[test]
 fn only_whole_aligned_pages_of_the_namespace_are_meant() {
     let optimistic = World::new().optimistic;
-    assert_eq!(optimistic.page(1, 8192, 4096), Some(2));
-    for (nsid, offset, bytes) in [(2, 8192, 4096), (1, 512, 4096), (1, 8192, 512), (1, 8192, 8192)] {
-        assert_eq!(optimistic.page(nsid, offset, bytes), None);
+    assert_eq!(optimistic.pages(1, 8192, 4096), Some(World::pages(2, 1)));
+    assert_eq!(optimistic.pages(1, 4096, 65_536), Some(World::pages(1, 16)));
+    for (nsid, offset, bytes) in [(2, 8192, 4096), (1, 512, 4096), (1, 8192, 512), (1, 8192, 6144), (1, 0, 0)]
+    {
+        assert_eq!(optimistic.pages(nsid, offset, bytes), None);
     }
+    assert_eq!(optimistic.pages(1, 0, 17 * PAGE_BYTES), None, "longer than an optimistic read");
+}
+
+#[test]
+fn a_read_of_several_pages_is_accepted_only_if_each_page_is_as_expected() {
+    let mut world = World::new();
+    world.read(1, 5);
+    assert_eq!(world.try_read_pages(1, 2), None, "a page is not known");
+    world.read(2, 5);
+    assert_eq!(world.try_read_pages(1, 2), Some(true));
+    world.optimistic.reader.is_torn = true;
+    assert_eq!(world.try_read_pages(1, 2), Some(false), "the second page is torn");
+    world.read(1, 5);
+    world.read(2, 5);
+    world.optimistic.reader.generations[2] += 2;
+    assert_eq!(world.try_read_pages(1, 2), Some(false), "the second page has changed");
+    assert_eq!(world.optimistic.in_flight(), 0);
+}
+
+#[test]
+fn several_pages_are_learned_by_get_references() {
+    let mut world = World::new();
+    let read = |world: &mut World, pages| {
+        world.optimistic.note(0, Some(pages));
+        world.optimistic.on_read(0, &Cqe::default(), None);
+    };
+    read(&mut world, World::pages(1, 3));
+    assert_eq!(world.optimistic.next_wanted(), Some(World::pages(1, 3)));
+    assert_eq!(world.optimistic.next_wanted(), None);
+    let entry = |frame: u32, epoch| {
+        PageEntry::new(PageReference { frame, generation: 1, epoch }, page_checksum(&bytes_of(frame, 1)))
+    };
+    // One page is in memory, one is not, and one is in another cache.
+    world.optimistic.on_entries(1, &[entry(1, 5), PageEntry::default(), entry(3, 6)]);
+    let known: Vec<_> = (1..=3).map(|page| world.try_read(page)).collect();
+    assert_eq!(known, [Some(true), None, None]);
+    assert_eq!(world.optimistic.counts().learned, 1);
+    for first in 0..20 {
+        read(&mut world, World::pages(first, 2));
+    }
+    let wanted: Vec<_> = std::iter::from_fn(|| world.optimistic.next_wanted()).collect();
+    assert_eq!(wanted.len(), WANTED_MAX);
+    assert_eq!(wanted[0], World::pages(19, 2), "the one read last comes first");
 }
 
 #[test]
 fn a_slot_that_another_command_has_used_teaches_nothing() {
     let mut world = World::new();
-    world.optimistic.note(0, Some(3));
+    world.optimistic.note(0, Some(World::pages(3, 1)));
     world.optimistic.note(0, None);
     let reference = PageReference { frame: 3, generation: 1, epoch: 5 };
     let cqe = Cqe::default().with_result_u64(reference.to_result());
@@ -196,7 +258,7 @@ fn the_end_of_the_connection_repeats_what_is_in_flight() {
     let mut world = World::new();
     world.read(0, 5);
     let buf = world.buf();
-    world.optimistic.try_read(4, 0, World::sqe(0), buf).expect("posted");
+    world.optimistic.try_read(4, World::pages(0, 1), World::sqe(0), buf).expect("posted");
     assert_eq!(world.optimistic.in_flight(), 1);
     world.optimistic.end();
     let mut repeated = 0;

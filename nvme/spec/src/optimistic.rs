@@ -12,11 +12,17 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cqe::Cqe;
-use crate::opcode::AdminOpcode;
+use crate::opcode::{AdminOpcode, IoOpcode};
 use crate::sqe::Sqe;
 
 /// Opcode of Attach: vendor specific, data from controller to host (bits 1:0 are 10b).
 pub const ATTACH: AdminOpcode = AdminOpcode(0xc2);
+/// Opcode of Get References: vendor specific, data from controller to host.
+pub const GET_REFERENCES: IoOpcode = IoOpcode(0x82);
+/// Most pages of one Get References. The target computes a checksum of each.
+pub const REFERENCE_PAGES_MAX: u32 = 64;
+/// Size of a [`PageEntry`] in bytes.
+pub const PAGE_ENTRY_BYTES: u32 = 16;
 /// Version of [`Attachment`] and of the private data.
 pub const OPTIMISTIC_VERSION: u16 = 1;
 /// Size of [`Attachment`] in bytes.
@@ -80,6 +86,16 @@ wire! {
     pub struct OptimisticReject[4] {
         version @ 0: U16,
         status @ 2: U16,
+    }
+}
+
+wire! {
+    /// Data of Get References, for each page.
+    pub struct PageEntry[PAGE_ENTRY_BYTES as usize] {
+        /// As dwords 0 and 1 of the completion of a Read: a [`PageReference`], or 0.
+        reference @ 0: U64,
+        /// CRC-64/NVME of the data of the page; 0 without a reference.
+        crc @ 8: U64,
     }
 }
 
@@ -157,6 +173,19 @@ impl OptimisticReject {
     }
 }
 
+/// CRC-64/NVME of the content of a page.
+#[inline]
+#[must_use]
+pub fn page_checksum(page: &[u8]) -> u64 {
+    if cfg!(feature = "cheap-checksum") {
+        return page.chunks(8).fold(0, |sum: u64, word| {
+            let word = word.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+        });
+    }
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, page)
+}
+
 /// Names the content of a frame: dwords 0 and 1 of the completion of a Read of one aligned page.
 ///
 /// ```text
@@ -197,6 +226,20 @@ impl PageReference {
     }
 }
 
+impl PageEntry {
+    /// The entry of a page that has a reference.
+    #[must_use]
+    pub fn new(reference: PageReference, crc: u64) -> Self {
+        Self { reference: U64::new(reference.to_result()), crc: U64::new(crc) }
+    }
+
+    /// The reference and the checksum; `None`: the page has no reference.
+    #[must_use]
+    pub fn get(&self) -> Option<(PageReference, u64)> {
+        PageReference::from_result(self.reference.get()).map(|reference| (reference, self.crc.get()))
+    }
+}
+
 impl Cqe {
     /// The page reference of a completed Read; `None`: it has none.
     #[inline]
@@ -212,6 +255,12 @@ impl Sqe {
     #[must_use]
     pub fn attach(cid: u16, nsid: u32) -> Self {
         Self::new(ATTACH.0, cid, nsid)
+    }
+
+    /// Get References of the pages in 1 to 65,536 blocks, which begin and end with a page.
+    #[must_use]
+    pub fn get_references(cid: u16, nsid: u32, lba: u64, blocks: u32) -> Self {
+        Self { opcode: GET_REFERENCES.0, ..Self::read(cid, nsid, lba, blocks) }
     }
 }
 
@@ -243,6 +292,27 @@ mod tests {
         Attachment::new(4421, 10_000, TOKEN).put(&mut data);
         assert_eq!(data[..8], [1, 0, 0x45, 0x11, 0x10, 0x27, 0, 0]);
         assert!(data[8..24] == TOKEN && data[24..] == [0; 40]);
+    }
+
+    #[test]
+    fn get_references_and_its_data_are_these_bytes() {
+        let sqe = Sqe::get_references(7, 3, 0x1_0000_0008, 16);
+        assert_eq!(sqe.as_bytes()[..8], [0x82, 0x40, 7, 0, 3, 0, 0, 0]);
+        assert_eq!(sqe.as_bytes()[40..52], [8, 0, 0, 0, 1, 0, 0, 0, 15, 0, 0, 0]);
+        let reference = PageReference { frame: 0x0102_0304, generation: 0xa0_b0c1, epoch: 9 };
+        let entry = PageEntry::new(reference, 0x1122_3344_5566_7788);
+        let bytes = [4, 3, 2, 1, 0xc1, 0xb0, 0xa0, 9, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11];
+        assert_eq!(entry.as_bytes(), bytes);
+        assert_eq!(entry.get(), Some((reference, 0x1122_3344_5566_7788)));
+        assert_eq!(PageEntry::default().get(), None);
+    }
+
+    #[test]
+    fn the_checksum_is_crc_64_nvme() {
+        // The check value of the catalogue of CRC algorithms, and the example of 4096 zeroes of the NVM
+        // Command Set specification.
+        assert_eq!(page_checksum(b"123456789"), 0xae8b_1486_0a79_9888);
+        assert_eq!(page_checksum(&[0; 4096]), 0x6482_d367_eb22_b64e);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use nvme_spec::log::{
 };
 use nvme_spec::nqn::padded_ascii;
 use nvme_spec::opcode::{AdminOpcode, IoOpcode};
-use nvme_spec::optimistic::ATTACH;
+use nvme_spec::optimistic::{ATTACH, GET_REFERENCES};
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::status::Status;
 use nvme_spec::vendor::END_FORMER_ASSOCIATIONS;
@@ -177,10 +177,11 @@ const IO_COMMANDS: &[(IoOpcode, bool)] = &[
 
 /// Builds log page 05h. No scope is reported, since Linux warns of any bit of an I/O command except CSUPP and
 /// LBCC.
-fn command_effects(has_attach: bool) -> CommandEffects {
+fn command_effects(has_optimistic: bool) -> CommandEffects {
     let mut log = CommandEffects::default();
-    if has_attach {
+    if has_optimistic {
         log.set_admin(ATTACH, CommandEffect::new().with_supported(true));
+        log.set_io(GET_REFERENCES, CommandEffect::new().with_supported(true));
     }
     for opcode in ADMIN_COMMANDS {
         log.set_admin(*opcode, CommandEffect::new().with_supported(true));

@@ -75,6 +75,12 @@ fn piece_bytes(pool: &Pool) -> u32 {
     PIECE_BYTES_MAX.min(pool.buffer_bytes_max())
 }
 
+/// True for an operation of several disk commands.
+#[inline]
+pub(super) fn is_compound(op: IoOp) -> bool {
+    matches!(op, IoOp::FlushAll | IoOp::Deallocate { .. } | IoOp::Compare | IoOp::Verify | IoOp::Copy { .. })
+}
+
 /// True when the disk has a command for `op` and executes it itself.
 pub(super) fn is_offloaded(disk: &dyn Disk, op: IoOp) -> bool {
     match op {
@@ -82,6 +88,7 @@ pub(super) fn is_offloaded(disk: &dyn Disk, op: IoOp) -> bool {
         IoOp::Verify => disk.abilities().verify,
         IoOp::Copy { .. } => disk.abilities().copy,
         IoOp::Read
+        | IoOp::References
         | IoOp::Write { .. }
         | IoOp::Flush
         | IoOp::FlushAll
@@ -254,7 +261,12 @@ fn next_step(
         IoOp::Copy { ranges, fua } => copy_begin(request, io, env, ranges, fua),
         IoOp::Deallocate { ranges } => deallocate_begin(request, io, env, ranges),
         IoOp::FlushAll => flush_next(request, role),
-        IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::WriteZeroes { .. } | IoOp::Hint => Step::Finish,
+        IoOp::Read
+        | IoOp::References
+        | IoOp::Write { .. }
+        | IoOp::Flush
+        | IoOp::WriteZeroes { .. }
+        | IoOp::Hint => Step::Finish,
     }
 }
 
@@ -270,7 +282,12 @@ fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut En
         IoOp::Copy { ranges, fua } => copy_done(request, io, env, buf, ranges, fua),
         IoOp::Deallocate { ranges } => deallocate_next(request, io, ranges),
         IoOp::FlushAll => flush_next(request, role),
-        IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::WriteZeroes { .. } | IoOp::Hint => Step::Finish,
+        IoOp::Read
+        | IoOp::References
+        | IoOp::Write { .. }
+        | IoOp::Flush
+        | IoOp::WriteZeroes { .. }
+        | IoOp::Hint => Step::Finish,
     }
 }
 

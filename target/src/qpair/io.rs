@@ -7,11 +7,13 @@
 //! executes.
 
 use nvme_spec::opcode::IoOpcode;
+use nvme_spec::optimistic::GET_REFERENCES;
 use nvme_spec::sqe::{Fuse, Sqe};
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, Geometry};
 use spindle_transport::DataPointer;
 
+use super::references;
 use super::request::{Direction, IoCommand, IoOp};
 use crate::controller::limits;
 use crate::refusal::{Refusal, field};
@@ -106,6 +108,10 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
             command(op, BlockRange { lba: 0, blocks: 0 }, ranges * DSM_RANGE_BYTES)
         }
         IoOpcode::COPY => parse_copy(sqe, target, command)?,
+        GET_REFERENCES => {
+            let range = range(sqe, target)?;
+            command(IoOp::References, range, references::data_bytes(range, block_shift)?)
+        }
         _ => return Err(Refusal::at(Status::INVALID_OPCODE, field::OPCODE)),
     };
     io.is_fused = check_fused(fused, &io, target)?;
@@ -146,7 +152,13 @@ fn check_fused(is_fused: bool, io: &IoCommand, target: &Target) -> Result<bool, 
 fn changes_data(op: IoOp) -> bool {
     match op {
         IoOp::Write { .. } | IoOp::WriteZeroes { .. } | IoOp::Deallocate { .. } | IoOp::Copy { .. } => true,
-        IoOp::Read | IoOp::Flush | IoOp::FlushAll | IoOp::Hint | IoOp::Compare | IoOp::Verify => false,
+        IoOp::Read
+        | IoOp::References
+        | IoOp::Flush
+        | IoOp::FlushAll
+        | IoOp::Hint
+        | IoOp::Compare
+        | IoOp::Verify => false,
     }
 }
 

@@ -131,7 +131,7 @@ impl<T: Transport> Qpair<T> {
 /// 0: it takes none.
 fn list_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
     match io.op {
-        IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Hint => io.data_bytes,
+        IoOp::Compare | IoOp::References | IoOp::Deallocate { .. } | IoOp::Hint => io.data_bytes,
         IoOp::Copy { .. } => piece_bytes(disk, pool, io).max(io.data_bytes),
         IoOp::Verify => piece_bytes(disk, pool, io),
         IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => 0,
@@ -207,7 +207,9 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand,
                 store_buf(&mut request.buf, first)
             })
         }
-        IoOp::Deallocate { .. } | IoOp::Hint => store_buf(&mut request.buf, share.take(io.data_bytes)),
+        IoOp::References | IoOp::Deallocate { .. } | IoOp::Hint => {
+            store_buf(&mut request.buf, share.take(io.data_bytes))
+        }
         IoOp::Copy { .. } | IoOp::Verify => {
             let piece = piece_bytes(disk, &env.pool, io);
             let list = if io.op == IoOp::Verify { 0 } else { io.data_bytes };

@@ -12,8 +12,8 @@
 //! Files: `request` (the states), `fast_path` (Reads and Writes without a request in the slab), `bulk` (large
 //! transfers in pieces), `io` (parse and check), `admin` (Connect, properties, admin commands, Abort),
 //! `compound` (commands of several disk steps), `fused` (Compare and Write), `memory` (buffers, and the queue
-//! of requests that wait for them), `requests` (table of the requests), `fetches` (time-outs of data and
-//! replies), `former` (End Former Associations).
+//! of requests that wait for them), `references` (Get References), `requests` (table of the requests),
+//! `fetches` (time-outs of data and replies), `former` (End Former Associations).
 
 mod admin;
 mod bulk;
@@ -24,6 +24,7 @@ mod former;
 mod fused;
 pub mod io;
 pub(crate) mod memory;
+mod references;
 pub mod request;
 mod requests;
 
@@ -444,6 +445,7 @@ impl<T: Transport> Qpair<T> {
                 request.buf = None;
                 return self.finish(slot, Status::SUCCESS, 0, None);
             }
+            IoOp::References => return self.step_references(env, slot, &io),
             IoOp::FlushAll | IoOp::Deallocate { .. } | IoOp::Compare | IoOp::Verify | IoOp::Copy { .. } => {
                 return self.step_compound(id, env, slot, None);
             }
@@ -468,13 +470,10 @@ impl<T: Transport> Qpair<T> {
         if request.partner.is_some() {
             return self.on_fused_done(env, slot, done.result);
         }
-        match io.op {
-            IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::WriteZeroes { .. } | IoOp::Hint => {
-                self.on_simple_done(env, slot, &io, done.result, done.buf);
-            }
-            IoOp::FlushAll | IoOp::Deallocate { .. } | IoOp::Compare | IoOp::Verify | IoOp::Copy { .. } => {
-                self.step_compound(id, env, slot, Some((done.result, done.buf)));
-            }
+        if compound::is_compound(io.op) {
+            self.step_compound(id, env, slot, Some((done.result, done.buf)));
+        } else {
+            self.on_simple_done(env, slot, &io, done.result, done.buf);
         }
     }
 
@@ -533,7 +532,8 @@ impl<T: Transport> Qpair<T> {
                 counters::add(&counters.units_written, units);
                 counters::add(&counters.writes, 1);
             }
-            IoOp::Flush
+            IoOp::References
+            | IoOp::Flush
             | IoOp::FlushAll
             | IoOp::WriteZeroes { .. }
             | IoOp::Deallocate { .. }
@@ -779,6 +779,7 @@ fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand
         }
         return Err(Refusal::namespace());
     };
+    references::check_attached(role, env, sqe)?;
     let disk = Env::disk_index(namespace.disk);
     let Some(handle) = env.disk_ref(disk) else {
         return Err(Refusal::of(Status::NAMESPACE_NOT_READY, Some(field::NSID)));

@@ -164,6 +164,8 @@ pub enum IoOp {
     Compare,
     /// Opcode 0Ch.
     Verify,
+    /// Get References, opcode 82h: an extension for optimistic reads.
+    References,
     /// Opcode 19h.
     Copy {
         /// Number of source ranges, 1 to [`COPY_RANGES_MAX`](crate::controller::limits::COPY_RANGES_MAX).
@@ -190,7 +192,7 @@ impl IoOp {
     #[must_use]
     pub fn direction(self) -> Direction {
         match self {
-            IoOp::Read => Direction::ToHost,
+            IoOp::Read | IoOp::References => Direction::ToHost,
             IoOp::Write { .. } | IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Copy { .. } | IoOp::Hint => {
                 Direction::FromHost
             }
@@ -209,6 +211,7 @@ impl IoOp {
             IoOp::WriteZeroes { deallocate, .. } => IoOp::WriteZeroes { deallocate, fua: true },
             IoOp::Copy { ranges, .. } => IoOp::Copy { ranges, fua: true },
             IoOp::Read
+            | IoOp::References
             | IoOp::Flush
             | IoOp::FlushAll
             | IoOp::Deallocate { .. }

@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use nvme_spec::optimistic::{ATTACHMENT_BYTES, Attachment, PageReference};
+use nvme_spec::optimistic::{
+    ATTACHMENT_BYTES, Attachment, PAGE_ENTRY_BYTES, PageEntry, PageReference, REFERENCE_PAGES_MAX,
+    page_checksum,
+};
 use nvme_spec::zerocopy::FromBytes;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::DiskSource;
@@ -196,6 +199,105 @@ fn without_the_service_the_command_is_not_there() {
     let mut rig = Rig::new(Setup::small(vec![cached(true)]));
     let host = rig.host();
     let answer = rig.read(&host.admin, Sqe::attach(9, 1), ATTACHMENT_BYTES);
+    assert_eq!(answer.status, Status::INVALID_OPCODE.dnr());
+    rig.finish();
+}
+
+impl World {
+    /// The answer to Get References of blocks of 512 bytes, with an SGL of `bytes`.
+    fn ask(&mut self, lba: u64, blocks: u32, bytes: usize) -> Answer {
+        self.rig.read(&self.host.io, Sqe::get_references(5, 1, lba, blocks), bytes)
+    }
+
+    /// The entries of `count` pages.
+    fn entries(&mut self, first: u64, count: u32) -> Vec<PageEntry> {
+        let answer = self.ask(first * 8, count * 8, (count * PAGE_ENTRY_BYTES) as usize);
+        assert_ok(&answer);
+        assert_eq!(answer.result, 0, "the data has the references");
+        let entries = answer.data.chunks_exact(PAGE_ENTRY_BYTES as usize);
+        entries.map(|entry| PageEntry::read_from_bytes(entry).expect("16 bytes")).collect()
+    }
+}
+
+#[test]
+fn get_references_has_the_pages_that_are_in_memory() {
+    for disk in [cached(true), ram_disk_with(512, true)] {
+        let is_ram = disk.kind() == "ram";
+        let mut world = World::new(Arc::clone(&disk), 1);
+        assert_ok(&world.attach(1, ATTACHMENT_BYTES));
+        let pages = u32::try_from(disk.geometry().bytes() / 4096).expect("small").min(REFERENCE_PAGES_MAX);
+        let all = world.entries(0, pages);
+        assert_eq!(all, vec![PageEntry::default(); pages as usize], "nothing is in memory");
+        let data = pattern(1, 4096);
+        for page in [0, 3, u64::from(pages) - 1] {
+            assert_ok(&world.rig.run(&world.host.io, Sqe::write(2, 1, page * 8, 8, false), &data));
+            let before = world.read(page * 8, 8).result;
+            assert_ne!(before, 0);
+        }
+        let known = |entries: &[PageEntry]| -> Vec<usize> {
+            (0..entries.len()).filter(|at| entries[*at].get().is_some()).collect()
+        };
+        let all = world.entries(0, pages);
+        assert_eq!(known(&all), [0, 3, pages as usize - 1]);
+        for page in [0, 3] {
+            let (reference, checksum) = all[page].get().expect("known");
+            assert_eq!(Some(reference), world.reference(page as u64));
+            assert_eq!(checksum, page_checksum(&data));
+        }
+        assert_eq!(known(&world.entries(2, 2)), [1]);
+        // A page of which a part was written has another entry, or none until it is read.
+        let (old, _) = all[3].get().expect("known");
+        assert_ok(&world.rig.run(&world.host.io, Sqe::write(2, 1, 3 * 8 + 1, 1, false), &data[..512]));
+        let now = world.entries(3, 1)[0].get();
+        assert_eq!(now.is_some(), is_ram);
+        assert!(now.is_none_or(|(reference, checksum)| reference != old && checksum != page_checksum(&data)));
+        world.rig.finish();
+    }
+}
+
+#[test]
+fn get_references_reads_nothing_and_counts_no_hit() {
+    let disk = cached(true);
+    let mut world = World::new(Arc::clone(&disk), 1);
+    assert_ok(&world.attach(1, ATTACHMENT_BYTES));
+    world.read(8, 8);
+    let before = disk.cache().expect("a cache").counts;
+    for _ in 0..3 {
+        assert_eq!(world.entries(0, 4).iter().filter(|entry| entry.get().is_some()).count(), 1);
+    }
+    assert_eq!(disk.cache().expect("a cache").counts, before);
+    world.rig.finish();
+}
+
+#[test]
+fn get_references_is_refused_by_reason() {
+    let mut world = World::new(cached(true), 1);
+    assert_eq!(world.ask(8, 8, 16).status, Status::COMMAND_SEQUENCE_ERROR.dnr(), "not attached");
+    assert_ok(&world.attach(1, ATTACHMENT_BYTES));
+    let end = cached(true).geometry().block_count;
+    let too_long = (REFERENCE_PAGES_MAX + 1) * 8;
+    let refused = [
+        (9, 8, 16, Status::INVALID_FIELD),
+        (8, 7, 16, Status::INVALID_FIELD),
+        (8, 12, 16, Status::INVALID_FIELD),
+        (0, too_long, 16 * 65, Status::INVALID_FIELD),
+        (end - 8, 16, 32, Status::LBA_OUT_OF_RANGE),
+        (u64::MAX - 7, 8, 16, Status::LBA_OUT_OF_RANGE),
+        (8, 8, 32, Status::DATA_SGL_LENGTH_INVALID),
+        (8, 16, 16, Status::DATA_SGL_LENGTH_INVALID),
+    ];
+    for (lba, blocks, bytes, status) in refused {
+        assert_eq!(world.ask(lba, blocks, bytes).status, status.dnr(), "{blocks} blocks from {lba}");
+    }
+    let other = Sqe::get_references(5, 2, 0, 8);
+    let answer = world.rig.read(&world.host.io, other, 16);
+    assert_eq!(answer.status, Status::INVALID_NAMESPACE_OR_FORMAT.dnr());
+    let fused = Sqe::get_references(5, 1, 0, 8).with_fuse(nvme_spec::sqe::Fuse::FIRST);
+    assert_eq!(world.rig.read(&world.host.io, fused, 16).status, Status::INVALID_FIELD.dnr());
+    world.rig.finish();
+    let mut rig = Rig::new(Setup::small(vec![cached(true)]));
+    let host = rig.host();
+    let answer = rig.read(&host.io, Sqe::get_references(5, 1, 0, 8), 16);
     assert_eq!(answer.status, Status::INVALID_OPCODE.dnr());
     rig.finish();
 }

@@ -7,13 +7,16 @@ skip_on nvmet 'it has no cache'
     printf '%s\n' '[disk.cache]' 'size = "32MiB"'
     listener; printf '%s\n' '[[listener]]' "address = \"$ADDRESS:4421\""
     subsystem "$NQN" file
+    disk_ram ram 32MiB
+    subsystem "$NQN-ram" ram
 } | config
 start_target
-# optimistic NAME OPTION...: a benchmark with optimistic reads; leaves its result in $WORK/NAME.json.
+# optimistic NAME OPTION...: a benchmark with optimistic reads of $block at $nqn; leaves its result in $WORK/NAME.json.
+nqn=$NQN block=4KiB
 optimistic() {
     local name=$1
     shift
-    "$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$NQN" --optimistic --bs 4KiB --json "$@" \
+    "$SPINDLE" bench "rdma:$ADDRESS:$PORT" --nqn "$nqn" --optimistic --bs "$block" --json "$@" \
         >"$WORK/$name.json" 2>"$WORK/$name.log" || fail "$name: $(tail -n 3 "$WORK/$name.log")"
     echo "$name: $(sed -nE 's/.*("optimistic":\{[^}]*\}).*/\1/p' "$WORK/$name.json")"
 }
@@ -26,6 +29,21 @@ optimistic verified --rw randrw --verify --span 8MiB --seconds 5
 [ "$(counted verified accepted)" -gt 100 ] || fail 'beside writes nothing was read by RDMA'
 optimistic evicted --rw randrw --mix 90 --verify --span 96MiB --seconds 10
 [ "$(counted evicted accepted)" -gt 100 ] || fail 'while pages are evicted nothing was read by RDMA'
+
+# Reads of several pages, of which Get References tells where they are.
+block=32KiB optimistic several --rw randrw --verify --span 8MiB --seconds 5
+[ "$(counted several accepted)" -gt 100 ] || fail 'no read of several pages is optimistic'
+block=64KiB optimistic several-evicted --rw randrw --mix 90 --verify --span 96MiB --seconds 8
+[ "$(counted several-evicted accepted)" -gt 10 ] || fail 'while pages are evicted no read of several pages is optimistic'
+
+# A RAM disk, and the references of all its pages at once.
+nqn=$NQN-ram optimistic ram --rw randrw --verify --span 8MiB --seconds 5
+[ "$(counted ram accepted)" -gt 100 ] || fail 'a RAM disk is not read by RDMA'
+nqn=$NQN-ram block=64KiB optimistic ram-several --rw randrw --verify --span 32MiB --seconds 5
+[ "$(counted ram-several accepted)" -gt 100 ] || fail 'no read of several pages of a RAM disk is optimistic'
+nqn=$NQN-ram optimistic ram-eager --rw randread --optimistic-eager --seconds 3
+[ "$(counted ram-eager learned)" -ge 8192 ] || fail 'an eager host does not know all pages of the RAM disk'
+[ "$(counted ram-eager rejected)" = 0 ] || fail 'references of pages that nobody has changed are refused'
 
 # A host on TCP reads by RDMA as well. Several queues, so that those without work are in epoll.
 "$SPINDLE" bench "$ADDRESS:4421" --nqn "$NQN" --optimistic --json --rw randrw --verify --span 8MiB --queues 6 --seconds 4 \

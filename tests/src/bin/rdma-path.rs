@@ -1,9 +1,9 @@
-//! The target's user-space path of a 4 KiB random read or write over RDMA, without verbs: for counting
-//! instructions, work requests and completions.
+//! The target's user-space path of a random read of so many pages, or of a 4 KiB random write, over RDMA,
+//! without verbs: for counting instructions, work requests and completions.
 //!
-//! `rdma-path N [DEPTH [read | write]]`: capsules of DEPTH commands, writes with their data, are given to the
-//! connection as one poll would, its work requests are taken as for one doorbell, and the signalled ones
-//! complete, N commands in all. `scripts/instructions` uses it as `read-path`.
+//! `rdma-path N [DEPTH [read | write [PAGES]]]`: capsules of DEPTH commands, writes with their data, are
+//! given to the connection as one poll would, its work requests are taken as for one doorbell, and the
+//! signalled ones complete, N commands in all. `scripts/instructions` uses it as `read-path`.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
@@ -128,6 +128,7 @@ fn main() {
     let total = number(100_000);
     let depth = u16::try_from(number(32)).expect("up to 127");
     let is_write = args.next().is_some_and(|kind| kind == "write");
+    let pages = args.next().map_or(1, |arg| arg.parse::<u32>().expect("1 to 256"));
     let mut core = core();
     let receives = Pool::of_strides(CAPSULE_BYTES + IN_CAPSULE_BYTES, 256).expect("receives");
     let mut admin = Link::open(&mut core, &receives);
@@ -148,8 +149,9 @@ fn main() {
                 let sqe = Sqe::write(cid, 1, random % BLOCKS, 1, false).with_sgl(Sgl::in_capsule(4096));
                 io.receive(&mut core, sqe, 4096);
             } else {
-                let sgl = Sgl::keyed(random, 4096, 0x77, true);
-                io.receive(&mut core, Sqe::read(cid, 1, random % BLOCKS, 1).with_sgl(sgl), 0);
+                let sgl = Sgl::keyed(random, 4096 * pages, 0x77, true);
+                let first = random % (BLOCKS / u64::from(pages)) * u64::from(pages);
+                io.receive(&mut core, Sqe::read(cid, 1, first, pages).with_sgl(sgl), 0);
             }
         }
         core.set_time(Nanos(left), 0);

@@ -119,11 +119,11 @@ impl FarCache {
 /// READs in flight.
 struct InFlight {
     slot: usize,
-    frame: u32,
+    frames: Vec<u32>,
     buf: Buf,
-    /// Blocks that are still to be read; the last number stands for the seal.
+    /// Blocks that are still to be read, and the seal, of each frame.
     left: Vec<usize>,
-    seal: u64,
+    seals: Vec<u64>,
 }
 
 /// A connection.
@@ -150,38 +150,42 @@ impl Line {
         for read in &mut self.reads {
             let blocks = index(world.cache.blocks_per_page);
             let bytes = PAGE_BYTES / blocks;
-            for _ in 0..world.cache.rng.size(0, 5) {
+            for _ in 0..world.cache.rng.size(0, 5 * read.frames.len()) {
                 if read.left.is_empty() {
                     break;
                 }
                 let at = world.cache.rng.size(0, read.left.len() - 1);
                 let part = read.left.swap_remove(at);
-                if part == blocks {
-                    read.seal = world.cache.seal(read.frame, self.epoch);
+                let (at, block) = (part / (blocks + 1), part % (blocks + 1));
+                let frame = read.frames[at];
+                if block == blocks {
+                    read.seals[at] = world.cache.seal(frame, self.epoch);
                     continue;
                 }
                 let mut content = vec![0; bytes];
-                fill(world.disk[read.frame as usize * blocks + part], &mut content);
-                read.buf.copy_in(part * bytes, &content);
+                fill(world.disk[frame as usize * blocks + block], &mut content);
+                read.buf.copy_in(at * PAGE_BYTES + block * bytes, &content);
             }
         }
     }
 }
 
 impl PageReader for SimReader {
-    fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf> {
+    fn post(&mut self, slot: usize, frames: &[u32], buf: Buf) -> Result<(), Buf> {
         let mut line = self.0.borrow_mut();
         if !line.is_up {
             return Err(buf);
         }
-        let left = (0..=index(lock(&line.world).cache.blocks_per_page)).collect();
-        line.reads.push(InFlight { slot, frame: reference.frame, buf, left, seal: 0 });
+        let parts = index(lock(&line.world).cache.blocks_per_page) + 1;
+        let left = (0..frames.len() * parts).collect();
+        let seals = vec![0; frames.len()];
+        line.reads.push(InFlight { slot, frames: frames.to_vec(), buf, left, seals });
         Ok(())
     }
 
     fn send(&mut self) {}
 
-    fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
+    fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<&[u64]>, Buf)) -> bool {
         let mut line = self.0.borrow_mut();
         if line.is_up {
             line.advance();
@@ -190,7 +194,7 @@ impl PageReader for SimReader {
         let mut has_any = false;
         for read in line.reads.extract_if(.., |read| !is_up || read.left.is_empty()) {
             has_any = true;
-            each(read.slot, is_up.then_some(read.seal), read.buf);
+            each(read.slot, is_up.then_some(&read.seals), read.buf);
         }
         has_any
     }
@@ -253,7 +257,7 @@ pub struct Client {
 
 impl Client {
     fn new(line: Rc<RefCell<Line>>, depth: usize) -> Client {
-        let options = OptimisticOptions { directory_pages: 32 };
+        let options = OptimisticOptions { directory_pages: 32, ..OptimisticOptions::default() };
         let optimistic = Optimistic::new(SimReader(Rc::clone(&line)), 1, depth, &options);
         Client { line, optimistic }
     }
@@ -272,16 +276,16 @@ impl Client {
 
     /// Posts a read in a free slot, if it is one of a known page.
     pub fn try_read(&mut self, slot: usize, sqe: Sqe, offset: u64, buf: Buf) -> Result<(), Buf> {
-        match self.optimistic.page(1, offset, buf.len()) {
-            Some(page) => self.optimistic.try_read(slot, page, sqe, buf),
+        match self.optimistic.pages(1, offset, buf.len()) {
+            Some(pages) => self.optimistic.try_read(slot, pages, sqe, buf),
             None => Err(buf),
         }
     }
 
     /// A slot has an ordinary command; `read`: offset and length of a read.
     pub fn note(&mut self, slot: usize, read: Option<(u64, usize)>) {
-        let page = read.and_then(|(offset, bytes)| self.optimistic.page(1, offset, bytes));
-        self.optimistic.note(slot, page);
+        let pages = read.and_then(|(offset, bytes)| self.optimistic.pages(1, offset, bytes));
+        self.optimistic.note(slot, pages);
     }
 
     /// A write is sent.

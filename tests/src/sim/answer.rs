@@ -8,6 +8,7 @@ use spindle_reactor::mem::Buf;
 use super::carrier::Carrier;
 use super::history::{Fate, NEVER, Time, What};
 use super::host::{Asked, Issue, Queue, Want};
+use super::optimistic::Client;
 
 impl<W: Carrier> Queue<W> {
     /// The connection is gone, or may be: whether the command had an effect is not known.
@@ -32,6 +33,7 @@ impl<W: Carrier> Queue<W> {
             | Want::Setup
             | Want::Other
             | Want::Refused(_)
+            | Want::References(_)
             | Want::AsyncEvent
             | Want::Leave => {}
         }
@@ -88,6 +90,10 @@ impl<W: Carrier> Queue<W> {
             Want::Attach => {
                 assert!(is_ok || is_excused || is_change(status), "attach: {status}");
                 attach(issue, place, buf.filter(|_| is_ok).as_ref());
+            }
+            Want::References(pages) => {
+                assert!(is_ok || is_excused, "references: {status}");
+                Client::learn_entries(issue, place, pages, buf.filter(|_| is_ok).as_ref());
             }
             Want::Verify | Want::Other => assert!(is_ok || is_excused, "{status}"),
             Want::Refused(expected) => {

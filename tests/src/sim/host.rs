@@ -7,6 +7,7 @@ use nvme_spec::nqn::Nqn;
 use nvme_spec::register::{CC, CSTS};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
+use spindle_initiator::optimistic::PageRange;
 use spindle_reactor::mem::Pool;
 use spindle_transport::host::HostData;
 
@@ -83,6 +84,8 @@ pub enum Want {
     },
     /// Success, or the namespace has no cache now.
     Attach,
+    /// Success: references of pages.
+    References(PageRange),
     /// Held until the end.
     AsyncEvent,
     /// Disconnect or a reset.

@@ -1,15 +1,18 @@
 //! The commands of a host: any, anywhere, whatever others do there at the same time.
 
 use nvme_spec::Sqe;
+use nvme_spec::optimistic::PAGE_ENTRY_BYTES;
 use nvme_spec::register::CC;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
+use spindle_initiator::optimistic::PageRange;
 use spindle_reactor::mem::Buf;
 use spindle_transport::host::HostData;
 
 use super::carrier::Carrier;
 use super::host::{Issue, Pair, Queue, Stage, Want};
 use super::model::fill;
+use super::optimistic::{Client, PAGE_BYTES};
 
 /// Where a command goes.
 #[derive(Clone, Copy)]
@@ -37,6 +40,9 @@ impl<W: Carrier> Queue<W> {
             return;
         }
         let Some(cid) = self.free_cid(issue.rng) else { return };
+        if let Some((place, pages)) = Client::next_references(issue) {
+            return self.references(issue, cid, place, pages);
+        }
         let place = issue.rng.size(0, issue.places.len() - 1);
         let (first, count) = issue.places[place].pick(issue.rng, issue.blocks_max);
         let at = At { cid, place, nsid: issue.places[place].nsid, first, count };
@@ -85,6 +91,15 @@ impl<W: Carrier> Queue<W> {
         let sqe = Sqe::read(at.cid, at.nsid, at.first as u64, blocks(at.count));
         let want = Want::Read { first: at.first, count: at.count };
         self.submit(issue, sqe, HostData::FromController(buf), at.place, want);
+    }
+
+    fn references(&mut self, issue: &mut Issue<'_>, cid: u16, place: usize, pages: PageRange) {
+        let per_page = PAGE_BYTES / issue.places[place].block_bytes();
+        let (lba, count) = (pages.first * per_page as u64, blocks(pages.count * per_page));
+        let sqe = Sqe::get_references(cid, issue.places[place].nsid, lba, count);
+        let bytes = u32::try_from(pages.count).expect("few") * PAGE_ENTRY_BYTES;
+        let buf = issue.pool.take(bytes).expect("the hosts' pool is large");
+        self.submit(issue, sqe, HostData::FromController(buf), place, Want::References(pages));
     }
 
     fn write(&mut self, issue: &mut Issue<'_>, at: At) {

@@ -3,21 +3,23 @@
 //!
 //! ```text
 //!   Attach ── Service (tokens of the target) ──> SimReader: the frames and seals of a cache or RAM disk
-//!   ordinary Read ── reference ──> Optimistic (shipped) ── post ──> SimReader: sectors and seal in any order
-//!                                                          <─ seal, data ── accepted: the judge hears of it
+//!   ordinary Read, Get References ── references ──> Optimistic (shipped) ── post ──> SimReader: sectors and
+//!                                                        seals in any order
+//!                                                   <─ seals, data ── accepted: the judge hears of it
 //! ```
-//! A READ takes its nine parts, eight sectors and the seal, in any order and in several turns; the target and
-//! other hosts do anything in between. A connection outlives what it depends on by some turns, as the
-//! service notices that later.
+//! A READ takes its nine parts of each page, eight sectors and the seal, in any order and in several turns;
+//! the target and other hosts do anything in between. A connection outlives what it depends on by some turns,
+//! as the service notices that later.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use nvme_spec::optimistic::{Attachment, PageReference, Token};
+use nvme_spec::optimistic::{Attachment, PageEntry, Token};
+use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Cqe, Sqe};
-use spindle_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageReader};
+use spindle_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageRange, PageReader};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, SealedFrames};
 use spindle_target::shared::{ControllerShared, OptimisticService};
@@ -29,7 +31,8 @@ use super::rng::Rng;
 const SLOTS: usize = 4;
 const SECTOR: usize = 512;
 const SECTORS: usize = 8;
-const PAGE_BYTES: usize = 4096;
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = 4096;
 const PAGE: u64 = 4096;
 
 /// What the target has granted and nobody has used: frames by token.
@@ -64,14 +67,36 @@ impl OptimisticService for Issuer {
     }
 }
 
-/// Two READs in flight.
+/// READs in flight.
 struct InFlight {
     slot: usize,
-    frame: u32,
+    frames: Vec<u32>,
     buf: Buf,
-    /// Parts that are still to be read: a sector, or `SECTORS` for the seal.
+    /// Parts that are still to be read: of each frame `SECTORS` sectors and the seal.
     left: Vec<usize>,
-    seal: u64,
+    seals: Vec<u64>,
+}
+
+impl InFlight {
+    fn read(&mut self, frames: &dyn SealedFrames, part: usize) {
+        let (at, sector) = (part / (SECTORS + 1), part % (SECTORS + 1));
+        if sector == SECTORS {
+            self.seals[at] = frames.seal_of(self.frames[at]);
+            return;
+        }
+        let mut content = [0; SECTOR];
+        frames.device_read(self.frames[at], sector * SECTOR, &mut content);
+        self.buf.copy_in(at * PAGE_BYTES + sector * SECTOR, &content);
+    }
+
+    /// A frame is not what was read.
+    fn has_changed(&self, frames: &dyn SealedFrames) -> bool {
+        let mut now = [0; PAGE_BYTES];
+        self.frames.iter().enumerate().any(|(at, frame)| {
+            frames.device_read(*frame, 0, &mut now);
+            !self.buf.equals_at(at * PAGE_BYTES, &now)
+        })
+    }
 }
 
 /// What a connection shares with its `SimReader`, which belongs to the shipped client.
@@ -88,19 +113,21 @@ struct Line {
 pub struct SimReader(Rc<RefCell<Line>>);
 
 impl PageReader for SimReader {
-    fn post(&mut self, slot: usize, reference: PageReference, buf: Buf) -> Result<(), Buf> {
+    fn post(&mut self, slot: usize, frames: &[u32], buf: Buf) -> Result<(), Buf> {
         let mut line = self.0.borrow_mut();
-        if !line.is_up || reference.frame >= line.frames.frames() {
+        let count = line.frames.frames();
+        if !line.is_up || frames.iter().any(|frame| *frame >= count) {
             return Err(buf);
         }
-        let left = (0..=SECTORS).collect();
-        line.reads.push(InFlight { slot, frame: reference.frame, buf, left, seal: 0 });
+        let left = (0..frames.len() * (SECTORS + 1)).collect();
+        let seals = vec![0; frames.len()];
+        line.reads.push(InFlight { slot, frames: frames.to_vec(), buf, left, seals });
         Ok(())
     }
 
     fn send(&mut self) {}
 
-    fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<u64>, Buf)) -> bool {
+    fn poll(&mut self, _now: Nanos, mut each: impl FnMut(usize, Option<&[u64]>, Buf)) -> bool {
         let mut line = self.0.borrow_mut();
         let Line { frames, rng, is_up, reads, changed } = &mut *line;
         if !*is_up {
@@ -109,27 +136,19 @@ impl PageReader for SimReader {
             return has_any;
         }
         for read in reads.iter_mut() {
-            for _ in 0..rng.size(0, 4) {
+            for _ in 0..rng.size(0, 4 * read.frames.len()) {
                 if read.left.is_empty() {
                     break;
                 }
                 let part = read.left.swap_remove(rng.size(0, read.left.len() - 1));
-                if part == SECTORS {
-                    read.seal = frames.seal_of(read.frame);
-                } else {
-                    let mut sector = [0; SECTOR];
-                    frames.device_read(read.frame, part * SECTOR, &mut sector);
-                    read.buf.copy_in(part * SECTOR, &sector);
-                }
+                read.read(&**frames, part);
             }
         }
         let mut has_any = false;
         for read in reads.extract_if(.., |read| read.left.is_empty()) {
-            let mut now = [0; PAGE_BYTES];
-            frames.device_read(read.frame, 0, &mut now);
-            *changed += u64::from(!read.buf.equals_at(0, &now));
+            *changed += u64::from(read.has_changed(&**frames));
             has_any = true;
-            each(read.slot, Some(read.seal), read.buf);
+            each(read.slot, Some(&read.seals), read.buf);
         }
         has_any
     }
@@ -151,8 +170,10 @@ impl PageReader for SimReader {
 struct Attached {
     line: Rc<RefCell<Line>>,
     optimistic: Optimistic<SimReader>,
-    /// By slot: page, and when the read was posted.
+    /// By slot: first page, and when the read was posted.
     posted: [(u64, u64); SLOTS],
+    /// Accepted reads of several pages.
+    groups: u64,
     /// Pages whose reference was learned, some of them.
     known: Vec<u64>,
 }
@@ -193,26 +214,58 @@ impl Client {
         let line = Line { frames, rng, is_up: true, reads: Vec::new(), changed: 0 };
         let line = Rc::new(RefCell::new(line));
         let nsid = u32::try_from(place + 1).expect("few");
-        let options = OptimisticOptions { directory_pages: 32 };
+        let options = OptimisticOptions { directory_pages: 32, ..OptimisticOptions::default() };
         let optimistic = Optimistic::new(SimReader(Rc::clone(&line)), nsid, SLOTS, &options);
         self.attached[place] =
-            Some(Attached { line, optimistic, posted: [(0, 0); SLOTS], known: Vec::new() });
+            Some(Attached { line, optimistic, posted: [(0, 0); SLOTS], groups: 0, known: Vec::new() });
     }
 
     /// An ordinary Read of `place` has brought this.
     pub fn learn(&mut self, place: usize, offset: u64, result: u64, buf: &Buf) {
         let Some(attached) = &mut self.attached[place] else { return };
         let nsid = u32::try_from(place + 1).expect("few");
-        let Some(page) = attached.optimistic.page(nsid, offset, buf.len()) else {
-            assert_eq!(result, 0, "a reference to what is not one page");
-            return;
-        };
-        attached.optimistic.note(0, Some(page));
+        let pages = attached.optimistic.pages(nsid, offset, buf.len());
+        let is_one = pages.is_some_and(|pages| pages.count == 1);
+        assert!(is_one || result == 0, "a reference to what is not one page");
+        let Some(pages) = pages else { return };
+        attached.optimistic.note(0, Some(pages));
         attached.optimistic.on_read(0, &Cqe::default().with_result_u64(result), Some(buf));
-        attached.known.push(page);
-        if attached.known.len() > 8 {
-            attached.known.remove(0);
+        attached.know(pages.first);
+    }
+
+    /// The pages of the next Get References of the host of `issue`, and their namespace.
+    pub fn next_references(issue: &mut Issue<'_>) -> Option<(usize, PageRange)> {
+        let client = &mut *issue.client;
+        let there = |place: &usize| client.attached[*place].is_some();
+        let places: Vec<usize> = (0..client.attached.len()).filter(there).collect();
+        if places.is_empty() || !client.rng.permille(100) {
+            return None;
         }
+        let place = places[client.rng.size(0, places.len() - 1)];
+        let attached = client.attached[place].as_mut()?;
+        if let Some(wanted) = attached.optimistic.next_wanted() {
+            return Some((place, wanted));
+        }
+        let bytes = issue.places[place].history.len() * issue.places[place].block_bytes();
+        let pages = bytes / PAGE_BYTES;
+        if pages == 0 {
+            return None;
+        }
+        let first = client.rng.size(0, pages - 1);
+        let count = client.rng.size(1, (pages - first).min(8));
+        Some((place, PageRange { first: first as u64, count }))
+    }
+
+    /// Get References of `pages` has brought `buf`, if anything.
+    pub fn learn_entries(issue: &mut Issue<'_>, place: usize, pages: PageRange, buf: Option<&Buf>) {
+        let Some(buf) = buf else { return };
+        let mut entries = vec![PageEntry::default(); pages.count];
+        buf.copy_out(0, entries.as_mut_bytes());
+        let found = entries.iter().filter(|entry| entry.get().is_some()).count();
+        issue.counts.add("references of Get References", found as u64);
+        let Some(attached) = &mut issue.client.attached[place] else { return };
+        attached.optimistic.on_entries(pages.first, &entries);
+        attached.know(pages.first);
     }
 
     /// The target has started: its service.
@@ -256,6 +309,13 @@ impl Client {
 }
 
 impl Attached {
+    fn know(&mut self, page: u64) {
+        self.known.push(page);
+        if self.known.len() > 8 {
+            self.known.remove(0);
+        }
+    }
+
     fn count(&self, issue: &mut Issue<'_>, place: usize) {
         let counts = self.optimistic.counts();
         if issue.places[place].medium.is_none() {
@@ -264,6 +324,7 @@ impl Attached {
         }
         issue.counts.add("optimistic reads", counts.accepted);
         issue.counts.add("rejected reads", counts.rejected);
+        issue.counts.add("optimistic reads of several pages", self.groups);
         issue.counts.add("references", counts.learned);
         issue.counts.add("frames changed under a read", self.line.borrow().changed);
         issue.counts.hit("ended optimistic connections");
@@ -275,11 +336,18 @@ impl Attached {
         if self.known.is_empty() {
             return;
         }
-        let page = self.known[issue.client.rng.size(0, self.known.len() - 1)];
-        let buf = issue.pool.take(4096).expect("the hosts' pool is large");
-        let begin = issue.tick();
-        if self.optimistic.try_read(slot, page, Sqe::default(), buf).is_ok() {
-            self.posted[slot] = (page, begin);
+        let rng = &mut issue.client.rng;
+        let first = self.known[rng.size(0, self.known.len() - 1)];
+        let count = if rng.permille(300) { rng.size(2, 4) } else { 1 };
+        // Of several pages, all that are known from the first on.
+        for count in (1..=count).rev() {
+            let bytes = u32::try_from(count * PAGE_BYTES).expect("few");
+            let buf = issue.pool.take(bytes).expect("the hosts' pool is large");
+            let begin = issue.tick();
+            if self.optimistic.try_read(slot, PageRange { first, count }, Sqe::default(), buf).is_ok() {
+                self.posted[slot] = (first, begin);
+                return;
+            }
         }
     }
 
@@ -293,6 +361,7 @@ impl Attached {
         for (slot, buf) in accepted {
             let (page, begin) = self.posted[slot];
             let end = issue.tick();
+            self.groups += u64::from(buf.len() > PAGE_BYTES);
             note(issue, place, page, &buf, (begin, end));
         }
     }

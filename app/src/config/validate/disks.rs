@@ -215,7 +215,8 @@ fn remote_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
 /// Returns the settings of optimistic reads; `None` without them.
 fn optimistic(node: &Node, errors: &Errors) -> Option<OptimisticOptions> {
     let pages = node.get::<u64>("optimistic_pages");
-    let options = OptimisticOptions { directory_pages: usize::try_from(pages).unwrap_or(usize::MAX) };
+    let directory_pages = usize::try_from(pages).unwrap_or(usize::MAX);
+    let options = OptimisticOptions { directory_pages, ..OptimisticOptions::default() };
     if node.get::<bool>("optimistic") {
         return Some(options);
     }

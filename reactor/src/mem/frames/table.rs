@@ -195,14 +195,24 @@ impl<W: AtomicWord, C: AtomicCount> Table<W, C> {
     /// caller has pinned, and seals it. Returns false when the entry is another.
     #[inline]
     pub(super) fn settle(&self, page: usize, here: Entry, place: u32) -> bool {
-        let before = self.seals.as_ref().map(|seals| {
-            let seal = seals.load(place);
-            seals.break_seal(here.frame());
-            (seals, seal)
-        });
+        match &self.seals {
+            None => self.settle_unsealed(page, here, place),
+            Some(seals) => self.settle_sealed(seals, page, here, place),
+        }
+    }
+
+    #[inline]
+    fn settle_unsealed(&self, page: usize, here: Entry, place: u32) -> bool {
         let orders = (Ordering::AcqRel, Ordering::Relaxed);
-        let is_settled = self.entries[page].exchange_ordered(here.0, Entry::of(place).0, orders).is_ok();
-        if let Some((seals, seal)) = before.filter(|_| is_settled) {
+        self.entries[page].exchange_ordered(here.0, Entry::of(place).0, orders).is_ok()
+    }
+
+    #[cold]
+    fn settle_sealed(&self, seals: &Seals<W>, page: usize, here: Entry, place: u32) -> bool {
+        let seal = seals.load(place);
+        seals.break_seal(here.frame());
+        let is_settled = self.settle_unsealed(page, here, place);
+        if is_settled {
             seals.seal(place, seal, page as u64);
         }
         is_settled
