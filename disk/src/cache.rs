@@ -159,6 +159,13 @@ pub struct CachedDisk {
     has_single_blocks: bool,
 }
 
+impl Drop for CachedDisk {
+    /// Then the service for optimistic reads gives back the memory of the cache.
+    fn drop(&mut self) {
+        self.switch.close_seals();
+    }
+}
+
 /// A prepared change for [`DiskSource::set_cache`]: a new cache; `None`: removal of the cache.
 pub struct CacheChange(Option<Arc<Shared>>);
 

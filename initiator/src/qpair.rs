@@ -28,6 +28,10 @@ use crate::optimistic::{Optimistic, OptimisticCounts, Outcome, RdmaReader, Refer
 /// complete.
 const SPIN: Nanos = Nanos::from_us(50);
 
+/// Least depth at which an attached queue keeps one command for Get References: two are left, for a
+/// compare-and-write.
+const OWN_COMMAND_DEPTH: usize = 3;
+
 /// Status of an optimistic read whose ordinary read the connection has refused. The host may retry it.
 const REPEAT_REFUSED: Status = Status::COMMAND_TRANSIENT_TRANSPORT_ERROR;
 
@@ -253,10 +257,9 @@ impl Qpair {
         else {
             return;
         };
-        // With one entry there is none for this command.
-        let Some(slot) = entries.next_slot().filter(|_| entries.capacity() > 1 && link.is_open()) else {
-            return;
-        };
+        let is_possible =
+            entries.capacity() >= OWN_COMMAND_DEPTH && optimistic.is_connected() && link.is_open();
+        let Some(slot) = entries.next_slot().filter(|_| is_possible) else { return };
         let Some((mut sqe, buf)) = references.begin(slot, optimistic) else { return };
         sqe.cid.set(cid_of(slot));
         if link.submit(sqe, HostData::FromController(buf)).is_err() {
@@ -302,7 +305,9 @@ impl Qpair {
         let Some(optimistic) = &mut self.optimistic else {
             return self.submit(sqe, HostData::FromController(buf));
         };
-        let pages = optimistic.pages(sqe.nsid(), offset, buf.len());
+        // Not with FUA or protection information.
+        let is_plain = sqe.cdw12() >> 16 == 0 && optimistic.is_connected();
+        let pages = optimistic.pages(sqe.nsid(), offset, buf.len()).filter(|_| is_plain);
         sqe.cid.set(cid_of(slot));
         let buf = match pages {
             None => buf,
@@ -438,7 +443,7 @@ impl Qpair {
                         entries.remove(slot);
                         return;
                     }
-                    if result.is_ok() {
+                    if result.is_ok() && learner.is_connected() {
                         learner.on_read(usize::from(cid), &cqe, buf.as_ref());
                     }
                 }
@@ -579,7 +584,7 @@ impl Qpair {
     /// Returns the number of commands that can be queued now.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        let has_own = self.references.is_some() && self.entries.capacity() > 1;
+        let has_own = self.references.is_some() && self.entries.capacity() >= OWN_COMMAND_DEPTH;
         let used = self.entries.len() - usize::from(self.has_own_command());
         (self.entries.capacity() - usize::from(has_own)).saturating_sub(used)
     }

@@ -224,7 +224,8 @@ impl IoQueue {
         self.qpair.room()
     }
 
-    /// Returns the most commands of the queue, including completed commands that were not taken.
+    /// Returns the most commands of the queue, including completed commands that were not taken; of an
+    /// attached queue of depth 3 or more the caller has one less.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.qpair.depth()

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_initiator::Target;
+use spindle_initiator::{OptimisticOptions, Target};
 use spindle_rdma::shell::ShellConfig as RdmaConfig;
 use spindle_reactor::mem::{Pages, ZoneSpec};
 use spindle_reactor::run::Idle;
@@ -363,7 +363,7 @@ fn kind_settings(kind: &DiskKind) -> Vec<KindSetting> {
         }
         DiskKind::Remote { target, namespace, command_timeout, quiesce, optimistic } => {
             let Target { transport, address, nqn, host } = &**target;
-            let pages = optimistic.clone().unwrap_or_default().directory_pages;
+            let OptimisticOptions { directory_pages, is_eager } = optimistic.clone().unwrap_or_default();
             let host = format!("{} (HOSTID {:032x})", host.nqn, u128::from_be_bytes(host.id));
             vec![
                 of_identity("address", &address.to_string()),
@@ -374,7 +374,8 @@ fn kind_settings(kind: &DiskKind) -> Vec<KindSetting> {
                 at_start("command_timeout_ms", &command_timeout.as_millis()),
                 at_start("quiesce_ms", &quiesce.as_millis()),
                 at_start("optimistic", &optimistic.is_some()),
-                at_start("optimistic_pages", &pages),
+                at_start("optimistic_pages", &directory_pages),
+                at_start("optimistic_eager", &is_eager),
             ]
         }
     }

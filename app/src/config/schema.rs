@@ -340,6 +340,10 @@ static DISK: &[Key] = &[
         "remote, with optimistic: most pages of 4 KiB of the far cache that each core knows, 24 bytes each. \
          The default is 1 GiB of the cache.",
     ),
+    key("optimistic_eager", FLAG, "false").about(
+        "remote, with optimistic: ask the far target once where it has each page, up to optimistic_pages, \
+         instead of learning that from reads. For a cache or RAM disk that has most of the namespace.",
+    ),
     derived("ng", Kind::Path, "ng: required; others have none").about(
         "The generic device of an NVMe namespace, like /dev/ng0n1. Commands go to the drive as they are \
          (io_uring passthrough); where the kernel made queues for it (nvme.poll_queues=N on its command \

@@ -298,6 +298,13 @@ impl Running {
     /// the registrar.
     fn change_to(&self, plan: &Plan, next: NextSnapshot) {
         self.view.change_to(plan, &next.0);
+        // Before a core learns of another disk under a NSID: then a host writes to that, and another one
+        // would still read the former disk's frames.
+        if !self.end_optimistic() {
+            tracing::warn!(
+                "optimistic connections may outlast the former configuration: memory is registered"
+            );
+        }
         let next = match &self.registrar {
             Some(registrar) => registrar.send(next),
             None => Err(next),

@@ -71,8 +71,9 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
         qid += 1;
         let last = controllers.len() - 1;
         let controller = &mut controllers[last];
-        // An attached queue keeps one command for itself.
+        // An attached queue of three and more commands keeps one for itself.
         let own = u16::from(args.optimistic);
+        let least = if args.optimistic { 3.min(controller.depth_max()) } else { 1 };
         if depth.saturating_add(own) > controller.depth_max() {
             let rule = format!(
                 "a queue of this target holds {} commands, which makes {} for --queues {}",
@@ -82,7 +83,8 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
             );
             return Err(BenchError::Size { option: "--qd", value: args.load.qd.to_string(), rule });
         }
-        let queue_depth = if depth == 0 { IDLE_DEPTH.min(controller.depth_max()) } else { depth + own };
+        let queue_depth =
+            if depth == 0 { IDLE_DEPTH.min(controller.depth_max()) } else { (depth + own).max(least) };
         let mut queue = controller.connect_queue_of(qid, queue_depth)?;
         if args.optimistic && depth > 0 {
             let (directory_pages, is_eager) = (args.optimistic_pages, args.optimistic_eager);

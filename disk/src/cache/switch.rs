@@ -90,6 +90,14 @@ impl Switch {
         now.request += 1;
     }
 
+    /// Breaks all seals of the caches in use and requested, and seals no frame of them from now on.
+    pub(super) fn close_seals(&self) {
+        let now = self.lock();
+        let caches = [now.stage.cache().cloned(), now.wanted.clone()];
+        drop(now);
+        caches.iter().flatten().for_each(|it| it.words().close_seals());
+    }
+
     /// Returns the requested cache; `None`: no cache.
     pub(super) fn wanted(&self) -> Option<Arc<Shared>> {
         self.lock().wanted.clone()

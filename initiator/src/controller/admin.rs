@@ -335,8 +335,8 @@ impl Controller {
     /// Attaches a queue of this controller to the cache of a namespace: reads of 1 to 16 pages that the queue
     /// has read before are RDMA READs of the target's memory, without the target's CPU. All other commands,
     /// and reads whose pages have changed, are sent as before. The queue keeps one of its commands for Get
-    /// References, which [`IoQueue::room`] does not count; a queue of depth 1 learns single pages only. To be
-    /// called before the queue is added to a
+    /// References, which [`IoQueue::room`] does not count; one of a depth below 3 does not, and learns single
+    /// pages only. To be called before the queue is added to a
     /// [`QueueSet`](crate::QueueSet). Once [`IoQueue::has_optimistic_connection`] returns false, the queue
     /// can be attached again. Blocks for at most the connect timeout; [`Controller::begin_attach`] and
     /// [`OptimisticOpening`] do not block.

@@ -14,7 +14,9 @@
 //! the reference. Then each page was the newest content at some instant between the READs and their
 //! completion.
 //!
-//! When fewer than half of 256 optimistic reads were accepted, all reads are ordinary for a second.
+//! When fewer than half of 256 optimistic reads were accepted, all reads are ordinary for a second. When 256
+//! Get References for reads of several pages have led to fewer than 128 accepted ones, none is sent for 100
+//! ms.
 
 mod connect;
 mod directory;
@@ -45,6 +47,9 @@ const PAGE_BYTES: usize = 1 << OPTIMISTIC_PAGE_SHIFT;
 pub const READ_PAGES_MAX: usize = 16;
 /// Most ranges that wait for a Get References; others are not asked for.
 const WANTED_MAX: usize = 8;
+/// Time without Get References after a window of them that was of little use: a host whose reads of several
+/// pages never come back would otherwise send one for each.
+const ASK_PAUSE: Nanos = Nanos::from_ms(100);
 
 /// Settings of optimistic reads of one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,6 +157,9 @@ pub struct Optimistic<R> {
     contents: Box<[Content]>,
     /// Pages of which references are to be asked for.
     wanted: ArrayVec<PageRange, WANTED_MAX>,
+    /// Ranges that were asked for, and accepted reads of several pages, of the current window.
+    ask_window: (u32, u32),
+    asks_paused_until: Nanos,
     counts: OptimisticCounts,
     /// Reads and accepted reads of the current window.
     window: (u32, u32),
@@ -187,6 +195,8 @@ impl<R: PageReader> Optimistic<R> {
             expected: vec![None; slots].into(),
             contents: vec![Content::default(); slots * READ_PAGES_MAX].into(),
             wanted: ArrayVec::new(),
+            ask_window: (0, 0),
+            asks_paused_until: Nanos::ZERO,
             counts: OptimisticCounts::default(),
             window: (0, 0),
             paused_until: Nanos::ZERO,
@@ -258,11 +268,7 @@ impl<R: PageReader> Optimistic<R> {
     pub fn on_read(&mut self, slot: usize, cqe: &Cqe, buf: Option<&Buf>) {
         let Some(pages) = self.noted.get_mut(slot).and_then(Option::take) else { return };
         if pages.count > 1 {
-            // The oldest were read longest ago.
-            if self.wanted.is_full() {
-                self.wanted.remove(0);
-            }
-            return self.wanted.push(pages);
+            return self.want(pages);
         }
         let (Some(reference), Some(data)) = (cqe.page_reference(), buf.and_then(Buf::as_slice)) else {
             return;
@@ -272,6 +278,17 @@ impl<R: PageReader> Optimistic<R> {
         }
     }
 
+    fn want(&mut self, pages: PageRange) {
+        if self.now < self.asks_paused_until {
+            return;
+        }
+        // The oldest were read longest ago.
+        if self.wanted.is_full() {
+            self.wanted.remove(0);
+        }
+        self.wanted.push(pages);
+    }
+
     fn learn(&mut self, page: u64, reference: PageReference, crc: u64) {
         self.counts.learned += 1;
         self.directory.insert(page, reference, crc);
@@ -279,7 +296,16 @@ impl<R: PageReader> Optimistic<R> {
 
     /// Takes pages whose references are to be asked for.
     pub fn next_wanted(&mut self) -> Option<PageRange> {
-        self.wanted.pop()
+        let pages = self.wanted.pop()?;
+        self.ask_window.0 += 1;
+        if self.ask_window.0 >= WINDOW {
+            if self.ask_window.1 < WINDOW / 2 {
+                self.asks_paused_until = self.now + ASK_PAUSE;
+                self.wanted.clear();
+            }
+            self.ask_window = (0, 0);
+        }
+        Some(pages)
     }
 
     /// Learns the entries of Get References, for the pages from `first` on.
@@ -303,7 +329,8 @@ impl<R: PageReader> Optimistic<R> {
     #[inline]
     pub fn poll(&mut self, now: Nanos, mut each: impl FnMut(usize, Outcome)) -> bool {
         self.now = now;
-        let Optimistic { reader, noted, expected, contents, directory, counts, window, .. } = self;
+        let Optimistic { reader, noted, expected, contents, directory, counts, window, ask_window, .. } =
+            self;
         let has_come = reader.poll(now, |slot, seals, buf| {
             // The reader passes only slots that were posted.
             let Some(Expected { pages, sqe }) = expected.get_mut(slot).and_then(Option::take) else { return };
@@ -311,6 +338,7 @@ impl<R: PageReader> Optimistic<R> {
             window.0 += 1;
             if is_valid(contents, seals, &buf) {
                 window.1 += 1;
+                ask_window.1 += u32::from(pages.count > 1);
                 counts.accepted += 1;
                 return each(slot, Outcome::Accepted(buf));
             }

@@ -23,10 +23,10 @@ const SEAL_STRIDE: usize = READ_PAGES_MAX * SEAL_BYTES as usize;
 pub(super) fn seal_bytes(slots: usize) -> usize {
     (slots * SEAL_STRIDE).next_multiple_of(4096)
 }
-/// Returns the work requests of the send queue for `slots` reads: two for each, and eight for each of the
-/// first 64. A read takes two for each run of adjacent frames.
+/// Returns the work requests of the send queue for `slots` reads: two for each of them, and all that a read
+/// may need for each of the first 32. A read takes two for each run of adjacent frames.
 pub(super) fn work_requests(slots: usize) -> usize {
-    2 * slots + 6 * slots.min(64)
+    2 * slots + 2 * (READ_PAGES_MAX - 1) * slots.min(32)
 }
 
 /// Longest time without a completion while reads are in flight. soft-RoCE repeats a READ for ever.

@@ -10,6 +10,8 @@ use super::{Optimistic, OptimisticOptions, PageRange, PageReader};
 use crate::error::Error;
 use crate::namespace::Namespace;
 
+/// Failed commands in a row after which no further one is sent.
+const FAILURES_MAX: u8 = 8;
 /// Bytes of the longest answer, which are less than a page of memory.
 const BYTES_MAX: u32 = REFERENCE_PAGES_MAX * PAGE_ENTRY_BYTES;
 
@@ -20,6 +22,9 @@ pub(crate) struct References {
     request: Option<(Slot, PageRange)>,
     /// Pages of the eager walk that were not asked for yet.
     walk: std::ops::Range<u64>,
+    /// Commands that may fail still in a row. Without one no further command is sent: the target has another
+    /// answer to them, as a Spindle without Get References.
+    failures_left: u8,
     /// Has one buffer.
     pool: Pool,
 }
@@ -43,7 +48,7 @@ impl References {
             Pool::new(&[ZoneSpec { buffer_bytes: BYTES_MAX.next_multiple_of(4096), count: 1 }], Pages::Base)?;
         let pages = (namespace.bytes() >> OPTIMISTIC_PAGE_SHIFT).min(options.directory_pages as u64);
         let walk = if options.is_eager { 0..pages } else { 0..0 };
-        Ok(References { namespace, request: None, walk, pool })
+        Ok(References { namespace, request: None, walk, failures_left: FAILURES_MAX, pool })
     }
 
     /// Begins anew for another connection. The outstanding command stays: its pages are of no use.
@@ -58,15 +63,15 @@ impl References {
         self.request.is_some()
     }
 
-    /// Returns the pages to ask for now.
+    /// Returns the pages to ask for now: those of the walk first, which are more for each command.
     fn next_pages<R: PageReader>(&mut self, optimistic: &mut Optimistic<R>) -> Option<PageRange> {
-        optimistic.next_wanted().or_else(|| {
-            let count = (self.walk.end - self.walk.start).min(REFERENCE_PAGES_MAX.into());
-            let first = self.walk.start;
-            self.walk.start += count;
-            let count = usize::try_from(count).unwrap_or(0);
-            (count > 0).then_some(PageRange { first, count })
-        })
+        let first = self.walk.start;
+        let count = (self.walk.end - first).min(REFERENCE_PAGES_MAX.into());
+        if count == 0 {
+            return optimistic.next_wanted();
+        }
+        self.walk.start += count;
+        Some(PageRange { first, count: usize::try_from(count).unwrap_or(0) })
     }
 
     /// Returns the next command for `slot`, with its buffer; `None`: one is outstanding, or there is nothing
@@ -77,7 +82,7 @@ impl References {
         slot: Slot,
         optimistic: &mut Optimistic<R>,
     ) -> Option<(Sqe, Buf)> {
-        if self.is_outstanding() {
+        if self.is_outstanding() || self.failures_left == 0 {
             return None;
         }
         let pages = self.next_pages(optimistic)?;
@@ -95,7 +100,11 @@ impl References {
 
     /// The command was not sent.
     pub(crate) fn on_refused(&mut self) {
-        self.request = None;
+        if let Some((_, pages)) = self.request.take()
+            && pages.first + pages.count as u64 == self.walk.start
+        {
+            self.walk.start = pages.first;
+        }
     }
 
     /// The command in `slot` has ended. Learns what it has brought, and returns true, if it is the
@@ -114,9 +123,11 @@ impl References {
             let entries = &mut entries[..pages.count];
             data.copy_out(0, entries.as_mut_bytes());
             optimistic.on_entries(pages.first, entries);
+            self.failures_left = FAILURES_MAX;
         } else {
-            // The target was reset, or has another answer to such a command: it is not asked any more.
+            // The namespace may have shrunk.
             self.walk = 0..0;
+            self.failures_left = self.failures_left.saturating_sub(1);
         }
         true
     }

@@ -222,6 +222,16 @@ fn several_pages_are_learned_by_get_references() {
     let wanted: Vec<_> = std::iter::from_fn(|| world.optimistic.next_wanted()).collect();
     assert_eq!(wanted.len(), WANTED_MAX);
     assert_eq!(wanted[0], World::pages(19, 2), "the one read last comes first");
+    for _ in 0..2 * WINDOW {
+        read(&mut world, World::pages(1, 2));
+        world.optimistic.next_wanted();
+    }
+    read(&mut world, World::pages(1, 2));
+    assert_eq!(world.optimistic.next_wanted(), None, "asking has led to nothing");
+    world.now += ASK_PAUSE;
+    world.optimistic.poll(world.now, |_, _| ());
+    read(&mut world, World::pages(1, 2));
+    assert_eq!(world.optimistic.next_wanted(), Some(World::pages(1, 2)));
 }
 
 #[test]

@@ -178,10 +178,8 @@ impl OptimisticReject {
 #[must_use]
 pub fn page_checksum(page: &[u8]) -> u64 {
     if cfg!(feature = "cheap-checksum") {
-        return page.chunks(8).fold(0, |sum: u64, word| {
-            let word = word.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-            (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
-        });
+        let words = page.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
+        return words.fold(0, |sum: u64, word| sum.rotate_left(5) ^ word);
     }
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, page)
 }

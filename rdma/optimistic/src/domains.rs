@@ -1,6 +1,6 @@
 //! [`Domains`]: the protection domains of caches, and the registrations in them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nvme_spec::optimistic::{OPTIMISTIC_PAGE_SHIFT, OPTIMISTIC_VERSION, OptimisticAccept};
@@ -10,6 +10,9 @@ use spindle_reactor::mem::{Area, SealedFrames};
 
 /// Time that a domain is kept without a connection: a registration takes seconds for a large cache.
 const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// Time after a failed registration of a cache before the next one.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// A cache's memory, registered with one device in a domain of its own.
 pub(crate) struct CacheDomain {
@@ -37,7 +40,8 @@ impl CacheDomain {
         let device_name = device.name();
         tracing::info!(device = device_name, bytes, took_ms, "a cache is registered for optimistic reads");
         let queue = CompletionQueue::new(device, 1, 0, None)?;
-        let (frames, used) = (Arc::clone(frames), begin);
+        // Not the time at which it began: a registration may take longer than IDLE_MAX.
+        let (frames, used) = (Arc::clone(frames), Instant::now());
         Ok(CacheDomain { domain, queue, frames_region, seals_region, frames, used })
     }
 
@@ -65,9 +69,21 @@ impl CacheDomain {
     }
 }
 
+/// A registration that failed, not tried again for [`RETRY_AFTER`]: each attempt pins memory for seconds.
+struct Failed {
+    device: Arc<Device>,
+    frames: Weak<dyn SealedFrames>,
+    at: Instant,
+    error: VerbsError,
+}
+
 /// The domains in use, one for each cache and device.
 #[derive(Default)]
-pub(crate) struct Domains(Vec<CacheDomain>);
+pub(crate) struct Domains {
+    domains: Vec<CacheDomain>,
+    /// The last one.
+    failed: Option<Failed>,
+}
 
 impl Domains {
     /// The domain of `frames` on `device`, made if there is none. Registering takes seconds for a large
@@ -80,32 +96,53 @@ impl Domains {
         device: &Arc<Device>,
         frames: &Arc<dyn SealedFrames>,
     ) -> Result<&mut CacheDomain, VerbsError> {
-        let at = match self.0.iter().position(|it| it.is_of(device, frames)) {
+        let at = match self.domains.iter().position(|it| it.is_of(device, frames)) {
             Some(at) => at,
             None => {
-                let missing = VerbsError { verb: "ibv_reg_mr", errno: INVALID };
-                let seals = frames.seals_area().ok_or(missing)?;
-                self.0.push(CacheDomain::new(device, frames, seals)?);
-                self.0.len() - 1
+                let made = self.register(device, frames)?;
+                self.domains.push(made);
+                self.domains.len() - 1
             }
         };
-        Ok(&mut self.0[at])
+        Ok(&mut self.domains[at])
+    }
+
+    fn register(
+        &mut self,
+        device: &Arc<Device>,
+        frames: &Arc<dyn SealedFrames>,
+    ) -> Result<CacheDomain, VerbsError> {
+        let is_it = |it: &Failed| {
+            Arc::ptr_eq(&it.device, device)
+                && it.frames.upgrade().is_some_and(|of| Arc::ptr_eq(&of, frames))
+                && it.at.elapsed() < RETRY_AFTER
+        };
+        if let Some(failed) = self.failed.as_ref().filter(|it| is_it(it)) {
+            return Err(failed.error);
+        }
+        let missing = VerbsError { verb: "ibv_reg_mr", errno: INVALID };
+        let seals = frames.seals_area().ok_or(missing)?;
+        CacheDomain::new(device, frames, seals).inspect_err(|error| {
+            let (device, frames) = (Arc::clone(device), Arc::downgrade(frames));
+            self.failed = Some(Failed { device, frames, at: Instant::now(), error: *error });
+        })
     }
 
     /// Devices of the domains.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &Arc<Device>> {
-        self.0.iter().map(CacheDomain::device)
+        self.domains.iter().map(CacheDomain::device)
     }
 
     /// Drops the domains of a device.
     pub(crate) fn drop_device(&mut self, is_it: impl Fn(&Device) -> bool) {
-        self.0.retain(|it| !is_it(it.device()));
+        self.failed = None; // it has a device too
+        self.domains.retain(|it| !is_it(it.device()));
     }
 
     /// Drops the domains that `is_used` has not found in use for [`IDLE_MAX`]; those of caches that were
     /// removed at once.
     pub(crate) fn drop_idle(&mut self, now: Instant, is_used: impl Fn(&Arc<Domain>) -> bool) {
-        self.0.retain_mut(|it| {
+        self.domains.retain_mut(|it| {
             if is_used(&it.domain) {
                 it.used = now;
                 return true;

@@ -360,7 +360,8 @@ impl<T: Transport> Qpair<T> {
             Taken::All => {}
             Taken::Ready(data) => {
                 self.count_io(env.core, &io);
-                return self.finish(slot, Status::SUCCESS, 0, Some(data));
+                let reference = self.page_reference(Some(&data));
+                return self.finish(slot, Status::SUCCESS, reference, Some(data));
             }
             Taken::Nothing => {
                 if request.state == State::New {
@@ -772,6 +773,7 @@ impl<T: Transport> Qpair<T> {
 #[inline]
 fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand, Refusal> {
     let sqe = &request.sqe;
+    references::check_attached(role, env, sqe)?;
     let nsid = sqe.nsid();
     let Some(namespace) = role.subsystem.namespace(nsid) else {
         if nsid == NSID_ALL && sqe.io_opcode() == IoOpcode::FLUSH {
@@ -779,7 +781,6 @@ fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand
         }
         return Err(Refusal::namespace());
     };
-    references::check_attached(role, env, sqe)?;
     let disk = Env::disk_index(namespace.disk);
     let Some(handle) = env.disk_ref(disk) else {
         return Err(Refusal::of(Status::NAMESPACE_NOT_READY, Some(field::NSID)));

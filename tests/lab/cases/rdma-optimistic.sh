@@ -41,7 +41,13 @@ nqn=$NQN-ram optimistic ram --rw randrw --verify --span 8MiB --seconds 5
 [ "$(counted ram accepted)" -gt 100 ] || fail 'a RAM disk is not read by RDMA'
 nqn=$NQN-ram block=64KiB optimistic ram-several --rw randrw --verify --span 32MiB --seconds 5
 [ "$(counted ram-several accepted)" -gt 100 ] || fail 'no read of several pages of a RAM disk is optimistic'
+# executed: Reads that the target has executed.
+executed() { "$SPINDLE" status "$WORK/control" --json | grep -oE '"reads": *[0-9]+' | tr -dc '0-9\n' | awk '{ sum += $1 } END { print sum }'; }
+before=$(executed)
 nqn=$NQN-ram optimistic ram-eager --rw randread --optimistic-eager --seconds 3
+echo "executed: $(($(executed) - before))"
+# Those of the time before the target has told where all pages are: none of the optimistic reads is among them.
+[ "$(($(executed) - before))" -le "$(($(counted ram-eager learned) - 8192 + 64))" ] || fail 'the target has executed optimistic reads'
 [ "$(counted ram-eager learned)" -ge 8192 ] || fail 'an eager host does not know all pages of the RAM disk'
 [ "$(counted ram-eager rejected)" = 0 ] || fail 'references of pages that nobody has changed are refused'
 

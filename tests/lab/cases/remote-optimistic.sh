@@ -4,9 +4,10 @@ skip_on nvmet 'its disks are devices and files'
 skip_over tcp 'its network has no RDMA'
 # shellcheck source=tests/lab/far.sh
 . "$LAB/far.sh"
+FAR_ADDRESS=$RDMA_HOST_ADDRESS
 far_disk=('optimistic = true' '[control]' "socket = \"$WORK/control\"")
 far_up '[rdma]' 'optimistic_port = 4431' '[control]' "socket = \"$WORK/far-control\"" \
-    "$(disk_file far "$FILE" 64MiB)" '[disk.cache]' 'size = "16MiB"'
+    "$(disk_file far "$FILE" 64MiB)" '[disk.cache]' 'size = "16MiB"' '[[listener]]' "address = \"$FAR_ADDRESS:4432\""
 # counted FIELD: accepted, rejected or attached_queues of the disk.
 counted() {
     "$SPINDLE" ctl --socket "$WORK/control" bdev_get_iostat | tr -d ' \n' |
@@ -65,6 +66,18 @@ wait "$fio"
 within 90 has_queues 1
 more_accepted 500
 named_fio after second --size=8M --iodepth=32 --verify_only
+disconnect
+stop_target
+
+# With NVMe over TCP to the far target, and the references of the pages asked for at the start.
+sed -i -e "s/^address = \"$FAR_ADDRESS:$FAR_PORT\"/address = \"$FAR_ADDRESS:4432\"/" -e '0,/^transport = "rdma"/s//transport = "tcp"/' \
+    -e 's/^optimistic = true/&\noptimistic_eager = true/' "$CONFIG"
+start_target
+connect_block
+within 60 has_queues 1
+more_accepted 500
+run_fio several --rw=randread --bs=32k --iodepth=4 --size=4M --time_based --runtime=5
+named_fio over-tcp second --size=8M --iodepth=32 --verify_only
 disconnect
 stop_target
 far_stop

@@ -394,6 +394,7 @@ fn settings_of_optimistic_reads_are_for_remote_disks_that_have_them() {
     let no_effect = "has no effect without optimistic = true; set that, or leave it out";
     for (lines, expected) in [
         ("optimistic_pages = 4096\n", format!("6: disk[0].optimistic_pages = 4096: {no_effect}")),
+        ("optimistic_eager = true\n", format!("6: disk[0].optimistic_eager = true: {no_effect}")),
         (
             "optimistic_pages = 1\noptimistic = true\n",
             "6: disk[0].optimistic_pages = 1: must be a whole number from 1024 to 268435456".to_owned(),

@@ -216,15 +216,20 @@ fn remote_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
 fn optimistic(node: &Node, errors: &Errors) -> Option<OptimisticOptions> {
     let pages = node.get::<u64>("optimistic_pages");
     let directory_pages = usize::try_from(pages).unwrap_or(usize::MAX);
-    let options = OptimisticOptions { directory_pages, ..OptimisticOptions::default() };
+    let options = OptimisticOptions { directory_pages, is_eager: node.get::<bool>("optimistic_eager") };
     if node.get::<bool>("optimistic") {
         return Some(options);
     }
     // The default may be written out, as in conf/spindle.toml.
-    if options != OptimisticOptions::default()
-        && let Some(location) = node.location_of("optimistic_pages")
-    {
-        location.refuse(errors, "has no effect without optimistic = true; set that, or leave it out");
+    let default = OptimisticOptions::default();
+    let is_set = [
+        ("optimistic_pages", options.directory_pages != default.directory_pages),
+        ("optimistic_eager", options.is_eager != default.is_eager),
+    ];
+    for (key, _) in is_set.into_iter().filter(|(_, is_set)| *is_set) {
+        if let Some(location) = node.location_of(key) {
+            location.refuse(errors, "has no effect without optimistic = true; set that, or leave it out");
+        }
     }
     None
 }
