@@ -336,7 +336,7 @@ static DISK: &[Key] = &[
          Each core makes a second connection for it. Where that fails, reads go on as they are, and it is \
          tried again.",
     ),
-    key("optimistic_pages", Kind::Integer { min: 1024, max: 268_435_456 }, "262144").about(
+    key("optimistic_pages", Kind::Integer { min: 1024, max: 16_777_216 }, "262144").about(
         "remote, with optimistic: most pages of 4 KiB of the far cache that each core knows, 24 bytes each. \
          The default is 1 GiB of the cache.",
     ),

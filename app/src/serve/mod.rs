@@ -235,7 +235,7 @@ fn apply_change(
         let Some(next) = next else { return Ok(result) };
         let (generation, listeners) = (next.generation, reconfigurator.take_listeners());
         running.change_to(reconfigurator.plan(), (next, listeners));
-        if running.wait_until_advertised(generation, is_ending) && running.end_optimistic() {
+        if running.wait_until_advertised(generation, is_ending) && running.check_optimistic(None) {
             return Ok(result);
         }
         let what = "the change is kept, and not in force on all cores yet (memory may be being registered)";
@@ -300,10 +300,8 @@ impl Running {
         self.view.change_to(plan, &next.0);
         // Before a core learns of another disk under a NSID: then a host writes to that, and another one
         // would still read the former disk's frames.
-        if !self.end_optimistic() {
-            tracing::warn!(
-                "optimistic connections may outlast the former configuration: memory is registered"
-            );
+        if !self.check_optimistic(Some(optimistic::addresses(plan))) {
+            tracing::warn!("optimistic connections may outlast the former configuration: no answer in 10 s");
         }
         let next = match &self.registrar {
             Some(registrar) => registrar.send(next),
@@ -343,8 +341,8 @@ impl Running {
     }
 
     /// Ends the optimistic connections that the current configuration does not allow. False: not within 10 s.
-    fn end_optimistic(&self) -> bool {
-        self.optimistic.as_ref().is_none_or(Service::check)
+    fn check_optimistic(&self, listeners: Option<Vec<SocketAddr>>) -> bool {
+        self.optimistic.as_ref().is_none_or(|service| service.check(listeners))
     }
 
     fn shut_down(mut self, deadline: Duration) -> Result<(), ServeError> {

@@ -92,7 +92,7 @@ pub fn start(
 }
 
 /// Returns the addresses of the RDMA listeners with the port of the service; empty without such a port.
-fn addresses(plan: &Plan) -> Vec<SocketAddr> {
+pub fn addresses(plan: &Plan) -> Vec<SocketAddr> {
     let mut addresses = Vec::new();
     for listener in plan.listeners.iter().filter(|it| it.transport == TransportKind::Rdma) {
         let address = SocketAddr::new(listener.address.ip(), plan.optimistic_port);

@@ -17,8 +17,11 @@ struct FakeReader {
     is_torn: bool,
 }
 
+/// A page has the same data after so many generations.
+const SAME_DATA: u32 = 16;
+
 fn bytes_of(frame: u32, generation: u32) -> Vec<u8> {
-    vec![u8::try_from(frame * 16 + generation % 16).expect("small"); PAGE_BYTES]
+    vec![u8::try_from(frame * 16 + generation % SAME_DATA).expect("small"); PAGE_BYTES]
 }
 
 impl PageReader for FakeReader {
@@ -160,6 +163,14 @@ fn torn_data_under_a_valid_seal_is_rejected() {
 }
 
 #[test]
+fn the_same_data_under_another_seal_is_rejected() {
+    let mut world = World::new();
+    world.read(1, 5);
+    world.optimistic.reader.generations[1] += SAME_DATA;
+    assert_eq!(world.try_read(1), Some(false));
+}
+
+#[test]
 fn references_of_another_cache_and_even_generations_are_not_learned() {
     let mut world = World::new();
     world.read(1, 6);
@@ -195,6 +206,10 @@ fn a_read_of_several_pages_is_accepted_only_if_each_page_is_as_expected() {
     world.read(2, 5);
     world.optimistic.reader.generations[2] += 2;
     assert_eq!(world.try_read_pages(1, 2), Some(false), "the second page has changed");
+    world.read(1, 5);
+    world.read(2, 5);
+    world.optimistic.reader.generations[2] += SAME_DATA;
+    assert_eq!(world.try_read_pages(1, 2), Some(false), "the second page has another seal");
     assert_eq!(world.optimistic.in_flight(), 0);
 }
 

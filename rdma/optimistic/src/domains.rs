@@ -1,5 +1,6 @@
 //! [`Domains`]: the protection domains of caches, and the registrations in them.
 
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use nvme_spec::optimistic::{OPTIMISTIC_PAGE_SHIFT, OPTIMISTIC_VERSION, Optimisti
 use nvme_spec::zerocopy::little_endian::{U16, U32, U64};
 use spindle_rdma_verbs::{Access, CompletionQueue, Device, Domain, MemoryRegion, VerbsError};
 use spindle_reactor::mem::{Area, SealedFrames};
+use spindle_reactor::net::Waker;
 
 /// Time that a domain is kept without a connection: a registration takes seconds for a large cache.
 const IDLE_MAX: Duration = Duration::from_secs(60);
@@ -69,6 +71,13 @@ impl CacheDomain {
     }
 }
 
+/// A registration on a thread of its own, which takes seconds for a large cache.
+struct Registration {
+    device: Arc<Device>,
+    frames: Arc<dyn SealedFrames>,
+    done: Receiver<Result<CacheDomain, VerbsError>>,
+}
+
 /// A registration that failed, not tried again for [`RETRY_AFTER`]: each attempt pins memory for seconds.
 struct Failed {
     device: Arc<Device>,
@@ -78,16 +87,20 @@ struct Failed {
 }
 
 /// The domains in use, one for each cache and device.
-#[derive(Default)]
 pub(crate) struct Domains {
     domains: Vec<CacheDomain>,
-    /// The last one.
-    failed: Option<Failed>,
+    registrations: Vec<Registration>,
+    failed: Vec<Failed>,
+    /// Wakes the service's thread at the end of a registration.
+    waker: Waker,
 }
 
 impl Domains {
-    /// The domain of `frames` on `device`, made if there is none. Registering takes seconds for a large
-    /// cache.
+    pub(crate) fn new(waker: Waker) -> Domains {
+        Domains { domains: Vec::new(), registrations: Vec::new(), failed: Vec::new(), waker }
+    }
+
+    /// The domain of `frames` on `device`; `None`: it is being registered, see [`Domains::take_registered`].
     ///
     /// # Errors
     /// The device refuses, or the limit of locked memory is exceeded. EINVAL: the cache has no seals.
@@ -95,48 +108,82 @@ impl Domains {
         &mut self,
         device: &Arc<Device>,
         frames: &Arc<dyn SealedFrames>,
-    ) -> Result<&mut CacheDomain, VerbsError> {
-        let at = match self.domains.iter().position(|it| it.is_of(device, frames)) {
-            Some(at) => at,
-            None => {
-                let made = self.register(device, frames)?;
-                self.domains.push(made);
-                self.domains.len() - 1
-            }
+    ) -> Result<Option<&CacheDomain>, VerbsError> {
+        if let Some(at) = self.domains.iter().position(|it| it.is_of(device, frames)) {
+            return Ok(Some(&self.domains[at]));
+        }
+        let is_of = |of: &Arc<Device>, these: &Arc<dyn SealedFrames>| {
+            Arc::ptr_eq(of, device) && Arc::ptr_eq(these, frames)
         };
-        Ok(&mut self.domains[at])
+        if self.registrations.iter().any(|it| is_of(&it.device, &it.frames)) {
+            return Ok(None);
+        }
+        self.failed.retain(|it| it.at.elapsed() < RETRY_AFTER);
+        let is_it = |it: &&Failed| it.frames.upgrade().is_some_and(|these| is_of(&it.device, &these));
+        if let Some(failed) = self.failed.iter().find(is_it) {
+            return Err(failed.error);
+        }
+        let registration = self.register(device, frames)?;
+        self.registrations.push(registration);
+        Ok(None)
     }
 
     fn register(
-        &mut self,
+        &self,
         device: &Arc<Device>,
         frames: &Arc<dyn SealedFrames>,
-    ) -> Result<CacheDomain, VerbsError> {
-        let is_it = |it: &Failed| {
-            Arc::ptr_eq(&it.device, device)
-                && it.frames.upgrade().is_some_and(|of| Arc::ptr_eq(&of, frames))
-                && it.at.elapsed() < RETRY_AFTER
-        };
-        if let Some(failed) = self.failed.as_ref().filter(|it| is_it(it)) {
-            return Err(failed.error);
-        }
+    ) -> Result<Registration, VerbsError> {
         let missing = VerbsError { verb: "ibv_reg_mr", errno: INVALID };
         let seals = frames.seals_area().ok_or(missing)?;
-        CacheDomain::new(device, frames, seals).inspect_err(|error| {
-            let (device, frames) = (Arc::clone(device), Arc::downgrade(frames));
-            self.failed = Some(Failed { device, frames, at: Instant::now(), error: *error });
-        })
+        let (send, done) = channel();
+        let of_thread = (Arc::clone(device), Arc::clone(frames), self.waker.clone());
+        let work = move || {
+            let (device, frames, waker) = of_thread;
+            // Fails if the device has been lost meanwhile.
+            let _ = send.send(CacheDomain::new(&device, &frames, seals));
+            waker.wake();
+        };
+        std::thread::Builder::new().name("register".to_owned()).spawn(work).map_err(|error| VerbsError {
+            verb: "pthread_create",
+            errno: error.raw_os_error().unwrap_or(INVALID),
+        })?;
+        Ok(Registration { device: Arc::clone(device), frames: Arc::clone(frames), done })
+    }
+
+    /// Takes the registrations that have ended. False: there is none.
+    pub(crate) fn take_registered(&mut self) -> bool {
+        let before = self.registrations.len();
+        let (domains, failed) = (&mut self.domains, &mut self.failed);
+        self.registrations.retain(|it| {
+            let result = match it.done.try_recv() {
+                Ok(result) => result,
+                Err(TryRecvError::Empty) => return true,
+                // The thread has panicked.
+                Err(TryRecvError::Disconnected) => Err(VerbsError { verb: "ibv_reg_mr", errno: INVALID }),
+            };
+            match result {
+                Ok(domain) => domains.push(domain),
+                Err(error) => {
+                    let (device, frames) = (Arc::clone(&it.device), Arc::downgrade(&it.frames));
+                    failed.push(Failed { device, frames, at: Instant::now(), error });
+                }
+            }
+            false
+        });
+        self.registrations.len() < before
     }
 
     /// Devices of the domains.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &Arc<Device>> {
-        self.domains.iter().map(CacheDomain::device)
+        let registering = self.registrations.iter().map(|it| &it.device);
+        self.domains.iter().map(CacheDomain::device).chain(registering)
     }
 
     /// Drops the domains of a device.
     pub(crate) fn drop_device(&mut self, is_it: impl Fn(&Device) -> bool) {
-        self.failed = None; // it has a device too
         self.domains.retain(|it| !is_it(it.device()));
+        self.registrations.retain(|it| !is_it(&it.device));
+        self.failed.retain(|it| !is_it(&it.device));
     }
 
     /// Drops the domains that `is_used` has not found in use for [`IDLE_MAX`]; those of caches that were

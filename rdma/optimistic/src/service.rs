@@ -17,7 +17,7 @@ use spindle_rdma_verbs::{
 use spindle_reactor::mem::SealedFrames;
 use spindle_reactor::net::Waker;
 
-use crate::domains::Domains;
+use crate::domains::{CacheDomain, Domains};
 use crate::grants::{Grant, Grants, Owner};
 
 /// Most optimistic queue pairs of the process.
@@ -59,12 +59,18 @@ pub enum StartError {
     Io(#[from] io::Error),
 }
 
+/// See [`Service::check`].
+struct Order {
+    addresses: Option<Vec<SocketAddr>>,
+    done: Sender<()>,
+}
+
 /// Handle on the service's thread; dropped, it ends the thread and all optimistic connections.
 pub struct Service<O> {
     /// Tokens, issued by the cores.
     pub grants: Arc<Grants<O>>,
     port: u16,
-    checks: Sender<Sender<()>>,
+    orders: Sender<Order>,
     waker: Waker,
 }
 
@@ -76,22 +82,23 @@ impl<O: Owner> Service<O> {
     /// The machine has no RDMA, or the thread cannot be started.
     pub fn start(addresses: Vec<SocketAddr>, hooks: Hooks<O>) -> Result<Service<O>, StartError> {
         let port = addresses.first().map_or(0, SocketAddr::port);
-        let (checks, receive) = channel();
+        let (orders, receive) = channel();
         let (waker, grants) = (Waker::new()?, Arc::new(Grants::default()));
         let mut work = ServiceThread {
             connections: HashMap::new(),
-            domains: Domains::default(),
+            waiting: Vec::new(),
+            domains: Domains::new(waker.clone()),
             listeners: addresses.into_iter().map(|address| (address, None)).collect(),
             is_told: false,
             channel: CmChannel::new()?,
             hooks,
             grants: Arc::clone(&grants),
-            checks: receive,
+            orders: receive,
             waker: waker.clone(),
             refusals: Refusals::default(),
         };
         std::thread::Builder::new().name("optimistic".to_owned()).spawn(move || work.run())?;
-        Ok(Service { grants, port, checks, waker })
+        Ok(Service { grants, port, orders, waker })
     }
 
     /// Port of the listeners.
@@ -100,12 +107,13 @@ impl<O: Owner> Service<O> {
         self.port
     }
 
-    /// Ends the connections whose grant is not valid any more, and waits for that, at most 10 s. False: the
-    /// wait has timed out (the thread registers memory), or the thread has ended.
+    /// Ends the connections whose grant is not valid any more, and listens on `addresses`, if any are passed,
+    /// and on no others. Waits for that, at most 10 s. False: the wait has timed out, or the thread has
+    /// ended.
     #[must_use]
-    pub fn check(&self) -> bool {
+    pub fn check(&self, addresses: Option<Vec<SocketAddr>>) -> bool {
         let (done, is_done) = channel();
-        let is_sent = self.checks.send(done).is_ok();
+        let is_sent = self.orders.send(Order { addresses, done }).is_ok();
         self.waker.wake();
         is_sent && is_done.recv_timeout(CHECK_MAX).is_ok()
     }
@@ -113,9 +121,9 @@ impl<O: Owner> Service<O> {
 
 impl<O> Drop for Service<O> {
     fn drop(&mut self) {
-        // The thread ends when it finds the channel of checks closed.
+        // The thread ends when it finds the channel closed.
         let (closed, _) = channel();
-        drop(std::mem::replace(&mut self.checks, closed));
+        drop(std::mem::replace(&mut self.orders, closed));
         self.waker.wake();
     }
 }
@@ -138,8 +146,18 @@ impl<O> Connection<O> {
     }
 }
 
+/// A request to connect whose token was accepted, while its cache is being registered.
+struct Request<O> {
+    id: CmId,
+    grant: Grant<O>,
+    device: Arc<Device>,
+    /// READs that the client asks for.
+    reads: u8,
+}
+
 struct ServiceThread<O> {
     connections: HashMap<CmToken, Connection<O>>,
+    waiting: Vec<Request<O>>,
     domains: Domains,
     /// Addresses, and their identifiers while they listen.
     listeners: Vec<(SocketAddr, Option<CmId>)>,
@@ -148,7 +166,7 @@ struct ServiceThread<O> {
     channel: CmChannel,
     hooks: Hooks<O>,
     grants: Arc<Grants<O>>,
-    checks: Receiver<Sender<()>>,
+    orders: Receiver<Order>,
     waker: Waker,
     refusals: Refusals,
 }
@@ -168,24 +186,28 @@ impl<O: Owner> ServiceThread<O> {
                 });
                 self.refusals.log();
             }
-            let mut waiting = Vec::new();
+            let mut done = Vec::new();
             loop {
-                match self.checks.try_recv() {
-                    Ok(check) => waiting.push(check),
+                match self.orders.try_recv() {
+                    Ok(order) => {
+                        order.addresses.into_iter().for_each(|addresses| self.change_listeners(addresses));
+                        done.push(order.done);
+                    }
                     Err(std::sync::mpsc::TryRecvError::Empty) => break,
                     Err(std::sync::mpsc::TryRecvError::Disconnected) => return self.end_all(),
                 }
             }
-            if now >= next_check || !waiting.is_empty() {
+            if now >= next_check || !done.is_empty() {
                 next_check = now + CHECK_PERIOD;
                 self.check_devices();
                 self.check_grants();
                 // Fails if the caller has stopped waiting.
-                for check in &waiting {
-                    let _ = check.send(());
-                }
+                done.iter().for_each(|done| _ = done.send(()));
             }
-            // One event, so that peers cannot delay the checks: a request may register a cache.
+            if self.domains.take_registered() {
+                std::mem::take(&mut self.waiting).into_iter().for_each(|request| self.accept(request));
+            }
+            // One event, so that peers cannot delay the checks.
             let event = self.channel.next_event().ok().flatten();
             let has_come = event.is_some();
             event.into_iter().for_each(|event| self.on_event(event));
@@ -204,6 +226,14 @@ impl<O: Owner> ServiceThread<O> {
         // A signal ends the wait early, which is harmless.
         let _ = poll(&mut sources, timeout.as_ref());
         self.waker.drain();
+    }
+
+    fn change_listeners(&mut self, addresses: Vec<SocketAddr>) {
+        self.listeners.retain(|(address, _)| addresses.contains(address));
+        let known: Vec<_> = self.listeners.iter().map(|(address, _)| *address).collect();
+        let added = addresses.into_iter().filter(|address| !known.contains(address));
+        self.listeners.extend(added.map(|address| (address, None)));
+        self.listen();
     }
 
     /// Listens on the addresses that are not listened on.
@@ -234,11 +264,14 @@ impl<O: Owner> ServiceThread<O> {
             CmEventKind::ConnectRequest => self.on_request(event),
             CmEventKind::DeviceRemoval => {
                 // Connections have the device's name too, but only an identifier of it gets this event.
-                let of_connection = self.connections.get(&event.id).and_then(|it| it.id.device_name());
                 let is_it = |id: &Option<CmId>| id.as_ref().is_some_and(|id| id.token() == event.id);
                 let of_listener = self.listeners.iter().find(|(_, id)| is_it(id));
-                let of_listener = of_listener.and_then(|(_, id)| id.as_ref()?.device_name());
-                if let Some(name) = of_connection.or(of_listener) {
+                let id = self.connections.get(&event.id).map(|it| &it.id);
+                let id =
+                    id.or_else(|| self.waiting.iter().map(|it| &it.id).find(|id| id.token() == event.id));
+                if let Some(name) =
+                    id.or(of_listener.and_then(|(_, id)| id.as_ref())).and_then(CmId::device_name)
+                {
                     self.drop_device(|device| device.name() == name);
                 }
                 self.listeners.iter_mut().filter(|(_, id)| is_it(id)).for_each(|(_, id)| *id = None);
@@ -254,6 +287,7 @@ impl<O: Owner> ServiceThread<O> {
                 if let Some(connection) = self.connections.remove(&event.id) {
                     connection.end();
                 }
+                self.waiting.retain(|request| request.id.token() != event.id);
             }
             CmEventKind::Established
             | CmEventKind::AddressResolved
@@ -266,36 +300,15 @@ impl<O: Owner> ServiceThread<O> {
 
     fn on_request(&mut self, event: CmEvent) {
         let Some(id) = event.new_id else { return };
-        let peer = id.peer_address();
-        match self.accept(id, &event.private_data, event.responder_resources) {
-            Ok(()) => tracing::debug!(peer = peer.map(tracing::field::display), "an optimistic connection"),
-            Err(refusal) => self.refusals.add(peer, &refusal),
+        match self.check_request(&id, &event.private_data) {
+            Ok((grant, device)) => {
+                self.accept(Request { id, grant, device, reads: event.responder_resources });
+            }
+            Err(refusal) => self.refuse(&id, &refusal),
         }
     }
 
-    /// Accepts a connection, or rejects it with the returned status.
-    fn accept(&mut self, id: CmId, private_data: &[u8], reads: u8) -> Result<(), Refusal> {
-        let made = self.try_accept(&id, private_data, reads);
-        match made {
-            Ok((queue_pair, mut grant, domain)) => {
-                grant.owner.on_connected();
-                self.connections.insert(id.token(), Connection { queue_pair, id, grant, domain });
-                Ok(())
-            }
-            Err(refusal) => {
-                // Fails if the client has given up.
-                let _ = id.reject(OptimisticReject::new(refusal.status).as_bytes());
-                Err(refusal)
-            }
-        }
-    }
-
-    fn try_accept(
-        &mut self,
-        id: &CmId,
-        private_data: &[u8],
-        reads: u8,
-    ) -> Result<(QueuePair, Grant<O>, Arc<Domain>), Refusal> {
+    fn check_request(&self, id: &CmId, private_data: &[u8]) -> Result<(Grant<O>, Arc<Device>), Refusal> {
         let refuse = |status, why: &str| Refusal { status, why: why.to_owned() };
         let token = OptimisticRequest::parse(private_data)
             .map_err(|status| refuse(status, "its private data is not of this protocol and version"))?;
@@ -307,35 +320,43 @@ impl<O: Owner> ServiceThread<O> {
                 refuse(OptimisticStatus::INVALID_TOKEN, "its token is unknown, used or too old")
             })?;
         let controller = grant.owner.controller();
-        let own = self.connections.values().filter(|it| it.grant.owner.controller() == controller).count();
-        if self.connections.len() >= CONNECTIONS_MAX || own >= CONTROLLER_CONNECTIONS_MAX {
+        let grants =
+            self.connections.values().map(|it| &it.grant).chain(self.waiting.iter().map(|it| &it.grant));
+        let own = grants.filter(|grant| grant.owner.controller() == controller).count();
+        let all = self.connections.len() + self.waiting.len();
+        if all >= CONNECTIONS_MAX || own >= CONTROLLER_CONNECTIONS_MAX {
             let why = "there are 1024 optimistic connections, or 128 of its controller";
             return Err(refuse(OptimisticStatus::TOO_MANY, why));
         }
         let device = (self.hooks.device_of)(id)
             .ok_or_else(|| refuse(OptimisticStatus::NO_MEMORY, "its RDMA device is not in use"))?;
-        let verbs = |error: VerbsError| refuse(OptimisticStatus::NO_MEMORY, &error.to_string());
-        let cache = self.domains.get(&device, &grant.frames).map_err(verbs)?;
-        let config = QueuePairConfig {
-            cq: &cache.queue,
-            domain: Some(&cache.domain),
-            srq: None,
-            send_wr: 1,
-            recv_wr: 1,
-            send_sge: 1,
-            recv_sge: 1,
-            inline_bytes: 0,
-            posting: None,
+        Ok((grant, device))
+    }
+
+    /// Accepts or rejects a connection, or lets it wait for the registration of its cache.
+    fn accept(&mut self, request: Request<O>) {
+        let Request { id, mut grant, device, reads } = request;
+        let cache = match self.domains.get(&device, &grant.frames) {
+            Ok(Some(cache)) => cache,
+            Ok(None) => return self.waiting.push(Request { id, grant, device, reads }),
+            Err(error) => return self.refuse(&id, &error.into()),
         };
-        let queue_pair = id.create_queue_pair(&device, &config).map_err(verbs)?;
-        let private_data = cache.accept();
-        let parameters = ConnectParams {
-            private_data: private_data.as_bytes(),
-            responder_resources: reads.min(READS_MAX).min(device.limits().responder_resources).max(1),
-            initiator_depth: 0,
-        };
-        id.accept(&parameters).map_err(verbs)?;
-        Ok((queue_pair, grant, Arc::clone(&cache.domain)))
+        match connect(&id, &device, cache, reads) {
+            Ok(queue_pair) => {
+                let peer = id.peer_address().map(tracing::field::display);
+                tracing::debug!(peer, "an optimistic connection");
+                grant.owner.on_connected();
+                let domain = Arc::clone(&cache.domain);
+                self.connections.insert(id.token(), Connection { queue_pair, id, grant, domain });
+            }
+            Err(error) => self.refuse(&id, &error.into()),
+        }
+    }
+
+    fn refuse(&mut self, id: &CmId, refusal: &Refusal) {
+        // Fails if the client has given up.
+        let _ = id.reject(OptimisticReject::new(refusal.status).as_bytes());
+        self.refusals.add(id.peer_address(), refusal);
     }
 
     /// Ends the connections whose grant is not valid any more.
@@ -349,6 +370,11 @@ impl<O: Owner> ServiceThread<O> {
             );
             connection.end();
         }
+        let is_over = |it: &mut Request<O>| !is_valid(&it.grant.owner, &it.grant.frames);
+        for request in self.waiting.extract_if(.., is_over).collect::<Vec<_>>() {
+            let why = "its host may not have it any more, or its namespace or cache is gone".to_owned();
+            self.refuse(&request.id, &Refusal { status: OptimisticStatus::INVALID_TOKEN, why });
+        }
     }
 
     /// Drops devices that are lost. soft-RoCE sends no event before its users have gone.
@@ -361,6 +387,7 @@ impl<O: Owner> ServiceThread<O> {
 
     fn drop_device(&mut self, is_it: impl Fn(&Device) -> bool) {
         self.connections.retain(|_, connection| !is_it(connection.domain.device()));
+        self.waiting.retain(|request| !is_it(&request.device));
         self.domains.drop_device(is_it);
     }
 
@@ -369,10 +396,40 @@ impl<O: Owner> ServiceThread<O> {
     }
 }
 
+/// Makes the queue pair of a connection and accepts it.
+fn connect(id: &CmId, device: &Arc<Device>, cache: &CacheDomain, reads: u8) -> Result<QueuePair, VerbsError> {
+    let config = QueuePairConfig {
+        cq: &cache.queue,
+        domain: Some(&cache.domain),
+        srq: None,
+        send_wr: 1,
+        recv_wr: 1,
+        send_sge: 1,
+        recv_sge: 1,
+        inline_bytes: 0,
+        posting: None,
+    };
+    let queue_pair = id.create_queue_pair(device, &config)?;
+    let private_data = cache.accept();
+    let parameters = ConnectParams {
+        private_data: private_data.as_bytes(),
+        responder_resources: reads.min(READS_MAX).min(device.limits().responder_resources).max(1),
+        initiator_depth: 0,
+    };
+    id.accept(&parameters)?;
+    Ok(queue_pair)
+}
+
 /// Why a connection was refused.
 struct Refusal {
     status: OptimisticStatus,
     why: String,
+}
+
+impl From<VerbsError> for Refusal {
+    fn from(error: VerbsError) -> Refusal {
+        Refusal { status: OptimisticStatus::NO_MEMORY, why: error.to_string() }
+    }
 }
 
 /// Logs refused connections, at most one line per second.

@@ -87,6 +87,21 @@ grep -i 'operation denied' "$WORK/again.log" >/dev/null || fail "the host is not
 sed -i '/^optimistic_hosts/d' "$CONFIG"
 reload_target
 
+# A listener that is added live has a port for optimistic reads, until it is removed.
+second=10.9.1.77
+ip address add "$second/24" dev "$(ip -o address show to "$ADDRESS" | awk '{ print $2; exit }')"
+at_second() { "$SPINDLE" ctl --socket "$WORK/control" "$1" --nqn "$2" --listen_address.trtype rdma --listen_address.traddr "$second" --listen_address.trsvcid "$PORT"; }
+at_second nvmf_subsystem_add_listener "$NQN" || fail 'no listener is added'
+listening() { grep -F "listening for optimistic reads" "$target_log" | grep -F "$second:4430"; }
+within 30 listening
+rdma resource show cm_id | grep -F "$second:4430" || fail 'no identifier listens at the address'
+ADDRESS=$second optimistic second --rw randread --span 8MiB --seconds 2
+[ "$(counted second accepted)" -gt 100 ] || fail 'at an address that was added live nothing is read by RDMA'
+# The other subsystem has it too, as its configuration names no listeners.
+for subsystem in "$NQN" "$NQN-ram"; do at_second nvmf_subsystem_remove_listener "$subsystem" || fail 'the listener is not removed'; done
+without_port() { ! rdma resource show cm_id | grep -F "$second:4430"; }
+within 30 without_port
+
 # The cache goes under the reads: they go on as ordinary reads.
 optimistic gone --rw randrw --verify --span 8MiB --seconds 8 &
 bench=$!

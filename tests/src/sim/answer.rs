@@ -8,7 +8,7 @@ use spindle_reactor::mem::Buf;
 use super::carrier::Carrier;
 use super::history::{Fate, NEVER, Time, What};
 use super::host::{Asked, Issue, Queue, Want};
-use super::optimistic::Client;
+use super::optimistic::{Client, Denial};
 
 impl<W: Carrier> Queue<W> {
     /// The connection is gone, or may be: whether the command had an effect is not known.
@@ -88,7 +88,7 @@ impl<W: Carrier> Queue<W> {
                 self.end_pair(issue, index);
             }
             Want::Attach => {
-                assert!(is_ok || is_excused || is_change(status), "attach: {status}");
+                judge_attach(issue, status, begin, is_excused);
                 attach(issue, place, buf.filter(|_| is_ok).as_ref());
             }
             Want::References(pages) => {
@@ -180,6 +180,19 @@ impl Verdict {
             note_copies(issue, place, blocks, is_durable && self.is_ok, self.time, self.fate);
         }
     }
+}
+
+/// An Attach that was sent at `begin`: only a host that is revoked is denied, and it always is.
+fn judge_attach(issue: &mut Issue<'_>, status: Status, begin: Time, is_excused: bool) {
+    let Denial { since, until, .. } = issue.client.denial;
+    if status.code() == Status::OPERATION_DENIED {
+        assert!(begin < until, "attach: denied, but the host is allowed");
+        return issue.counts.hit("denied attaches");
+    }
+    let is_ok = status.is_success();
+    assert!(is_ok || is_excused || is_change(status), "attach: {status}");
+    let is_late = is_ok && since.is_some_and(|since| begin > since);
+    assert!(!is_late, "attach: granted to a host that was revoked before");
 }
 
 /// A host has attached to a namespace if there is `data`.

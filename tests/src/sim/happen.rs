@@ -6,8 +6,9 @@ use spindle_reactor::mem::Pages;
 use spindle_target::env::Message;
 
 use super::carrier::Carrier;
-use super::history::{Fate, What};
+use super::history::{Fate, NEVER, What};
 use super::host::{Queue, Stage};
+use super::optimistic::Denial;
 use super::swarm::Happening;
 use super::world::World;
 
@@ -29,6 +30,26 @@ impl<W: Carrier> World<W> {
             Happening::Silence => self.silence(),
             Happening::Recache => self.recache(),
         }
+        if self.revocations.permille(300) {
+            self.revoke();
+        }
+    }
+
+    /// A host may not read optimistically any more, or may again.
+    fn revoke(&mut self) {
+        let index = self.revocations.size(0, self.hosts.len() - 1);
+        let is_now = !self.hosts[index].client.denial.is_now;
+        self.hosts[index].client.denial = Denial { is_now, since: None, until: NEVER };
+        self.publish();
+        self.until_published();
+        let now = self.tick();
+        let denial = &mut self.hosts[index].client.denial;
+        if is_now {
+            denial.since = Some(now);
+        } else {
+            denial.until = now;
+        }
+        self.counts.hit(if is_now { "revoked hosts" } else { "allowed hosts" });
     }
 
     fn some_turns(&mut self, most: u64) {

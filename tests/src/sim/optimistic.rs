@@ -24,6 +24,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, SealedFrames};
 use spindle_target::shared::{ControllerShared, OptimisticService};
 
+use super::history::Time;
 use super::host::Issue;
 use super::rng::Rng;
 
@@ -186,6 +187,19 @@ pub struct Client {
     attached: Vec<Option<Attached>>,
     /// Attach is on its way.
     pub is_attaching: bool,
+    /// When the host may not read optimistically.
+    pub denial: Denial,
+}
+
+/// When a host may not read optimistically.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Denial {
+    /// The newest configuration does not allow the host.
+    pub is_now: bool,
+    /// All cores refuse an Attach that is sent after it.
+    pub since: Option<Time>,
+    /// A core may refuse an Attach that is sent before it.
+    pub until: Time,
 }
 
 impl Client {
@@ -193,7 +207,8 @@ impl Client {
     #[must_use]
     pub fn new(service: Arc<Service>, namespaces: usize, seed: u64) -> Client {
         let attached = (0..namespaces).map(|_| None).collect();
-        Client { service, rng: Rng::new(seed), attached, is_attaching: false }
+        let denial = Denial::default();
+        Client { service, rng: Rng::new(seed), attached, is_attaching: false, denial }
     }
 
     /// A namespace to which the host attaches now.
@@ -210,6 +225,10 @@ impl Client {
     pub fn attach(&mut self, place: usize, attachment: &Attachment) {
         let Some(frames) = self.service.redeem(&attachment.token) else { return };
         assert_eq!(attachment.port.get(), 4430);
+        // The service looks at the newest configuration, which the core had not seen.
+        if self.denial.is_now {
+            return;
+        }
         let rng = Rng::new(self.rng.below(u64::MAX));
         let line = Line { frames, rng, is_up: true, reads: Vec::new(), changed: 0 };
         let line = Rc::new(RefCell::new(line));
@@ -280,6 +299,7 @@ impl Client {
             let Some(attached) = entry else { continue };
             let source = issue.places[place].source.sealed_frames();
             let is_valid = issue.places[place].is_there
+                && !issue.client.denial.is_now
                 && source.is_some_and(|frames| Arc::ptr_eq(&frames, &attached.line.borrow().frames));
             // The service notices it within some turns.
             if !is_valid && issue.client.rng.permille(30) {

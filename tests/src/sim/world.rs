@@ -12,8 +12,8 @@ use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
-use spindle_target::snapshot::{ControllerLimits, Snapshot};
-use spindle_transport::{Connections, TransportKind};
+use spindle_target::snapshot::{AllowedHosts, ControllerLimits, Snapshot};
+use spindle_transport::Connections;
 
 use super::carrier::Carrier;
 use super::counts::Counts;
@@ -59,6 +59,8 @@ pub(super) struct SimHost<W> {
 pub struct World<W: Carrier> {
     pub(super) swarm: Swarm,
     pub(super) rng: Rng,
+    /// Which hosts are revoked, and when.
+    pub(super) revocations: Rng,
     pub(super) now: Nanos,
     pub(super) cores: Vec<TargetCore<W::Conn>>,
     /// Messages from core to core, in order.
@@ -93,29 +95,6 @@ fn nqn(text: &str) -> Nqn {
     Nqn::new(text).expect("a name")
 }
 
-fn snapshot(
-    swarm: &Swarm,
-    places: &[SimNamespace],
-    generation: u64,
-    disks: usize,
-    transport: TransportKind,
-) -> Arc<Snapshot> {
-    let base = SnapshotBuilder::new(SUBSYSTEM, &[]);
-    let transfer_bytes = swarm.transfer_bytes;
-    let of = |disk: usize| places.iter().find(|place| place.is_there && place.disk == disk);
-    SnapshotBuilder {
-        generation,
-        cores: swarm.cores,
-        disks: (0..disks).map(|disk| of(disk).map(|place| Arc::clone(&place.source))).collect(),
-        namespaces: places.iter().map(|place| place.is_there.then_some(place.disk)).collect(),
-        transport,
-        in_capsule_bytes: swarm.in_capsule_bytes,
-        limits: ControllerLimits { queue_entries: 64, transfer_bytes, bulk_unit: 8192, ..base.limits },
-        ..base
-    }
-    .build()
-}
-
 fn zone(buffer_bytes: u32, count: u32) -> ZoneSpec {
     ZoneSpec { buffer_bytes, count }
 }
@@ -132,6 +111,7 @@ impl<W: Carrier> World<W> {
         let pool = Pool::new(&zones, Pages::Base).expect("a pool");
         let mut world = World {
             rng: Rng::new(swarm.seed ^ 0xabcd),
+            revocations: Rng::new(swarm.seed ^ 0x7e70),
             now: Nanos::ZERO,
             mail: Vec::new(),
             cores: Vec::new(),
@@ -185,7 +165,7 @@ impl<W: Carrier> World<W> {
         self.hosts.iter_mut().for_each(|host| host.client.set_service(&service));
         self.is_draining = false;
         let swarm = &self.swarm;
-        let snapshot = snapshot(swarm, &self.places, self.generation, self.disks, W::KIND);
+        let snapshot = self.snapshot();
         self.mail = (0..swarm.cores * swarm.cores).map(|_| VecDeque::new()).collect();
         let make = |core| {
             let mut zones = vec![zone(4096, swarm.buffers), zone(1 << 17, swarm.buffers)];
@@ -210,6 +190,33 @@ impl<W: Carrier> World<W> {
         self.home = self.free_bytes();
     }
 
+    /// The configuration as it is now.
+    fn snapshot(&self) -> Arc<Snapshot> {
+        let (swarm, places) = (&self.swarm, &self.places);
+        let base = SnapshotBuilder::new(SUBSYSTEM, &[]);
+        let transfer_bytes = swarm.transfer_bytes;
+        let of = |disk: usize| places.iter().find(|place| place.is_there && place.disk == disk);
+        let is_revoked = |host: &&SimHost<W>| host.client.denial.is_now;
+        let optimistic_hosts = if self.hosts.iter().any(|host| is_revoked(&host)) {
+            let allowed = self.hosts.iter().filter(|host| !is_revoked(host));
+            AllowedHosts::Only(allowed.map(|host| host.nqn).collect())
+        } else {
+            AllowedHosts::Any
+        };
+        SnapshotBuilder {
+            generation: self.generation,
+            cores: swarm.cores,
+            disks: (0..self.disks).map(|disk| of(disk).map(|place| Arc::clone(&place.source))).collect(),
+            namespaces: places.iter().map(|place| place.is_there.then_some(place.disk)).collect(),
+            transport: W::KIND,
+            in_capsule_bytes: swarm.in_capsule_bytes,
+            limits: ControllerLimits { queue_entries: 64, transfer_bytes, bulk_unit: 8192, ..base.limits },
+            optimistic_hosts,
+            ..base
+        }
+        .build()
+    }
+
     fn free_bytes(&self) -> Vec<(u64, u64)> {
         self.cores.iter().map(|core| (core.pools().0.free_bytes(), core.pools().1.free_bytes())).collect()
     }
@@ -217,7 +224,7 @@ impl<W: Carrier> World<W> {
     /// A configuration with the namespaces as they are now, on its way to all cores.
     pub(super) fn publish(&mut self) {
         self.generation += 1;
-        let snapshot = snapshot(&self.swarm, &self.places, self.generation, self.disks, W::KIND);
+        let snapshot = self.snapshot();
         for core in 0..self.cores.len() {
             let own = core * self.cores.len() + core;
             self.mail[own].push_back(Message::Snapshot(Arc::clone(&snapshot)));

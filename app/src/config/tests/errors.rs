@@ -397,7 +397,7 @@ fn settings_of_optimistic_reads_are_for_remote_disks_that_have_them() {
         ("optimistic_eager = true\n", format!("6: disk[0].optimistic_eager = true: {no_effect}")),
         (
             "optimistic_pages = 1\noptimistic = true\n",
-            "6: disk[0].optimistic_pages = 1: must be a whole number from 1024 to 268435456".to_owned(),
+            "6: disk[0].optimistic_pages = 1: must be a whole number from 1024 to 16777216".to_owned(),
         ),
     ] {
         check(&disk(&[remote, lines].concat()), &[expected.as_str()]);
