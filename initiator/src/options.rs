@@ -103,6 +103,10 @@ pub struct Options {
     /// Time without a completion, while commands are outstanding, after which a connection is given up;
     /// `None`: never. Default 30 s, as Linux.
     pub command_timeout: Option<Duration>,
+    /// Longest time without a completion while optimistic READs are in flight. Then the optimistic connection
+    /// ends, and the reads are repeated as ordinary ones. Default 2 s: soft-RoCE repeats a READ
+    /// for ever.
+    pub optimistic_silence: Duration,
     /// Bytes of the receive batch, at least 4 KiB. Default 256 KiB: a smaller batch costs more system calls,
     /// a larger batch exceeds the core's cache.
     pub batch_bytes: usize,
@@ -123,6 +127,7 @@ impl Default for Options {
             connect_timeout: Duration::from_secs(10),
             connect_answer_timeout: Duration::from_secs(10),
             command_timeout: Some(Duration::from_secs(30)),
+            optimistic_silence: Duration::from_secs(2),
             batch_bytes: 256 << 10,
             registration: RegistrationLimits::default(),
         }

@@ -297,11 +297,13 @@ impl Running {
     /// Updates the view. Sends the snapshot to all cores, and its new listeners to core [`ACCEPTOR`], through
     /// the registrar.
     fn change_to(&self, plan: &Plan, next: NextSnapshot) {
+        let former = self.view.look().snapshot;
         self.view.change_to(plan, &next.0);
         // Before a core learns of another disk under a NSID: then a host writes to that, and another one
         // would still read the former disk's frames.
         if !self.check_optimistic(Some(optimistic::addresses(plan))) {
             tracing::warn!("optimistic connections may outlast the former configuration: no answer in 10 s");
+            former.iter().for_each(|former| optimistic::close_replaced(former, &next.0));
         }
         let next = match &self.registrar {
             Some(registrar) => registrar.send(next),

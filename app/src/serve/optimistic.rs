@@ -9,6 +9,7 @@ use spindle_optimistic::{Grants, Hooks, Service, TOKEN_TTL};
 use spindle_rdma::shell::KnownDevices;
 use spindle_reactor::mem::SealedFrames;
 use spindle_target::shared::{ControllerShared, OptimisticService};
+use spindle_target::snapshot::Snapshot;
 use spindle_transport::TransportKind;
 
 use super::ServeError;
@@ -103,6 +104,22 @@ pub fn addresses(plan: &Plan) -> Vec<SocketAddr> {
     addresses
 }
 
+/// Breaks the seals of each disk of `former` under whose NSID `next` has another disk or none. A client whose
+/// connection was not ended accepts nothing that it reads from now on. Such a disk has no seals until the
+/// next start.
+pub fn close_replaced(former: &Snapshot, next: &Snapshot) {
+    for subsystem in &former.subsystems {
+        let after = next.subsystem(&subsystem.nqn);
+        for namespace in subsystem.active() {
+            let Some(frames) = namespace.source.sealed_frames() else { continue };
+            let now = after.and_then(|after| after.namespace(namespace.nsid)?.source.sealed_frames());
+            if !now.is_some_and(|now| Arc::ptr_eq(&now, &frames)) {
+                frames.close();
+            }
+        }
+    }
+}
+
 /// Returns true while the controller is enabled, its host is allowed, and its namespace has this cache.
 fn is_valid(view: &View, owner: &Owner, frames: &Arc<dyn SealedFrames>) -> bool {
     let Owner { controller, resets, nsid, .. } = owner;
@@ -115,4 +132,36 @@ fn is_valid(view: &View, owner: &Owner, frames: &Arc<dyn SealedFrames>) -> bool 
         .is_some_and(|now| Arc::ptr_eq(&now, frames));
     let is_same = controller.is_ready() && controller.resets() == *resets;
     has_cache && is_same && subsystem.allows_optimistic(&controller.host_nqn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, LocalDrives};
+
+    /// Disks `a`, `b` and `c`, the first ones under NSID 1 and 2.
+    fn snapshot(previous: Option<&Snapshot>, disks: &[&str]) -> Arc<Snapshot> {
+        let disk = |name| format!("[[disk]]\nname = \"{name}\"\nkind = \"ram\"\nsize = \"1MiB\"\n");
+        let namespace = |(nsid, name)| format!("[[subsystem.namespace]]\nnsid = {nsid}\ndisk = \"{name}\"\n");
+        let config = Config::of(&format!(
+            "[rdma]\noptimistic_port = 4430\n{}[[listener]]\naddress = \"127.0.0.1:4420\"\n\
+             transport = \"rdma\"\n[[subsystem]]\nnqn = \"nqn.2026-01.test:served\"\n\
+             allow_any_host = true\n{}",
+            ["a", "b", "c"].map(disk).concat(),
+            (1..).zip(disks).map(namespace).collect::<String>(),
+        ));
+        config.plan().snapshot(previous, &LocalDrives, &[]).expect("opened")
+    }
+
+    #[test]
+    fn seals_of_disks_that_leave_their_nsid_are_closed_and_others_stay() {
+        let former = snapshot(None, &["a", "b"]);
+        let frames = |disk: usize| former.disks[disk].as_ref()?.sealed_frames();
+        let is_open = |disk: usize| frames(disk).is_some_and(|frames| frames.is_open());
+        let next = snapshot(Some(&former), &["a", "c"]);
+        close_replaced(&former, &next);
+        assert_eq!([0, 1, 2].map(is_open), [true, false, true]);
+        close_replaced(&former, &snapshot(Some(&former), &["c"]));
+        assert_eq!([0, 1, 2].map(is_open), [false, false, true]);
+    }
 }

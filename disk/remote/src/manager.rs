@@ -126,6 +126,7 @@ fn token() -> u64 {
 /// after it has received that command. On success it therefore has the token of the new association. So the
 /// next association's End Former Associations ends the new association too.
 fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
+    let default = Options::default();
     let options = Options {
         io_queues: spec.cores,
         depth: spec.depth,
@@ -134,7 +135,9 @@ fn connect(spec: &RemoteSpec, token: u64) -> Result<Connected, Error> {
         connect_answer_timeout: ANSWER_TIMEOUT,
         // Cores check the deadline of each command themselves.
         command_timeout: None,
-        ..Options::default()
+        // Time is left for the ordinary read that follows.
+        optimistic_silence: default.optimistic_silence.min(spec.command_timeout / 4),
+        ..default
     };
     let mut controller = Controller::connect(&spec.target, &options)?;
     if controller.queues_granted() < spec.cores {

@@ -188,6 +188,7 @@ impl Attempt {
         self,
         accept: OptimisticAccept,
         registration: RegistrationLimits,
+        silence_max: Nanos,
     ) -> Result<RdmaReader, Error> {
         let Attempt { parts, id, channel, slots, .. } = self;
         // Not `None`: the connect request was sent.
@@ -196,7 +197,7 @@ impl Attempt {
         };
         let registrations = Registrations::of(&device, registration);
         let verbs = ReaderVerbs { queue_pair, queue, region, seals, id, channel };
-        Ok(RdmaReader::new(verbs, accept, registrations, slots, work_requests as usize))
+        Ok(RdmaReader::new(verbs, accept, registrations, slots, work_requests as usize, silence_max))
     }
 
     /// Sleeps until an event arrives, at most `timeout`; may return early.

@@ -32,6 +32,7 @@ pub struct OptimisticGrant {
     options: OptimisticOptions,
     connect_timeout: Duration,
     registration: RegistrationLimits,
+    silence_max: Nanos,
 }
 
 impl OptimisticGrant {
@@ -50,6 +51,7 @@ impl OptimisticGrant {
             options: optimistic.clone(),
             connect_timeout: options.connect_timeout,
             registration: options.registration,
+            silence_max: options.optimistic_silence.into(),
         }
     }
 }
@@ -102,8 +104,8 @@ impl OptimisticOpening {
         let Some((attempt, _)) = &mut self.attempt else { return Ok(false) };
         let Some(accept) = self.handshake.step(attempt, now)? else { return Ok(false) };
         let Some((attempt, grant)) = self.attempt.take() else { return Ok(false) };
-        let OptimisticGrant { namespace, directory, options, registration, .. } = grant;
-        let reader: RdmaReader = attempt.into_reader(accept, registration)?;
+        let OptimisticGrant { namespace, directory, options, registration, silence_max, .. } = grant;
+        let reader: RdmaReader = attempt.into_reader(accept, registration, silence_max)?;
         let references = References::new(namespace, &options)?;
         let optimistic = Optimistic::with_directory(reader, namespace.nsid, queue.depth(), directory);
         queue.qpair.set_optimistic(optimistic, references, now);

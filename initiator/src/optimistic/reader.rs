@@ -29,8 +29,6 @@ pub(super) fn work_requests(slots: usize) -> usize {
     2 * slots + 2 * (READ_PAGES_MAX - 1) * slots.min(32)
 }
 
-/// Longest time without a completion while reads are in flight. soft-RoCE repeats a READ for ever.
-const SILENCE_MAX: Nanos = Nanos::from_secs(2);
 /// Period of polling the connection manager; each poll is a system call.
 const CM_POLL_PERIOD: Nanos = Nanos::from_ms(1);
 
@@ -82,6 +80,8 @@ pub(crate) struct RdmaReader {
     queued: Vec<usize>,
     /// Time of the last completion, or of the first poll with reads in flight; zero until that.
     active: Nanos,
+    /// See [`Options::optimistic_silence`](crate::Options::optimistic_silence).
+    silence_max: Nanos,
     next_cm_poll: Nanos,
 }
 
@@ -92,6 +92,7 @@ impl RdmaReader {
         registrations: Rc<Registrations>,
         slots: usize,
         work_requests: usize,
+        silence_max: Nanos,
     ) -> RdmaReader {
         RdmaReader {
             verbs: Some(verbs),
@@ -102,6 +103,7 @@ impl RdmaReader {
             free: work_requests,
             queued: Vec::with_capacity(slots),
             active: Nanos::ZERO,
+            silence_max,
             next_cm_poll: Nanos::ZERO,
         }
     }
@@ -245,7 +247,7 @@ impl PageReader for RdmaReader {
         if self.in_flight < before {
             self.active = now;
         }
-        if is_broken || self.in_flight > 0 && now >= self.active + SILENCE_MAX {
+        if is_broken || self.in_flight > 0 && now >= self.active + self.silence_max {
             self.end();
         }
         if self.verbs.is_none() && self.in_flight > 0 {

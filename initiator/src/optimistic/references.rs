@@ -18,8 +18,8 @@ const BYTES_MAX: u32 = REFERENCE_PAGES_MAX * PAGE_ENTRY_BYTES;
 /// Asks for references of pages that were read, and, if eager, of all pages once.
 pub(crate) struct References {
     namespace: Namespace,
-    /// The outstanding command, and its pages.
-    request: Option<(Slot, PageRange)>,
+    /// The outstanding command, and its pages; without pages, it was sent for the former connection.
+    request: Option<(Slot, Option<PageRange>)>,
     /// Pages of the eager walk that were not asked for yet.
     walk: std::ops::Range<u64>,
     /// Commands that may fail still in a row. Without one no further command is sent: the target has another
@@ -51,9 +51,9 @@ impl References {
         Ok(References { namespace, request: None, walk, failures_left: FAILURES_MAX, pool })
     }
 
-    /// Begins anew for another connection. The outstanding command stays: its pages are of no use.
+    /// Begins anew for another connection. The outstanding command stays: its answer is of no use.
     pub(crate) fn replace(&mut self, mut other: References) {
-        other.request = self.request.take();
+        other.request = self.request.take().map(|(slot, _)| (slot, None));
         *self = other;
     }
 
@@ -94,13 +94,13 @@ impl References {
             return None;
         }
         let buf = self.pool.take(u32::try_from(pages.count).ok()? * PAGE_ENTRY_BYTES)?;
-        self.request = Some((slot, pages));
+        self.request = Some((slot, Some(pages)));
         Some((Sqe::get_references(0, self.namespace.nsid, lba, blocks), buf))
     }
 
     /// The command was not sent.
     pub(crate) fn on_refused(&mut self) {
-        if let Some((_, pages)) = self.request.take()
+        if let Some((_, Some(pages))) = self.request.take()
             && pages.first + pages.count as u64 == self.walk.start
         {
             self.walk.start = pages.first;
@@ -118,6 +118,7 @@ impl References {
         optimistic: &mut Optimistic<R>,
     ) -> bool {
         let Some((_, pages)) = self.request.take_if(|(own, _)| *own == slot) else { return false };
+        let Some(pages) = pages else { return true };
         if let (true, Some(data)) = (is_success, buf) {
             let mut entries = [PageEntry::default(); REFERENCE_PAGES_MAX as usize];
             let entries = &mut entries[..pages.count];

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 
+use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::mem::Pool;
 use spindle_reactor::mem::{Pages, ZoneSpec};
+use spindle_reactor::slab::Slab;
 
 use super::*;
 
@@ -247,6 +249,37 @@ fn several_pages_are_learned_by_get_references() {
     world.optimistic.poll(world.now, |_, _| ());
     read(&mut world, World::pages(1, 2));
     assert_eq!(world.optimistic.next_wanted(), Some(World::pages(1, 2)));
+}
+
+/// 1000 blocks of 4 KiB, of which the directory has 128.
+#[test]
+fn the_walk_of_a_new_connection_begins_at_the_first_page_whatever_the_former_one_has_asked() {
+    let mut world = World::new();
+    let options = OptimisticOptions { directory_pages: 128, is_eager: true };
+    let make = || References::new(crate::namespace::example(4096), &options).expect("memory");
+    let first_block = |sqe: Sqe| u64::from(sqe.cdw11()) << 32 | u64::from(sqe.cdw10());
+    let mut slots = Slab::with_capacity(4);
+    let (one, two) = (slots.insert(()).expect("free"), slots.insert(()).expect("free"));
+    let mut references = make();
+    let (sqe, buf) = references.begin(one, &mut world.optimistic).expect("the first pages");
+    assert_eq!(first_block(sqe), 0);
+    assert!(references.begin(two, &mut world.optimistic).is_none(), "one is outstanding");
+    references.replace(make());
+    assert!(references.is_outstanding(), "that of the former connection");
+    let entries = [PageEntry::new(PageReference { frame: 1, generation: 1, epoch: 5 }, 0); 4];
+    let mut late = world.buf();
+    late.copy_in(0, entries.as_bytes());
+    assert!(!references.on_ended(two, true, Some(&late), &mut world.optimistic), "not its slot");
+    assert!(references.on_ended(one, true, Some(&late), &mut world.optimistic));
+    assert_eq!(world.optimistic.counts().learned, 0, "references of the former connection");
+    drop(buf);
+    for first in [0, 64] {
+        let (sqe, _) = references.begin(one, &mut world.optimistic).expect("the next pages");
+        assert_eq!(first_block(sqe), first);
+        assert!(references.on_ended(one, true, Some(&late), &mut world.optimistic));
+    }
+    assert_eq!(world.optimistic.counts().learned, 8);
+    assert!(references.begin(one, &mut world.optimistic).is_none(), "the directory has no more");
 }
 
 #[test]

@@ -38,7 +38,8 @@ wire! {
     pub struct Attachment[ATTACHMENT_BYTES] {
         /// VER: [`OPTIMISTIC_VERSION`].
         version @ 0: U16,
-        /// PORT: port of the RDMA listener for optimistic reads, on the addresses of the subsystem.
+        /// PORT: port of the RDMA listener for optimistic reads, on the IP addresses of the RDMA
+        /// listeners.
         port @ 2: U16,
         /// TTL: milliseconds in which the token must be used.
         ttl_ms @ 4: U32,
@@ -106,7 +107,7 @@ open_enum! {
         INVALID_FORMAT = 1,
         /// The token is unknown, was used, or is too old.
         INVALID_TOKEN = 2,
-        /// The namespace has no cache any more, or its cache cannot be registered with this RDMA device.
+        /// The target does not use this RDMA device, or cannot register the cache with it.
         NO_MEMORY = 3,
         /// There are too many connections.
         TOO_MANY = 4,
@@ -119,8 +120,12 @@ impl OptimisticStatus {
     pub fn reason(self) -> &'static str {
         match self {
             OptimisticStatus::INVALID_FORMAT => "the private data is of another version",
-            OptimisticStatus::INVALID_TOKEN => "the token is unknown, used or too old",
-            OptimisticStatus::NO_MEMORY => "the cache is gone, or is not registered with this RDMA device",
+            OptimisticStatus::INVALID_TOKEN => {
+                "the token is unknown, used or too old, or what it was granted for is gone"
+            }
+            OptimisticStatus::NO_MEMORY => {
+                "the target does not use this RDMA device, or cannot register the cache with it"
+            }
             OptimisticStatus::TOO_MANY => "there are too many connections",
             _ => "unknown reason",
         }

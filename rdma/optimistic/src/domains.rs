@@ -80,7 +80,8 @@ struct Registration {
 
 /// A registration that failed, not tried again for [`RETRY_AFTER`]: each attempt pins memory for seconds.
 struct Failed {
-    device: Arc<Device>,
+    /// Not strong: the removal of a device waits for its users.
+    device: Weak<Device>,
     frames: Weak<dyn SealedFrames>,
     at: Instant,
     error: VerbsError,
@@ -89,7 +90,8 @@ struct Failed {
 /// The domains in use, one for each cache and device.
 pub(crate) struct Domains {
     domains: Vec<CacheDomain>,
-    registrations: Vec<Registration>,
+    /// One at a time: a peer that connects to all caches at once pins one after the other.
+    registration: Option<Registration>,
     failed: Vec<Failed>,
     /// Wakes the service's thread at the end of a registration.
     waker: Waker,
@@ -97,10 +99,11 @@ pub(crate) struct Domains {
 
 impl Domains {
     pub(crate) fn new(waker: Waker) -> Domains {
-        Domains { domains: Vec::new(), registrations: Vec::new(), failed: Vec::new(), waker }
+        Domains { domains: Vec::new(), registration: None, failed: Vec::new(), waker }
     }
 
-    /// The domain of `frames` on `device`; `None`: it is being registered, see [`Domains::take_registered`].
+    /// The domain of `frames` on `device`; `None`: a registration has to end first, see
+    /// [`Domains::take_registered`].
     ///
     /// # Errors
     /// The device refuses, or the limit of locked memory is exceeded. EINVAL: the cache has no seals.
@@ -112,20 +115,29 @@ impl Domains {
         if let Some(at) = self.domains.iter().position(|it| it.is_of(device, frames)) {
             return Ok(Some(&self.domains[at]));
         }
-        let is_of = |of: &Arc<Device>, these: &Arc<dyn SealedFrames>| {
-            Arc::ptr_eq(of, device) && Arc::ptr_eq(these, frames)
-        };
-        if self.registrations.iter().any(|it| is_of(&it.device, &it.frames)) {
-            return Ok(None);
-        }
         self.failed.retain(|it| it.at.elapsed() < RETRY_AFTER);
-        let is_it = |it: &&Failed| it.frames.upgrade().is_some_and(|these| is_of(&it.device, &these));
+        let is_it = |it: &&Failed| {
+            it.device.upgrade().is_some_and(|of| Arc::ptr_eq(&of, device))
+                && it.frames.upgrade().is_some_and(|these| Arc::ptr_eq(&these, frames))
+        };
         if let Some(failed) = self.failed.iter().find(is_it) {
             return Err(failed.error);
         }
-        let registration = self.register(device, frames)?;
-        self.registrations.push(registration);
+        if self.registration.is_none() {
+            match self.register(device, frames) {
+                Ok(registration) => self.registration = Some(registration),
+                Err(error) => {
+                    self.note_failure(device, frames, error);
+                    return Err(error);
+                }
+            }
+        }
         Ok(None)
+    }
+
+    fn note_failure(&mut self, device: &Arc<Device>, frames: &Arc<dyn SealedFrames>, error: VerbsError) {
+        let (device, frames) = (Arc::downgrade(device), Arc::downgrade(frames));
+        self.failed.push(Failed { device, frames, at: Instant::now(), error });
     }
 
     fn register(
@@ -143,59 +155,63 @@ impl Domains {
             let _ = send.send(CacheDomain::new(&device, &frames, seals));
             waker.wake();
         };
-        std::thread::Builder::new().name("register".to_owned()).spawn(work).map_err(|error| VerbsError {
+        let spawned = std::thread::Builder::new().name("register".to_owned()).spawn(work);
+        spawned.map_err(|error| VerbsError {
             verb: "pthread_create",
             errno: error.raw_os_error().unwrap_or(INVALID),
         })?;
         Ok(Registration { device: Arc::clone(device), frames: Arc::clone(frames), done })
     }
 
-    /// Takes the registrations that have ended. False: there is none.
+    /// Takes the registration if it has ended. False: it has not, or there is none.
     pub(crate) fn take_registered(&mut self) -> bool {
-        let before = self.registrations.len();
-        let (domains, failed) = (&mut self.domains, &mut self.failed);
-        self.registrations.retain(|it| {
-            let result = match it.done.try_recv() {
-                Ok(result) => result,
-                Err(TryRecvError::Empty) => return true,
-                // The thread has panicked.
-                Err(TryRecvError::Disconnected) => Err(VerbsError { verb: "ibv_reg_mr", errno: INVALID }),
-            };
-            match result {
-                Ok(domain) => domains.push(domain),
-                Err(error) => {
-                    let (device, frames) = (Arc::clone(&it.device), Arc::downgrade(&it.frames));
-                    failed.push(Failed { device, frames, at: Instant::now(), error });
-                }
-            }
-            false
-        });
-        self.registrations.len() < before
+        let Some(Registration { device, frames, done }) = &self.registration else { return false };
+        let result = match done.try_recv() {
+            Ok(result) => result,
+            Err(TryRecvError::Empty) => return false,
+            // The thread has panicked.
+            Err(TryRecvError::Disconnected) => Err(VerbsError { verb: "ibv_reg_mr", errno: INVALID }),
+        };
+        let (device, frames) = (Arc::clone(device), Arc::clone(frames));
+        self.registration = None;
+        match result {
+            Ok(domain) => self.domains.push(domain),
+            Err(error) => self.note_failure(&device, &frames, error),
+        }
+        true
     }
 
     /// Devices of the domains.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &Arc<Device>> {
-        let registering = self.registrations.iter().map(|it| &it.device);
+        let registering = self.registration.iter().map(|it| &it.device);
         self.domains.iter().map(CacheDomain::device).chain(registering)
     }
 
-    /// Drops the domains of a device.
-    pub(crate) fn drop_device(&mut self, is_it: impl Fn(&Device) -> bool) {
-        self.domains.retain(|it| !is_it(it.device()));
-        self.registrations.retain(|it| !is_it(&it.device));
-        self.failed.retain(|it| !is_it(&it.device));
+    /// Drops the domains of a device. True: its registration, for which others wait, is among them.
+    pub(crate) fn drop_device(&mut self, is_it: impl Fn(&Device) -> bool) -> bool {
+        give_back(self.domains.extract_if(.., |it| is_it(it.device())).collect());
+        self.registration.take_if(|it| is_it(&it.device)).is_some()
     }
 
     /// Drops the domains that `is_used` has not found in use for [`IDLE_MAX`]; those of caches that were
     /// removed at once.
     pub(crate) fn drop_idle(&mut self, now: Instant, is_used: impl Fn(&Arc<Domain>) -> bool) {
-        self.domains.retain_mut(|it| {
+        let is_over = |it: &mut CacheDomain| {
             if is_used(&it.domain) {
                 it.used = now;
-                return true;
+                return false;
             }
-            it.frames.is_open() && now.saturating_duration_since(it.used) <= IDLE_MAX
-        });
+            !it.frames.is_open() || now.saturating_duration_since(it.used) > IDLE_MAX
+        };
+        give_back(self.domains.extract_if(.., is_over).collect());
+    }
+}
+
+/// Ends registrations on a thread of its own: that unpins as much memory as registering pins.
+fn give_back(domains: Vec<CacheDomain>) {
+    if !domains.is_empty() {
+        // Without a thread it is done here, as `drop` is then called with the closure.
+        let _ = std::thread::Builder::new().name("deregister".to_owned()).spawn(move || drop(domains));
     }
 }
 

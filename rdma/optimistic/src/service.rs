@@ -96,6 +96,7 @@ impl<O: Owner> Service<O> {
             orders: receive,
             waker: waker.clone(),
             refusals: Refusals::default(),
+            ended: (0, None),
         };
         std::thread::Builder::new().name("optimistic".to_owned()).spawn(move || work.run())?;
         Ok(Service { grants, port, orders, waker })
@@ -138,10 +139,13 @@ struct Connection<O> {
 
 impl<O> Connection<O> {
     /// The device serves no READ of the client afterwards.
-    fn end(mut self) {
+    fn end(&mut self) {
         // Fails if the device is gone, whose queue pair serves nothing.
         let _ = self.queue_pair.set_error();
-        // Tells the client, which otherwise finds out by its retries.
+    }
+
+    /// Tells the client that it has ended, which otherwise finds out by its retries.
+    fn close(self) {
         let _ = self.id.disconnect();
     }
 }
@@ -169,6 +173,8 @@ struct ServiceThread<O> {
     orders: Receiver<Order>,
     waker: Waker,
     refusals: Refusals,
+    /// Connections that were ended and are not logged yet, and the peer of the last one.
+    ended: (usize, Option<SocketAddr>),
 }
 
 impl<O: Owner> ServiceThread<O> {
@@ -185,6 +191,7 @@ impl<O: Owner> ServiceThread<O> {
                     connections.values().any(|connection| Arc::ptr_eq(&connection.domain, domain))
                 });
                 self.refusals.log();
+                self.log_ended();
             }
             let mut done = Vec::new();
             loop {
@@ -199,13 +206,14 @@ impl<O: Owner> ServiceThread<O> {
             }
             if now >= next_check || !done.is_empty() {
                 next_check = now + CHECK_PERIOD;
-                self.check_devices();
-                self.check_grants();
+                let ended = self.check_grants();
                 // Fails if the caller has stopped waiting.
                 done.iter().for_each(|done| _ = done.send(()));
+                ended.into_iter().for_each(Connection::close);
+                self.check_devices();
             }
             if self.domains.take_registered() {
-                std::mem::take(&mut self.waiting).into_iter().for_each(|request| self.accept(request));
+                self.accept_waiting();
             }
             // One event, so that peers cannot delay the checks.
             let event = self.channel.next_event().ok().flatten();
@@ -284,8 +292,9 @@ impl<O: Owner> ServiceThread<O> {
             | CmEventKind::ConnectError
             | CmEventKind::Rejected
             | CmEventKind::Unreachable => {
-                if let Some(connection) = self.connections.remove(&event.id) {
+                if let Some(mut connection) = self.connections.remove(&event.id) {
                     connection.end();
+                    connection.close();
                 }
                 self.waiting.retain(|request| request.id.token() != event.id);
             }
@@ -333,6 +342,11 @@ impl<O: Owner> ServiceThread<O> {
         Ok((grant, device))
     }
 
+    /// A registration has ended.
+    fn accept_waiting(&mut self) {
+        std::mem::take(&mut self.waiting).into_iter().for_each(|request| self.accept(request));
+    }
+
     /// Accepts or rejects a connection, or lets it wait for the registration of its cache.
     fn accept(&mut self, request: Request<O>) {
         let Request { id, mut grant, device, reads } = request;
@@ -359,21 +373,36 @@ impl<O: Owner> ServiceThread<O> {
         self.refusals.add(id.peer_address(), refusal);
     }
 
-    /// Ends the connections whose grant is not valid any more.
-    fn check_grants(&mut self) {
+    /// Ends the connections whose grant is not valid any more. Returns them, to be closed.
+    fn check_grants(&mut self) -> Vec<Connection<O>> {
         let is_valid = &self.hooks.is_valid;
         let is_over = |_: &CmToken, it: &mut Connection<O>| !is_valid(&it.grant.owner, &it.grant.frames);
-        for (_, connection) in self.connections.extract_if(is_over) {
-            tracing::info!(
-                peer = connection.id.peer_address().map(tracing::field::display),
-                "an optimistic connection ends: its host may not have it, or its namespace or cache is gone"
-            );
+        let mut ended = Vec::new();
+        for (_, mut connection) in self.connections.extract_if(is_over) {
             connection.end();
+            ended.push(connection);
+        }
+        if let Some(last) = ended.last() {
+            self.ended = (self.ended.0 + ended.len(), last.id.peer_address());
         }
         let is_over = |it: &mut Request<O>| !is_valid(&it.grant.owner, &it.grant.frames);
         for request in self.waiting.extract_if(.., is_over).collect::<Vec<_>>() {
             let why = "its host may not have it any more, or its namespace or cache is gone".to_owned();
             self.refuse(&request.id, &Refusal { status: OptimisticStatus::INVALID_TOKEN, why });
+        }
+        ended
+    }
+
+    /// At most one line per second: a host may connect and reset its controller again and again.
+    fn log_ended(&mut self) {
+        if let (count @ 1.., peer) = std::mem::take(&mut self.ended) {
+            let peer = peer.map(tracing::field::display);
+            tracing::info!(
+                count,
+                peer,
+                "optimistic connections ended: their host may not have them, or their controller, namespace \
+                 or cache is gone; the peer is that of the last one"
+            );
         }
     }
 
@@ -388,11 +417,14 @@ impl<O: Owner> ServiceThread<O> {
     fn drop_device(&mut self, is_it: impl Fn(&Device) -> bool) {
         self.connections.retain(|_, connection| !is_it(connection.domain.device()));
         self.waiting.retain(|request| !is_it(&request.device));
-        self.domains.drop_device(is_it);
+        if self.domains.drop_device(is_it) {
+            self.accept_waiting();
+        }
     }
 
     fn end_all(&mut self) {
-        self.connections.drain().for_each(|(_, connection)| connection.end());
+        self.connections.values_mut().for_each(Connection::end);
+        self.connections.drain().for_each(|(_, connection)| connection.close());
     }
 }
 

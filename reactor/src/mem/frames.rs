@@ -371,6 +371,10 @@ impl SealedFrames for FrameStore {
         self.table.seals().is_some_and(Seals::is_open)
     }
 
+    fn close(&self) {
+        self.table.seals().into_iter().for_each(Seals::close);
+    }
+
     fn seal_of(&self, frame: u32) -> u64 {
         self.table.seals().map_or(0, |seals| seals.load(frame))
     }

@@ -73,6 +73,9 @@ pub trait SealedFrames: Send + Sync {
     /// Returns false after the cache or RAM disk was removed or replaced, and without seals.
     fn is_open(&self) -> bool;
 
+    /// Breaks all seals, and seals no frame from now on. Takes milliseconds for a large cache.
+    fn close(&self);
+
     /// Returns the seal of a frame; 0 if there is no such frame.
     fn seal_of(&self, frame: u32) -> u64;
 

@@ -74,7 +74,7 @@ within 30 has_queue_pairs 12
 sleep 1
 sed -i "/^nqn = /a optimistic_hosts = [\"nqn.2026-01.lab:host-b\"]" "$CONFIG"
 reload_target
-within 20 grep 'an optimistic connection ends' "$target_log" >/dev/null
+within 20 grep 'optimistic connections ended' "$target_log" >/dev/null
 "$SPINDLE" status "$WORK/control" --json >"$WORK/revoked.json"
 expect 'the optimistic connections' "$(grep -oE '"optimistic_connections": *[0-9]+' "$WORK/revoked.json" | tr -dc '0-9\n' | sort | tr '\n' ' ')" '0 1 '
 wait "$denied" || fail 'the NVMe queue of a host does not survive the end of its optimistic connection'
@@ -108,7 +108,7 @@ bench=$!
 sleep 4
 "$SPINDLE" ctl --socket "$WORK/control" disk cache file 0 || fail 'the cache is not removed'
 wait "$bench" || fail 'a benchmark does not survive the end of the cache'
-grep 'an optimistic connection ends' "$target_log" >/dev/null || fail 'the log does not say that the connection ends'
+grep 'optimistic connections ended' "$target_log" >/dev/null || fail 'the log does not say that the connection ends'
 within 60 has_queue_pairs 0
 
 # The device goes under the reads of a new cache, and comes back.

@@ -115,6 +115,10 @@ impl SealedFrames for CacheFrames {
         self.words.seals().is_some_and(Seals::is_open)
     }
 
+    fn close(&self) {
+        self.words.close_seals();
+    }
+
     fn seal_of(&self, frame: u32) -> u64 {
         self.words.seals().map_or(0, |seals| seals.load(frame))
     }

@@ -383,6 +383,19 @@ fn a_page_has_a_reference_until_it_changes() {
     assert_eq!((refer(0), store.seal_of(before.frame) == before.seal(0)), (None, false));
 }
 
+#[test]
+fn a_closed_store_has_no_seals() {
+    let store = store(4, 8);
+    let core = store.core();
+    let is_any_sealed = || (0..store.frames).any(|frame| store.seal_of(frame) >> 40 & 1 == 1);
+    write(&core, 0, &[1; 2 * 4096]);
+    assert!(is_any_sealed());
+    store.close();
+    assert!(!is_any_sealed() && !store.is_open());
+    write(&core, 0, &[2; 4096]);
+    assert!(!is_any_sealed() && core.read(0, 4096).page_reference().is_none());
+}
+
 /// Threads change pages, and read them by references as clients do, but with a pin, so that the frames are
 /// not written meanwhile.
 #[test]
