@@ -131,6 +131,35 @@ fn controller(address: SocketAddr, nqn: &str, host: &str) -> Outcome<Controller>
     Ok(Controller::connect(&target, &Options { io_queues: 1, ..Options::default() })?)
 }
 
+/// More clients than a controller may have, none of which reads.
+fn check_limits(address: SocketAddr, service: SocketAddr, nqn: &str) -> Outcome<()> {
+    const MOST: usize = 128;
+    let mut controller = controller(address, nqn, "nqn.2026-01.lab:tenant-c")?;
+    let tokens: Vec<_> =
+        (0..MOST).map(|_| controller.attachment(1).map(|it| it.token)).collect::<Result<_, _>>()?;
+    check("a controller has 128 unused tokens at most", controller.attachment(1).is_err())?;
+    let mut peers = Vec::new();
+    for token in tokens {
+        let made = connect(service, OptimisticRequest::new(token).as_bytes())?;
+        peers.push(made.map_err(|status| status.reason())?);
+    }
+    let mut connect_one = || {
+        let token = OptimisticRequest::new(controller.attachment(1)?.token);
+        connect(service, token.as_bytes())
+    };
+    check(
+        "a controller has 128 connections at most",
+        connect_one()?.err() == Some(OptimisticStatus::TOO_MANY),
+    )?;
+    peers.iter_mut().try_for_each(Peer::check_reads)?;
+    let gone = peers.pop().ok_or("128 peers")?;
+    gone.id.disconnect()?;
+    // The target answers after it has forgotten the connection.
+    check("the target answers a disconnect", event(&gone.channel)?.kind == CmEventKind::Disconnected)?;
+    connect_one()?.map_err(|status| status.reason())?;
+    check("a client that goes makes room for another", true)
+}
+
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [address, nqn, other_nqn] = arguments.as_slice() else {
@@ -190,6 +219,8 @@ fn main() -> Outcome<()> {
     controller_b.shutdown()?;
     let ended = event(&b.channel)?;
     check("the end of a controller ends its connection", ended.kind == CmEventKind::Disconnected)?;
+    controller_a.refresh_identify()?;
+    check_limits(address, service, nqn)?;
     controller_a.refresh_identify()?;
     Ok(())
 }

@@ -214,7 +214,7 @@ impl Client {
     /// A namespace to which the host attaches now.
     pub fn wants(&mut self) -> Option<usize> {
         let place = self.rng.size(0, self.attached.len() - 1);
-        let is_wanted = self.attached[place].is_none() && !self.is_attaching && self.rng.permille(100);
+        let is_wanted = self.attached[place].is_none() && !self.is_attaching && self.rng.permille(300);
         is_wanted.then_some(place)
     }
 
@@ -301,9 +301,11 @@ impl Client {
             let is_valid = issue.places[place].is_there
                 && !issue.client.denial.is_now
                 && source.is_some_and(|frames| Arc::ptr_eq(&frames, &attached.line.borrow().frames));
-            // The service notices it within some turns.
-            if !is_valid && issue.client.rng.permille(30) {
+            // The service notices it within some turns. The device of either end may be lost in each.
+            let is_lost = issue.client.rng.size(0, 2999) == 0;
+            if is_lost || !is_valid && issue.client.rng.permille(30) {
                 attached.optimistic.end();
+                issue.counts.add("lost devices of optimistic reads", u64::from(is_lost));
             }
             if issue.client.rng.permille(700) {
                 attached.post(issue);
