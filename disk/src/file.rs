@@ -38,15 +38,12 @@ use rustix::io::Errno;
 
 use crate::backend::ZeroMethods;
 use crate::backend::guard::{CORES_MAX, Guard};
+use crate::lock::LOCK_WAIT;
 use crate::medium_id;
 use crate::shape::size_refusal;
 use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError, Usage};
 
 pub use open::{FileFacts, FileSpec};
-
-/// Longest wait for the lock of a former process. The kernel needs milliseconds to end the I/O in flight of a
-/// dead target's rings, more on a slow device.
-const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A disk in a file, shared by all cores. See the module.
 pub struct FileDisk {

@@ -28,7 +28,6 @@ mod tests;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use spindle_reactor::uring::PassRing;
 use spindle_reactor::uring::admin::Namespace;
@@ -42,9 +41,6 @@ pub use place::{NgBlockDevice, look_at};
 
 use backend::NgBackend;
 use open::Limits;
-
-/// Longest wait for the lock of a former process, whose I/O in flight the kernel must end first.
-const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A disk on a namespace, shared by all cores. See the module.
 pub struct NgDisk {
@@ -93,7 +89,7 @@ impl NgDisk {
     /// Opens and locks a namespace. The lock lasts until the disk and all its core handles are dropped. Fails
     /// with the [`OpenError`] of a setting or system call.
     pub fn new(name: &str, spec: &NgSpec) -> Result<Arc<NgDisk>, OpenError> {
-        let opened = open::open(name, spec, LOCK_WAIT)?;
+        let opened = open::open(name, spec)?;
         Ok(Arc::new(NgDisk {
             name: name.to_owned(),
             path: spec.path.clone(),

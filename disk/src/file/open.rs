@@ -5,13 +5,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use crate::OpenError;
-use crate::lock::{check_exports, lock, retry_busy};
+use crate::lock::{Busy, check_exports, lock};
 use crate::shape::{checked_blocks, size_refusal};
 
 /// Alignment of pool buffers in bytes. A file that needs a larger alignment cannot use direct I/O.
@@ -78,7 +78,7 @@ pub(super) struct Opened {
 struct Opening<'a> {
     disk: &'a str,
     spec: &'a FileSpec,
-    lock_until: Instant,
+    busy: Busy<'a>,
     facts: FileFacts,
 }
 
@@ -91,7 +91,7 @@ pub(super) fn open(disk: &str, spec: &FileSpec, lock_wait: Duration) -> Result<O
     // Checks the size and block size before a file is created. Without `create_bytes`, 4096 serves as a valid
     // size.
     checked_blocks(disk, spec.create_bytes.unwrap_or(4096), spec.block_bytes)?;
-    Opening { disk, spec, lock_until: Instant::now() + lock_wait, facts: FileFacts::default() }.run()
+    Opening { disk, spec, busy: Busy::new(disk, &spec.path, lock_wait), facts: FileFacts::default() }.run()
 }
 
 impl Opening<'_> {
@@ -135,7 +135,7 @@ impl Opening<'_> {
 
     fn open_existing(mut self) -> Result<Opened, OpenError> {
         let file = self.open_file()?;
-        lock(&file, self.spec.is_read_only, self.lock_until).map_err(|error| self.system("lock", error))?;
+        lock(&file, self.spec.is_read_only, &self.busy).map_err(|error| self.system("lock", error))?;
         let bytes = self.size(&file)?;
         let block_bytes = self.spec.block_bytes;
         if self.facts.is_direct {
@@ -177,7 +177,7 @@ impl Opening<'_> {
         }
         let path = &self.spec.path;
         if self.spec.is_direct {
-            match retry_busy(self.lock_until, || {
+            match self.busy.retry(|| {
                 rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())
             }) {
                 Ok(file) => {
@@ -188,7 +188,7 @@ impl Opening<'_> {
                 Err(error) => return Err(self.system(verb, error)),
             }
         }
-        let opened = retry_busy(self.lock_until, || rustix::fs::open(path, flags, Mode::empty()));
+        let opened = self.busy.retry(|| rustix::fs::open(path, flags, Mode::empty()));
         opened.map(File::from).map_err(|error| self.system(verb, error))
     }
 

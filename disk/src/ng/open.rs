@@ -4,7 +4,6 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use nvme_spec::identify::{Dlfeat, IdentifyController, IdentifyNamespace, Nsattr, Oncs, Vwc};
 use nvme_spec::zerocopy::FromBytes;
@@ -15,7 +14,7 @@ use spindle_reactor::uring::admin::{self, Namespace};
 
 use super::place::{NgBlockDevice, look_at};
 use crate::OpenError;
-use crate::lock::{check_exports, lock, retry_busy};
+use crate::lock::{Busy, LOCK_WAIT, check_exports, lock};
 use crate::medium_id;
 use crate::shape::{BLOCK_BYTES_ALLOWED, checked_blocks};
 
@@ -83,9 +82,9 @@ pub(super) struct Opened {
     pub(super) facts: NgFacts,
 }
 
-/// Opens and locks the namespace of `spec`. The lock is retried for `lock_wait`: the kernel keeps the lock of
+/// Opens and locks the namespace of `spec`. The lock is retried for [`LOCK_WAIT`]: the kernel keeps the lock of
 /// a dead process until the I/O in flight of its rings has ended.
-pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
+pub(super) fn open(disk: &str, spec: &NgSpec) -> Result<Opened, OpenError> {
     let path = spec.path.display();
     let system = |verb: String| move |source: io::Error| OpenError::system(disk, verb, source);
     let place = look_at(&spec.path).map_err(|error| {
@@ -98,13 +97,13 @@ pub(super) fn open(disk: &str, spec: &NgSpec, lock_wait: Duration) -> Result<Ope
     if !spec.is_read_only {
         check_exports(disk, "ng", &spec.path, &place.block_path)?;
     }
-    let until = Instant::now() + lock_wait;
+    let busy = Busy::new(disk, &spec.path, LOCK_WAIT);
     // The kernel rejects write commands unless the device is open for writing.
     let access = if spec.is_read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let device = rustix::fs::open(&spec.path, access | OFlags::CLOEXEC, Mode::empty());
     let device = device.map(File::from).map_err(|error| system(format!("open {path}"))(error.into()))?;
-    lock(&device, spec.is_read_only, until).map_err(system(format!("lock {path}")))?;
-    let block_device = open_exclusive(&place, spec.is_read_only, until).map_err(|error| {
+    lock(&device, spec.is_read_only, &busy).map_err(system(format!("lock {path}")))?;
+    let block_device = open_exclusive(&place, spec.is_read_only, &busy).map_err(|error| {
         system(format!("hold {}, the same namespace,", place.block_path.display()))(error.into())
     })?;
     let ask = |verb: &str| system(format!("{verb} {path}"));
@@ -137,15 +136,15 @@ fn to_io_error(error: PassError) -> io::Error {
     }
 }
 
-/// Opens the block device of the same namespace exclusively. Fails with EBUSY at the deadline `until` while
-/// the device is mounted, and prevents a later mount. Returns `None` for read-only disks, which share the
+/// Opens the block device of the same namespace exclusively. Fails with EBUSY at the deadline of `busy`
+/// while the device is mounted, and prevents a later mount. Returns `None` for read-only disks, which share the
 /// device. Opens for reading only, because udev probes a disk again after the close of a writable descriptor.
-fn open_exclusive(place: &NgBlockDevice, is_read_only: bool, until: Instant) -> Result<Option<File>, Errno> {
+fn open_exclusive(place: &NgBlockDevice, is_read_only: bool, busy: &Busy<'_>) -> Result<Option<File>, Errno> {
     if is_read_only {
         return Ok(None);
     }
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    let opened = retry_busy(until, || rustix::fs::open(&place.block_path, flags, Mode::empty()))?;
+    let opened = busy.retry(|| rustix::fs::open(&place.block_path, flags, Mode::empty()))?;
     Ok(Some(File::from(opened)))
 }
 
