@@ -23,6 +23,7 @@
 //! that.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_spec::nqn::Nqn;
 use uuid::Uuid;
@@ -49,10 +50,16 @@ pub fn serial(nqn: &Nqn) -> String {
 }
 
 /// Returns the life of a disk whose data is lost with it. It consists of a UUID that is random for each
-/// process, and of `made`, which is unique among the disks of the process.
-pub fn life(made: usize) -> String {
+/// process, and of `number`, which is unique among the disks of the process ([`next_disk_number`]).
+pub fn life(number: u64) -> String {
     static PROCESS: OnceLock<Uuid> = OnceLock::new();
-    format!("{} {made}", PROCESS.get_or_init(Uuid::new_v4))
+    format!("{} {number}", PROCESS.get_or_init(Uuid::new_v4))
+}
+
+/// Returns a number that no other disk of this process has had.
+pub fn next_disk_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Identification of the data of a namespace.

@@ -42,7 +42,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use spindle_reactor::mem::{Area, Pages, SealedFrames};
+use spindle_reactor::mem::{Area, MemoryWatch, Pages, SealedFrames};
 
 use self::shared::Shared;
 use self::switch::{Switch, SwitchedCore};
@@ -283,6 +283,10 @@ impl DiskSource for CachedDisk {
     fn sealed_frames(&self) -> Option<Arc<dyn SealedFrames>> {
         let shared = self.switch.wanted()?;
         shared.spec.has_seals.then(|| Arc::clone(&shared.frames) as Arc<dyn SealedFrames>)
+    }
+
+    fn memory_watch(&self) -> Option<MemoryWatch> {
+        Some(self.switch.wanted()?.frames.memory_watch())
     }
 
     fn area(&self) -> Option<Area> {

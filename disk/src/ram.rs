@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, Pages, SealedFrames};
+use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, MemoryWatch, Pages, SealedFrames};
 
 use crate::shape::{block_shift, checked_blocks, size_refusal};
 use crate::{
@@ -224,6 +224,10 @@ impl DiskSource for RamDisk {
 
     fn usage(&self) -> Usage {
         Usage { bytes_used: self.shared.store.usage().pages_used * FRAME }
+    }
+
+    fn memory_watch(&self) -> Option<MemoryWatch> {
+        Some(self.shared.store.memory_watch())
     }
 
     fn area(&self) -> Option<Area> {

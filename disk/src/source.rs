@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use spindle_reactor::mem::{Area, Pool, SealedFrames};
+use spindle_reactor::mem::{Area, MemoryWatch, Pool, SealedFrames};
 
 use crate::cache::{CacheChange, CacheSpec, CacheUse};
 use crate::{Disk, Geometry};
@@ -275,6 +275,12 @@ pub trait DiskSource: Send + Sync {
     /// not, or there is no cache.
     fn sealed_frames(&self) -> Option<Arc<dyn SealedFrames>> {
         self.inner()?.sealed_frames()
+    }
+
+    /// Returns a watch of the disk's own memory for data of commands. `None`: the disk uses only the core's
+    /// pool.
+    fn memory_watch(&self) -> Option<MemoryWatch> {
+        self.inner()?.memory_watch()
     }
 
     /// Returns the disk's own memory for data of commands, for registration with network and storage devices.

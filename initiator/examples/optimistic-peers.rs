@@ -131,9 +131,76 @@ fn controller(address: SocketAddr, nqn: &str, host: &str) -> Outcome<Controller>
     Ok(Controller::connect(&target, &Options { io_queues: 1, ..Options::default() })?)
 }
 
+/// Connections of one controller.
+const MOST: usize = 128;
+/// Longest time until a connection whose client is gone makes room: 5 s to the probe and 30 s for its answer,
+/// and as long again for a slow machine.
+const GONE_MAX: Duration = Duration::from_secs(70);
+
+/// What is left of a client that is gone without a word, as with its network cut: its queue pair exists no
+/// more, and its connection manager has not said so, which the target would hear.
+struct Remains {
+    _id: CmId,
+    _channel: CmChannel,
+}
+
+impl Peer {
+    /// The device ignores packets for a queue pair that does not exist.
+    fn vanish(self) -> Remains {
+        let Peer { queue_pair, queue, memory, id, channel, .. } = self;
+        drop(queue_pair);
+        drop((queue, memory));
+        Remains { _id: id, _channel: channel }
+    }
+}
+
+/// Connects one more client, once the controller has room for it.
+fn connect_in_time(controller: &mut Controller, service: SocketAddr) -> Outcome<Peer> {
+    let end = Instant::now() + GONE_MAX;
+    loop {
+        let token = OptimisticRequest::new(controller.attachment(1)?.token);
+        match connect(service, token.as_bytes())? {
+            Ok(peer) => return Ok(peer),
+            Err(OptimisticStatus::TOO_MANY) if Instant::now() < end => {}
+            Err(status) => return Err(status.reason().into()),
+        }
+        std::thread::park_timeout(Duration::from_millis(500));
+    }
+}
+
+/// Clients that are gone without a word, or whose queue pair a bad READ has ended, use up no room. The
+/// controller and its NVMe queue pairs stay.
+fn check_silent(address: SocketAddr, service: SocketAddr, nqn: &str) -> Outcome<()> {
+    let mut controller = controller(address, nqn, "nqn.2026-01.lab:tenant-d")?;
+    let mut peers = Vec::new();
+    for _ in 0..MOST {
+        peers.push(connect_in_time(&mut controller, service)?);
+    }
+    let mut bad = peers.pop().ok_or("128 peers")?;
+    let accept = bad.accept;
+    let wrong = Operation::Read { address: accept.seals_base.get(), key: accept.frames_key.get() };
+    check(
+        "a READ of a seal with the key of the frames is refused",
+        bad.execute(wrong)? != WcStatus::SUCCESS,
+    )?;
+    let _next = connect_in_time(&mut controller, service)?;
+    check("a queue pair that a bad READ has ended makes room", true)?;
+    drop(bad);
+
+    let mut stays = peers.split_off(MOST / 2);
+    let remains: Vec<Remains> = peers.into_iter().map(Peer::vanish).collect();
+    for _ in &remains {
+        stays.push(connect_in_time(&mut controller, service)?);
+    }
+    check("clients that are gone without a word make room", true)?;
+    stays.iter_mut().try_for_each(Peer::check_reads)?;
+    check("idle clients that are there stay", true)?;
+    controller.refresh_identify()?;
+    check("its NVMe queue pairs live on", true)
+}
+
 /// More clients than a controller may have, none of which reads.
 fn check_limits(address: SocketAddr, service: SocketAddr, nqn: &str) -> Outcome<()> {
-    const MOST: usize = 128;
     let mut controller = controller(address, nqn, "nqn.2026-01.lab:tenant-c")?;
     let tokens: Vec<_> =
         (0..MOST).map(|_| controller.attachment(1).map(|it| it.token)).collect::<Result<_, _>>()?;
@@ -221,6 +288,6 @@ fn main() -> Outcome<()> {
     check("the end of a controller ends its connection", ended.kind == CmEventKind::Disconnected)?;
     controller_a.refresh_identify()?;
     check_limits(address, service, nqn)?;
-    controller_a.refresh_identify()?;
+    check_silent(address, service, nqn)?;
     Ok(())
 }

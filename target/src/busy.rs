@@ -16,7 +16,7 @@ use spindle_disk::Disk;
 use spindle_reactor::clock::Nanos;
 
 use crate::counters::{self, IoCounters, NamespaceCounters};
-use crate::env::Env;
+use crate::env::{Env, NO_DISK};
 use crate::snapshot::Namespace;
 
 /// Initial capacity of [`Busy::active`], in namespaces.
@@ -59,6 +59,13 @@ impl Busy {
             commands: None,
             was_busy: true,
         });
+    }
+
+    /// Forgets the disks that are closed.
+    pub(crate) fn forget_disks(&mut self, is_closed: impl Fn(usize) -> bool) {
+        for namespace in self.active.iter_mut().filter(|namespace| is_closed(namespace.disk)) {
+            namespace.disk = NO_DISK;
+        }
     }
 
     /// Adds `took`, the length of the turn that ended, to the busy time of each busy namespace. A namespace

@@ -10,16 +10,17 @@
 //! ```
 //!
 //! `TargetCore` does no I/O itself and reads no clock. `connections` implements the interface of the shells;
-//! `eviction` closes connections without Connect on a full core.
+//! `eviction` closes connections without Connect on a full core; `timers` checks the time-outs of hosts.
 
 mod connections;
 mod eviction;
+mod timers;
 
 use spindle_transport::ConnectionId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use spindle_disk::{CoreContext, Done, OpenError};
+use spindle_disk::{CoreContext, DiskSource, Done, OpenError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pool, SHARE_BYTES};
 use spindle_reactor::slab::Slab;
@@ -27,7 +28,7 @@ use spindle_transport::{CloseReason, Transport, TransportKind};
 
 use crate::busy::Busy;
 use crate::controller::Controller;
-use crate::env::{AbortFrom, DONE_BATCH, Env, Message};
+use crate::env::{AbortFrom, Claimants, DONE_BATCH, Env, Message};
 use crate::notice::{Notice, Notices};
 use crate::orphaned_commands::OrphanedCommands;
 use crate::qpair::memory::WaitsFor;
@@ -36,12 +37,6 @@ use crate::qpair::{Liveness, Qpair, Retried, from_token};
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::Snapshot;
 use eviction::Unconnected;
-
-/// Period of the time-out checks.
-const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
-
-/// Turns for which a queue pair is first in the queue for the pool before free buffers are reserved for it.
-const FIRST_TURNS: u32 = 32;
 
 /// Arguments of [`TargetCore::new`].
 pub struct CoreSettings {
@@ -76,13 +71,8 @@ pub struct CoreUse {
     pub commands: u64,
     /// Requests that waited for memory since the start.
     pub waits: u64,
-}
-
-/// The first queue pair in the queue for the pool, and the number of turns for which it has been first.
-#[derive(Clone, Copy)]
-struct FirstWaiter {
-    id: ConnectionId,
-    turns: u32,
+    /// Hosts that kept memory without progress since the start.
+    pub stalled_hosts: u64,
 }
 
 /// One core's part of the target. See the module.
@@ -98,9 +88,15 @@ pub struct TargetCore<T: Transport> {
     closed: Vec<(ConnectionId, T)>,
     /// Scratch list of [`TargetCore::for_each_qpair`].
     ids: Vec<ConnectionId>,
-    first: Option<FirstWaiter>,
+    /// `Env::claimants` at the last timer check.
+    claimants_before: Claimants,
+    /// Time of the next check of the time-outs.
     next_timer: Nanos,
+    pass: Option<timers::Pass>,
     disk_depth: u32,
+    /// The disk of each handle in [`Env::disks`]. The last reference of this core, which keeps the disk's
+    /// slot in use ([`DiskSlot`](crate::snapshot::DiskSlot)).
+    sources: Vec<Option<Arc<dyn DiskSource>>>,
     /// True while a disk that was removed from the configuration has commands in flight.
     is_closing_disks: bool,
     /// Generation of the configuration that each core has last reported to serve, by core index.
@@ -115,14 +111,15 @@ impl<T: Transport> TargetCore<T> {
     pub fn new(settings: CoreSettings) -> Result<Self, OpenError> {
         let connections = settings.connections;
         let applied = vec![settings.snapshot.generation; settings.cores];
-        settings.pool.set_owners(connections);
-        settings.admin_pool.set_owners(connections + 1);
+        settings.pool.set_connections(connections);
+        settings.admin_pool.set_connections(connections + 1);
         let env = Env {
             core: settings.core,
             cores: settings.cores,
             now: settings.now,
             process_started: settings.now,
             wall_ms: settings.wall_ms,
+            fast_path_bytes: Env::fast_path_bytes_of(settings.snapshot.limits.transfer_bytes),
             advertised_snapshot: Arc::clone(&settings.snapshot),
             snapshot: settings.snapshot,
             registry: settings.registry,
@@ -133,12 +130,18 @@ impl<T: Transport> TargetCore<T> {
             notices: Notices::default(),
             current: ConnectionId::from_wire(0),
             is_draining: false,
-            has_memory_waiters: false,
+            disk_claims: 0,
+            claimants: Claimants::default(),
+            starved: Claimants::default(),
             // The owner index after the last connection index.
-            incoming_owner: ConnectionId::from_wire(u32::try_from(connections).unwrap_or(u32::MAX)),
+            incoming_holder: ConnectionId::from_wire(u32::try_from(connections).unwrap_or(u32::MAX)),
             is_reserve_short: false,
+            received: settings.now,
+            wants_pass: false,
+            late: Nanos::ZERO,
             scarce_bytes: u64::MAX,
             waits: 0,
+            stalled_hosts: 0,
             commands: 0,
             done: Vec::with_capacity(DONE_BATCH),
             orphaned_commands: OrphanedCommands::default(),
@@ -152,9 +155,11 @@ impl<T: Transport> TargetCore<T> {
             send_ready: TransportKind::ALL.map(|_| Vec::with_capacity(connections)),
             closed: Vec::with_capacity(connections),
             ids: Vec::with_capacity(connections),
-            first: None,
-            next_timer: Nanos::ZERO,
+            claimants_before: Claimants::default(),
+            next_timer: settings.now,
+            pass: None,
             disk_depth: settings.disk_depth,
+            sources: Vec::new(),
             is_closing_disks: false,
             applied,
         };
@@ -166,18 +171,28 @@ impl<T: Transport> TargetCore<T> {
 
     /// Opens the disks of the snapshot that have no handle yet, and closes removed disks that are idle.
     /// Returns one error for each disk that cannot be opened.
+    ///
+    /// # Panics
+    /// When a slot has another disk than this core has open in it: the snapshot was made before
+    /// [`DiskSlot::is_free`](crate::snapshot::DiskSlot::is_free), and commands would go to the wrong disk.
     fn open_disks(&mut self) -> Vec<OpenError> {
         let mut errors = Vec::new();
         let env = &mut self.env;
         let snapshot = Arc::clone(&env.snapshot);
         env.disks.resize_with(snapshot.disks.len().max(env.disks.len()), || None);
+        self.sources.resize(env.disks.len(), None);
         let context = CoreContext { core: env.core, pool: env.pool.clone(), depth: self.disk_depth };
-        for (handle, source) in env.disks.iter_mut().zip(&snapshot.disks) {
-            if let (None, Some(source)) = (&handle, source) {
-                match source.open(&context) {
-                    Ok(disk) => *handle = Some(disk),
-                    Err(error) => errors.push(error),
+        let handles = env.disks.iter_mut().zip(&mut self.sources);
+        for ((handle, opened), source) in handles.zip(&snapshot.disks) {
+            match (opened.as_ref(), source) {
+                (Some(opened), Some(source)) => {
+                    assert!(Arc::ptr_eq(opened, source), "the slot of a disk that is open has another");
                 }
+                (None, Some(source)) => match source.open(&context) {
+                    Ok(disk) => (*handle, *opened) = (Some(disk), Some(Arc::clone(source))),
+                    Err(error) => errors.push(error),
+                },
+                (_, None) => {}
             }
         }
         self.close_disks();
@@ -189,14 +204,43 @@ impl<T: Transport> TargetCore<T> {
     fn close_disks(&mut self) {
         let env = &mut self.env;
         self.is_closing_disks = false;
+        let mut has_closed = false;
         for (index, handle) in env.disks.iter_mut().enumerate() {
             let is_gone = env.snapshot.disks.get(index).is_none_or(Option::is_none);
             match handle {
                 Some(disk) if is_gone && disk.in_flight() > 0 => self.is_closing_disks = true,
-                Some(_) if is_gone => *handle = None,
+                Some(_) if is_gone => {
+                    *handle = None;
+                    has_closed = true;
+                }
                 Some(_) | None => {}
             }
         }
+        if has_closed {
+            self.forget_closed_disks();
+        }
+    }
+
+    /// Takes the indices of closed disks out of everything that outlives the turn, then gives up the disks,
+    /// so that others may get their slots.
+    #[cold]
+    fn forget_closed_disks(&mut self) {
+        let Env { disks, busy, .. } = &mut self.env;
+        let is_closed = |index: usize| disks.get(index).is_none_or(Option::is_none);
+        self.qpairs.iter_mut().for_each(|(_, qpair)| qpair.forget_disks(is_closed));
+        busy.forget_disks(is_closed);
+        let used = disks.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        disks.truncate(used);
+        self.sources.truncate(used);
+        for (source, handle) in self.sources.iter_mut().zip(disks.iter()) {
+            source.take_if(|_| handle.is_none());
+        }
+    }
+
+    /// Length of the table of disks that each turn walks.
+    #[must_use]
+    pub fn disk_slots(&self) -> usize {
+        self.env.disks.len()
     }
 
     /// Begins a turn. `now`: time of a monotonic clock; `wall_ms`: wall clock in ms since 1970. The time
@@ -212,16 +256,16 @@ impl<T: Transport> TargetCore<T> {
     }
 
     /// Most bytes of memory of a connection with a queue of `entries`: queue pair, requests, controller,
-    /// share counters in the pools, and entries in the lists of the core and the queue pair. Heap memory of
-    /// the transport is not included.
+    /// share counters in the pools, and entries in the lists of the core and the queue pair. `cores`: of the
+    /// process, as each has share counters for every host. Heap memory of the transport is not included.
     #[must_use]
-    pub fn connection_bytes(entries: u16) -> usize {
+    pub fn connection_bytes(entries: u16, cores: usize) -> usize {
         let entries = usize::from(entries);
         // A connection is in at most seven lists of the core.
         Slab::<Qpair<T>>::bytes_for(1)
             + 7 * size_of::<ConnectionId>()
-            // Share counters of the connection in the pool and the admin pool.
-            + 2 * SHARE_BYTES
+            // Share counters in the pool and the admin pool: of the connection, and of its host on all cores.
+            + 2 * SHARE_BYTES * cores.saturating_add(1)
             + Slab::<Request>::bytes_for(entries)
             + entries * size_of::<ConnectionId>()
             + Controller::bytes()
@@ -263,8 +307,7 @@ impl<T: Transport> TargetCore<T> {
         if qpair.has_waiting() && !qpair.is_listed {
             qpair.is_listed = true;
             self.waiting.push_back(id);
-            let waits_for = qpair.waits_for(id, &self.env);
-            self.env.has_memory_waiters |= waits_for.is_some_and(WaitsFor::blocks_others);
+            qpair.claim_memory(&mut self.env);
         }
     }
 
@@ -281,19 +324,11 @@ impl<T: Transport> TargetCore<T> {
     /// drains during shutdown, and executes messages to this core. True when a disk or a retry made progress,
     /// or when new requests must queue behind waiting requests.
     pub fn poll(&mut self) -> bool {
-        let mut has_worked = self.poll_disks();
+        let has_worked = if self.waiting.is_empty() { self.poll_disks() } else { self.poll_waiting() };
         if self.is_closing_disks {
             self.close_disks();
         }
-        has_worked |= self.poll_waiting();
-        if self.env.now >= self.next_timer {
-            self.next_timer = self.env.now + TIMER_PERIOD;
-            self.env.update_scarcity();
-            self.for_each_qpair(|qpair, env| qpair.on_time(env));
-            self.env.is_reserve_short = false;
-            self.env.busy.remove_idle();
-            self.expire_orphans();
-        }
+        self.poll_timers();
         if self.env.is_draining {
             self.for_each_qpair(Qpair::drain);
         }
@@ -343,36 +378,28 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// Retries waiting requests, round-robin over the queue pairs. A queue pair that made progress moves to
-    /// the end; any other keeps its position, so that a deep queue does not starve a shallow one. Free
-    /// buffers are reserved for a queue pair that has been first for [`FIRST_TURNS`], so that small commands
-    /// do not starve a large one. True when a retry made progress, or when new requests must queue behind
-    /// waiting requests.
+    /// Polls the disks and retries waiting requests, round-robin over the queue pairs. A queue pair that
+    /// made progress moves to the end; any other keeps its position, so that a deep queue does not starve
+    /// a shallow one. What a request is entitled to and does not find is claimed: neither the queue pairs
+    /// behind it nor new requests take it, so that small commands do not starve a large one. True when a
+    /// retry made progress, or may in the next turn.
+    #[cold]
     fn poll_waiting(&mut self) -> bool {
-        if self.waiting.is_empty() && self.first.is_none() {
-            return false;
-        }
-        let (mut has_worked, mut has_memory_waiters) = (false, false);
-        let mut first = None;
+        // Disks claim buffers as waiting requests do, and before them. What they claim while no request
+        // waits stays claimed until one does.
+        self.env.clear_claims();
+        let mut has_worked = self.poll_disks();
         let mut at = 0;
         for _ in 0..self.waiting.len() {
             let Some(id) = self.waiting.get(at).copied() else { break };
-            if self.first.is_some_and(|first| first.id == id) {
-                self.env.pool.keep_for(None);
-            }
             let mut retried = Retried::default();
-            let mut waits_for = None;
             self.with_open_qpair(id, |qpair, env| {
                 retried = qpair.retry_buffers(id, env);
                 qpair.is_listed = retried.has_waiting;
-                waits_for = qpair.waits_for(id, env);
+                qpair.claim_memory(env);
             });
             has_worked |= retried.has_progress;
-            has_memory_waiters |= waits_for.is_some_and(WaitsFor::blocks_others);
             if retried.has_waiting && !retried.has_progress {
-                if let (None, Some(WaitsFor::Pool { bytes })) = (first, waits_for) {
-                    first = Some(self.reserve_for_first(id, bytes));
-                }
                 at += 1;
                 continue;
             }
@@ -381,21 +408,7 @@ impl<T: Transport> TargetCore<T> {
                 self.waiting.push_back(id);
             }
         }
-        self.first = first;
-        if first.is_none() {
-            self.env.pool.keep_for(None);
-        }
-        self.env.has_memory_waiters = has_memory_waiters;
-        has_worked || has_memory_waiters
-    }
-
-    /// Counts the turns for which `id` has been the first to wait for `bytes` of the pool; from
-    /// [`FIRST_TURNS`] on reserves buffers of at least that size.
-    fn reserve_for_first(&mut self, id: ConnectionId, bytes: u32) -> FirstWaiter {
-        let turns = self.first.filter(|first| first.id == id).map_or(0, |first| first.turns);
-        let first = FirstWaiter { id, turns: turns.saturating_add(1) };
-        self.env.pool.keep_for((first.turns >= FIRST_TURNS).then_some(bytes));
-        first
+        has_worked || self.env.disk_claims != 0
     }
 
     fn for_each_qpair(&mut self, mut act: impl FnMut(&mut Qpair<T>, &mut Env)) {
@@ -465,6 +478,7 @@ impl<T: Transport> TargetCore<T> {
     /// reads from a new namespace on all its queues, and drops the namespace after a status with DNR.
     fn on_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         let old = std::mem::replace(&mut self.env.snapshot, snapshot);
+        self.env.fast_path_bytes = Env::fast_path_bytes_of(self.env.snapshot.limits.transfer_bytes);
         self.env.disks.iter_mut().flatten().for_each(|disk| disk.reconfigure());
         for error in self.open_disks() {
             // Commands to namespaces on this disk fail with Namespace Not Ready on this core.
@@ -547,7 +561,7 @@ impl<T: Transport> TargetCore<T> {
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         let may_succeed = |id: &ConnectionId| {
-            let waits_for = self.qpairs.get(id.0).and_then(|qpair| qpair.waits_for(*id, &self.env));
+            let waits_for = self.qpairs.get(id.0).and_then(|qpair| qpair.waits_for(&self.env));
             waits_for.is_none_or(WaitsFor::may_succeed)
         };
         !self.waiting.iter().any(may_succeed)
@@ -576,7 +590,12 @@ impl<T: Transport> TargetCore<T> {
     /// Current values of the core's counters.
     #[must_use]
     pub fn usage(&self) -> CoreUse {
-        CoreUse { connections: self.qpairs.len(), commands: self.env.commands, waits: self.env.waits }
+        CoreUse {
+            connections: self.qpairs.len(),
+            commands: self.env.commands,
+            waits: self.env.waits,
+            stalled_hosts: self.env.stalled_hosts,
+        }
     }
 
     /// The data pool and the admin pool.

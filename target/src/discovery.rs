@@ -3,18 +3,20 @@
 //! ```text
 //!   [header 1 KiB: GENCTR, NUMREC][this service, by listener][subsystem x listener ...][referral ...]
 //! ```
-//! Each read builds the entries that it covers; no state is kept for a connection. The log has only
-//! subsystems to which the host may connect. An unspecified address (0.0.0.0, ::) is replaced by the address
-//! that the host used. An entry with an unspecified address of the other family is left out, since the host
-//! would connect to itself.
+//! A log is built when it is first read and kept with its configuration ([`DiscoveryLogs`]), for all hosts
+//! that see the same; no state is kept for a connection. The log has only subsystems to which the host may
+//! connect. An unspecified address (0.0.0.0, ::) is replaced by the address that the host used. An entry
+//! with an unspecified address of the other family is left out, since the host would connect to itself.
 //!
 //! Not supported: registration of hosts or of other discovery services, zoning, extended entries.
 
+use std::collections::VecDeque;
 use std::fmt::{self, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use arrayvec::ArrayString;
-use nvme_spec::fabrics::CNTLID_DYNAMIC;
+use nvme_spec::fabrics::{ADMIN_QUEUE_ENTRIES, CNTLID_DYNAMIC};
 use nvme_spec::log::{
     AddressFamily, DISCOVERY_ENTRY_BYTES, DiscoveryLogEntry, DiscoveryLogHeader, Eflags, SubsystemType,
     TransportType, Treq, TsasRdma,
@@ -22,17 +24,10 @@ use nvme_spec::log::{
 use nvme_spec::nqn::{Nqn, padded_ascii};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::zerocopy::little_endian::U16;
+use spindle_reactor::lock::Lock;
 use spindle_transport::{Peer, TransportKind};
 
-use crate::controller::Window;
 use crate::snapshot::{Listener, Referral, Snapshot};
-
-/// ASQSZ: entries of an admin queue. 32 is the minimum of the specification, and the value that Linux
-/// requests.
-const ADMIN_QUEUE_ENTRIES: u16 = 32;
-
-/// Length in bytes of the header, and of each entry.
-const ENTRY_BYTES: u64 = DISCOVERY_ENTRY_BYTES as u64;
 
 /// One entry before it is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,64 +41,73 @@ struct Entry<'a> {
     eflags: Eflags,
 }
 
-/// The discovery log of one connection.
-pub struct DiscoveryLog<'a> {
-    snapshot: &'a Snapshot,
-    peer: &'a Peer,
-    host: &'a Nqn,
+/// Logs that are kept. Hosts see few different ones: those of the subsystems for everyone, and those with
+/// subsystems of their own. More are built again.
+const KEPT_MAX: usize = 16;
+
+/// The discovery logs of one configuration, each built when it is first read. Locked by each read of a log;
+/// never on the data path.
+#[derive(Default)]
+pub struct DiscoveryLogs {
+    /// Oldest first.
+    kept: Lock<VecDeque<(View, Arc<[u8]>)>>,
 }
 
-impl<'a> DiscoveryLog<'a> {
-    /// Creates the log for `host` on the connection `peer`.
-    #[must_use]
-    pub fn new(snapshot: &'a Snapshot, peer: &'a Peer, host: &'a Nqn) -> DiscoveryLog<'a> {
-        DiscoveryLog { snapshot, peer, host }
-    }
+/// What a log depends on besides the configuration.
+#[derive(PartialEq, Eq)]
+struct View {
+    /// Indices of the subsystems to which the host may connect.
+    subsystems: Vec<usize>,
+    /// Address that the host used, which replaces unspecified ones; `None`: no listener has one.
+    local: Option<IpAddr>,
+}
 
-    /// NUMREC: number of entries without the header.
-    #[must_use]
-    pub fn entries(&self) -> u64 {
-        u64::try_from(self.iter().count()).unwrap_or(u64::MAX)
-    }
-
-    /// Length of the log in bytes, with the header.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.entries().saturating_add(1).saturating_mul(ENTRY_BYTES)
-    }
-
-    /// Writes the bytes of the log from `offset` into `data`, which the caller has zeroed. Bytes beyond the
-    /// end of the log stay zero.
-    pub fn read(&self, offset: u64, data: &mut [u8]) {
-        self.write(&mut Window::new(offset, data));
-    }
-
-    pub(crate) fn write(&self, window: &mut Window<'_>) {
-        if window.shows(0, ENTRY_BYTES) {
-            let header = DiscoveryLogHeader::new(self.snapshot.generation, self.entries());
-            window.put(0, header.as_bytes());
-        }
-        let mut at = 0;
-        for entry in self.iter() {
-            at += ENTRY_BYTES;
-            if window.shows(at, ENTRY_BYTES) {
-                window.put(at, encode(&entry).as_bytes());
-            }
+impl View {
+    fn new(snapshot: &Snapshot, peer: &Peer, host: &Nqn) -> View {
+        let subsystems = (0..).zip(&snapshot.subsystems);
+        let is_unspecified = |listener: &Listener| listener.address.ip().is_unspecified();
+        View {
+            subsystems: subsystems.filter(|(_, it)| it.hosts.allows(host)).map(|(at, _)| at).collect(),
+            local: snapshot.listeners.iter().any(is_unspecified).then(|| peer.local.ip().to_canonical()),
         }
     }
+}
 
-    /// Returns the entries, each with the address at which this host can connect. Omits entries without such
-    /// an address.
-    fn iter(&self) -> impl Iterator<Item = Entry<'a>> {
-        entries(self.snapshot, self.host).filter_map(|entry| {
-            let address = match entry.subtype {
-                // A referral is an address of another system: it stays as configured.
-                SubsystemType::REFERRAL => entry.address,
-                _ => self.peer.reachable(entry.address)?,
-            };
-            Some(Entry { address, ..entry })
-        })
+/// Returns the discovery log of `host` on the connection `peer`.
+#[must_use]
+pub fn log(snapshot: &Snapshot, peer: &Peer, host: &Nqn) -> Arc<[u8]> {
+    let view = View::new(snapshot, peer, host);
+    let mut kept = snapshot.discovery_logs.kept.lock();
+    if let Some((_, log)) = kept.iter().find(|(other, _)| *other == view) {
+        return Arc::clone(log);
     }
+    let log = build(snapshot, peer, host);
+    if kept.len() >= KEPT_MAX {
+        kept.pop_front();
+    }
+    kept.push_back((view, Arc::clone(&log)));
+    log
+}
+
+/// Builds the log, with the address of each entry at which this host can connect. Omits entries without such
+/// an address.
+fn build(snapshot: &Snapshot, peer: &Peer, host: &Nqn) -> Arc<[u8]> {
+    let mut log = vec![0; DISCOVERY_ENTRY_BYTES];
+    let mut records = 0;
+    for entry in entries(snapshot, host) {
+        let address = match entry.subtype {
+            // A referral is an address of another system: it stays as configured.
+            SubsystemType::REFERRAL => Some(entry.address),
+            _ => peer.reachable(entry.address),
+        };
+        if let Some(address) = address {
+            log.extend_from_slice(encode(&Entry { address, ..entry }).as_bytes());
+            records += 1;
+        }
+    }
+    let header = DiscoveryLogHeader::new(snapshot.generation, records);
+    log[..header.as_bytes().len()].copy_from_slice(header.as_bytes());
+    log.into()
 }
 
 /// True when the entries for `host` differ between `old` and `new`; the generation is not compared.
@@ -228,14 +232,9 @@ fn tsas(transport: TransportKind) -> [u8; 256] {
 mod tests {
     use super::*;
     use crate::controller::tests::{HOST, OTHER_HOST, PRIVATE, SUBSYSTEM, World, nqn, u16_at, u64_at};
-    use proptest::prelude::*;
 
     fn read(world: &World, host: &str) -> Vec<u8> {
-        let host = nqn(host);
-        let log = DiscoveryLog::new(&world.snapshot, &world.peer, &host);
-        let mut data = vec![0; usize::try_from(log.bytes()).unwrap()];
-        log.read(0, &mut data);
-        data
+        build(&world.snapshot, &world.peer, &nqn(host)).to_vec()
     }
 
     /// Type, subsystem, address, port of each entry.
@@ -337,17 +336,25 @@ mod tests {
         assert!(!differs(&old.snapshot, &unseen.snapshot, &host));
     }
 
-    proptest! {
-        #[test]
-        fn a_partial_read_is_that_part_of_the_whole(dword in 0_usize..1400, dwords in 0_usize..1400) {
-            let world = World::new();
-            let mut whole = read(&world, HOST);
-            whole.resize(16 * 1024, 0);
-            let host = nqn(HOST);
-            let mut part = vec![0; dwords * 4];
-            let log = DiscoveryLog::new(&world.snapshot, &world.peer, &host);
-            log.read(u64::try_from(dword * 4).unwrap(), &mut part);
-            prop_assert_eq!(&part[..], &whole[dword * 4..(dword + dwords) * 4]);
+    #[test]
+    fn a_log_is_built_once_for_all_hosts_that_see_the_same() {
+        let world = World::new();
+        let log_of = |host: &str| log(&world.snapshot, &world.peer, &nqn(host));
+        let (first, private) = (log_of(HOST), log_of(OTHER_HOST));
+        assert_eq!((&first[..], &private[..]), (&read(&world, HOST)[..], &read(&world, OTHER_HOST)[..]));
+        assert!(
+            Arc::ptr_eq(&first, &log_of("nqn.2026-01.test:any"))
+                && Arc::ptr_eq(&private, &log_of(OTHER_HOST))
+        );
+        // By another address: the listener at 0.0.0.0 is there.
+        let there = Peer { local: "192.0.2.7:4420".parse().unwrap(), ..world.peer };
+        let other = log(&world.snapshot, &there, &nqn(HOST));
+        assert!(entries(&other).iter().any(|(_, _, address, _)| address == "192.0.2.7"));
+        for last in 0..=u8::MAX {
+            let there = Peer { local: SocketAddr::from(([192, 0, 2, last], 4420)), ..world.peer };
+            let _ = log(&world.snapshot, &there, &nqn(HOST));
         }
+        assert_eq!(world.snapshot.discovery_logs.kept.lock().len(), KEPT_MAX);
+        assert_eq!(log_of(HOST), first);
     }
 }

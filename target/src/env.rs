@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use spindle_disk::{Disk, Done};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Buf, Pool, Share};
+use spindle_reactor::mem::{Buf, Holder, Pool, Share};
 use spindle_transport::CloseReason;
 
 use crate::busy::Busy;
 use crate::controller::ErrorRecord;
 use crate::notice::{Notice, Notices};
 use crate::orphaned_commands::OrphanedCommands;
+use crate::qpair::fast_path::FAST_PATH_BYTES_MAX;
 use crate::qpair::owner;
 use crate::shared::{ControllerShared, Registry};
 use crate::snapshot::{DiskId, Snapshot};
@@ -106,18 +107,33 @@ pub struct Env {
     pub(crate) current: ConnectionId,
     /// True after [`Message::Shutdown`].
     pub is_draining: bool,
-    /// True while requests of this core wait for memory and new requests must queue behind them.
-    pub(crate) has_memory_waiters: bool,
+    /// Most bytes of a command on the fast path: MDTS, but at most [`FAST_PATH_BYTES_MAX`].
+    pub(crate) fast_path_bytes: u32,
+    /// Disks whose memory requests of this core wait for, a bit each (index modulo 64): new requests must
+    /// queue behind them. Two disks with one bit cost a turn, and nothing else.
+    pub(crate) disk_claims: u64,
+    /// Hosts whose requests have claims.
+    pub(crate) claimants: Claimants,
+    /// Hosts whose requests had claims at this timer check and at the one before.
+    pub(crate) starved: Claimants,
     /// Owner in the admin pool of the buffers whose data hosts have not sent yet; the same for all
     /// connections.
-    pub(crate) incoming_owner: ConnectionId,
-    /// True if a command got no buffer for `incoming_owner` in this timer period.
+    pub(crate) incoming_holder: ConnectionId,
+    /// True if a command got no buffer for `incoming_holder` in this timer period.
     pub(crate) is_reserve_short: bool,
+    /// Begin of the last complete receive pass of this core: all that had arrived by then was handled.
+    pub(crate) received: Nanos,
+    /// A time-out has passed that waits for a receive pass.
+    pub(crate) wants_pass: bool,
+    /// For how long before this check of the time-outs the core did not run; at most some ms if it did.
+    pub(crate) late: Nanos,
     /// Free bytes of the disk with the least free memory; `u64::MAX`: no disk memory is scarce. Updated by
     /// the timer.
     pub(crate) scarce_bytes: u64,
     /// Requests that waited for memory since the start.
     pub waits: u64,
+    /// Hosts that kept memory without progress since the start.
+    pub stalled_hosts: u64,
     /// Commands that arrived since the start.
     pub commands: u64,
     pub(crate) done: Vec<Done>,
@@ -126,6 +142,28 @@ pub struct Env {
     /// Measures the busy time of namespaces.
     pub(crate) busy: Busy,
 }
+
+/// Hosts whose requests wait for memory that they are entitled to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Claimants {
+    first: Option<Holder>,
+    has_others: bool,
+}
+
+impl Claimants {
+    pub(crate) fn add(&mut self, holder: Holder) {
+        self.has_others |= self.first.is_some_and(|first| first != holder);
+        self.first.get_or_insert(holder);
+    }
+
+    /// True when a host other than `holder` waits.
+    pub(crate) fn has_other_than(self, holder: Holder) -> bool {
+        self.has_others || self.first.is_some_and(|first| first != holder)
+    }
+}
+
+/// Index of no disk, in what named a disk that this core has closed.
+pub(crate) const NO_DISK: usize = usize::MAX;
 
 /// Initial capacity of `Env::done`: about the most completions of one poll of a disk.
 pub(crate) const DONE_BATCH: usize = 128;
@@ -150,26 +188,45 @@ impl Env {
         self.disks.iter_mut().flatten().map(|disk| disk.cancel_owner(owner(qpair))).sum()
     }
 
-    /// The current queue pair's share of the pool.
+    /// The share of a host in the pool: `client` is that of its controllers.
     #[inline]
-    pub(crate) fn share(&self) -> Share<'_> {
-        self.pool.share(self.current.0)
+    pub(crate) fn share(&self, client: u16) -> Share<'_> {
+        self.pool.share(Holder::host(client))
     }
 
-    /// The current queue pair's share of the admin pool, or of the data pool if `bytes` is more than the
-    /// admin pool's largest buffer.
-    pub(crate) fn admin_share(&self, bytes: u32) -> Share<'_> {
+    /// The share of `holder` in the admin pool, or in the data pool if `bytes` is more than the admin pool's
+    /// largest buffer.
+    pub(crate) fn admin_share(&self, holder: Holder, bytes: u32) -> Share<'_> {
         if bytes <= self.admin_pool.buffer_bytes_max() {
-            self.admin_pool.share(self.current.0)
+            self.admin_pool.share(holder)
         } else {
-            self.share()
+            self.pool.share(holder)
         }
+    }
+
+    /// True when a new write to this disk must queue behind a request that waits for the disk's memory.
+    #[inline]
+    pub(crate) fn is_disk_claimed(&self, disk: usize) -> bool {
+        self.disk_claims >> (disk % 64) & 1 != 0
+    }
+
+    /// Makes new writes to this disk queue behind a request of `holder` that waits for the disk's memory.
+    pub(crate) fn claim_disk(&mut self, disk: usize, holder: Holder) {
+        self.disk_claims |= 1 << (disk % 64);
+        self.claimants.add(holder);
+    }
+
+    /// Ends all claims, before disks and waiting requests are tried again in their order.
+    pub(crate) fn clear_claims(&mut self) {
+        self.pool.clear_claims();
+        self.disk_claims = 0;
+        self.claimants = Claimants::default();
     }
 
     /// The share of the admin pool for commands whose data the host has not sent yet. All connections use the
     /// same share, so hosts that send no data cannot use up the pool.
     pub(crate) fn incoming_share(&self) -> Share<'_> {
-        self.admin_pool.share(self.incoming_owner.0)
+        self.admin_pool.share(Holder::connection(self.incoming_holder.0))
     }
 
     /// Takes a buffer for an admin or Connect command whose data the host sends. `None`: none is free, and
@@ -180,9 +237,48 @@ impl Env {
         buf
     }
 
-    /// Updates `scarce_bytes`: a disk's memory is scarce when less is free than two of the largest commands
-    /// need.
-    pub(crate) fn update_scarcity(&mut self) {
+    /// True if `deadline` of a host has passed and all that arrived on this core before it was handled. If
+    /// only the first is true, the core makes a receive pass, and the next check finds both true.
+    pub(crate) fn has_passed(&mut self, deadline: Nanos) -> bool {
+        self.wants_pass |= self.received < deadline && deadline <= self.now;
+        deadline <= self.received
+    }
+
+    /// As [`Env::has_passed`], for what arrived on any core that has a queue of this controller. The deadline
+    /// has passed.
+    pub(crate) fn has_passed_on_all(&mut self, controller: &ControllerShared, deadline: Nanos) -> bool {
+        let is_received = self.has_passed(deadline);
+        let passes = self.registry.passes();
+        let own = self.core;
+        let are_others = controller.cores().all(|core| core == own || passes.received(core) >= deadline);
+        if !are_others {
+            passes.want(deadline);
+        }
+        is_received && are_others
+    }
+
+    /// True if what a host owes is late by `limit`: it was owed for `time`, and [`Env::has_passed`].
+    pub(crate) fn has_lasted(&mut self, time: Nanos, limit: Nanos) -> bool {
+        time >= limit && self.has_passed(self.now - time + limit)
+    }
+
+    /// Most bytes of a command on the fast path where a command has at most `transfer_bytes`.
+    pub(crate) fn fast_path_bytes_of(transfer_bytes: u32) -> u32 {
+        transfer_bytes.min(FAST_PATH_BYTES_MAX)
+    }
+
+    /// Tells the pools whether there is one host, which takes nearly all of them.
+    pub(crate) fn update_alone(&self) {
+        let is_one = self.registry.is_one_host();
+        self.pool.set_alone(is_one);
+        self.admin_pool.set_alone(is_one);
+    }
+
+    /// Updates `scarce_bytes` (a disk's memory is scarce when less is free than two of the largest commands
+    /// need) and `starved`, once per timer period. `before`: `claimants` of the last call.
+    pub(crate) fn update_scarcity(&mut self, before: Claimants) {
+        let is_lasting = before != Claimants::default();
+        self.starved = if is_lasting { self.claimants } else { Claimants::default() };
         let enough = 2 * u64::from(self.snapshot.limits.transfer_bytes);
         let free = self.disks.iter().flatten().map(|disk| disk.free_bytes());
         self.scarce_bytes = free.filter(|free| *free < enough).min().unwrap_or(u64::MAX);

@@ -9,6 +9,7 @@ use nvme_spec::status::Status;
 use spindle_transport::CloseReason;
 
 use crate::orphaned_commands::ORPHAN_MAX;
+use crate::qpair::{FETCH_TIMEOUT, STARVED_TIMEOUT};
 
 /// One log entry; `Display` is its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +53,17 @@ pub enum Notice {
         remote: SocketAddr,
         /// Text of the violation.
         rule: &'static str,
+    },
+    /// A host keeps memory without progress. Once for each host while it is connected.
+    Stalled {
+        /// HOSTNQN.
+        host: Nqn,
+        /// Address of the host's queue that was found first.
+        remote: SocketAddr,
+        /// Buffers of the core's pool that the host has, and data that it has not sent or taken, in bytes.
+        bytes: u64,
+        /// What the host does not do.
+        what: &'static str,
     },
     /// The host violated a rule of the transport; its connection was closed.
     Violation {
@@ -158,6 +170,16 @@ impl std::fmt::Display for Notice {
             }
             Notice::Violation { remote, text } => write!(f, "connection from {remote} closed: {text}"),
             Notice::HostError { remote, rule } => write!(f, "connection from {remote} closed: {rule}"),
+            Notice::Stalled { host, remote, bytes, what } => {
+                let host = HostName(host);
+                let (starved, alone) = (STARVED_TIMEOUT.as_ms() / 1000, FETCH_TIMEOUT.as_ms() / 1000);
+                write!(
+                    f,
+                    "host {host} at {remote} keeps {bytes} bytes of memory and makes no progress: {what}; \
+                     such a connection is closed after {alone} s, or {starved} s while other hosts wait for \
+                     memory"
+                )
+            }
             Notice::OtherHostId { host, cntlid, qid } => {
                 let host = HostName(host);
                 write!(

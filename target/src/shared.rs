@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use nvme_spec::nqn::Nqn;
 use nvme_spec::optimistic::Attachment;
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::SealedFrames;
 use spindle_transport::Peer;
@@ -29,6 +30,36 @@ pub struct QueueConnection {
     pub peer: Peer,
 }
 
+/// What one host has of the memory of disks, on all cores and connections.
+#[derive(Debug, Default)]
+pub(crate) struct HostMemory {
+    /// Bytes of disk memory for data that the host has not sent yet, and of large replies that it has not
+    /// taken.
+    disk_bytes: AtomicU64,
+    /// The log says that the host keeps memory without progress.
+    is_stalled: AtomicBool,
+}
+
+impl HostMemory {
+    #[inline]
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.disk_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        self.disk_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove(&self, bytes: u64) {
+        self.disk_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns true for the first queue pair of the host that is found stalled.
+    pub(crate) fn note_stalled(&self) -> bool {
+        !self.is_stalled.swap(true, Ordering::Relaxed)
+    }
+}
+
 /// State of a controller that all cores share.
 #[derive(Debug)]
 pub struct ControllerShared {
@@ -43,8 +74,10 @@ pub struct ControllerShared {
     pub host_id: [u8; 16],
     /// Client identifier of the host (HOSTNQN and HOSTID), from 1, by which disks distinguish hosts.
     /// Connected hosts have different identifiers. Identifiers up to [`HOSTS_KEPT`] stay assigned to their
-    /// host after it disconnects. 0: all identifiers were in use.
+    /// host after it disconnects. 0: a discovery controller, or all identifiers were in use.
     pub client: u16,
+    /// Memory of disks that the host has, over all its controllers.
+    pub(crate) memory: Arc<HostMemory>,
     /// Index of the core that owns the admin queue.
     pub admin_core: usize,
     /// Slot of the admin queue on `admin_core`; 0, which is never valid, before Connect has succeeded.
@@ -56,7 +89,8 @@ pub struct ControllerShared {
     /// QIDs in use, bit `qid - 1`: connected I/O queues, and ended I/O queues with commands at a disk for at
     /// most `ORPHAN_MAX`.
     queues: [AtomicU64; 2],
-    /// Connections of the queues. Locked at Connect, at the end of an I/O queue, and by operators' queries.
+    /// Connections of the queues. Locked at Connect, at the end of an I/O queue, by operators' queries, and
+    /// when a host was silent for its keep-alive time-out.
     connections: Lock<Vec<QueueConnection>>,
     /// Number of ended I/O queues with commands at a disk for at most `ORPHAN_MAX`; their QIDs stay in use.
     orphaned_queues: AtomicU32,
@@ -88,6 +122,7 @@ impl ControllerShared {
             host_nqn,
             host_id,
             client: 0,
+            memory: Arc::default(),
             admin_core,
             admin_queue: AtomicU32::new(0),
             is_ready: AtomicBool::new(false),
@@ -213,6 +248,13 @@ impl ControllerShared {
         self.connections.lock().push(connection);
     }
 
+    /// Indices of the cores that serve a queue of the controller; a core with several is returned several
+    /// times.
+    pub(crate) fn cores(&self) -> impl Iterator<Item = usize> {
+        let cores: Vec<usize> = self.connections.lock().iter().map(|it| it.core).collect();
+        cores.into_iter()
+    }
+
     /// Connections of the controller's queues, sorted by QID.
     #[must_use]
     pub fn connections(&self) -> Vec<QueueConnection> {
@@ -321,6 +363,41 @@ fn client_number(at: usize) -> u16 {
     u16::try_from(at + 1).unwrap_or(0)
 }
 
+/// Receive passes of the cores ([`TargetCore`](crate::core::TargetCore)). Not used while hosts send in time.
+#[derive(Debug, Default)]
+pub struct Passes {
+    /// Passes that began before this time do not suffice.
+    wanted: AtomicU64,
+    /// By core: begin of its last complete pass.
+    received: Lock<Vec<Nanos>>,
+}
+
+impl Passes {
+    /// Time at or after which each core must begin a pass.
+    pub(crate) fn wanted(&self) -> Nanos {
+        Nanos(self.wanted.load(Ordering::Relaxed))
+    }
+
+    /// Asks all cores for a pass that begins at or after `at`.
+    pub(crate) fn want(&self, at: Nanos) {
+        self.wanted.fetch_max(at.0, Ordering::Relaxed);
+    }
+
+    /// Records a complete pass. The lock makes what it received visible to who sees the pass.
+    pub(crate) fn complete(&self, core: usize, began: Nanos) {
+        let mut received = self.received.lock();
+        if received.len() <= core {
+            received.resize(core + 1, Nanos::ZERO);
+        }
+        received[core] = began;
+    }
+
+    /// Begin of the last complete pass of `core`.
+    pub(crate) fn received(&self, core: usize) -> Nanos {
+        self.received.lock().get(core).copied().unwrap_or(Nanos::ZERO)
+    }
+}
+
 /// All controllers of the process. Locked at Connect, End Former Associations, Identify (CNS 1Ch) and the end
 /// of a controller; in each timer period while a Connect or End Former Associations waits; and by operators'
 /// queries.
@@ -332,6 +409,8 @@ pub struct Registry {
     ended: Lock<Vec<Arc<ControllerShared>>>,
     /// HOSTNQN and HOSTID of the hosts with client identifiers 1 to [`HOSTS_KEPT`], in order.
     hosts: Lock<Vec<(Nqn, [u8; 16])>>,
+    has_several_hosts: AtomicBool,
+    passes: Passes,
     /// The service for optimistic reads, if there is one.
     optimistic: OnceLock<Box<dyn OptimisticService>>,
     /// Start of the next search for a free CNTLID, modulo the length of the range, so that a CNTLID is not
@@ -352,6 +431,11 @@ pub trait OptimisticService: Send + Sync {
 }
 
 impl Registry {
+    /// Receive passes of the cores.
+    pub(crate) fn passes(&self) -> &Passes {
+        &self.passes
+    }
+
     /// Sets the service for optimistic reads. No effect if there is one already.
     pub fn set_optimistic(&self, service: Box<dyn OptimisticService>) {
         let _ = self.optimistic.set(service);
@@ -379,10 +463,19 @@ impl Registry {
             let cntlid = range.0.saturating_add(u16::try_from(step).unwrap_or(0));
             let is_taken = controllers.iter().any(|c| c.cntlid == cntlid && c.subsystem_nqn == subsystem_nqn);
             if !is_taken {
-                let client = self.client_of(&controllers, &host_nqn, &host_id);
+                // A discovery controller reads and writes nothing, and any host may have one.
+                let client = match subsystem_nqn.is_discovery() {
+                    true => 0,
+                    false => self.client_of(&controllers, &host_nqn, &host_id),
+                };
+                let memory = match controllers.iter().find(|other| other.client == client) {
+                    Some(other) => Arc::clone(&other.memory),
+                    None => Arc::default(),
+                };
                 let shared = ControllerShared::new(cntlid, subsystem_nqn, host_nqn, host_id, admin_core);
-                let shared = Arc::new(ControllerShared { client, ..shared });
+                let shared = Arc::new(ControllerShared { client, memory, ..shared });
                 controllers.push(Arc::clone(&shared));
+                self.count_hosts(&controllers);
                 return Some(shared);
             }
         }
@@ -500,7 +593,22 @@ impl Registry {
             ended.push(Arc::clone(controller));
         }
         drop(ended);
-        self.controllers.lock().retain(|other| !Arc::ptr_eq(other, controller));
+        let mut controllers = self.controllers.lock();
+        controllers.retain(|other| !Arc::ptr_eq(other, controller));
+        self.count_hosts(&controllers);
+    }
+
+    /// Sets `has_several_hosts`.
+    fn count_hosts(&self, controllers: &[Arc<ControllerShared>]) {
+        let mut hosts = controllers.iter().filter(|it| !it.subsystem_nqn.is_discovery());
+        let first = hosts.next().map(|it| it.client);
+        self.has_several_hosts.store(hosts.any(|it| Some(it.client) != first), Ordering::Relaxed);
+    }
+
+    /// True when no more than one host (HOSTNQN and HOSTID) has controllers of subsystems.
+    #[must_use]
+    pub fn is_one_host(&self) -> bool {
+        !self.has_several_hosts.load(Ordering::Relaxed)
     }
 }
 
@@ -588,6 +696,36 @@ mod tests {
         assert_eq!(registry.former_state(&new), FormerState::MayLand);
         old.expired_orphan_completed();
         assert_eq!(registry.former_state(&new), FormerState::Over);
+    }
+
+    #[test]
+    fn one_host_with_several_controllers_is_alone_until_another_comes() {
+        let registry = Registry::default();
+        let host = |name: &str| nqn(&format!("nqn.2026-01.test:{name}"));
+        assert!(registry.is_one_host());
+        let first = of(&registry, "nqn.2026-01.test:a", host("x"), 1);
+        let second = of(&registry, "nqn.2026-01.test:b", host("x"), 1);
+        assert!(registry.is_one_host() && Arc::ptr_eq(&first.memory, &second.memory));
+        let discovery = of(&registry, "nqn.2014-08.org.nvmexpress.discovery", host("y"), 1);
+        assert!(registry.is_one_host(), "discovery takes no memory from hosts");
+        let other = of(&registry, "nqn.2026-01.test:a", host("x"), 2);
+        assert!(!registry.is_one_host() && !Arc::ptr_eq(&first.memory, &other.memory));
+        registry.remove(&other);
+        assert!(registry.is_one_host());
+        registry.remove(&discovery);
+    }
+
+    #[test]
+    fn a_discovery_controller_takes_no_number_of_a_host() {
+        let registry = Registry::default();
+        let discover = |name: String| {
+            registry.create(Nqn::discovery(), (1, 1000), nqn(&name), [1; 16], 0).expect("an identifier")
+        };
+        for at in 0..2 * HOSTS_KEPT {
+            assert_eq!(discover(format!("nqn.2026-01.test:d{at}")).client, 0);
+        }
+        assert_eq!(registry.hosts(), []);
+        assert_eq!(of(&registry, "nqn.2026-01.test:a", nqn("nqn.2026-01.test:d7"), 1).client, 1);
     }
 
     #[test]

@@ -7,18 +7,38 @@
 //! State of controllers and queues is in `shared`, `controller` and `qpair`.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use nvme_spec::nqn::Nqn;
 use spindle_disk::{DiskSource, Geometry};
 use spindle_transport::TransportKind;
 
 use crate::counters::NamespaceCounters;
+use crate::discovery::DiscoveryLogs;
 
-/// Index of a disk in [`Snapshot::disks`]; the same in all snapshots of a process. The index of a removed
-/// disk is not reused, so that requests with this index find no disk.
+/// Index of a disk in [`Snapshot::disks`], its slot: the same in all snapshots that have the disk. Another
+/// disk may get the slot of a removed disk once nobody has the removed disk ([`DiskSlot::is_free`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DiskId(pub usize);
+
+/// Use of one slot of [`Snapshot::disks`], also after its disk was removed.
+#[derive(Clone)]
+pub struct DiskSlot {
+    /// Number of the disk; no two disks of a process have the same.
+    pub number: u64,
+    /// The disk that has the slot, or the last that had it.
+    pub disk: Weak<dyn DiskSource>,
+}
+
+impl DiskSlot {
+    /// True when the slot may be used for another disk. A snapshot keeps its disks, and so does a namespace;
+    /// a core keeps the disk of each of its handles until no request of the core has its index. So a core
+    /// that has not received a newer snapshot, or whose disk has commands, keeps the slot in use.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.disk.strong_count() == 0
+    }
+}
 
 /// Highest NSID of a subsystem; NN and MNAN of Identify Controller.
 pub const NSID_MAX: u32 = 1024;
@@ -143,7 +163,8 @@ pub struct Referral {
 /// Limits of all controllers of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControllerLimits {
-    /// Most entries of a queue (MQES + 1), from 2; the configuration allows at most 1024.
+    /// Most entries of an I/O queue (MQES + 1), from 2; the configuration allows at most 1024. An admin queue
+    /// may have [`ADMIN_QUEUE_ENTRIES`](nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES) if that is more.
     pub queue_entries: u16,
     /// Most bytes of one command, a power of two times 4096 (MDTS).
     pub transfer_bytes: u32,
@@ -157,12 +178,28 @@ pub struct ControllerLimits {
     pub discovery_keep_alive_ms: u32,
 }
 
-/// The whole configuration of the target, immutable.
+/// Keep-alive time-out of a discovery controller whose host requests none, of the specification (Base 2.0
+/// section 3.1.3.3).
+const DISCOVERY_KEEP_ALIVE_MS: u32 = 120_000;
+
+impl ControllerLimits {
+    /// Longest keep-alive time-out that a host may request of a discovery controller, in ms: that of a host
+    /// that requests none, at least the one of the specification. Every host may have such controllers, so
+    /// those that are left alone must end soon. Linux requests 30 s for a persistent one, SPDK 10 s.
+    #[must_use]
+    pub fn discovery_keep_alive_ms_max(&self) -> u32 {
+        self.discovery_keep_alive_ms.max(DISCOVERY_KEEP_ALIVE_MS).min(self.keep_alive_ms_max)
+    }
+}
+
+/// The whole configuration of the target, immutable except for the logs that are made of it.
 pub struct Snapshot {
     /// Incremented by each reload that changes anything; 1 at start.
     pub generation: u64,
     /// All disks of the process, by [`DiskId`]; `None`: the disk was removed.
     pub disks: Vec<Option<Arc<dyn DiskSource>>>,
+    /// Use of each slot of `disks`, for who makes the next snapshot; the cores do not read it.
+    pub slots: Vec<DiskSlot>,
     /// Listeners; each keeps its index over all snapshots of a process.
     pub listeners: Vec<Listener>,
     /// NVM subsystems, in the order of the configuration file.
@@ -171,6 +208,8 @@ pub struct Snapshot {
     pub referrals: Vec<Referral>,
     /// From `[limits]` of the configuration file.
     pub limits: ControllerLimits,
+    /// Discovery logs of this configuration that hosts have read.
+    pub discovery_logs: DiscoveryLogs,
 }
 
 impl Snapshot {

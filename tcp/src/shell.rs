@@ -16,6 +16,9 @@
 //! A turn has a budget (`BUDGET`): with many busy connections it serves some of them, and the next turn
 //! continues with the others. So the core's disks, timers and new connections do not wait for all
 //! connections.
+//!
+//! Time-outs are judged after what arrived: before a connection's deadline ends it, the shell receives from
+//! it, and for the time-outs of the core it makes receive passes ([`Connections::wants_pass`]).
 
 use spindle_transport::ConnectionId;
 use std::io::{IoSlice, IoSliceMut};
@@ -25,7 +28,7 @@ use arrayvec::{ArrayString, ArrayVec};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::{Interest, Received, Sent, Socket, Watcher};
 use spindle_transport::admission::Admitted;
-use spindle_transport::{Connections, Holds, Peer};
+use spindle_transport::{Connections, Holds, Peer, TransportKind};
 
 use crate::controller::{Conn, ConnConfig};
 use crate::{Expectation, Phase, RxBatch};
@@ -71,6 +74,10 @@ const RECEIVES_PER_TURN: u32 = 4;
 /// receive or send cost 1 more. 64 is a few hundred microseconds.
 const BUDGET: usize = 64;
 const BUDGET_BYTES: usize = 64 << 10;
+/// Maximum receives of one connection in a receive pass, so that a host that sends faster than it is received
+/// cannot hold up the time-outs of the others. What its socket had when the pass began, at most some MiB
+/// (tcp_rmem), is then received.
+const RECEIVES_PER_PASS: u32 = 1024;
 /// Bytes of the batch that a direct receive may fill after its payload: the next header, and little data that
 /// must be copied.
 const AFTER_DIRECT_BYTES: usize = 2048;
@@ -126,7 +133,20 @@ pub struct Shell {
     /// Remaining [`BUDGET`] of the turn.
     budget: usize,
     now: Nanos,
+    /// Time of the next call of `on_timer`: that of the next check of deadlines, or at once in a receive
+    /// pass.
     next_timer: Nanos,
+    next_deadlines: Nanos,
+    pass: Option<Pass>,
+}
+
+/// A receive pass in progress ([`Connections::wants_pass`]).
+#[derive(Clone, Copy, Default)]
+struct Pass {
+    /// Index in [`Shell::links`] of the connection to receive from.
+    link: usize,
+    /// Receives of this connection.
+    receives: u32,
 }
 
 /// Returns the maximum memory in bytes of a connection with a queue of `entries`: in the shell and on the
@@ -152,6 +172,8 @@ impl Shell {
             budget: 0,
             now: Nanos::ZERO,
             next_timer: Nanos::ZERO,
+            next_deadlines: Nanos::ZERO,
+            pass: None,
         }
     }
 
@@ -218,7 +240,7 @@ impl Shell {
     }
 
     /// Serves the direct connections within the turn's budget, and checks deadlines once per `TIMER_PERIOD`.
-    /// Returns true if anything was received (data, end of stream, error) or sent.
+    /// Returns true if anything was received (data, end of stream, error) or sent, or in a receive pass.
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
         self.budget = BUDGET;
@@ -232,10 +254,65 @@ impl Shell {
             }
         }
         if now >= self.next_timer {
-            self.next_timer = now + TIMER_PERIOD;
-            self.on_time(core, now);
+            has_worked |= self.on_timer(core);
         }
         has_worked
+    }
+
+    /// Continues or begins a receive pass, and checks the deadlines. Returns true while a pass is in
+    /// progress.
+    #[cold]
+    fn on_timer<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
+        if self.pass.is_none() && core.wants_pass(TransportKind::Tcp) {
+            self.pass = Some(Pass::default());
+        }
+        self.continue_pass(core);
+        if self.now >= self.next_deadlines {
+            self.next_deadlines = self.now + TIMER_PERIOD;
+            self.on_time(core, self.now);
+        }
+        let is_passing = self.pass.is_some();
+        self.next_timer = if is_passing { self.now } else { self.next_deadlines };
+        is_passing
+    }
+
+    /// Receives from the next connections of a receive pass, direct and watched ones, each until its socket
+    /// is empty. The budget is that of a turn again, and an empty receive costs 1 too.
+    fn continue_pass<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
+        self.budget = BUDGET;
+        while let Some(Pass { link, receives }) = self.pass {
+            if self.budget == 0 {
+                return;
+            }
+            let Some(entry) = self.links.get(link) else {
+                self.pass = None;
+                return core.passed(TransportKind::Tcp);
+            };
+            let is_empty = entry.as_ref().map(|link| link.id).is_none_or(|id| self.drain(core, id));
+            let is_over = is_empty || receives + 1 >= RECEIVES_PER_PASS;
+            self.pass = Some(if is_over {
+                Pass { link: link + 1, receives: 0 }
+            } else {
+                Pass { link, receives: receives + 1 }
+            });
+        }
+    }
+
+    /// Receives once from a connection, direct or watched. Returns true if its socket is empty then, or the
+    /// connection is paused or gone.
+    fn drain<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
+        self.budget = self.budget.saturating_sub(1);
+        let mut has_worked = self.retry_send(core, id);
+        let received = self.receive(core, id);
+        if received != Receive::Empty {
+            has_worked = true;
+            self.send(core, id);
+        }
+        if has_worked {
+            self.set_direct(id);
+        }
+        self.update_link(core, id, has_worked);
+        received != Receive::Full
     }
 
     /// Serves each direct connection once, or as many as the budget allows. Returns true if anything was
@@ -511,12 +588,17 @@ impl Shell {
         true
     }
 
-    /// Calls [`Conn::on_time`] of each connection whose deadline has passed.
+    /// Calls [`Conn::on_time`] of each connection whose deadline has passed, also after a receive.
     fn on_time<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) {
         for index in 0..self.links.len() {
             let Some(id) = self.links.get(index).and_then(Option::as_ref).map(|link| link.id) else {
                 continue;
             };
+            let Some(conn) = conn_of(core, id) else { continue };
+            if conn.deadline().is_none_or(|deadline| deadline > now) {
+                continue;
+            }
+            self.drain(core, id);
             let Some(conn) = conn_of(core, id) else { continue };
             if conn.deadline().is_some_and(|deadline| deadline <= now) {
                 conn.on_time(now);

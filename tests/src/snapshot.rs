@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use spindle_disk::DiskSource;
 use spindle_target::counters::NamespaceCounters;
+use spindle_target::discovery::DiscoveryLogs;
 use spindle_target::snapshot::{
     AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
 };
@@ -100,9 +101,11 @@ impl SnapshotBuilder {
         Arc::new(Snapshot {
             generation: self.generation,
             disks: self.disks.clone(),
+            slots: Vec::new(),
             listeners: (1..).zip(&self.listeners).map(listener).collect(),
             subsystems: vec![Arc::new(subsystem)],
             referrals: Vec::new(),
+            discovery_logs: DiscoveryLogs::default(),
             limits: self.limits.clone(),
         })
     }

@@ -9,7 +9,7 @@ const COMMANDS: u64 = 2000;
 const SEEDS: u64 = 250;
 
 /// What must have happened in each half: what did not was not tested.
-const LEAST: [(&str, u64); 52] = [
+const LEAST: [(&str, u64); 54] = [
     ("reads in place", 10_000),
     ("cache hits", 10_000),
     ("cache misses", 10_000),
@@ -53,6 +53,8 @@ const LEAST: [(&str, u64); 52] = [
     ("drains", 50),
     ("power cuts", 50),
     ("silences", 20),
+    ("stalls", 15),
+    ("stalled commands", 200),
     ("silenced commands", 100),
     ("errors", 300),
     ("delays", 1000),

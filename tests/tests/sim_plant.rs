@@ -105,7 +105,8 @@ fn a_stale_read_is_noticed() {
 
 #[test]
 fn another_block_is_noticed() {
-    assert_noticed(Plant::WrongBlock, &[], &NO_ORDER);
+    let complaints = [NO_ORDER.as_slice(), &["was not seen"]].concat();
+    assert_noticed(Plant::WrongBlock, &[], &complaints);
 }
 
 #[test]

@@ -163,7 +163,8 @@ pub struct Reply {
 pub struct Limits {
     /// Most bytes of in-capsule data of a command on an I/O queue; determines IOCCSZ.
     pub in_capsule_bytes: u32,
-    /// Most entries of the connection's queue.
+    /// Most entries of the connection's queue. An admin queue may have
+    /// [`ADMIN_QUEUE_ENTRIES`](nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES) if that is more.
     pub queue_entries: u16,
     /// Most bytes of data of one command (MDTS).
     pub transfer_bytes: u32,

@@ -42,6 +42,15 @@ pub trait Connections {
     /// send: the calling shell sends the replies itself.
     fn step_sent(&mut self, id: ConnectionId);
 
+    /// Returns true while the core waits for a receive pass of this transport, before it judges time-outs.
+    /// The shell, which asks at least every 50 ms, receives from each of its connections until nothing
+    /// waits, and then calls [`Connections::passed`].
+    fn wants_pass(&self, transport: TransportKind) -> bool;
+
+    /// Everything that had arrived on connections of this transport when [`Connections::wants_pass`] became
+    /// true has been handled.
+    fn passed(&mut self, transport: TransportKind);
+
     /// Returns a closed connection that was removed from the core, each once; `None`: no more.
     fn next_closed(&mut self) -> Option<(ConnectionId, Self::Conn)>;
 

@@ -116,15 +116,17 @@ impl Plan {
     }
 
     fn disk_changes(&self, previous: &Plan, is_open: &dyn Fn(&str) -> bool, changes: &mut Vec<Change>) {
+        let (own, former) = (self.disks_by_name(), previous.disks_by_name());
         for disk in &self.disks {
-            let before = previous.disk(&disk.name).filter(|before| *before == disk || is_open(&disk.name));
+            let before = former.get(disk.name.as_str());
+            let before = before.filter(|before| **before == disk || is_open(&disk.name));
             let Some(before) = before else {
                 changes.push(Change::Other(format!("disk {:?} added", disk.name)));
                 continue;
             };
             disk.changes(before, changes);
         }
-        for disk in previous.disks.iter().filter(|disk| self.disk(&disk.name).is_none()) {
+        for disk in previous.disks.iter().filter(|disk| !own.contains_key(disk.name.as_str())) {
             changes.push(Change::Other(format!("disk {:?} removed", disk.name)));
         }
     }
@@ -171,7 +173,7 @@ impl Plan {
         for before in &previous.subsystems {
             let now = find(self, before.nqn).map(|index| &self.subsystems[index]);
             for namespace in &before.namespaces {
-                if !now.is_some_and(|now| now.namespaces.contains(namespace)) {
+                if !now.is_some_and(|now| now.has(namespace)) {
                     changes.push(namespace_change(&before.nqn, namespace, "removed"));
                 }
             }
@@ -186,7 +188,7 @@ impl Plan {
                 Some(before) => subsystem.changes(before, changes),
             }
             for namespace in &subsystem.namespaces {
-                if !before.is_some_and(|before| before.namespaces.contains(namespace)) {
+                if !before.is_some_and(|before| before.has(namespace)) {
                     changes.push(namespace_change(&subsystem.nqn, namespace, "added"));
                 }
             }

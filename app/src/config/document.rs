@@ -67,20 +67,13 @@ pub struct Node {
     pub location: Location,
     /// False for a section that the file leaves out: all its values are defaults.
     pub is_given: bool,
-    pub(super) leaves: BTreeMap<&'static str, State>,
+    /// Keys of the section in the schema, with the defaults of the keys that are not in `leaves`.
+    pub(super) keys: &'static [Key],
+    /// Keys that the file sets, and required keys that are missing. A file has few keys of each disk and a
+    /// disk has many, so a default takes no memory and is read when it is used.
+    /// `None`: the value is invalid, or required and missing; the error is recorded.
+    pub(super) leaves: BTreeMap<&'static str, Option<Leaf>>,
     pub(super) children: BTreeMap<&'static str, Vec<Node>>,
-}
-
-#[derive(Debug)]
-pub(super) enum State {
-    /// Set in the file.
-    Given(Leaf),
-    /// Default from the schema.
-    Preset(Leaf),
-    /// Invalid, or required and missing; the error is recorded.
-    Wrong,
-    /// Not set in the file, without a fixed default.
-    Absent,
 }
 
 /// Most characters of a line that a TOML syntax error quotes.
@@ -92,11 +85,11 @@ pub type Errors = RefCell<Vec<ConfigError>>;
 /// Reads `text` and checks it against the schema. Errors are added to `errors`. `None`: `text` is not TOML.
 pub fn read(text: &str, errors: &Errors) -> Option<Node> {
     let (root, broken) = DeTable::parse_recoverable(text);
-    let reader = Reader { text, errors };
+    let line_ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
+    let reader = Reader { text, line_ends, errors };
     for error in &broken {
         let span = error.span().unwrap_or(0..0);
-        let line_text =
-            text.get(..span.start).and_then(|before| text.lines().nth(before.matches('\n').count()));
+        let line_text = text.lines().nth(reader.line(span.start) - 1);
         let excerpt: String = line_text.unwrap_or_default().trim().chars().take(EXCERPT_CHARS).collect();
         let allowed = format!("not TOML: {} in `{excerpt}`", error.message());
         errors.borrow_mut().push(ConfigError {
@@ -131,12 +124,19 @@ impl Location {
 
 struct Reader<'a> {
     text: &'a str,
+    /// Offsets of the line feeds in `text`, since each key and section asks for its line.
+    line_ends: Vec<usize>,
     errors: &'a Errors,
 }
 
 impl Reader<'_> {
     fn line(&self, offset: usize) -> usize {
-        self.text.get(..offset).map_or(1, |before| before.matches('\n').count() + 1)
+        self.line_ends.partition_point(|end| *end < offset) + 1
+    }
+
+    /// As [`Reader::location`], without the text: that of a section is all that it contains.
+    fn heading(&self, field: String, span: std::ops::Range<usize>) -> Location {
+        Location { line: self.line(span.start), field, text: String::new() }
     }
 
     /// Returns the location of `span`, with the text of `span` on one line and shortened.
@@ -148,7 +148,8 @@ impl Reader<'_> {
     }
 
     fn section(&self, table: &DeTable<'_>, keys: &'static [Key], location: Location) -> Node {
-        let mut node = Node { location, is_given: true, leaves: BTreeMap::new(), children: BTreeMap::new() };
+        let (leaves, children) = (BTreeMap::new(), BTreeMap::new());
+        let mut node = Node { location, is_given: true, keys, leaves, children };
         for (name, value) in table.iter() {
             if !keys.iter().any(|key| key.name == name.get_ref().as_ref()) {
                 let path = node.location.inside(name.get_ref()).field;
@@ -168,8 +169,9 @@ impl Reader<'_> {
                     node.children.insert(key.name, self.children(&node.location, key, inner, found));
                 }
                 None => {
-                    let state = self.leaf(&node.location, key, found);
-                    node.leaves.insert(key.name, state);
+                    if let Some(leaf) = self.leaf(&node.location, key, found) {
+                        node.leaves.insert(key.name, leaf);
+                    }
                 }
             }
         }
@@ -193,17 +195,19 @@ impl Reader<'_> {
         let Some(value) = found else {
             return if is_list { Vec::new() } else { all_defaults(path) };
         };
-        let at = self.location(path.field.clone(), value.span());
-        let heading = Location { text: String::new(), ..at.clone() };
+        let heading = || self.heading(path.field.clone(), value.span());
+        let at = || self.location(path.field.clone(), value.span());
         let (at, allowed) = match (value.get_ref(), is_list) {
-            (DeValue::Table(table), false) => return vec![self.section(table, inner, heading)],
+            (DeValue::Table(table), false) => return vec![self.section(table, inner, heading())],
             (DeValue::Array(array), true) => return self.list_of_sections(array, inner, &path),
             (DeValue::Table(_), true) => {
                 let written = without_index(&path.field);
-                (heading, format!("there may be several, so it is written [[{written}]]"))
+                (heading(), format!("there may be several, so it is written [[{written}]]"))
             }
-            (_, false) => (at, format!("must be a section, written [{}]; there is one of them", path.field)),
-            (_, true) => (at, format!("must be sections, each written [[{}]]", without_index(&path.field))),
+            (_, false) => {
+                (at(), format!("must be a section, written [{}]; there is one of them", path.field))
+            }
+            (_, true) => (at(), format!("must be sections, each written [[{}]]", without_index(&path.field))),
         };
         at.refuse(self.errors, allowed);
         if is_list { Vec::new() } else { all_defaults(path) }
@@ -213,12 +217,9 @@ impl Reader<'_> {
         let mut nodes = Vec::new();
         for (index, element) in array.iter().enumerate() {
             let field = format!("{}[{index}]", path.field);
-            let location = self.location(field, element.span());
             match element.get_ref().as_table() {
-                Some(table) => {
-                    nodes.push(self.section(table, inner, Location { text: String::new(), ..location }))
-                }
-                None => location.refuse(
+                Some(table) => nodes.push(self.section(table, inner, self.heading(field, element.span()))),
+                None => self.location(field, element.span()).refuse(
                     self.errors,
                     format!("must be a section, written [[{}]]", without_index(&path.field)),
                 ),
@@ -227,23 +228,23 @@ impl Reader<'_> {
         nodes
     }
 
-    fn leaf(&self, parent: &Location, key: &'static Key, found: Option<&Spanned<DeValue<'_>>>) -> State {
-        let path = parent.inside(key.name);
+    /// Returns the entry in [`Node::leaves`] of a key that the file sets or must set; `None` for a key that
+    /// it leaves out.
+    fn leaf(
+        &self,
+        parent: &Location,
+        key: &'static Key,
+        found: Option<&Spanned<DeValue<'_>>>,
+    ) -> Option<Option<Leaf>> {
         if let Some(value) = found {
-            let location = self.location(path.field, value.span());
-            return self.value(&key.kind, value, location).map_or(State::Wrong, State::Given);
+            let location = self.location(parent.inside(key.name).field, value.span());
+            return Some(self.value(&key.kind, value, location));
         }
-        match key.preset {
-            Preset::Required => {
-                path.refuse(self.errors, format!("missing; it must be {}", key.kind));
-                State::Wrong
-            }
-            Preset::Fixed(text) => {
-                let location = Location { text: text.to_owned(), ..path };
-                preset(&key.kind, text).map_or(State::Wrong, |value| State::Preset(Leaf { value, location }))
-            }
-            Preset::Derived(_) | Preset::Section | Preset::FormerName => State::Absent,
-        }
+        let is_missing = key.preset == Preset::Required;
+        is_missing.then(|| {
+            parent.inside(key.name).refuse(self.errors, format!("missing; it must be {}", key.kind));
+            None
+        })
     }
 
     /// Returns the value if it matches `kind`; otherwise records an error and returns `None`.
@@ -268,7 +269,8 @@ impl Reader<'_> {
     }
 }
 
-fn preset(kind: &Kind, text: &str) -> Option<Value> {
+/// Returns the value of a default, `text` in the schema.
+pub(super) fn preset(kind: &Kind, text: &str) -> Option<Value> {
     let value = DeValue::parse(text).ok()?;
     scalar(kind, value.get_ref()).ok()
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use rustix::fs::Access;
 use spindle_nvme_pcie::PciAddress;
+use spindle_reactor::mem::ResidentBytes;
 
 /// Limits of this process and of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,8 +17,11 @@ pub struct Machine {
     pub cores: Vec<usize>,
     /// Bytes of memory of the machine, or the limit of the control group if that is less.
     pub memory_bytes: u64,
-    /// Bytes of MemAvailable plus the anonymous memory of this process, at most `memory_bytes`.
+    /// Bytes of MemAvailable plus the anonymous memory of this process, at most `memory_bytes`; without
+    /// `retired`.
     pub available_bytes: u64,
+    /// Memory of removed disks that this process has not given back yet.
+    pub retired: ResidentBytes,
     /// True at start and reload: too little available memory is an error, an absent drive is not. False in
     /// `spindle check`: too little available memory is a note, because a running target may use that memory
     /// for the same plan; an absent drive is an error.
@@ -76,11 +80,22 @@ impl Machine {
             cores: spindle_reactor::affinity::available_cores(),
             memory_bytes,
             available_bytes: available.min(memory_bytes),
+            retired: ResidentBytes::default(),
             is_for_start: true,
             huge_bytes: huge_free.saturating_add(huge_own),
             lockable_bytes: lockable.filter(|_| !may_lock_all),
             files_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum,
             congestion: congestion(is_privileged),
+        }
+    }
+
+    /// Subtracts the memory of removed disks from what is available.
+    pub fn beside(self, retired: ResidentBytes) -> Machine {
+        Machine {
+            available_bytes: self.available_bytes.saturating_sub(retired.ordinary),
+            huge_bytes: self.huge_bytes.saturating_sub(retired.huge),
+            retired,
+            ..self
         }
     }
 

@@ -1,6 +1,9 @@
 //! Memory use of a plan, itemized by reason. `spindle check` prints the items; validation compares their
 //! totals with the machine's memory.
 
+use std::collections::HashMap;
+
+use nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES;
 use spindle_disk::RamSpec;
 use spindle_disk_remote::RemoteDisk;
 use spindle_rdma::controller::CAPSULE_BYTES;
@@ -111,19 +114,23 @@ pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
     }
     if is_rdma {
         let receives = u64::from(plan.rdma.srq_entries);
-        // Counts one shared receive queue. A replaced queue (docs/rdma.md) exists until its last connection
-        // ends. The count of replaced queues depends on the hosts, so the sum leaves them out and the text
-        // mentions them.
-        let reason =
-            format!("{receives} receives over RDMA, a core and RDMA device (as many again for a worn queue)");
+        // Counts one shared receive queue. Each completion queue beyond the first has one, and a worn queue
+        // (docs/rdma.md) exists until its last connection ends. Their count depends on the hosts, so the sum
+        // leaves them out and the text mentions them.
+        let reason = format!(
+            "{receives} receives over RDMA, a core and RDMA device (as many again for a worn queue, and for \
+             each further completion queue)"
+        );
         let in_capsule = plan.listeners.iter().map(|listener| listener.in_capsule_bytes).max().unwrap_or(0);
         let each = receives * u64::from(CAPSULE_BYTES + in_capsule);
         items.push(MemoryItem::new(reason, each, AllocationPhase::Busy).times(cores));
     }
     let connections = plan.limits.connections as u64;
-    let entries = plan.limits.controller.queue_entries;
+    let entries = plan.limits.controller.queue_entries.max(ADMIN_QUEUE_ENTRIES);
     let reason = format!("connections, each with {entries} queue entries that were all in use");
-    items.push(MemoryItem::new(reason, connection_bytes(entries), AllocationPhase::Busy).times(connections));
+    items.push(
+        MemoryItem::new(reason, connection_bytes(entries, cores), AllocationPhase::Busy).times(connections),
+    );
     let reason = "what connections have sent while no buffer was free";
     items.push(MemoryItem::new(reason, batch_bytes, AllocationPhase::Busy).times(connections));
     items.sort_by_key(|item| item.phase);
@@ -131,8 +138,9 @@ pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
 }
 
 /// Returns the bytes of a connection whose queue entries were all in use at once.
-fn connection_bytes(entries: u16) -> u64 {
-    let own = TargetCore::<Conn>::connection_bytes(entries) + shell::connection_bytes(entries);
+fn connection_bytes(entries: u16, cores: u64) -> u64 {
+    let cores = usize::try_from(cores).unwrap_or(usize::MAX);
+    let own = TargetCore::<Conn>::connection_bytes(entries, cores) + shell::connection_bytes(entries);
     own as u64 + SOCKET_BYTES
 }
 
@@ -249,16 +257,21 @@ pub fn huge_and_ordinary(
     notes: &mut Vec<String>,
 ) -> (u64, u64) {
     let all = total_bytes(items, AllocationPhase::Filled);
-    let wants = |prefix: &str| {
-        let wanted = items.iter().filter(|item| item.is_huge && item.reason.starts_with(prefix));
-        wanted.fold(0, |total: u64, item| total.saturating_add(item.bytes()))
-    };
-    let disks = plan
-        .disks
-        .iter()
-        .map(|disk| (format!("disk {}", disk.name), wants(&format!("disk {}: ", disk.name)), 1));
+    // By the words before the colon; what follows has none.
+    let mut wanted_by = HashMap::<&str, u64>::new();
+    for item in items.iter().filter(|item| item.is_huge) {
+        let who = item.reason.rsplit_once(": ").map_or("", |(who, _)| who);
+        let wanted = wanted_by.entry(who).or_default();
+        *wanted = wanted.saturating_add(item.bytes());
+    }
+    let wants = |who: &str| if wanted_by.is_empty() { 0 } else { *wanted_by.get(who).unwrap_or(&0) };
+    let disks = plan.disks.iter().map(|disk| {
+        let who = format!("disk {}", disk.name);
+        let wanted = wants(&who);
+        (who, wanted, 1)
+    });
     // Each core has a pool of its own.
-    let pools = ("pool".to_owned(), wants("pool: "), plan.reactor.cores.len().max(1) as u64);
+    let pools = ("pool".to_owned(), wants("pool"), plan.reactor.cores.len().max(1) as u64);
     let mut huge = 0;
     for (who, wanted, regions) in std::iter::once(pools).chain(disks) {
         if wanted == 0 {

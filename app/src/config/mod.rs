@@ -17,6 +17,7 @@
 //! the file ([`TEXT_BYTES_MAX`]) and by memory.
 
 mod changes;
+mod disk_table;
 mod document;
 mod error;
 mod machine;
@@ -34,6 +35,8 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+use spindle_reactor::mem::ResidentBytes;
 
 pub use changes::{Change, Hosts, RunningState};
 pub use error::ConfigErrors;
@@ -84,9 +87,15 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads and validates the file at `path` for start or reload, against the current state of the machine.
+    /// Reads and validates the file at `path` for the start, against the current state of the machine.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
-        Config::read(path, &Machine::detect())
+        Config::load_beside(path, ResidentBytes::default())
+    }
+
+    /// As [`Config::load`], for a reload: `retired` is the memory of removed disks that this process has not
+    /// given back yet.
+    pub fn load_beside(path: &Path, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
+        Config::read(path, &Machine::detect().beside(retired))
     }
 
     /// As [`Config::load`], for `spindle check`. Too little available memory is a note in the plan, because a
@@ -115,10 +124,11 @@ impl Config {
         Config { source: None, text, plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
     }
 
-    /// Validates `text` against the machine. The result has the source file of this configuration.
-    pub fn with_text(&self, text: String) -> Result<Config, ConfigErrors> {
+    /// Validates `text` against the machine. The result has the source file of this configuration. `retired`
+    /// as of [`Config::load_beside`].
+    pub fn with_text(&self, text: String, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
         let path = self.source.as_deref().unwrap_or(Path::new("configuration"));
-        let plan = parse(&text, path, &Machine::detect())?;
+        let plan = parse(&text, path, &Machine::detect().beside(retired))?;
         Ok(Config { source: self.source.clone(), text, plan })
     }
 

@@ -1,6 +1,7 @@
 //! [`Plan`]: a validated configuration in typed form, the input of `spindle serve`. Also formats caches,
 //! delays and the `nvme connect` command.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -242,6 +243,14 @@ pub struct SubsystemPlan {
     pub namespaces: Vec<NamespacePlan>,
 }
 
+impl SubsystemPlan {
+    /// Returns true if the subsystem has a namespace that is equal to this one.
+    pub fn has(&self, namespace: &NamespacePlan) -> bool {
+        let at = self.namespaces.binary_search_by_key(&namespace.nsid, |own| own.nsid);
+        at.is_ok_and(|at| self.namespaces[at] == *namespace)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespacePlan {
     /// 1 ..= `NSID_MAX`.
@@ -293,6 +302,11 @@ impl Plan {
 
     pub fn disk(&self, name: &str) -> Option<&DiskPlan> {
         self.disks.iter().find(|disk| disk.name == name)
+    }
+
+    /// Returns the disks by name, for look-ups of many.
+    pub fn disks_by_name(&self) -> HashMap<&str, &DiskPlan> {
+        self.disks.iter().map(|disk| (disk.name.as_str(), disk)).collect()
     }
 
     pub fn listeners_of(&self, subsystem: &SubsystemPlan) -> impl Iterator<Item = &ListenerPlan> {

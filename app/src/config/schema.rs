@@ -179,8 +179,8 @@ static POOL: &[Key] = &[
     )
     .about(
         "Buffers of one size, for each core. Used by disks that have no memory of their own, and by Compare \
-         and Copy. Where there is none, commands wait, in order; they do not fail. A connection that holds \
-         more than what is left free waits, too.",
+         and Copy. Where there is none, commands wait, in order; they do not fail. Of each zone every host \
+         leaves a part to the others, and waits when it has its share.",
     ),
     key("admin_buffer", Kind::Size { min: 8192, max: 1 << 20, multiple: 4096 }, "\"16KiB\"").about(
         "Size of the buffers that only admin and Fabrics commands take, so that keep-alive and Connect pass \
@@ -206,9 +206,9 @@ static ZONE: &[Key] = &[
 
 static LIMITS: &[Key] = &[
     key("queue_entries", Kind::Integer { min: 2, max: 1024 }, "256").about(
-        "Most entries of a queue: twice what Linux asks for, since a queue holds one command less than \
-         it has entries, and 128 commands are a common depth. A connection's tables are as long as its \
-         host asks; each entry that is used costs some hundred bytes.",
+        "Most entries of an I/O queue: twice what Linux asks for, since a queue holds one command less \
+         than it has entries, and 128 commands are a common depth. An admin queue may always have 32. A \
+         connection's tables are as long as its host asks; each entry that is used costs some hundred bytes.",
     ),
     key("transfer", Kind::Size { min: 4096, max: TRANSFER_BYTES_MAX, multiple: 4096 }, "\"1MiB\"").about(
         "Most bytes of one command (MDTS), a power of two. Larger commands gain no rate, and hold their \
@@ -225,11 +225,13 @@ static LIMITS: &[Key] = &[
     ),
     key("connections", Kind::Integer { min: 1, max: SLAB_ENTRIES_MAX as u64 }, "2048").about(
         "Most connections of the process. The next one takes the place of the oldest that has not sent \
-         Connect; where all have, it is refused at once, and counted. It bounds memory and open files.",
+         Connect or is of a discovery controller; where there is none, it is refused at once, and counted. \
+         It bounds memory and open files.",
     ),
     key("unconnected_per_address", Kind::Integer { min: 0, max: SLAB_ENTRIES_MAX as u64 }, "256").about(
         "Most connections from one address, over TCP and RDMA together, that have not sent Connect; the next \
-         one is refused at once. A Linux host opens one for each queue of a controller before it connects \
+         one is refused at once. As many discovery controllers of one address are taken. A Linux host \
+         opens one for each queue of a controller before it connects \
          the first: enough for four of the largest at the same moment. 0: no limit.",
     ),
     key("disk_commands", Kind::Integer { min: 1, max: 4096 }, "256").about(
@@ -541,7 +543,7 @@ static REFERRAL: &[Key] = &[
 
 static DISCOVERY: &[Key] = &[key("keep_alive_ms", Kind::Integer { min: 1000, max: DAY_MS }, "120000").about(
     "A discovery connection that asks for no keep-alive and is silent for this long is closed. The two \
-     minutes of the specification.",
+     minutes of the specification. More than this, or than two minutes if this is less, cannot be asked for.",
 )];
 
 static LOG: &[Key] = &[

@@ -10,6 +10,7 @@
 //! of other origins are left out with their namespaces. [`Plan::absent`] lists those origins, and a later
 //! [`Plan::snapshot`] adds their disks.
 
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,13 +19,15 @@ use nvme_spec::nqn::Nqn;
 use spindle_disk::file::{FileDisk, FileSpec};
 use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
 use spindle_disk::{
-    CacheChange, CachedDisk, DelayDisk, DiskSource, NullDisk, NullSpec, OpenError, RamDisk, RamSpec,
-    ResizeError, signature,
+    CacheChange, CachedDisk, DelayDisk, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError,
+    signature,
 };
 use spindle_nvme_pcie::{DriveError, PciAddress};
 use spindle_target::counters::NamespaceCounters;
-use spindle_target::snapshot::{DiskId, Listener, Namespace, Referral, Snapshot, Subsystem};
+use spindle_target::discovery::DiscoveryLogs;
+use spindle_target::snapshot::{Listener, Namespace, Referral, Snapshot, Subsystem};
 
+use super::disk_table::{DiskTable, Source};
 use super::machine::{self, PathState};
 use super::origin::{DriveSource, Opened, Origin};
 use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
@@ -43,8 +46,6 @@ pub enum SnapshotError {
     #[error("{0}")]
     Other(String),
 }
-
-type Source = Arc<dyn DiskSource>;
 
 impl Plan {
     /// Builds the snapshot that replaces `previous`; [`Plan::changes_from`] must contain no refused change.
@@ -77,9 +78,10 @@ impl Plan {
         persist: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, SnapshotError> {
         let listeners = self.listeners_after(previous)?;
-        let disks = self.open_disks(previous, drives, opened)?;
-        let resizes = PreparedResizes::prepare(self.size_changes(&disks))?;
-        let caches = self.cache_changes(&disks)?;
+        let plans = self.disks_by_name();
+        let disks = self.open_disks(previous, &plans, drives, opened)?;
+        let resizes = PreparedResizes::prepare(size_changes(&disks, &plans))?;
+        let caches = cache_changes(&disks, &plans)?;
         persist().map_err(|error| {
             SnapshotError::Other(format!("the configuration's file cannot be replaced: {error}"))
         })?;
@@ -92,12 +94,15 @@ impl Plan {
             address: referral.address,
             port_id,
         });
+        let (disks, slots) = disks.into_parts();
         Ok(Arc::new(Snapshot {
             generation: previous.map_or(1, |previous| previous.generation + 1),
             disks,
+            slots,
             listeners,
             subsystems,
             referrals: referrals.collect(),
+            discovery_logs: DiscoveryLogs::default(),
             limits: self.limits.controller.clone(),
         }))
     }
@@ -137,32 +142,29 @@ impl Plan {
     /// Returns the origins of this plan's disks that are not open in `snapshot`, without duplicates.
     pub fn absent(&self, snapshot: Option<&Snapshot>) -> Vec<Origin> {
         let disks = snapshot.map_or(&[][..], |snapshot| &snapshot.disks);
-        let is_open = |plan: &DiskPlan| disks.iter().flatten().any(|disk| disk.name() == plan.name);
+        let open: HashSet<_> = disks.iter().flatten().map(|disk| disk.name()).collect();
         let mut absent = Vec::new();
-        for plan in self.disks.iter().filter(|plan| !is_open(plan)) {
+        for plan in self.disks.iter().filter(|plan| !open.contains(plan.name.as_str())) {
             let origin = self.origin(plan);
             absent.extend(origin.filter(|origin| !absent.contains(origin)));
         }
         absent
     }
 
-    /// Returns the disks, indexed by [`DiskId`]: those of `previous` under their identifiers, then new disks,
-    /// which it opens. A removed disk becomes `None`, so that its identifier is not reused. A disk whose
+    /// Returns the disks: those of `previous` in their slots, then new disks, which it opens. A disk whose
     /// origin is not open is left out.
     fn open_disks(
         &self,
         previous: Option<&Snapshot>,
+        plans: &HashMap<&str, &DiskPlan>,
         drives: &dyn DriveSource,
         opened: &[Opened],
-    ) -> Result<Vec<Option<Source>>, SnapshotError> {
-        let before = previous.map(|previous| previous.disks.as_slice()).unwrap_or_default();
-        let is_kept = |disk: &&Source| self.disk(disk.name()).is_some();
-        let mut disks: Vec<Option<Source>> =
-            before.iter().map(|disk| disk.as_ref().filter(is_kept).cloned()).collect();
-        let mut new = Vec::with_capacity(self.disks.len());
+    ) -> Result<DiskTable, SnapshotError> {
+        let mut disks = DiskTable::after(previous, |name| plans.contains_key(name));
+        let mut new = Vec::new();
         for plan in &self.disks {
-            match disks.iter().flatten().find(|disk| disk.name() == plan.name) {
-                Some(disk) => check_medium(plan, disk, false)?,
+            match disks.find(&plan.name) {
+                Some((disk, ..)) => check_medium(plan, disk, false)?,
                 None => new.push(plan),
             }
         }
@@ -171,44 +173,24 @@ impl Plan {
             let disk = with_cache(plan, with_delay(plan, disk)?)?;
             check_medium(plan, &disk, true)?;
             log_signatures(plan);
-            disks.push(Some(disk));
+            disks.add(disk);
         }
         Ok(disks)
-    }
-
-    /// Returns the open disks whose size differs from the plan, with the planned size in bytes. Leaves out
-    /// `nvme`, `ng` and `remote` disks, whose size is that of their namespace.
-    fn size_changes(&self, disks: &[Option<Source>]) -> Vec<(Source, u64)> {
-        let size = |disk: &Source| {
-            let plan = self.disk(disk.name())?;
-            let is_other = !plan.kind.has_drive_geometry() && disk.geometry().bytes() != plan.bytes;
-            is_other.then(|| (Arc::clone(disk), plan.bytes))
-        };
-        disks.iter().flatten().filter_map(size).collect()
-    }
-
-    /// Prepares the changes of the caches that differ from the plan.
-    fn cache_changes(&self, disks: &[Option<Source>]) -> Result<Vec<(Source, CacheChange)>, SnapshotError> {
-        let mut changes = Vec::new();
-        for disk in disks.iter().flatten() {
-            let Some(plan) = self.disk(disk.name()) else { continue };
-            changes.extend(disk.prepare_cache(plan.cache.as_ref())?.map(|change| (Arc::clone(disk), change)));
-        }
-        Ok(changes)
     }
 
     fn subsystem(
         &self,
         plan: &SubsystemPlan,
-        disks: &[Option<Source>],
+        disks: &DiskTable,
         listeners: &[Listener],
         previous: Option<&Snapshot>,
     ) -> Arc<Subsystem> {
         let before = previous.and_then(|previous| previous.subsystem(&plan.nqn));
         let highest = plan.namespaces.last().map_or(0, |namespace| namespace.nsid);
         let nqn = &plan.nqn;
+        let mut plans = plan.namespaces.iter().peekable();
         let namespaces = (1..=highest).map(|nsid| {
-            let plan = plan.namespaces.iter().find(|namespace| namespace.nsid == nsid)?;
+            let plan = plans.next_if(|namespace| namespace.nsid == nsid)?;
             let before = before.and_then(|before| before.namespace(nsid));
             self.namespace(nqn, plan, disks, before)
         });
@@ -234,33 +216,55 @@ impl Plan {
         &self,
         nqn: &Nqn,
         plan: &NamespacePlan,
-        disks: &[Option<Source>],
+        disks: &DiskTable,
         before: Option<&Arc<Namespace>>,
     ) -> Option<Arc<Namespace>> {
-        let is_it = |disk: &Option<Source>| disk.as_ref().is_some_and(|disk| disk.name() == plan.disk);
-        let disk = DiskId(disks.iter().position(is_it)?);
-        let source = Arc::clone(disks.get(disk.0)?.as_ref()?);
-        // Disk identifiers are never reused, so `life` is unique for each disk of this process.
-        let (life, far) = (identity::life(disk.0), source.identity_seed());
+        let (source, disk, number) = disks.find(&plan.disk)?;
+        let (life, far) = (identity::life(number), source.identity_seed());
         let data = match &far {
             Some(far) => Data::Far(far),
             None => Data::Living(&plan.disk, &life),
         };
         let uuid = plan.uuid.unwrap_or_else(|| identity::uuid(nqn, plan.nsid, data));
         let nguid = plan.nguid.unwrap_or_else(|| identity::nguid(nqn, plan.nsid, data));
-        let before =
-            before.filter(|before| before.disk == disk && before.uuid == uuid && before.nguid == nguid);
+        let before = before.filter(|before| {
+            Arc::ptr_eq(&before.source, source) && before.uuid == uuid && before.nguid == nguid
+        });
         let counters = before.map(|before| Arc::clone(&before.counters));
         Some(Arc::new(Namespace {
             nsid: plan.nsid,
             disk,
             geometry: source.geometry(),
-            source,
+            source: Arc::clone(source),
             uuid,
             nguid,
             counters: counters.unwrap_or_else(|| Arc::new(NamespaceCounters::new(self.reactor.cores.len()))),
         }))
     }
+}
+
+/// Returns the open disks whose size differs from the plan, with the planned size in bytes. Leaves out
+/// `nvme`, `ng` and `remote` disks, whose size is that of their namespace.
+fn size_changes(disks: &DiskTable, plans: &HashMap<&str, &DiskPlan>) -> Vec<(Source, u64)> {
+    let size = |disk: &Source| {
+        let plan = plans.get(disk.name())?;
+        let is_other = !plan.kind.has_drive_geometry() && disk.geometry().bytes() != plan.bytes;
+        is_other.then(|| (Arc::clone(disk), plan.bytes))
+    };
+    disks.disks().filter_map(size).collect()
+}
+
+/// Prepares the changes of the caches that differ from the plan.
+fn cache_changes(
+    disks: &DiskTable,
+    plans: &HashMap<&str, &DiskPlan>,
+) -> Result<Vec<(Source, CacheChange)>, SnapshotError> {
+    let mut changes = Vec::new();
+    for disk in disks.disks() {
+        let Some(plan) = plans.get(disk.name()) else { continue };
+        changes.extend(disk.prepare_cache(plan.cache.as_ref())?.map(|change| (Arc::clone(disk), change)));
+    }
+    Ok(changes)
 }
 
 /// Prepared resizes: disks and their new sizes in bytes. Dropped without [`PreparedResizes::commit`], they

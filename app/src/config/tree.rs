@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_pcie::PciAddress;
 
-use super::document::{Errors, Leaf, Location, Node, State, Value};
+use super::document::{Errors, Leaf, Location, Node, Value, preset};
+use super::schema::{Key, Preset};
 
 /// A value with its location in the file, for errors.
 #[derive(Debug, Clone)]
@@ -75,42 +76,59 @@ impl<T> Located<T> {
 
 impl<T: FromValue> Located<T> {
     fn from_leaf(leaf: &Leaf) -> Located<T> {
-        let value = T::from_value(&leaf.value)
-            .unwrap_or_else(|| panic!("{}: asked for by another type", leaf.location.field));
-        Located { value, location: leaf.location.clone() }
+        Located { value: Self::value_of(leaf), location: leaf.location.clone() }
+    }
+
+    fn value_of(leaf: &Leaf) -> T {
+        T::from_value(&leaf.value)
+            .unwrap_or_else(|| panic!("{}: asked for by another type", leaf.location.field))
     }
 }
 
 impl Node {
-    fn state(&self, name: &str) -> &State {
-        self.leaves
-            .get(name)
-            .unwrap_or_else(|| panic!("{}: the schema has no key {name:?}", self.location.field))
+    fn key(&self, name: &str) -> &'static Key {
+        let found = self.keys.iter().find(|key| key.name == name && key.section().is_none());
+        found.unwrap_or_else(|| panic!("{}: the schema has no key {name:?}", self.location.field))
+    }
+
+    /// Returns the entry of a key that the file sets or must set.
+    fn set(&self, name: &str) -> Option<&Option<Leaf>> {
+        let leaf = self.leaves.get(name);
+        debug_assert!(leaf.is_some() || self.key(name).name == name);
+        leaf
     }
 
     /// Returns the value or its default. `None`: the value is invalid or a required key is missing (the error
     /// is recorded), or the key is not set and has no fixed default.
     pub fn find<T: FromValue>(&self, name: &str) -> Option<Located<T>> {
-        match self.state(name) {
-            State::Given(leaf) | State::Preset(leaf) => Some(Located::from_leaf(leaf)),
-            State::Wrong | State::Absent => None,
+        match self.set(name) {
+            Some(leaf) => leaf.as_ref().map(Located::from_leaf),
+            None => {
+                let Key { kind, preset: Preset::Fixed(text), .. } = self.key(name) else { return None };
+                let location = Location { text: (*text).to_owned(), ..self.location.inside(name) };
+                Some(Located::from_leaf(&Leaf { value: preset(kind, text)?, location }))
+            }
         }
     }
 
     /// As [`Node::find`], with `T::default()` instead of `None`. For a key with a fixed default, `None`
     /// occurs only after an error, and then the plan is not used.
     pub fn get<T: FromValue + Default>(&self, name: &str) -> T {
-        self.find(name).map(|at| at.value).unwrap_or_default()
+        // Without the location, which is two strings.
+        match self.leaves.get(name) {
+            Some(Some(leaf)) => Located::<T>::value_of(leaf),
+            Some(None) | None => self.find(name).map(|at| at.value).unwrap_or_default(),
+        }
     }
 
     /// Returns the value if the file sets the key and the value is valid.
     pub fn given<T: FromValue>(&self, name: &str) -> Option<Located<T>> {
-        if let State::Given(leaf) = self.state(name) { Some(Located::from_leaf(leaf)) } else { None }
+        self.set(name)?.as_ref().map(Located::from_leaf)
     }
 
     /// Returns the location of the value if the file sets the key and the value is valid.
     pub fn location_of(&self, name: &str) -> Option<&Location> {
-        if let State::Given(leaf) = self.state(name) { Some(&leaf.location) } else { None }
+        self.set(name)?.as_ref().map(|leaf| &leaf.location)
     }
 
     /// Records an error for a key: at its value if the file sets it, else at the section.
@@ -124,7 +142,7 @@ impl Node {
     /// True if the file does not set the key. False if the value is invalid or a required key is missing, for
     /// which an error is recorded.
     pub fn is_absent(&self, name: &str) -> bool {
-        matches!(self.state(name), State::Absent | State::Preset(_))
+        self.set(name).is_none()
     }
 
     /// Returns the section of a name that may occur once, with defaults if the file leaves it out.

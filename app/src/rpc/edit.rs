@@ -50,7 +50,7 @@ impl Edit<'_> {
     }
 
     fn section(&mut self, nqn: &Nqn) -> Option<&mut Table> {
-        let is_it = |table: &&mut Table| str_value(table, "nqn").is_some_and(|it| it == nqn.to_string());
+        let is_it = |table: &&mut Table| str_value(table, "nqn") == Some(nqn.as_str());
         self.sections("subsystem").iter_mut().find(is_it)
     }
 
@@ -159,13 +159,15 @@ pub fn delete_subsystem(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 
 pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (subsystem, namespace) = (edit.subsystem(args)?, args.object("namespace"));
-    let disks: Vec<_> = edit.plan.disks.iter().map(|disk| disk.name.clone()).collect();
     let disk = namespace.text("bdev_name").unwrap_or_default().to_owned();
-    if !disks.contains(&disk) {
+    if edit.plan.disk(&disk).is_none() {
+        let disks: Vec<_> = edit.plan.disks.iter().map(|disk| disk.name.clone()).collect();
         return Err(unknown_name(&namespace, "bdev_name", "disk", &disks, LIST_DISKS));
     }
     let is_taken = |nsid: &u64| subsystem.namespaces.iter().any(|it| u64::from(it.nsid) == *nsid);
-    let free = (1..).find(|nsid| !is_taken(nsid)).unwrap_or(1);
+    // They are in ascending order.
+    let first_gap = (1..).zip(&subsystem.namespaces).find(|(nsid, it)| u64::from(it.nsid) != *nsid);
+    let free = first_gap.map_or(subsystem.namespaces.len() as u64 + 1, |(nsid, _)| nsid);
     let nsid = match namespace.whole("nsid") {
         Some(nsid) if is_taken(&nsid) => {
             let allowed = format!("the subsystem has a namespace of this number; the lowest free is {free}");

@@ -51,7 +51,10 @@ fn set_size(args: &Args, table: &mut Table) -> Result<(), Failure> {
 /// Adds a disk of `kind`, `ram` or `null`. Without the parameter `name` the disk has the first free name of
 /// `Malloc0`, `Malloc1` and so on.
 pub fn create(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
-    let free = || (0..).map(|at| format!("Malloc{at}")).find(|name| edit.plan.disk(name).is_none());
+    let free = || {
+        let names = edit.plan.disks_by_name();
+        (0..).map(|at| format!("Malloc{at}")).find(|name| !names.contains_key(name.as_str()))
+    };
     let name = args.text("name").map(str::to_owned).or_else(free).unwrap_or_default();
     let mut table = disk(edit, args, &name, kind)?;
     set_size(args, &mut table)?;

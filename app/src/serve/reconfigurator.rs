@@ -9,6 +9,7 @@
 //!
 //! The caller sends the returned snapshots to the cores.
 
+use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,8 +22,10 @@ use spindle_rdma::shell::check_address;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
 use spindle_transport::TransportKind;
+use toml_edit::DocumentMut;
 
 use self::open_attempts::OpenAttempts;
+use self::retired::{RETIRED_MAX, RetiredMemory, memory_of};
 use super::ServeError;
 use super::core_loop::Listening;
 use super::store::{Staged, difference};
@@ -33,6 +36,7 @@ use crate::log::LogControl;
 use crate::rpc::{Edit, Failure};
 
 mod open_attempts;
+mod retired;
 #[cfg(test)]
 mod tests;
 
@@ -65,6 +69,9 @@ impl Refused {
 /// The current configuration and snapshot, and the attempts to open absent drives and far targets.
 pub struct Reconfigurator {
     config: Config,
+    /// The text of `config` as the last change left it, so that the next one need not parse it; `None` after
+    /// the start, a reload and a failed change.
+    document: Option<DocumentMut>,
     /// Changes by the control socket are not written to the file (`--ephemeral`).
     is_ephemeral: bool,
     /// In-capsule data of RDMA receives in bytes, fixed at the start. `None`: no RDMA listener at the start.
@@ -72,6 +79,7 @@ pub struct Reconfigurator {
     /// When a reload or change last removed an RDMA listener.
     rdma_closed: Option<Instant>,
     snapshot: Arc<Snapshot>,
+    retired: RetiredMemory,
     attempts: OpenAttempts,
     /// Why a new size cannot be served, as of the last [`Reconfigurator::poll`]; each reason is logged once.
     /// Empty: no failure.
@@ -134,10 +142,12 @@ impl Reconfigurator {
         let rdma_capsule = config.plan().rdma_capsule();
         Ok(Reconfigurator {
             config,
+            document: None,
             is_ephemeral,
             rdma_capsule,
             rdma_closed: None,
             snapshot,
+            retired: RetiredMemory::default(),
             attempts,
             size_error,
             listeners,
@@ -174,7 +184,9 @@ impl Reconfigurator {
             );
             return None;
         };
-        let next = Config::load(&path).map_err(|errors| Refused::Lines(errors.lines().collect()));
+        let load = |retired| Config::load_beside(&path, retired);
+        let next = self.retired.validate_beside(RETIRED_MAX, load);
+        let next = next.map_err(|errors| Refused::Lines(errors.lines().collect()));
         match next.and_then(|next| self.apply(next, log, &mut || Ok(()))) {
             Ok(snapshot) => return Some(snapshot),
             Err(Refused::Lines(lines)) => {
@@ -199,19 +211,25 @@ impl Reconfigurator {
         edit: impl FnOnce(&mut Edit<'_>) -> Result<Value, Failure>,
     ) -> Result<(Value, Option<Arc<Snapshot>>), Failure> {
         let file = self.file_to_keep()?;
-        let text = self.config.text();
-        let document = text.parse().map_err(|error: toml_edit::TomlError| {
-            Failure::system(format!("the configuration cannot be changed: {error}"))
-        })?;
+        let document = match self.document.take() {
+            Some(document) => document,
+            None => self.config.text().parse().map_err(|error: toml_edit::TomlError| {
+                Failure::system(format!("the configuration cannot be changed: {error}"))
+            })?,
+        };
         let has_rdma = self.rdma_capsule.is_some();
         let mut edited = Edit { document, plan: self.config.plan(), has_rdma };
         let result = edit(&mut edited)?;
-        let text = edited.document.to_string();
+        let Edit { document, .. } = edited;
+        let text = document.to_string();
         if text == self.config.text() {
+            self.document = Some(document);
             return Ok((result, None));
         }
         let refused = |lines: Vec<String>| Failure::refused(lines.join("\n"));
-        let next = self.config.with_text(text).map_err(|errors| refused(errors.lines().collect()))?;
+        let validate = |retired| self.config.with_text(text.clone(), retired);
+        let next = self.retired.validate_beside(RETIRED_MAX, validate);
+        let next = next.map_err(|errors| refused(errors.lines().collect()))?;
         // Writes the new text to stable storage before anything is changed, so that only the rename can fail
         // later.
         let staged = file.as_deref().map(|file| Staged::new(file, next.text()));
@@ -229,7 +247,10 @@ impl Reconfigurator {
             staged.take().map_or(Ok(()), Staged::commit)
         };
         match self.apply(next, log, &mut keep) {
-            Ok(snapshot) => Ok((result, Some(snapshot))),
+            Ok(snapshot) => {
+                self.document = Some(document);
+                Ok((result, Some(snapshot)))
+            }
             Err(refusal) => {
                 if is_kept && let Some(file) = &file {
                     restore_file(file, &old);
@@ -276,7 +297,8 @@ impl Reconfigurator {
         log: &LogControl,
         keep: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, Refused> {
-        let is_open = |name: &str| self.snapshot.disks.iter().flatten().any(|disk| disk.name() == name);
+        let open: HashSet<_> = self.snapshot.disks.iter().flatten().map(|disk| disk.name()).collect();
+        let is_open = |name: &str| open.contains(name);
         let state = RunningState { is_open: &is_open, rdma_capsule: self.rdma_capsule };
         let changes = next.plan().changes_from(self.config.plan(), &state);
         let refused: Vec<_> = changes.iter().filter(|change| change.is_refused()).collect();
@@ -291,12 +313,17 @@ impl Reconfigurator {
         let absent = next.plan().absent(Some(&self.snapshot));
         let opened: Vec<Opened> = absent.iter().filter_map(|origin| self.already_open(origin)).collect();
         let drives = &*self.attempts.origins().drives;
+        let memory = memory_of(&self.snapshot);
         let snapshot = next.plan().snapshot_and_persist(Some(&self.snapshot), drives, &opened, keep);
+        // Also after an error, which may come after a cache was replaced.
+        let now = snapshot.as_ref().map_or_else(|_| memory_of(&self.snapshot), |next| memory_of(next));
+        self.retired.add(memory, &now);
         let snapshot = snapshot.map_err(Refused::cause)?;
         for change in &changes {
             tracing::info!("reload: {change}");
         }
-        let notes = next.plan().notes.iter().filter(|note| !self.plan().notes.contains(note));
+        let known: HashSet<_> = self.plan().notes.iter().collect();
+        let notes = next.plan().notes.iter().filter(|note| !known.contains(note));
         notes.for_each(|note| tracing::warn!("{note}"));
         log.set_level(next.plan().log.level);
         if changes.iter().any(|it| matches!(it, Change::ListenerRemoved(TransportKind::Rdma, _))) {
@@ -305,6 +332,7 @@ impl Reconfigurator {
         let generation = snapshot.generation;
         tracing::info!(generation, changes = changes.len(), "configuration read again");
         self.config = next;
+        self.document = None;
         self.sockets.retain(|(socket, _)| socket.strong_count() > 0);
         self.sockets.extend(downgrade(&sockets));
         self.listeners = sockets;

@@ -12,6 +12,7 @@
 //! Only the cores own RDMA devices and registrations, so that a removed device is closed once the cores drop
 //! it.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -101,10 +102,8 @@ impl RegistrarThread {
 
     /// Registers the pools with disks that are new in `next`, before the cores open them.
     fn prepare(&self, known: &[Weak<dyn DiskSource>], next: &Snapshot) {
-        let is_known = |source: &&Arc<dyn DiskSource>| {
-            let address = Arc::as_ptr(source).cast::<()>();
-            known.iter().any(|known| known.as_ptr().cast::<()>() == address)
-        };
+        let known: HashSet<_> = known.iter().map(|known| known.as_ptr().cast::<()>()).collect();
+        let is_known = |source: &&Arc<dyn DiskSource>| known.contains(&Arc::as_ptr(source).cast::<()>());
         for source in next.disks.iter().flatten().filter(|source| !is_known(source)) {
             self.pools.iter().for_each(|pool| source.prepare(pool));
         }

@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Pool};
+use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Holder, Pool};
 
 use super::ahead::{Fetch, Streams};
 use super::counts::{CoreCounts, NO_HOST};
@@ -582,12 +582,17 @@ impl CachedCore {
         self.ready.push_back(Done { token, result: Ok(()), buf: Some(data) });
     }
 
-    /// Passes a read to the inner disk, with a buffer of the pool. Without a free buffer the read waits.
+    /// Passes a read to the inner disk, with a buffer of the pool that its host is charged for. Without a
+    /// buffer in the host's share the read waits, and claims the next one.
     fn pass_around(&mut self, slot: u32, token: Token) {
         let Some((read, context)) = self.cache.read(slot) else { return };
         read.plan.clear(&context);
         let (request, bytes) = (read.request, read.plan.bytes);
-        let Some(buf) = self.pool.take(bytes) else { return self.waiting.push_back(slot) };
+        let share = self.pool.share(Holder::host(request.client));
+        let Some(buf) = share.take(bytes) else {
+            share.claim(bytes);
+            return self.waiting.push_back(slot);
+        };
         self.cache.end_read(slot);
         if let Some(done) = self.forward(token, Call::Op(request, Some(buf))) {
             self.ready.push_back(done);

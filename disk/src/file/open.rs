@@ -177,9 +177,7 @@ impl Opening<'_> {
         }
         let path = &self.spec.path;
         if self.spec.is_direct {
-            match self.busy.retry(|| {
-                rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())
-            }) {
+            match self.busy.retry(|| rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())) {
                 Ok(file) => {
                     self.facts.is_direct = true;
                     return Ok(File::from(file));

@@ -82,8 +82,8 @@ pub(super) struct Opened {
     pub(super) facts: NgFacts,
 }
 
-/// Opens and locks the namespace of `spec`. The lock is retried for [`LOCK_WAIT`]: the kernel keeps the lock of
-/// a dead process until the I/O in flight of its rings has ended.
+/// Opens and locks the namespace of `spec`. The lock is retried for [`LOCK_WAIT`]: the kernel keeps the
+/// lock of a dead process until the I/O in flight of its rings has ended.
 pub(super) fn open(disk: &str, spec: &NgSpec) -> Result<Opened, OpenError> {
     let path = spec.path.display();
     let system = |verb: String| move |source: io::Error| OpenError::system(disk, verb, source);
@@ -137,8 +137,9 @@ fn to_io_error(error: PassError) -> io::Error {
 }
 
 /// Opens the block device of the same namespace exclusively. Fails with EBUSY at the deadline of `busy`
-/// while the device is mounted, and prevents a later mount. Returns `None` for read-only disks, which share the
-/// device. Opens for reading only, because udev probes a disk again after the close of a writable descriptor.
+/// while the device is mounted, and prevents a later mount. Returns `None` for read-only disks, which
+/// share the device. Opens for reading only, because udev probes a disk again after the close of a
+/// writable descriptor.
 fn open_exclusive(place: &NgBlockDevice, is_read_only: bool, busy: &Busy<'_>) -> Result<Option<File>, Errno> {
     if is_read_only {
         return Ok(None);

@@ -13,6 +13,9 @@ use crate::sqe::Sqe;
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
 /// Largest CNTLID of a controller; FFF0h and above are reserved (Base 2.0 section 5.17.2.1).
 pub const CNTLID_MAX: u16 = 0xffef;
+/// Entries of an admin queue that every controller supports: the least value of ASQSZ in the discovery log.
+/// Linux hosts always request as many. CAP.MQES is the limit of I/O queues and does not apply.
+pub const ADMIN_QUEUE_ENTRIES: u16 = 32;
 
 /// Dword 10 of Connect.
 #[bitfield(u32)]

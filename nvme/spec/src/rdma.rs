@@ -13,9 +13,6 @@ pub const PRIVATE_BYTES: usize = 32;
 /// Size of [`CmReject`] in bytes.
 pub const REJECT_BYTES: usize = 4;
 
-/// Admin queue entries that a Linux host requests; also the maximum that a Linux target accepts.
-pub const ADMIN_QUEUE_ENTRIES: u16 = 32;
-
 wire! {
     /// RDMA_CM_REQUEST private data, sent by the host.
     pub struct CmRequest[PRIVATE_BYTES] {
@@ -209,7 +206,7 @@ mod tests {
             (back.qid(), back.host_receives(), back.host_sends(), back.cntlid()),
             (258, 772, 772, 1286)
         );
-        let admin = CmRequest::new(0, ADMIN_QUEUE_ENTRIES, 0);
+        let admin = CmRequest::new(0, 32, 0);
         assert_eq!(admin.as_bytes()[..10], [0, 0, 0, 0, 32, 0, 31, 0, 0, 0]);
         let most = CmRequest { hsqsize_z: U16::new(u16::MAX), ..admin };
         assert_eq!(most.host_sends(), 65_536);

@@ -10,6 +10,8 @@ use spindle_rdma_verbs::{Access, CompletionQueue, Device, Domain, MemoryRegion, 
 use spindle_reactor::mem::{Area, SealedFrames};
 use spindle_reactor::net::Waker;
 
+use crate::service::CONNECTIONS_MAX;
+
 /// Time that a domain is kept without a connection: a registration takes seconds for a large cache.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
@@ -19,7 +21,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 /// A cache's memory, registered with one device in a domain of its own.
 pub(crate) struct CacheDomain {
     pub(crate) domain: Arc<Domain>,
-    /// Completion queue that queue pairs need; nothing completes to it.
+    /// Completion queue of the probes, each connection's one.
     pub(crate) queue: CompletionQueue,
     frames_region: MemoryRegion,
     seals_region: MemoryRegion,
@@ -41,7 +43,8 @@ impl CacheDomain {
         let (bytes, took_ms) = (frames_region.bytes(), begin.elapsed().as_millis());
         let device_name = device.name();
         tracing::info!(device = device_name, bytes, took_ms, "a cache is registered for optimistic reads");
-        let queue = CompletionQueue::new(device, 1, 0, None)?;
+        let entries = device.limits().cqe.min(u32::try_from(CONNECTIONS_MAX).unwrap_or(u32::MAX));
+        let queue = CompletionQueue::new(device, entries, 0, None)?;
         // Not the time at which it began: a registration may take longer than IDLE_MAX.
         let (frames, used) = (Arc::clone(frames), Instant::now());
         Ok(CacheDomain { domain, queue, frames_region, seals_region, frames, used })
@@ -67,7 +70,9 @@ impl CacheDomain {
     }
 
     fn is_of(&self, device: &Arc<Device>, frames: &Arc<dyn SealedFrames>) -> bool {
-        Arc::ptr_eq(self.device(), device) && Arc::ptr_eq(&self.frames, frames)
+        // Without its queue no connection can be probed.
+        let is_sound = !self.queue.is_broken();
+        is_sound && Arc::ptr_eq(self.device(), device) && Arc::ptr_eq(&self.frames, frames)
     }
 }
 
@@ -181,6 +186,11 @@ impl Domains {
         true
     }
 
+    /// All domains, to poll their queues.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut CacheDomain> {
+        self.domains.iter_mut()
+    }
+
     /// Devices of the domains.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &Arc<Device>> {
         let registering = self.registration.iter().map(|it| &it.device);
@@ -193,15 +203,15 @@ impl Domains {
         self.registration.take_if(|it| is_it(&it.device)).is_some()
     }
 
-    /// Drops the domains that `is_used` has not found in use for [`IDLE_MAX`]; those of caches that were
-    /// removed at once.
+    /// Drops the domains that `is_used` has not found in use for [`IDLE_MAX`]; at once those of caches that
+    /// were removed, and those whose queue has failed.
     pub(crate) fn drop_idle(&mut self, now: Instant, is_used: impl Fn(&Arc<Domain>) -> bool) {
         let is_over = |it: &mut CacheDomain| {
             if is_used(&it.domain) {
                 it.used = now;
                 return false;
             }
-            !it.frames.is_open() || now.saturating_duration_since(it.used) > IDLE_MAX
+            !it.frames.is_open() || it.queue.is_broken() || now.saturating_duration_since(it.used) > IDLE_MAX
         };
         give_back(self.domains.extract_if(.., is_over).collect());
     }

@@ -65,9 +65,9 @@ impl<O: Owner> Grants<O> {
         self.tokens.lock().remove(token).filter(|grant| !grant.is_expired(now))
     }
 
-    /// Removes tokens that are too old, which keep their cache's memory.
+    /// Removes tokens that are too old, and those of caches that are removed: they keep the cache's memory.
     pub(crate) fn expire(&self, now: Instant) {
-        self.tokens.lock().retain(|_, grant| !grant.is_expired(now));
+        self.tokens.lock().retain(|_, grant| !grant.is_expired(now) && grant.frames.is_open());
     }
 }
 
@@ -107,6 +107,17 @@ mod tests {
         grants.expire(late);
         assert!(grants.redeem(&tokens[2], now).is_none(), "it was removed");
         assert_eq!(Arc::strong_count(&frames), 1, "no token keeps the memory");
+    }
+
+    #[test]
+    fn a_token_does_not_keep_the_memory_of_a_removed_cache() {
+        let (grants, stays, goes) = (Grants::default(), frames(), frames());
+        for frames in [&stays, &goes] {
+            assert!(grants.issue(0, Arc::clone(frames)).is_some());
+        }
+        goes.close();
+        grants.expire(Instant::now());
+        assert_eq!((Arc::strong_count(&stays), Arc::strong_count(&goes)), (2, 1));
     }
 
     #[test]

@@ -11,14 +11,15 @@ use nvme_spec::optimistic::{OptimisticReject, OptimisticRequest, OptimisticStatu
 use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_rdma_verbs::{
-    CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, Device, Domain, QueuePair,
-    QueuePairConfig, VerbsError,
+    CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, Device, Domain, Operation, POLL_BATCH,
+    QueuePair, QueuePairConfig, SendData, VerbsError,
 };
 use spindle_reactor::mem::SealedFrames;
 use spindle_reactor::net::Waker;
 
 use crate::domains::{CacheDomain, Domains};
 use crate::grants::{Grant, Grants, Owner};
+use crate::probes::{Probe, Probed, is_over};
 
 /// Most optimistic queue pairs of the process.
 pub const CONNECTIONS_MAX: usize = 1024;
@@ -96,7 +97,9 @@ impl<O: Owner> Service<O> {
             orders: receive,
             waker: waker.clone(),
             refusals: Refusals::default(),
-            ended: (0, None),
+            ended: EndCount::default(),
+            lost: EndCount::default(),
+            next_probe_id: 0,
         };
         std::thread::Builder::new().name("optimistic".to_owned()).spawn(move || work.run())?;
         Ok(Service { grants, port, orders, waker })
@@ -135,6 +138,19 @@ struct Connection<O> {
     id: CmId,
     grant: Grant<O>,
     domain: Arc<Domain>,
+    probe: Probe,
+}
+
+impl<O> Probed for Connection<O> {
+    fn probe(&mut self) -> &mut Probe {
+        &mut self.probe
+    }
+
+    fn post(&mut self, id: u64) -> Result<(), VerbsError> {
+        let mut batch = self.queue_pair.batch();
+        batch.add(id, true, Operation::Write { address: 0, key: 0 }, SendData::Local(&[]))?;
+        batch.submit()
+    }
 }
 
 impl<O> Connection<O> {
@@ -173,8 +189,36 @@ struct ServiceThread<O> {
     orders: Receiver<Order>,
     waker: Waker,
     refusals: Refusals,
-    /// Connections that were ended and are not logged yet, and the peer of the last one.
-    ended: (usize, Option<SocketAddr>),
+    /// Connections that were ended as their grant is not valid any more.
+    ended: EndCount,
+    /// Connections that were ended by their probes.
+    lost: EndCount,
+    /// Id of the probes of the next connection.
+    next_probe_id: u64,
+}
+
+/// Connections that were ended and are not logged yet, and the peer of the last one.
+#[derive(Default)]
+struct EndCount(usize, Option<SocketAddr>);
+
+impl EndCount {
+    fn add<O>(&mut self, ended: &[Connection<O>]) {
+        if let Some(last) = ended.last() {
+            *self = EndCount(self.0 + ended.len(), last.id.peer_address());
+        }
+    }
+
+    /// At most one line for each call.
+    fn log(&mut self, why: &str) {
+        if let EndCount(count @ 1.., peer) = std::mem::take(self) {
+            let peer = peer.map(tracing::field::display);
+            tracing::info!(
+                count,
+                peer,
+                "optimistic connections ended: {why}; the peer is that of the last one"
+            );
+        }
+    }
 }
 
 impl<O: Owner> ServiceThread<O> {
@@ -186,12 +230,11 @@ impl<O: Owner> ServiceThread<O> {
                 next_idle = now + IDLE_PERIOD;
                 self.listen();
                 self.grants.expire(now);
-                let connections = &self.connections;
-                self.domains.drop_idle(now, |domain| {
-                    connections.values().any(|connection| Arc::ptr_eq(&connection.domain, domain))
-                });
                 self.refusals.log();
-                self.log_ended();
+                // A host may connect and reset its controller again and again.
+                self.ended
+                    .log("their host may not have them, or their controller, namespace or cache is gone");
+                self.lost.log("their client does not answer, or its READ was not allowed");
             }
             let mut done = Vec::new();
             loop {
@@ -211,6 +254,11 @@ impl<O: Owner> ServiceThread<O> {
                 done.iter().for_each(|done| _ = done.send(()));
                 ended.into_iter().for_each(Connection::close);
                 self.check_devices();
+                self.probe(now);
+                let connections = &self.connections;
+                self.domains.drop_idle(now, |domain| {
+                    connections.values().any(|connection| Arc::ptr_eq(&connection.domain, domain))
+                });
             }
             if self.domains.take_registered() {
                 self.accept_waiting();
@@ -361,7 +409,9 @@ impl<O: Owner> ServiceThread<O> {
                 tracing::debug!(peer, "an optimistic connection");
                 grant.owner.on_connected();
                 let domain = Arc::clone(&cache.domain);
-                self.connections.insert(id.token(), Connection { queue_pair, id, grant, domain });
+                let probe = Probe::new(self.next_probe_id, Instant::now());
+                self.next_probe_id += 1;
+                self.connections.insert(id.token(), Connection { queue_pair, id, grant, domain, probe });
             }
             Err(error) => self.refuse(&id, &error.into()),
         }
@@ -377,14 +427,9 @@ impl<O: Owner> ServiceThread<O> {
     fn check_grants(&mut self) -> Vec<Connection<O>> {
         let is_valid = &self.hooks.is_valid;
         let is_over = |_: &CmToken, it: &mut Connection<O>| !is_valid(&it.grant.owner, &it.grant.frames);
-        let mut ended = Vec::new();
-        for (_, mut connection) in self.connections.extract_if(is_over) {
-            connection.end();
-            ended.push(connection);
-        }
-        if let Some(last) = ended.last() {
-            self.ended = (self.ended.0 + ended.len(), last.id.peer_address());
-        }
+        let mut ended: Vec<_> = self.connections.extract_if(is_over).map(|(_, it)| it).collect();
+        ended.iter_mut().for_each(Connection::end);
+        self.ended.add(&ended);
         let is_over = |it: &mut Request<O>| !is_valid(&it.grant.owner, &it.grant.frames);
         for request in self.waiting.extract_if(.., is_over).collect::<Vec<_>>() {
             let why = "its host may not have it any more, or its namespace or cache is gone".to_owned();
@@ -393,17 +438,35 @@ impl<O: Owner> ServiceThread<O> {
         ended
     }
 
-    /// At most one line per second: a host may connect and reset its controller again and again.
-    fn log_ended(&mut self) {
-        if let (count @ 1.., peer) = std::mem::take(&mut self.ended) {
-            let peer = peer.map(tracing::field::display);
-            tracing::info!(
-                count,
-                peer,
-                "optimistic connections ended: their host may not have them, or their controller, namespace \
-                 or cache is gone; the peer is that of the last one"
-            );
+    /// Takes the completions of probes, posts those that are due, and ends the connections that are over.
+    fn probe(&mut self, now: Instant) {
+        let mut completed = HashMap::new();
+        for cache in self.domains.iter_mut() {
+            // Ends: what was posted has been posted before.
+            while cache.queue.poll(|it| _ = completed.insert(it.id, it.is_ok)) == POLL_BATCH {}
         }
+        for connection in self.connections.values_mut() {
+            if let Some(is_ok) = completed.get(&connection.probe.id()) {
+                connection.probe.completed(*is_ok, now);
+            }
+        }
+        let mut ended = Vec::new();
+        for cache in self.domains.iter_mut() {
+            let is_of = |it: &Connection<O>| Arc::ptr_eq(&it.domain, &cache.domain);
+            let posted = self.connections.values().filter(|it| is_of(it) && it.probe.is_posted()).count();
+            // Completions fit the queue: between two passes each connection has one at most.
+            let mut room = (cache.queue.entries() as usize).saturating_sub(posted);
+            ended.extend(self.connections.extract_if(|_, it| {
+                let was_posted = it.probe.is_posted();
+                let is_over = is_of(it) && is_over(it, room > 0, now);
+                room -= usize::from(it.probe.is_posted() && !was_posted);
+                is_over
+            }));
+        }
+        let mut ended: Vec<_> = ended.into_iter().map(|(_, it)| it).collect();
+        ended.iter_mut().for_each(Connection::end);
+        self.lost.add(&ended);
+        ended.into_iter().for_each(Connection::close);
     }
 
     /// Drops devices that are lost. soft-RoCE sends no event before its users have gone.

@@ -176,6 +176,12 @@ impl MemoryRegion {
         })
     }
 
+    /// Returns the memory that contains the region.
+    #[must_use]
+    pub fn area(&self) -> &Area {
+        &self.area
+    }
+
     /// Returns the key for this side's work requests.
     #[must_use]
     pub fn local_key(&self) -> u32 {

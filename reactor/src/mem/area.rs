@@ -2,7 +2,7 @@
 //! pages are never released to the kernel before the memory is unmapped.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::buf::{ZEROES_BYTES, zeroes};
 use super::region::{PageSizes, Pages, Region, RegionError};
@@ -71,6 +71,13 @@ impl Area {
         self.region.as_ref().map_or(PageSizes::Base, |region| region.collapse_to_huge())
     }
 
+    /// Returns false once the RAM disk or cache of this memory is dropped, and with it all buffers: no
+    /// transfer can name the memory any more, and only registrations keep it mapped.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.region.as_ref().is_none_or(|region| !region.is_abandoned())
+    }
+
     /// Returns true when a device may write to the area: false for [`Area::zeroes`] only.
     #[must_use]
     pub fn is_writable(&self) -> bool {
@@ -78,9 +85,69 @@ impl Area {
     }
 }
 
+/// Bytes in memory, by the kind of their pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResidentBytes {
+    /// On base pages and transparent huge pages.
+    pub ordinary: u64,
+    /// On reserved huge pages.
+    pub huge: u64,
+}
+
+/// Tells how much of the memory of a RAM disk or cache is left after its removal. Keeps none of it.
+#[derive(Debug, Clone)]
+pub struct MemoryWatch(Weak<Region>);
+
+impl MemoryWatch {
+    pub(super) fn of(region: &Arc<Region>) -> MemoryWatch {
+        MemoryWatch(Arc::downgrade(region))
+    }
+
+    /// Returns true if both watch the same memory.
+    #[must_use]
+    pub fn is_same(&self, other: &MemoryWatch) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+
+    /// Returns the bytes that are in memory now; `None` once the memory is unmapped. Takes milliseconds for
+    /// a large disk: never call it on a reactor core.
+    #[must_use]
+    pub fn resident(&self) -> Option<ResidentBytes> {
+        let region = self.0.upgrade()?;
+        let bytes = region.resident_bytes() as u64;
+        Some(match region.pages() {
+            Pages::Huge => ResidentBytes { huge: bytes, ordinary: 0 },
+            Pages::Base | Pages::Transparent => ResidentBytes { ordinary: bytes, huge: 0 },
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::{CacheFrames, FrameStore, SealedFrames};
     use super::*;
+
+    #[test]
+    fn memory_is_in_use_until_its_last_buffer_is_dropped_and_watched_until_the_last_registration_is() {
+        let disk = FrameStore::new(1 << 20, 1 << 20, Pages::Base, false).expect("memory");
+        let (area, watch) = (disk.area(), disk.memory_watch());
+        let core = disk.core();
+        let buf = core.take(0, 4096).expect("a frame");
+        drop((disk, core));
+        assert!(area.is_in_use(), "a buffer is left, which a transfer may name");
+        drop(buf);
+        assert!(!area.is_in_use());
+        let left = watch.resident().expect("a registration keeps it");
+        assert!(left.huge == 0 && left.ordinary < 1 << 20, "{left:?}");
+        drop(area);
+        assert_eq!(watch.resident(), None);
+
+        let (cache, _) = CacheFrames::new(1, 16, Pages::Base, true).expect("memory");
+        let area = cache.area();
+        assert!(area.is_in_use());
+        drop(cache);
+        assert!(!area.is_in_use() && Area::zeroes().is_in_use());
+    }
 
     #[test]
     fn an_area_of_its_own_is_writable_and_stays_mapped() {

@@ -17,8 +17,9 @@ use std::sync::atomic::AtomicU64;
 use super::area::Area;
 use super::cache::CacheCore;
 use super::frames::{FrameCore, PagePosition};
-use super::pool::{Owner, PoolCore};
+use super::pool::PoolCore;
 use super::seals::{Reference, SealedFrames};
+use super::shares::Holder;
 use super::unmaps::unmaps;
 
 /// Maximum number of segments of the buffer of one transfer: 512 frames of 4 KiB (2 MiB), and one more for
@@ -143,7 +144,7 @@ impl Builder<'_> {
 /// Source of a buffer's memory, to which the drop returns it.
 pub(super) enum Origin {
     /// Pool, index of the first segment's zone, and the owner that is charged.
-    Pool(Rc<PoolCore>, u8, Owner),
+    Pool(Rc<PoolCore>, u8, Holder),
     /// RAM disk, page and byte in it at which the buffer begins. (A [`PagePosition`] would take 8 bytes
     /// more.)
     Frames(Rc<FrameCore>, u32, u16),
@@ -437,6 +438,29 @@ impl Buf {
         }
         assert!(left == 0, "a length of {bytes} is {left} more than the buffer has");
         self.bytes = bytes;
+    }
+
+    /// Appends `bytes` zeroes, which take no memory of the pool, to a pool's buffer or to an empty one. The
+    /// buffer is then only read: it is not writable, and [`Buf::set_len`] and [`Buf::truncate`] are not for
+    /// it.
+    ///
+    /// # Panics
+    /// When the memory is of something else.
+    pub fn append_zeroes(&mut self, bytes: u32) {
+        let Origin::Pool(pool, ..) = &self.origin else {
+            assert!(self.is_empty(), "zeroes behind memory that is not of a pool");
+            *self = Buf::zeroes(bytes);
+            return;
+        };
+        let tail = self.tail.get_or_insert_with(|| pool.take_tail());
+        let mut left = bytes;
+        while left > 0 {
+            let segment = zeroes(left.min(ZEROES_BYTES));
+            left -= segment.bytes;
+            tail.0.push(segment);
+        }
+        self.bytes += bytes;
+        self.is_writable = false;
     }
 
     /// Returns the address of the first byte, and the index of its zone in the pool, for I/O with registered

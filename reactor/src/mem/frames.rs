@@ -47,7 +47,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
-use super::area::Area;
+use super::area::{Area, MemoryWatch};
 use super::buf::{Buf, Builder, Origin, Segment, Tail, Tails, note_copied, zeroes};
 use super::cpu_cache::{copy_nontemporal, prefetch};
 use super::region::{Pages, Region, RegionError};
@@ -242,6 +242,12 @@ impl FrameStore {
         self.region.pages()
     }
 
+    /// Returns a watch of the frames' memory, for the time after the disk's removal.
+    #[must_use]
+    pub fn memory_watch(&self) -> MemoryWatch {
+        MemoryWatch::of(&self.region)
+    }
+
     /// Returns true if the frames have seals.
     #[must_use]
     pub fn has_seals(&self) -> bool {
@@ -377,6 +383,12 @@ impl SealedFrames for FrameStore {
 
     fn seal_of(&self, frame: u32) -> u64 {
         self.table.seals().map_or(0, |seals| seals.load(frame))
+    }
+}
+
+impl Drop for FrameStore {
+    fn drop(&mut self) {
+        self.region.abandon();
     }
 }
 

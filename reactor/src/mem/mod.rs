@@ -27,9 +27,10 @@ mod frames;
 mod pool;
 mod region;
 mod seals;
+mod shares;
 mod unmaps;
 
-pub use area::Area;
+pub use area::{Area, MemoryWatch, ResidentBytes};
 pub use atomic::{AtomicCount, AtomicWord};
 #[cfg(feature = "count-copies")]
 pub use buf::copied_bytes;
@@ -39,7 +40,8 @@ pub use cache::{
 };
 pub use cpu_cache::prefetch;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};
-pub use pool::{PIECES_MAX, Pool, PoolError, SHARE_BYTES, Share, ZoneSpec, can_serve};
+pub use pool::{PIECES_MAX, Pool, PoolError, Share, ZoneSpec, can_serve};
 pub use region::{PageSizes, Pages, Region, RegionError};
 pub use seals::{Reference, SealedFrames, Seals};
+pub use shares::{Holder, SHARE_BYTES};
 pub use unmaps::{NewUnmaps, UNMAPS_KEPT, Unmaps, Watch, unmaps};

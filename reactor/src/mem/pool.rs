@@ -6,7 +6,7 @@
 //! request waits; this is not an error. Free lists are last in, first out: a busy core reuses the same few
 //! buffers, which are in the processor's cache, and an idle core touches none.
 //!
-//! A buffer is charged to its owner until it is dropped; see [`Share`].
+//! A buffer is charged to its holder until it is dropped; see [`Share`].
 //! UNSAFETY: makes segments out of a region; a buffer that is not on the free list has one handle.
 #![expect(unsafe_code, reason = "cuts a region into buffers")]
 
@@ -20,74 +20,12 @@ use arrayvec::ArrayVec;
 use super::area::Area;
 use super::buf::{Buf, Origin, Segment, Tail, Tails};
 use super::region::{Pages, Region, RegionError};
+use super::shares::{Holder, Shares, ZONES_MAX};
 use super::unmaps::unmaps;
 use crate::affinity::current_node;
-use crate::slab::Slot;
 
 /// Maximum number of smaller buffers in one buffer. A request that needs more waits.
 pub const PIECES_MAX: usize = 32;
-const ZONES_MAX: usize = 16;
-
-/// Owner of buffers: an entry of a slab, for example a connection. An owner without an entry in [`Shares`] is
-/// not charged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Owner(pub(super) Slot);
-
-impl Owner {
-    /// Owner of buffers that are not charged: no slab has an entry with this index.
-    pub(super) const UNCHARGED: Owner = Owner(Slot::from_wire(u16::MAX as u32));
-}
-
-/// Bytes charged to the last owner of an entry.
-#[derive(Clone, Copy)]
-struct Charge {
-    owner: Owner,
-    bytes: u64,
-}
-
-/// Bytes charged to each owner; see [`Share`] for the rule. Buffers that are still in use when their owner
-/// ends (a disk may have them) are not charged to the next owner of the entry.
-#[derive(Default)]
-pub(super) struct Shares(RefCell<Vec<Cell<Charge>>>);
-
-impl Shares {
-    /// Extends the table to `owners` entries. The table never shrinks: a removed entry would lose its charge.
-    pub(super) fn set_owners(&self, owners: usize) {
-        let mut table = self.0.borrow_mut();
-        if owners > table.len() {
-            table.resize(owners, Cell::new(Charge { owner: Owner::UNCHARGED, bytes: 0 }));
-        }
-    }
-
-    #[inline]
-    pub(super) fn held(&self, owner: Owner) -> u64 {
-        let held = self.0.borrow().get(owner.0.index()).map(Cell::get);
-        held.filter(|held| held.owner == owner).map_or(0, |held| held.bytes)
-    }
-
-    #[inline]
-    pub(super) fn take(&self, owner: Owner, bytes: u64) {
-        if let Some(entry) = self.0.borrow().get(owner.0.index()) {
-            let held = entry.get();
-            let before = if held.owner == owner { held.bytes } else { 0 };
-            entry.set(Charge { owner, bytes: before + bytes });
-        }
-    }
-
-    #[inline]
-    pub(super) fn give_back(&self, owner: Owner, bytes: u64) {
-        let table = self.0.borrow();
-        let Some(entry) = table.get(owner.0.index()) else { return };
-        let held = entry.get();
-        if held.owner == owner {
-            debug_assert!(held.bytes >= bytes, "given back twice, or taken before there was a table");
-            entry.set(Charge { owner, bytes: held.bytes.saturating_sub(bytes) });
-        }
-    }
-}
-
-/// Bytes that the table of owners needs for each owner.
-pub const SHARE_BYTES: usize = size_of::<Charge>();
 
 /// Size and count of the buffers of one zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,8 +64,8 @@ pub(super) struct PoolCore {
     zones: Vec<Zone>,
     free_bytes: Cell<u64>,
     pub(super) shares: Shares,
-    /// Zones from this index on are reserved; see [`Pool::keep_for`].
-    kept_from: Cell<usize>,
+    /// Zones whose next free buffer is for a request that waits, a bit each; see [`Share::claim`].
+    claimed: Cell<u32>,
     tails: Tails,
 }
 
@@ -136,42 +74,48 @@ impl PoolCore {
         Area::of(&self.region)
     }
 
-    fn zone_of(&self, addr: NonNull<u8>) -> &Zone {
+    fn zone_index(&self, addr: NonNull<u8>) -> usize {
         let at = (addr.as_ptr() as usize).wrapping_sub(self.region.base().as_ptr() as usize);
         let behind = self.zones.partition_point(|zone| zone.start <= at);
         assert!(behind > 0 && at < self.region.bytes(), "a buffer of another pool");
-        &self.zones[behind - 1]
+        behind - 1
     }
 
     pub(super) fn buffer_bytes(&self, addr: NonNull<u8>) -> u32 {
-        self.zone_of(addr).spec.buffer_bytes
+        self.zones[self.zone_index(addr)].spec.buffer_bytes
     }
 
     #[inline]
-    pub(super) fn put(&self, zone: u8, addr: NonNull<u8>, tail: Option<Box<Tail>>, owner: Owner) {
-        let mut bytes = self.put_one(&self.zones[usize::from(zone)], addr);
+    pub(super) fn put(&self, zone: u8, addr: NonNull<u8>, tail: Option<Box<Tail>>, holder: Holder) {
+        self.put_one(usize::from(zone), addr, holder);
         if let Some(tail) = tail {
-            bytes += self.put_tail(tail);
+            self.put_tail(tail, holder);
         }
-        self.free_bytes.set(self.free_bytes.get() + bytes);
-        self.shares.give_back(owner, bytes);
     }
 
     #[inline]
-    fn put_one(&self, zone: &Zone, addr: NonNull<u8>) -> u64 {
+    fn put_one(&self, index: usize, addr: NonNull<u8>, holder: Holder) {
+        let zone = &self.zones[index];
         let offset = addr.as_ptr() as usize - self.region.base().as_ptr() as usize - zone.start;
-        let index = offset / zone.spec.buffer_bytes as usize;
+        let buffer = offset / zone.spec.buffer_bytes as usize;
         debug_assert_eq!(offset % zone.spec.buffer_bytes as usize, 0, "not the start of a buffer");
-        zone.free.borrow_mut().push(u32::try_from(index).unwrap_or(u32::MAX));
-        u64::from(zone.spec.buffer_bytes)
+        zone.free.borrow_mut().push(u32::try_from(buffer).unwrap_or(u32::MAX));
+        let bytes = u64::from(zone.spec.buffer_bytes);
+        self.free_bytes.set(self.free_bytes.get() + bytes);
+        self.shares.give_back(holder, index, bytes);
     }
 
-    /// Adds each segment's buffer to the free list of its zone. Returns the bytes of these buffers.
+    /// Adds each segment's buffer to the free list of its zone.
     #[cold]
-    fn put_tail(&self, tail: Box<Tail>) -> u64 {
-        let bytes = tail.0.iter().map(|piece| self.put_one(self.zone_of(piece.addr), piece.addr)).sum();
+    fn put_tail(&self, tail: Box<Tail>, holder: Holder) {
+        // Zeroes are not of the pool.
+        let pieces = tail.0.iter().filter(|piece| !piece.is_zeroes());
+        pieces.for_each(|piece| self.put_one(self.zone_index(piece.addr), piece.addr, holder));
         self.tails.put(tail);
-        bytes
+    }
+
+    pub(super) fn take_tail(&self) -> Box<Tail> {
+        self.tails.take()
     }
 
     #[inline]
@@ -183,77 +127,128 @@ impl PoolCore {
         Some(unsafe { self.region.base().add(offset) })
     }
 
-    /// Takes a buffer that consists of smaller ones, from zones with an index below `end`. `None` when these
-    /// are too few for all of `bytes`, when more than [`PIECES_MAX`] are needed, or when `bytes` exceeds the
-    /// largest zone's buffers.
+    fn free_of(zone: &Zone) -> u32 {
+        u32::try_from(zone.free.borrow().len()).unwrap_or(u32::MAX)
+    }
+
+    #[inline]
+    fn is_claimed(&self, index: usize) -> bool {
+        self.claimed.get() >> index & 1 != 0
+    }
+
+    /// True when a request may take a buffer of a zone: one is free, in the share of its holder, and not
+    /// claimed by a request that came before.
+    #[inline]
+    fn may_take(&self, index: usize, zone: &Zone, limit: Limit) -> bool {
+        match limit {
+            Limit::None => true,
+            Limit::Share(holder) => {
+                !self.is_claimed(index)
+                    && self.shares.may_take(holder, index, Self::free_of(zone), zone.spec.count)
+            }
+        }
+    }
+
+    /// How many buffers of a zone one request may take as its pieces.
+    fn quota(&self, index: usize, zone: &Zone, limit: Limit) -> u32 {
+        let free = Self::free_of(zone);
+        match limit {
+            Limit::None => free,
+            Limit::Share(_) if self.is_claimed(index) => 0,
+            Limit::Share(holder) => self.shares.quota(holder, index, free, zone.spec.count),
+        }
+    }
+
+    /// Takes a buffer that consists of smaller ones. `None` when those that `limit` allows are too few for
+    /// all of `bytes`, when more than [`PIECES_MAX`] are needed, or when `bytes` exceeds the largest
+    /// zone's buffers.
     #[cold]
-    fn take_pieces(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
+    fn take_pieces(self: &Rc<Self>, bytes: u32, holder: Holder, limit: Limit) -> Option<Buf> {
         let smaller = self.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
         if smaller == self.zones.len() {
             return None; // larger than the buffers of the largest zone
         }
-        let free = |zone: &Zone| u32::try_from(zone.free.borrow().len()).unwrap_or(u32::MAX);
-        let zones = self.zones[..smaller.min(end)].iter().map(|zone| (zone.spec.buffer_bytes, free(zone)));
-        let plan = plan(bytes, zones)?;
+        let zones = self.zones[..smaller].iter().enumerate();
+        let plan =
+            plan(bytes, zones.map(|(index, zone)| (zone.spec.buffer_bytes, self.quota(index, zone, limit))))?;
         let mut head: Option<(Segment, usize)> = None;
         let mut tail = self.tails.take();
-        let (mut left, mut charged) = (bytes, 0);
+        let mut left = bytes;
         for (index, count) in plan {
             let zone = &self.zones[index];
             for addr in (0..count).map_while(|_| self.pop(zone)) {
                 let piece = Segment { addr, bytes: left.min(zone.spec.buffer_bytes) };
                 left -= piece.bytes;
-                charged += u64::from(zone.spec.buffer_bytes);
                 if head.is_none() {
                     head = Some((piece, index));
                 } else {
                     tail.0.push(piece);
                 }
             }
+            self.charge(holder, index, count);
         }
         assert_eq!(left, 0, "the plan counted what is free");
         let (head, zone) = head?;
-        Some(self.charge(head, Some(tail), bytes, zone, owner, charged))
+        Some(self.buf(head, Some(tail), bytes, zone, holder))
     }
 
     #[inline]
-    fn charge(
+    fn charge(&self, holder: Holder, index: usize, count: u32) {
+        let bytes = u64::from(self.zones[index].spec.buffer_bytes) * u64::from(count);
+        self.free_bytes.set(self.free_bytes.get() - bytes);
+        self.shares.take(holder, index, count, bytes);
+    }
+
+    #[inline]
+    fn buf(
         self: &Rc<Self>,
         head: Segment,
         tail: Option<Box<Tail>>,
         bytes: u32,
         zone: usize,
-        owner: Owner,
-        charged: u64,
+        holder: Holder,
     ) -> Buf {
-        self.free_bytes.set(self.free_bytes.get() - charged);
-        self.shares.take(owner, charged);
         let zone = u8::try_from(zone).unwrap_or(u8::MAX);
-        Buf { head, tail, bytes, is_writable: true, origin: Origin::Pool(Rc::clone(self), zone, owner) }
+        Buf { head, tail, bytes, is_writable: true, origin: Origin::Pool(Rc::clone(self), zone, holder) }
     }
 
-    /// Takes a buffer in one segment, from the smallest zone with an index below `end` that has a free buffer
-    /// of at least `bytes`. `None` when there is no such zone.
+    /// Takes a buffer in one segment, from the smallest zone with a buffer of at least `bytes` that `limit`
+    /// allows. `None` when there is no such zone.
     #[inline]
-    fn take_one(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
+    fn take_one(self: &Rc<Self>, bytes: u32, holder: Holder, limit: Limit) -> Option<Buf> {
         for (index, zone) in self.zones.iter().enumerate() {
-            if zone.spec.buffer_bytes < bytes {
-                continue;
-            }
-            if index < end
+            if zone.spec.buffer_bytes >= bytes
+                && self.may_take(index, zone, limit)
                 && let Some(addr) = self.pop(zone)
             {
-                let charged = u64::from(zone.spec.buffer_bytes);
-                return Some(self.charge(Segment { addr, bytes }, None, bytes, index, owner, charged));
+                self.charge(holder, index, 1);
+                return Some(self.buf(Segment { addr, bytes }, None, bytes, index, holder));
             }
         }
         None
     }
 
-    #[inline]
-    fn take(self: &Rc<Self>, bytes: u32, owner: Owner, end: usize) -> Option<Buf> {
-        self.take_one(bytes, owner, end).or_else(|| self.take_pieces(bytes, owner, end))
+    fn claim(&self, bytes: u32, is_entitled: impl Fn(usize) -> bool) -> bool {
+        let zones = self.zones.iter().enumerate().filter(|(_, zone)| zone.spec.buffer_bytes >= bytes);
+        let entitled = zones.filter(|(index, _)| is_entitled(*index));
+        let claim = entitled.fold(0, |claim, (index, _)| claim | 1 << index);
+        self.claimed.set(self.claimed.get() | claim);
+        claim != 0
     }
+
+    #[inline]
+    fn take(self: &Rc<Self>, bytes: u32, holder: Holder, limit: Limit) -> Option<Buf> {
+        self.take_one(bytes, holder, limit).or_else(|| self.take_pieces(bytes, holder, limit))
+    }
+}
+
+/// What bounds the buffers that a request takes.
+#[derive(Clone, Copy)]
+enum Limit {
+    /// All that are free.
+    None,
+    /// The share of this holder, without zones that others claim.
+    Share(Holder),
 }
 
 /// Chooses buffers for `bytes`, as (index of the zone, count of buffers), larger ones first. All but the last
@@ -319,73 +314,74 @@ impl Drop for PoolCore {
 #[derive(Clone)]
 pub struct Pool(Rc<PoolCore>);
 
-/// One owner's access to a pool: buffers that the owner takes are charged to it until they are dropped.
-///
-/// An owner is within its share while it has at most as many bytes as are free (a dynamic threshold with
-/// factor 1, Choudhury and Hahne 1998). One greedy owner gets about half of the pool, n greedy owners about
-/// 1/(n+1) each, so some buffers remain for a new owner. The share is checked before a buffer is taken, so
-/// one buffer may exceed it. An owner without buffers may take the last buffer.
+/// One holder's access to a pool: buffers that the holder takes are charged to it until they are dropped,
+/// and how many it may take is limited zone by zone. See [`Holder`] and the module `shares`.
 #[derive(Clone, Copy)]
 pub struct Share<'a> {
     pool: &'a Pool,
-    owner: Owner,
+    holder: Holder,
 }
 
 impl Share<'_> {
-    /// Returns true when the bytes charged to the owner are at most the free bytes.
-    #[inline]
-    #[must_use]
-    pub fn is_within(&self) -> bool {
-        self.held() <= self.pool.free_bytes()
-    }
-
-    /// Returns the bytes charged to the owner: whole buffers of the zones. 0 for an owner that is not charged
-    /// ([`Pool::set_owners`]).
+    /// Returns the bytes charged to the holder: whole buffers of the zones. 0 for a holder that is not
+    /// charged ([`Pool::set_connections`], [`Pool::add_host`]).
     #[inline]
     #[must_use]
     pub fn held(&self) -> u64 {
-        self.pool.0.shares.held(self.owner)
+        self.pool.0.shares.bytes(self.holder)
     }
 
-    /// Takes a buffer as [`Pool::take`] does, charged to the owner. `None` also when the owner is above its
-    /// share, or when only zones that are reserved for another request ([`Pool::keep_for`]) have enough free
-    /// buffers.
+    /// Takes a buffer as [`Pool::take`] does, charged to the holder. `None` also when the zones that have
+    /// enough free buffers are beyond the holder's share or claimed.
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {
-        let core = &self.pool.0;
-        if self.is_within() { core.take(bytes, self.owner, core.kept_from.get()) } else { None }
+        self.pool.0.take(bytes, self.holder, Limit::Share(self.holder))
     }
 
-    /// Takes two buffers or none, as [`Share::take`] does; a length of 0 needs no buffer. The share is
-    /// checked once, before both.
+    /// Takes two buffers or none, as [`Share::take`] does; a length of 0 needs no buffer. A holder that
+    /// has nothing gets both if they are free.
     #[must_use]
     pub fn take_both(&self, bytes: [u32; 2]) -> Option<(Option<Buf>, Option<Buf>)> {
-        let core = &self.pool.0;
         let [first, second] = bytes;
-        if first.max(second) > 0 && !self.is_within() {
-            return None;
-        }
-        let take = |bytes| core.take(bytes, self.owner, core.kept_from.get());
-        let first = if first == 0 { None } else { Some(take(first)?) };
-        let second = if second == 0 { None } else { Some(take(second)?) };
+        let is_first = self.held() == 0;
+        let first = if first == 0 { None } else { Some(self.take(first)?) };
+        let second = match second {
+            0 => None,
+            bytes if is_first => Some(self.take_more(bytes)?),
+            bytes => Some(self.take(bytes)?),
+        };
         Some((first, second))
     }
 
     /// Takes a buffer as [`Share::take`] does, in one segment.
     #[must_use]
     pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
-        let core = &self.pool.0;
-        if self.is_within() { core.take_one(bytes, self.owner, core.kept_from.get()) } else { None }
+        self.pool.0.take_one(bytes, self.holder, Limit::Share(self.holder))
     }
 
-    /// Takes a buffer for a command that already has one: charged, but not limited by the share or by
-    /// [`Pool::keep_for`]. If the command waited instead, the buffers that it has would stay in use
-    /// meanwhile.
+    /// Takes a buffer for a command that already has one: charged, but not limited by the share or by claims.
+    /// If the command waited instead, the buffers that it has would stay in use meanwhile.
     #[inline]
     #[must_use]
     pub fn take_more(&self, bytes: u32) -> Option<Buf> {
-        self.pool.0.take(bytes, self.owner, usize::MAX)
+        self.pool.0.take(bytes, self.holder, Limit::None)
+    }
+
+    /// Returns true when a buffer of `bytes` in one segment can be taken now.
+    #[must_use]
+    pub fn can_take(&self, bytes: u32) -> bool {
+        let core = &self.pool.0;
+        let zones = core.zones.iter().enumerate().filter(|(_, zone)| zone.spec.buffer_bytes >= bytes);
+        zones.into_iter().any(|(index, zone)| core.may_take(index, zone, Limit::Share(self.holder)))
+    }
+
+    /// Claims the next free buffers for a request of the holder that waits for `bytes`: until
+    /// [`Pool::clear_claims`], no share takes from the zones whose buffers are large enough. Zones of
+    /// which the holder has buffers are not claimed, unless there is no other host: it is not kept from
+    /// memory by others. False: nothing is claimed.
+    pub fn claim(&self, bytes: u32) -> bool {
+        self.pool.0.claim(bytes, |index| self.pool.0.shares.is_entitled(self.holder, index))
     }
 }
 
@@ -468,46 +464,60 @@ impl Pool {
             region,
             free_bytes: Cell::new(bytes as u64),
             shares: Shares::default(),
-            kept_from: Cell::new(usize::MAX),
+            claimed: Cell::new(0),
             tails: Tails::new(0, PIECES_MAX),
             zones,
         })))
     }
 
-    /// Takes a writable buffer of `bytes`, charged to no owner. It comes from the smallest zone whose buffers
-    /// are large enough, else from a larger zone, else it consists of smaller buffers, in several segments.
-    /// `None` when too few are free: the request waits. Always `None` above [`Pool::buffer_bytes_max`].
+    /// Takes a writable buffer of `bytes`, charged to no holder. It comes from the smallest zone whose
+    /// buffers are large enough, else from a larger zone, else it consists of smaller buffers, in several
+    /// segments. `None` when too few are free: the request waits. Always `None` above
+    /// [`Pool::buffer_bytes_max`].
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {
-        self.0.take(bytes, Owner::UNCHARGED, usize::MAX)
+        self.0.take(bytes, Holder::UNCHARGED, Limit::None)
     }
 
     /// Takes a buffer as [`Pool::take`] does, in one segment.
     #[inline]
     #[must_use]
     pub fn take_contiguous(&self, bytes: u32) -> Option<Buf> {
-        self.0.take_one(bytes, Owner::UNCHARGED, usize::MAX)
+        self.0.take_one(bytes, Holder::UNCHARGED, Limit::None)
     }
 
-    /// Charges the owners in the entries 0 to `owners - 1` of a slab; owners in later entries are not
+    /// Charges connections in the entries 0 to `count - 1` of their slab; those in later entries are not
     /// charged. A smaller value than in an earlier call has no effect.
-    pub fn set_owners(&self, owners: usize) {
-        self.0.shares.set_owners(owners);
+    pub fn set_connections(&self, count: usize) {
+        self.0.shares.set_connections(count);
     }
 
-    /// Returns the access of `owner` to the pool.
+    /// Charges the host with this number and all lower ones from now on. Allocates.
+    pub fn add_host(&self, client: u16) {
+        self.0.shares.add_host(client);
+    }
+
+    /// Whether at most one host is connected to the process. That one is limited by the reserve alone.
+    pub fn set_alone(&self, is_alone: bool) {
+        self.0.shares.set_alone(is_alone);
+    }
+
+    /// Returns the access of `holder` to the pool.
     #[inline]
     #[must_use]
-    pub fn share(&self, owner: Slot) -> Share<'_> {
-        Share { pool: self, owner: Owner(owner) }
+    pub fn share(&self, holder: Holder) -> Share<'_> {
+        Share { pool: self, holder }
     }
 
-    /// Reserves the zones whose buffers have at least `bytes` for a request that has waited long: a [`Share`]
-    /// then takes from smaller zones only, except by [`Share::take_more`]. `None` ends the reservation.
-    pub fn keep_for(&self, bytes: Option<u32>) {
-        let fits = |bytes| self.0.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
-        self.0.kept_from.set(bytes.map_or(usize::MAX, fits));
+    /// Claims the next free buffers as [`Share::claim`] does, for a command that has others already.
+    pub fn claim(&self, bytes: u32) {
+        self.0.claim(bytes, |_| true);
+    }
+
+    /// Ends all claims.
+    pub fn clear_claims(&self) {
+        self.0.claimed.set(0);
     }
 
     /// Returns the memory of the pool, for registration with a device. Includes the rounding up to 2 MiB.
@@ -544,6 +554,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slab::Slot;
 
     fn small() -> Pool {
         let zones = [ZoneSpec { buffer_bytes: 4096, count: 2 }, ZoneSpec { buffer_bytes: 65536, count: 1 }];
@@ -578,6 +589,21 @@ mod tests {
         for (index, buf) in bufs.iter().enumerate() {
             assert!(buf.equals_at(0, &[u8::try_from(index).expect("small") + 1; 4096]));
         }
+    }
+
+    #[test]
+    fn zeroes_behind_a_buffer_are_read_and_take_nothing_of_the_pool() {
+        let pool = small();
+        let mut buf = pool.take(4096).expect("a buffer");
+        buf.copy_in(0, &[7; 4096]);
+        buf.append_zeroes(5 << 20);
+        assert_eq!((buf.len(), buf.is_writable(), free(&pool)), (4096 + (5 << 20), false, vec![1, 1]));
+        assert!(buf.equals_at(0, &[7; 4096]) && buf.equals_at(4096, &vec![0; 5 << 20]));
+        drop(buf);
+        assert_eq!(free(&pool), [2, 1]);
+        let mut none = Buf::zeroes(0);
+        none.append_zeroes(9);
+        assert!(none.len() == 9 && none.equals_at(0, &[0; 9]));
     }
 
     #[test]
@@ -660,8 +686,8 @@ mod tests {
         for (zones, [first, second], expected) in cases {
             assert_eq!(can_serve(&specs(zones), &[first, second]), expected, "{zones:?} {first} {second}");
             let pool = zoned(zones);
-            pool.set_owners(1);
-            let taken = pool.share(Slot::from_wire(1 << 16)).take_both([first, second]);
+            pool.add_host(1);
+            let taken = pool.share(Holder::host(1)).take_both([first, second]);
             assert_eq!(taken.is_some(), expected, "{zones:?} {first} {second}");
         }
     }
@@ -697,44 +723,60 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_takes_while_it_holds_no_more_than_is_free() {
-        let pool = zoned(&[(4096, 16)]);
-        pool.set_owners(3);
-        let owner = |index: u32| Slot::from_wire(1 << 16 | index);
-        let share = |index| pool.share(owner(index));
-        let take_all = |index| std::iter::from_fn(|| share(index).take(1)).collect::<Vec<Buf>>();
-        let greedy = take_all(0);
-        assert_eq!(greedy.len(), 9, "the one that goes above the half");
-        let (second, third) = (take_all(1), take_all(2));
-        assert_eq!((second.len(), third.len(), pool.free_bytes()), (4, 2, 4096));
-        assert!(!share(0).is_within() && share(0).take_more(1).is_some(), "what has begun goes on");
-        let all: Vec<Buf> = std::iter::from_fn(|| pool.take(1)).collect();
-        assert!(all.len() == 1 && pool.free_bytes() == 0);
-        drop(third);
-        let last = share(2).take(1);
-        assert!(last.is_some(), "who holds nothing takes what there is");
-        // The next owner of the entry holds nothing; buffers that are given back late were not charged to it.
-        let next = pool.share(Slot::from_wire(2 << 16));
-        assert_eq!((next.held(), share(0).held()), (0, 9 * 4096));
-        drop((second, all, last));
-        let own = next.take(1);
-        assert_eq!((own.is_some(), next.held()), (true, 4096));
-        drop(greedy);
-        assert_eq!((next.held(), share(0).held()), (4096, 0));
-        drop(own);
-        assert_eq!((0..3).map(|index| share(index).held() + next.held()).collect::<Vec<_>>(), [0; 3]);
+    fn each_host_leaves_the_next_a_part_of_every_zone() {
+        let pool = zoned(&[(4096, 16), (65536, 4)]);
+        pool.add_host(3);
+        let take_all = |host, bytes| {
+            std::iter::from_fn(|| pool.share(Holder::host(host)).take(bytes)).collect::<Vec<Buf>>()
+        };
+        let greedy = take_all(1, 65536);
+        assert_eq!(free(&pool), [16, 2], "half of the zone, and no piece of the other: too many are needed");
+        let second = take_all(2, 65536);
+        assert_eq!((second.len(), free(&pool)), (1, vec![16, 1]));
+        assert_eq!((take_all(1, 1).len(), take_all(2, 1).len()), (8, 4), "both at the same time");
+        let small = take_all(2, 1);
+        assert_eq!(free(&pool), [16 - small.len(), 1]);
+        assert_eq!(take_all(3, 65536).len(), 1, "one that has none takes the last");
+        assert!(pool.share(Holder::host(1)).take_more(1).is_some(), "what has begun goes on");
+        drop((greedy, second, small));
+        assert_eq!([1, 2, 3].map(|host| pool.share(Holder::host(host)).held()), [0; 3]);
+        pool.set_alone(true);
+        assert_eq!(take_all(1, 65536).len(), 3, "all but the reserve");
     }
 
     #[test]
-    fn what_is_kept_for_one_others_do_not_take() {
+    fn pieces_are_charged_to_their_zones_and_come_back() {
+        let pool = zoned(&[(4096, 64), (131_072, 1)]);
+        pool.add_host(2);
+        let share = pool.share(Holder::host(1));
+        let (whole, pieced) = (share.take(131_072), share.take(131_072).expect("in pieces"));
+        assert_eq!((pieced.is_contiguous(), share.held()), (false, 2 * 131_072));
+        assert_eq!(share.take(131_072).map(|_| ()), None, "32 of 64 are its share");
+        drop(pieced);
+        assert_eq!(share.held(), 131_072);
+        drop(whole);
+        assert_eq!((share.held(), free(&pool)), (0, vec![64, 1]));
+        let connection = pool.share(Holder::connection(Slot::from_wire(5)));
+        assert_eq!((connection.take(1).is_some(), connection.held()), (true, 0), "no table, no charge");
+    }
+
+    #[test]
+    fn what_one_claims_others_do_not_take() {
         let pool = zoned(&[(4096, 2), (65536, 1), (131_072, 1)]);
-        pool.set_owners(1);
-        pool.keep_for(Some(65536));
-        let share = pool.share(Slot::from_wire(1 << 16));
-        let small = [share.take(1), share.take(1)];
-        assert!(small.iter().all(Option::is_some));
-        assert!(share.take(1).is_none() && share.take(65536).is_none() && share.take(131_072).is_none());
-        pool.keep_for(None);
-        assert!(share.take(1).is_some_and(|buf| buf.is_contiguous()));
+        pool.add_host(2);
+        let [share, other] = [1, 2].map(|host| pool.share(Holder::host(host)));
+        let large = other.take(131_072);
+        assert!(share.claim(65536), "it has none");
+        assert!(other.claim(131_072) || other.held() > 0);
+        let small = [other.take(1), other.take(1)];
+        assert!(small[0].is_some() && small[1].is_none(), "its share, and nothing of what is claimed");
+        assert!(other.take(65536).is_none() && !other.can_take(65536));
+        pool.clear_claims();
+        assert!(other.take(65536).is_some_and(|buf| buf.is_contiguous()));
+        drop(large);
+        let held = share.take(65536);
+        assert!(held.is_some() && !share.claim(131_072 + 1), "no zone is that large");
+        pool.set_alone(true);
+        assert!(share.claim(65536), "the only host's own commands do not overtake each other");
     }
 }

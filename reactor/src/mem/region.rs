@@ -60,6 +60,8 @@ pub struct Region {
     is_registered: AtomicBool,
     /// Count of calls of [`Region::release`] in progress.
     releases: AtomicUsize,
+    /// The RAM disk or cache of the region is dropped: no buffer lies in the region any more.
+    is_abandoned: AtomicBool,
 }
 
 // SAFETY: a mapping has no thread affinity. Its users in this directory ensure that no byte is written while
@@ -109,8 +111,14 @@ impl Region {
     }
 
     fn of(base: NonNull<u8>, bytes: usize, pages: Pages) -> Region {
-        let (is_registered, releases) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Region { base, bytes, pages, is_registered, releases }
+        Region {
+            base,
+            bytes,
+            pages,
+            is_registered: AtomicBool::new(false),
+            releases: AtomicUsize::new(0),
+            is_abandoned: AtomicBool::new(false),
+        }
     }
 
     /// Maps `bytes`, at least 1, rounded up and aligned to base pages. No page is touched. Fails with the
@@ -241,6 +249,41 @@ impl Region {
         }
     }
 
+    /// Called by the drop of the RAM disk or cache that cuts buffers from the region, after which no buffer
+    /// is left. Registrations may still keep the region mapped; caches of registrations are told.
+    pub(super) fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Release);
+        unmaps().record(self.base.as_ptr().addr(), self.bytes);
+    }
+
+    /// Returns true after [`Region::abandon`].
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::Acquire)
+    }
+
+    /// Returns the bytes of the region that are in memory now; pages that were swapped out count. 0 if the
+    /// kernel does not tell. A system call for each 4 GiB, which walks the page table: never call it on a
+    /// reactor core.
+    pub(super) fn resident_bytes(&self) -> usize {
+        /// Pages of one call: 1 MiB of answers.
+        const PAGES: usize = 1 << 20;
+        let page = page_bytes();
+        let mut states = vec![0; self.bytes.div_ceil(page).min(PAGES)];
+        let mut resident = 0;
+        for offset in (0..self.bytes).step_by(PAGES * page) {
+            let bytes = (self.bytes - offset).min(PAGES * page);
+            // SAFETY: the range is inside of the mapping, which `self` keeps; `states` has a byte for each
+            // of its pages.
+            let result =
+                unsafe { libc::mincore(self.base.as_ptr().add(offset).cast(), bytes, states.as_mut_ptr()) };
+            if result == 0 {
+                let pages = states.iter().take(bytes.div_ceil(page));
+                resident += pages.filter(|state| **state & 1 == 1).count() * page;
+            }
+        }
+        resident.min(self.bytes)
+    }
+
     /// Returns the pages of `offset .. offset + bytes` to the kernel; their contents are undefined
     /// afterwards. No effect on reserved huge pages, which the kernel frees only as a whole. No effect on a
     /// registered region, as the device would continue to use the old pages.
@@ -356,6 +399,16 @@ mod tests {
             }
             assert_eq!(region.as_mut_slice()[4096], if kept { 7 } else { 0 });
         }
+    }
+
+    #[test]
+    fn resident_bytes_are_those_that_were_touched() {
+        let mut region = Region::map(4 * HUGE_BYTES, Pages::Base).expect("maps");
+        assert_eq!(region.resident_bytes(), 0);
+        region.as_mut_slice()[4096..4096 + HUGE_BYTES].fill(7);
+        assert_eq!(region.resident_bytes(), HUGE_BYTES);
+        region.populate(0, 4 * HUGE_BYTES).expect("memory");
+        assert_eq!(region.resident_bytes(), 4 * HUGE_BYTES);
     }
 
     #[test]

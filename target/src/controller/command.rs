@@ -82,10 +82,10 @@ impl Controller {
         }
     }
 
-    pub(super) fn need_of(&self, command: &Command<'_>) -> Result<Need, Refusal> {
+    pub(super) fn need_of(&self, cx: &Context<'_>, command: &Command<'_>) -> Result<Need, Refusal> {
         match command {
             Command::Identify(_) => Ok(Need::to_host(IDENTIFY_DATA_BYTES)),
-            Command::GetLogPage(log) => self.need_log(*log),
+            Command::GetLogPage(log) => self.need_log(cx, *log),
             Command::GetFeatures(get) => Ok(Self::need_get(*get)),
             Command::SetFeatures(set) => Ok(Self::need_set(*set)),
             Command::Attach(_) => Ok(Need::to_host(ATTACHMENT_DATA_BYTES)),
@@ -101,13 +101,16 @@ impl Controller {
         command: &Command<'_>,
         data: &mut [u8],
     ) -> Result<Outcome, Refusal> {
-        let need = self.need_of(command)?;
+        if let Command::GetLogPage(log) = command {
+            return self.get_log(cx, *log, data).map(|()| Outcome::success(0));
+        }
+        let need = self.need_of(cx, command)?;
         // Too short if the configuration changed after `need`, or by a bug of the caller.
-        let data = usize::try_from(need.bytes).ok().and_then(|bytes| data.get_mut(..bytes));
+        let data = usize::try_from(need.memory).ok().and_then(|bytes| data.get_mut(..bytes));
         let data = data.ok_or(Refusal::of(Status::INTERNAL_ERROR, None))?;
         match command {
+            Command::GetLogPage(_) => Err(Refusal::of(Status::INTERNAL_ERROR, None)),
             Command::Identify(identify) => self.identify(cx, *identify, data).map(|()| Outcome::success(0)),
-            Command::GetLogPage(log) => self.get_log(cx, *log, data).map(|()| Outcome::success(0)),
             Command::GetFeatures(get) => self.get_feature(cx, *get, data).map(success),
             Command::SetFeatures(set) => self.set_feature(cx, *set, data).map(success),
             Command::Abort(abort) => self.abort(*abort),

@@ -7,7 +7,9 @@
 
 use std::sync::Arc;
 
-use nvme_spec::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, Connect, ConnectData, ConnectInvalid, ConnectResult};
+use nvme_spec::fabrics::{
+    ADMIN_QUEUE_ENTRIES, CNTLID_DYNAMIC, CNTLID_MAX, Connect, ConnectData, ConnectInvalid, ConnectResult,
+};
 use nvme_spec::nqn::{Nqn, NqnError};
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
@@ -15,7 +17,7 @@ use spindle_transport::Limits;
 
 use super::{Context, Controller, Kind};
 use crate::shared::{ControllerShared, IO_QUEUES_MAX};
-use crate::snapshot::Subsystem;
+use crate::snapshot::{ControllerLimits, Subsystem};
 
 /// Result of a successful Connect.
 #[derive(Debug)]
@@ -83,6 +85,9 @@ pub enum Reason {
     /// KATO is too long (value, largest allowed value, in ms).
     #[error("kato = {0} ms: 0 to {1} ms are allowed")]
     KeepAlive(u32, u32),
+    /// The host's address has this many discovery controllers, the limit.
+    #[error("discovery controllers of the address: {0} (limits.unconnected_per_address)")]
+    DiscoveryControllers(usize),
     /// All CNTLIDs of the range (lowest, highest) are in use.
     #[error("no controller identifier is free in {0} to {1}")]
     Busy(u16, u16),
@@ -120,6 +125,11 @@ impl ConnectRefusal {
         let named = |field, name: Result<Nqn, _>| name.map(|name| format!("; {field} = {name}"));
         let names = [named("subnqn", data.subnqn()), named("hostnqn", data.hostnqn())];
         [self.reason.to_string()].into_iter().chain(names.into_iter().flatten()).collect()
+    }
+
+    /// The address of the host has `limit` discovery controllers. It may retry.
+    pub(crate) fn discovery_controllers(limit: usize) -> ConnectRefusal {
+        ConnectRefusal::with_status(Reason::DiscoveryControllers(limit), Status::CONNECT_CONTROLLER_BUSY)
     }
 
     fn invalid(reason: Reason, field: ConnectInvalid) -> ConnectRefusal {
@@ -179,7 +189,7 @@ pub fn connect(
     Ok((connected, ConnectResult::new().with_cntlid(cntlid).into_bits()))
 }
 
-/// Most entries of a queue on this connection (MQES + 1), at least 2.
+/// Most entries of an I/O queue on this connection (MQES + 1), at least 2.
 pub(super) fn queue_entries_max(cx: &Context<'_>, limits: &Limits) -> u16 {
     limits.queue_entries.min(cx.snapshot.limits.queue_entries).max(2)
 }
@@ -196,7 +206,10 @@ fn parse(
         return Err(ConnectRefusal::with_status(reason, Status::CONNECT_INCOMPATIBLE_FORMAT.dnr()));
     }
     let sqsize_z = command.sqsize_z();
-    let sqsize_max = queue_entries_max(cx, limits) - 1;
+    let io_entries = queue_entries_max(cx, limits);
+    // A host chooses the size of the admin queue before it can read CAP.MQES.
+    let entries_max = if command.qid() == 0 { io_entries.max(ADMIN_QUEUE_ENTRIES) } else { io_entries };
+    let sqsize_max = entries_max - 1;
     if sqsize_z == 0 || sqsize_z > sqsize_max {
         return Err(ConnectRefusal::invalid(Reason::QueueSize(sqsize_z, sqsize_max), ConnectInvalid::SQSIZE));
     }
@@ -221,6 +234,14 @@ fn parse(
         kato_ms: command.kato(),
         is_sq_flow_off: command.cattr().disable_sq_flow_control(),
     })
+}
+
+/// Longest keep-alive time-out that a host may request, in ms.
+pub(super) fn keep_alive_ms_max(limits: &ControllerLimits, kind: Kind) -> u32 {
+    match kind {
+        Kind::Io => limits.keep_alive_ms_max,
+        Kind::Discovery => limits.discovery_keep_alive_ms_max(),
+    }
 }
 
 /// Returns the subsystem if it is offered on this listener to this host. On a listener that a reload has
@@ -259,8 +280,9 @@ fn connect_admin(
     if fields.cntlid != CNTLID_DYNAMIC {
         return Err(ConnectRefusal::invalid(Reason::StaticController(fields.cntlid), ConnectInvalid::CNTLID));
     }
-    if fields.kato_ms > configured.keep_alive_ms_max {
-        let reason = Reason::KeepAlive(fields.kato_ms, configured.keep_alive_ms_max);
+    let kato_ms_max = keep_alive_ms_max(configured, kind);
+    if fields.kato_ms > kato_ms_max {
+        let reason = Reason::KeepAlive(fields.kato_ms, kato_ms_max);
         return Err(ConnectRefusal::invalid(reason, ConnectInvalid::KATO));
     }
     let busy = |reason| ConnectRefusal::with_status(reason, Status::CONNECT_CONTROLLER_BUSY);

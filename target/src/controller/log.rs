@@ -2,6 +2,8 @@
 //! events that a read clears. Also the pages Supported Log Pages (00h), Firmware Slot (03h), and command and
 //! feature effects (05h, 12h).
 
+use std::sync::Arc;
+
 use nvme_spec::identify::Csi;
 use nvme_spec::log::{
     CHANGED_NAMESPACE_LIST_BYTES, CommandEffect, CommandEffects, FirmwareSlotLog, GetLogPage, LogId,
@@ -19,7 +21,7 @@ use nvme_spec::zerocopy::little_endian::U32;
 use super::changed::ChangedNamespaces;
 use super::limits::FIRMWARE;
 use super::{Context, Controller, Kind, Need, error_log, feature, identify, smart};
-use crate::discovery::{DiscoveryLog, transport_type};
+use crate::discovery::{self, transport_type};
 use crate::refusal::{Refusal, field};
 
 /// Log pages of an I/O controller. Each needs a length in `log_bytes` and contents in `get_log`.
@@ -71,12 +73,22 @@ impl Controller {
         if !log.lpo().is_multiple_of(DWORD_BYTES) || log.lpo() > self.log_bytes(cx, lid) {
             return Err(Refusal::invalid(field::CDW12));
         }
-        self.need_log(log).map(drop)
+        if log.bytes() > u64::from(self.transfer_bytes) {
+            return Err(Refusal::invalid(field::CDW10_HIGH));
+        }
+        Ok(())
     }
 
-    pub(super) fn need_log(&self, log: GetLogPage<'_>) -> Result<Need, Refusal> {
-        let bytes = u32::try_from(log.bytes()).ok().filter(|bytes| *bytes <= self.transfer_bytes);
-        bytes.map(Need::to_host).ok_or(Refusal::invalid(field::CDW10_HIGH))
+    /// Returns the length of a read. What is beyond the end of the page is undefined for hosts (Base 2.0
+    /// section 5.16.1.1, NUMDL): it is sent as zeroes, and takes no memory.
+    pub(super) fn need_log(&self, cx: &Context<'_>, log: GetLogPage<'_>) -> Result<Need, Refusal> {
+        let bytes = u32::try_from(log.bytes()).or(Err(Refusal::invalid(field::CDW10_HIGH)))?;
+        let left = self.log_bytes(cx, log.lid()).saturating_sub(log.lpo());
+        Ok(Need { memory: u32::try_from(left).unwrap_or(bytes).min(bytes), ..Need::to_host(bytes) })
+    }
+
+    fn discovery_log(&self, cx: &Context<'_>) -> Arc<[u8]> {
+        discovery::log(cx.snapshot, cx.peer, &self.shared.host_nqn)
     }
 
     /// Length of a page in bytes; bytes beyond it read as zero.
@@ -88,7 +100,7 @@ impl Controller {
             LogId::SMART | LogId::FIRMWARE_SLOT => 512,
             LogId::CHANGED_NAMESPACES => CHANGED_NAMESPACE_LIST_BYTES as u64,
             LogId::COMMAND_EFFECTS | LogId::MI_COMMAND_EFFECTS => 4096,
-            LogId::DISCOVERY => DiscoveryLog::new(cx.snapshot, cx.peer, &self.shared.host_nqn).bytes(),
+            LogId::DISCOVERY => u64::try_from(self.discovery_log(cx).len()).unwrap_or(u64::MAX),
             _ => 0,
         }
     }
@@ -113,9 +125,7 @@ impl Controller {
                 window.put(0, command_effects(cx.registry.optimistic().is_some()).as_bytes())
             }
             LogId::FEATURE_EFFECTS => write_feature_effects(self.kind, &mut window),
-            LogId::DISCOVERY => {
-                DiscoveryLog::new(cx.snapshot, cx.peer, &self.shared.host_nqn).write(&mut window);
-            }
+            LogId::DISCOVERY => window.put(0, &self.discovery_log(cx)),
             // No command is supported: all zero.
             LogId::MI_COMMAND_EFFECTS => {}
             _ => return Err(Refusal::at(Status::INVALID_LOG_PAGE, field::CDW10)),

@@ -94,6 +94,8 @@ pub struct Context<'a> {
 pub struct Need {
     /// Length in bytes; 0: no data.
     pub bytes: u32,
+    /// Of these, the bytes that need memory; zeroes follow.
+    pub memory: u32,
     /// True: from the controller to the host; false: from the host to the controller.
     pub is_to_host: bool,
 }
@@ -103,11 +105,11 @@ impl Need {
     pub const NONE: Need = Need::to_host(0);
 
     pub(crate) const fn to_host(bytes: u32) -> Need {
-        Need { bytes, is_to_host: true }
+        Need { bytes, memory: bytes, is_to_host: true }
     }
 
     pub(crate) const fn from_host(bytes: u32) -> Need {
-        Need { bytes, is_to_host: false }
+        Need { bytes, memory: bytes, is_to_host: false }
     }
 }
 
@@ -237,7 +239,7 @@ impl Controller {
             in_capsule_bytes: limits.in_capsule_bytes,
             queue_entries_max: connect::queue_entries_max(cx, limits),
             transfer_bytes: limits.transfer_bytes.min(configured.transfer_bytes).max(limits::PAGE_BYTES),
-            keep_alive_ms_max: configured.keep_alive_ms_max,
+            keep_alive_ms_max: connect::keep_alive_ms_max(configured, kind),
             keep_alive_ms_default: timeout_ms,
             keep_alive: KeepAlive::new(timeout_ms, cx.now),
             events: Events::new(feature::async_events_default(kind)),
@@ -256,11 +258,12 @@ impl Controller {
     /// The command is invalid and is refused before its data is transferred.
     pub fn need(&self, cx: &Context<'_>, sqe: &Sqe) -> Result<Need, Refusal> {
         let command = self.parse(cx, sqe)?;
-        self.need_of(&command)
+        self.need_of(cx, &command)
     }
 
-    /// Executes an admin command. `data` has the length that [`Controller::need`] returned: zeroed for a
-    /// transfer to the host, else filled with the host's data. Internal Error if `data` is shorter.
+    /// Executes an admin command. `data` has the length that [`Need::memory`] says: zeroed for a transfer to
+    /// the host, else filled with the host's data. Internal Error if `data` is shorter, except for a log
+    /// page: one that has grown since is cut.
     pub fn execute(&mut self, cx: &Context<'_>, sqe: &Sqe, data: &mut [u8]) -> Outcome {
         self.shared.note_traffic();
         self.parse(cx, sqe).and_then(|command| self.run(cx, &command, data)).unwrap_or_else(Outcome::from)
@@ -280,6 +283,12 @@ impl Controller {
             Ok((value, effect)) => (Outcome::success(value), effect),
             Err(failure) => (Outcome::from(failure), Effect::None),
         }
+    }
+
+    /// True for a controller of the discovery subsystem.
+    #[must_use]
+    pub fn is_discovery(&self) -> bool {
+        self.kind == Kind::Discovery
     }
 
     /// Takes a pending event if an Asynchronous Event Request is parked. Returns dword 0 of its completion;
@@ -328,11 +337,18 @@ impl Controller {
         self.errors.push(entry)
     }
 
-    /// Checks the timers. `Some`: the controller has failed (CSTS.CFS), and the caller closes all queues of
-    /// the controller.
-    pub fn tick(&mut self, now: Nanos) -> Option<Expired> {
+    /// Checks the timers. `late`: time before `now` in which there was no check. `has_received` returns true
+    /// if all that arrived on the controller's queues before a time was handled. `Some`: the controller has
+    /// failed (CSTS.CFS), and the caller closes all queues of the controller.
+    pub fn tick(
+        &mut self,
+        now: Nanos,
+        late: Nanos,
+        has_received: impl FnOnce(&ControllerShared, Nanos) -> bool,
+    ) -> Option<Expired> {
         let shared = &self.shared;
-        let expired = self.keep_alive.tick(now, || shared.take_traffic())?;
+        let has_received = |at| has_received(shared, at);
+        let expired = self.keep_alive.tick(now, late, || shared.take_traffic(), has_received)?;
         self.step(now, lifetime::Event::Expire);
         Some(expired)
     }

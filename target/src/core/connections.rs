@@ -4,7 +4,7 @@ use spindle_transport::ConnectionId;
 use std::net::SocketAddr;
 
 use spindle_transport::admission::Admitted;
-use spindle_transport::{Connections, Peer, Transport};
+use spindle_transport::{Connections, Peer, Transport, TransportKind};
 
 use super::TargetCore;
 use crate::notice::Notice;
@@ -55,6 +55,14 @@ impl<T: Transport> Connections for TargetCore<T> {
     fn step_sent(&mut self, id: ConnectionId) {
         self.run_qpair(id, false, |qpair, env| qpair.step(id, env));
         self.deliver_own();
+    }
+
+    fn wants_pass(&self, transport: TransportKind) -> bool {
+        self.is_pass_left(transport)
+    }
+
+    fn passed(&mut self, transport: TransportKind) {
+        self.pass_over(transport);
     }
 
     fn next_closed(&mut self) -> Option<(ConnectionId, T)> {

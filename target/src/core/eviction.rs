@@ -1,5 +1,6 @@
-//! Eviction on a full core: a new connection replaces the oldest connection whose Connect has not succeeded,
-//! of any transport. A connection whose Connect waits for orphaned commands is not evicted.
+//! Eviction on a full core: a new connection replaces the oldest connection without a place of its own, of
+//! any transport: its Connect has not succeeded, or it is of a discovery controller. A connection whose
+//! Connect waits for orphaned commands is not evicted.
 //!
 //! Over TCP the capacity is free at once; over RDMA when the queue pair is destroyed, some turns later.
 
@@ -7,13 +8,13 @@ use spindle_transport::ConnectionId;
 use std::collections::VecDeque;
 
 use spindle_reactor::slab::Slab;
-use spindle_transport::{Connections, Transport};
+use spindle_transport::Transport;
 
 use super::TargetCore;
 use crate::notice::Notice;
 use crate::qpair::Qpair;
 
-/// Connections whose Connect has not succeeded.
+/// Connections whose Connect has not succeeded, and those of discovery controllers.
 #[derive(Debug, Default)]
 pub(super) struct Unconnected {
     /// In the order of acceptance. An entry may have connected or closed meanwhile.
@@ -27,7 +28,7 @@ impl Unconnected {
     /// entries as the core may have connections.
     pub(super) fn push<T: Transport>(&mut self, id: ConnectionId, qpairs: &Slab<Qpair<T>>) {
         if self.accepted.len() >= qpairs.capacity() {
-            self.accepted.retain(|id| is_unconnected(qpairs, *id));
+            self.accepted.retain(|id| is_without_place(qpairs, *id));
         }
         self.accepted.push_back(id);
     }
@@ -49,8 +50,8 @@ impl Unconnected {
     }
 }
 
-fn is_unconnected<T: Transport>(qpairs: &Slab<Qpair<T>>, id: ConnectionId) -> bool {
-    qpairs.get(id.0).is_some_and(|qpair| !qpair.is_connected())
+fn is_without_place<T: Transport>(qpairs: &Slab<Qpair<T>>, id: ConnectionId) -> bool {
+    qpairs.get(id.0).is_some_and(|qpair| !qpair.has_place())
 }
 
 fn may_be_evicted<T: Transport>(qpairs: &Slab<Qpair<T>>, id: ConnectionId) -> bool {
@@ -58,10 +59,11 @@ fn may_be_evicted<T: Transport>(qpairs: &Slab<Qpair<T>>, id: ConnectionId) -> bo
 }
 
 impl<T: Transport> TargetCore<T> {
-    /// Evicts a connection from a full core before [`Connections::accept`]. `newcomers`: number of
-    /// connections that wait to be accepted. `end` closes the oldest connection whose Connect has not
-    /// succeeded. A host sends Connect within a few round trips, so the oldest connection is the least likely
-    /// to belong to a host.
+    /// Evicts a connection from a full core before
+    /// [`Connections::accept`](spindle_transport::Connections::accept). `newcomers`: number of connections
+    /// that wait to be accepted. `end` closes the oldest connection without a place of its own. A host
+    /// sends Connect within a few round trips, so the oldest connection is the least likely to belong to a
+    /// host.
     ///
     /// True: the caller calls `accept`, which fails if the core is still full or drains. False: the caller
     /// waits, since capacity will be free in a later turn.
@@ -77,9 +79,14 @@ impl<T: Transport> TargetCore<T> {
         if unconnected.evicted.len() < newcomers
             && let Some(id) = unconnected.pop_oldest(qpairs)
         {
-            if let Some(remote) = self.peer(id).map(|peer| peer.remote) {
-                let reason = "it has not sent Connect, and a newer one needs its place".to_owned();
-                self.env.notice(Notice::ConnectionRefused { remote, reason });
+            if let Some(qpair) = self.qpairs.get(id.0) {
+                let what = if qpair.is_discovery() {
+                    "is of a discovery controller"
+                } else {
+                    "has not sent Connect"
+                };
+                let reason = format!("it {what}, and a newer one needs its place");
+                self.env.notice(Notice::ConnectionRefused { remote: qpair.peer.remote, reason });
             }
             end(self, id);
             if self.qpairs.contains(id.0) {

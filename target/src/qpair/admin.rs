@@ -7,8 +7,10 @@
 use nvme_spec::fabrics::{Connect, ConnectData};
 use nvme_spec::opcode::FabricsType;
 use nvme_spec::status::Status;
+use spindle_reactor::mem::{Buf, Holder};
 use spindle_reactor::slab::Slab;
 use spindle_transport::RequestId;
+use spindle_transport::admission::Admitted;
 use spindle_transport::{CloseReason, DataPointer, Transport};
 use std::sync::Arc;
 use zerocopy::FromBytes;
@@ -59,14 +61,25 @@ impl<T: Transport> Qpair<T> {
         self.take_admin_buffer(env, slot, CONNECT_BYTES);
     }
 
+    /// Who is charged for the memory of admin commands: the host, or a connection that may be of anybody.
+    pub(super) fn admin_holder(&self, env: &Env) -> Holder {
+        match &self.role {
+            Role::Admin(controller) if !controller.shared.subsystem_nqn.is_discovery() => {
+                Holder::host(controller.shared.client)
+            }
+            Role::Admin(_) | Role::Io(_) | Role::Fresh | Role::Closing => Holder::connection(env.current.0),
+        }
+    }
+
     /// Takes a buffer of the admin pool and continues, or queues the request for memory. Data to the host
     /// that is too large for the admin pool gets a buffer of the data pool.
     fn take_admin_buffer(&mut self, env: &mut Env, slot: RequestId, bytes: u32) {
+        let holder = self.admin_holder(env);
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let is_to_host = matches!(request.work, Work::Admin { is_to_host: true, .. });
         if is_to_host {
-            request.buf = env.admin_share(bytes).take_contiguous(bytes);
+            request.buf = env.admin_share(holder, bytes).take_contiguous(bytes);
         } else if self.connect_from_capsule(env, slot, bytes) {
             return;
         }
@@ -97,7 +110,8 @@ impl<T: Transport> Qpair<T> {
         if request.work != Work::Connect || !matches!(request.pointer, DataPointer::InCapsule { .. }) {
             return false;
         }
-        let Some(mut buf) = env.admin_share(bytes).take_contiguous(bytes) else { return false };
+        let share = env.admin_share(Holder::connection(env.current.0), bytes);
+        let Some(mut buf) = share.take_contiguous(bytes) else { return false };
         if !self.transport.take_in_capsule(&mut buf) {
             return false;
         }
@@ -140,11 +154,35 @@ impl<T: Transport> Qpair<T> {
         matches!(self.connect_blocked, Some(ConnectBlocked::Connect(_)))
     }
 
-    /// True before Connect has succeeded, unless Connect waits for orphaned commands. A full core may close
-    /// such a queue pair to accept a new connection.
+    /// True before Connect has succeeded, unless Connect waits for orphaned commands; and for a discovery
+    /// controller. A full core may close such a queue pair to accept a new connection.
     #[must_use]
     pub fn may_be_evicted(&self) -> bool {
-        !self.is_connected() && !self.is_connect_waiting()
+        !self.is_connect_waiting() && !self.has_place()
+    }
+
+    /// True once Connect to an I/O controller has succeeded: the connection's place is its own. Every host
+    /// may have discovery controllers, so their connections give way to others.
+    pub(crate) fn has_place(&self) -> bool {
+        self.is_connected() && !self.is_discovery()
+    }
+
+    pub(crate) fn is_discovery(&self) -> bool {
+        matches!(&self.role, Role::Admin(controller) if controller.is_discovery())
+    }
+
+    /// Counts a discovery controller for the host's address, if Connect is for one. `None`: it is for
+    /// another.
+    fn discovery_place(
+        &self,
+        is_admin: bool,
+        data: &ConnectData,
+    ) -> Result<Option<Admitted>, ConnectRefusal> {
+        if !is_admin || !data.subnqn().is_ok_and(|nqn| nqn.is_discovery()) {
+            return Ok(None);
+        }
+        let place = self.admitted.as_ref().map(Admitted::discovery).transpose();
+        place.map_err(ConnectRefusal::discovery_controllers)
     }
 
     /// Blocks a Connect that must wait for orphaned commands, and sets its deadline. Copies its data to the
@@ -176,8 +214,15 @@ impl<T: Transport> Qpair<T> {
             // learned earlier that all cores serve the configuration.
             context.snapshot = &env.snapshot;
         }
-        match controller::connect(&context, &request.sqe, data, &limits) {
-            Ok((connected, result)) => {
+        let connected = self.discovery_place(is_admin, data).and_then(|place| {
+            let (connected, result) = controller::connect(&context, &request.sqe, data, &limits)?;
+            Ok((place, connected, result))
+        });
+        match connected {
+            Ok((place, connected, result)) => {
+                // The former is dropped before the reply is sent, since the host may open its next connection
+                // after the reply.
+                self.admitted = place;
                 self.set_role(env, connected);
                 // A new slab of the queue's size replaces the old; Connect is its first entry.
                 if self.reinsert_connect(slot).is_none() {
@@ -219,6 +264,9 @@ impl<T: Transport> Qpair<T> {
         let Connected { queue, entries, is_sq_flow_off } = connected;
         match queue {
             ConnectedQueue::Admin(controller) => {
+                env.admin_pool.add_host(controller.shared.client);
+                env.pool.add_host(controller.shared.client);
+                env.update_alone();
                 controller.shared.set_admin_queue(env.current);
                 controller.shared.add_connection(QueueConnection { qid: 0, core: env.core, peer: self.peer });
                 self.role = Role::Admin(controller);
@@ -228,12 +276,14 @@ impl<T: Transport> Qpair<T> {
                     env.notice(Notice::OtherHostId { host: shared.host_nqn, cntlid: shared.cntlid, qid });
                 }
                 let Some(subsystem) = env.snapshot.subsystem(&shared.subsystem_nqn).cloned() else { return };
+                shared.note_traffic();
                 shared.add_connection(QueueConnection { qid, core: env.core, peer: self.peer });
+                env.pool.add_host(shared.client);
+                env.update_alone();
+                self.memory = Some(Arc::clone(&shared.memory));
                 self.role = Role::Io(IoRole { shared, qid, subsystem });
             }
         }
-        // Dropped before the reply is sent, since the host may open its next connection after the reply.
-        self.admitted = None;
         self.entries = entries;
         self.is_sq_flow_off = is_sq_flow_off;
         // Connect used the queue's first entry.
@@ -285,11 +335,11 @@ impl<T: Transport> Qpair<T> {
             return self.step_fabrics(env, slot);
         }
         let need = controller.need(&context(env, &self.peer), &sqe);
-        let Need { bytes, is_to_host } = match need {
+        let Need { bytes, memory, is_to_host } = match need {
             Err(refusal) => return self.refuse(env, slot, refusal),
             Ok(need) => need,
         };
-        request.work = Work::Admin { bytes, is_to_host };
+        request.work = Work::Admin { bytes: memory, zeroes: bytes - memory, is_to_host };
         if bytes == 0 {
             return self.step_admin_execute(env, slot);
         }
@@ -301,13 +351,16 @@ impl<T: Transport> Qpair<T> {
         if !is_right {
             return self.refuse(env, slot, Refusal::at(Status::DATA_SGL_LENGTH_INVALID, field::SGL_LENGTH));
         }
-        self.take_admin_buffer(env, slot, bytes);
+        if memory == 0 {
+            return self.step_admin_execute(env, slot);
+        }
+        self.take_admin_buffer(env, slot, memory);
     }
 
     /// Executes an admin command that has its memory and data.
     pub(super) fn step_admin_execute(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        let Work::Admin { is_to_host, .. } = request.work else { return };
+        let Work::Admin { zeroes, is_to_host, .. } = request.work else { return };
         request.state = State::Executing;
         let Role::Admin(controller) = &mut self.role else { return };
         let mut buf = request.buf.take();
@@ -317,6 +370,9 @@ impl<T: Transport> Qpair<T> {
         let sqe = request.sqe;
         let data = buf.as_mut().and_then(|buf| buf.as_mut_slice()).unwrap_or_default();
         let outcome = controller.execute(&context(env, &self.peer), &sqe, data);
+        if zeroes > 0 {
+            buf.get_or_insert_with(|| Buf::zeroes(0)).append_zeroes(zeroes);
+        }
         if let (Outcome::Reply { status, result, .. }, Some(buf), true) = (&outcome, buf, is_to_host)
             && status.is_success()
         {

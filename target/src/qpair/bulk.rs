@@ -65,7 +65,7 @@ impl<T: Transport> Qpair<T> {
     fn advance_bulk(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         // Bounded: each round begins a piece at the disk or the transport, or returns.
         while matches!(self.role, Role::Io(_)) {
-            let may_take = !env.has_memory_waiters && self.waiting.is_empty();
+            let may_take = self.waiting.is_empty();
             let Some(request) = self.requests.get_mut(slot) else { return };
             assert_eq!(request.state, State::Bulk, "a piece of a request that is elsewhere");
             let Work::Io(io) = request.work else { return };
@@ -244,11 +244,11 @@ fn next_step(request: &mut Request, io: &IoCommand, env: &Env, may_take: bool) -
     let held = pieces.on_wire + u8::from(!is_disk_free) + u8::from(pieces.ready.is_some());
     let buf = match request.buf.take() {
         Some(buf) => Some(buf),
-        None if held == 0 => match env.share().take_more(bytes) {
+        None if held == 0 => match env.share(io.client).take_more(bytes) {
             None => return Step::WaitForMemory,
             some => some,
         },
-        None if held < BUFFERS_MAX && may_take => env.share().take(bytes),
+        None if held < BUFFERS_MAX && may_take => env.share(io.client).take(bytes),
         None => None,
     };
     let Some(mut buf) = buf else { return Step::Wait };

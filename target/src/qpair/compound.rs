@@ -13,7 +13,7 @@ use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_disk::{BlockRange, Disk, DiskError, Done, Op, Prepared, Token};
-use spindle_reactor::mem::{Buf, Pool};
+use spindle_reactor::mem::{Buf, Holder, Pool};
 use spindle_transport::Transport;
 use spindle_transport::{ConnectionId, RequestId};
 
@@ -21,7 +21,7 @@ use super::io::check_range;
 use super::request::{IoCommand, IoOp, Progress, Request, State};
 use super::{IoRole, Qpair, Role, Work, reads_into_pool, status_of, token};
 use crate::controller::limits;
-use crate::env::Env;
+use crate::env::{Env, NO_DISK};
 use crate::refusal::{Refusal, field};
 
 /// Most steps of one command in a turn.
@@ -60,7 +60,7 @@ pub(super) fn flush_all() -> IoCommand {
     IoCommand {
         op: IoOp::FlushAll,
         is_fused: false,
-        disk: 0,
+        disk: NO_DISK,
         nsid: NSID_ALL,
         range,
         block_shift: 9,
@@ -516,7 +516,7 @@ fn copy_write(request: &mut Request, io: &IoCommand, env: &mut Env, read: Buf, f
     let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
         return Step::Fail(DiskError::Gone);
     };
-    let share = env.pool.share(env.current.0);
+    let share = env.pool.share(Holder::host(io.client));
     let buf = match disk.prepare(&io.request(Op::Write { fua }, range), None) {
         Prepared::Pool if read.is_writable() => {
             return Step::Submit { disk: io.disk, op: Op::Write { fua }, range, buf: Some(read) };

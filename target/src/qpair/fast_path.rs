@@ -22,6 +22,10 @@ use crate::counters;
 use crate::env::Env;
 use crate::snapshot::Namespace;
 
+/// Most bytes of a command on the fast path. A larger Read costs a request in the slab, which is charged
+/// to its host until the reply is taken; its data costs many times that.
+pub(crate) const FAST_PATH_BYTES_MAX: u32 = 32 << 10;
+
 /// A command that passed [`check`]. A Write to a read-only disk also passes; `write_fast_path` rejects it.
 struct Checked<'r, 'e> {
     namespace: &'r Namespace,
@@ -43,7 +47,7 @@ fn check<'r, 'e>(
     if !role.shared.is_ready() {
         return None;
     }
-    let transfer_bytes = env.snapshot.limits.transfer_bytes;
+    let transfer_bytes = env.fast_path_bytes;
     let namespace = role.subsystem.namespace(sqe.nsid())?;
     let index = Env::disk_index(namespace.disk);
     let disk = env.disks.get_mut(index)?.as_deref_mut()?;
@@ -117,7 +121,7 @@ impl<T: Transport> Qpair<T> {
     fn write_fast_path(&mut self, id: ConnectionId, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
         let Role::Io(role) = &self.role else { return false };
         // A new command does not overtake those that wait for memory.
-        if env.has_memory_waiters || self.has_waiting() {
+        if env.disk_claims != 0 || self.has_waiting() {
             return false;
         }
         let core = env.core;

@@ -2,24 +2,33 @@
 //! its replies ([`StallDetector`]).
 //!
 //! Each fetch and each reply with data occupies memory. A host that keeps its connection alive but neither
-//! sends nor reads would occupy that memory for ever, so its queue pair is closed. The test is whether an
-//! eighth of the outstanding fetches or replies ends within the time-out. A slow network with many commands
-//! passes; a host that now and then completes one of hundreds does not.
+//! sends nor reads would occupy that memory for ever, so its queue pair is closed: after
+//! [`FETCH_TIMEOUT`], or after [`STARVED_TIMEOUT`] while another host waits for memory. The test is
+//! whether an eighth of the outstanding fetches or replies ends within the time-out. A slow network with
+//! many commands passes; a host that now and then completes one of hundreds does not.
 
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Holder;
 use spindle_transport::RequestId;
 use spindle_transport::Transport;
 
 use super::request::State;
 use super::{Qpair, Role};
 use crate::env::Env;
+use crate::notice::Notice;
 
 /// Time within which an eighth of the outstanding fetches must end. A single fetch of 2 MiB needs 70 KB/s.
 pub const FETCH_TIMEOUT: Nanos = Nanos::from_secs(30);
 /// [`FETCH_TIMEOUT`] of Connect and admin commands while other commands wait for a buffer of the admin pool.
 /// The host sends at most 1 KiB of data for such a command.
 pub const FETCH_TIMEOUT_SHORT: Nanos = Nanos::from_secs(1);
+/// [`FETCH_TIMEOUT`] and [`REPLY_TIMEOUT`] of a host that has memory for which another host waits. The other
+/// one's command then ends before the time-out of a Linux host's command, 30 s. Longer than the failover of a
+/// switch.
+pub const STARVED_TIMEOUT: Nanos = Nanos::from_secs(10);
+/// Time after which the log tells of a host whose memory makes no progress.
+const STALL_NOTICE: Nanos = Nanos::from_secs(5);
 /// Time within which an eighth of the outstanding replies must be sent.
 pub const REPLY_TIMEOUT: Nanos = Nanos::from_secs(30);
 /// [`REPLY_TIMEOUT`] while the unsent replies have more bytes of data than a disk with scarce memory has
@@ -61,6 +70,13 @@ impl StallDetector {
     }
 }
 
+impl StallDetector {
+    /// Does not count the last `time`, in which this core did not run.
+    pub(super) fn excuse(&mut self, time: Nanos) {
+        self.since = self.since.map(|since| since + time);
+    }
+}
+
 /// Totals of the begun and ended fetches of a queue pair; both wrap.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Fetches {
@@ -85,6 +101,10 @@ impl Fetches {
         self.begun = self.begun.wrapping_sub(1);
     }
 
+    pub(super) fn excuse(&mut self, time: Nanos) {
+        self.stalls.excuse(time);
+    }
+
     /// Returns the time for which too few fetches have ended.
     pub(super) fn stalled_for(&mut self, now: Nanos) -> Nanos {
         self.stalls.stalled_for(now, self.begun.wrapping_sub(self.ended), self.ended)
@@ -98,9 +118,7 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn stop_fetch(&mut self, slot: RequestId, status: Status) -> bool {
         if self.transport.cancel(slot) {
             self.fetches.cancel();
-            if let Some(request) = self.requests.get_mut(slot) {
-                self.charged -= u64::from(std::mem::take(&mut request.charged));
-            }
+            self.discharge(slot);
             return true;
         }
         if let Some(request) = self.requests.get_mut(slot) {
@@ -110,26 +128,58 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// True when too few fetches have ended within the time-out.
-    pub(super) fn is_stalled(&mut self, env: &Env) -> bool {
+    pub(super) fn is_stalled(&mut self, env: &mut Env) -> bool {
         let limit = match &self.role {
             Role::Closing => return false,
             Role::Fresh | Role::Admin(_) if env.is_reserve_short => FETCH_TIMEOUT_SHORT,
+            Role::Io(_) if self.starves_others(env) => STARVED_TIMEOUT,
             Role::Fresh | Role::Admin(_) | Role::Io(_) => FETCH_TIMEOUT,
         };
-        self.fetches.stalled_for(env.now) >= limit
+        let stalled = self.fetches.stalled_for(env.now);
+        self.notice_stalled(env, stalled, "it does not send the data of its writes");
+        env.has_lasted(stalled, limit)
     }
 
-    /// True when too few replies were sent within [`REPLY_TIMEOUT`] or, if memory is scarce,
-    /// [`REPLY_TIMEOUT_SHORT`]: the host does not read.
-    pub(super) fn is_unread(&mut self, env: &Env) -> bool {
+    /// True when too few replies were sent within [`REPLY_TIMEOUT`], [`STARVED_TIMEOUT`] or, if memory of
+    /// a disk is scarce, [`REPLY_TIMEOUT_SHORT`]: the host does not read.
+    pub(super) fn is_unread(&mut self, env: &mut Env) -> bool {
         if matches!(self.role, Role::Closing) {
             return false;
         }
         let slotted = if self.requests.is_empty() { 0 } else { self.count(State::Replying) };
         let outstanding = u32::try_from(slotted + self.fast_path_inflight as usize).unwrap_or(u32::MAX);
         let stalled = self.reply_stalls.stalled_for(env.now, outstanding, self.replies_sent);
-        stalled >= REPLY_TIMEOUT
-            || stalled >= REPLY_TIMEOUT_SHORT && self.transport.unsent_bytes() > env.scarce_bytes
+        self.notice_stalled(env, stalled, "it does not take the data of its reads");
+        let limit = if self.transport.unsent_bytes() > env.scarce_bytes {
+            REPLY_TIMEOUT_SHORT
+        } else if self.starves_others(env) {
+            STARVED_TIMEOUT
+        } else {
+            REPLY_TIMEOUT
+        };
+        env.has_lasted(stalled, limit)
+    }
+
+    /// True when this queue's host has memory for which another host waits: buffers of the pool, or more
+    /// memory of a disk for data to come than the disk has free.
+    fn starves_others(&self, env: &Env) -> bool {
+        let Role::Io(role) = &self.role else { return false };
+        let holder = Holder::host(role.shared.client);
+        let is_scarce = env.starved.has_other_than(holder);
+        is_scarce && env.pool.share(holder).held() > 0 || self.disk_bytes() > env.scarce_bytes
+    }
+
+    /// Tells once of a host that keeps memory without progress, and counts it.
+    fn notice_stalled(&self, env: &mut Env, stalled: Nanos, what: &'static str) {
+        let Role::Io(role) = &self.role else { return };
+        if stalled < STALL_NOTICE || !role.shared.memory.note_stalled() {
+            return;
+        }
+        env.stalled_hosts += 1;
+        let pool = env.pool.share(Holder::host(role.shared.client)).held();
+        let bytes = pool + self.disk_bytes() + self.transport.unsent_bytes();
+        let (host, remote) = (role.shared.host_nqn, self.peer.remote);
+        env.notice(Notice::Stalled { host, remote, bytes, what });
     }
 }
 

@@ -12,6 +12,7 @@ use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
 use spindle_disk::{DiskError, Op, Prepared};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Holder;
 use spindle_transport::Transport;
 use spindle_transport::{ConnectionId, RequestId};
 
@@ -88,7 +89,7 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn expire_fused_first(&mut self, env: &mut Env) {
         match (self.fused_first, self.fused_first_deadline) {
             (Some(first), Some((slot, until))) if first == slot => {
-                if env.now >= until {
+                if env.has_passed(until) {
                     self.end_first(env, Status::ABORTED_MISSING_FUSED);
                 }
             }
@@ -139,8 +140,9 @@ impl<T: Transport> Qpair<T> {
             self.fused_first.take_if(|first| *first == slot);
             return self.end_pair(env, slot, partner, status_of(DiskError::Gone));
         };
-        let is_behind = (env.has_memory_waiters || !self.waiting.is_empty()) && request.state == State::New;
-        let share = env.pool.share(env.current.0);
+        let is_behind = env.disk_claims >> (io.disk % 64) & 1 != 0
+            || !self.waiting.is_empty() && request.state == State::New;
+        let share = env.pool.share(Holder::host(io.client));
         let write = io.request(Op::Write { fua: false }, io.range);
         let both = match (!is_behind).then(|| disk.prepare(&write, None)) {
             Some(Prepared::Fill(data)) => Some((share.take(io.data_bytes), Some(data))),

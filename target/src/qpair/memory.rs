@@ -1,18 +1,21 @@
 //! Memory of commands: allocation of buffers, the queue of requests that wait for memory, and the resource
 //! that each of them waits for.
 //!
-//! A command takes all the memory that it needs, or waits with none. Commands of a connection that is above
-//! its share of the pool wait as if the pool were empty. Other connections overtake them while the pool has
-//! enough free bytes, and the core may sleep meanwhile.
+//! A command takes all the memory that it needs, or waits with none. Buffers of the pool are charged to the
+//! host, with all its queues ([`Holder::host`]); a host that has its share of a zone waits for its own
+//! buffers, and others overtake it. A request of a host that has none claims the next free buffer: new
+//! commands of any host queue behind it. The core may sleep meanwhile.
 //!
-//! The memory of a disk (the frames of a RAM disk) is shared in a similar way. A connection is charged for
-//! disk memory until the host has sent the data. While the charge exceeds the free memory of the disk, the
-//! connection gets no more for Writes. A Write with in-capsule data on the fast path is not limited, since
-//! its data has arrived.
+//! The memory of a disk (the frames of a RAM disk) is shared in a similar way, by all cores. A host is
+//! charged for disk memory until it has sent the data, and for what its large Reads pin until it has taken
+//! the reply: each write to a pinned page takes more of the disk's memory. While the charge exceeds the
+//! free memory of the disk (half of that for a Read), the host gets no more. The fast path is not limited:
+//! the data of its Writes has arrived, and its Reads are small
+//! ([`FAST_PATH_BYTES_MAX`](super::fast_path::FAST_PATH_BYTES_MAX)).
 
 use spindle_disk::{Disk, Op, Prepared};
-use spindle_reactor::mem::{Buf, Pool, Share};
-use spindle_transport::{ConnectionId, RequestId};
+use spindle_reactor::mem::{Buf, Holder, Pool, Share};
+use spindle_transport::RequestId;
 use spindle_transport::{DataPointer, Transport};
 
 use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
@@ -30,21 +33,15 @@ pub(crate) struct Retried {
 /// The resource that the oldest waiting request of a queue pair needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
-    /// The next turn, or memory of the disk; the connection is within its share.
+    /// The next turn.
     Turn,
-    /// A pool buffer of `bytes` bytes; the connection is within its share.
+    /// A pool buffer of `bytes` bytes. Only this core frees such buffers.
     Pool { bytes: u32 },
-    /// Buffers that its own connection frees: the connection is above its share of the pool.
-    Share {
-        /// The pool has fewer bytes free than the request needs.
-        is_empty: bool,
-    },
-    /// Memory of the disk. The disk memory that is charged to the connection exceeds the free memory of the
-    /// disk. Retried in each turn, because other cores send no message when they free disk memory.
-    DiskShare {
-        /// The disk has fewer bytes free than the request needs.
-        is_empty: bool,
-    },
+    /// Memory of the disk. Retried in each turn, because other cores send no message when they free disk
+    /// memory. `is_above`: the host has more of it than is free.
+    Disk { is_above: bool },
+    /// Memory for the next step of a command: of the disk, or a pool buffer of `bytes` bytes.
+    Step { bytes: u32 },
     /// A buffer of the admin pool.
     Reserve {
         /// The admin pool has a free buffer and the share allows it.
@@ -53,18 +50,9 @@ pub(crate) enum WaitsFor {
 }
 
 impl WaitsFor {
-    /// True when new requests of all connections must queue behind the waiting request.
-    pub(crate) fn blocks_others(self) -> bool {
-        match self {
-            WaitsFor::Turn | WaitsFor::Pool { .. } => true,
-            WaitsFor::Share { is_empty } | WaitsFor::DiskShare { is_empty } => is_empty,
-            WaitsFor::Reserve { .. } => false,
-        }
-    }
-
     /// False when no retry succeeds until this core frees a buffer, so that the core may sleep.
     pub(crate) fn may_succeed(self) -> bool {
-        !matches!(self, WaitsFor::Share { .. } | WaitsFor::Reserve { is_open: false })
+        !matches!(self, WaitsFor::Pool { .. } | WaitsFor::Reserve { is_open: false })
     }
 }
 
@@ -88,43 +76,94 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The resource that the oldest waiting request needs; `None`: no request waits. `id`: slot of this queue
-    /// pair.
-    pub(crate) fn waits_for(&self, id: ConnectionId, env: &Env) -> Option<WaitsFor> {
+    /// The resource that the oldest waiting request needs; `None`: no request waits.
+    pub(crate) fn waits_for(&self, env: &Env) -> Option<WaitsFor> {
         let request = self.requests.get(*self.waiting.front()?)?;
-        if request.state != State::NeedBuffer {
-            return Some(WaitsFor::Turn);
-        }
-        let of_pool = |bytes| {
-            if env.pool.share(id.0).is_within() {
-                WaitsFor::Pool { bytes }
-            } else {
-                WaitsFor::Share { is_empty: env.pool.free_bytes() < u64::from(bytes) }
-            }
-        };
         Some(match request.work {
+            Work::Io(_) if request.state == State::NeedStepBuffer && request.progress.has_outcome => {
+                WaitsFor::Turn
+            }
+            Work::Io(io) if request.state == State::NeedStepBuffer => {
+                let piece = u64::from(request.progress.piece) << io.block_shift;
+                let bytes = u64::from(request.pieces.unit).max(piece).max(1);
+                WaitsFor::Step { bytes: u32::try_from(bytes).unwrap_or(u32::MAX) }
+            }
             Work::Io(io) => match pool_bytes(env, request, &io) {
-                Some(bytes) => of_pool(bytes),
-                None => self.disk_share(env, request, &io).unwrap_or(WaitsFor::Turn),
+                Some(bytes) => WaitsFor::Pool { bytes },
+                // A Read waits for replies of its own host to be taken.
+                None if request.data_memory == DataMemory::Wait => WaitsFor::Disk {
+                    is_above: io.op == IoOp::Read || is_above(env, self.disk_bytes(), io.disk),
+                },
+                None => WaitsFor::Turn,
             },
-            Work::Admin { bytes, .. } if bytes > env.admin_pool.buffer_bytes_max() => of_pool(bytes),
-            Work::Admin { is_to_host: true, .. } => {
-                let is_open = env.admin_pool.free_bytes() > 0 && env.admin_pool.share(id.0).is_within();
-                WaitsFor::Reserve { is_open }
+            Work::Admin { bytes, .. } if bytes > env.admin_pool.buffer_bytes_max() => {
+                WaitsFor::Pool { bytes }
             }
-            Work::Admin { is_to_host: false, .. } | Work::Connect | Work::None => {
-                let is_open = env.admin_pool.free_bytes() > 0 && env.incoming_share().is_within();
-                WaitsFor::Reserve { is_open }
+            Work::Admin { bytes, is_to_host: true, .. } => {
+                let share = env.admin_pool.share(self.admin_holder(env));
+                WaitsFor::Reserve { is_open: share.can_take(bytes) }
             }
+            Work::Admin { bytes, is_to_host: false, .. } => {
+                WaitsFor::Reserve { is_open: env.incoming_share().can_take(bytes) }
+            }
+            Work::Connect | Work::None => WaitsFor::Reserve { is_open: env.incoming_share().can_take(1) },
         })
     }
 
-    /// `Some` if the request waits for disk memory and this connection is above its share of that memory.
-    fn disk_share(&self, env: &Env, request: &Request, io: &IoCommand) -> Option<WaitsFor> {
-        let free = env.disk_ref(io.disk)?.free_bytes();
-        let is_above = request.data_memory == DataMemory::Wait && self.charged > free;
-        is_above.then_some(WaitsFor::DiskShare { is_empty: free < u64::from(io.data_bytes) })
+    /// Claims the memory that the oldest waiting request waits for, if its host is entitled to it.
+    pub(crate) fn claim_memory(&self, env: &mut Env) {
+        let Some(waits_for) = self.waits_for(env) else { return };
+        let Some(request) = self.waiting.front().and_then(|slot| self.requests.get(*slot)) else { return };
+        let Work::Io(io) = request.work else { return };
+        let holder = Holder::host(io.client);
+        match waits_for {
+            WaitsFor::Pool { bytes } if env.pool.share(holder).claim(bytes) => env.claimants.add(holder),
+            WaitsFor::Disk { is_above: false } => env.claim_disk(io.disk, holder),
+            WaitsFor::Step { bytes } => {
+                env.pool.claim(bytes);
+                env.claim_disk(io.disk, holder);
+            }
+            WaitsFor::Turn | WaitsFor::Pool { .. } | WaitsFor::Disk { .. } | WaitsFor::Reserve { .. } => {}
+        }
     }
+
+    /// Bytes of disk memory that are charged to the host.
+    #[inline]
+    pub(super) fn disk_bytes(&self) -> u64 {
+        self.memory.as_ref().map_or(0, |memory| memory.disk_bytes())
+    }
+
+    /// Charges the host for `bytes` of disk memory.
+    #[inline]
+    pub(super) fn charge(&mut self, bytes: u32) {
+        if bytes > 0 {
+            self.charged += u64::from(bytes);
+            self.memory.iter().for_each(|memory| memory.add(bytes.into()));
+        }
+    }
+
+    /// Ends the charge of a request whose data has come or does not come any more, or whose reply was taken.
+    #[inline]
+    pub(super) fn discharge(&mut self, slot: RequestId) {
+        let bytes = self.requests.get_mut(slot).map_or(0, |request| std::mem::take(&mut request.charged));
+        if bytes > 0 {
+            self.charged -= u64::from(bytes);
+            self.memory.iter().for_each(|memory| memory.remove(bytes.into()));
+        }
+    }
+
+    /// Ends all charges of a queue pair that is removed.
+    pub(super) fn discharge_all(&mut self) {
+        let bytes = std::mem::take(&mut self.charged);
+        self.memory.iter().for_each(|memory| memory.remove(bytes));
+    }
+}
+
+/// True when a host with `disk_bytes` bytes of disk memory has as much as it may have of this disk's: as
+/// much as is free, or seven times that if it is the only host.
+fn is_above(env: &Env, disk_bytes: u64, disk: usize) -> bool {
+    let free = env.disk_ref(disk).map_or(u64::MAX, |disk| disk.free_bytes());
+    disk_bytes > 0 && disk_bytes > free.saturating_mul(if env.registry.is_one_host() { 7 } else { 1 })
 }
 
 /// Bytes of the largest pool buffer that [`take_buffers`] takes for a command that is neither Read nor Write;
@@ -179,10 +218,10 @@ pub(super) enum Taken {
 /// State of the queue pair that limits the memory of a command.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    /// The request is new, and other requests wait for memory.
+    /// The request is new, and earlier ones of its queue wait for memory.
     pub(super) is_behind: bool,
-    /// Bytes of disk memory for data that the host has not sent yet ([`Qpair::charged`]).
-    pub(super) charged: u64,
+    /// Bytes of disk memory that are charged to the host.
+    pub(super) disk_bytes: u64,
     /// Bytes of data above which a transfer may be split ([`Qpair::bulk_unit`]).
     pub(super) bulk_unit: u32,
 }
@@ -191,12 +230,25 @@ pub(super) struct Bounds {
 /// another. A bulk transfer takes one buffer of the length of a piece.
 #[inline]
 pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand, bounds: Bounds) -> Taken {
+    let may_not_pin = io.op == IoOp::Read
+        && !env.registry.is_one_host()
+        && is_above(env, bounds.disk_bytes.saturating_mul(2), io.disk);
+    let is_disk_short = env.is_disk_claimed(io.disk) || is_above(env, bounds.disk_bytes, io.disk);
     let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
         return Taken::All; // without a disk the command fails at once
     };
-    let share = env.pool.share(env.current.0);
+    let share = env.pool.share(Holder::host(io.client));
     let has_all = match io.op {
+        IoOp::Read if may_not_pin && request.data_memory != DataMemory::Pool => {
+            request.data_memory = DataMemory::Wait;
+            false
+        }
         IoOp::Read => return take_data(disk, share, request, io, Op::Read, bounds),
+        // A Write that has no memory yet and may take none of the disk now.
+        IoOp::Write { .. } if is_disk_short && request.data_memory != DataMemory::Pool => {
+            request.data_memory = DataMemory::Wait;
+            false
+        }
         IoOp::Write { fua } => return take_data(disk, share, request, io, Op::Write { fua }, bounds),
         IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => true,
         _ if bounds.is_behind && list_bytes(disk, &env.pool, io) > 0 => false,
@@ -235,8 +287,7 @@ fn take_data(
         return Taken::Nothing;
     }
     if request.data_memory != DataMemory::Pool {
-        let is_above = is_write && bounds.charged > 0 && bounds.charged > disk.free_bytes();
-        match if is_above { Prepared::Wait } else { disk.prepare(&io.request(op, io.range), None) } {
+        match disk.prepare(&io.request(op, io.range), None) {
             Prepared::Ready(data) => return Taken::Ready(data),
             Prepared::Fill(buf) => {
                 request.charged = if is_write { io.data_bytes } else { 0 };

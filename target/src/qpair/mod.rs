@@ -13,12 +13,12 @@
 //! transfers in pieces), `io` (parse and check), `admin` (Connect, properties, admin commands, Abort),
 //! `compound` (commands of several disk steps), `fused` (Compare and Write), `memory` (buffers, and the queue
 //! of requests that wait for them), `references` (Get References), `requests` (table of the requests),
-//! `fetches` (time-outs of data and replies), `former` (End Former Associations).
+//! `fetches` (progress of data and replies), `time` (time-outs), `former` (End Former Associations).
 
 mod admin;
 mod bulk;
 mod compound;
-mod fast_path;
+pub(crate) mod fast_path;
 mod fetches;
 mod former;
 mod fused;
@@ -27,6 +27,7 @@ pub(crate) mod memory;
 mod references;
 pub mod request;
 mod requests;
+mod time;
 
 use spindle_transport::{ConnectionId, RequestId};
 use std::collections::VecDeque;
@@ -44,14 +45,14 @@ use spindle_reactor::slab::Slab;
 use spindle_transport::admission::Admitted;
 use spindle_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport};
 
-use crate::controller::{Controller, ErrorRecord, Expired, limits};
+use crate::controller::{Controller, ErrorRecord, limits};
 use crate::counters;
 use crate::env::{Env, Message};
 use crate::notice::Notice;
 use crate::refusal::{Refusal, field};
-use crate::shared::ControllerShared;
+use crate::shared::{ControllerShared, HostMemory};
 use crate::snapshot::{Snapshot, Subsystem};
-pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT};
+pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT, STARVED_TIMEOUT};
 use fetches::{Fetches, StallDetector};
 use former::ConnectBlocked;
 pub use fused::FUSED_TIMEOUT;
@@ -121,12 +122,15 @@ pub struct Qpair<T: Transport> {
     fetches: Fetches,
     /// Bytes of disk memory allocated for data that the host has not sent yet.
     charged: u64,
+    /// The host's charges, of an I/O queue; kept while the queue closes.
+    memory: Option<Arc<HostMemory>>,
     /// Total of the replies sent; wraps.
     replies_sent: u32,
     /// Detects a host that does not read its replies.
     reply_stalls: StallDetector,
     connect_deadline: Nanos,
-    /// Counts this connection among those whose Connect has not succeeded; dropped when Connect succeeds.
+    /// Counts this connection among those whose Connect has not succeeded, or its discovery controller;
+    /// dropped when Connect to an I/O controller succeeds.
     pub(crate) admitted: Option<Admitted>,
     /// Data of the request in state `ConnectBlocked`.
     connect_blocked: Option<ConnectBlocked>,
@@ -198,6 +202,7 @@ impl<T: Transport> Qpair<T> {
             parked_aers: ArrayVec::new(),
             fetches: Fetches::default(),
             charged: 0,
+            memory: None,
             replies_sent: 0,
             reply_stalls: StallDetector::default(),
             connect_deadline: now + CONNECT_TIMEOUT,
@@ -349,16 +354,20 @@ impl<T: Transport> Qpair<T> {
     /// new request is appended to the queue for memory, and a waiting request keeps its position.
     #[inline]
     fn step_buffer(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
+        let disk_bytes = self.disk_bytes();
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let Work::Io(io) = request.work else { return };
-        // A new command does not overtake those that wait for memory.
-        let has_waiters = env.has_memory_waiters || !self.waiting.is_empty();
-        let is_behind = has_waiters && request.state == State::New;
-        let bounds = Bounds { is_behind, charged: self.charged, bulk_unit: self.bulk_unit };
+        // A new command does not overtake those of its queue that wait for memory.
+        let is_behind = request.state == State::New && !self.waiting.is_empty();
+        let bounds = Bounds { is_behind, disk_bytes, bulk_unit: self.bulk_unit };
         match take_buffers(env, request, &io, bounds) {
             Taken::All => {}
             Taken::Ready(data) => {
+                if env.disk_ref(io.disk).is_some_and(|disk| disk.free_bytes() != u64::MAX) {
+                    request.charged = io.data_bytes;
+                    self.charge(io.data_bytes);
+                }
                 self.count_io(env.core, &io);
                 let reference = self.page_reference(Some(&data));
                 return self.finish(slot, Status::SUCCESS, reference, Some(data));
@@ -371,7 +380,9 @@ impl<T: Transport> Qpair<T> {
                 return;
             }
         }
-        self.charged += u64::from(request.charged);
+        let charged = request.charged;
+        self.charge(charged);
+        let Some(request) = self.requests.get_mut(slot) else { return };
         if request.pieces.unit > 0 && request.buf.is_some() {
             return self.begin_bulk(id, env, slot);
         }
@@ -405,10 +416,10 @@ impl<T: Transport> Qpair<T> {
         buf: Buf,
         result: Result<(), Status>,
     ) {
+        self.fetches.end();
+        self.discharge(slot);
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert_eq!(request.state, State::Fetching, "data for a request that did not ask for it");
-        self.fetches.end();
-        self.charged -= u64::from(std::mem::take(&mut request.charged));
         if matches!(self.role, Role::Closing) {
             return; // no new step while closing; the buffer is freed
         }
@@ -601,6 +612,15 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
+    /// Client identifier of the host of an I/O queue; see [`ControllerShared::client`].
+    #[must_use]
+    pub fn client(&self) -> Option<u16> {
+        match &self.role {
+            Role::Io(role) => Some(role.shared.client),
+            Role::Admin(_) | Role::Fresh | Role::Closing => None,
+        }
+    }
+
     /// QID; 0 for an admin queue, before Connect and while closing.
     #[must_use]
     pub fn qid(&self) -> u16 {
@@ -613,6 +633,9 @@ impl<T: Transport> Qpair<T> {
     #[inline]
     fn step_sent(&mut self, slot: RequestId) {
         self.replies_sent = self.replies_sent.wrapping_add(1);
+        if self.charged > 0 {
+            self.discharge(slot);
+        }
         let request = self.requests.remove(slot);
         debug_assert!(
             request.is_none_or(|request| request.state == State::Replying),
@@ -685,6 +708,7 @@ impl<T: Transport> Qpair<T> {
 
     fn on_closed(&mut self, env: &mut Env) {
         self.release(env, None);
+        self.discharge_all();
     }
 
     fn release(&mut self, env: &mut Env, reason: Option<CloseReason>) {
@@ -735,35 +759,6 @@ impl<T: Transport> Qpair<T> {
                 None => self.close(env, CloseReason::ControllerGone),
             },
             Role::Fresh | Role::Closing => {}
-        }
-    }
-
-    /// Checks the time-outs of fused pairs, host data, replies, Connect, keep alive and the association.
-    /// Retries a blocked Connect, and polls End Former Associations and the health of drives. Called once per
-    /// timer period.
-    pub(crate) fn on_time(&mut self, env: &mut Env) {
-        self.expire_fused_first(env);
-        if self.is_stalled(env) {
-            return self.host_error(env, "the data that its commands need does not come");
-        }
-        if self.is_unread(env) {
-            return self.host_error(env, "it does not take the answers to its commands");
-        }
-        match &mut self.role {
-            Role::Fresh if env.now >= self.connect_deadline => self.close(env, CloseReason::ConnectTimeout),
-            Role::Fresh => self.retry_connect(env),
-            Role::Admin(controller) => {
-                let (host, cntlid) = (controller.shared.host_nqn, controller.shared.cntlid);
-                match controller.tick(env.now) {
-                    None => self.on_admin_time(env),
-                    Some(Expired::KeepAlive { timeout_ms }) => {
-                        env.notice(Notice::KeepAliveExpired { host, cntlid, timeout_ms });
-                        self.close(env, CloseReason::KeepAliveExpired);
-                    }
-                    Some(Expired::NeverEnabled) => self.close(env, CloseReason::ConnectTimeout),
-                }
-            }
-            Role::Io(_) | Role::Closing => {}
         }
     }
 }

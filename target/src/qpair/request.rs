@@ -80,8 +80,10 @@ pub enum Work {
     Connect,
     /// An admin command, with or without data.
     Admin {
-        /// Bytes of data; 0: no data.
+        /// Bytes of data that need memory; 0: none.
         bytes: u32,
+        /// Zeroes that the controller sends after them: what the host reads beyond the end of a log page.
+        zeroes: u32,
         /// True: the controller sends the data; false: the host sends it.
         is_to_host: bool,
     },

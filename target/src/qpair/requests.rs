@@ -1,11 +1,13 @@
 //! [`Requests`]: a queue pair's requests by slot.
 
-use spindle_transport::RequestId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use spindle_reactor::slab::Slab;
+use spindle_transport::{RequestId, Transport};
 
-use super::request::Request;
+use super::Qpair;
+use super::request::{Request, Work};
+use crate::env::NO_DISK;
 
 /// The requests of one queue pair. The queue pair keeps a slot only while its request exists. So a look-up of
 /// a slot without a request is a bug of this program. Debug builds panic; release builds count such look-ups
@@ -80,6 +82,21 @@ impl Requests {
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         self.0.capacity()
+    }
+}
+
+impl<T: Transport> Qpair<T> {
+    /// Takes the index of each closed disk out of the requests, so that none of them finds another disk that
+    /// gets the index. These requests wait for the host or for memory, and end with
+    /// [`DiskError::Gone`](spindle_disk::DiskError::Gone).
+    pub(crate) fn forget_disks(&mut self, is_closed: impl Fn(usize) -> bool) {
+        for (_, request) in self.requests.0.iter_mut() {
+            if let Work::Io(io) = &mut request.work
+                && is_closed(io.disk)
+            {
+                io.disk = NO_DISK;
+            }
+        }
     }
 }
 

@@ -99,7 +99,7 @@ fn move_part(rig: &mut Rig, queue: &Queue, data: &mut [u8]) -> bool {
 fn run(rig: &mut Rig, queue: &Queue, sqe: Sqe, data: &mut [u8]) -> Answer {
     rig.send(queue, sqe, data.len());
     for _ in 0..10_000 {
-        let held = rig.cores[queue.core].pools().0.share(queue.id.0).held();
+        let held = rig.held(queue);
         assert!(held <= 2 * u64::from(UNIT), "{held} bytes");
         if move_part(rig, queue, data) {
             continue;
@@ -456,26 +456,27 @@ fn with_one_buffer_disk_and_wire_take_turns_and_commands_wait_in_order() {
 
 #[test]
 fn the_second_buffer_is_not_taken_from_who_waits_nor_beyond_the_share() {
-    // Three buffers: the second command finds one, and then there is none for a second.
     let mut fixture = slow_fixture(4);
     let io = fixture.host.io.clone();
-    let other = fixture.rig.io(0, Want::io(fixture.host.cntlid, 2));
+    let [second, third, fourth] = [2, 3, 4].map(|number| fixture.rig.host_number(number).io);
     fixture.rig.send(&io, write(1, 24), 3 * PIECE);
     fixture.rig.send(&io, write(2, 24), 3 * PIECE);
-    assert_eq!(io.line.parts(), [(1, 0, PIECE), (1, UNIT, PIECE), (2, 0, PIECE)], "three of four");
-    fixture.rig.send(&other, write(1, 24), 3 * PIECE);
-    assert_eq!(other.line.parts(), [(1, 0, PIECE)], "the last one is for who has nothing");
-    fixture.rig.send(&other, write(2, 24), 3 * PIECE);
-    assert_eq!(fixture.rig.states(&other), [(State::NeedBuffer, 1), (State::Bulk, 1)]);
-    // A buffer comes free, and goes to who waits and not to who has begun.
+    assert_eq!(io.line.parts(), [(1, 0, PIECE), (1, UNIT, PIECE)], "two of four");
+    for other in [&second, &third, &fourth] {
+        fixture.rig.send(other, write(1, 24), 3 * PIECE);
+    }
+    let begun = [(1, 0, PIECE)];
+    assert_eq!((second.line.parts(), third.line.parts()), (begun.to_vec(), begun.to_vec()));
+    assert_eq!(fixture.rig.states(&fourth), [(State::NeedBuffer, 1)]);
+    // Buffers come free, and go to those who wait and not to one that has begun.
     fixture.control.set_all(Fault::Drop, 0);
     for offset in [0, UNIT, 2 * UNIT] {
         fixture.rig.bring_part(&io, 1, offset, &[1; PIECE], Ok(()));
     }
-    fixture.rig.bring_part(&io, 2, 0, &[1; PIECE], Ok(()));
-    assert_eq!(io.line.parts(), [(2, UNIT, PIECE)]);
+    fixture.rig.bring_part(&second, 1, 0, &[1; PIECE], Ok(()));
+    assert_eq!(second.line.parts(), [(1, UNIT, PIECE)]);
     fixture.rig.turn();
-    assert_eq!(other.line.parts(), [(1, 0, PIECE), (2, 0, PIECE)]);
+    assert_eq!((io.line.parts(), fourth.line.parts()), (vec![(2, 0, PIECE)], begun.to_vec()));
     fixture.finish();
 }
 

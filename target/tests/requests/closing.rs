@@ -169,7 +169,7 @@ fn a_queue_may_end_in_every_state_by_every_way_and_leaves_nothing_behind() {
 
 #[test]
 fn completions_of_a_queue_that_has_ended_touch_no_queue_in_its_place() {
-    let mut fixture = fixture(1, 4);
+    let mut fixture = fixture(1, 6);
     let old = enter(&mut fixture, State::Executing);
     let Fixture { mut rig, host, control } = fixture;
     rig.hang_up(&old);

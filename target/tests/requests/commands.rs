@@ -261,3 +261,22 @@ fn a_refusal_is_in_the_error_log_with_its_field() {
     assert_eq!(entry[16..24], BLOCKS.to_le_bytes());
     rig.finish();
 }
+
+#[test]
+fn a_read_beyond_the_end_of_a_log_page_takes_no_memory_and_is_zero() {
+    const ASKED: usize = 64 << 10;
+    // No buffer of the target is as large as what is asked for.
+    let mut rig = Rig::new(Setup { zones: vec![(4096, 1)], ..Setup::small(vec![pool_disk(512)]) });
+    let host = rig.host();
+    let page = rig.read(&host.admin, Sqe::get_log_page(1, LogId::SMART, NSID_ALL, 512, 0, true), 512);
+    let at =
+        |offset| Sqe::get_log_page(1, LogId::SMART, NSID_ALL, u32::try_from(ASKED).unwrap(), offset, true);
+    for offset in [0, 256, 512] {
+        let answer = rig.read(&host.admin, at(offset), ASKED);
+        assert_ok(&answer);
+        let left = &page.data[usize::try_from(offset).unwrap()..];
+        assert_eq!((answer.data.len(), &answer.data[..left.len()]), (ASKED, left));
+        assert!(answer.data[left.len()..].iter().all(|byte| *byte == 0));
+    }
+    rig.finish();
+}

@@ -1,11 +1,15 @@
 //! Reads of data that lies in place, and writes whose data is here with the command: answered as they come,
 //! and everything that sends them the long way.
 
+use std::sync::Arc;
+
 use nvme_spec::register::CC;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::DiskError;
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
+use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_disk::{DiskError, DiskSource};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Pages;
 use spindle_target::qpair::request::State;
 use spindle_tests::script::{CC_DISABLED, Probe, Queue, Rig, Setup, Want};
 use spindle_transport::{CloseReason, DataPointer};
@@ -164,21 +168,36 @@ fn such_a_write_does_not_pass_what_waits_for_memory() {
 }
 
 #[test]
-fn such_a_write_does_not_pass_what_another_queue_waits_for() {
-    let zones = vec![(4096, 1)];
-    let mut rig = Rig::new(Setup { zones, ..Setup::small(vec![pool_disk(512), ram_disk(512)]) });
-    let (_, cntlid) = rig.admin(0, 0);
-    let [first, second, third] = [1, 2, 3].map(|qid| rig.io(0, Want::io(cntlid, qid)));
+fn such_a_write_passes_waits_for_the_pool_and_not_for_its_disk() {
+    let spec = RamSpec { bytes: 1 << 20, block_bytes: 512, pages: Pages::Base, has_seals: false };
+    let ram: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, 256 << 10).expect("a disk"));
+    let setup = Setup { zones: vec![(4096, 1)], connections: 64, ..Setup::small(vec![pool_disk(512), ram]) };
+    let mut rig = Rig::new(setup);
+    let [first, second, third] = [1, 2, 3].map(|number| rig.host_number(number).io);
     rig.send(&first, Sqe::write(1, 1, 0, 1, false), 512);
     rig.send(&second, Sqe::write(1, 1, 1, 1, false), 512);
     assert_eq!(rig.states(&second), [(State::NeedBuffer, 1)]);
-    assert!(!send(&mut rig, &third, Sqe::write(1, 2, 7, 1, false), &[3; 512]), "the second was first");
-    assert_eq!(rig.states(&third), [(State::NeedBuffer, 1)]);
-    for queue in [&first, &second, &third] {
-        assert_ok(&rig.finish_command(queue, 1, &[3; 512]));
-    }
-    assert!(send(&mut rig, &third, Sqe::write(2, 2, 7, 1, false), &[4; 512]), "no command waits any more");
+    assert!(send(&mut rig, &third, Sqe::write(1, 2, 7, 1, false), &[3; 512]), "it needs no buffer");
     assert_ok(&rig.answer(&third).expect("an answer"));
+    assert_ok(&rig.finish_command(&first, 1, &[3; 512]));
+    assert_ok(&rig.finish_command(&second, 1, &[3; 512]));
+    // All of the disk is written, and the rest of its memory waits for data.
+    let large = |lba| Sqe::write(2, 2, lba, 256, false);
+    for lba in (0..2048).step_by(256) {
+        assert_ok(&rig.run(&third, large(lba), &[5; 128 << 10]));
+    }
+    let mut waiters = Vec::new();
+    while waiters.last().is_none_or(|queue: &Queue| !queue.line.fetching().is_empty()) {
+        assert!(waiters.len() < 24, "the memory is never short");
+        let number = u16::try_from(waiters.len()).expect("few");
+        let queue = rig.host_number(4 + number).io;
+        rig.send(&queue, large(0), 128 << 10);
+        waiters.push(queue);
+    }
+    rig.bring(&waiters[0], 2, &[6; 128 << 10]);
+    assert!(!send(&mut rig, &third, Sqe::write(3, 2, 7, 1, false), &[3; 512]), "another host was first");
+    rig.turn();
+    assert_eq!(waiters.last().map(|queue| queue.line.fetching()), Some(vec![2]));
     rig.finish();
 }
 

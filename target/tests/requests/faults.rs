@@ -101,6 +101,7 @@ fn media_errors_are_counted_and_every_failure_but_a_difference_is_noted_with_its
             | Notice::Disconnected { .. }
             | Notice::Refused { .. }
             | Notice::HostError { .. }
+            | Notice::Stalled { .. }
             | Notice::ConnectionRefused { .. }
             | Notice::Violation { .. }
             | Notice::KeepAliveExpired { .. }

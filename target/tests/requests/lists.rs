@@ -4,7 +4,7 @@ use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_disk::{BlockRange, DiskError, Geometry, NullDisk, NullSpec, Op};
 use spindle_target::qpair::request::State;
-use spindle_tests::script::{Asked, Probe, Queue, Rig, Setup, Want};
+use spindle_tests::script::{Asked, HOST, Probe, Queue, Rig, Setup, Want};
 use spindle_transport::DataPointer;
 
 use crate::{BLOCKS, able_disk, assert_ok, assert_refused, kinds, pattern, pool_disk, ram_disk};
@@ -215,11 +215,12 @@ fn copies_that_wait_for_memory_hold_none_of_it() {
     // If each kept what it had read, and writes overwrote just that, no memory would come free any more.
     let zones = vec![(4096, 64), (128 << 10, 4)];
     let mut rig = Rig::new(Setup { zones, connections: 128, ..Setup::small(vec![ram_disk(4096)]) });
-    let queue = |rig: &mut Rig| {
+    let queue = |rig: &mut Rig, number: usize| {
+        rig.host_nqn = format!("{HOST}-{number}");
         let (_, cntlid) = rig.admin(0, 0);
         rig.io(0, Want { entries: 128, ..Want::io(cntlid, 1) })
     };
-    let io = queue(&mut rig);
+    let io = queue(&mut rig, 0);
     let piece = 32 * 4096;
     for lba in (0..BLOCKS).step_by(32) {
         assert_ok(&rig.run(&io, Sqe::write(1, 1, lba, 32, false), &vec![1; piece]));
@@ -227,8 +228,8 @@ fn copies_that_wait_for_memory_hold_none_of_it() {
     // All memory that is left, 767 pages, goes to writes whose data is still to come.
     let writes: Vec<(u64, u32)> =
         (0..23).map(|index| (index * 32, 32)).chain((736..767).map(|lba| (lba, 1))).collect();
-    // Each of a connection of its own: who holds nothing may take the last.
-    let writers: Vec<_> = writes.iter().map(|_| queue(&mut rig)).collect();
+    // Each of a host of its own: one that has nothing may take the last.
+    let writers: Vec<_> = (1..=writes.len()).map(|number| queue(&mut rig, number)).collect();
     for (writer, (lba, blocks)) in writers.iter().zip(&writes) {
         rig.send(writer, Sqe::write(100, 1, *lba, *blocks, false), *blocks as usize * 4096);
         assert_eq!(rig.states(writer), [(State::Fetching, 1)]);

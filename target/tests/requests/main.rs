@@ -22,6 +22,7 @@ mod reconfigure;
 mod removal;
 mod room;
 mod shares;
+mod time;
 
 use std::sync::Arc;
 

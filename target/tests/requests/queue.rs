@@ -75,6 +75,33 @@ fn damaged_connect_data_fails_that_connect_only() {
 }
 
 #[test]
+fn an_admin_queue_has_room_for_what_linux_asks_for_however_short_io_queues_are() {
+    for queue_entries in [2, 31, 32, 128_u16] {
+        let mut rig = Rig::new(Setup { queue_entries, ..Setup::small(vec![pool_disk(512)]) });
+        let admin_max = queue_entries.max(32);
+        let queue = rig.accept(0);
+        let too_long = Want { entries: admin_max + 1, ..Want::admin() };
+        assert_refused(&rig.try_connect(&queue, too_long, HOST), Status::CONNECT_INVALID_PARAMETERS);
+        let (admin, cntlid) = rig.admin(0, 0);
+        let mqes_z = rig.run(&admin, Sqe::property_get(1, true, CAP), &[]).result & 0xffff;
+        assert_eq!(mqes_z, u64::from(queue_entries) - 1, "CAP.MQES is of I/O queues");
+        // A whole queue of commands, none of which has left.
+        for cid in 1..32 {
+            rig.send(&admin, Sqe::property_get(cid, false, CSTS), 0);
+        }
+        let statuses: Vec<_> = rig.answers(&admin).iter().map(|answer| answer.status).collect();
+        assert_eq!(statuses, [Status::SUCCESS; 31]);
+        let longest = Want { entries: queue_entries, ..Want::io(cntlid, 1) };
+        let queue = rig.accept(0);
+        let too_long = Want { entries: queue_entries + 1, ..longest };
+        assert_refused(&rig.try_connect(&queue, too_long, HOST), Status::CONNECT_INVALID_PARAMETERS);
+        let io = rig.io(0, longest);
+        assert_ok(&rig.run(&io, Sqe::flush(1, 1), &[]));
+        rig.finish();
+    }
+}
+
+#[test]
 fn a_second_connect_on_a_queue_is_out_of_sequence() {
     let mut rig = rig();
     let host = rig.host();

@@ -4,9 +4,11 @@
 use std::sync::Arc;
 
 use nvme_spec::{Sqe, Status};
+use spindle_disk::fault::{Fault, FaultDisk};
 use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
+use spindle_target::qpair::request::State;
 use spindle_tests::loopback::Folder;
-use spindle_tests::script::{Host, Patience, Rig, Setup, Want};
+use spindle_tests::script::{Host, Patience, Probe, Rig, Setup, Want};
 
 use crate::{able_disk, assert_ok, pattern, pool_disk, ram_disk};
 
@@ -95,4 +97,65 @@ fn a_file_that_is_removed_under_load_answers_everything() {
         let disk = FileDisk::new("file", &spec).expect("a disk");
         remove_loaded(disk, "file", |_| {});
     }
+}
+
+#[test]
+fn a_command_that_waits_ends_with_its_disk_and_does_not_reach_the_one_that_gets_the_slot() {
+    for disk in [pool_disk(512), ram_disk(512), ram_disk(4096), able_disk(512)] {
+        let block = usize::try_from(disk.geometry().block_bytes).expect("small");
+        let zones = vec![(4096, 2)];
+        let mut rig = Rig::new(Setup { zones, ..Setup::small(vec![disk, pool_disk(512)]) });
+        let host = rig.host();
+        // One waits for its data, one for memory that the writes of the other namespace have.
+        rig.send(&host.io, Sqe::write(1, 1, 0, 1, false), block);
+        rig.send(&host.io, Sqe::write(2, 2, 0, 1, false), 512);
+        rig.send(&host.io, Sqe::write(3, 2, 1, 1, false), 512);
+        rig.send(&host.io, Sqe::compare(4, 1, 0, 1), block);
+        assert!(rig.states(&host.io).iter().any(|(state, _)| *state == State::NeedBuffer));
+        let former = Arc::downgrade(&rig.setup.remove(1));
+        rig.publish();
+        assert_eq!(former.strong_count(), 0, "nobody has it");
+        let (next, record) = Probe::over(ram_disk(512), |geometry| geometry);
+        (rig.setup.disks[0], rig.setup.namespaces[0]) = (Some(next), Some(0));
+        rig.publish();
+        let mut answers = Vec::new();
+        let mut patience = Patience::for_turns(1000);
+        while answers.len() < 4 && patience.is_left() {
+            for cid in host.io.line.fetching() {
+                rig.bring(&host.io, cid, &pattern(1, if matches!(cid, 2 | 3) { 512 } else { block }));
+            }
+            rig.turn();
+            answers.extend(rig.answers(&host.io));
+        }
+        answers.sort_by_key(|answer| answer.cid);
+        let statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
+        let gone = Status::INTERNAL_ERROR.dnr();
+        assert_eq!(statuses, [gone, Status::SUCCESS, Status::SUCCESS, gone]);
+        assert_eq!(record.take(), [], "nothing of the former disk's");
+        let answer = rig.read(&host.io, Sqe::read(5, 1, 0, 1), 512);
+        assert_ok(&answer);
+        assert_eq!(answer.data, [0; 512]);
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_core_keeps_a_disk_until_it_has_the_newer_configuration_and_no_command_at_the_disk() {
+    let (disk, control) = FaultDisk::new(pool_disk(512), 1);
+    let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512), disk]) });
+    let host = rig.host();
+    control.set_all(Fault::Drop, 1_000_000);
+    rig.send(&host.io, Sqe::read(1, 2, 0, 1), 512);
+    let slots = |rig: &Rig| [0, 1].map(|core: usize| rig.cores[core].disk_slots());
+    let former = Arc::downgrade(&rig.setup.remove(2));
+    rig.publish_to(0);
+    assert_eq!((slots(&rig), former.strong_count() > 0), ([1, 2], true), "core 1 is slow");
+    rig.publish_to(1);
+    assert_eq!((slots(&rig), former.strong_count() > 0), ([1, 2], true), "core 1 has a command there");
+    control.release_dropped();
+    rig.turn();
+    rig.turn();
+    assert_ok(&rig.answer(&host.io).expect("an answer"));
+    assert_eq!((slots(&rig), former.strong_count()), ([1, 1], 0), "no turn walks its slot");
+    rig.finish();
 }

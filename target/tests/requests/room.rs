@@ -4,7 +4,9 @@ use spindle_transport::ConnectionId;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use nvme_spec::{Nqn, Sqe};
+use nvme_spec::fabrics::ConnectData;
+use nvme_spec::zerocopy::IntoBytes;
+use nvme_spec::{Nqn, Sqe, Status};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_reactor::clock::Nanos;
 use spindle_target::core::TargetCore;
@@ -208,5 +210,46 @@ fn a_connection_is_counted_until_its_queue_is_connected_or_it_is_gone() {
     let silent = admitted(&mut rig);
     rig.hang_up(&silent);
     assert!(admission.admit(address).is_some());
+    rig.finish();
+}
+
+#[test]
+fn discovery_controllers_give_way_to_others_and_have_a_limit_by_address() {
+    let mut rig = rig(4);
+    let admission = Admission::new(3);
+    let address: IpAddr = "192.0.2.1".parse().expect("an address");
+    let discovery = |rig: &mut Rig, kato_ms| {
+        let queue = rig.accept(0);
+        rig.cores[0].set_admitted(queue.id, admission.admit(address).expect("a place"));
+        let want = Want { kato_ms, ..Want::admin() };
+        let host = Nqn::new(HOST).expect("well formed");
+        let data = ConnectData::new([7; 16], want.cntlid, &Nqn::discovery(), &host);
+        let answer = rig.run(&queue, connect_sqe(want), data.as_bytes());
+        (queue, answer.status)
+    };
+    let (hour, status) = discovery(&mut rig, 3_600_000);
+    assert_eq!(status, Status::CONNECT_INVALID_PARAMETERS.dnr());
+    rig.hang_up(&hour);
+    let controllers = [(); 3].map(|()| discovery(&mut rig, 30_000));
+    assert!(controllers.iter().all(|(_, status)| status.is_success()));
+    assert!(rig.registry.hosts().is_empty());
+    let (more, status) = discovery(&mut rig, 0);
+    assert_eq!(status, Status::CONNECT_CONTROLLER_BUSY);
+    rig.hang_up(&more);
+    // The others of the address do not count.
+    let io: Vec<Queue> = (0..3)
+        .map(|_| {
+            assert!(rig.cores[0].make_room(1, end_at_once));
+            let queue = rig.accept(0);
+            rig.cores[0].set_admitted(queue.id, admission.admit(address).expect("a place"));
+            assert!(rig.try_connect(&queue, Want::admin(), HOST).status.is_success());
+            queue
+        })
+        .collect();
+    assert!(io.iter().all(|queue| rig.cores[0].qpair(queue.id).is_some()));
+    let left = controllers.map(|(queue, _)| rig.cores[0].qpair(queue.id).is_some());
+    assert_eq!(left, [false, false, true], "the oldest went");
+    rig.turn();
+    assert!(rig.notices.iter().any(|notice| notice.to_string().contains("is of a discovery controller")));
     rig.finish();
 }

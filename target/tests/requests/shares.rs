@@ -16,20 +16,21 @@ use spindle_transport::{CloseReason, DataPointer};
 
 use crate::{assert_ok, pattern, pool_disk, ram_disk};
 
-/// One host with so many I/O queues on a pool with these zones.
+/// So many hosts with an I/O queue each, on a pool with these zones.
 fn queues(zones: &[(u32, u32)], count: u16) -> (Rig, Vec<Queue>) {
-    let mut rig = Rig::new(Setup { zones: zones.to_vec(), ..Setup::small(vec![pool_disk(512)]) });
-    let (_, cntlid) = rig.admin(0, 0);
-    let queues = (1..=count).map(|qid| rig.io(0, Want { entries: 100, ..Want::io(cntlid, qid) })).collect();
+    let setup = Setup { connections: 32, ..Setup::small(vec![pool_disk(512)]) };
+    let mut rig = Rig::new(Setup { zones: zones.to_vec(), ..setup });
+    let queue = |rig: &mut Rig, number| {
+        rig.host_nqn = format!("{HOST}-{number}");
+        let (_, cntlid) = rig.admin(0, 0);
+        rig.io(0, Want { entries: 100, ..Want::io(cntlid, 1) })
+    };
+    let queues = (1..=count).map(|number| queue(&mut rig, number)).collect();
     (rig, queues)
 }
 
 fn write(cid: u16) -> Sqe {
     Sqe::write(cid, 1, u64::from(cid), 1, false)
-}
-
-fn held(rig: &Rig, queue: &Queue) -> u64 {
-    rig.cores[0].pools().0.share(queue.id.0).held()
 }
 
 #[test]
@@ -39,24 +40,24 @@ fn who_is_above_its_share_waits_alone_and_the_core_may_sleep() {
     for cid in 0..20 {
         rig.send(greedy, write(cid), 512);
     }
-    assert_eq!(rig.states(greedy), [(State::NeedBuffer, 15), (State::Fetching, 5)]);
+    assert_eq!(rig.states(greedy), [(State::NeedBuffer, 16), (State::Fetching, 4)]);
     rig.turn();
     assert!(rig.cores[0].is_quiet(), "only the greedy one's own buffers would help it");
     // No other queue lines up behind it.
-    for cid in 0..3 {
+    for cid in 0..4 {
         rig.send(second, write(cid), 512);
     }
-    assert_eq!(rig.states(second), [(State::NeedBuffer, 1), (State::Fetching, 2)]);
+    assert_eq!(rig.states(second), [(State::NeedBuffer, 2), (State::Fetching, 2)]);
     rig.send(third, write(1), 512);
-    assert_eq!(third.line.fetching(), [1], "the last one is for who holds nothing");
-    // What comes home goes to who is within its share: the one that holds less.
+    assert_eq!(third.line.fetching(), [1], "one that has none finds one");
+    // What comes back goes to the one that has less.
     rig.bring(greedy, 0, &pattern(0, 512));
     rig.turn();
-    assert_eq!((greedy.line.fetching().len(), second.line.fetching().len()), (4, 2));
+    assert_eq!((greedy.line.fetching().len(), second.line.fetching().len()), (3, 2));
     rig.bring(third, 1, &pattern(1, 512));
     rig.turn();
-    assert_eq!((greedy.line.fetching().len(), second.line.fetching().len()), (4, 3));
-    assert_eq!((held(&rig, greedy), held(&rig, second)), (4 * 4096, 3 * 4096));
+    assert_eq!((greedy.line.fetching().len(), second.line.fetching().len()), (3, 3));
+    assert_eq!((rig.held(greedy), rig.held(second)), (3 * 4096, 3 * 4096));
     rig.finish();
 }
 
@@ -145,7 +146,7 @@ fn two_greedy_connections_leave_ten_modest_ones_their_share() {
                     let which = usize::try_from(random.below(64)).expect("small");
                     player.bring(&mut rig, which, turn);
                 }
-                player.held += held(&rig, &player.queue);
+                player.held += rig.held(&player.queue);
             }
             rig.turn();
         }
@@ -174,7 +175,7 @@ fn a_large_command_is_not_starved_by_small_ones_that_come_and_go() {
     let mut turns = 0;
     while large.line.fetching().is_empty() {
         turns += 1;
-        assert!(turns < 200, "it is starved");
+        assert!(turns < 16, "it is starved");
         let mut asked = small.iter().filter(|queue| !queue.line.fetching().is_empty());
         let queue =
             asked.nth(turns % 4).or_else(|| small.iter().find(|queue| !queue.line.fetching().is_empty()));
@@ -185,7 +186,6 @@ fn a_large_command_is_not_starved_by_small_ones_that_come_and_go() {
         rig.send(&queue, write(1), 512);
         rig.turn();
     }
-    assert!(turns > 16, "not before others had their turns: {turns}");
     rig.bring(large, 7, &[0; 64 << 10]);
     rig.turn();
     rig.turn();
@@ -260,7 +260,31 @@ fn a_host_that_keeps_its_data_back_for_ever_is_closed_and_a_slow_one_is_not() {
     assert_eq!((slow.line.closed(), idle.line.closed()), (None, None));
     let lines = rig.notices.iter().filter(|notice| matches!(notice, Notice::HostError { .. })).count();
     assert_eq!(lines, 1);
-    assert_eq!(held(&rig, silent), 0);
+    assert_eq!(rig.cores[0].pools().0.free_bytes(), 16 * 4096);
+    rig.finish();
+}
+
+#[test]
+fn hosts_that_keep_what_another_waits_for_are_closed_before_its_time_is_over() {
+    let (mut rig, queues) = queues(&[(4096, 2)], 3);
+    let [first, second, third] = &queues[..] else { panic!("three queues") };
+    rig.send(first, write(1), 512);
+    rig.send(first, write(2), 512);
+    rig.send(second, write(1), 512);
+    rig.send(third, write(1), 512);
+    assert_eq!(rig.states(third), [(State::NeedBuffer, 1)]);
+    (0..9).for_each(|_| rig.pass(Nanos::from_secs(1)));
+    assert_eq!((first.line.closed(), second.line.closed()), (None, None));
+    (0..3).for_each(|_| rig.pass(Nanos::from_secs(1)));
+    let ended = Some(CloseReason::HostError);
+    assert_eq!((first.line.closed(), second.line.closed(), third.line.closed()), (ended, ended, None));
+    rig.hang_up(first);
+    rig.hang_up(second);
+    rig.turn();
+    assert_eq!(third.line.fetching(), [1]);
+    let stalled = |notice: &&Notice| matches!(notice, Notice::Stalled { bytes: 4096, .. });
+    assert_eq!(rig.notices.iter().filter(stalled).count(), 2, "once for each host: {:?}", rig.notices);
+    assert_eq!(rig.cores[0].usage().stalled_hosts, 2);
     rig.finish();
 }
 
@@ -270,6 +294,7 @@ fn two_hosts_on_ram(slack: u64, cores: usize) -> (Rig, Queue, Queue) {
     let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a disk"));
     let mut rig = Rig::new(Setup { cores, ..Setup::small(vec![disk]) });
     let queue = |rig: &mut Rig, core| {
+        rig.host_nqn.push('x');
         let (_, cntlid) = rig.admin(core, 0);
         rig.io(core, Want { entries: 128, ..Want::io(cntlid, 1) })
     };
@@ -319,17 +344,17 @@ fn a_host_that_keeps_back_the_data_of_its_writes_leaves_others_a_share_of_a_ram_
 #[test]
 fn a_host_that_does_not_read_its_answers_goes_when_others_wait_for_the_memory_that_they_pin() {
     for cores in [1, 2] {
-        let (mut rig, bad, good) = two_hosts_on_ram(1 << 20, cores);
+        let (mut rig, bad, good) = two_hosts_on_ram(256 << 10, cores);
         let is_starved = |rig: &mut Rig, good: &Queue, cid: u16| {
             rig.send(good, large(cid), 128 << 10);
             rig.turn();
             good.line.fetching().is_empty()
         };
-        // All of the disk, several times over: each overwrite leaves its old page pinned.
+        // All of the disk, several times over, by small reads: each overwrite leaves its old page pinned.
         let mut waited = None;
-        for round in 0..200_u16 {
-            for cid in 0..8 {
-                rig.send(&bad, Sqe::read(cid + round % 8 * 8, 1, u64::from(cid) * 32, 32), 128 << 10);
+        for round in 0..3_u16 {
+            for cid in 0..32 {
+                rig.send(&bad, Sqe::read(cid + round * 32, 1, u64::from(cid) * 8, 8), 32 << 10);
             }
             for area in 0..8 {
                 let cid = 1000 + round * 8 + area;
@@ -353,7 +378,41 @@ fn a_host_that_does_not_read_its_answers_goes_when_others_wait_for_the_memory_th
             rig.bring(&good, cid, &pattern(1, 128 << 10));
             assert_ok(&rig.answer(&good).expect("an answer"));
         }
-        assert!(waited.is_some(), "the memory is never short");
+        let states = rig.states(&bad);
+        assert!(waited.is_some(), "the memory is never short: {states:?} {:?}", bad.line.closed());
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_host_that_does_not_read_large_answers_leaves_others_a_share_of_a_ram_disks_memory() {
+    for cores in [1, 2] {
+        let (mut rig, bad, good) = two_hosts_on_ram(4 << 20, cores);
+        for round in 0..100_u16 {
+            // As many as its queue takes: those beyond its share wait.
+            if round < 15 {
+                (0..8).for_each(|cid| {
+                    rig.send(&bad, Sqe::read(cid + round * 8, 1, u64::from(cid) * 32, 32), 128 << 10)
+                });
+            }
+            for area in 0..8 {
+                let cid = 1000 + round * 8 + area;
+                rig.send(&good, large(cid), 128 << 10);
+                rig.turn();
+                assert_eq!(good.line.fetching(), [cid], "round {round}");
+                rig.bring(&good, cid, &pattern(usize::from(round), 128 << 10));
+                assert_ok(&rig.answer(&good).expect("an answer"));
+            }
+        }
+        assert!(rig.states(&bad).iter().any(|(state, _)| *state == State::NeedBuffer));
+        // What it takes makes room for what waits.
+        let mut answers = 0;
+        while let Some(answer) = rig.answer(&bad) {
+            assert_eq!(answer.data.len(), 128 << 10);
+            answers += 1;
+            rig.turn();
+        }
+        assert_eq!(answers, 120);
         rig.finish();
     }
 }

@@ -23,6 +23,7 @@ use std::io::{IoSlice, IoSliceMut};
 
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
+use nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES;
 use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, MAXH2CDATA_MIN, PduType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
@@ -48,8 +49,9 @@ pub struct ConnConfig {
     pub in_capsule_bytes: u32,
     /// MAXH2CDATA in bytes. 1 MiB: a write of the largest common size arrives in one PDU.
     pub max_h2c_data: u32,
-    /// Maximum entries of a queue, up to [`QUEUE_ENTRIES_MAX`]. 256: a queue has at most one command less
-    /// than entries, and 128 commands are a common depth.
+    /// Maximum entries of an I/O queue, up to [`QUEUE_ENTRIES_MAX`]. 256: a queue has at most one command
+    /// less than entries, and 128 commands are a common depth. An admin queue may have
+    /// [`ADMIN_QUEUE_ENTRIES`] if that is more.
     pub queue_entries: u16,
     /// Maximum bytes of data of one command (MDTS). 1 MiB, as MAXH2CDATA.
     pub transfer_bytes: u32,
@@ -147,7 +149,8 @@ impl Conn {
             wire: Wire::new(now + config.initialize_timeout, config.close_timeout),
             sent: VecDeque::new(),
             fast_path_sent: 0,
-            transfers: Transfers::new(config.queue_entries),
+            // Connect decides which kind of queue it is.
+            transfers: Transfers::new(config.queue_entries.max(ADMIN_QUEUE_ENTRIES)),
             stash: CapsuleStash::default(),
             config,
             plain_header: receive::NO_PLAIN_HEADER,

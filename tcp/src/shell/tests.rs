@@ -16,6 +16,13 @@ struct Reader {
     conns: Slab<Conn>,
     /// By connection: how often it had something.
     steps: Vec<usize>,
+    wants_pass: bool,
+}
+
+impl Reader {
+    fn new(connections: usize) -> Reader {
+        Reader { conns: Slab::with_capacity(connections), steps: vec![0; connections], wants_pass: false }
+    }
 }
 
 impl Connections for Reader {
@@ -47,6 +54,14 @@ impl Connections for Reader {
 
     fn step_sent(&mut self, _id: ConnectionId) {}
 
+    fn wants_pass(&self, _transport: TransportKind) -> bool {
+        self.wants_pass
+    }
+
+    fn passed(&mut self, _transport: TransportKind) {
+        assert!(std::mem::take(&mut self.wants_pass), "nobody asked");
+    }
+
     fn next_closed(&mut self) -> Option<(ConnectionId, Conn)> {
         None
     }
@@ -66,7 +81,7 @@ fn a_turn_serves_as_many_as_its_budget_and_the_next_goes_on_behind_them() {
     const CONNECTIONS: usize = BUDGET + BUDGET / 2;
     let readiness = Readiness::new().expect("epoll");
     let mut shell = Shell::new(ShellConfig::default(), CONNECTIONS, readiness.watcher(0));
-    let mut core = Reader { conns: Slab::with_capacity(CONNECTIONS), steps: vec![0; CONNECTIONS] };
+    let mut core = Reader::new(CONNECTIONS);
     let admission = Admission::new(CONNECTIONS);
     let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), 16).expect("listens");
     let mut hosts = Vec::new();

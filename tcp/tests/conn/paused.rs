@@ -1,6 +1,7 @@
 //! A command whose data waits for a buffer holds its connection, and only that: nothing is lost, nothing
 //! grows.
 
+use spindle_tcp::Phase;
 use spindle_tcp::controller::ConnConfig;
 use spindle_transport::{DataPointer, Event, Transport};
 
@@ -112,13 +113,19 @@ fn two_commands_of_one_cid_mix_up_only_their_own_data() {
 
 #[test]
 fn more_fetches_than_the_queue_has_entries_close_the_connection() {
-    // No queue pair does that. If one did, it would cost this connection and nothing else.
-    let mut rig = Controller::ready(ConnConfig { queue_entries: 4, ..ConnConfig::default() }, NONE);
-    for cid in 0..5 {
-        rig.feed(&wire::capsule(wire::sqe(WRITE, cid, TRANSPORT, 8192), &[], NONE));
+    // No queue pair does that. If one did, it would cost this connection and nothing else. An admin queue may
+    // have 32 entries when I/O queues are shorter, and a connection does not know which it carries.
+    for (queue_entries, fetches) in [(2, 32), (31, 32), (32, 32), (64, 64)] {
+        let mut rig = Controller::ready(ConnConfig { queue_entries, ..ConnConfig::default() }, NONE);
+        let capsule = |cid| wire::capsule(wire::sqe(WRITE, cid, TRANSPORT, 8192), &[], NONE);
+        (0..fetches).for_each(|cid| rig.feed(&capsule(cid)));
+        rig.transmit();
+        assert_eq!(rig.output.len(), usize::from(fetches) * 24, "an R2T for each");
+        assert_eq!(rig.conn.phase(), Phase::Open);
+        rig.feed(&capsule(fetches));
+        assert_eq!(rig.seen.len(), usize::from(fetches) + 1);
+        rig.finish();
     }
-    assert_eq!(rig.seen.len(), 5);
-    rig.finish();
 }
 
 #[test]

@@ -233,6 +233,7 @@ impl Link {
         while self.target_completes(core) {}
         self.target_turn(core, rng);
         has_worked |= core.poll();
+        crate::receive_pass(core);
         self.touch();
         self.target_turn(core, rng);
         while core.next_send_ready().is_some() {}

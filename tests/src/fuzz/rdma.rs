@@ -96,6 +96,7 @@ fn work(direct: &mut Direct, victim: &mut Link, rng: &mut Rng) {
         victim.shake(&mut direct.core, rng, 3);
     }
     direct.core.poll();
+    crate::receive_pass(&mut direct.core);
     while direct.core.next_send_ready().is_some() {}
 }
 

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectData, ConnectResult};
+use nvme_spec::nqn::Nqn;
 use nvme_spec::register::{CC, Cc};
 use nvme_spec::sqe::Sgl;
 use nvme_spec::tcp::{
@@ -101,9 +102,21 @@ impl RawHost {
     /// When the target does not play along.
     #[must_use]
     pub fn admin(address: SocketAddr) -> (RawHost, u16) {
+        RawHost::admin_with(address, 0)
+    }
+
+    /// The same with this keep-alive time-out; 0: none.
+    ///
+    /// # Panics
+    /// When the target does not play along.
+    #[must_use]
+    pub fn admin_with(address: SocketAddr, kato_ms: u32) -> (RawHost, u16) {
         let mut host = RawHost::open(address);
         assert!(host.initialize(), "ICReq was not answered");
-        let cntlid = host.connect(0, CNTLID_DYNAMIC);
+        host.send(&connect_capsule_to(&target(address).nqn, 0, CNTLID_DYNAMIC, kato_ms));
+        let cqe = host.completion();
+        assert!(cqe.status().is_success(), "Connect: {}", cqe.status());
+        let cntlid = ConnectResult::from_bits(cqe.result_u32()).cntlid();
         let enabled = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
         host.send(&capsule(Sqe::property_set(1, false, CC, u64::from(enabled.into_bits())), &[]));
         assert!(host.completion().status().is_success());
@@ -171,6 +184,24 @@ impl RawHost {
         bytes.resize(usize::try_from(header.plen()).expect("small"), 0);
         let is_whole = self.fill(&mut bytes[COMMON_HEADER_BYTES..]);
         is_whole.then_some(Pdu { header, bytes })
+    }
+
+    /// Takes what has come without waiting; false when the connection has ended.
+    ///
+    /// # Panics
+    /// When the socket cannot be set.
+    pub fn is_open(&mut self) -> bool {
+        self.socket.set_nonblocking(true).expect("set");
+        let mut bytes = [0; 4096];
+        let is_open = loop {
+            match self.socket.read(&mut bytes) {
+                Ok(0) => break false,
+                Ok(_) => {}
+                Err(error) => break error.kind() == ErrorKind::WouldBlock,
+            }
+        };
+        self.socket.set_nonblocking(false).expect("set");
+        is_open
     }
 
     /// The next PDU, a response capsule.
@@ -252,10 +283,19 @@ pub fn with_transport_data(sqe: Sqe, bytes: u32) -> Vec<u8> {
 /// The capsule of a Connect, all of it.
 #[must_use]
 pub fn connect_capsule(qid: u16, cntlid: u16) -> Vec<u8> {
-    let target = target(([127, 0, 0, 1], 0).into());
-    let data = ConnectData::new(target.host.id, cntlid, &target.nqn, &target.host.nqn);
+    connect_capsule_to(&target(([127, 0, 0, 1], 0).into()).nqn, qid, cntlid, 0)
+}
+
+/// The same to this subsystem, with this keep-alive time-out.
+///
+/// # Panics
+/// Never: its data is small.
+#[must_use]
+pub fn connect_capsule_to(subsystem: &Nqn, qid: u16, cntlid: u16, kato_ms: u32) -> Vec<u8> {
+    let host = target(([127, 0, 0, 1], 0).into()).host;
+    let data = ConnectData::new(host.id, cntlid, subsystem, &host.nqn);
     let attributes = ConnectAttributes::new().with_disable_sq_flow_control(true);
-    capsule(Sqe::connect(0, qid, SQSIZE_Z, 0, attributes), data.as_bytes())
+    capsule(Sqe::connect(0, qid, SQSIZE_Z, kato_ms, attributes), data.as_bytes())
 }
 
 /// The data that an R2T asks for, as one PDU.

@@ -22,10 +22,11 @@ use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::DiskSource;
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_reactor::mem::{Holder, Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
+use spindle_target::qpair::Qpair;
 use spindle_target::qpair::request::State;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits, Snapshot};
@@ -62,6 +63,8 @@ pub struct Setup {
     pub admin_buffers: u32,
     /// Connections of a core.
     pub connections: usize,
+    /// Most entries of an I/O queue.
+    pub queue_entries: u16,
     /// Most bytes of a command.
     pub transfer_bytes: u32,
     /// Bytes of the pieces of a larger one; 0: it is not cut.
@@ -85,6 +88,7 @@ impl Setup {
             zones: vec![(4096, 16), (128 << 10, 4)],
             admin_buffers: 2,
             connections: 16,
+            queue_entries: 128,
             transfer_bytes: 128 << 10,
             bulk_unit: 0,
             hosts: AllowedHosts::Any,
@@ -113,7 +117,8 @@ impl Setup {
     #[must_use]
     pub fn snapshot(&self, generation: u64) -> Arc<Snapshot> {
         let base = SnapshotBuilder::new(SUBSYSTEM, &[]);
-        let (transfer_bytes, bulk_unit) = (self.transfer_bytes, self.bulk_unit);
+        let (queue_entries, transfer_bytes, bulk_unit) =
+            (self.queue_entries, self.transfer_bytes, self.bulk_unit);
         SnapshotBuilder {
             generation,
             cores: self.cores,
@@ -122,7 +127,7 @@ impl Setup {
             disks: self.disks.clone(),
             namespaces: self.namespaces.clone(),
             listeners: self.listeners.clone(),
-            limits: ControllerLimits { transfer_bytes, bulk_unit, ..base.limits },
+            limits: ControllerLimits { queue_entries, transfer_bytes, bulk_unit, ..base.limits },
             ..base
         }
         .build()
@@ -195,8 +200,12 @@ pub struct Rig {
     pub mail: Vec<VecDeque<Message>>,
     /// By which connections come.
     pub listener: usize,
+    /// HOSTNQN of the host that connects.
+    pub host_nqn: String,
     /// Messages stay where they are.
     pub is_mail_held: bool,
+    /// A core whose shells have not come to receive: it makes no receive pass.
+    pub unreceived_core: Option<usize>,
     generation: u64,
     /// Cores that have the newest configuration, when it goes to one after the other.
     published: usize,
@@ -235,6 +244,7 @@ impl Rig {
         let home = cores.iter().map(free_bytes).collect();
         Rig {
             listener: 0,
+            host_nqn: HOST.to_owned(),
             mail: (0..setup.cores * setup.cores).map(|_| VecDeque::new()).collect(),
             cores,
             registry,
@@ -242,6 +252,7 @@ impl Rig {
             now: Nanos::ZERO,
             notices: Vec::new(),
             is_mail_held: false,
+            unreceived_core: None,
             generation: 1,
             published: 0,
             home,
@@ -267,11 +278,29 @@ impl Rig {
         queue
     }
 
-    /// Connect a queue of the first host, and what the answer is.
+    /// Connect a queue of the host `host_nqn`, and what the answer is.
     pub fn connect(&mut self, core: usize, want: Want) -> (Queue, Answer) {
         let queue = self.accept(core);
-        let answer = self.try_connect(&queue, want, HOST);
+        let host = self.host_nqn.clone();
+        let answer = self.try_connect(&queue, want, &host);
         (queue, answer)
+    }
+
+    /// Another host, as [`Rig::host`]: its number is part of its HOSTNQN. Later connects are of the same.
+    pub fn host_number(&mut self, number: u16) -> Host {
+        self.host_nqn = format!("{HOST}-{number}");
+        self.host()
+    }
+
+    /// Bytes of a core's pool that the host of this queue has.
+    ///
+    /// # Panics
+    /// When the queue is not connected.
+    #[must_use]
+    pub fn held(&self, queue: &Queue) -> u64 {
+        let core = &self.cores[queue.core];
+        let client = core.qpair(queue.id).and_then(Qpair::client).expect("an I/O queue");
+        core.pools().0.share(Holder::host(client)).held()
     }
 
     /// Say Connect on a connection.
@@ -399,6 +428,9 @@ impl Rig {
         for index in 0..self.cores.len() {
             self.cores[index].set_time(self.now, self.now.as_ms());
             self.cores[index].poll();
+            if self.unreceived_core != Some(index) {
+                crate::receive_pass(&mut self.cores[index]);
+            }
         }
         self.collect();
         while !self.is_mail_held && self.mail.iter().any(|lane| !lane.is_empty()) {
@@ -547,6 +579,7 @@ impl Rig {
             }
         }
         self.is_mail_held = false;
+        self.unreceived_core = None;
         let mut patience = Patience::for_turns(1000);
         while patience.is_left() {
             self.turn();

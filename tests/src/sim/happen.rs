@@ -12,6 +12,10 @@ use super::optimistic::Denial;
 use super::swarm::Happening;
 use super::world::World;
 
+/// Turns in which each host has an answer while another one is stalled, with the slowest wires and disks;
+/// and how often.
+const STALL_TURNS: u64 = 6000;
+const STALL_ROUNDS: u64 = 2;
 /// Turns in which the target must have done what it was told.
 const TURNS_MAX: u64 = 3_000_000;
 
@@ -29,6 +33,7 @@ impl<W: Carrier> World<W> {
             Happening::PowerCut => self.power_cut(),
             Happening::Silence => self.silence(),
             Happening::Recache => self.recache(),
+            Happening::Stall => self.stall(),
         }
         if self.revocations.permille(300) {
             self.revoke();
@@ -195,6 +200,46 @@ impl<W: Carrier> World<W> {
         self.counts.hit("power cuts");
     }
 
+    /// A host neither sends the data that its writes need nor takes what it reads: every queue of every
+    /// other host goes on meanwhile.
+    fn stall(&mut self) {
+        // With no slack a RAM disk has no memory beside what one command of the stalled host takes; a disk
+        // with stuck commands keeps hosts waiting by itself.
+        let swarm = &self.swarm;
+        let is_slow = swarm.slack_bytes == Some(0) || swarm.stuck_permille > 0;
+        if self.hosts.len() < 2 || is_slow || swarm.cuts_ppm > 0 {
+            return;
+        }
+        // A large command is many pieces at a slow disk.
+        let turns = STALL_TURNS * (1 + ((swarm.blocks_max * swarm.block_bytes as usize) >> 17) as u64);
+        let index = self.rng.size(0, self.hosts.len() - 1);
+        let outstanding = self.hosts[index].queues.iter().map(Queue::count).sum::<usize>();
+        self.counts.add("stalled commands", outstanding as u64);
+        self.hosts[index].is_silent = true;
+        for _ in 0..STALL_ROUNDS {
+            let before = self.answered_of_others(index);
+            for _ in 0..turns {
+                self.turn();
+            }
+            let after = self.answered_of_others(index);
+            for (queue, answered) in before {
+                // Not of a queue that has ended meanwhile.
+                let is_stuck = after.iter().any(|(other, count)| *other == queue && *count == answered);
+                assert!(!is_stuck, "{queue:?} has no answer in {turns} turns beside a stalled host");
+            }
+        }
+        self.hosts[index].is_silent = false;
+        self.counts.hit("stalls");
+    }
+
+    /// Answered commands of each live I/O queue (association, identifier) of the other hosts.
+    fn answered_of_others(&self, index: usize) -> Vec<((usize, u16), u64)> {
+        let others = self.hosts.iter().enumerate().filter(|(other, _)| *other != index);
+        let queues = others.flat_map(|(_, host)| &host.queues);
+        let live = queues.filter(|queue| queue.qid > 0 && queue.stage == Stage::Live);
+        live.map(|queue| ((queue.association, queue.qid), queue.answered)).collect()
+    }
+
     /// A host says nothing while its keep-alive time passes: the target lets it go, and no other.
     fn silence(&mut self) {
         let index = self.rng.size(0, self.hosts.len() - 1);
@@ -209,9 +254,9 @@ impl<W: Carrier> World<W> {
         let cntlid = self.hosts[index].cntlid;
         self.hosts[index].is_silent = true;
         let step = Nanos::from_ms(u64::from(self.swarm.kato_ms) / 8);
-        // Twice its time, and some more.
+        // Twice its time, and some checks more: one begins a receive pass on each core, a later one judges.
         let mut was_gone = false;
-        for _ in 0..20 {
+        for _ in 0..26 {
             self.now = Nanos(self.now.0 + step.0);
             for _ in 0..400 {
                 self.turn();

@@ -169,6 +169,8 @@ pub struct Queue<W> {
     replaces: Vec<usize>,
     pub(super) entries: u16,
     pub(super) outstanding: Vec<Option<Asked>>,
+    /// Commands that were answered.
+    pub(super) answered: u64,
     /// Aborts that are on their way and name this identifier.
     aborts: Vec<u8>,
     pub(super) pairs: Vec<Pair>,
@@ -227,6 +229,7 @@ impl<W: Carrier> Queue<W> {
             replaces: Vec::new(),
             entries,
             outstanding: (0..entries).map(|_| None).collect(),
+            answered: 0,
             aborts: vec![0; usize::from(entries)],
             pairs: Vec::new(),
         }
@@ -316,6 +319,7 @@ impl<W: Carrier> Queue<W> {
                     let cid = usize::from(cid);
                     let asked = self.outstanding[cid].take().expect("an answer to nothing");
                     *issue.completed += 1;
+                    self.answered += 1;
                     if self.stage == Stage::Dead || self.wire.is_gone() && result.is_err() {
                         self.on_lost(issue, asked);
                         continue;

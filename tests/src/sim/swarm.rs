@@ -87,6 +87,8 @@ pub enum Happening {
     Silence,
     /// A cache comes, gets another size, or goes.
     Recache,
+    /// A host neither sends nor takes anything for a while, within its time-outs.
+    Stall,
 }
 
 const HAPPENINGS: [Happening; 5] =
@@ -105,6 +107,8 @@ impl Swarm {
         let has_silence = happenings.contains(&Happening::Silence);
         // Not drawn either: in half of the seeds.
         happenings.extend((Rng::new(!seed).below(8) < 4).then_some(Happening::Recache));
+        // Not drawn: in half of the seeds.
+        happenings.extend((Rng::new(!seed ^ 0x57a1).below(2) == 0).then_some(Happening::Stall));
         // Few pages, and as many as a disk has at most. Not drawn, so that what follows stays what it was.
         let cache_bytes = [None, Some(64 << 10), Some(96 << 10), Some(1 << 20)];
         Swarm {

@@ -448,6 +448,7 @@ impl<W: Carrier> World<W> {
             if self.rng.permille(600) {
                 self.cores[index].set_time(self.now, self.now.as_ms());
                 self.cores[index].poll();
+                crate::receive_pass(&mut self.cores[index]);
             }
         }
         let share = self.rng.between(0, 1000);

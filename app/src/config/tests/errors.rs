@@ -1,5 +1,7 @@
 //! What is wrong is named: file, line, field, value, what is allowed; all of it at once.
 
+use spindle_reactor::mem::ResidentBytes;
+
 use super::*;
 use crate::config::{Config, LocalDrives};
 
@@ -253,6 +255,13 @@ fn sums_that_the_machine_does_not_have() {
     come to 9.1 GiB, and \
                    8 GiB are available; make it smaller, or set limits.memory_overcommit = true";
     assert_eq!(errors(&disks), [message]);
+    let removed = ResidentBytes { ordinary: 3 << 30, huge: 0 };
+    let fits = disks.replace("9GiB", "6GiB");
+    plan(&fits);
+    let message = "t.toml:8: disk[1].size = \"6GiB\": full RAM disks and all that is taken at the start \
+    come to 6.1 GiB, and 5 GiB (without 3 GiB of removed disks that are not given back yet) are available; \
+    make it smaller, or set limits.memory_overcommit = true";
+    assert_eq!(errors_on(&fits, &machine().beside(removed)), [message]);
     let to_look_at = Machine { is_for_start: false, ..machine() };
     assert!(plan_on(&disks, &to_look_at).notes.join("\n").contains("8 GiB are available now"));
     let more = disks.replace("9GiB", "16GiB");

@@ -6,6 +6,7 @@ mod errors;
 mod files;
 mod keys;
 mod reload;
+mod slots;
 mod values;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ fn machine() -> Machine {
         cores: vec![0, 1],
         memory_bytes: 16 << 30,
         available_bytes: 8 << 30,
+        retired: Default::default(),
         is_for_start: true,
         huge_bytes: 1 << 30,
         lockable_bytes: None,

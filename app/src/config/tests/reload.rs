@@ -103,7 +103,7 @@ fn a_namespace_of_which_either_identity_is_new_is_another_one() {
 }
 
 #[test]
-fn a_disk_that_goes_leaves_its_number_free_for_ever() {
+fn the_slot_of_a_disk_that_goes_is_used_again_when_nobody_has_the_disk() {
     let first = snapshot(&plan(&two_disks()), None);
     let without_a = [LISTENER, &ram("b"), &subsystem("s", &["b"])].concat();
     let second = snapshot(&plan(&without_a), Some(&first));
@@ -111,8 +111,16 @@ fn a_disk_that_goes_leaves_its_number_free_for_ever() {
     let namespace = second.subsystems[0].namespace(1).expect("namespace 1");
     assert_eq!((namespace.disk, namespace.counters.totals().reads), (DiskId(1), 0));
     let third = snapshot(&plan(&two_disks()), Some(&second));
-    assert!(third.disks[0].is_none(), "cores may still hold what was there");
-    assert_eq!(third.subsystems[0].namespace(1).expect("namespace 1").disk, DiskId(2));
+    assert!(third.disks[0].is_none(), "a core may still serve the first snapshot");
+    let named = |snapshot: &Snapshot| snapshot.subsystems[0].namespace(1).map(|it| (it.disk, it.uuid));
+    assert_eq!(named(&third).map(|it| it.0), Some(DiskId(2)));
+    let former = named(&first).map(|it| it.1);
+    drop(first);
+    let fourth = snapshot(&plan(&without_a), Some(&third));
+    drop(third);
+    let fifth = snapshot(&plan(&two_disks()), Some(&fourth));
+    assert_eq!((fifth.disks.len(), named(&fifth).map(|it| it.0)), (2, Some(DiskId(0))));
+    assert_ne!(named(&fifth).map(|it| it.1), former, "an empty disk is another one, also in the same slot");
 }
 
 #[test]

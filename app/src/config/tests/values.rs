@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_reactor::mem::{Holder, Pages, Pool, ZoneSpec};
 use spindle_reactor::run::Idle;
-use spindle_reactor::slab::Slot;
+
 use spindle_target::snapshot::AllowedHosts;
 
 use super::*;
@@ -22,13 +22,18 @@ fn a_core_has_buffers_from_4_kib_to_2_mib_and_24_mib_of_them() {
         plan.pool.zones.iter().map(|zone| (zone.buffer_bytes >> 10, zone.count)).collect();
     assert_eq!(zones, [(4, 1024), (64, 64), (128, 32), (256, 16), (512, 6), (1024, 3), (2048, 1)]);
     assert_eq!(plan.pool.bytes_per_core(), 24 << 20);
-    // Half of them, one connection's share, hold twelve of the largest commands.
+    // A host that takes what it gets of the largest commands leaves the next one a part of every zone.
     let pool = Pool::new(&plan.pool.zones, Pages::Base).expect("a pool");
-    pool.set_owners(1);
-    let share = pool.share(Slot::from_wire(1 << 16));
-    let mut held: Vec<_> = std::iter::from_fn(|| share.take(1 << 20)).collect();
-    assert!(held.len() >= 12 && share.held() < 14 << 20, "{} of {} bytes", held.len(), share.held());
-    held.clear();
+    pool.add_host(2);
+    let take = |host, count| -> Vec<_> {
+        let share = pool.share(Holder::host(host));
+        std::iter::from_fn(|| share.take(1 << 20)).take(count).collect()
+    };
+    let (greedy, next) = (take(1, 100), take(2, 100));
+    assert!(greedy.len() >= 10 && next.len() >= 4, "{} and {}", greedy.len(), next.len());
+    drop((greedy, next));
+    pool.set_alone(true);
+    assert!(take(1, 100).len() >= 16, "the only host has nearly all");
     assert_eq!(pool.free_bytes(), plan.pool.bytes_per_core());
 }
 
@@ -324,6 +329,8 @@ fn a_connection_is_counted_by_what_its_entries_really_take() {
     let least = size_of::<Request>() as u64 + 100;
     assert!((least..least + 300).contains(&entry), "{entry} bytes an entry, least {least}");
     assert!((short..2 * short).contains(&(entry * 128 + (24 << 10))), "{short} bytes with 128 entries");
+    assert_eq!((each(2), each(31)), (each(32), each(32)), "an admin queue may have 32");
+    assert!(each(33) > each(32));
 }
 
 #[test]

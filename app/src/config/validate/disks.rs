@@ -1,5 +1,6 @@
 //! Validates `[[disk]]` sections: the keys of each kind, and the files and devices at their paths.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,9 +22,9 @@ use crate::text::quoted;
 
 pub const NOT_SERVED: &str = "must be a kind that this version serves";
 
-/// Media of the disks validated so far: identity, location of the path in the configuration, and whether the
-/// disk is read-only.
-type Media = Vec<((u64, u64), Location, bool)>;
+/// Media of the disks validated so far, by identity: location of the path in the configuration, and whether
+/// the disk is read-only.
+type Media = HashMap<(u64, u64), Vec<(Location, bool)>>;
 
 pub fn plan(nodes: &[Node], pages: Pages, machine: &Machine, errors: &Errors) -> Vec<DiskPlan> {
     let (mut names, mut media, mut far) = (Unique::default(), Media::new(), Unique::default());
@@ -490,15 +491,14 @@ fn check_medium(
     media: &mut Media,
     errors: &Errors,
 ) {
-    let other =
-        media.iter().find(|(other, _, is_shared)| *other == identity && !(*is_shared && is_read_only));
-    if let Some((_, other, _)) = other {
+    let same = media.entry(identity).or_default();
+    if let Some((other, _)) = same.iter().find(|(_, is_shared)| !(*is_shared && is_read_only)) {
         path.refuse(
             errors,
             format!("also the path of the disk in line {}; two would destroy it", other.line),
         );
     }
-    media.push((identity, path.location.clone(), is_read_only));
+    same.push((path.location.clone(), is_read_only));
 }
 
 /// Returns path and size of a file that does not exist yet; an error without `create`.

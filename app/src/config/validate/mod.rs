@@ -13,6 +13,7 @@ pub mod disks;
 pub mod subsystems;
 
 use crate::config::plan::ListenerPlan;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use spindle_reactor::clock::Nanos;
@@ -27,8 +28,7 @@ use super::document::{Errors, Location, Node};
 use super::machine::Machine;
 use super::memory;
 use super::plan::{
-    ControlPlan, DiskKind, DiskPlan, LimitsPlan, LogFormat, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
-    delay_text,
+    ControlPlan, DiskKind, LimitsPlan, LogFormat, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan, delay_text,
 };
 use super::schema;
 use super::tree::Located;
@@ -342,7 +342,15 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
     let asked = rounded(ordinary);
     let besides = if huge > 0 { format!(", besides {} of huge pages", rounded(huge)) } else { String::new() };
     let asked = format!("full RAM disks and all that is taken at the start come to {asked}{besides}");
-    let has = rounded(machine.available_bytes);
+    let retired = machine.retired.ordinary;
+    let has = match retired {
+        0 => rounded(machine.available_bytes),
+        _ => format!(
+            "{} (without {} of removed disks that are not given back yet)",
+            rounded(machine.available_bytes),
+            rounded(retired)
+        ),
+    };
     if plan.limits.may_overcommit {
         notes.push(format!(
             "{asked}, and {has} are available: limits.memory_overcommit = true takes the risk"
@@ -371,13 +379,18 @@ fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, 
         return;
     };
     let memory::LockedMemory { device_kind, bytes, largest } = locked;
-    if bytes <= lockable {
+    let retired = machine.retired.ordinary.saturating_add(machine.retired.huge);
+    if bytes.saturating_add(retired) <= lockable {
         return;
     }
     let (bytes, lockable) = (rounded(bytes), rounded(lockable));
+    let besides = match retired {
+        0 => String::new(),
+        _ => format!(", besides {} of removed disks that are not given back yet", rounded(retired)),
+    };
     let words = format!(
-        "caches and all else that {device_kind} reach come to {bytes}, which is locked, and the process may \
-         lock {lockable} (ulimit -l)"
+        "caches and all else that {device_kind} reach come to {bytes}{besides}, which is locked, and the \
+         process may lock {lockable} (ulimit -l)"
     );
     if !machine.is_for_start {
         notes.push(format!("{words}: a process with this limit would not start"));
@@ -411,7 +424,8 @@ fn largest_ram_disk_location(root: &Node, plan: &Plan) -> Option<Location> {
 
 /// Notes RAM disks with a configured UUID or NGUID: after a restart they are empty under the same identity.
 fn note_ram_identities(plan: &Plan, notes: &mut Vec<String>) {
-    let is_ram = |name: &str| matches!(plan.disk(name), Some(DiskPlan { kind: DiskKind::Ram { .. }, .. }));
+    let disks = plan.disks_by_name();
+    let is_ram = |name: &str| disks.get(name).is_some_and(|disk| matches!(disk.kind, DiskKind::Ram { .. }));
     for subsystem in &plan.subsystems {
         for namespace in subsystem.namespaces.iter().filter(|namespace| is_ram(&namespace.disk)) {
             let key = match (namespace.uuid, namespace.nguid) {
@@ -463,9 +477,10 @@ fn note_unusual(plan: &Plan, machine: &Machine, notes: &mut Vec<String>) {
     if plan.subsystems.is_empty() {
         notes.push("there is no [[subsystem]]: hosts find nothing here".to_owned());
     }
+    let namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    let used: HashSet<_> = namespaces.map(|namespace| namespace.disk.as_str()).collect();
     for disk in &plan.disks {
-        let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
-        if !namespaces.any(|namespace| namespace.disk == disk.name) {
+        if !used.contains(disk.name.as_str()) {
             notes.push(format!("disk {:?} is in no namespace: no host can reach it", disk.name));
         }
         if disk.delay.is_some() {

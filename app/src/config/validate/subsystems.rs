@@ -1,7 +1,7 @@
 //! Validates listeners, subsystems, namespaces and referrals, and checks that names and identifiers are
 //! unique.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::net::SocketAddr;
 
@@ -69,7 +69,7 @@ fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
 
 pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<SubsystemPlan> {
     // `None` if a disk has an invalid name: then a reference to an unknown disk is not an error.
-    let disks = root.sections("disk").iter().map(|disk| disk.find("name").map(|at| at.value)).collect();
+    let disks = root.sections("disk").iter().map(|disk| Some(disk.find::<String>("name")?.value)).collect();
     let is_identified_when_open = |disk: &&Node| {
         disk.find::<String>("kind").is_some_and(|kind| ["ram", "remote"].contains(&kind.value.as_str()))
     };
@@ -85,8 +85,7 @@ pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
     // No identifier that the file sets may equal a derived one. Example: a renamed disk keeps its identifier
     // in the file, and a new disk has the old name.
     for (identity, location) in &used.given {
-        if let Some((_, other)) = used.derived.iter().find(|(derived, _)| derived == identity) {
-            let line = other.line;
+        if let Some(line) = used.derived.get(identity) {
             location
                 .refuse(errors, format!("also what the namespace in line {line} has when it is given none"));
         }
@@ -145,9 +144,9 @@ impl<T: Eq + Hash> Unique<T> {
 #[derive(Default)]
 struct UsedNames {
     /// Names of all disks; `None` if one is invalid.
-    disks: Option<Vec<String>>,
+    disks: Option<BTreeSet<String>>,
     /// Names of `ram` and `remote` disks, whose namespaces have identifiers only once the disks are open.
-    identified_when_open: Vec<String>,
+    identified_when_open: HashSet<String>,
     nqns: Unique<Nqn>,
     serials: Unique<String>,
     /// Disks that are in a namespace.
@@ -156,8 +155,8 @@ struct UsedNames {
     nguids: Unique<[u8; 16]>,
     /// UUIDs and NGUIDs that the file sets.
     given: Vec<([u8; 16], Location)>,
-    /// UUIDs and NGUIDs derived from NQN, NSID and disk name.
-    derived: Vec<([u8; 16], Location)>,
+    /// UUIDs and NGUIDs derived from NQN, NSID and disk name, with the line of the namespace.
+    derived: HashMap<[u8; 16], usize>,
 }
 
 fn subsystem(
@@ -284,21 +283,23 @@ fn namespaces(subsystem: &Node, nqn: &Nqn, used: &mut UsedNames, errors: &Errors
         let (Some(nsid), Some(disk)) = (nsid, disk) else { continue };
         let (nsid, disk) = (nsid.value, disk.value);
         let is_identified_when_open = used.identified_when_open.contains(&disk);
-        let mut record = |given: Option<Located<[u8; 16]>>, derived: [u8; 16]| match given {
-            Some(given) => {
-                used.given.push((given.value, given.location));
-                Some(given.value)
-            }
-            None if is_identified_when_open => None,
-            None => {
-                used.derived.push((derived, node.location.clone()));
-                Some(derived)
-            }
-        };
+        let mut record =
+            |given: Option<Located<[u8; 16]>>, derive: fn(&Nqn, u32, Data<'_>) -> [u8; 16]| match given {
+                Some(given) => {
+                    used.given.push((given.value, given.location));
+                    Some(given.value)
+                }
+                None if is_identified_when_open => None,
+                None => {
+                    let derived = derive(nqn, nsid, Data::Named(&disk));
+                    used.derived.entry(derived).or_insert(node.location.line);
+                    Some(derived)
+                }
+            };
         namespaces.push(NamespacePlan {
             nsid,
-            uuid: record(uuid, identity::uuid(nqn, nsid, Data::Named(&disk))),
-            nguid: record(nguid, identity::nguid(nqn, nsid, Data::Named(&disk))),
+            uuid: record(uuid, identity::uuid),
+            nguid: record(nguid, identity::nguid),
             disk,
         });
     }

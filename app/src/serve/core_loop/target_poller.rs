@@ -85,6 +85,7 @@ fn log(core: usize, notice: &Notice) {
         Notice::Connected { .. } | Notice::Disconnected { .. } => tracing::info!(core, "{notice}"),
         Notice::Refused { .. }
         | Notice::HostError { .. }
+        | Notice::Stalled { .. }
         | Notice::Violation { .. }
         | Notice::ConnectionRefused { .. }
         | Notice::OtherHostId { .. }

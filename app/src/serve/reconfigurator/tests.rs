@@ -273,6 +273,27 @@ fn finish(served: Reconfigurator) {
 }
 
 #[test]
+fn memory_of_a_removed_disk_is_counted_until_nothing_keeps_it() {
+    let ram = |name: &str| format!("[[disk]]\nname = {name:?}\nkind = \"ram\"\nsize = \"1MiB\"\n");
+    let config = |disks: &str| Config::of(&format!("[[listener]]\naddress = \"127.0.0.1:4420\"\n{disks}"));
+    let origins = Origins {
+        drives: Arc::new(Bays::default()),
+        remote: Arc::new(|_: &RemotePlan| panic!("there is none")),
+    };
+    let both = config(&(ram("stays") + &ram("goes")));
+    let mut served = Reconfigurator::open(both, origins, false).unwrap_or_else(|error| panic!("{error}"));
+    // As a device that has it registered: all of it is in memory.
+    let former = Arc::clone(served.snapshot());
+    let area = former.disks[1].as_ref().and_then(|disk| disk.area()).expect("a RAM disk has memory");
+    drop(former);
+    let _ = area.collapse_to_huge();
+    served.apply(config(&ram("stays")), &LogControl::unread(), &mut || Ok(())).expect("applied");
+    assert!(served.retired.resident().ordinary >= 1 << 20, "the registration keeps it");
+    drop(area);
+    assert_eq!(served.retired.resident().ordinary, 0);
+}
+
+#[test]
 fn drives_that_come_are_taken_up_and_those_that_do_not_are_not_asked_for() {
     let bays = Arc::new(Bays::default());
     let mut served = served(&bays, &[(FIRST, 1), (SECOND, 1)]);

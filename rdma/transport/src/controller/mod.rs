@@ -60,7 +60,7 @@ pub const PROBE_AFTER: Nanos = Nanos::from_secs(15);
 pub struct ConnConfig {
     /// Maximum in-capsule data in bytes (IOCCSZ without the submission queue entry).
     pub in_capsule_bytes: u32,
-    /// Maximum queue entries advertised to hosts (CAP.MQES + 1).
+    /// Maximum I/O queue entries advertised to hosts (CAP.MQES + 1).
     pub queue_entries: u16,
     /// Receives posted for this queue, which is also the maximum of unanswered capsules (HSQSIZE + 1).
     pub receives: u16,

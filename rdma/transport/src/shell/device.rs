@@ -6,23 +6,15 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use spindle_rdma_verbs::{CompletionChannel, CompletionQueue, POLL_BATCH, VerbsError, WorkCompletion};
-use spindle_reactor::clock::Nanos;
 
 use super::OWN_QUEUE_BIT;
+use super::completions::{CompletionQueues, Entries, Need, Reservation};
 use super::counts::Counts;
 use super::device_events::{DiskArea, Opening};
 use super::ending::DrainReporting;
-use super::keys::{KeyTable, SharedDevice};
+use super::keys::{KeyTable, SharedDevice, deregister};
 use super::receives::Queue;
-use super::shared::{Queues, Share, SharedReceives, insert_in_free};
-
-/// Entries of the first completion queue: ten queue pairs of 128 commands. A device writes its ring from end
-/// to end, so a large one occupies more of the cache (a quarter of a MiB, not two).
-const COMPLETIONS_FIRST: u32 = 4096;
-/// Entries of further completion queues, which the core creates as connections need them. Each is polled in
-/// every turn, so these are large. (`ibv_resize_cq` would keep to one queue, but drivers lack it or hardly
-/// ever run it.)
-const COMPLETIONS_MAX: u32 = 32_000;
+use super::shared::{Queues, SharedReceives};
 
 /// Hashes queue pair numbers without a key: hosts do not choose the numbers.
 #[derive(Debug, Default)]
@@ -46,30 +38,21 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// A completion queue and the count of entries reserved in it.
-struct Completions {
-    queue: CompletionQueue,
-    reserved: u32,
-    /// The queue is armed, and its event is not read from the channel yet.
-    is_armed: bool,
-}
+impl Entries for CompletionQueue {
+    fn entries(&self) -> u32 {
+        CompletionQueue::entries(self)
+    }
 
-/// A connection's reservations in a completion queue and a shared receive queue.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Reservation {
-    /// Index of the completion queue in `DeviceCore::completions`.
-    pub(super) completions: usize,
-    entries: u32,
-    /// Slots of a shared receive queue; `None`: the queue pair has its own receive queue.
-    pub(super) share: Option<Share>,
+    fn is_broken(&self) -> bool {
+        CompletionQueue::is_broken(self)
+    }
 }
 
 /// One core's queues and keys of one device.
 pub(super) struct DeviceCore {
     pub(super) shared: Arc<SharedDevice>,
     pub(super) channel: CompletionChannel,
-    /// `None`: the queue failed and its last connection ended. Indices stay valid.
-    completions: Vec<Option<Completions>>,
+    completions: CompletionQueues<CompletionQueue>,
     pub(super) receives: Queues<SharedReceives>,
     /// Entries of a shared receive queue; `None` if the device has no such queues or could not create one.
     receives_max: Option<u32>,
@@ -104,7 +87,7 @@ impl DeviceCore {
         Ok(DeviceCore {
             shared: Arc::clone(shared),
             channel: CompletionChannel::new(device)?,
-            completions: Vec::new(),
+            completions: CompletionQueues::new(),
             receives: Queues::new(),
             receives_max: (limits.has_srq && entries > 0).then_some(entries),
             in_capsule_bytes: opening.in_capsule_bytes,
@@ -126,9 +109,10 @@ impl DeviceCore {
         Ok(())
     }
 
-    /// Drops retired keys and retries failed receives of the shared queues. To be called periodically.
-    pub(super) fn on_time(&mut self, now: Nanos) {
-        self.keys.purge(now);
+    /// Ends registrations of removed disks and retries failed receives of the shared queues. To be called
+    /// periodically.
+    pub(super) fn on_time(&mut self) {
+        deregister(self.keys.take_unused());
         self.post_receives();
     }
 
@@ -144,64 +128,41 @@ impl DeviceCore {
     /// so that neither queue overflows. Without a share in the result the queue pair needs its own receive
     /// queue. Fails if a completion queue cannot be created.
     pub(super) fn reserve(&mut self, slots: u32, send_queue: u32) -> Result<Reservation, String> {
-        // One entry more for the last work request of a queue pair that is ended.
-        let entries = slots + send_queue + 1;
-        let completions = self.completions_for(entries).map_err(|error| error.to_string())?;
-        let share = self.reserve_shared(slots);
-        if let Some(completions) = self.completions.get_mut(completions).and_then(Option::as_mut) {
-            completions.reserved += entries;
-        }
-        Ok(Reservation { completions, entries, share })
-    }
-
-    fn completions_for(&mut self, entries: u32) -> Result<usize, VerbsError> {
-        let has_room = |it: &Completions| {
-            !it.queue.is_broken() && it.queue.entries() - it.reserved.min(it.queue.entries()) >= entries
+        let DeviceCore {
+            completions, receives, receives_max, in_capsule_bytes, shared, vector, channel, ..
+        } = self;
+        let device = shared.device();
+        let need = Need {
+            slots,
+            // One entry more for the last work request of a queue pair that is ended.
+            sends: send_queue + 1,
+            entries_max: device.limits().cqe,
+            may_share: receives_max.is_some(),
         };
-        if let Some(at) = self.completions.iter().position(|it| it.as_ref().is_some_and(has_room)) {
-            return Ok(at);
-        }
-        let device = self.shared.device();
-        let is_first = self.completions.iter().flatten().next().is_none();
-        let wanted = if is_first { COMPLETIONS_FIRST.max(entries) } else { COMPLETIONS_MAX };
-        let size = device.limits().cqe.min(wanted);
-        let queue = CompletionQueue::new(device, size, self.vector, Some(&self.channel))?;
-        Ok(insert_in_free(&mut self.completions, Completions { queue, reserved: 0, is_armed: false }))
-    }
-
-    /// Reserves slots of a shared receive queue; `None`: the queue pair needs its own receive queue.
-    fn reserve_shared(&mut self, slots: u32) -> Option<Share> {
-        let DeviceCore { receives, receives_max, in_capsule_bytes, shared, .. } = self;
-        let entries = (*receives_max)?;
-        receives.reserve(slots, |serial| {
-            let made = SharedReceives::new(shared, entries, *in_capsule_bytes, serial);
+        let make = |entries| {
+            let made = CompletionQueue::new(device, entries, *vector, Some(&*channel));
+            made.map_err(|error| error.to_string())
+        };
+        let make_shared = |serial| {
+            let made = SharedReceives::new(shared, (*receives_max)?, *in_capsule_bytes, serial);
             made.inspect_err(|error| {
-                tracing::warn!(device = shared.device().name(), %error, "no shared receive queue");
+                tracing::warn!(device = device.name(), %error, "no shared receive queue");
                 // Prevents another attempt for each connection.
                 *receives_max = None;
             })
             .ok()
-        })
+        };
+        completions.reserve(receives, need, make, make_shared)
     }
 
     /// Releases a connection's reservations. `lost`: shared receives that its queue pair may have consumed
     /// without completing.
     pub(super) fn release(&mut self, reservation: Reservation, lost: u32) {
-        if let Some(place) = self.completions.get_mut(reservation.completions)
-            && let Some(completions) = place
-        {
-            completions.reserved -= reservation.entries;
-            if completions.reserved == 0 && completions.queue.is_broken() {
-                *place = None;
-            }
-        }
-        if let Some(share) = reservation.share {
-            self.receives.release(share, lost);
-        }
+        self.completions.release(&mut self.receives, reservation, lost);
     }
 
     pub(super) fn completion_queue(&self, reservation: Reservation) -> Option<&CompletionQueue> {
-        self.completions.get(reservation.completions)?.as_ref().map(|completions| &completions.queue)
+        self.completions.get(reservation.completions).map(|completions| &completions.queue)
     }
 
     /// Adds to `into` the completions that [`DeviceCore::arm`] has polled, and those of one poll of each
@@ -210,7 +171,7 @@ impl DeviceCore {
     pub(super) fn poll(&mut self, into: &mut Vec<WorkCompletion>) -> bool {
         let before = into.len();
         into.append(&mut self.polled);
-        for completions in self.completions.iter_mut().flatten() {
+        for completions in self.completions.iter_mut() {
             completions.queue.poll(|completion| into.push(completion));
         }
         let count = into.len() - before;
@@ -222,7 +183,7 @@ impl DeviceCore {
     /// As [`DeviceCore::poll`], but polls the completion queues until they are empty.
     pub(super) fn poll_all(&mut self, into: &mut Vec<WorkCompletion>) {
         into.append(&mut self.polled);
-        for completions in self.completions.iter_mut().flatten() {
+        for completions in self.completions.iter_mut() {
             while completions.queue.poll(|completion| into.push(completion)) == POLL_BATCH {}
         }
     }
@@ -235,19 +196,15 @@ impl DeviceCore {
     /// Marks a completion queue as failed (IBV_EVENT_CQ_ERR). Returns its index; `None` if this core does not
     /// have the queue.
     pub(super) fn set_broken(&mut self, identity: usize) -> Option<usize> {
-        let is_it = |it: &Option<Completions>| it.as_ref().is_some_and(|it| it.queue.identity() == identity);
-        let at = self.completions.iter().position(is_it)?;
-        let completions = self.completions[at].as_mut()?;
-        completions.queue.set_broken();
-        if completions.reserved == 0 {
-            self.completions[at] = None;
-        }
+        let at = self.completions.position(|queue| queue.identity() == identity)?;
+        self.completions.get_mut(at)?.queue.set_broken();
+        self.completions.remove_failed(&mut self.receives, at);
         Some(at)
     }
 
     /// Arms all completion queues. Returns false if there are completions already.
     pub(super) fn arm(&mut self) -> bool {
-        for completions in self.completions.iter_mut().flatten() {
+        for completions in self.completions.iter_mut() {
             if !completions.is_armed {
                 // If a device cannot arm a queue, it has failed; its connections time out.
                 completions.is_armed = completions.queue.arm().is_ok();
@@ -259,9 +216,9 @@ impl DeviceCore {
 
     /// Reads the events of the completion channel, at most one for each armed queue.
     pub(super) fn take_events(&mut self) {
-        while self.completions.iter().flatten().any(|completions| completions.is_armed) {
+        while self.completions.iter_mut().any(|completions| completions.is_armed) {
             let Some(identity) = self.channel.take_event() else { return };
-            let mut all = self.completions.iter_mut().flatten();
+            let mut all = self.completions.iter_mut();
             if let Some(completions) = all.find(|completions| completions.queue.identity() == identity) {
                 completions.is_armed = false;
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use spindle_rdma_verbs::{Access, DeviceLimits, VerbsError};
 use spindle_reactor::mem::Area;
 
-use super::keys::Registers;
+use super::keys::{Registered, Registers};
 
 const ENOMEM: i32 = 12;
 
@@ -42,11 +42,24 @@ pub(super) struct Fake {
 
 /// A registration; counts the live ones.
 #[derive(Debug)]
-pub(super) struct FakeRegion(Arc<AtomicUsize>);
+pub(super) struct FakeRegion {
+    area: Area,
+    live: Arc<AtomicUsize>,
+}
+
+impl Registered for FakeRegion {
+    fn area(&self) -> &Area {
+        &self.area
+    }
+
+    fn local_key(&self) -> u32 {
+        7
+    }
+}
 
 impl Drop for FakeRegion {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.live.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -150,7 +163,7 @@ impl Registers for Fake {
             return Err(VerbsError { verb: "ibv_reg_mr", errno: ENOMEM });
         }
         self.live.fetch_add(1, Ordering::Relaxed);
-        Ok(FakeRegion(Arc::clone(&self.live)))
+        Ok(FakeRegion { area, live: Arc::clone(&self.live) })
     }
 
     fn is_listed(&self) -> bool {

@@ -6,17 +6,36 @@ use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 
 use spindle_rdma_verbs::{Access, CmId, Device, DeviceLimits, MemoryRegion, VerbsError};
-use spindle_reactor::clock::Nanos;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 
 use super::device_events::DiskArea;
+use super::ready::leave_pollers;
 use super::used::{DeviceFlags, collapse_area};
+
+/// A registration of all of an area; its drop deregisters the memory. Tests implement it without libibverbs.
+pub trait Registered: Debug + Send + Sync + 'static {
+    /// Returns the memory.
+    fn area(&self) -> &Area;
+
+    /// Returns the local key.
+    fn local_key(&self) -> u32;
+}
+
+impl Registered for MemoryRegion {
+    fn area(&self) -> &Area {
+        MemoryRegion::area(self)
+    }
+
+    fn local_key(&self) -> u32 {
+        MemoryRegion::local_key(self)
+    }
+}
 
 /// The operations of a device that registration needs; tests implement them without libibverbs.
 pub trait Registers: Debug + Send + Sync + Sized + 'static {
-    /// A registration. Its drop deregisters the memory.
-    type Region: Debug + Send + Sync + 'static;
+    /// A registration.
+    type Region: Registered;
 
     /// Returns the name as in /sys/class/infiniband, for the log.
     fn name(&self) -> &str;
@@ -212,35 +231,37 @@ impl<D: Registers> RegisteredDisks<D> {
     }
 }
 
-/// Time for which a removed disk stays registered; longer than a device takes to abandon a transfer.
-const RETIRED_FOR: Nanos = Nanos::from_secs(30);
-
 #[derive(Debug)]
-struct Range {
+struct Range<R> {
     start: usize,
     end: usize,
     key: u32,
     /// True for the memory of a disk, which a reload may remove; false for a pool.
     is_disk: bool,
-    _region: Arc<MemoryRegion>,
+    region: Arc<R>,
 }
 
 /// One core's table of the memory registered with one device.
-#[derive(Debug, Default)]
-pub(super) struct KeyTable {
-    ranges: Vec<Range>,
-    /// Ranges of removed disks, and the time of the first purge after the removal: RDMA transfers may still
-    /// use them.
-    retired: Vec<(Range, Option<Nanos>)>,
+#[derive(Debug)]
+pub(super) struct KeyTable<R = MemoryRegion> {
+    ranges: Vec<Range<R>>,
+    /// Ranges of removed disks: commands that have begun may still use them.
+    retired: Vec<Range<R>>,
     /// Index of the range that matched last. Most lookups match the same range again.
     last: Cell<usize>,
 }
 
-impl KeyTable {
-    pub(super) fn add(&mut self, region: Arc<MemoryRegion>, is_disk: bool) {
-        let start = region.base();
-        let range =
-            Range { start, end: start + region.bytes(), key: region.local_key(), is_disk, _region: region };
+impl<R> Default for KeyTable<R> {
+    fn default() -> Self {
+        KeyTable { ranges: Vec::new(), retired: Vec::new(), last: Cell::new(0) }
+    }
+}
+
+impl<R: Registered> KeyTable<R> {
+    pub(super) fn add(&mut self, region: Arc<R>, is_disk: bool) {
+        let start = region.area().base().as_ptr() as usize;
+        let end = start + region.area().bytes();
+        let range = Range { start, end, key: region.local_key(), is_disk, region };
         if self.ranges.iter().all(|known| known.start != start) {
             self.ranges.push(range);
         }
@@ -249,15 +270,19 @@ impl KeyTable {
     /// Retires the memory of disks that are not in `keep`.
     pub(super) fn retain_disks(&mut self, keep: &[DiskArea]) {
         self.last.set(0);
-        let is_gone = |range: &mut Range| {
+        let is_gone = |range: &mut Range<R>| {
             range.is_disk && keep.iter().all(|disk| disk.area.base().as_ptr() as usize != range.start)
         };
-        self.retired.extend(self.ranges.extract_if(.., is_gone).map(|range| (range, None)));
+        self.retired.extend(self.ranges.extract_if(.., is_gone));
     }
 
-    /// Drops ranges whose first purge was at least [`RETIRED_FOR`] ago.
-    pub(super) fn purge(&mut self, now: Nanos) {
-        self.retired.retain_mut(|(_, since)| now < *since.get_or_insert(now) + RETIRED_FOR);
+    /// Removes and returns the registrations of retired memory that nothing uses any more. A transfer in
+    /// flight keeps the buffer that it names, on whichever core, until its last work request has completed
+    /// or its queue pair is destroyed, and the buffer keeps the disk's memory in use. So no time-out is
+    /// needed.
+    pub(super) fn take_unused(&mut self) -> Vec<Arc<R>> {
+        let is_unused = |range: &mut Range<R>| !range.region.area().is_in_use();
+        self.retired.extract_if(.., is_unused).map(|range| range.region).collect()
     }
 
     /// Returns the local key of memory that lies within one registration, retired ones included; `None` if
@@ -266,21 +291,36 @@ impl KeyTable {
     pub(super) fn key(&self, memory: &[u8]) -> Option<u32> {
         let start = memory.as_ptr() as usize;
         let end = start + memory.len();
-        let is_in = |range: &&Range| range.start <= start && end <= range.end;
+        let is_in = |range: &&Range<R>| range.start <= start && end <= range.end;
         if let Some(range) = self.ranges.get(self.last.get()).filter(is_in) {
             return Some(range.key);
         }
         let Some(at) = self.ranges.iter().position(|range| is_in(&range)) else {
-            return self.retired.iter().map(|(range, _)| range).find(is_in).map(|range| range.key);
+            return self.retired.iter().find(is_in).map(|range| range.key);
         };
         self.last.set(at);
         self.ranges.get(at).map(|range| range.key)
     }
 }
 
+/// Ends the registrations whose last user this core was, on a thread of its own: that unpins as much memory
+/// as registering pins, and then unmaps it.
+pub(super) fn deregister<R: Registered>(regions: Vec<Arc<R>>) {
+    let last: Vec<R> = regions.into_iter().filter_map(Arc::into_inner).collect();
+    if last.is_empty() {
+        return;
+    }
+    let run = || {
+        leave_pollers();
+        drop(last);
+    };
+    // Without a thread it is done here, as the closure is dropped.
+    let _ = std::thread::Builder::new().name("deregister".to_owned()).spawn(run);
+}
+
 #[cfg(test)]
 mod tests {
-    use spindle_reactor::mem::Pages;
+    use spindle_reactor::mem::{FrameStore, Pages, SealedFrames};
 
     use super::*;
     use crate::shell::fake::{Fake, fake, fake_iwarp};
@@ -311,6 +351,39 @@ mod tests {
         assert_eq!(shared.device().registered(), 0);
         shared.register(&areas[0]).expect("registered");
         assert_eq!(shared.device().registrations().len(), 3);
+    }
+
+    /// The memory of a RAM disk, and its registration in the tables of two cores.
+    #[test]
+    fn a_removed_disk_is_deregistered_once_no_transfer_names_it() {
+        let shared = SharedDevice::of(fake("ib"));
+        let store = FrameStore::new(1 << 20, 1 << 20, Pages::Base, false).expect("memory");
+        let disk = DiskArea { name: "d".to_owned(), area: store.area() };
+        let mut tables = [(); 2].map(|()| KeyTable::default());
+        for table in &mut tables {
+            table.add(shared.register(&disk.area).expect("registered"), true);
+        }
+        drop(disk);
+        let watch = store.memory_watch();
+        // What a chain has of a read whose WRITE is posted; the core has closed the disk.
+        let core = store.core();
+        let in_flight = core.take(0, 4096).expect("a frame");
+        tables.iter_mut().for_each(|table| table.retain_disks(&[]));
+        drop((store, core));
+        for table in &mut tables {
+            assert!(table.take_unused().is_empty(), "a transfer names it");
+            assert!(table.key(in_flight.as_slice().expect("one segment")).is_some(), "and finds its key");
+        }
+        drop(in_flight);
+        let [first, second] = tables.each_mut().map(KeyTable::take_unused);
+        assert_eq!((first.len(), second.len()), (1, 1));
+        deregister(first);
+        assert_eq!(shared.device().registered(), 1, "the other core has it");
+        deregister(second);
+        while shared.device().registered() > 0 || watch.resident().is_some() {
+            std::thread::yield_now();
+        }
+        assert!(tables.iter_mut().all(|table| table.take_unused().is_empty()));
     }
 
     fn used(name: &'static str) -> Arc<SharedDevice<Fake>> {

@@ -10,8 +10,9 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 use spindle_transport::ConnectionId;
 
+use super::completions::Reservation;
 use super::counts::Counts;
-use super::device::{DeviceCore, Reservation};
+use super::device::DeviceCore;
 use super::ending::{End, EndState, Ending};
 use super::keys::{KeyTable, SharedDevice};
 use super::receives::{Queue, Receives};

@@ -13,6 +13,7 @@
 //! as their work completes as flushed. When all work has completed, or after a bounded time (`ending`), the
 //! queue pair is destroyed and the remaining buffers of the connection are dropped.
 
+mod completions;
 mod counts;
 mod device;
 mod device_events;
@@ -99,6 +100,9 @@ const EVENTS_PER_TURN: usize = 16;
 const ENODEV: i32 = 19;
 /// Maximum polls of each completion queue per turn.
 const POLLS_PER_TURN: usize = 4;
+/// Maximum turns for which the timers wait for a turn that finds all completion queues empty. In so many
+/// turns each entry of the largest queue (32,000) was polled.
+const BUSY_TURNS_MAX: u32 = 256;
 
 /// Kinds of file descriptors that [`Shell::take_descriptors`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +164,8 @@ pub struct Shell {
     listens: bool,
     entries_max: u16,
     next_timer: Nanos,
+    /// Turns for which the timers have waited for empty completion queues.
+    busy_turns: u32,
     next_retry: Nanos,
     now: Nanos,
 }
@@ -229,6 +235,7 @@ impl Shell {
             listens: false,
             entries_max: setup.entries_max,
             next_timer: Nanos::ZERO,
+            busy_turns: 0,
             next_retry: Nanos::ZERO,
             now: Nanos::ZERO,
         })
@@ -314,11 +321,12 @@ impl Shell {
     #[inline]
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
-        let mut has_worked = false;
+        let (mut has_worked, mut is_empty) = (false, false);
         for _ in 0..POLLS_PER_TURN {
             let has_come = self.poll_completions(core);
             has_worked |= has_come;
             if !has_come {
+                is_empty = true;
                 break;
             }
         }
@@ -327,15 +335,30 @@ impl Shell {
             self.poll_events(core);
         }
         if now >= self.next_timer {
-            self.next_timer = now + TIMER_PERIOD;
-            self.take_ready();
-            self.on_time(core);
+            self.on_timer(core, is_empty);
         }
         if now >= self.next_retry {
             self.next_retry = now + RETRY_PERIOD;
             self.retry(core);
         }
         has_worked
+    }
+
+    /// Checks the time-outs. Not before a turn that leaves the completion queues empty: time is judged after
+    /// what arrived, and after a stop of this process more has arrived than a turn polls.
+    #[cold]
+    fn on_timer<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, is_empty: bool) {
+        self.busy_turns += 1;
+        if !is_empty && self.busy_turns < BUSY_TURNS_MAX {
+            return;
+        }
+        self.busy_turns = 0;
+        self.next_timer = self.now + TIMER_PERIOD;
+        if core.wants_pass(TransportKind::Rdma) {
+            core.passed(TransportKind::Rdma);
+        }
+        self.take_ready();
+        self.on_time(core);
     }
 
     #[inline]
@@ -545,7 +568,7 @@ impl Shell {
     fn on_time<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         let now = self.now;
         for device in self.devices.iter_mut().flatten() {
-            device.on_time(now);
+            device.on_time();
         }
         for index in 0..self.links.len() {
             let Some(link) = self.links.get_mut(index).and_then(Option::as_mut) else { continue };

@@ -195,7 +195,7 @@ impl<D: Registers> Preparations<D> {
 
 /// Moves the calling thread to CPUs without a polling core, as a thread inherits the CPU affinity of the core
 /// thread that creates it. If there are no such CPUs, the thread keeps the affinity and shares the CPU.
-fn leave_pollers() {
+pub(super) fn leave_pollers() {
     let others = cores_without_pollers();
     let polled: Vec<usize> = available_cores().into_iter().filter(|core| !others.contains(core)).collect();
     leave_to_pollers(&polled);

@@ -3,7 +3,8 @@
 
 use std::net::SocketAddr;
 
-use nvme_spec::rdma::{ADMIN_QUEUE_ENTRIES, CmReject, CmRequest, CmStatus};
+use nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES;
+use nvme_spec::rdma::{CmReject, CmRequest, CmStatus};
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_rdma_verbs::{CmEvent, CmId, DeviceLimits};
 
@@ -76,7 +77,7 @@ fn check_data(data: &[u8], reads: u8, entries_max: u16) -> Result<QueueParams, (
     if qid == u16::MAX {
         return Err((CmStatus::INVALID_QID, format!("qid {qid}: at most 65534")));
     }
-    let allowed = if qid == 0 { entries_max.min(ADMIN_QUEUE_ENTRIES) } else { entries_max };
+    let allowed = if qid == 0 { ADMIN_QUEUE_ENTRIES } else { entries_max };
     let sends = request.host_sends();
     let Some(entries) = u16::try_from(sends).ok().filter(|sends| (2..=allowed).contains(sends)) else {
         return Err((
@@ -126,6 +127,19 @@ mod tests {
         assert_eq!(refused(&data(0, 32, 32), 1), Some(CmStatus::INVALID_HSQSIZE), "an admin queue has 32");
         assert_eq!(refused(&data(1, 0, 127), 1), Some(CmStatus::INVALID_HRQSIZE));
         assert_eq!(refused(&good, 0), Some(CmStatus::INVALID_IRD));
+    }
+
+    #[test]
+    fn an_admin_queue_has_32_entries_however_short_io_queues_are() {
+        for entries_max in [2, 31, 32, 128] {
+            let entries = |qid, hsqsize| {
+                check_data(&data(qid, 32, hsqsize), 1, entries_max).map(|it| it.entries).map_err(|it| it.0)
+            };
+            assert_eq!(entries(0, 31), Ok(32), "{entries_max}");
+            assert_eq!(entries(0, 32), Err(CmStatus::INVALID_HSQSIZE), "{entries_max}");
+            assert_eq!(entries(1, entries_max - 1), Ok(entries_max));
+            assert_eq!(entries(1, entries_max), Err(CmStatus::INVALID_HSQSIZE), "{entries_max}");
+        }
     }
 
     #[test]

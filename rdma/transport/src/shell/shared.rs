@@ -12,13 +12,16 @@
 //!                                                              the worn queue and its memory are freed
 //! ```
 //! So the newest queue has lost fewer slots than one chunk, regardless of the count of ended connections.
+//!
+//! Each queue belongs to a completion queue, to which its receives complete (`completions`).
 
 use std::sync::Arc;
 
 use spindle_rdma_verbs::{SharedReceiveQueue, VerbsError};
 
 use super::keys::SharedDevice;
-use super::receives::{CHUNK_SLOTS, Queue, Receives};
+pub(super) use super::receives::CHUNK_SLOTS;
+use super::receives::{Queue, Receives};
 use super::{RECEIVE_BIT, SERIAL_SHIFT};
 
 /// Count of possibly lost slots at which a queue is replaced.
@@ -31,7 +34,8 @@ pub(super) trait Slots {
     /// Returns the count of slots, including lost ones.
     fn slots(&self) -> u32;
 
-    /// Adds a chunk of slots. Returns false if the queue is full, there is no memory or the device refuses.
+    /// Adds a chunk of [`CHUNK_SLOTS`]. Returns false if the queue is full, there is no memory or the device
+    /// refuses.
     fn grow(&mut self) -> bool;
 }
 
@@ -45,6 +49,8 @@ pub(super) struct Share {
 /// A queue and the slots reserved in it.
 struct QueueEntry<Q> {
     queue: Q,
+    /// Index of the completion queue.
+    completions: usize,
     serial: u32,
     reserved: u32,
     /// Count of slots that may be lost, see the module documentation.
@@ -54,6 +60,13 @@ struct QueueEntry<Q> {
 impl<Q> QueueEntry<Q> {
     fn is_worn(&self) -> bool {
         self.at_risk >= WORN_AT
+    }
+}
+
+impl Share {
+    #[cfg(test)]
+    pub(super) fn is_same_queue(self, other: Share) -> bool {
+        self.index == other.index
     }
 }
 
@@ -69,14 +82,37 @@ impl<Q: Slots> Queues<Q> {
         Queues { queues: Vec::new(), next_serial: 0 }
     }
 
-    /// Reserves `slots` slots in the first queue that is not worn, which grows as needed. If there is no such
-    /// queue, `make` creates one with the given serial number. `None` if the queue cannot be created or
-    /// cannot grow enough.
-    pub(super) fn reserve(&mut self, slots: u32, make: impl FnOnce(u32) -> Option<Q>) -> Option<Share> {
-        let fresh = self.queues.iter().position(|it| it.as_ref().is_some_and(|it| !it.is_worn()));
-        let index = match fresh {
+    /// Returns the index of the queue of a completion queue that is not worn.
+    fn fresh(&self, completions: usize) -> Option<usize> {
+        let is_it = |it: &QueueEntry<Q>| it.completions == completions && !it.is_worn();
+        self.queues.iter().position(|it| it.as_ref().is_some_and(is_it))
+    }
+
+    /// Returns how many slots [`Queues::reserve`] would add.
+    pub(super) fn missing(&self, completions: usize, slots: u32) -> u32 {
+        let fresh = self.fresh(completions).and_then(|index| self.queues[index].as_ref());
+        let (has, used) = fresh.map_or((0, 0), |it| (it.queue.slots(), it.reserved + it.at_risk));
+        slots.saturating_add(used).saturating_sub(has).next_multiple_of(CHUNK_SLOTS)
+    }
+
+    /// Returns the slots of all queues of a completion queue: the most receives that can complete at once.
+    pub(super) fn slots_of(&self, completions: usize) -> u32 {
+        let all = self.queues.iter().flatten().filter(|it| it.completions == completions);
+        all.map(|it| it.queue.slots()).sum()
+    }
+
+    /// Reserves `slots` slots in the queue of a completion queue that is not worn, which grows as needed. If
+    /// there is no such queue, `make` creates one with the given serial number. `None` if the queue cannot
+    /// be created or cannot grow enough.
+    pub(super) fn reserve(
+        &mut self,
+        completions: usize,
+        slots: u32,
+        make: impl FnOnce(u32) -> Option<Q>,
+    ) -> Option<Share> {
+        let index = match self.fresh(completions) {
             Some(index) => index,
-            None => self.add_queue(make)?,
+            None => self.add_queue(completions, make)?,
         };
         let it = self.queues.get_mut(index)?.as_mut()?;
         let wanted = it.reserved + slots + it.at_risk;
@@ -89,12 +125,19 @@ impl<Q: Slots> Queues<Q> {
         Some(Share { index, slots })
     }
 
-    fn add_queue(&mut self, make: impl FnOnce(u32) -> Option<Q>) -> Option<usize> {
+    fn add_queue(&mut self, completions: usize, make: impl FnOnce(u32) -> Option<Q>) -> Option<usize> {
         let serial = self.next_serial;
         let queue = make(serial)?;
         self.next_serial = (serial + 1) % SERIALS;
-        let it = QueueEntry { queue, serial, reserved: 0, at_risk: 0 };
+        let it = QueueEntry { queue, completions, serial, reserved: 0, at_risk: 0 };
         Some(insert_in_free(&mut self.queues, it))
+    }
+
+    /// Destroys the queues of a completion queue that is destroyed; they have no reservation.
+    pub(super) fn remove_of(&mut self, completions: usize) {
+        for entry in &mut self.queues {
+            entry.take_if(|it| it.completions == completions);
+        }
     }
 
     /// Releases a reservation, and destroys a worn queue with its last reservation. `lost`: receives that the
@@ -221,10 +264,10 @@ mod tests {
     #[test]
     fn connections_that_take_receives_along_leave_the_others_what_they_have_reserved() {
         let mut queues = Queues::new();
-        let stays = queues.reserve(128, |_| fake(1024)).expect("room");
+        let stays = queues.reserve(0, 128, |_| fake(1024)).expect("room");
         let mut made = 1;
         for turn in 0..10_000 {
-            let share = queues.reserve(64, |_| {
+            let share = queues.reserve(0, 64, |_| {
                 made += 1;
                 fake(1024)
             });
@@ -251,12 +294,16 @@ mod tests {
                 made += 1;
                 fake(1024)
             };
-            let share = queues.reserve(1024, make).expect("room");
+            let share = queues.reserve(0, 1024, make).expect("room");
             queues.release(share, 0);
         }
         assert_eq!(made, 1);
-        let share = queues.reserve(1000, |_| fake(1024)).expect("room");
-        assert_eq!(queues.reserve(25, |_| fake(1024)), None, "it has no room for that: a queue of its own");
+        let share = queues.reserve(0, 1000, |_| fake(1024)).expect("room");
+        assert_eq!(
+            queues.reserve(0, 25, |_| fake(1024)),
+            None,
+            "it has no room for that: a queue of its own"
+        );
         queues.release(share, 0);
     }
 
@@ -264,12 +311,12 @@ mod tests {
     fn a_receive_is_never_taken_for_one_of_a_queue_that_came_in_its_place() {
         let mut queues = Queues::new();
         let serial_of = |queues: &mut Queues<Fake>| queues.iter_mut().map(|it| it.serial).collect::<Vec<_>>();
-        let first = queues.reserve(256, |_| fake(1024)).expect("room");
+        let first = queues.reserve(0, 256, |_| fake(1024)).expect("room");
         let id = |serial: u64| RECEIVE_BIT | serial << SERIAL_SHIFT | 5;
         assert!(queues.posted_to(id(0)).is_some());
         queues.release(first, u32::MAX);
         assert!(serial_of(&mut queues).is_empty(), "worn at once: all that was reserved may be lost");
-        let second = queues.reserve(1, |_| fake(1024)).expect("room");
+        let second = queues.reserve(0, 1, |_| fake(1024)).expect("room");
         assert_eq!(second.index, first.index);
         assert!(queues.posted_to(id(0)).is_none() && queues.posted_to(id(1)).is_some());
     }

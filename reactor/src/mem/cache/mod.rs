@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::area::Area;
+use super::area::{Area, MemoryWatch};
 use super::buf::{Buf, Builder, Origin, Segment, Tail, Tails};
 use super::frames::FRAME_BYTES;
 use super::region::{Pages, Region, RegionError};
@@ -69,6 +69,12 @@ impl CacheFrames {
         &self.words
     }
 
+    /// Returns a watch of the frames' memory, for the time after the cache's removal.
+    #[must_use]
+    pub fn memory_watch(&self) -> MemoryWatch {
+        MemoryWatch::of(&self.region)
+    }
+
     /// Creates a handle for one core, with `buffers` preallocated tails for buffers of several segments. More
     /// are allocated as needed.
     #[must_use]
@@ -91,6 +97,12 @@ impl CacheFrames {
         let at = segment.addr.as_ptr().addr() - self.region.base().as_ptr().addr();
         let frame = |at: usize| u32::try_from(at / FRAME).unwrap_or(u32::MAX);
         frame(at)..frame(at + segment.bytes as usize + FRAME - 1)
+    }
+}
+
+impl Drop for CacheFrames {
+    fn drop(&mut self) {
+        self.region.abandon();
     }
 }
 

@@ -114,7 +114,7 @@ fn apply(world: &mut World, controller: &mut Controller, operation: &Operation) 
         }
         Operation::Tick(ms) => {
             world.now += Nanos::from_ms(*ms);
-            controller.tick(world.now);
+            tick(controller, world.now);
         }
         Operation::TakeEvent => {
             let held = controller.events.parked_aers;

@@ -257,13 +257,13 @@ fn a_silent_host_expires_after_its_timeout_and_any_command_is_a_sign_of_life() {
     let _ = controller.shared.take_traffic();
     // A command on an I/O queue, on whatever core.
     controller.shared.note_traffic();
-    assert_eq!(controller.tick(at(5000)), None);
+    assert_eq!(tick(&mut controller, at(5000)), None);
     // Keep Alive itself.
     world.run(&mut controller, &Sqe::keep_alive(1)).unwrap();
-    assert_eq!(controller.tick(at(10_000)), None);
-    assert_eq!(controller.tick(at(14_999)), None);
-    assert_eq!(controller.tick(at(15_000)), Some(Expired::KeepAlive { timeout_ms: 5000 }));
-    assert_eq!((controller.tick(at(99_000)), controller.keep_alive.deadline), (None, None));
+    assert_eq!(tick(&mut controller, at(10_000)), None);
+    assert_eq!(tick(&mut controller, at(14_999)), None);
+    assert_eq!(tick(&mut controller, at(15_000)), Some(Expired::KeepAlive { timeout_ms: 5000 }));
+    assert_eq!((tick(&mut controller, at(99_000)), controller.keep_alive.deadline), (None, None));
     world.now = at(99_000);
     assert_eq!(
         world.run(&mut controller, &Sqe::keep_alive(1)).unwrap_err().0,
@@ -276,15 +276,15 @@ fn keep_alive_stops_with_a_shutdown_but_the_association_ends_in_the_end() {
     let world = World::new();
     let mut controller = world.io();
     world.set_cc(&mut controller, enabled().with_shn(1)).unwrap();
-    assert_eq!(controller.tick(world.now + Nanos::from_secs(119)), None);
-    assert_eq!(controller.tick(world.now + Nanos::from_secs(120)), Some(Expired::NeverEnabled));
+    assert_eq!(tick(&mut controller, world.now + Nanos::from_secs(119)), None);
+    assert_eq!(tick(&mut controller, world.now + Nanos::from_secs(120)), Some(Expired::NeverEnabled));
 }
 
 #[test]
 fn a_controller_that_is_never_enabled_is_given_up_also_without_keep_alive() {
     let world = World::new();
     let mut controller = world.connect(SUBSYSTEM, 0);
-    assert_eq!(controller.tick(world.now + Nanos::from_secs(120)), Some(Expired::NeverEnabled));
+    assert_eq!(tick(&mut controller, world.now + Nanos::from_secs(120)), Some(Expired::NeverEnabled));
     let mut controller = world.connect(SUBSYSTEM, 0);
     world.set_cc(&mut controller, enabled()).unwrap();
     assert_eq!(controller.keep_alive.deadline, None);

@@ -247,7 +247,7 @@ fn a_length_beyond_mdts_is_refused_in_all_32_bits() {
     let world = World::new();
     let mut controller = world.io();
     let mut sqe = Sqe::get_log_page(1, LogId::ERROR, ALL, 1 << 20, 0, true);
-    assert_eq!(controller.need(&world.cx(), &sqe), Ok(Need::to_host(1 << 20)));
+    assert_eq!(controller.need(&world.cx(), &sqe), Ok(Need { memory: 4096, ..Need::to_host(1 << 20) }));
     for numdu in [4, 0x4000, 0xffff] {
         sqe.cdw11 = U32::new(numdu);
         assert_eq!(world.run(&mut controller, &sqe), Err((INVALID, Some(42))), "{numdu:#x}");

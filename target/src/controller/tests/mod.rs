@@ -25,6 +25,7 @@ use spindle_transport::{Limits, Peer, TransportKind};
 
 use super::{ConnectedQueue, Context, Controller, Effect, Need, Outcome, connect as connect_command};
 use crate::counters::NamespaceCounters;
+use crate::discovery::DiscoveryLogs;
 use crate::shared::Registry;
 use crate::snapshot::{
     AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Referral, Snapshot, Subsystem,
@@ -192,6 +193,7 @@ impl World {
         let snapshot = Snapshot {
             generation: 7,
             disks: Vec::new(),
+            slots: Vec::new(),
             listeners: vec![
                 listener(1, TransportKind::Tcp, "0.0.0.0:4420"),
                 listener(2, TransportKind::Rdma, "[fe80::1]:4421"),
@@ -212,6 +214,7 @@ impl World {
                 keep_alive_ms_max: 60_000,
                 discovery_keep_alive_ms: 120_000,
             },
+            discovery_logs: DiscoveryLogs::default(),
         };
         let peer = Peer {
             transport: TransportKind::Tcp,
@@ -291,9 +294,12 @@ impl World {
     ) -> Result<(u64, Vec<u8>), Refused> {
         let need = controller.need(&self.cx(), sqe).map_err(|failure| (failure.status, failure.field))?;
         let mut data = if need.is_to_host { Vec::new() } else { from_host.to_vec() };
-        data.resize(usize::try_from(need.bytes).unwrap(), 0);
+        data.resize(usize::try_from(need.memory).unwrap(), 0);
         match controller.execute(&self.cx(), sqe, &mut data) {
-            Outcome::Reply { status: Status::SUCCESS, result, .. } => Ok((result, data)),
+            Outcome::Reply { status: Status::SUCCESS, result, .. } => {
+                data.resize(usize::try_from(need.bytes).unwrap(), 0);
+                Ok((result, data))
+            }
             Outcome::Reply { status, field, .. } => Err((status, field)),
             Outcome::ParkAsyncEvent => Ok((u64::MAX, Vec::new())),
             Outcome::EndFormer { token } => Ok((token, Vec::new())),
@@ -307,6 +313,11 @@ pub(crate) type Refused = (Status, Option<u16>);
 
 pub(crate) fn enabled() -> Cc {
     Cc::new().with_en(true).with_iosqes(6).with_iocqes(4)
+}
+
+/// A check of the timers in time, with all received.
+pub(crate) fn tick(controller: &mut Controller, now: Nanos) -> Option<super::Expired> {
+    controller.tick(now, Nanos::ZERO, |_, _| true)
 }
 
 pub(crate) fn u16_at(data: &[u8], at: usize) -> u16 {

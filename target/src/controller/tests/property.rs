@@ -164,7 +164,7 @@ fn a_failed_controller_says_so_and_is_not_written() {
     let mut world = World::new();
     let mut controller = world.io();
     world.now += Nanos::from_ms(5000);
-    assert!(controller.tick(world.now).is_some());
+    assert!(tick(&mut controller, world.now).is_some());
     let status = csts(&world, &mut controller);
     assert_eq!((status.cfs(), status.rdy()), (true, false));
     assert_eq!(world.set_cc(&mut controller, enabled()), Err(Status::COMMAND_SEQUENCE_ERROR.dnr()));
