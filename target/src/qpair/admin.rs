@@ -280,7 +280,6 @@ impl<T: Transport> Qpair<T> {
                 shared.add_connection(QueueConnection { qid, core: env.core, peer: self.peer });
                 env.pool.add_host(shared.client);
                 env.update_alone();
-                self.memory = Some(Arc::clone(&shared.memory));
                 self.role = Role::Io(IoRole { shared, qid, subsystem });
             }
         }

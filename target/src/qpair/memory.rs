@@ -19,8 +19,9 @@ use spindle_transport::RequestId;
 use spindle_transport::{DataPointer, Transport};
 
 use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
-use super::{Qpair, bulk, compound};
+use super::{Qpair, Role, bulk, compound};
 use crate::env::Env;
+use crate::shared::HostMemory;
 
 /// Outcome of `Qpair::retry_buffers`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -127,18 +128,28 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
+    /// The charges of an I/O queue's host.
+    fn host_memory(&self) -> Option<&HostMemory> {
+        match &self.role {
+            Role::Io(role) => Some(&role.shared.memory),
+            Role::Admin(_) | Role::Fresh | Role::Closing => None,
+        }
+    }
+
     /// Bytes of disk memory that are charged to the host.
     #[inline]
     pub(super) fn disk_bytes(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.disk_bytes())
+        self.host_memory().map_or(0, HostMemory::disk_bytes)
     }
 
     /// Charges the host for `bytes` of disk memory.
     #[inline]
     pub(super) fn charge(&mut self, bytes: u32) {
-        if bytes > 0 {
+        if bytes > 0
+            && let Some(memory) = self.host_memory()
+        {
+            memory.add(bytes.into());
             self.charged += u64::from(bytes);
-            self.memory.iter().for_each(|memory| memory.add(bytes.into()));
         }
     }
 
@@ -146,16 +157,22 @@ impl<T: Transport> Qpair<T> {
     #[inline]
     pub(super) fn discharge(&mut self, slot: RequestId) {
         let bytes = self.requests.get_mut(slot).map_or(0, |request| std::mem::take(&mut request.charged));
-        if bytes > 0 {
-            self.charged -= u64::from(bytes);
-            self.memory.iter().for_each(|memory| memory.remove(bytes.into()));
+        // After `discharge_all` there is nothing left to end.
+        let bytes = u64::from(bytes).min(self.charged);
+        if bytes > 0
+            && let Some(memory) = self.host_memory()
+        {
+            memory.remove(bytes);
+            self.charged -= bytes;
         }
     }
 
-    /// Ends all charges of a queue pair that is removed.
+    /// Ends all charges of a queue pair that closes. The transport gives its buffers back soon.
     pub(super) fn discharge_all(&mut self) {
-        let bytes = std::mem::take(&mut self.charged);
-        self.memory.iter().for_each(|memory| memory.remove(bytes));
+        if let Some(memory) = self.host_memory() {
+            memory.remove(self.charged);
+        }
+        self.charged = 0;
     }
 }
 

@@ -50,7 +50,7 @@ use crate::counters;
 use crate::env::{Env, Message};
 use crate::notice::Notice;
 use crate::refusal::{Refusal, field};
-use crate::shared::{ControllerShared, HostMemory};
+use crate::shared::ControllerShared;
 use crate::snapshot::{Snapshot, Subsystem};
 pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT, STARVED_TIMEOUT};
 use fetches::{Fetches, StallDetector};
@@ -122,8 +122,6 @@ pub struct Qpair<T: Transport> {
     fetches: Fetches,
     /// Bytes of disk memory allocated for data that the host has not sent yet.
     charged: u64,
-    /// The host's charges, of an I/O queue; kept while the queue closes.
-    memory: Option<Arc<HostMemory>>,
     /// Total of the replies sent; wraps.
     replies_sent: u32,
     /// Detects a host that does not read its replies.
@@ -202,7 +200,6 @@ impl<T: Transport> Qpair<T> {
             parked_aers: ArrayVec::new(),
             fetches: Fetches::default(),
             charged: 0,
-            memory: None,
             replies_sent: 0,
             reply_stalls: StallDetector::default(),
             connect_deadline: now + CONNECT_TIMEOUT,
@@ -708,10 +705,10 @@ impl<T: Transport> Qpair<T> {
 
     fn on_closed(&mut self, env: &mut Env) {
         self.release(env, None);
-        self.discharge_all();
     }
 
     fn release(&mut self, env: &mut Env, reason: Option<CloseReason>) {
+        self.discharge_all();
         match std::mem::replace(&mut self.role, Role::Closing) {
             Role::Admin(mut controller) => {
                 let shared = Arc::clone(&controller.shared);
