@@ -112,6 +112,8 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// Claims the memory that the oldest waiting request waits for, if its host is entitled to it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn claim_memory(&self, env: &mut Env) {
         let Some(waits_for) = self.waits_for(env) else { return };
         let Some(request) = self.waiting.front().and_then(|slot| self.requests.get(*slot)) else { return };
@@ -154,7 +156,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// Ends the charge of a request whose data has come or does not come any more, or whose reply was taken.
-    #[inline]
+    #[inline(never)]
     pub(super) fn discharge(&mut self, slot: RequestId) {
         let bytes = self.requests.get_mut(slot).map_or(0, |request| std::mem::take(&mut request.charged));
         // After `discharge_all` there is nothing left to end.
