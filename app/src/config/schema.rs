@@ -224,15 +224,15 @@ static LIMITS: &[Key] = &[
          but the largest, whose cores then share.",
     ),
     key("connections", Kind::Integer { min: 1, max: SLAB_ENTRIES_MAX as u64 }, "2048").about(
-        "Most connections of the process. The next one takes the place of the oldest that has not sent \
-         Connect or is of a discovery controller; where there is none, it is refused at once, and counted. \
+        "Most connections of the process. The next one replaces the oldest connection that has not sent \
+         Connect or belongs to a discovery controller. Without such a connection it is refused, and counted. \
          It bounds memory and open files.",
     ),
     key("unconnected_per_address", Kind::Integer { min: 0, max: SLAB_ENTRIES_MAX as u64 }, "256").about(
-        "Most connections from one address, over TCP and RDMA together, that have not sent Connect; the next \
-         one is refused at once. As many discovery controllers of one address are taken. A Linux host \
-         opens one for each queue of a controller before it connects \
-         the first: enough for four of the largest at the same moment. 0: no limit.",
+        "Most connections from one address, over TCP and RDMA together, that have not sent Connect, and most \
+         discovery controllers of one address. The next one is refused. A Linux host opens one connection \
+         for each queue of a controller before it connects the first: enough for four of the largest at the \
+         same moment. 0: no limit.",
     ),
     key("disk_commands", Kind::Integer { min: 1, max: 4096 }, "256").about(
         "Most commands that one core gives one disk at once; more wait in order. Two full \

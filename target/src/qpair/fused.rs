@@ -135,13 +135,13 @@ impl<T: Transport> Qpair<T> {
     fn begin_first(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
+        let is_claimed = env.is_disk_claimed(io.disk);
         let Some(disk) = env.disks.get_mut(io.disk).and_then(|disk| disk.as_deref_mut()) else {
             let partner = request.partner;
             self.fused_first.take_if(|first| *first == slot);
             return self.end_pair(env, slot, partner, status_of(DiskError::Gone));
         };
-        let is_behind = env.disk_claims >> (io.disk % 64) & 1 != 0
-            || !self.waiting.is_empty() && request.state == State::New;
+        let is_behind = is_claimed || !self.waiting.is_empty() && request.state == State::New;
         let share = env.pool.share(Holder::host(io.client));
         let write = io.request(Op::Write { fua: false }, io.range);
         let both = match (!is_behind).then(|| disk.prepare(&write, None)) {

@@ -181,8 +181,11 @@ impl<T: Transport> Qpair<T> {
 /// True when a host with `disk_bytes` bytes of disk memory has as much as it may have of this disk's: as
 /// much as is free, or seven times that if it is the only host.
 fn is_above(env: &Env, disk_bytes: u64, disk: usize) -> bool {
+    if disk_bytes == 0 {
+        return false; // the usual case, without a call of the disk
+    }
     let free = env.disk_ref(disk).map_or(u64::MAX, |disk| disk.free_bytes());
-    disk_bytes > 0 && disk_bytes > free.saturating_mul(if env.registry.is_one_host() { 7 } else { 1 })
+    disk_bytes > free.saturating_mul(if env.registry.is_one_host() { 7 } else { 1 })
 }
 
 /// Bytes of the largest pool buffer that [`take_buffers`] takes for a command that is neither Read nor Write;

@@ -103,7 +103,7 @@ fn a_namespace_of_which_either_identity_is_new_is_another_one() {
 }
 
 #[test]
-fn the_slot_of_a_disk_that_goes_is_used_again_when_nobody_has_the_disk() {
+fn a_removed_disks_slot_is_used_again_once_no_core_has_the_disk() {
     let first = snapshot(&plan(&two_disks()), None);
     let without_a = [LISTENER, &ram("b"), &subsystem("s", &["b"])].concat();
     let second = snapshot(&plan(&without_a), Some(&first));

@@ -185,6 +185,7 @@ impl<C: Entries> CompletionQueues<C> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shared::tests::{Fake, fake};
     use super::*;
 
     struct FakeQueue {
@@ -202,28 +203,10 @@ mod tests {
         }
     }
 
-    /// A shared receive queue of at most `entries` slots.
-    struct FakeReceives {
-        slots: u32,
-        entries: u32,
-    }
-
-    impl Slots for FakeReceives {
-        fn slots(&self) -> u32 {
-            self.slots
-        }
-
-        fn grow(&mut self) -> bool {
-            let has_room = self.slots + CHUNK_SLOTS <= self.entries;
-            self.slots += if has_room { CHUNK_SLOTS } else { 0 };
-            has_room
-        }
-    }
-
     /// A device with queue pairs, and what it may write to its completion queues.
     struct FakeDevice {
         completions: CompletionQueues<FakeQueue>,
-        receives: Queues<FakeReceives>,
+        receives: Queues<Fake>,
         entries_max: u32,
         srq_entries: u32,
         links: Vec<(Need, Reservation)>,
@@ -243,7 +226,7 @@ mod tests {
                 assert!(entries <= self.entries_max);
                 Ok(FakeQueue { entries, is_broken: false })
             };
-            let make_shared = |_| Some(FakeReceives { slots: 0, entries });
+            let make_shared = |_| fake(entries);
             let made = self.completions.reserve(&mut self.receives, need, make, make_shared);
             self.links.extend(made.iter().map(|reservation| (need, *reservation)));
             made
@@ -264,7 +247,7 @@ mod tests {
                 match it.share {
                     None => own += need.slots,
                     Some(share) if shared.iter().any(|(known, _)| known.is_same_queue(share)) => {}
-                    Some(share) => shared.push((share, self.receives.get(share).expect("there").slots)),
+                    Some(share) => shared.push((share, self.receives.get(share).expect("there").slots())),
                 }
             }
             own + shared.iter().map(|(_, slots)| slots).sum::<u32>()

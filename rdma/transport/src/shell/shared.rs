@@ -228,11 +228,11 @@ impl Slots for SharedReceives {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    /// A queue in which tests mark slots as lost.
-    struct Fake {
+    /// A queue of at most `entries` slots, in which tests mark slots as lost.
+    pub(in crate::shell) struct Fake {
         slots: u32,
         entries: u32,
         lost: u32,
@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    fn fake(entries: u32) -> Option<Fake> {
+    pub(in crate::shell) fn fake(entries: u32) -> Option<Fake> {
         Some(Fake { slots: 0, entries, lost: 0 })
     }
 
