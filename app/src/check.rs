@@ -158,7 +158,7 @@ fn memory_table(plan: &Plan) -> Table {
         let from = if item.is_huge { ", huge pages" } else { "" };
         let when = format!("{}{from}", item.phase.label());
         let (each, all) = (rounded(item.each), rounded(item.bytes()));
-        table.add_row([item.reason.clone(), each, item.count.to_string(), all, when]);
+        table.add_row([item.reason(), each, item.count.to_string(), all, when]);
     }
     for (words, when) in [
         ("sum at the start", AllocationPhase::Start),
@@ -203,6 +203,8 @@ mod tests {
     use spindle_disk::DelaySpec;
     use spindle_reactor::clock::Nanos;
 
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -228,7 +230,7 @@ mod tests {
     fn a_disk_is_printed_with_what_makes_it_slow() {
         let mut plan = Config::builtin().plan().clone();
         let (latency, seek) = (Nanos::from_us(7), Nanos::ZERO);
-        plan.disks[0].delay = Some(DelaySpec { latency, bandwidth: Some(1 << 20), seek });
+        Arc::make_mut(&mut plan.disks[0]).delay = Some(DelaySpec { latency, bandwidth: Some(1 << 20), seek });
         let text = describe(&plan);
         let part = "blocks of 512 bytes, slow on purpose: latency 7 us, bandwidth 1 MiB/s\n";
         assert!(text.contains(part), "{text}");
@@ -255,7 +257,7 @@ mod tests {
             "\nA reload from a.toml, with all of its disks open\n  changes nothing\n"
         );
         let mut other = builtin.plan().clone();
-        other.disks[0].block_bytes = 4096;
+        Arc::make_mut(&mut other.disks[0]).block_bytes = 4096;
         let text = describe_changes(against, &other.changes(builtin.plan()));
         assert!(
             text.contains("block_bytes from 512 to 4096: refused") && text.ends_with("refused as a whole\n"),

@@ -57,6 +57,8 @@ pub struct Namespace {
     pub uuid: [u8; 16],
     /// Namespace Globally Unique Identifier; all zero: none.
     pub nguid: [u8; 16],
+    /// UUID and NGUID are derived from the disk, not configured.
+    pub is_identity_derived: bool,
     /// Statistics by core; carried over by a reload.
     pub counters: Arc<NamespaceCounters>,
 }

@@ -77,6 +77,7 @@ impl SnapshotBuilder {
                 source,
                 uuid: [number; 16],
                 nguid: [number; 16],
+                is_identity_derived: false,
                 counters: Arc::new(NamespaceCounters::new(self.cores)),
             }))
         };

@@ -20,7 +20,7 @@ use spindle_transport::TransportKind;
 
 use super::plan::{
     ControlPlan, DiskKind, DiskPlan, LimitsPlan, ListenerPlan, LogFormat, LogPlan, NamespacePlan, Plan,
-    PoolPlan, ReactorPlan, ReferralPlan, SubsystemPlan, TcpPlan, cache_text, delay_text,
+    PoolPlan, ReactorPlan, ReferralPlan, SubsystemPlan, TcpPlan, by_name, cache_text, delay_text,
 };
 use crate::size::Bytes;
 
@@ -116,17 +116,19 @@ impl Plan {
     }
 
     fn disk_changes(&self, previous: &Plan, is_open: &dyn Fn(&str) -> bool, changes: &mut Vec<Change>) {
-        let (own, former) = (self.disks_by_name(), previous.disks_by_name());
-        for disk in &self.disks {
-            let before = former.get(disk.name.as_str());
-            let before = before.filter(|before| **before == disk || is_open(&disk.name));
-            let Some(before) = before else {
-                changes.push(Change::Other(format!("disk {:?} added", disk.name)));
+        let (own, former) = differing(&self.disks, &previous.disks);
+        let (own_names, former_names) = (by_name(own), by_name(former));
+        for disk in own {
+            let before = former_names.get(disk.name.as_str());
+            if before.is_some_and(|before| *before == disk) {
                 continue;
-            };
-            disk.changes(before, changes);
+            }
+            match before.filter(|_| is_open(&disk.name)) {
+                Some(before) => disk.changes(before, changes),
+                None => changes.push(Change::Other(format!("disk {:?} added", disk.name))),
+            }
         }
-        for disk in previous.disks.iter().filter(|disk| !own.contains_key(disk.name.as_str())) {
+        for disk in former.iter().filter(|disk| !own_names.contains_key(disk.name.as_str())) {
             changes.push(Change::Other(format!("disk {:?} removed", disk.name)));
         }
     }
@@ -194,6 +196,21 @@ impl Plan {
             }
         }
     }
+}
+
+/// Returns two lists without what they begin and end with in common.
+fn differing<'a, T: PartialEq>(mut a: &'a [T], mut b: &'a [T]) -> (&'a [T], &'a [T]) {
+    while let ([first, rest @ ..], [other, others @ ..]) = (a, b)
+        && first == other
+    {
+        (a, b) = (rest, others);
+    }
+    while let ([rest @ .., last], [others @ .., other]) = (a, b)
+        && last == other
+    {
+        (a, b) = (rest, others);
+    }
+    (a, b)
 }
 
 impl ReactorPlan {

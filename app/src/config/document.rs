@@ -12,6 +12,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_pcie::PciAddress;
@@ -20,6 +21,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 use uuid::Uuid;
 
 use super::error::ConfigError;
+use super::plan::DiskPlan;
 use super::schema::{self, Key, Kind, Preset, SOCKET_BYTES_MAX};
 use crate::size::Bytes;
 use crate::text::{nearest, shortened};
@@ -61,7 +63,7 @@ pub struct Leaf {
 }
 
 /// A section: its values and the sections in it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Node {
     /// Location of the section's heading.
     pub location: Location,
@@ -73,7 +75,9 @@ pub struct Node {
     /// disk has many, so a default takes no memory and is read when it is used.
     /// `None`: the value is invalid, or required and missing; the error is recorded.
     pub(super) leaves: BTreeMap<&'static str, Option<Leaf>>,
-    pub(super) children: BTreeMap<&'static str, Vec<Node>>,
+    pub(super) children: BTreeMap<&'static str, Vec<Arc<Node>>>,
+    /// The disk of this section, once it was validated without an error, if that depends on nothing else.
+    pub(super) disk: OnceLock<Arc<DiskPlan>>,
 }
 
 /// Most characters of a line that a TOML syntax error quotes.
@@ -102,6 +106,25 @@ pub fn read(text: &str, errors: &Errors) -> Option<Node> {
     // A tree recovered from broken TOML would cause spurious errors.
     let is_toml = broken.is_empty();
     is_toml.then(|| reader.section(root.get_ref(), schema::ROOT, Location { line: 1, ..Location::default() }))
+}
+
+/// Reads the section at `path`, each of whose names is a list with one element in `text` or has no heading.
+/// `None`: it has an error.
+pub fn read_section(text: &str, path: &[&str]) -> Option<Node> {
+    let (root, errors) = (DeTable::parse(text).ok()?, Errors::default());
+    let (mut table, mut keys) = (root.get_ref(), schema::ROOT);
+    for name in path {
+        let value = table.get(*name)?.get_ref();
+        table = match value.as_array() {
+            Some(list) => list.first()?.get_ref().as_table()?,
+            None => value.as_table()?,
+        };
+        keys = keys.iter().find(|key| key.name == *name)?.section()?;
+    }
+    let line_ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
+    let reader = Reader { text, line_ends, errors: &errors };
+    let node = reader.section(table, keys, Location { line: 1, field: path.join("."), text: String::new() });
+    errors.borrow().is_empty().then_some(node)
 }
 
 impl Location {
@@ -149,7 +172,7 @@ impl Reader<'_> {
 
     fn section(&self, table: &DeTable<'_>, keys: &'static [Key], location: Location) -> Node {
         let (leaves, children) = (BTreeMap::new(), BTreeMap::new());
-        let mut node = Node { location, is_given: true, keys, leaves, children };
+        let mut node = Node { location, is_given: true, keys, leaves, children, disk: OnceLock::new() };
         for (name, value) in table.iter() {
             if !keys.iter().any(|key| key.name == name.get_ref().as_ref()) {
                 let path = node.location.inside(name.get_ref()).field;
@@ -187,18 +210,19 @@ impl Reader<'_> {
         key: &'static Key,
         inner: &'static [Key],
         found: Option<&Spanned<DeValue<'_>>>,
-    ) -> Vec<Node> {
+    ) -> Vec<Arc<Node>> {
         let path = parent.inside(key.name);
         let is_list = matches!(key.kind, Kind::Sections(_));
-        let all_defaults =
-            |path: Location| vec![Node { is_given: false, ..self.section(&DeTable::new(), inner, path) }];
+        let all_defaults = |path: Location| {
+            vec![Arc::new(Node { is_given: false, ..self.section(&DeTable::new(), inner, path) })]
+        };
         let Some(value) = found else {
             return if is_list { Vec::new() } else { all_defaults(path) };
         };
         let heading = || self.heading(path.field.clone(), value.span());
         let at = || self.location(path.field.clone(), value.span());
         let (at, allowed) = match (value.get_ref(), is_list) {
-            (DeValue::Table(table), false) => return vec![self.section(table, inner, heading())],
+            (DeValue::Table(table), false) => return vec![Arc::new(self.section(table, inner, heading()))],
             (DeValue::Array(array), true) => return self.list_of_sections(array, inner, &path),
             (DeValue::Table(_), true) => {
                 let written = without_index(&path.field);
@@ -213,12 +237,19 @@ impl Reader<'_> {
         if is_list { Vec::new() } else { all_defaults(path) }
     }
 
-    fn list_of_sections(&self, array: &DeArray<'_>, inner: &'static [Key], path: &Location) -> Vec<Node> {
+    fn list_of_sections(
+        &self,
+        array: &DeArray<'_>,
+        inner: &'static [Key],
+        path: &Location,
+    ) -> Vec<Arc<Node>> {
         let mut nodes = Vec::new();
         for (index, element) in array.iter().enumerate() {
             let field = format!("{}[{index}]", path.field);
             match element.get_ref().as_table() {
-                Some(table) => nodes.push(self.section(table, inner, self.heading(field, element.span()))),
+                Some(table) => {
+                    nodes.push(Arc::new(self.section(table, inner, self.heading(field, element.span()))))
+                }
                 None => self.location(field, element.span()).refuse(
                     self.errors,
                     format!("must be a section, written [[{}]]", without_index(&path.field)),

@@ -1,7 +1,9 @@
 //! Memory use of a plan, itemized by reason. `spindle check` prints the items; validation compares their
 //! totals with the machine's memory.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES;
 use spindle_disk::RamSpec;
@@ -29,7 +31,9 @@ pub enum AllocationPhase {
 /// Memory for one purpose: `count` allocations of `each` bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryItem {
-    pub reason: String,
+    /// The disk that it is for.
+    disk: Option<Arc<DiskPlan>>,
+    what: Cow<'static, str>,
     /// Bytes of one allocation.
     pub each: u64,
     pub count: u64,
@@ -40,12 +44,30 @@ pub struct MemoryItem {
 
 impl MemoryItem {
     /// Returns an item of one allocation of `each` bytes, not from reserved huge pages.
-    fn new(reason: impl Into<String>, each: u64, phase: AllocationPhase) -> MemoryItem {
-        MemoryItem { reason: reason.into(), each, count: 1, phase, is_huge: false }
+    fn new(what: impl Into<Cow<'static, str>>, each: u64, phase: AllocationPhase) -> MemoryItem {
+        MemoryItem { disk: None, what: what.into(), each, count: 1, phase, is_huge: false }
     }
 
-    fn of_disk(disk: &DiskPlan, what: &str, each: u64, phase: AllocationPhase, is_huge: bool) -> MemoryItem {
-        MemoryItem { is_huge, ..MemoryItem::new(format!("disk {}: {what}", disk.name), each, phase) }
+    fn of_disk(
+        disk: &Arc<DiskPlan>,
+        what: impl Into<Cow<'static, str>>,
+        each: u64,
+        phase: AllocationPhase,
+        is_huge: bool,
+    ) -> MemoryItem {
+        MemoryItem { disk: Some(Arc::clone(disk)), is_huge, ..MemoryItem::new(what, each, phase) }
+    }
+
+    /// Returns what the memory is for, in words.
+    pub fn reason(&self) -> String {
+        match &self.disk {
+            Some(disk) => format!("disk {}: {}", disk.name, self.what),
+            None => self.what.to_string(),
+        }
+    }
+
+    pub fn is_of_disk(&self) -> bool {
+        self.disk.is_some()
     }
 
     fn times(self, count: u64) -> MemoryItem {
@@ -106,10 +128,9 @@ pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
         items.extend(cache_items(disk, is_rdma));
         if let DiskKind::Remote { optimistic, .. } = &disk.kind {
             let known = if optimistic.is_some() { ", which pages the far cache has" } else { "" };
-            let reason =
-                format!("disk {}: pieces of long commands and what it receives{known}, a core", disk.name);
+            let what = format!("pieces of long commands and what it receives{known}, a core");
             let each = RemoteDisk::core_bytes(optimistic.as_ref(), plan.remote_depth()) as u64;
-            items.push(MemoryItem::new(reason, each, AllocationPhase::Start).times(cores));
+            items.push(MemoryItem::of_disk(disk, what, each, AllocationPhase::Start, false).times(cores));
         }
     }
     if is_rdma {
@@ -146,13 +167,13 @@ fn connection_bytes(entries: u16, cores: u64) -> u64 {
 
 /// Returns the memory of a RAM disk; empty for other kinds. Registration with an RDMA device makes all pages
 /// of the disk resident at the start, and so does `populate`.
-fn ram_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
+fn ram_items(disk: &Arc<DiskPlan>, is_rdma: bool) -> Vec<MemoryItem> {
     let DiskKind::Ram { pages, is_populated, has_seals } = disk.kind else { return Vec::new() };
     let spec = RamSpec { bytes: disk.bytes, block_bytes: disk.block_bytes, pages, has_seals };
     let slack = RamSpec::slack_bytes_default();
     let tables = spec.memory_bytes().saturating_sub(disk.bytes).saturating_sub(slack);
     let is_huge = pages == Pages::Huge;
-    let of = |what: &str, each, phase, is_huge| MemoryItem::of_disk(disk, what, each, phase, is_huge);
+    let of = |what: &'static str, each, phase, is_huge| MemoryItem::of_disk(disk, what, each, phase, is_huge);
     vec![
         of("table of its pages and frames", tables, AllocationPhase::Start, false),
         match (is_rdma, is_populated) {
@@ -175,10 +196,10 @@ fn ram_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
 
 /// Returns the memory of a disk's cache; empty without a cache. Registration with an RDMA device makes all
 /// pages of the cache resident at the start, and so does the IOMMU mapping for an `nvme` disk.
-fn cache_items(disk: &DiskPlan, is_rdma: bool) -> Vec<MemoryItem> {
+fn cache_items(disk: &Arc<DiskPlan>, is_rdma: bool) -> Vec<MemoryItem> {
     let Some(spec) = disk.cache else { return Vec::new() };
     let is_huge = spec.pages == Pages::Huge;
-    let of = |what: &str, each, phase, is_huge| MemoryItem::of_disk(disk, what, each, phase, is_huge);
+    let of = |what: &'static str, each, phase, is_huge| MemoryItem::of_disk(disk, what, each, phase, is_huge);
     let tables = spec.memory_bytes().saturating_sub(spec.bytes);
     let (what, phase) = match (is_rdma, &disk.kind) {
         (true, _) => ("cache, registered with RDMA devices", AllocationPhase::Start),
@@ -257,26 +278,19 @@ pub fn huge_and_ordinary(
     notes: &mut Vec<String>,
 ) -> (u64, u64) {
     let all = total_bytes(items, AllocationPhase::Filled);
-    // By the words before the colon; what follows has none.
-    let mut wanted_by = HashMap::<&str, u64>::new();
+    // By the disk; `None`: the pools.
+    let mut wanted_by = HashMap::<Option<&str>, u64>::new();
     for item in items.iter().filter(|item| item.is_huge) {
-        let who = item.reason.rsplit_once(": ").map_or("", |(who, _)| who);
-        let wanted = wanted_by.entry(who).or_default();
+        let wanted = wanted_by.entry(item.disk.as_ref().map(|disk| disk.name.as_str())).or_default();
         *wanted = wanted.saturating_add(item.bytes());
     }
-    let wants = |who: &str| if wanted_by.is_empty() { 0 } else { *wanted_by.get(who).unwrap_or(&0) };
-    let disks = plan.disks.iter().map(|disk| {
-        let who = format!("disk {}", disk.name);
-        let wanted = wants(&who);
-        (who, wanted, 1)
-    });
     // Each core has a pool of its own.
-    let pools = ("pool".to_owned(), wants("pool"), plan.reactor.cores.len().max(1) as u64);
+    let pools = (None, plan.reactor.cores.len().max(1) as u64);
+    let disks = plan.disks.iter().map(|disk| (Some(disk.name.as_str()), 1));
     let mut huge = 0;
-    for (who, wanted, regions) in std::iter::once(pools).chain(disks) {
-        if wanted == 0 {
-            continue;
-        }
+    for (who, regions) in std::iter::once(pools).chain(disks).filter(|_| !wanted_by.is_empty()) {
+        let Some(wanted) = wanted_by.get(&who).copied().filter(|wanted| *wanted > 0) else { continue };
+        let who = who.map_or_else(|| "pool".to_owned(), |name| format!("disk {name}"));
         let free = huge_bytes.saturating_sub(huge);
         if wanted <= free {
             huge += wanted;
@@ -302,8 +316,8 @@ mod tests {
         let mut plan = Config::builtin().plan().clone();
         plan.listeners[0].transport = TransportKind::Rdma;
         let items = memory_items(&plan);
-        let item = items.iter().find(|item| item.reason.contains("receives over RDMA")).expect("an item");
-        assert!(item.reason.contains("as many again for a worn queue"), "{}", item.reason);
+        let item = items.iter().find(|item| item.reason().contains("receives over RDMA")).expect("an item");
+        assert!(item.reason().contains("as many again for a worn queue"), "{}", item.reason());
         assert_eq!(item.each / u64::from(plan.rdma.srq_entries), 64 + 4096, "of one queue");
     }
 }

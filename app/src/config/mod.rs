@@ -9,6 +9,9 @@
 //!            └── snapshot: disks opened, a Snapshot for all cores  <── serve, at start and reload ─┘
 //! ```
 //!
+//! A change by the control socket edits [`sections`] of the text. Those that stay keep their `Node`, and most
+//! disks their validated plan.
+//!
 //! A reload is caused by SIGHUP or by a method of the control socket; start and reload use the same code.
 //! Errors are collected and reported together, each with file, line, field, value and the allowed values.
 //! Only `snapshot` changes the machine: it creates files and changes their sizes.
@@ -25,6 +28,7 @@ mod memory;
 mod origin;
 mod plan;
 mod schema;
+mod sections;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -35,6 +39,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use spindle_reactor::mem::ResidentBytes;
 
@@ -50,6 +55,7 @@ pub use plan::{
     delay_text, reachable_address,
 };
 pub use schema::{CNTLID_MAX, reference};
+pub use sections::{Kind as SectionKind, Section, Sections};
 pub use snapshot::SnapshotError;
 
 pub use validate::subsystems::default_listener_name;
@@ -83,7 +89,9 @@ disk = "ram0"
 pub struct Config {
     source: Option<PathBuf>,
     text: String,
-    plan: Plan,
+    /// `text`, cut when the first change asks for it.
+    sections: OnceLock<Sections>,
+    plan: Arc<Plan>,
 }
 
 impl Config {
@@ -106,30 +114,61 @@ impl Config {
 
     fn read(path: &Path, machine: &Machine) -> Result<Config, ConfigErrors> {
         let text = text_of(path).map_err(|error| ConfigErrors::unreadable(path, &error))?;
-        let plan = parse(&text, path, machine)?;
-        Ok(Config { source: Some(path.to_owned()), text, plan })
+        let plan = Arc::new(parse(&text, path, machine)?);
+        Ok(Config { source: Some(path.to_owned()), text, sections: OnceLock::new(), plan })
     }
 
     #[cfg(test)]
     pub fn of(text: &str) -> Config {
         let plan = parse(text, Path::new("t.toml"), &Machine::with_unlimited_memory());
-        Config { source: None, text: text.to_owned(), plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
+        let plan = Arc::new(plan.unwrap_or_else(|errors| panic!("{errors}")));
+        Config { source: None, text: text.to_owned(), sections: OnceLock::new(), plan }
     }
 
     /// Returns the configuration without a file: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.
     pub fn builtin() -> Config {
         // The RAM disk allocates memory on write, so a machine with less than 1 GiB can start with it.
         let plan = parse(BUILTIN, Path::new("the built-in configuration"), &Machine::with_unlimited_memory());
-        let text = BUILTIN.to_owned();
-        Config { source: None, text, plan: plan.unwrap_or_else(|errors| panic!("{errors}")) }
+        let (text, sections) = (BUILTIN.to_owned(), OnceLock::new());
+        Config {
+            source: None,
+            text,
+            sections,
+            plan: Arc::new(plan.unwrap_or_else(|errors| panic!("{errors}"))),
+        }
     }
 
-    /// Validates `text` against the machine. The result has the source file of this configuration. `retired`
-    /// as of [`Config::load_beside`].
-    pub fn with_text(&self, text: String, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
+    /// Validates `sections` against the machine. The result has the source file of this configuration.
+    /// `retired` as of [`Config::load_beside`].
+    pub fn with_sections(&self, sections: Sections, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
         let path = self.source.as_deref().unwrap_or(Path::new("configuration"));
-        let plan = parse(&text, path, &Machine::detect().beside(retired))?;
-        Ok(Config { source: self.source.clone(), text, plan })
+        let (text, machine) = (sections.text(), Machine::detect().beside(retired));
+        // The next start would not read it.
+        check_length(text.len() as u64).map_err(|error| ConfigErrors::unreadable(path, &error))?;
+        let errors = RefCell::new(Vec::new());
+        let plan = sections.read(&errors).map(|root| validate::plan(&root, &machine, &errors));
+        let plan = match plan {
+            Some(plan) if errors.borrow().is_empty() => plan,
+            // For the lines of the errors.
+            _ => parse(&text, path, &machine)?,
+        };
+        #[cfg(test)]
+        assert_eq!(parse(&text, path, &machine).as_ref(), Ok(&plan), "as the text says:\n{text}");
+        Ok(Config { source: self.source.clone(), text, sections: sections.into(), plan: Arc::new(plan) })
+    }
+
+    /// Returns the sections of the text, for a change.
+    ///
+    /// # Errors
+    /// The text is not TOML, which it was when it was read.
+    pub fn sections(&self) -> Result<&Sections, toml_edit::TomlError> {
+        match self.sections.get() {
+            Some(sections) => Ok(sections),
+            None => {
+                let sections = Sections::cut(&self.text)?;
+                Ok(self.sections.get_or_init(|| sections))
+            }
+        }
     }
 
     pub fn text(&self) -> &str {
@@ -144,6 +183,11 @@ impl Config {
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
+
+    /// As [`Config::plan`], for a reference that outlasts the configuration.
+    pub fn shared_plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
 }
 
 /// Largest configuration file in bytes, enough for thousands of disks. Bounds the read of an endless file.
@@ -153,11 +197,16 @@ const TEXT_BYTES_MAX: u64 = 4 << 20;
 pub fn text_of(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > TEXT_BYTES_MAX {
+    check_length(text.len() as u64)?;
+    Ok(text)
+}
+
+fn check_length(bytes: u64) -> io::Result<()> {
+    if bytes > TEXT_BYTES_MAX {
         let most = Bytes::new(TEXT_BYTES_MAX);
         return Err(io::Error::other(format!("it is longer than {most}, the most that is allowed")));
     }
-    Ok(text)
+    Ok(())
 }
 
 fn parse(text: &str, file: &Path, machine: &Machine) -> Result<Plan, ConfigErrors> {

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
@@ -31,7 +32,7 @@ pub struct Plan {
     /// RDMA port for optimistic reads; 0: hosts cannot read caches.
     pub optimistic_port: u16,
     /// Disks in the file's order; names are unique.
-    pub disks: Vec<DiskPlan>,
+    pub disks: Vec<Arc<DiskPlan>>,
     /// Listeners in the file's order; names are unique, and so are pairs of transport and address.
     pub listeners: Vec<ListenerPlan>,
     /// Subsystems in the file's order; NQNs are unique.
@@ -294,6 +295,11 @@ pub enum LogFormat {
     Json,
 }
 
+/// Returns disks by name.
+pub fn by_name(disks: &[Arc<DiskPlan>]) -> HashMap<&str, &Arc<DiskPlan>> {
+    disks.iter().map(|disk| (disk.name.as_str(), disk)).collect()
+}
+
 impl Plan {
     /// Returns the most connections of one core. Each new connection is assigned to the core with the fewest.
     pub fn connections_per_core(&self) -> usize {
@@ -301,12 +307,12 @@ impl Plan {
     }
 
     pub fn disk(&self, name: &str) -> Option<&DiskPlan> {
-        self.disks.iter().find(|disk| disk.name == name)
+        self.disks.iter().find(|disk| disk.name == name).map(Arc::as_ref)
     }
 
     /// Returns the disks by name, for look-ups of many.
-    pub fn disks_by_name(&self) -> HashMap<&str, &DiskPlan> {
-        self.disks.iter().map(|disk| (disk.name.as_str(), disk)).collect()
+    pub fn disks_by_name(&self) -> HashMap<&str, &Arc<DiskPlan>> {
+        by_name(&self.disks)
     }
 
     pub fn listeners_of(&self, subsystem: &SubsystemPlan) -> impl Iterator<Item = &ListenerPlan> {

@@ -10,6 +10,7 @@
 //! of other origins are left out with their namespaces. [`Plan::absent`] lists those origins, and a later
 //! [`Plan::snapshot`] adds their disks.
 
+use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::path::Path;
@@ -142,10 +143,11 @@ impl Plan {
     /// Returns the origins of this plan's disks that are not open in `snapshot`, without duplicates.
     pub fn absent(&self, snapshot: Option<&Snapshot>) -> Vec<Origin> {
         let disks = snapshot.map_or(&[][..], |snapshot| &snapshot.disks);
-        let open: HashSet<_> = disks.iter().flatten().map(|disk| disk.name()).collect();
+        let open =
+            LazyCell::new(|| -> HashSet<_> { disks.iter().flatten().map(|disk| disk.name()).collect() });
         let mut absent = Vec::new();
-        for plan in self.disks.iter().filter(|plan| !open.contains(plan.name.as_str())) {
-            let origin = self.origin(plan);
+        for plan in &self.disks {
+            let origin = self.origin(plan).filter(|_| !open.contains(plan.name.as_str()));
             absent.extend(origin.filter(|origin| !absent.contains(origin)));
         }
         absent
@@ -156,7 +158,7 @@ impl Plan {
     fn open_disks(
         &self,
         previous: Option<&Snapshot>,
-        plans: &HashMap<&str, &DiskPlan>,
+        plans: &HashMap<&str, &Arc<DiskPlan>>,
         drives: &dyn DriveSource,
         opened: &[Opened],
     ) -> Result<DiskTable, SnapshotError> {
@@ -220,6 +222,19 @@ impl Plan {
         before: Option<&Arc<Namespace>>,
     ) -> Option<Arc<Namespace>> {
         let (source, disk, number) = disks.find(&plan.disk)?;
+        let geometry = source.geometry();
+        let is_identity_derived = plan.uuid.is_none() && plan.nguid.is_none();
+        let before = before.filter(|before| Arc::ptr_eq(&before.source, source));
+        let is_kept = |before: &&Arc<Namespace>| {
+            is_identity_derived && before.is_identity_derived
+                || plan.uuid == Some(before.uuid) && plan.nguid == Some(before.nguid)
+        };
+        // An open disk keeps its name, number and far identity.
+        if let Some(kept) = before.filter(is_kept)
+            && (kept.disk, kept.geometry) == (disk, geometry)
+        {
+            return Some(Arc::clone(kept));
+        }
         let (life, far) = (identity::life(number), source.identity_seed());
         let data = match &far {
             Some(far) => Data::Far(far),
@@ -227,17 +242,16 @@ impl Plan {
         };
         let uuid = plan.uuid.unwrap_or_else(|| identity::uuid(nqn, plan.nsid, data));
         let nguid = plan.nguid.unwrap_or_else(|| identity::nguid(nqn, plan.nsid, data));
-        let before = before.filter(|before| {
-            Arc::ptr_eq(&before.source, source) && before.uuid == uuid && before.nguid == nguid
-        });
+        let before = before.filter(|before| before.uuid == uuid && before.nguid == nguid);
         let counters = before.map(|before| Arc::clone(&before.counters));
         Some(Arc::new(Namespace {
             nsid: plan.nsid,
             disk,
-            geometry: source.geometry(),
+            geometry,
             source: Arc::clone(source),
             uuid,
             nguid,
+            is_identity_derived,
             counters: counters.unwrap_or_else(|| Arc::new(NamespaceCounters::new(self.reactor.cores.len()))),
         }))
     }
@@ -245,7 +259,7 @@ impl Plan {
 
 /// Returns the open disks whose size differs from the plan, with the planned size in bytes. Leaves out
 /// `nvme`, `ng` and `remote` disks, whose size is that of their namespace.
-fn size_changes(disks: &DiskTable, plans: &HashMap<&str, &DiskPlan>) -> Vec<(Source, u64)> {
+fn size_changes(disks: &DiskTable, plans: &HashMap<&str, &Arc<DiskPlan>>) -> Vec<(Source, u64)> {
     let size = |disk: &Source| {
         let plan = plans.get(disk.name())?;
         let is_other = !plan.kind.has_drive_geometry() && disk.geometry().bytes() != plan.bytes;
@@ -257,7 +271,7 @@ fn size_changes(disks: &DiskTable, plans: &HashMap<&str, &DiskPlan>) -> Vec<(Sou
 /// Prepares the changes of the caches that differ from the plan.
 fn cache_changes(
     disks: &DiskTable,
-    plans: &HashMap<&str, &DiskPlan>,
+    plans: &HashMap<&str, &Arc<DiskPlan>>,
 ) -> Result<Vec<(Source, CacheChange)>, SnapshotError> {
     let mut changes = Vec::new();
     for disk in disks.disks() {

@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_pcie::PciAddress;
@@ -126,6 +127,17 @@ impl Node {
         self.set(name)?.as_ref().map(Located::from_leaf)
     }
 
+    /// As [`Node::given`], without the location, which takes memory.
+    pub fn value<T: FromValue>(&self, name: &str) -> Option<T> {
+        self.set(name)?.as_ref().map(Located::value_of)
+    }
+
+    /// As [`Node::value`], of a text.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        let Value::Text(text) = &self.set(name)?.as_ref()?.value else { return None };
+        Some(text)
+    }
+
     /// Returns the location of the value if the file sets the key and the value is valid.
     pub fn location_of(&self, name: &str) -> Option<&Location> {
         self.set(name)?.as_ref().map(|leaf| &leaf.location)
@@ -153,7 +165,7 @@ impl Node {
         })
     }
 
-    pub fn sections(&self, name: &str) -> &[Node] {
+    pub fn sections(&self, name: &str) -> &[Arc<Node>] {
         self.children
             .get(name)
             .unwrap_or_else(|| panic!("{}: the schema has no section {name:?}", self.location.field))

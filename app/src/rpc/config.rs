@@ -14,7 +14,7 @@ use crate::serve::view::Look;
 
 pub fn config(look: &Look<'_>, args: &Args) -> Result<Value, Failure> {
     let calls = match args.text("name").map(str::to_ascii_lowercase).as_deref() {
-        Some("bdev") => look.plan.disks.iter().map(disk).collect(),
+        Some("bdev") => look.plan.disks.iter().map(|it| disk(it)).collect(),
         _ => nvmf(look),
     };
     Ok(Value::Array(calls))

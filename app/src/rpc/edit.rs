@@ -7,12 +7,12 @@ use nvme_spec::nqn::Nqn;
 use serde_json::{Value, json};
 use spindle_target::snapshot::AllowedHosts;
 use spindle_transport::TransportKind;
-use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, value};
+use toml_edit::{Array, Item, Table, value};
 
 use super::Failure;
 use super::params::Args;
 use super::reads::LEVELS;
-use crate::config::{Plan, SubsystemPlan, default_listener_name};
+use crate::config::{Plan, Section, SectionKind, Sections, SubsystemPlan, default_listener_name};
 use crate::text::{alternatives, did_you_mean};
 
 type MethodResult = Result<Value, Failure>;
@@ -26,7 +26,7 @@ pub const LIST_DISKS: &str = "bdev_get_bdevs lists them";
 
 /// A configuration that a method edits.
 pub struct Edit<'a> {
-    pub document: DocumentMut,
+    pub sections: Sections,
     /// The plan before the edit.
     pub plan: &'a Plan,
     /// RDMA devices are open: there was an RDMA listener at the start.
@@ -34,11 +34,6 @@ pub struct Edit<'a> {
 }
 
 impl Edit<'_> {
-    /// Returns the top-level `[[name]]` sections; adds an empty list if there are none.
-    pub fn sections(&mut self, name: &str) -> &mut ArrayOfTables {
-        sections(self.document.as_table_mut(), name)
-    }
-
     /// Returns the subsystem of the parameter `nqn` in the plan before the edit; an error if there is none.
     fn subsystem(&self, args: &Args) -> Result<&SubsystemPlan, Failure> {
         let nqn = args.nqn("nqn");
@@ -49,36 +44,40 @@ impl Edit<'_> {
         })
     }
 
-    fn section(&mut self, nqn: &Nqn) -> Option<&mut Table> {
-        let is_it = |table: &&mut Table| str_value(table, "nqn") == Some(nqn.as_str());
-        self.sections("subsystem").iter_mut().find(is_it)
+    /// Returns the position of the section of a subsystem.
+    fn position(&self, nqn: Nqn) -> Option<usize> {
+        self.sections.position("subsystem", |section| section.value("nqn") == Some(nqn))
     }
 
-    /// Returns the `listeners` of a subsystem's section. If the key is not set, first sets it to its default:
+    /// Edits the section of a subsystem.
+    fn edit(&mut self, nqn: Nqn, edit: impl FnOnce(&mut Table)) -> Result<(), Failure> {
+        self.position(nqn).map_or(Ok(()), |at| self.edit_at(at, edit))
+    }
+
+    /// Edits the section at `index`.
+    pub fn edit_at(&mut self, index: usize, edit: impl FnOnce(&mut Table)) -> Result<(), Failure> {
+        self.sections.edit(index, edit).map_err(|error| unusable(&error))
+    }
+
+    /// Edits the `listeners` of a subsystem's section. If the key is not set, first sets it to its default:
     /// all listeners.
-    fn listeners(&mut self, subsystem: &SubsystemPlan) -> Option<&mut Array> {
+    fn edit_listeners(
+        &mut self,
+        subsystem: &SubsystemPlan,
+        edit: impl FnOnce(&mut Array),
+    ) -> Result<(), Failure> {
         let all = subsystem.listeners.iter().cloned().collect::<Array>();
-        let table = self.section(&subsystem.nqn)?;
-        table.entry("listeners").or_insert_with(|| value(all)).as_array_mut()
+        self.edit(subsystem.nqn, |table| {
+            if let Some(listeners) = table.entry("listeners").or_insert_with(|| value(all)).as_array_mut() {
+                edit(listeners);
+            }
+        })
     }
 }
 
-pub fn str_value<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
-    table.get(key)?.as_str()
-}
-
-/// Returns the `[[name]]` sections in `table`; adds an empty list if there are none.
-pub fn sections<'a>(table: &'a mut Table, name: &str) -> &'a mut ArrayOfTables {
-    // An inline array of tables becomes `[[name]]` sections.
-    if table.get(name).is_some_and(|item| !item.is_array_of_tables()) {
-        let inline = table.remove(name).and_then(|item| item.into_array_of_tables().ok());
-        table.insert(name, Item::ArrayOfTables(inline.unwrap_or_default()));
-    }
-    let item = table.entry(name).or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
-    match item {
-        Item::ArrayOfTables(tables) => tables,
-        Item::None | Item::Value(_) | Item::Table(_) => panic!("just made: sections"),
-    }
+/// Returns the error of a text that is not TOML any more.
+pub fn unusable(error: &toml_edit::TomlError) -> Failure {
+    Failure::system(format!("the configuration cannot be changed: {error}"))
 }
 
 /// Returns the error for an unknown name in the parameter `field`. The text suggests a similar name of
@@ -147,13 +146,13 @@ pub fn create_subsystem(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
         table["hosts"] = value(Array::new());
     }
     table["listeners"] = value(Array::new());
-    edit.sections("subsystem").push(table);
+    edit.sections.push("subsystem", table);
     Ok(json!(true))
 }
 
 pub fn delete_subsystem(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
-    let nqn = edit.subsystem(args)?.nqn.to_string();
-    edit.sections("subsystem").retain(|table| str_value(table, "nqn") != Some(&nqn));
+    let nqn = edit.subsystem(args)?.nqn;
+    edit.sections.remove(SectionKind::Element("subsystem"), |section| section.value("nqn") == Some(nqn));
     Ok(json!(true))
 }
 
@@ -184,8 +183,8 @@ pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     if let Some(nguid) = namespace.text("nguid").and_then(super::params::nguid) {
         table["nguid"] = value(nguid);
     }
-    if let Some(section) = edit.section(&nqn) {
-        sections(section, "namespace").push(table);
+    if let Some(subsystem) = edit.position(nqn) {
+        edit.sections.push_namespace(subsystem, table);
     }
     Ok(json!(nsid))
 }
@@ -198,9 +197,8 @@ pub fn remove_ns(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
         return Err(args.refuse("nsid", allowed));
     }
     let nqn = subsystem.nqn;
-    if let Some(section) = edit.section(&nqn) {
-        let is_it = |table: &Table| table.get("nsid").and_then(Item::as_integer) == i64::try_from(nsid).ok();
-        sections(section, "namespace").retain(|table| !is_it(table));
+    if let Some(subsystem) = edit.position(nqn) {
+        edit.sections.remove_namespaces(subsystem, |section| section.value("nsid") == Some(nsid));
     }
     Ok(json!(true))
 }
@@ -219,11 +217,10 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
         }
         AllowedHosts::Only(_) => {}
     }
-    if let Some(section) = edit.section(&nqn)
-        && let Some(hosts) = section.entry("hosts").or_insert_with(|| value(Array::new())).as_array_mut()
-    {
-        hosts.push(args.text("host").unwrap_or_default());
-    }
+    edit.edit(nqn, |section| {
+        let hosts = section.entry("hosts").or_insert_with(|| value(Array::new())).as_array_mut();
+        hosts.into_iter().for_each(|hosts| hosts.push(args.text("host").unwrap_or_default()));
+    })?;
     Ok(json!(true))
 }
 
@@ -241,14 +238,16 @@ pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     if !hosts.iter().any(|it| it == host) {
         return Err(unknown_name(args, "host", "host in the list", &hosts, "nvmf_get_subsystems has it"));
     }
-    let hosts = edit.section(&nqn).and_then(|section| section.get_mut("hosts")?.as_array_mut());
-    hosts.into_iter().for_each(|hosts| hosts.retain(|it| it.as_str() != Some(host)));
+    edit.edit(nqn, |section| {
+        let hosts = section.get_mut("hosts").and_then(Item::as_array_mut);
+        hosts.into_iter().for_each(|hosts| hosts.retain(|it| it.as_str() != Some(host)));
+    })?;
     Ok(json!(true))
 }
 
 pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (nqn, is_any) = (edit.subsystem(args)?.nqn, args.flag("allow_any_host"));
-    if let Some(section) = edit.section(&nqn) {
+    edit.edit(nqn, |section| {
         if is_any {
             section.remove("hosts");
             set_value(section, "allow_any_host", value(true));
@@ -256,7 +255,7 @@ pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
             section.remove("allow_any_host");
             section.entry("hosts").or_insert_with(|| value(Array::new()));
         }
-    }
+    })?;
     Ok(json!(true))
 }
 
@@ -287,9 +286,9 @@ fn endpoint_table((transport, address): (TransportKind, SocketAddr)) -> Table {
     table
 }
 
-fn is_at(table: &Table, (transport, address): (TransportKind, SocketAddr)) -> bool {
-    let at = str_value(table, "address").and_then(|text| text.parse::<SocketAddr>().ok());
-    at == Some(address) && str_value(table, "transport").unwrap_or("tcp") == transport.to_string()
+fn is_at(section: &Section, (transport, address): (TransportKind, SocketAddr)) -> bool {
+    section.value("address") == Some(address)
+        && section.text("transport").unwrap_or("tcp") == transport.to_string()
 }
 
 pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
@@ -299,16 +298,14 @@ pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let name = match known {
         Some(listener) => listener.name.clone(),
         None => {
-            edit.sections("listener").push(endpoint_table(endpoint));
+            edit.sections.push("listener", endpoint_table(endpoint));
             default_listener_name(endpoint.0, endpoint.1)
         }
     };
-    let is_everywhere = edit.section(&subsystem.nqn).is_some_and(|table| !table.contains_key("listeners"));
-    if !subsystem.listeners.contains(&name)
-        && !is_everywhere
-        && let Some(listeners) = edit.listeners(&subsystem)
-    {
-        listeners.push(name);
+    let section = edit.position(subsystem.nqn).map(|at| edit.sections.section(at));
+    let is_everywhere = section.is_some_and(|section| !section.has("listeners"));
+    if !subsystem.listeners.contains(&name) && !is_everywhere {
+        edit.edit_listeners(&subsystem, |listeners| listeners.push(name))?;
     }
     Ok(json!(true))
 }
@@ -322,12 +319,10 @@ pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
         let allowed = format!("the subsystem is not offered there; it is at {}", endpoints(at));
         return Err(args.refuse("listen_address", allowed));
     };
-    if let Some(listeners) = edit.listeners(&subsystem) {
-        listeners.retain(|it| it.as_str() != Some(&name));
-    }
+    edit.edit_listeners(&subsystem, |listeners| listeners.retain(|it| it.as_str() != Some(&name)))?;
     let is_used = |other: &SubsystemPlan| other.nqn != subsystem.nqn && other.listeners.contains(&name);
     if !edit.plan.subsystems.iter().any(is_used) {
-        edit.sections("listener").retain(|table| !is_at(table, endpoint));
+        edit.sections.remove(SectionKind::Element("listener"), |section| is_at(section, endpoint));
     }
     Ok(json!(true))
 }
@@ -338,7 +333,7 @@ pub fn add_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     if known.any(|referral| (referral.transport, referral.address) == endpoint) {
         return Err(args.refuse("address", "there is such a referral; it must be another address"));
     }
-    edit.sections("referral").push(endpoint_table(endpoint));
+    edit.sections.push("referral", endpoint_table(endpoint));
     Ok(json!(true))
 }
 
@@ -349,7 +344,7 @@ pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
         let allowed = format!("there is no such referral; there is {}", endpoints(known));
         return Err(args.refuse("address", allowed));
     }
-    edit.sections("referral").retain(|table| !is_at(table, endpoint));
+    edit.sections.remove(SectionKind::Element("referral"), |section| is_at(section, endpoint));
     Ok(json!(true))
 }
 
@@ -357,10 +352,10 @@ pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let wanted = args.text("level").unwrap_or_default();
     let level = LEVELS.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
     let level = level.map_or("info", |(_, own)| own);
-    let log = edit.document.as_table_mut().entry("log").or_insert_with(|| Item::Table(Table::new()));
-    match log {
+    let set = |root: &mut Table| match root.entry("log").or_insert_with(|| Item::Table(Table::new())) {
         Item::Table(log) => set_value(log, "level", value(level)),
-        Item::None | Item::Value(_) | Item::ArrayOfTables(_) => log["level"] = value(level),
-    }
+        log @ (Item::None | Item::Value(_) | Item::ArrayOfTables(_)) => log["level"] = value(level),
+    };
+    edit.sections.edit_other("log", set).map_err(|error| unusable(&error))?;
     Ok(json!(true))
 }

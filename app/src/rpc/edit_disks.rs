@@ -6,11 +6,9 @@ use spindle_transport::TransportKind;
 use toml_edit::{Item, Table, value};
 
 use super::Failure;
-use super::edit::{
-    Edit, LIST_DISKS, copy_params, integer_item, sections, set_value, str_value, transport_of, unknown_name,
-};
+use super::edit::{Edit, LIST_DISKS, copy_params, integer_item, set_value, transport_of, unknown_name};
 use super::params::Args;
-use crate::config::DiskKind;
+use crate::config::{DiskKind, Section, SectionKind};
 use crate::size::Bytes;
 
 type MethodResult = Result<Value, Failure>;
@@ -58,7 +56,7 @@ pub fn create(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
     let name = args.text("name").map(str::to_owned).or_else(free).unwrap_or_default();
     let mut table = disk(edit, args, &name, kind)?;
     set_size(args, &mut table)?;
-    edit.sections("disk").push(table);
+    edit.sections.push("disk", table);
     Ok(json!(name))
 }
 
@@ -73,7 +71,7 @@ pub fn create_file(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     if args.flag("readonly") {
         table["read_only"] = value(true);
     }
-    edit.sections("disk").push(table);
+    edit.sections.push("disk", table);
     Ok(json!(name))
 }
 
@@ -94,21 +92,18 @@ fn disk_of_kind(edit: &Edit<'_>, args: &Args, kinds: &[&str]) -> Result<String, 
     }
 }
 
-fn section<'a>(edit: &'a mut Edit<'_>, name: &str) -> Option<&'a mut Table> {
-    edit.sections("disk").iter_mut().find(|table| str_value(table, "name") == Some(name))
+/// Returns the position of the section of a disk.
+fn position(edit: &Edit<'_>, name: &str) -> Option<usize> {
+    edit.sections.position("disk", |section| section.text("name") == Some(name))
 }
 
 /// Removes disks and their namespaces, as SPDK does.
 fn remove(edit: &mut Edit<'_>, names: &[String]) {
-    let is_gone = |table: &Table, key: &str| {
-        str_value(table, key).is_some_and(|name| names.iter().any(|gone| gone == name))
+    let is_gone = |section: &Section, key: &str| {
+        section.text(key).is_some_and(|name| names.iter().any(|gone| gone == name))
     };
-    edit.sections("disk").retain(|table| !is_gone(table, "name"));
-    for subsystem in edit.sections("subsystem").iter_mut() {
-        if subsystem.contains_key("namespace") {
-            sections(subsystem, "namespace").retain(|table| !is_gone(table, "disk"));
-        }
-    }
+    edit.sections.remove(SectionKind::Element("disk"), |section| is_gone(section, "name"));
+    edit.sections.remove(SectionKind::Namespace, |section| is_gone(section, "disk"));
 }
 
 pub fn delete(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
@@ -120,8 +115,8 @@ pub fn delete(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
 pub fn resize(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
     let name = disk_of_kind(edit, args, &[kind])?;
     let bytes = args.whole("new_size").unwrap_or(0).saturating_mul(MIB);
-    if let Some(table) = section(edit, &name) {
-        set_value(table, "size", size_text(bytes));
+    if let Some(at) = position(edit, &name) {
+        edit.edit_at(at, |table| set_value(table, "size", size_text(bytes)))?;
     }
     Ok(json!(true))
 }
@@ -131,27 +126,30 @@ pub fn resize(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
 pub fn cache(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let name = disk_of_kind(edit, args, &["file", "ng", "nvme", "remote"])?;
     let bytes = args.whole("size").unwrap_or(0);
-    let Some(table) = section(edit, &name) else { return Ok(json!(true)) };
-    if bytes == 0 {
-        table.remove("cache");
-        return Ok(json!(true));
-    }
-    let cache = table.entry("cache").or_insert_with(|| Item::Table(Table::new()));
-    if let Some(cache) = cache.as_table_like_mut() {
-        cache.insert("size", size_text(bytes));
-        for key in ["policy", "mode"] {
-            if let Some(word) = args.text(key) {
-                cache.insert(key, value(word));
-            }
-        }
-        if let Some(bytes) = args.whole("read_ahead") {
-            cache.insert("read_ahead", size_text(bytes));
-        }
-        if args.flag("sole_writer") {
-            cache.insert("sole_writer", value(true));
-        }
-    }
+    let Some(at) = position(edit, &name) else { return Ok(json!(true)) };
+    edit.edit_at(at, |table| set_cache(table, bytes, args))?;
     Ok(json!(true))
+}
+
+fn set_cache(disk: &mut Table, bytes: u64, args: &Args) {
+    if bytes == 0 {
+        disk.remove("cache");
+        return;
+    }
+    let cache = disk.entry("cache").or_insert_with(|| Item::Table(Table::new()));
+    let Some(cache) = cache.as_table_like_mut() else { return };
+    cache.insert("size", size_text(bytes));
+    for key in ["policy", "mode"] {
+        if let Some(word) = args.text(key) {
+            cache.insert(key, value(word));
+        }
+    }
+    if let Some(bytes) = args.whole("read_ahead") {
+        cache.insert("read_ahead", size_text(bytes));
+    }
+    if args.flag("sole_writer") {
+        cache.insert("sole_writer", value(true));
+    }
 }
 
 /// Adds an `nvme` or `remote` disk for one namespace (1 by default) of a drive or far subsystem.
@@ -185,7 +183,7 @@ pub fn attach(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     if nsid != 1 {
         table["namespace"] = integer_item(nsid);
     }
-    edit.sections("disk").push(table);
+    edit.sections.push("disk", table);
     Ok(json!([name]))
 }
 

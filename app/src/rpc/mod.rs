@@ -3,7 +3,7 @@
 //! ```text
 //!   client ── server (one thread) ── wire ── params ──┬── reads: run at once, on the View
 //!                                                     └── edits: to the main thread, one at a time
-//!                                                           text of the file ── edit ──> new text ── serve
+//!                                                           sections of the file ── edit ──> text ── serve
 //! ```
 //!
 //! | file | content |
@@ -36,7 +36,7 @@ mod wire;
 
 pub use server::serve_clients;
 
-pub use edit::Edit;
+pub use edit::{Edit, unusable};
 pub use edit_disks::controller_of;
 
 use std::sync::mpsc::Sender;

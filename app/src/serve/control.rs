@@ -154,7 +154,7 @@ mod tests {
     fn start(path: &Path, snapshot: &Arc<Snapshot>) -> std::io::Result<Control> {
         let control = Control::bind(path, None)?;
         let config = Config::builtin();
-        let in_force = (config.plan(), snapshot);
+        let in_force = (config.shared_plan(), snapshot);
         let view = Arc::new(View::new(Vec::new(), Arc::new([]), Arc::default(), in_force));
         control.answer(view, std::sync::mpsc::channel::<rpc::Change>().0)?;
         Ok(control)

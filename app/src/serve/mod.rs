@@ -296,7 +296,7 @@ struct Running {
 impl Running {
     /// Updates the view. Sends the snapshot to all cores, and its new listeners to core [`ACCEPTOR`], through
     /// the registrar.
-    fn change_to(&self, plan: &Plan, next: NextSnapshot) {
+    fn change_to(&self, plan: &Arc<Plan>, next: NextSnapshot) {
         let former = self.view.look().snapshot;
         self.view.change_to(plan, &next.0);
         // Before a core learns of another disk under a NSID: then a host writes to that, and another one
@@ -386,7 +386,7 @@ impl Drop for CloseSignalsOnPanic {
 /// Opens the RDMA devices, starts the core threads, waits until all cores are ready, and starts the
 /// registrar.
 fn start(
-    plan: &Plan,
+    plan: &Arc<Plan>,
     snapshot: &Arc<Snapshot>,
     listeners: Vec<Listening>,
     signals: &Handle,
@@ -403,7 +403,7 @@ fn start(
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
     let advertised: Arc<[AtomicU64]> = (0..cores).map(|_| AtomicU64::new(snapshot.generation)).collect();
     let admission = Admission::new(plan.limits.unconnected_per_address);
-    let (stop, shared_plan) = (Arc::new(AtomicBool::new(false)), Arc::new(plan.clone()));
+    let (stop, shared_plan) = (Arc::new(AtomicBool::new(false)), Arc::clone(plan));
     let mut listeners = Some(listeners);
     let mut rdma = open_rdma(plan, snapshot)?;
     let (ready, is_ready) = mpsc::channel();
@@ -584,7 +584,7 @@ mod tests {
                 Vec::new(),
                 Arc::new([]),
                 Arc::default(),
-                (Config::builtin().plan(), &snapshot),
+                (Config::builtin().shared_plan(), &snapshot),
             )),
             advertised: Arc::new([]),
             registrar: None,

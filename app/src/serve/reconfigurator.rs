@@ -9,6 +9,7 @@
 //!
 //! The caller sends the returned snapshots to the cores.
 
+use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -22,7 +23,6 @@ use spindle_rdma::shell::check_address;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
 use spindle_transport::TransportKind;
-use toml_edit::DocumentMut;
 
 use self::open_attempts::OpenAttempts;
 use self::retired::{RETIRED_MAX, RetiredMemory, memory_of};
@@ -33,7 +33,7 @@ use crate::config::{
     Change, Config, Opened, OpenedOrigin, Origin, Origins, Plan, RunningState, SnapshotError, text_of,
 };
 use crate::log::LogControl;
-use crate::rpc::{Edit, Failure};
+use crate::rpc::{Edit, Failure, unusable};
 
 mod open_attempts;
 mod retired;
@@ -69,9 +69,6 @@ impl Refused {
 /// The current configuration and snapshot, and the attempts to open absent drives and far targets.
 pub struct Reconfigurator {
     config: Config,
-    /// The text of `config` as the last change left it, so that the next one need not parse it; `None` after
-    /// the start, a reload and a failed change.
-    document: Option<DocumentMut>,
     /// Changes by the control socket are not written to the file (`--ephemeral`).
     is_ephemeral: bool,
     /// In-capsule data of RDMA receives in bytes, fixed at the start. `None`: no RDMA listener at the start.
@@ -142,7 +139,6 @@ impl Reconfigurator {
         let rdma_capsule = config.plan().rdma_capsule();
         Ok(Reconfigurator {
             config,
-            document: None,
             is_ephemeral,
             rdma_capsule,
             rdma_closed: None,
@@ -165,8 +161,8 @@ impl Reconfigurator {
         self.sockets.extend(downgrade(listeners));
     }
 
-    pub fn plan(&self) -> &Plan {
-        self.config.plan()
+    pub fn plan(&self) -> &Arc<Plan> {
+        self.config.shared_plan()
     }
 
     /// Returns, once, the sockets of the TCP listeners that are new in the last snapshot of a reload or
@@ -211,23 +207,16 @@ impl Reconfigurator {
         edit: impl FnOnce(&mut Edit<'_>) -> Result<Value, Failure>,
     ) -> Result<(Value, Option<Arc<Snapshot>>), Failure> {
         let file = self.file_to_keep()?;
-        let document = match self.document.take() {
-            Some(document) => document,
-            None => self.config.text().parse().map_err(|error: toml_edit::TomlError| {
-                Failure::system(format!("the configuration cannot be changed: {error}"))
-            })?,
-        };
+        let sections = self.config.sections().map_err(|error| unusable(&error))?.clone();
         let has_rdma = self.rdma_capsule.is_some();
-        let mut edited = Edit { document, plan: self.config.plan(), has_rdma };
+        let mut edited = Edit { sections, plan: self.config.plan(), has_rdma };
         let result = edit(&mut edited)?;
-        let Edit { document, .. } = edited;
-        let text = document.to_string();
-        if text == self.config.text() {
-            self.document = Some(document);
+        let sections = edited.sections;
+        if sections.text() == self.config.text() {
             return Ok((result, None));
         }
         let refused = |lines: Vec<String>| Failure::refused(lines.join("\n"));
-        let validate = |retired| self.config.with_text(text.clone(), retired);
+        let validate = |retired| self.config.with_sections(sections.clone(), retired);
         let next = self.retired.validate_beside(RETIRED_MAX, validate);
         let next = next.map_err(|errors| refused(errors.lines().collect()))?;
         // Writes the new text to stable storage before anything is changed, so that only the rename can fail
@@ -247,10 +236,7 @@ impl Reconfigurator {
             staged.take().map_or(Ok(()), Staged::commit)
         };
         match self.apply(next, log, &mut keep) {
-            Ok(snapshot) => {
-                self.document = Some(document);
-                Ok((result, Some(snapshot)))
-            }
+            Ok(snapshot) => Ok((result, Some(snapshot))),
             Err(refusal) => {
                 if is_kept && let Some(file) = &file {
                     restore_file(file, &old);
@@ -297,7 +283,9 @@ impl Reconfigurator {
         log: &LogControl,
         keep: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, Refused> {
-        let open: HashSet<_> = self.snapshot.disks.iter().flatten().map(|disk| disk.name()).collect();
+        let disks = &self.snapshot.disks;
+        let open =
+            LazyCell::new(|| -> HashSet<_> { disks.iter().flatten().map(|disk| disk.name()).collect() });
         let is_open = |name: &str| open.contains(name);
         let state = RunningState { is_open: &is_open, rdma_capsule: self.rdma_capsule };
         let changes = next.plan().changes_from(self.config.plan(), &state);
@@ -332,7 +320,6 @@ impl Reconfigurator {
         let generation = snapshot.generation;
         tracing::info!(generation, changes = changes.len(), "configuration read again");
         self.config = next;
-        self.document = None;
         self.sockets.retain(|(socket, _)| socket.strong_count() > 0);
         self.sockets.extend(downgrade(&sockets));
         self.listeners = sockets;

@@ -53,9 +53,9 @@ impl View {
         cores: Vec<CoreView>,
         loads: Arc<[AtomicUsize]>,
         registry: Arc<Registry>,
-        (plan, snapshot): (&Plan, &Arc<Snapshot>),
+        (plan, snapshot): (&Arc<Plan>, &Arc<Snapshot>),
     ) -> View {
-        let current = Current { snapshot: Arc::downgrade(snapshot), plan: Arc::new(plan.clone()) };
+        let current = Current { snapshot: Arc::downgrade(snapshot), plan: Arc::clone(plan) };
         let (has_rdma, current) = (plan.rdma_capsule().is_some(), Mutex::new(current));
         View { started: Instant::now(), cores, loads, has_rdma, registry, current }
     }
@@ -67,8 +67,8 @@ impl View {
     }
 
     /// Replaces the current plan and snapshot.
-    pub fn change_to(&self, plan: &Plan, next: &Arc<Snapshot>) {
-        *self.lock() = Current { snapshot: Arc::downgrade(next), plan: Arc::new(plan.clone()) };
+    pub fn change_to(&self, plan: &Arc<Plan>, next: &Arc<Snapshot>) {
+        *self.lock() = Current { snapshot: Arc::downgrade(next), plan: Arc::clone(plan) };
     }
 
     /// Drops the reference to the snapshot: later [`Look`]s have none.
@@ -144,7 +144,7 @@ impl Look<'_> {
             "cores": self.view.cores(),
             "controllers": self.view.controllers(),
             "namespaces": snapshot.map_or_else(Vec::new, namespaces),
-            "disks": self.plan.disks.iter().map(disk).collect::<Vec<_>>(),
+            "disks": self.plan.disks.iter().map(|it| disk(it)).collect::<Vec<_>>(),
         })
     }
 }

@@ -103,10 +103,10 @@ impl MemoryWatch {
         MemoryWatch(Arc::downgrade(region))
     }
 
-    /// Returns true if both watch the same memory.
+    /// Returns a number that no other memory has while this watch exists.
     #[must_use]
-    pub fn is_same(&self, other: &MemoryWatch) -> bool {
-        self.0.ptr_eq(&other.0)
+    pub fn key(&self) -> usize {
+        self.0.as_ptr().addr()
     }
 
     /// Returns the bytes that are in memory now; `None` once the memory is unmapped. Takes milliseconds for

@@ -69,7 +69,7 @@ fn the_cache_of_a_drive_is_taken_at_the_start() {
     let cached = plan(&drive("size = \"64MiB\""));
     assert_eq!(cached.disks[0].cache.expect("a cache").bytes, 64 << 20);
     let sums = memory::memory_items(&cached);
-    let sum = sums.iter().find(|sum| sum.reason.contains("cache, mapped for its drive")).expect("a sum");
+    let sum = sums.iter().find(|sum| sum.reason().contains("cache, mapped for its drive")).expect("a sum");
     assert_eq!((sum.bytes(), sum.phase), (64 << 20, AllocationPhase::Start));
 }
 

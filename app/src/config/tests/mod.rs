@@ -6,6 +6,7 @@ mod errors;
 mod files;
 mod keys;
 mod reload;
+mod sections;
 mod slots;
 mod values;
 

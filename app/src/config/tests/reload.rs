@@ -182,7 +182,9 @@ fn how_completions_come_is_fixed_at_the_start() {
     let file = directory.file("f", 4096);
     let text = format!("[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"{file}\"\n{LISTENER}");
     let (from, mut to) = (plan(&text), plan(&text));
-    let DiskKind::File { is_polled, .. } = &mut to.disks[0].kind else { panic!("a file") };
+    let DiskKind::File { is_polled, .. } = &mut Arc::make_mut(&mut to.disks[0]).kind else {
+        panic!("a file")
+    };
     *is_polled = true;
     let changes: Vec<String> = to.changes(&from).iter().map(Change::to_string).collect();
     let expected =

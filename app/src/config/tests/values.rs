@@ -272,8 +272,8 @@ fn over_rdma_ram_disks_are_resident_and_receives_are_counted() {
     let over = |transport: &str| {
         let text = ["[reactor]\ncores = [0]\n", LISTENER, transport, &ram("a")].concat();
         let items = memory_items(&plan(&text));
-        let data = items.iter().find(|sum| sum.reason.contains("disk a: data")).map(|sum| sum.phase);
-        (data, items.iter().find(|sum| sum.reason.contains("receives over RDMA")).map(|sum| sum.bytes()))
+        let data = items.iter().find(|sum| sum.reason().contains("disk a: data")).map(|sum| sum.phase);
+        (data, items.iter().find(|sum| sum.reason().contains("receives over RDMA")).map(|sum| sum.bytes()))
     };
     assert_eq!(over(""), (Some(AllocationPhase::Filled), None));
     assert_eq!(over("transport = \"rdma\"\n"), (Some(AllocationPhase::Start), Some(8192 * (64 + 4096))));
@@ -285,7 +285,7 @@ fn memory_is_a_sum_of_named_reasons() {
     let plan = plan(&text);
     let items = memory_items(&plan);
     let of = |reason: &str| {
-        items.iter().find(|sum| sum.reason.contains(reason)).unwrap_or_else(|| panic!("{reason}"))
+        items.iter().find(|sum| sum.reason().contains(reason)).unwrap_or_else(|| panic!("{reason}"))
     };
     assert_eq!((of("1024 buffers of 4 KiB").bytes(), of("3 buffers of 1 MiB").bytes()), (8 << 20, 6 << 20));
     assert_eq!(of("admin reserve").bytes(), 2 * 32 * 16384);
@@ -302,7 +302,7 @@ fn memory_is_a_sum_of_named_reasons() {
     }
     .memory_bytes();
     let of_disk: u64 =
-        items.iter().filter(|sum| sum.reason.starts_with("disk a")).map(|sum| sum.bytes()).sum();
+        items.iter().filter(|sum| sum.reason().starts_with("disk a")).map(|sum| sum.bytes()).sum();
     assert_eq!(of_disk, frames, "the reasons of a RAM disk are all that it takes");
 }
 
@@ -312,7 +312,7 @@ fn a_connection_is_counted_by_what_its_entries_really_take() {
     let each = |entries: u16| {
         let plan = plan(&format!("[limits]\nqueue_entries = {entries}\nconnections = 3\n{LISTENER}"));
         let items = memory_items(&plan);
-        let of = |text: &str| items.iter().find(|sum| sum.reason.contains(text)).expect("a reason").clone();
+        let of = |text: &str| items.iter().find(|sum| sum.reason().contains(text)).expect("a reason").clone();
         let sent = of("while no buffer was free");
         assert_eq!(
             (sent.each, sent.count, sent.phase),

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
@@ -26,15 +27,20 @@ pub const NOT_SERVED: &str = "must be a kind that this version serves";
 /// the disk is read-only.
 type Media = HashMap<(u64, u64), Vec<(Location, bool)>>;
 
-pub fn plan(nodes: &[Node], pages: Pages, machine: &Machine, errors: &Errors) -> Vec<DiskPlan> {
+pub fn plan(nodes: &[Arc<Node>], pages: Pages, machine: &Machine, errors: &Errors) -> Vec<Arc<DiskPlan>> {
     let (mut names, mut media, mut far) = (Unique::default(), Media::new(), Unique::default());
     let mut disks = Vec::new();
     for node in nodes {
-        if let Some(name) = node.find::<String>("name")
-            && let Some(line) = names.insert_or_line(name.value.clone(), &name.location)
+        if let (Some(name), Some(location)) = (node.text("name"), node.location_of("name"))
+            && let Some(line) = names.insert_or_line(name, location)
         {
-            name.refuse(errors, format!("also the name of the disk in line {line}"));
+            location.refuse(errors, format!("also the name of the disk in line {line}"));
         }
+        if let Some(known) = node.disk.get() {
+            disks.push(Arc::clone(known));
+            continue;
+        }
+        let count = errors.borrow().len();
         let Some(mut plan) = disk(node, machine, &mut media, errors) else { continue };
         plan.cache = cache(node, &plan.kind, pages, errors);
         plan.delay = delay(node, errors);
@@ -51,6 +57,11 @@ pub fn plan(nodes: &[Node], pages: Pages, machine: &Machine, errors: &Errors) ->
         {
             let words = format!("namespace {namespace} is also the disk in line {line}");
             location.refuse(errors, format!("{words}; two would destroy it"));
+        }
+        let plan = Arc::new(plan);
+        // Neither the machine nor another section has a part in it.
+        if matches!(plan.kind, DiskKind::Ram { .. } | DiskKind::Null) && errors.borrow().len() == count {
+            let _ = node.disk.set(Arc::clone(&plan));
         }
         disks.push(plan);
     }

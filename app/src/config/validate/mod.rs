@@ -13,7 +13,9 @@ pub mod disks;
 pub mod subsystems;
 
 use crate::config::plan::ListenerPlan;
+use std::cell::LazyCell;
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use spindle_reactor::clock::Nanos;
@@ -68,12 +70,13 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
     let optimistic_port = root.section("rdma").get("optimistic_port");
     // Whatever the listeners are: a cache whose settings change is replaced by an empty one.
-    for disk in &mut disks {
+    for disk in disks.iter_mut().filter(|_| optimistic_port != 0) {
+        let disk = Arc::make_mut(disk);
         if let DiskKind::Ram { has_seals, .. } = &mut disk.kind {
-            *has_seals = optimistic_port != 0;
+            *has_seals = true;
         }
         if let Some(cache) = &mut disk.cache {
-            cache.has_seals = optimistic_port != 0;
+            cache.has_seals = true;
         }
     }
     check_optimistic_port(root.section("rdma"), optimistic_port, &listeners, errors);
@@ -209,7 +212,7 @@ fn pages(node: &Node) -> Pages {
     }
 }
 
-fn zones(nodes: &[Node], errors: &Errors) -> Vec<ZoneSpec> {
+fn zones(nodes: &[Arc<Node>], errors: &Errors) -> Vec<ZoneSpec> {
     let mut zones: Vec<ZoneSpec> = Vec::new();
     for node in nodes {
         let (Some(buffer), Some(count)) = (node.find::<u32>("buffer"), node.find::<u32>("count")) else {
@@ -324,7 +327,7 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
     if at_start > machine.memory_bytes {
         let (asked, has) = (rounded(at_start), rounded(machine.memory_bytes));
         let what = format!("all that is taken at the start comes to {asked}, and the machine has {has}");
-        let of_disks: Vec<_> = items.iter().filter(|sum| sum.reason.starts_with("disk ")).cloned().collect();
+        let of_disks: Vec<_> = items.iter().filter(|sum| sum.is_of_disk()).cloned().collect();
         if memory::total_bytes(&of_disks, memory::AllocationPhase::Start) > at_start / 2
             && let Some(location) = largest_ram_disk_location(root, plan)
         {
@@ -424,15 +427,18 @@ fn largest_ram_disk_location(root: &Node, plan: &Plan) -> Option<Location> {
 
 /// Notes RAM disks with a configured UUID or NGUID: after a restart they are empty under the same identity.
 fn note_ram_identities(plan: &Plan, notes: &mut Vec<String>) {
-    let disks = plan.disks_by_name();
+    let disks = LazyCell::new(|| plan.disks_by_name());
     let is_ram = |name: &str| disks.get(name).is_some_and(|disk| matches!(disk.kind, DiskKind::Ram { .. }));
     for subsystem in &plan.subsystems {
-        for namespace in subsystem.namespaces.iter().filter(|namespace| is_ram(&namespace.disk)) {
+        for namespace in &subsystem.namespaces {
             let key = match (namespace.uuid, namespace.nguid) {
                 (Some(_), _) => "uuid",
                 (None, Some(_)) => "nguid",
                 (None, None) => continue,
             };
+            if !is_ram(&namespace.disk) {
+                continue;
+            }
             notes.push(format!(
                 "subsystem {}: namespace {} has a {key} of its own and its disk {:?} is in memory: after a \
                  restart it is empty under the same identity, and a host that has it mounted goes on over \

@@ -1,6 +1,7 @@
 //! Validates listeners, subsystems, namespaces and referrals, and checks that names and identifiers are
 //! unique.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::net::SocketAddr;
@@ -68,15 +69,11 @@ fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
 }
 
 pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<SubsystemPlan> {
-    // `None` if a disk has an invalid name: then a reference to an unknown disk is not an error.
-    let disks = root.sections("disk").iter().map(|disk| Some(disk.find::<String>("name")?.value)).collect();
-    let is_identified_when_open = |disk: &&Node| {
-        disk.find::<String>("kind").is_some_and(|kind| ["ram", "remote"].contains(&kind.value.as_str()))
-    };
-    let name = |disk: &Node| disk.find("name").map(|at| at.value);
-    let identified_when_open =
-        root.sections("disk").iter().filter(is_identified_when_open).filter_map(name).collect();
-    let mut used = UsedNames { disks, identified_when_open, ..UsedNames::default() };
+    let is_identified_when_open =
+        |disk: &Node| disk.text("kind").is_some_and(|kind| ["ram", "remote"].contains(&kind));
+    let disks = root.sections("disk").iter();
+    let disks = disks.map(|disk| Some((disk.text("name")?, is_identified_when_open(disk)))).collect();
+    let mut used = UsedNames { disks, ..UsedNames::default() };
     let subsystems = root
         .sections("subsystem")
         .iter()
@@ -110,11 +107,11 @@ pub fn referrals(root: &Node, errors: &Errors) -> Vec<ReferralPlan> {
         );
         Some(ReferralPlan { transport, address: address.value })
     };
-    root.sections("referral").iter().filter_map(&mut referral).collect()
+    root.sections("referral").iter().filter_map(|node| referral(node)).collect()
 }
 
-/// Values that must be unique in the file, with their locations.
-pub struct Unique<T>(HashMap<T, Location>);
+/// Values that must be unique in the file, with their lines.
+pub struct Unique<T>(HashMap<T, usize>);
 
 impl<T> Default for Unique<T> {
     fn default() -> Self {
@@ -125,11 +122,13 @@ impl<T> Default for Unique<T> {
 impl<T: Eq + Hash> Unique<T> {
     /// Inserts the value and returns `None`, or returns the line of an equal value.
     pub fn insert_or_line(&mut self, value: T, location: &Location) -> Option<usize> {
-        if let Some(other) = self.0.get(&value) {
-            return Some(other.line);
+        match self.0.entry(value) {
+            Entry::Occupied(other) => Some(*other.get()),
+            Entry::Vacant(place) => {
+                place.insert(location.line);
+                None
+            }
         }
-        self.0.insert(value, location.clone());
-        None
     }
 
     /// Inserts the value, or refuses it as a duplicate.
@@ -142,15 +141,14 @@ impl<T: Eq + Hash> Unique<T> {
 
 /// Disk names, and the names and identifiers of the subsystems that were validated so far.
 #[derive(Default)]
-struct UsedNames {
-    /// Names of all disks; `None` if one is invalid.
-    disks: Option<BTreeSet<String>>,
-    /// Names of `ram` and `remote` disks, whose namespaces have identifiers only once the disks are open.
-    identified_when_open: HashSet<String>,
+struct UsedNames<'a> {
+    /// All disks by name, and whether their namespaces have identifiers only once the disk is open: `ram` and
+    /// `remote`. `None` if a name is invalid: then a reference to an unknown disk is not an error.
+    disks: Option<HashMap<&'a str, bool>>,
     nqns: Unique<Nqn>,
     serials: Unique<String>,
     /// Disks that are in a namespace.
-    used_disks: Unique<String>,
+    used_disks: Unique<&'a str>,
     uuids: Unique<[u8; 16]>,
     nguids: Unique<[u8; 16]>,
     /// UUIDs and NGUIDs that the file sets.
@@ -159,10 +157,10 @@ struct UsedNames {
     derived: HashMap<[u8; 16], usize>,
 }
 
-fn subsystem(
-    node: &Node,
+fn subsystem<'a>(
+    node: &'a Node,
     listeners: &[ListenerPlan],
-    used: &mut UsedNames,
+    used: &mut UsedNames<'a>,
     errors: &Errors,
 ) -> Option<SubsystemPlan> {
     let hosts = hosts(node, errors);
@@ -258,51 +256,64 @@ fn cntlid_range(node: &Node, errors: &Errors) -> (u16, u16) {
     (min.map_or(1, |min| min.value), max.map_or(1, |max| max.value))
 }
 
-fn namespaces(subsystem: &Node, nqn: &Nqn, used: &mut UsedNames, errors: &Errors) -> Vec<NamespacePlan> {
+fn namespaces<'a>(
+    subsystem: &'a Node,
+    nqn: &Nqn,
+    used: &mut UsedNames<'a>,
+    errors: &Errors,
+) -> Vec<NamespacePlan> {
     let mut nsids = Unique::default();
-    let mut namespaces = Vec::new();
-    for node in subsystem.sections("namespace") {
-        let (nsid, disk) = (node.find::<u32>("nsid"), node.find::<String>("disk"));
-        if let Some(nsid) = &nsid {
-            nsids.insert_or_refuse(nsid.value, &nsid.location, "namespace", errors);
-        }
-        if let (Some(disk), Some(disks)) = (&disk, &used.disks) {
-            if disks.contains(&disk.value) {
-                used.used_disks.insert_or_refuse(disk.value.clone(), &disk.location, "namespace", errors);
-            } else {
-                let all = quoted(disks);
-                disk.refuse(errors, format!("must be the name of a [[disk]]; there is {all}"));
-            }
-        }
-        let identity = |name: &str, unique: &mut Unique<[u8; 16]>| {
-            let identity = node.find::<[u8; 16]>(name)?;
-            unique.insert_or_refuse(identity.value, &identity.location, "namespace", errors);
-            Some(identity)
-        };
-        let (uuid, nguid) = (identity("uuid", &mut used.uuids), identity("nguid", &mut used.nguids));
-        let (Some(nsid), Some(disk)) = (nsid, disk) else { continue };
-        let (nsid, disk) = (nsid.value, disk.value);
-        let is_identified_when_open = used.identified_when_open.contains(&disk);
-        let mut record =
-            |given: Option<Located<[u8; 16]>>, derive: fn(&Nqn, u32, Data<'_>) -> [u8; 16]| match given {
-                Some(given) => {
-                    used.given.push((given.value, given.location));
-                    Some(given.value)
-                }
-                None if is_identified_when_open => None,
-                None => {
-                    let derived = derive(nqn, nsid, Data::Named(&disk));
-                    used.derived.entry(derived).or_insert(node.location.line);
-                    Some(derived)
-                }
-            };
-        namespaces.push(NamespacePlan {
-            nsid,
-            uuid: record(uuid, identity::uuid),
-            nguid: record(nguid, identity::nguid),
-            disk,
-        });
-    }
+    let nodes = subsystem.sections("namespace").iter();
+    let mut namespaces: Vec<_> =
+        nodes.filter_map(|node| namespace(node, nqn, &mut nsids, used, errors)).collect();
     namespaces.sort_by_key(|namespace| namespace.nsid);
     namespaces
+}
+
+fn namespace<'a>(
+    node: &'a Node,
+    nqn: &Nqn,
+    nsids: &mut Unique<u32>,
+    used: &mut UsedNames<'a>,
+    errors: &Errors,
+) -> Option<NamespacePlan> {
+    let (nsid, disk) = (node.value::<u32>("nsid"), node.text("disk"));
+    if let (Some(nsid), Some(location)) = (nsid, node.location_of("nsid")) {
+        nsids.insert_or_refuse(nsid, location, "namespace", errors);
+    }
+    if let (Some(disk), Some(location), Some(disks)) = (disk, node.location_of("disk"), &used.disks) {
+        if disks.contains_key(disk) {
+            used.used_disks.insert_or_refuse(disk, location, "namespace", errors);
+        } else {
+            let all = quoted(disks.keys().collect::<BTreeSet<_>>());
+            location.refuse(errors, format!("must be the name of a [[disk]]; there is {all}"));
+        }
+    }
+    let identity = |name: &str, unique: &mut Unique<[u8; 16]>| {
+        let identity = node.given::<[u8; 16]>(name)?;
+        unique.insert_or_refuse(identity.value, &identity.location, "namespace", errors);
+        Some(identity)
+    };
+    let (uuid, nguid) = (identity("uuid", &mut used.uuids), identity("nguid", &mut used.nguids));
+    let (nsid, disk) = (nsid?, disk?);
+    let is_identified_when_open = used.disks.as_ref().and_then(|disks| disks.get(disk)) == Some(&true);
+    let mut record =
+        |given: Option<Located<[u8; 16]>>, derive: fn(&Nqn, u32, Data<'_>) -> [u8; 16]| match given {
+            Some(given) => {
+                used.given.push((given.value, given.location));
+                Some(given.value)
+            }
+            None if is_identified_when_open => None,
+            None => {
+                let derived = derive(nqn, nsid, Data::Named(disk));
+                used.derived.entry(derived).or_insert(node.location.line);
+                Some(derived)
+            }
+        };
+    Some(NamespacePlan {
+        nsid,
+        uuid: record(uuid, identity::uuid),
+        nguid: record(nguid, identity::nguid),
+        disk: disk.to_owned(),
+    })
 }

@@ -2,6 +2,7 @@
 //! given back yet. Commands in flight, registrations with devices and optimistic connections keep it for a
 //! while.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use spindle_reactor::mem::{MemoryWatch, ResidentBytes};
@@ -25,8 +26,8 @@ pub fn memory_of(snapshot: &Snapshot) -> Vec<MemoryWatch> {
 impl RetiredMemory {
     /// Adds the memory of `before` that is not in `now`.
     pub fn add(&mut self, before: Vec<MemoryWatch>, now: &[MemoryWatch]) {
-        let is_gone = |it: &MemoryWatch| now.iter().all(|now| !now.is_same(it));
-        self.0.extend(before.into_iter().filter(is_gone));
+        let now: HashSet<_> = now.iter().map(MemoryWatch::key).collect();
+        self.0.extend(before.into_iter().filter(|it| !now.contains(&it.key())));
     }
 
     /// Returns what is still in memory.

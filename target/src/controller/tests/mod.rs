@@ -146,6 +146,7 @@ pub(crate) fn namespace_of(nsid: u32, geometry: Geometry, source: Arc<Shape>) ->
         geometry,
         uuid: [number | 0x40; 16],
         nguid: [number | 0x80; 16],
+        is_identity_derived: false,
         counters: Arc::new(NamespaceCounters::new(2)),
     })
 }
