@@ -28,8 +28,9 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Longest wait for an event or a completion: an emulated CPU may not run for seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Commands that a queue has room for.
+/// Entries of an I/O queue and of the admin queue.
 const ENTRIES: u16 = 128;
+const ADMIN_ENTRIES: u16 = 32;
 /// Receives of a queue: for Connect, and for the Property Set of the admin queue.
 const RECEIVES: u32 = 2;
 const CAPSULE_BYTES: u32 = 64;
@@ -67,6 +68,10 @@ fn wait(channel: &CmChannel, kind: CmEventKind) -> Outcome<()> {
     Err(format!("no {kind:?}").into())
 }
 
+fn entries_of(qid: u16) -> u16 {
+    if qid == 0 { ADMIN_ENTRIES } else { ENTRIES }
+}
+
 impl Queue {
     fn connect(to: SocketAddr, qid: u16, cntlid: u16, bytes: u32) -> Outcome<Queue> {
         let channel = CmChannel::new()?;
@@ -96,7 +101,7 @@ impl Queue {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let region = device.register(pool.area(), access)?;
         let address = memory.as_slice().ok_or("not contiguous")?.as_ptr() as u64;
-        let request = CmRequest::new(qid, ENTRIES, cntlid);
+        let request = CmRequest::new(qid, entries_of(qid), cntlid);
         let parameters = ConnectParams {
             private_data: request.as_bytes(),
             responder_resources: device.limits().responder_resources,
@@ -179,9 +184,9 @@ fn main() -> Outcome<()> {
     let host = Nqn::new("nqn.2026-01.io.spindle:silent")?;
     let attributes = ConnectAttributes::new().with_disable_sq_flow_control(true);
     let connect = |qid: u16, cntlid: u16| {
-        let entries = if qid == 0 { 31 } else { ENTRIES - 1 };
         let data = ConnectData::new([7; 16], cntlid, &nqn, &host);
-        let sqe = Sqe::connect(0, qid, entries, 0, attributes).with_sgl(Sgl::in_capsule(CONNECT_BYTES));
+        let sqe =
+            Sqe::connect(0, qid, entries_of(qid) - 1, 0, attributes).with_sgl(Sgl::in_capsule(CONNECT_BYTES));
         (sqe, data)
     };
     let mut admin = Queue::connect(address, 0, 0, 0)?;
