@@ -37,6 +37,10 @@ fn text(first: &Value, second: &Value) -> String {
         number(second, "pid"),
         number(second, "generation")
     );
+    let stalled = number(second, "stalled_hosts");
+    if stalled > 0 {
+        text.push_str(&format!("{stalled} hosts have kept memory without progress since then: see the log\n"));
+    }
     for table in [cores(first, second), namespaces(first, second), controllers(second)] {
         text.push_str(&table.to_string());
         text.push('\n');
@@ -147,7 +151,7 @@ mod tests {
     fn answer(uptime_ns: u64, busy_ns: u64, reads: u64) -> Value {
         json!({
             "version": "1.2", "pid": 7, "uptime_ns": uptime_ns, "generation": 3,
-            "cores": [{
+            "stalled_hosts": 2, "cores": [{
                 "core": 0, "cpu": null, "connections": 2, "busy_ns": busy_ns, "long_turns": 1,
                 "longest_turns": [{ "parts": ["mail", "requests"], "ns": 1_234_567 }]
             }],
@@ -164,7 +168,7 @@ mod tests {
     #[test]
     fn rates_and_shares_are_over_the_time_between_two_answers() {
         let text = text(&answer(5_000_000_000, 100, 1000), &answer(5_500_000_000, 250_000_100, 51_000));
-        for wanted in ["up for 5 s", "50 %", "1234 us: mail, requests", "100000", "409", "nqn.h?[2J", "any"] {
+        for wanted in ["up for 5 s", "50 %", "1234 us: mail, requests", "100000", "409", "nqn.h?[2J", "any", "2 hosts"] {
             assert!(text.contains(wanted), "{wanted}\n{text}");
         }
     }

@@ -71,8 +71,6 @@ pub struct CoreUse {
     pub commands: u64,
     /// Requests that waited for memory since the start.
     pub waits: u64,
-    /// Hosts that kept memory without progress since the start.
-    pub stalled_hosts: u64,
 }
 
 /// One core's part of the target. See the module.
@@ -141,7 +139,6 @@ impl<T: Transport> TargetCore<T> {
             late: Nanos::ZERO,
             scarce_bytes: u64::MAX,
             waits: 0,
-            stalled_hosts: 0,
             commands: 0,
             done: Vec::with_capacity(DONE_BATCH),
             orphaned_commands: OrphanedCommands::default(),
@@ -590,12 +587,7 @@ impl<T: Transport> TargetCore<T> {
     /// Current values of the core's counters.
     #[must_use]
     pub fn usage(&self) -> CoreUse {
-        CoreUse {
-            connections: self.qpairs.len(),
-            commands: self.env.commands,
-            waits: self.env.waits,
-            stalled_hosts: self.env.stalled_hosts,
-        }
+        CoreUse { connections: self.qpairs.len(), commands: self.env.commands, waits: self.env.waits }
     }
 
     /// The data pool and the admin pool.

@@ -132,8 +132,6 @@ pub struct Env {
     pub(crate) scarce_bytes: u64,
     /// Requests that waited for memory since the start.
     pub waits: u64,
-    /// Hosts that kept memory without progress since the start.
-    pub stalled_hosts: u64,
     /// Commands that arrived since the start.
     pub commands: u64,
     pub(crate) done: Vec<Done>,

@@ -410,6 +410,7 @@ pub struct Registry {
     /// HOSTNQN and HOSTID of the hosts with client identifiers 1 to [`HOSTS_KEPT`], in order.
     hosts: Lock<Vec<(Nqn, [u8; 16])>>,
     has_several_hosts: AtomicBool,
+    stalled_hosts: AtomicU64,
     passes: Passes,
     /// The service for optimistic reads, if there is one.
     optimistic: OnceLock<Box<dyn OptimisticService>>,
@@ -506,6 +507,16 @@ impl Registry {
     #[must_use]
     pub fn hosts(&self) -> Vec<(Nqn, [u8; 16])> {
         self.hosts.lock().clone()
+    }
+
+    pub(crate) fn count_stalled_host(&self) {
+        self.stalled_hosts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Hosts that kept memory without progress since the start, each once.
+    #[must_use]
+    pub fn stalled_hosts(&self) -> u64 {
+        self.stalled_hosts.load(Ordering::Relaxed)
     }
 
     /// Returns the controller `cntlid` of this subsystem; `None`: there is none, or it was removed.

@@ -141,6 +141,7 @@ impl Look<'_> {
             "pid": std::process::id(),
             "uptime_ns": self.view.uptime_ns(),
             "generation": snapshot.map(|snapshot| snapshot.generation),
+            "stalled_hosts": self.view.registry.stalled_hosts(),
             "cores": self.view.cores(),
             "controllers": self.view.controllers(),
             "namespaces": snapshot.map_or_else(Vec::new, namespaces),

@@ -175,7 +175,7 @@ impl<T: Transport> Qpair<T> {
         if stalled < STALL_NOTICE || !role.shared.memory.note_stalled() {
             return;
         }
-        env.stalled_hosts += 1;
+        env.registry.count_stalled_host();
         let pool = env.pool.share(Holder::host(role.shared.client)).held();
         let bytes = pool + self.disk_bytes() + self.transport.unsent_bytes();
         let (host, remote) = (role.shared.host_nqn, self.peer.remote);

@@ -284,7 +284,7 @@ fn hosts_that_keep_what_another_waits_for_are_closed_before_its_time_is_over() {
     assert_eq!(third.line.fetching(), [1]);
     let stalled = |notice: &&Notice| matches!(notice, Notice::Stalled { bytes: 4096, .. });
     assert_eq!(rig.notices.iter().filter(stalled).count(), 2, "once for each host: {:?}", rig.notices);
-    assert_eq!(rig.cores[0].usage().stalled_hosts, 2);
+    assert_eq!(rig.registry.stalled_hosts(), 2);
     rig.finish();
 }
 
