@@ -39,7 +39,9 @@ fn text(first: &Value, second: &Value) -> String {
     );
     let stalled = number(second, "stalled_hosts");
     if stalled > 0 {
-        text.push_str(&format!("{stalled} hosts have kept memory without progress since then: see the log\n"));
+        text.push_str(&format!(
+            "{stalled} hosts have kept memory without progress since then: see the log\n"
+        ));
     }
     for table in [cores(first, second), namespaces(first, second), controllers(second)] {
         text.push_str(&table.to_string());
@@ -168,7 +170,9 @@ mod tests {
     #[test]
     fn rates_and_shares_are_over_the_time_between_two_answers() {
         let text = text(&answer(5_000_000_000, 100, 1000), &answer(5_500_000_000, 250_000_100, 51_000));
-        for wanted in ["up for 5 s", "50 %", "1234 us: mail, requests", "100000", "409", "nqn.h?[2J", "any", "2 hosts"] {
+        for wanted in
+            ["up for 5 s", "50 %", "1234 us: mail, requests", "100000", "409", "nqn.h?[2J", "any", "2 hosts"]
+        {
             assert!(text.contains(wanted), "{wanted}\n{text}");
         }
     }

@@ -34,7 +34,7 @@ use crate::orphaned_commands::OrphanedCommands;
 use crate::qpair::memory::WaitsFor;
 use crate::qpair::request::Request;
 use crate::qpair::{Liveness, Qpair, Retried, from_token};
-use crate::shared::{ControllerShared, Registry};
+use crate::shared::{ControllerShared, MEMORY_GROUPS, Registry};
 use crate::snapshot::Snapshot;
 use eviction::Unconnected;
 
@@ -132,12 +132,13 @@ impl<T: Transport> TargetCore<T> {
             claimants: Claimants::default(),
             starved: Claimants::default(),
             // The owner index after the last connection index.
-            incoming_holder: ConnectionId::from_wire(u32::try_from(connections).unwrap_or(u32::MAX)),
-            is_reserve_short: false,
+            unconnected_holder: ConnectionId::from_wire(u32::try_from(connections).unwrap_or(u32::MAX)),
+            is_admin_short: false,
+            waiting_queues: 0,
             received: settings.now,
             wants_pass: false,
             late: Nanos::ZERO,
-            scarce_bytes: u64::MAX,
+            scarce_bytes: [u64::MAX; MEMORY_GROUPS],
             waits: 0,
             commands: 0,
             done: Vec::with_capacity(DONE_BATCH),

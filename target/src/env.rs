@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use spindle_disk::{Disk, Done};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Buf, Holder, Pool, Share};
+use spindle_reactor::mem::{Holder, Pool, Share};
 use spindle_transport::CloseReason;
 
 use crate::busy::Busy;
@@ -19,7 +19,7 @@ use crate::notice::{Notice, Notices};
 use crate::orphaned_commands::OrphanedCommands;
 use crate::qpair::fast_path::FAST_PATH_BYTES_MAX;
 use crate::qpair::owner;
-use crate::shared::{ControllerShared, Registry};
+use crate::shared::{ControllerShared, MEMORY_GROUPS, Registry, memory_group};
 use crate::snapshot::{DiskId, Snapshot};
 
 /// A message from core to core. Messages from one core to another arrive in order.
@@ -116,20 +116,23 @@ pub struct Env {
     pub(crate) claimants: Claimants,
     /// Hosts whose requests had claims at this timer check and at the one before.
     pub(crate) starved: Claimants,
-    /// Owner in the admin pool of the buffers whose data hosts have not sent yet; the same for all
+    /// Holder in the admin pool of the buffers for data of Connect that is not sent yet; the same for all
     /// connections.
-    pub(crate) incoming_holder: ConnectionId,
-    /// True if a command got no buffer for `incoming_holder` in this timer period.
-    pub(crate) is_reserve_short: bool,
+    pub(crate) unconnected_holder: ConnectionId,
+    /// True if an admin or Connect command got no buffer in this timer period: those that keep one have
+    /// shorter time-outs.
+    pub(crate) is_admin_short: bool,
+    /// Queue pairs that waited for memory at this timer check.
+    pub(crate) waiting_queues: u32,
     /// Begin of the last complete receive pass of this core: all that had arrived by then was handled.
     pub(crate) received: Nanos,
     /// A time-out has passed that waits for a receive pass.
     pub(crate) wants_pass: bool,
     /// For how long before this check of the time-outs the core did not run; at most some ms if it did.
     pub(crate) late: Nanos,
-    /// Free bytes of the disk with the least free memory; `u64::MAX`: no disk memory is scarce. Updated by
-    /// the timer.
-    pub(crate) scarce_bytes: u64,
+    /// Free bytes of the disk with the least free memory, by [`memory_group`]; `u64::MAX`: it is not scarce.
+    /// Updated by the timer.
+    pub(crate) scarce_bytes: [u64; MEMORY_GROUPS],
     /// Requests that waited for memory since the start.
     pub waits: u64,
     /// Commands that arrived since the start.
@@ -221,20 +224,6 @@ impl Env {
         self.claimants = Claimants::default();
     }
 
-    /// The share of the admin pool for commands whose data the host has not sent yet. All connections use the
-    /// same share, so hosts that send no data cannot use up the pool.
-    pub(crate) fn incoming_share(&self) -> Share<'_> {
-        self.admin_pool.share(Holder::connection(self.incoming_holder.0))
-    }
-
-    /// Takes a buffer for an admin or Connect command whose data the host sends. `None`: none is free, and
-    /// fetches of Connect and admin commands have a shorter time-out at the next timer check.
-    pub(crate) fn take_incoming(&mut self, bytes: u32) -> Option<Buf> {
-        let buf = self.incoming_share().take_contiguous(bytes);
-        self.is_reserve_short |= buf.is_none();
-        buf
-    }
-
     /// True if `deadline` of a host has passed and all that arrived on this core before it was handled. If
     /// only the first is true, the core makes a receive pass, and the next check finds both true.
     pub(crate) fn has_passed(&mut self, deadline: Nanos) -> bool {
@@ -278,8 +267,20 @@ impl Env {
         let is_lasting = before != Claimants::default();
         self.starved = if is_lasting { self.claimants } else { Claimants::default() };
         let enough = 2 * u64::from(self.snapshot.limits.transfer_bytes);
-        let free = self.disks.iter().flatten().map(|disk| disk.free_bytes());
-        self.scarce_bytes = free.filter(|free| *free < enough).min().unwrap_or(u64::MAX);
+        self.scarce_bytes = [u64::MAX; MEMORY_GROUPS];
+        for (index, disk) in
+            self.disks.iter().enumerate().filter_map(|(index, it)| Some((index, it.as_ref()?)))
+        {
+            let (free, scarce) = (disk.free_bytes(), &mut self.scarce_bytes[memory_group(index)]);
+            if free < enough {
+                *scarce = free.min(*scarce);
+            }
+        }
+    }
+
+    /// Free bytes of the disk with the least free memory; `u64::MAX`: none is scarce.
+    pub(crate) fn scarcest_bytes(&self) -> u64 {
+        self.scarce_bytes.iter().copied().min().unwrap_or(u64::MAX)
     }
 
     /// Queues a message to one core, which may be this core.

@@ -30,28 +30,41 @@ pub struct QueueConnection {
     pub peer: Peer,
 }
 
+/// Groups of disks whose memory is counted together: two disks of one group make a host wait for the
+/// memory of one of them earlier, and nothing else.
+pub(crate) const MEMORY_GROUPS: usize = 8;
+
+pub(crate) fn memory_group(disk: usize) -> usize {
+    disk % MEMORY_GROUPS
+}
+
 /// What one host has of the memory of disks, on all cores and connections.
 #[derive(Debug, Default)]
 pub(crate) struct HostMemory {
     /// Bytes of disk memory for data that the host has not sent yet, and of large replies that it has not
-    /// taken.
-    disk_bytes: AtomicU64,
+    /// taken, by [`memory_group`] of the disk.
+    disk_bytes: [AtomicU64; MEMORY_GROUPS],
     /// The log says that the host keeps memory without progress.
     is_stalled: AtomicBool,
 }
 
 impl HostMemory {
+    /// Bytes of the disks of a group.
     #[inline]
-    pub(crate) fn disk_bytes(&self) -> u64 {
-        self.disk_bytes.load(Ordering::Relaxed)
+    pub(crate) fn disk_bytes(&self, group: usize) -> u64 {
+        self.disk_bytes[group].load(Ordering::Relaxed)
     }
 
-    pub(crate) fn add(&self, bytes: u64) {
-        self.disk_bytes.fetch_add(bytes, Ordering::Relaxed);
+    pub(crate) fn all_disk_bytes(&self) -> u64 {
+        self.disk_bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
-    pub(crate) fn remove(&self, bytes: u64) {
-        self.disk_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    pub(crate) fn add(&self, disk: usize, bytes: u64) {
+        self.disk_bytes[memory_group(disk)].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove(&self, disk: usize, bytes: u64) {
+        self.disk_bytes[memory_group(disk)].fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Returns true for the first queue pair of the host that is found stalled.

@@ -14,22 +14,32 @@ use crate::slab::Slot;
 /// Maximum zones of a pool.
 pub(super) const ZONES_MAX: usize = 16;
 
-/// Who is charged for a buffer until it is dropped: a host, or a connection that has no host yet.
+/// Who is charged for a buffer until it is dropped: a host, a stranger, or a connection that has no host yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder(u32);
 
 /// Marks a holder that is a host; the other bits are its number.
 const HOST: u32 = 1 << 31;
+/// Marks a holder that is a stranger; the other bits are its number.
+const STRANGER: u32 = 1 << 30;
+/// Strangers that are told apart.
+const STRANGERS: u32 = 64;
 
 impl Holder {
     /// Holder of buffers that are not charged: no table has an entry for it.
-    pub(super) const UNCHARGED: Holder = Holder(HOST - 1);
+    pub(super) const UNCHARGED: Holder = Holder(STRANGER - 1);
 
     /// The host with this number, of all its connections.
     #[inline]
     #[must_use]
     pub fn host(client: u16) -> Holder {
         Holder(HOST | u32::from(client))
+    }
+
+    /// The strangers (peers without a right to any subsystem) of an address with this hash.
+    #[must_use]
+    pub fn stranger(hash: u32) -> Holder {
+        Holder(STRANGER | (hash % STRANGERS))
     }
 
     /// The connection in this entry of a slab, whatever its generation. Buffers that an ended connection
@@ -56,6 +66,8 @@ pub const SHARE_BYTES: usize = size_of::<Charge>();
 pub(super) struct Shares {
     connections: RefCell<Vec<Charge>>,
     hosts: RefCell<Vec<Charge>>,
+    strangers: RefCell<Vec<Charge>>,
+    all_strangers: Charge,
     /// At most one host is connected to the process.
     is_alone: Cell<bool>,
 }
@@ -70,6 +82,7 @@ impl Shares {
     /// Extends the table of connections. It never shrinks: a removed entry would lose its charge.
     pub(super) fn set_connections(&self, count: usize) {
         extend(&self.connections, count);
+        extend(&self.strangers, STRANGERS as usize);
     }
 
     /// Extends the table of hosts, as [`Shares::set_connections`].
@@ -83,8 +96,19 @@ impl Shares {
 
     #[inline]
     fn with<R>(&self, holder: Holder, act: impl FnOnce(&Charge) -> R) -> Option<R> {
-        let table = if holder.0 & HOST != 0 { &self.hosts } else { &self.connections };
-        table.borrow().get((holder.0 & !HOST) as usize).map(act)
+        let (table, index) = if holder.0 & HOST != 0 {
+            (&self.hosts, holder.0 & !HOST)
+        } else if holder.0 & STRANGER != 0 {
+            (&self.strangers, holder.0 & !STRANGER)
+        } else {
+            (&self.connections, holder.0)
+        };
+        table.borrow().get(index as usize).map(act)
+    }
+
+    /// What all strangers have, if `holder` is one.
+    fn group(&self, holder: Holder) -> Option<&Charge> {
+        (holder.0 & (HOST | STRANGER) == STRANGER).then_some(&self.all_strangers)
     }
 
     /// Bytes of all buffers of a holder; 0 for one that is not charged.
@@ -96,10 +120,15 @@ impl Shares {
     #[inline]
     pub(super) fn may_take(&self, holder: Holder, zone: usize, free: u32, count: u32) -> bool {
         match self.with(holder, |charge| charge.held[zone].get()) {
+            // Strangers together have no more than are free, and the first of them may have the only buffer.
+            held if holder.0 & STRANGER != 0 && holder.0 & HOST == 0 => {
+                let all = self.all_strangers.held[zone].get();
+                free > if all == 0 { 0 } else { all + held.unwrap_or(0) }
+            }
             None | Some(0) => free > 0,
+            Some(held) if holder.0 & HOST == 0 => free >= held,
             Some(_) if self.is_alone.get() => free > reserve(count),
-            Some(held) if holder.0 & HOST != 0 => free > held,
-            Some(held) => free >= held,
+            Some(held) => free > held,
         }
     }
 
@@ -107,10 +136,15 @@ impl Shares {
     /// All that are free for a holder that has nothing: what an unused pool can serve is served in the
     /// end.
     pub(super) fn quota(&self, holder: Holder, zone: usize, free: u32, count: u32) -> u32 {
-        match self.with(holder, |charge| (charge.bytes.get(), charge.held[zone].get())) {
-            None | Some((0, _)) => free,
-            Some(_) if self.is_alone.get() => free.saturating_sub(reserve(count)),
-            Some((_, held)) => free.saturating_sub(held).div_ceil(2),
+        let of = |charge: &Charge| (charge.bytes.get(), charge.held[zone].get());
+        let all = self.group(holder).map(of);
+        match (self.with(holder, of), all) {
+            (_, Some((0, _))) | (None | Some((0, _)), None) => free,
+            (own, Some((_, all))) => free.saturating_sub(all + own.map_or(0, |(_, held)| held)) / 2,
+            (Some(_), None) if holder.0 & HOST != 0 && self.is_alone.get() => {
+                free.saturating_sub(reserve(count))
+            }
+            (Some((_, held)), None) => free.saturating_sub(held).div_ceil(2),
         }
     }
 
@@ -122,19 +156,21 @@ impl Shares {
 
     #[inline]
     pub(super) fn take(&self, holder: Holder, zone: usize, count: u32, bytes: u64) {
-        self.with(holder, |charge| {
+        let add = |charge: &Charge| {
             charge.held[zone].set(charge.held[zone].get() + count);
             charge.bytes.set(charge.bytes.get() + bytes);
-        });
+        };
+        self.with(holder, add).and(self.group(holder)).map(add);
     }
 
     #[inline]
     pub(super) fn give_back(&self, holder: Holder, zone: usize, bytes: u64) {
-        self.with(holder, |charge| {
+        let remove = |charge: &Charge| {
             debug_assert!(charge.held[zone].get() > 0, "given back twice, or taken before there was a table");
             charge.held[zone].set(charge.held[zone].get().saturating_sub(1));
             charge.bytes.set(charge.bytes.get().saturating_sub(bytes));
-        });
+        };
+        self.with(holder, remove).and(self.group(holder)).map(remove);
     }
 }
 
@@ -165,6 +201,28 @@ mod tests {
         assert_eq!([shares.quota(host, 0, free, 8), shares.quota(host, 1, 9, 9)], [0, 5], "of pieces half");
         assert!(!shares.is_entitled(host, 0) && shares.is_entitled(host, 1));
         assert_eq!(shares.quota(Holder::host(2), 0, free, 8), 4);
+    }
+
+    #[test]
+    fn strangers_together_have_half_of_a_zone_and_one_a_third() {
+        let shares = Shares::default();
+        shares.set_connections(1);
+        shares.set_alone(true);
+        let take_all = |stranger: Holder, free: &mut u32, count: u32| {
+            while shares.may_take(stranger, 0, *free, count) {
+                shares.take(stranger, 0, 1, 4096);
+                *free -= 1;
+            }
+        };
+        let mut free = 32;
+        take_all(Holder::stranger(1), &mut free, 32);
+        assert_eq!(free, 21);
+        (2..40).for_each(|hash| take_all(Holder::stranger(hash), &mut free, 32));
+        assert_eq!((free, shares.all_strangers.held[0].get()), (16, 16));
+        assert_eq!(shares.quota(Holder::stranger(1), 1, 8, 8), 4);
+        (0..11).for_each(|_| shares.give_back(Holder::stranger(1), 0, 4096));
+        assert_eq!((shares.bytes(Holder::stranger(65)), shares.all_strangers.held[0].get()), (0, 5));
+        assert!(shares.may_take(Holder::stranger(0), 1, 1, 1), "the only buffer, of the first");
     }
 
     #[test]

@@ -50,12 +50,13 @@ impl<T: Transport> TargetCore<T> {
         let before = std::mem::replace(&mut self.claimants_before, self.env.claimants);
         self.env.update_scarcity(before);
         self.env.update_alone();
+        self.env.waiting_queues = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
         if self.waiting.is_empty() {
             // Claims of disks, which nothing has needed.
             self.env.clear_claims();
         }
         self.for_each_qpair(|qpair, env| qpair.on_time(env));
-        self.env.is_reserve_short = false;
+        self.env.is_admin_short = false;
         self.env.busy.remove_idle();
         self.expire_orphans();
         self.begin_pass();

@@ -12,6 +12,7 @@ use spindle_reactor::slab::Slab;
 use spindle_transport::RequestId;
 use spindle_transport::admission::Admitted;
 use spindle_transport::{CloseReason, DataPointer, Transport};
+use std::net::IpAddr;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -45,6 +46,20 @@ fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
     }
 }
 
+/// Returns a hash of an IP address (FNV-1a): of the first 64 bits for IPv6, since a machine has as many as it
+/// likes of the others.
+fn hash_of(address: IpAddr) -> u32 {
+    let mut hash = 0x811c_9dc5_u32;
+    let mut add = |bytes: &[u8]| {
+        bytes.iter().for_each(|byte| hash = (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
+    };
+    match address {
+        IpAddr::V4(address) => add(&address.octets()),
+        IpAddr::V6(address) => add(&address.octets()[..8]),
+    }
+    hash
+}
+
 impl<T: Transport> Qpair<T> {
     /// Handles a command before Connect has succeeded. Any command but Connect is refused, and the connection
     /// stays open.
@@ -61,20 +76,31 @@ impl<T: Transport> Qpair<T> {
         self.take_admin_buffer(env, slot, CONNECT_BYTES);
     }
 
-    /// Who is charged for the memory of admin commands: the host, or a connection that may be of anybody.
+    /// Who is charged for the memory of admin commands: the host; of a discovery controller, which anybody may
+    /// connect, the address.
     pub(super) fn admin_holder(&self, env: &Env) -> Holder {
         match &self.role {
             Role::Admin(controller) if !controller.shared.subsystem_nqn.is_discovery() => {
                 Holder::host(controller.shared.client)
             }
-            Role::Admin(_) | Role::Io(_) | Role::Fresh | Role::Closing => Holder::connection(env.current.0),
+            Role::Admin(_) => Holder::stranger(hash_of(self.peer.remote.ip())),
+            Role::Io(_) | Role::Fresh | Role::Closing => Holder::connection(env.current.0),
+        }
+    }
+
+    /// As [`Qpair::admin_holder`], for data that the host has not sent yet: of all connections that have not
+    /// sent Connect the same, so that they cannot use up the pool.
+    pub(super) fn incoming_holder(&self, env: &Env) -> Holder {
+        match &self.role {
+            Role::Admin(_) => self.admin_holder(env),
+            Role::Io(_) | Role::Fresh | Role::Closing => Holder::connection(env.unconnected_holder.0),
         }
     }
 
     /// Takes a buffer of the admin pool and continues, or queues the request for memory. Data to the host
     /// that is too large for the admin pool gets a buffer of the data pool.
     fn take_admin_buffer(&mut self, env: &mut Env, slot: RequestId, bytes: u32) {
-        let holder = self.admin_holder(env);
+        let (holder, incoming) = (self.admin_holder(env), self.incoming_holder(env));
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let is_to_host = matches!(request.work, Work::Admin { is_to_host: true, .. });
@@ -85,9 +111,10 @@ impl<T: Transport> Qpair<T> {
         }
         let Some(request) = self.requests.get_mut(slot) else { return };
         if !is_to_host {
-            request.buf = env.take_incoming(bytes);
+            request.buf = env.admin_pool.share(incoming).take_contiguous(bytes);
         }
         if request.buf.is_none() {
+            env.is_admin_short = true;
             if request.state == State::New {
                 env.waits += 1;
                 self.wait_for_buffer(slot);

@@ -27,6 +27,12 @@ pub const FETCH_TIMEOUT_SHORT: Nanos = Nanos::from_secs(1);
 /// one's command then ends before the time-out of a Linux host's command, 30 s. Longer than the failover of a
 /// switch.
 pub const STARVED_TIMEOUT: Nanos = Nanos::from_secs(10);
+/// [`STARVED_TIMEOUT`] while very many queue pairs wait.
+const STARVED_TIMEOUT_MIN: Nanos = Nanos::from_secs(2);
+/// So many waiting queue pairs each shorten the time by [`STARVED_TIMEOUT`] divided by one more: those that
+/// wait may be silent as well, and each has the memory for that time. A transfer of the largest size finds about
+/// so many buffers in the default pool.
+const STARVED_QUEUES: u32 = 8;
 /// Time after which the log tells of a host whose memory makes no progress.
 const STALL_NOTICE: Nanos = Nanos::from_secs(5);
 /// Time within which an eighth of the outstanding replies must be sent.
@@ -111,6 +117,12 @@ impl Fetches {
     }
 }
 
+/// Returns the time-out of a host that has memory for which another one waits.
+fn starved_timeout(env: &Env) -> Nanos {
+    let rounds = u64::from(1 + env.waiting_queues / STARVED_QUEUES);
+    Nanos((STARVED_TIMEOUT.0 / rounds).max(STARVED_TIMEOUT_MIN.0))
+}
+
 impl<T: Transport> Qpair<T> {
     /// Cancels the fetch of a request in `Fetching`. True: the fetch is cancelled. False: the transport
     /// completes the fetch without further action of the host. The request then ends with `status`, or with
@@ -131,8 +143,8 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn is_stalled(&mut self, env: &mut Env) -> bool {
         let limit = match &self.role {
             Role::Closing => return false,
-            Role::Fresh | Role::Admin(_) if env.is_reserve_short => FETCH_TIMEOUT_SHORT,
-            Role::Io(_) if self.starves_others(env) => STARVED_TIMEOUT,
+            Role::Fresh | Role::Admin(_) if env.is_admin_short => FETCH_TIMEOUT_SHORT,
+            Role::Io(_) if self.starves_others(env) => starved_timeout(env),
             Role::Fresh | Role::Admin(_) | Role::Io(_) => FETCH_TIMEOUT,
         };
         let stalled = self.fetches.stalled_for(env.now);
@@ -150,12 +162,13 @@ impl<T: Transport> Qpair<T> {
         let outstanding = u32::try_from(slotted + self.fast_path_inflight as usize).unwrap_or(u32::MAX);
         let stalled = self.reply_stalls.stalled_for(env.now, outstanding, self.replies_sent);
         self.notice_stalled(env, stalled, "it does not take the data of its reads");
-        let limit = if self.transport.unsent_bytes() > env.scarce_bytes {
-            REPLY_TIMEOUT_SHORT
-        } else if self.starves_others(env) {
-            STARVED_TIMEOUT
-        } else {
-            REPLY_TIMEOUT
+        let limit = match &self.role {
+            Role::Io(_) if self.transport.unsent_bytes() > env.scarcest_bytes() => REPLY_TIMEOUT_SHORT,
+            Role::Io(_) if self.starves_others(env) => starved_timeout(env),
+            Role::Fresh | Role::Admin(_) if env.is_admin_short || self.starves_others(env) => {
+                REPLY_TIMEOUT_SHORT
+            }
+            Role::Fresh | Role::Admin(_) | Role::Io(_) | Role::Closing => REPLY_TIMEOUT,
         };
         env.has_lasted(stalled, limit)
     }
@@ -163,10 +176,14 @@ impl<T: Transport> Qpair<T> {
     /// True when this queue's host has memory for which another host waits: buffers of the pool, or more
     /// memory of a disk for data to come than the disk has free.
     fn starves_others(&self, env: &Env) -> bool {
-        let Role::Io(role) = &self.role else { return false };
-        let holder = Holder::host(role.shared.client);
-        let is_scarce = env.starved.has_other_than(holder);
-        is_scarce && env.pool.share(holder).held() > 0 || self.disk_bytes() > env.scarce_bytes
+        let (holder, memory) = match &self.role {
+            Role::Io(role) => (Holder::host(role.shared.client), Some(&role.shared.memory)),
+            Role::Admin(_) | Role::Fresh | Role::Closing => (self.admin_holder(env), None),
+        };
+        let is_scarce =
+            |(group, scarce): (usize, &u64)| memory.is_some_and(|memory| memory.disk_bytes(group) > *scarce);
+        env.starved.has_other_than(holder) && env.pool.share(holder).held() > 0
+            || env.scarce_bytes.iter().enumerate().any(is_scarce)
     }
 
     /// Tells once of a host that keeps memory without progress, and counts it.
@@ -177,7 +194,7 @@ impl<T: Transport> Qpair<T> {
         }
         env.registry.count_stalled_host();
         let pool = env.pool.share(Holder::host(role.shared.client)).held();
-        let bytes = pool + self.disk_bytes() + self.transport.unsent_bytes();
+        let bytes = pool + role.shared.memory.all_disk_bytes() + self.transport.unsent_bytes();
         let (host, remote) = (role.shared.host_nqn, self.peer.remote);
         env.notice(Notice::Stalled { host, remote, bytes, what });
     }

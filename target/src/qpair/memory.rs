@@ -21,7 +21,7 @@ use spindle_transport::{DataPointer, Transport};
 use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
 use super::{Qpair, Role, bulk, compound};
 use crate::env::Env;
-use crate::shared::HostMemory;
+use crate::shared::{HostMemory, memory_group};
 
 /// Outcome of `Qpair::retry_buffers`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl<T: Transport> Qpair<T> {
                 Some(bytes) => WaitsFor::Pool { bytes },
                 // A Read waits for replies of its own host to be taken.
                 None if request.data_memory == DataMemory::Wait => WaitsFor::Disk {
-                    is_above: io.op == IoOp::Read || is_above(env, self.disk_bytes(), io.disk),
+                    is_above: io.op == IoOp::Read || is_above(env, self.role.disk_bytes(io.disk), io.disk),
                 },
                 None => WaitsFor::Turn,
             },
@@ -105,9 +105,13 @@ impl<T: Transport> Qpair<T> {
                 WaitsFor::Reserve { is_open: share.can_take(bytes) }
             }
             Work::Admin { bytes, is_to_host: false, .. } => {
-                WaitsFor::Reserve { is_open: env.incoming_share().can_take(bytes) }
+                let share = env.admin_pool.share(self.incoming_holder(env));
+                WaitsFor::Reserve { is_open: share.can_take(bytes) }
             }
-            Work::Connect | Work::None => WaitsFor::Reserve { is_open: env.incoming_share().can_take(1) },
+            Work::Connect | Work::None => {
+                let share = env.admin_pool.share(self.incoming_holder(env));
+                WaitsFor::Reserve { is_open: share.can_take(1) }
+            }
         })
     }
 
@@ -130,27 +134,13 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
-    /// The charges of an I/O queue's host.
-    fn host_memory(&self) -> Option<&HostMemory> {
-        match &self.role {
-            Role::Io(role) => Some(&role.shared.memory),
-            Role::Admin(_) | Role::Fresh | Role::Closing => None,
-        }
-    }
-
-    /// Bytes of disk memory that are charged to the host.
+    /// Charges the host for `bytes` of the disk's memory.
     #[inline]
-    pub(super) fn disk_bytes(&self) -> u64 {
-        self.host_memory().map_or(0, HostMemory::disk_bytes)
-    }
-
-    /// Charges the host for `bytes` of disk memory.
-    #[inline]
-    pub(super) fn charge(&mut self, bytes: u32) {
+    pub(super) fn charge(&mut self, disk: usize, bytes: u32) {
         if bytes > 0
-            && let Some(memory) = self.host_memory()
+            && let Some(memory) = self.role.host_memory()
         {
-            memory.add(bytes.into());
+            memory.add(disk, bytes.into());
             self.charged += u64::from(bytes);
         }
     }
@@ -158,24 +148,57 @@ impl<T: Transport> Qpair<T> {
     /// Ends the charge of a request whose data has come or does not come any more, or whose reply was taken.
     #[inline(never)]
     pub(super) fn discharge(&mut self, slot: RequestId) {
-        let bytes = self.requests.get_mut(slot).map_or(0, |request| std::mem::take(&mut request.charged));
-        // After `discharge_all` there is nothing left to end.
-        let bytes = u64::from(bytes).min(self.charged);
-        if bytes > 0
-            && let Some(memory) = self.host_memory()
-        {
-            memory.remove(bytes);
+        let Some((disk, bytes)) = self.requests.get_mut(slot).and_then(take_charge) else { return };
+        if let Some(memory) = self.role.host_memory() {
+            memory.remove(disk, bytes);
             self.charged -= bytes;
+        }
+    }
+
+    /// Ends the charges for disks that this core has closed, before their indices are given to others.
+    pub(super) fn discharge_disks(&mut self, is_closed: impl Fn(usize) -> bool) {
+        self.discharge_if(|io| is_closed(io.disk));
+    }
+
+    fn discharge_if(&mut self, is_it: impl Fn(&IoCommand) -> bool) {
+        let Some(memory) = self.role.host_memory().filter(|_| self.charged > 0) else { return };
+        for request in self.requests.all_mut() {
+            let Work::Io(io) = request.work else { continue };
+            if let Some((disk, bytes)) = Some(request).filter(|_| is_it(&io)).and_then(take_charge) {
+                memory.remove(disk, bytes);
+                self.charged -= bytes;
+            }
         }
     }
 
     /// Ends all charges of a queue pair that closes. The transport gives its buffers back soon.
     pub(super) fn discharge_all(&mut self) {
-        if let Some(memory) = self.host_memory() {
-            memory.remove(self.charged);
-        }
-        self.charged = 0;
+        self.discharge_if(|_| true);
+        debug_assert_eq!(self.charged, 0, "charged without a request");
     }
+}
+
+impl Role {
+    /// The charges of an I/O queue's host.
+    fn host_memory(&self) -> Option<&HostMemory> {
+        match self {
+            Role::Io(role) => Some(&role.shared.memory),
+            Role::Admin(_) | Role::Fresh | Role::Closing => None,
+        }
+    }
+
+    /// Bytes of this disk's memory that are charged to the host.
+    #[inline]
+    pub(super) fn disk_bytes(&self, disk: usize) -> u64 {
+        self.host_memory().map_or(0, |memory| memory.disk_bytes(memory_group(disk)))
+    }
+}
+
+/// Takes the charge of a request: the disk and the bytes.
+fn take_charge(request: &mut Request) -> Option<(usize, u64)> {
+    let Work::Io(io) = request.work else { return None };
+    let bytes = std::mem::take(&mut request.charged);
+    (bytes > 0).then(|| (io.disk, bytes.into()))
 }
 
 /// True when a host with `disk_bytes` bytes of disk memory has as much as it may have of this disk's: as
@@ -242,7 +265,7 @@ pub(super) enum Taken {
 pub(super) struct Bounds {
     /// The request is new, and earlier ones of its queue wait for memory.
     pub(super) is_behind: bool,
-    /// Bytes of disk memory that are charged to the host.
+    /// Bytes of the disk's memory that are charged to the host.
     pub(super) disk_bytes: u64,
     /// Bytes of data above which a transfer may be split ([`Qpair::bulk_unit`]).
     pub(super) bulk_unit: u32,

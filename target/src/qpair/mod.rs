@@ -351,10 +351,10 @@ impl<T: Transport> Qpair<T> {
     /// new request is appended to the queue for memory, and a waiting request keeps its position.
     #[inline]
     fn step_buffer(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
-        let disk_bytes = self.disk_bytes();
         let Some(request) = self.requests.get_mut(slot) else { return };
         assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
         let Work::Io(io) = request.work else { return };
+        let disk_bytes = self.role.disk_bytes(io.disk);
         // A new command does not overtake those of its queue that wait for memory.
         let is_behind = request.state == State::New && !self.waiting.is_empty();
         let bounds = Bounds { is_behind, disk_bytes, bulk_unit: self.bulk_unit };
@@ -363,7 +363,7 @@ impl<T: Transport> Qpair<T> {
             Taken::Ready(data) => {
                 if env.disk_ref(io.disk).is_some_and(|disk| disk.free_bytes() != u64::MAX) {
                     request.charged = io.data_bytes;
-                    self.charge(io.data_bytes);
+                    self.charge(io.disk, io.data_bytes);
                 }
                 self.count_io(env.core, &io);
                 let reference = self.page_reference(Some(&data));
@@ -378,7 +378,7 @@ impl<T: Transport> Qpair<T> {
             }
         }
         let charged = request.charged;
-        self.charge(charged);
+        self.charge(io.disk, charged);
         let Some(request) = self.requests.get_mut(slot) else { return };
         if request.pieces.unit > 0 && request.buf.is_some() {
             return self.begin_bulk(id, env, slot);

@@ -48,6 +48,10 @@ impl Requests {
         self.0.get_mut(slot.0)
     }
 
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.0.iter_mut().map(|(_, request)| request)
+    }
+
     /// Adds a request. `None`: the slab is full, and `request` is dropped.
     #[inline]
     pub(super) fn insert(&mut self, request: Request) -> Option<RequestId> {
@@ -90,7 +94,8 @@ impl<T: Transport> Qpair<T> {
     /// gets the index. These requests wait for the host or for memory, and end with
     /// [`DiskError::Gone`](spindle_disk::DiskError::Gone).
     pub(crate) fn forget_disks(&mut self, is_closed: impl Fn(usize) -> bool) {
-        for (_, request) in self.requests.0.iter_mut() {
+        self.discharge_disks(&is_closed);
+        for request in self.requests.all_mut() {
             if let Work::Io(io) = &mut request.work
                 && is_closed(io.disk)
             {

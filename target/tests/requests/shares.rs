@@ -3,15 +3,20 @@
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
+use nvme_spec::fabrics::ConnectData;
+use nvme_spec::feature::FeatureId;
 use nvme_spec::identify::Cns;
+use nvme_spec::log::LogId;
+use nvme_spec::nqn::Nqn;
+use nvme_spec::zerocopy::IntoBytes;
 use spindle_disk::DiskSource;
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::Pages;
+use spindle_reactor::mem::{Holder, Pages};
 use spindle_target::notice::Notice;
 use spindle_target::qpair::REPLY_TIMEOUT_SHORT;
 use spindle_target::qpair::request::State;
-use spindle_tests::script::{HOST, Queue, Rig, Setup, Want, connect_data, connect_sqe};
+use spindle_tests::script::{CC_ENABLED, HOST, Queue, Rig, Setup, Want, connect_data, connect_sqe};
 use spindle_transport::{CloseReason, DataPointer};
 
 use crate::{assert_ok, pattern, pool_disk, ram_disk};
@@ -432,5 +437,89 @@ fn answers_that_are_not_read_have_an_end_and_slow_readers_live_on() {
     assert_eq!(silent.line.closed(), Some(CloseReason::HostError));
     rig.pass(Nanos::from_secs(60));
     assert_eq!((slow.line.closed(), idle.line.closed()), (None, None));
+    rig.finish();
+}
+
+/// A discovery controller, whose host may be anybody.
+fn discovery(rig: &mut Rig) -> Queue {
+    let (queue, want) = (rig.accept(0), Want::admin());
+    let host = Nqn::new(HOST).expect("well formed");
+    let data = ConnectData::new([7; 16], want.cntlid, &Nqn::discovery(), &host);
+    assert!(rig.run(&queue, connect_sqe(want), data.as_bytes()).status.is_success());
+    rig.set_cc(&queue, CC_ENABLED);
+    queue
+}
+
+fn discovery_log(cid: u16) -> Sqe {
+    Sqe::get_log_page(cid, LogId::DISCOVERY, 0, 4096, 0, true)
+}
+
+#[test]
+fn strangers_that_take_no_logs_leave_the_admin_buffers_to_others() {
+    let mut rig = Rig::new(Setup { admin_buffers: 16, ..Setup::small(vec![pool_disk(512)]) });
+    let strangers = [(); 5].map(|()| discovery(&mut rig));
+    for stranger in &strangers {
+        (0..20).for_each(|cid| rig.send(stranger, discovery_log(cid), 4096));
+    }
+    let held = rig.cores[0].pools().1.share(Holder::stranger(0)).held();
+    assert_eq!(held, 0, "those of another address");
+    // As many as are free, of a third each: they are of one address.
+    assert_eq!(rig.cores[0].pools().1.free_bytes(), 10 * 8192);
+    let (admin, cntlid) = rig.admin(0, 0);
+    rig.send(&admin, Sqe::identify(1, Cns::CONTROLLER, 0, 0), 4096);
+    assert!(rig.answer(&admin).expect("an answer").status.is_success());
+    rig.io(0, Want::io(cntlid, 1));
+    // The strangers wait for each other: those that take nothing go soon.
+    rig.pass(Nanos::from_ms(REPLY_TIMEOUT_SHORT.as_ms() + 200));
+    let gone = strangers.iter().filter(|stranger| stranger.line.closed().is_some()).count();
+    assert!(gone > 0, "{gone} are closed");
+    assert_eq!(admin.line.closed(), None);
+    strangers.iter().filter(|it| it.line.closed().is_some()).for_each(|it| rig.hang_up(it));
+    rig.finish();
+}
+
+#[test]
+fn admin_commands_whose_data_does_not_come_take_a_share_of_their_host_only() {
+    let mut rig = Rig::new(Setup { admin_buffers: 16, ..Setup::small(vec![pool_disk(512)]) });
+    let set_timestamp = |cid| Sqe::set_features(cid, FeatureId::TIMESTAMP, 0, 0);
+    let silent = [(); 4].map(|()| rig.admin(0, 0).0);
+    for queue in &silent {
+        (0..20).for_each(|cid| rig.send(queue, set_timestamp(cid), 8));
+    }
+    rig.host_nqn.push('x');
+    let (admin, _) = rig.admin(0, 0);
+    rig.send(&admin, set_timestamp(1), 8);
+    assert_eq!(admin.line.fetching(), [1]);
+    rig.bring(&admin, 1, &[1; 8]);
+    assert!(rig.answer(&admin).expect("an answer").status.is_success());
+    rig.finish();
+}
+
+#[test]
+fn memory_of_one_disk_is_no_reason_to_wait_for_that_of_another() {
+    let ram = |name, slack| -> Arc<dyn DiskSource> {
+        let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base, has_seals: false };
+        Arc::new(RamDisk::with_slack(name, spec, slack).expect("a disk"))
+    };
+    let mut rig = Rig::new(Setup::small(vec![ram("a", 4 << 20), ram("b", 1 << 20)]));
+    let queue = |rig: &mut Rig| {
+        rig.host_nqn.push('x');
+        let (_, cntlid) = rig.admin(0, 0);
+        rig.io(0, Want { entries: 128, ..Want::io(cntlid, 1) })
+    };
+    let (silent, busy) = (queue(&mut rig), queue(&mut rig));
+    let write = |cid: u16, nsid| Sqe::write(cid, nsid, u64::from(cid % 8) * 32, 32, false);
+    (0..100).for_each(|cid| rig.send(&silent, write(cid, 2), 128 << 10));
+    assert!(rig.states(&silent).contains(&(State::NeedBuffer, 100 - silent.line.fetching().len())));
+    // More bytes than the second disk has left.
+    (0..10).for_each(|cid| rig.send(&busy, write(cid, 1), 128 << 10));
+    assert_eq!(busy.line.fetching().len(), 10);
+    for cid in 20..24 {
+        rig.send(&busy, write(cid, 2), 128 << 10);
+        rig.turn();
+        assert!(busy.line.fetching().contains(&cid), "command {cid}");
+        rig.bring(&busy, cid, &pattern(1, 128 << 10));
+        assert_ok(&rig.answer(&busy).expect("an answer"));
+    }
     rig.finish();
 }
