@@ -76,8 +76,8 @@ impl<T: Transport> Qpair<T> {
         self.take_admin_buffer(env, slot, CONNECT_BYTES);
     }
 
-    /// Who is charged for the memory of admin commands: the host; of a discovery controller, which anybody may
-    /// connect, the address.
+    /// Who is charged for the memory of admin commands: the host. Of a discovery controller, which anybody
+    /// may connect, the address.
     pub(super) fn admin_holder(&self, env: &Env) -> Holder {
         match &self.role {
             Role::Admin(controller) if !controller.shared.subsystem_nqn.is_discovery() => {

@@ -29,9 +29,9 @@ pub const FETCH_TIMEOUT_SHORT: Nanos = Nanos::from_secs(1);
 pub const STARVED_TIMEOUT: Nanos = Nanos::from_secs(10);
 /// [`STARVED_TIMEOUT`] while very many queue pairs wait.
 const STARVED_TIMEOUT_MIN: Nanos = Nanos::from_secs(2);
-/// So many waiting queue pairs each shorten the time by [`STARVED_TIMEOUT`] divided by one more: those that
-/// wait may be silent as well, and each has the memory for that time. A transfer of the largest size finds about
-/// so many buffers in the default pool.
+/// [`STARVED_TIMEOUT`] is divided by one and once more for so many waiting queue pairs: those that wait may
+/// be silent as well, and each has the memory for that time. The default pool has about so many buffers for
+/// transfers of the largest size.
 const STARVED_QUEUES: u32 = 8;
 /// Time after which the log tells of a host whose memory makes no progress.
 const STALL_NOTICE: Nanos = Nanos::from_secs(5);
