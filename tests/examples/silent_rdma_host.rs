@@ -27,7 +27,7 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Longest wait for an event or a completion: an emulated CPU may not run for seconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Entries of an I/O queue and of the admin queue.
 const ENTRIES: u16 = 128;
 const ADMIN_ENTRIES: u16 = 32;
@@ -58,7 +58,7 @@ struct Queue {
 
 fn wait(channel: &CmChannel, kind: CmEventKind) -> Outcome<()> {
     let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
+    while begin.elapsed() < WAIT_MAX {
         match channel.next_event()? {
             Some(event) if event.kind == kind => return Ok(()),
             Some(event) => return Err(format!("{kind:?} was expected, not {event:?}").into()),
@@ -76,9 +76,9 @@ impl Queue {
     fn connect(to: SocketAddr, qid: u16, cntlid: u16, bytes: u32) -> Outcome<Queue> {
         let channel = CmChannel::new()?;
         let id = CmId::new(&channel)?;
-        id.resolve_address(None, to, PATIENCE)?;
+        id.resolve_address(None, to, WAIT_MAX)?;
         wait(&channel, CmEventKind::AddressResolved)?;
-        id.resolve_route(PATIENCE)?;
+        id.resolve_route(WAIT_MAX)?;
         wait(&channel, CmEventKind::RouteResolved)?;
         let devices = Device::all()?;
         let device = Arc::clone(id.device(&devices).ok_or("no RDMA device")?);
@@ -150,7 +150,7 @@ impl Queue {
             if let Some(failed) = failed {
                 return Err(failed.into());
             }
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > WAIT_MAX {
                 return Err("no completion".into());
             }
             std::thread::yield_now();

@@ -9,8 +9,8 @@
 //!            └── snapshot: disks opened, a Snapshot for all cores  <── serve, at start and reload ─┘
 //! ```
 //!
-//! A change by the control socket edits [`sections`] of the text. Those that stay keep their `Node`, and most
-//! disks their validated plan.
+//! A change by the control socket edits [`sections`] of the text. Those that stay keep their `Node`, and
+//! RAM and null disks their validated plan.
 //!
 //! A reload is caused by SIGHUP or by a method of the control socket; start and reload use the same code.
 //! Errors are collected and reported together, each with file, line, field, value and the allowed values.

@@ -42,7 +42,7 @@ model = """
 name"""
 hosts = [
     "nqn.2026-01.test:h",
-    # nobody else
+    # the only host
 ]
 
 [[disk]]
@@ -115,6 +115,12 @@ fn lists_that_are_written_inline_become_sections() {
     let sections = Sections::cut(text).expect("TOML");
     assert!(sections.text().contains("[[disk]]") && sections.text().contains("[[subsystem.namespace]]"));
     assert_eq!(read(&sections), Some(plan(text)));
+    // Not a change, though the text is another one.
+    let mut same = sections.clone();
+    same.edit(1, |_| {}).expect("TOML");
+    assert!(same.is_same(&sections) && sections.text() != text);
+    same.edit(1, |table| table["name"] = toml_edit::value("b")).expect("TOML");
+    assert!(!same.is_same(&sections));
 }
 
 #[test]
