@@ -501,7 +501,7 @@ fn memory_of_one_disk_is_no_reason_to_wait_for_that_of_another() {
         let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base, has_seals: false };
         Arc::new(RamDisk::with_slack(name, spec, slack).expect("a disk"))
     };
-    let mut rig = Rig::new(Setup::small(vec![ram("a", 4 << 20), ram("b", 1 << 20)]));
+    let mut rig = Rig::new(Setup::small(vec![ram("a", 32 << 20), ram("b", 1 << 20)]));
     let queue = |rig: &mut Rig| {
         rig.host_nqn.push('x');
         let (_, cntlid) = rig.admin(0, 0);
@@ -511,10 +511,10 @@ fn memory_of_one_disk_is_no_reason_to_wait_for_that_of_another() {
     let write = |cid: u16, nsid| Sqe::write(cid, nsid, u64::from(cid % 8) * 32, 32, false);
     (0..100).for_each(|cid| rig.send(&silent, write(cid, 2), 128 << 10));
     assert!(rig.states(&silent).contains(&(State::NeedBuffer, 100 - silent.line.fetching().len())));
-    // More bytes than the second disk has left.
-    (0..10).for_each(|cid| rig.send(&busy, write(cid, 1), 128 << 10));
-    assert_eq!(busy.line.fetching().len(), 10);
-    for cid in 20..24 {
+    // 12.5 MiB: more than the second disk has in all.
+    (0..100).for_each(|cid| rig.send(&busy, write(cid, 1), 128 << 10));
+    assert_eq!(busy.line.fetching().len(), 100);
+    for cid in 100..104 {
         rig.send(&busy, write(cid, 2), 128 << 10);
         rig.turn();
         assert!(busy.line.fetching().contains(&cid), "command {cid}");
