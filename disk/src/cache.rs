@@ -33,6 +33,7 @@ mod index;
 mod lists;
 mod plan;
 mod policy;
+mod release;
 mod shared;
 mod sizes;
 mod sweeps;
@@ -160,9 +161,9 @@ pub struct CachedDisk {
 }
 
 impl Drop for CachedDisk {
-    /// Then the service for optimistic reads gives back the memory of the cache.
+    /// Then the service for optimistic reads and the cores give up the cache.
     fn drop(&mut self) {
-        self.switch.close_seals();
+        self.switch.close();
     }
 }
 

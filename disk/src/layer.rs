@@ -1,8 +1,9 @@
 //! Shared code of the layers: commands for the inner disk, and their tokens.
 
+use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-use crate::{BlockRange, Disk, Done, IoRequest, Owner, Token};
+use crate::{BlockRange, Disk, Done, IoRequest, Owner, Token, Waited};
 
 /// A command with the arguments of the [`Disk`] method that submits it.
 pub(crate) enum Call {
@@ -23,6 +24,14 @@ impl Call {
         }
     }
 
+    /// Adds the time from `since` to `now` to [`IoRequest::waited`]. A copy and a compare-and-write have no
+    /// such field.
+    pub(crate) fn add_wait(&mut self, since: Nanos, now: Nanos) {
+        if let Call::Op(request, _) = self {
+            request.waited = Waited::of(request.waited.time() + between(since, now));
+        }
+    }
+
     /// Returns the buffer for [`Done::buf`] of a command that is not submitted.
     pub(crate) fn into_buf(self) -> Option<Buf> {
         match self {
@@ -31,6 +40,11 @@ impl Call {
             Call::Copy { .. } => None,
         }
     }
+}
+
+/// Returns the time from `since` to `now`; 0 if `since` is 0: the core had not been polled yet.
+pub(crate) fn between(since: Nanos, now: Nanos) -> Nanos {
+    if since == Nanos::ZERO { Nanos::ZERO } else { Nanos(now.0.saturating_sub(since.0)) }
 }
 
 /// A layer's commands in flight, by command index. The index is the lower half of the inner disk's token.

@@ -15,6 +15,8 @@
 //!
 //! `disk/examples/disk_kind.rs` shows how to add a kind, `CONTRIBUTING.md` how to add its configuration.
 //!
+//! `docs/disk-contract.md` has the promises of a kind and of a layer, and `tests/conformance` checks them.
+//!
 //! Guarantees: `Done::result` reports the outcome on the medium. After `Flush`, or a write with `fua`, the
 //! bytes survive the failures that the kind documents (a file: power loss; RAM: none). Not done here: range
 //! checks, which are the caller's duty, and namespaces.
@@ -257,7 +259,8 @@ pub struct Done {
     /// Success, or why the command failed.
     pub result: Result<(), DiskError>,
     /// Read: the buffer with the data. Write and Compare: the submitted buffer. Compare-and-write: `data`.
-    /// `None` for other operations, and if the disk has kept or dropped the buffer, also after a failure.
+    /// `None` for other operations, and if the disk has kept or dropped the buffer, also after a failure. A
+    /// buffer that was kept may be dropped before or after this completion is returned.
     pub buf: Option<Buf>,
 }
 
@@ -297,6 +300,9 @@ pub struct IoRequest {
     pub hints: u8,
     /// Index of the host, unique among the connected hosts of the process. 0: no host, or no free index.
     pub client: u16,
+    /// Time for which a layer has kept the command before this submission. A disk that limits the time of a
+    /// command counts it, so that the limit holds from the first submission on.
+    pub waited: Waited,
 }
 
 impl IoRequest {
@@ -304,7 +310,27 @@ impl IoRequest {
     #[inline]
     #[must_use]
     pub const fn new(op: Op, range: BlockRange) -> IoRequest {
-        IoRequest { op, range, hints: 0, client: 0 }
+        IoRequest { op, range, hints: 0, client: 0, waited: Waited(0) }
+    }
+}
+
+/// A time in units of 10 ms, rounded down; at most 655 s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Waited(u16);
+
+impl Waited {
+    const UNIT: Nanos = Nanos::from_ms(10);
+
+    /// Returns `time`; 655.35 s if it is longer.
+    #[must_use]
+    pub fn of(time: Nanos) -> Waited {
+        Waited(u16::try_from(time.0 / Waited::UNIT.0).unwrap_or(u16::MAX))
+    }
+
+    /// Returns the time.
+    #[must_use]
+    pub fn time(self) -> Nanos {
+        Nanos(Waited::UNIT.0 * u64::from(self.0))
     }
 }
 
@@ -369,7 +395,8 @@ pub trait Disk {
     /// - Others: `None`.
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done>;
 
-    /// Writes `data` to a range of one block if the block equals `expected`, atomically for all cores. Ends
+    /// Writes `data` to a range of one block if the block equals `expected`, atomically for all cores. `data` is
+    /// from [`Disk::prepare`] of a Write, as for a Write; `expected` is from the pool. Ends
     /// with [`DiskError::CompareDiffers`] if the block differs, and with [`DiskError::NotSupported`] without
     /// [`Geometry::can_compare_and_write`].
     fn compare_and_write(

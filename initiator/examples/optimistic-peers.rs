@@ -1,11 +1,15 @@
-//! Bad peers of the service for optimistic reads: for the lab (`tests/lab/cases/rdma-optimistic-peers.sh`).
+//! Bad peers of the service for optimistic reads, and of a target with `remote` disks: for the lab
+//! (`tests/lab/cases/rdma-optimistic-peers.sh`, `rdma-isolation.sh`).
 //!
 //! ```text
 //! cargo build --release -p spindle-initiator --example optimistic-peers
 //! scripts/lab/run -- .../optimistic-peers 10.9.1.1:4420 NQN OTHER_NQN
+//! scripts/lab/run -- .../optimistic-peers write 10.9.1.1:4420 MEMORY KEY
 //! ```
-//! Both subsystems have namespace 1 on a disk with a cache of its own. Each check prints a line; the first
-//! that fails ends the program with an error.
+//! First form: both subsystems have namespace 1 on a disk with a cache of its own. Second form: a host that
+//! has no right to anything but its queue pair writes to memory (an address, 0x and hexadecimal) with a key
+//! that was given to somebody else. Each check prints a line; the first that fails ends the program with an
+//! error.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -15,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use nvme_spec::Nqn;
 use nvme_spec::optimistic::{OptimisticAccept, OptimisticReject, OptimisticRequest, OptimisticStatus};
+use nvme_spec::rdma::CmRequest;
 use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_initiator::{Controller, Host, Options, Pages, Target, TransportKind};
@@ -50,8 +55,8 @@ fn event(channel: &CmChannel) -> Outcome<CmEvent> {
     }
 }
 
-/// Connects with this private data. `Err`: the status of the reject.
-fn connect(to: SocketAddr, private_data: &[u8]) -> Outcome<Result<Peer, OptimisticStatus>> {
+/// Connects with this private data; returns the answer too.
+fn open(to: SocketAddr, private_data: &[u8]) -> Outcome<(Peer, CmEvent)> {
     let channel = CmChannel::new()?;
     let id = CmId::new(&channel)?;
     id.resolve_address(None, to, TIMEOUT)?;
@@ -77,9 +82,16 @@ fn connect(to: SocketAddr, private_data: &[u8]) -> Outcome<Result<Peer, Optimist
     let initiator_depth = device.limits().initiator_depth;
     id.connect(&ConnectParams { private_data, initiator_depth, responder_resources: 0 })?;
     let answer = event(&channel)?;
+    let accept = OptimisticAccept::default();
+    Ok((Peer { queue_pair, queue, memory, id, channel, accept }, answer))
+}
+
+/// Connects to the service for optimistic reads. `Err`: the status of the reject.
+fn connect(to: SocketAddr, private_data: &[u8]) -> Outcome<Result<Peer, OptimisticStatus>> {
+    let (peer, answer) = open(to, private_data)?;
     if answer.kind == CmEventKind::Established {
         let accept = OptimisticAccept::parse(&answer.private_data).ok_or("another protocol")?;
-        return Ok(Ok(Peer { queue_pair, queue, memory, id, channel, accept }));
+        return Ok(Ok(Peer { accept, ..peer }));
     }
     let status = OptimisticReject::parse(&answer.private_data);
     Ok(Err(status.ok_or_else(|| format!("no reject with a status: {answer:?}"))?))
@@ -227,10 +239,28 @@ fn check_limits(address: SocketAddr, service: SocketAddr, nqn: &str) -> Outcome<
     check("a client that goes makes room for another", true)
 }
 
+/// The key of memory that another target may write to is worth nothing on a host's queue pair.
+fn check_foreign_write(address: SocketAddr, memory: u64, key: u32) -> Outcome<()> {
+    let request = CmRequest::new(0, 32, 0);
+    let (mut host, answer) = open(address, request.as_bytes())?;
+    check("a host connects its admin queue", answer.kind == CmEventKind::Established)?;
+    let status = host.execute(Operation::Write { address: memory, key })?;
+    println!("the WRITE has ended: {status}");
+    check("a WRITE with another target's key is refused", status == WcStatus::REMOTE_ACCESS)
+}
+
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [mode, address, memory, key] = arguments.as_slice()
+        && mode == "write"
+    {
+        let memory = u64::from_str_radix(memory.trim_start_matches("0x"), 16)?;
+        return check_foreign_write(address.parse()?, memory, key.parse()?);
+    }
     let [address, nqn, other_nqn] = arguments.as_slice() else {
-        return Err("usage: optimistic-peers ADDRESS:PORT NQN OTHER_NQN".into());
+        return Err(
+            "usage: optimistic-peers ADDRESS:PORT NQN OTHER_NQN, or write ADDRESS:PORT MEMORY KEY".into()
+        );
     };
     let address: SocketAddr = address.parse()?;
     let mut controller_a = controller(address, nqn, "nqn.2026-01.lab:tenant-a")?;

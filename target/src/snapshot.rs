@@ -81,6 +81,18 @@ impl AllowedHosts {
             AllowedHosts::Only(hosts) => hosts.contains(host),
         }
     }
+
+    /// True when each host that `other` allows is allowed here too.
+    #[must_use]
+    pub fn includes(&self, other: &AllowedHosts) -> bool {
+        match (self, other) {
+            (AllowedHosts::Any, _) => true,
+            (AllowedHosts::Only(_), AllowedHosts::Any) => false,
+            (AllowedHosts::Only(_), AllowedHosts::Only(others)) => {
+                others.iter().all(|host| self.allows(host))
+            }
+        }
+    }
 }
 
 /// An NVM subsystem.

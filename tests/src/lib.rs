@@ -5,6 +5,7 @@
 //! | [`sim`] | the seeded simulator |
 //! | [`blank`] | a disk without a medium, for measuring |
 //! | [`direct`], [`script`] | a target driven by hand, over NVMe/TCP and over scripted connections |
+//! | [`seeds`] | seeds of the simulators besides the fixed ones |
 //! | [`snapshot`] | the configuration of a target in a test |
 //! | [`embedded`] | a target on a thread of this process, with sockets: `tests/examples/embedded_target.rs` |
 //! | [`loopback`] | the binary as a child process, and hosts that use it |
@@ -32,6 +33,7 @@ pub mod loopback;
 pub mod remote;
 #[cfg(feature = "simulator")]
 pub mod script;
+pub mod seeds;
 #[cfg(feature = "simulator")]
 pub mod sim;
 pub mod snapshot;

@@ -1,6 +1,7 @@
 //! Simulation: many seeds, and one seed on demand.
 #![forbid(unsafe_code)]
 
+use spindle_tests::seeds::kept_and_fresh;
 use spindle_tests::sim::{self, Sweep};
 
 /// Commands of one seed: long enough for queues to wrap many times, short enough for many seeds.
@@ -76,6 +77,11 @@ fn half_a_million_commands_of_even_seeds_keep_every_promise() {
 #[test]
 fn half_a_million_commands_of_odd_seeds_keep_every_promise() {
     SWEEP.half(1);
+}
+
+#[test]
+fn kept_and_fresh_seeds_keep_every_promise() {
+    SWEEP.seeds(kept_and_fresh("sim", "one_seed"));
 }
 
 /// `SPINDLE_SIM_SEED=n cargo nextest run -p spindle-tests one_seed` replays a failure; without it, seed 0.

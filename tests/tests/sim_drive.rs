@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use spindle_tests::drive::{self, Plan};
+use spindle_tests::seeds::kept_and_fresh;
 
 /// Commands of one seed.
 const COMMANDS: u64 = 1000;
@@ -15,6 +16,35 @@ fn every_seed_of_the_drive_keeps_every_promise() {
         commands += drive::run(seed, COMMANDS).commands;
     }
     assert!(commands >= SEEDS * COMMANDS);
+}
+
+#[test]
+fn kept_and_fresh_seeds_keep_every_promise() {
+    for seed in kept_and_fresh("sim_drive", "one_seed_of_the_drive") {
+        eprintln!("{:?}", drive::run(seed, COMMANDS));
+    }
+    for seed in kept_and_fresh("sim_drive_cached", "one_seed_of_the_cached_drive") {
+        eprintln!("{:?}", drive::run_cached(seed, COMMANDS));
+    }
+}
+
+#[test]
+fn every_seed_of_the_drive_with_a_cache_keeps_every_promise() {
+    let (mut hits, mut evictions) = (0, 0);
+    for seed in 0..SEEDS / 2 {
+        eprintln!("seed {seed}");
+        let cache = drive::run_cached(seed, COMMANDS).cache;
+        (hits, evictions) = (hits + cache.hits, evictions + cache.evictions);
+    }
+    assert!(hits > 1000 && evictions > 1000, "{hits} hits, {evictions} evictions");
+}
+
+/// `SPINDLE_SIM_SEED=n cargo nextest run -p spindle-tests one_seed_of_the_cached_drive` replays a failure.
+#[test]
+fn one_seed_of_the_cached_drive() {
+    let seed = std::env::var("SPINDLE_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    eprintln!("{:#?}", Plan::draw(seed));
+    eprintln!("{:?}", drive::run_cached(seed, COMMANDS));
 }
 
 /// `SPINDLE_SIM_SEED=n cargo nextest run -p spindle-tests one_seed_of_the_drive` replays a failure.

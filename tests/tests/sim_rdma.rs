@@ -1,6 +1,7 @@
 //! Simulation over NVMe/RDMA: many seeds, and one seed on demand.
 #![forbid(unsafe_code)]
 
+use spindle_tests::seeds::kept_and_fresh;
 use spindle_tests::sim::{self, Sweep};
 
 /// Commands of one seed.
@@ -39,6 +40,11 @@ fn two_hundred_thousand_commands_of_even_seeds_keep_every_promise() {
 #[test]
 fn two_hundred_thousand_commands_of_odd_seeds_keep_every_promise() {
     SWEEP.half(1);
+}
+
+#[test]
+fn kept_and_fresh_seeds_keep_every_promise() {
+    SWEEP.seeds(kept_and_fresh("sim_rdma", "one_rdma_seed"));
 }
 
 /// `SPINDLE_SIM_SEED=n cargo nextest run -p spindle-tests one_rdma_seed` replays a failure; without it, seed

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use spindle_tests::remote::{self, Plan, Report};
+use spindle_tests::seeds::kept_and_fresh;
 use spindle_tests::sim;
 
 /// Commands of one seed.
@@ -84,6 +85,43 @@ fn every_seed_with_optimistic_reads_of_the_remote_disk_keeps_every_promise() {
     }
 }
 
+/// What must have happened with a cache.
+const LEAST_CACHED: [(&str, u64); 7] = [
+    ("cache hits", 1500),
+    ("cache misses", 20_000),
+    ("passed reads", 5000),
+    ("doomed fills", 10_000),
+    ("joined fills", 100),
+    ("lost writes", 500),
+    ("hangs", 20),
+];
+
+#[test]
+fn every_seed_of_the_remote_disk_with_a_cache_keeps_every_promise() {
+    let count = sim::number("SPINDLE_SIM_SEEDS").unwrap_or(SEEDS / 2).max(1);
+    let total = cached_seeds(0..count);
+    if count >= SEEDS / 2 {
+        total.counts.assert_least(&LEAST_CACHED);
+    }
+}
+
+fn cached_seeds(seeds: impl Iterator<Item = u64>) -> Report {
+    let mut total = Report::default();
+    for seed in seeds {
+        total.add(&remote::run_cached(seed, COMMANDS));
+    }
+    eprintln!("{total:#?}");
+    total
+}
+
+/// Replays a failure, as `one_seed_of_the_remote_disk`.
+#[test]
+fn one_seed_of_the_cached_remote_disk() {
+    let seed = sim::number("SPINDLE_SIM_SEED").unwrap_or(0);
+    eprintln!("{:#?}", Plan::draw_cached(seed));
+    cached_seeds(seed..seed + sim::number("SPINDLE_SIM_SEEDS").unwrap_or(1));
+}
+
 fn optimistic_seeds(seeds: impl Iterator<Item = u64>) -> Report {
     let mut total = Report::default();
     for seed in seeds {
@@ -91,6 +129,14 @@ fn optimistic_seeds(seeds: impl Iterator<Item = u64>) -> Report {
     }
     eprintln!("{total:#?}");
     total
+}
+
+#[test]
+fn kept_and_fresh_seeds_keep_every_promise() {
+    seeds(kept_and_fresh("sim_remote", "one_seed_of_the_remote_disk"));
+    cached_seeds(kept_and_fresh("sim_remote_cached", "one_seed_of_the_cached_remote_disk"));
+    let one = "one_seed_with_optimistic_reads_of_the_remote_disk";
+    optimistic_seeds(kept_and_fresh("sim_remote_optimistic", one));
 }
 
 /// Replays a failure, as `one_seed_of_the_remote_disk`.

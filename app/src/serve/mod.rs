@@ -303,7 +303,7 @@ impl Running {
         // would still read the former disk's frames.
         if !self.check_optimistic(Some(optimistic::addresses(plan))) {
             tracing::warn!("optimistic connections may outlast the former configuration: no answer in 10 s");
-            former.iter().for_each(|former| optimistic::close_replaced(former, &next.0));
+            former.iter().for_each(|former| optimistic::close_revoked(former, &next.0));
         }
         let next = match &self.registrar {
             Some(registrar) => registrar.send(next),

@@ -9,7 +9,7 @@ use spindle_optimistic::{Grants, Hooks, Service, TOKEN_TTL};
 use spindle_rdma::shell::KnownDevices;
 use spindle_reactor::mem::SealedFrames;
 use spindle_target::shared::{ControllerShared, OptimisticService};
-use spindle_target::snapshot::Snapshot;
+use spindle_target::snapshot::{Snapshot, Subsystem};
 use spindle_transport::TransportKind;
 
 use super::ServeError;
@@ -104,12 +104,16 @@ pub fn addresses(plan: &Plan) -> Vec<SocketAddr> {
     addresses
 }
 
-/// Breaks the seals of each disk of `former` under whose NSID `next` has another disk or none. A client whose
-/// connection was not ended accepts nothing that it reads from now on. Such a disk has no seals until the
-/// next start.
-pub fn close_replaced(former: &Snapshot, next: &Snapshot) {
+/// Breaks the seals of each disk of `former` under whose NSID `next` has another disk or none, and of all
+/// disks of a subsystem that a host may not read any more. A client whose connection was not ended accepts
+/// nothing that it reads from now on. Such a disk has no seals until the next start.
+pub fn close_revoked(former: &Snapshot, next: &Snapshot) {
     for subsystem in &former.subsystems {
-        let after = next.subsystem(&subsystem.nqn);
+        let has_all_hosts = |after: &&Arc<Subsystem>| {
+            after.hosts.includes(&subsystem.hosts)
+                && after.optimistic_hosts.includes(&subsystem.optimistic_hosts)
+        };
+        let after = next.subsystem(&subsystem.nqn).filter(has_all_hosts);
         for namespace in subsystem.active() {
             let Some(frames) = namespace.source.sealed_frames() else { continue };
             let now = after.and_then(|after| after.namespace(namespace.nsid)?.source.sealed_frames());
@@ -141,12 +145,16 @@ mod tests {
 
     /// Disks `a`, `b` and `c`, the first ones under NSID 1 and 2.
     fn snapshot(previous: Option<&Snapshot>, disks: &[&str]) -> Arc<Snapshot> {
+        snapshot_for(previous, disks, "allow_any_host = true")
+    }
+
+    fn snapshot_for(previous: Option<&Snapshot>, disks: &[&str], hosts: &str) -> Arc<Snapshot> {
         let disk = |name| format!("[[disk]]\nname = \"{name}\"\nkind = \"ram\"\nsize = \"1MiB\"\n");
         let namespace = |(nsid, name)| format!("[[subsystem.namespace]]\nnsid = {nsid}\ndisk = \"{name}\"\n");
         let config = Config::of(&format!(
             "[rdma]\noptimistic_port = 4430\n{}[[listener]]\naddress = \"127.0.0.1:4420\"\n\
              transport = \"rdma\"\n[[subsystem]]\nnqn = \"nqn.2026-01.test:served\"\n\
-             allow_any_host = true\n{}",
+             {hosts}\n{}",
             ["a", "b", "c"].map(disk).concat(),
             (1..).zip(disks).map(namespace).collect::<String>(),
         ));
@@ -159,9 +167,29 @@ mod tests {
         let frames = |disk: usize| former.disks[disk].as_ref()?.sealed_frames();
         let is_open = |disk: usize| frames(disk).is_some_and(|frames| frames.is_open());
         let next = snapshot(Some(&former), &["a", "c"]);
-        close_replaced(&former, &next);
+        close_revoked(&former, &next);
         assert_eq!([0, 1, 2].map(is_open), [true, false, true]);
-        close_replaced(&former, &snapshot(Some(&former), &["c"]));
+        close_revoked(&former, &snapshot(Some(&former), &["c"]));
         assert_eq!([0, 1, 2].map(is_open), [false, false, true]);
+    }
+
+    #[test]
+    fn seals_of_a_subsystem_that_a_host_may_not_read_any_more_are_closed() {
+        let hosts = |hosts: &[&str]| {
+            let list: Vec<_> = hosts.iter().map(|host| format!("\"nqn.2026-01.test:{host}\"")).collect();
+            format!("hosts = [{}]", list.join(", "))
+        };
+        let any = "allow_any_host = true".to_owned();
+        for (before, after, is_open) in [
+            (hosts(&["a"]), hosts(&["a", "b"]), true),
+            (hosts(&["a"]), any.clone(), true),
+            (hosts(&["a", "b"]), hosts(&["b"]), false),
+            (any, hosts(&["a", "b"]), false),
+        ] {
+            let former = snapshot_for(None, &["a"], &before);
+            close_revoked(&former, &snapshot_for(Some(&former), &["a"], &after));
+            let frames = former.disks[0].as_ref().and_then(|disk| disk.sealed_frames());
+            assert_eq!(frames.expect("seals").is_open(), is_open, "{before} then {after}");
+        }
     }
 }

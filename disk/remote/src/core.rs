@@ -446,11 +446,12 @@ impl<F: Far> RemoteCore<F> {
     #[cold]
     fn check_waiting(&mut self, now: Nanos) {
         self.unblock();
-        // Deadlines ascend in order of submission.
-        while self.waiting.front().is_some_and(|request| now >= request.deadline)
-            && let Some(request) = self.waiting.pop_front()
-        {
-            self.end(request, Err(DiskError::Internal));
+        for at in (0..self.waiting.len()).rev() {
+            if now >= self.waiting[at].deadline
+                && let Some(request) = self.waiting.remove(at)
+            {
+                self.end(request, Err(DiskError::Internal));
+            }
         }
         if self.orphans.is_empty() {
             return;
@@ -532,12 +533,15 @@ impl<F: Far> Disk for RemoteCore<F> {
     }
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
-        let IoRequest { op, range, hints, .. } = *request;
-        if let Some(error) = self.refusal(op, buf.is_some()) {
+        let IoRequest { op, range, hints, waited, .. } = *request;
+        // A layer has kept the command for all of its time.
+        let is_late = waited.time() >= self.shared.command_timeout;
+        let late = is_late.then_some(DiskError::Internal);
+        if let Some(error) = self.refusal(op, buf.is_some()).or(late) {
             return Some(Done { token, result: Err(error), buf });
         }
         self.numbers += 1;
-        let deadline = self.now + self.shared.command_timeout;
+        let deadline = self.now + (self.shared.command_timeout - waited.time());
         let mut request = Request::new(token, op, range, buf, self.numbers, deadline);
         request.hints = hints;
         request.sends_zeroes = !self.shared.abilities.write_zeroes();

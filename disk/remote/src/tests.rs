@@ -2,6 +2,7 @@
 //! `tests/src/remote`.
 
 mod attach;
+mod conformance;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use nvme_spec::identify::Oncs;
 use nvme_spec::status::Status;
 use spindle_disk::{
     BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, OptimisticReads,
-    Token,
+    Token, Waited,
 };
 use spindle_initiator::{
     Error, Failure, Host, HostData, Identity, Loss, OptimisticCounts, OptimisticOptions, Refusal, Refused,
@@ -409,6 +410,28 @@ fn a_command_fails_in_time_and_its_blocks_take_no_other_write_until_its_completi
     assert!(!may_change(&world, 0, 8) && !may_change(&world, 1, 8));
     world.answer(8);
     assert_eq!(world.taken(), [(2, Ok(()))]);
+}
+
+#[test]
+fn the_time_for_which_a_layer_has_kept_a_command_counts() {
+    let mut world = World::new(1);
+    world.lose(1);
+    // The second is submitted later and has less time.
+    for (token, waited) in [(1, 0), (2, 15), (3, 25), (4, 600)] {
+        let range = BlockRange { lba: 8, blocks: 8 };
+        let waited = Waited::of(Nanos::from_secs(waited));
+        let request = IoRequest { waited, ..IoRequest::new(Op::Read, range) };
+        let ended = world.cores[0].submit(Token(token), &request, world.pool.take(4096));
+        world.done.extend(ended);
+    }
+    let late = Err(DiskError::Internal);
+    assert_eq!(world.taken(), [(3, late), (4, late)], "its time has passed already");
+    world.pass(Nanos::from_ms(9_900));
+    assert_eq!(world.taken(), []);
+    world.pass(Nanos::from_ms(200));
+    assert_eq!(world.taken(), [(2, late)]);
+    world.pass(Nanos::from_secs(15));
+    assert_eq!(world.taken(), [(1, late)]);
 }
 
 #[test]

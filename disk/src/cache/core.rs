@@ -6,13 +6,17 @@
 //!                   long, one-time, no frame   -> Pool
 //!          submit:  pieces to the inner disk   -> each Done publishes its frames -> all pages pinned -> Done
 //!                   pages that others fill     -> looked up again in each poll
-//!                   no frame, a piece failed   -> pass around: the inner disk executes the read with a
+//!                   no frame, a media error, a page filled for a second by others
+//!                                              -> pass around: the inner disk executes the read with a
 //!                                                 buffer of the pool
+//!                   another error of a piece   -> Done with this error
 //!   write  announce each page, drop each from the cache -> inner disk
 //!            -> whole pages that were in the cache are entered again -> end of the write -> Done
 //!          over 1024 pages: sweep, some pages dropped in each poll -> inner disk -> end of the sweep -> Done
 //!   other commands, and reads for which `prepare` returned `Pool`, are passed to the inner disk unchanged
 //! ```
+//! The inner disk is told how long a command has waited here ([`IoRequest::waited`]), so that its limit of
+//! time holds from the submission to this layer.
 
 mod fetch;
 
@@ -26,14 +30,15 @@ use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Holder, Pool};
 use super::ahead::{Fetch, Streams};
 use super::counts::{CoreCounts, NO_HOST};
 use super::index::{Found, NO_FRAME, PageBuckets};
-use super::plan::{Plan, PlanContext, Run};
+use super::plan::{NoFrame, Plan, PlanContext, Run};
 use super::policy::InsertReason;
 use super::shared::{Admission, Shared, Stay};
 use super::sweeps::Sweep;
-use crate::layer::{Call, Commands, inner_token, number_of};
+use crate::layer::{Call, Commands, between, inner_token, number_of};
 use crate::shape::block_shift;
 use crate::{
-    Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
+    Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Prepared,
+    Token, Waited,
 };
 
 const FRAME: u64 = FRAME_BYTES as u64;
@@ -57,6 +62,9 @@ const TOUCHES_MAX: usize = 256;
 const SAMPLES_MAX: usize = 8;
 /// Most queued read-ahead fetches of a core. Further fetches are dropped.
 const FETCHES_MAX: usize = 16;
+/// Longest wait of a read for pages that other reads fill. Then it passes around the cache: the core that
+/// fills them may hang.
+const FILL_WAIT_MAX: Nanos = Nanos::from_secs(1);
 /// Owner of the pieces that fill frames. No queue pair has this owner: a slab has at most 65,535 entries, so
 /// no slot has index 65,535.
 const FILLS: Owner = Owner(0xffff);
@@ -71,6 +79,18 @@ struct Read {
     at_disk: u32,
     /// The whole read is passed to the inner disk once its pieces have completed.
     passes_around: bool,
+    /// A piece has failed: the read ends so once its pieces have completed.
+    failed: Option<DiskError>,
+    /// Time of the submission to this layer.
+    since: Nanos,
+}
+
+impl Read {
+    /// Returns the request with the time that it has waited until `now`.
+    fn request_at(&self, now: Nanos) -> IoRequest {
+        let waited = Waited::of(self.request.waited.time() + between(self.since, now));
+        IoRequest { waited, ..self.request }
+    }
 }
 
 /// A command in flight.
@@ -91,6 +111,7 @@ enum Entry {
         pages: std::ops::Range<u64>,
         sweep: Option<Sweep>,
         call: Call,
+        since: Nanos,
     },
     Read(Read),
 }
@@ -118,6 +139,8 @@ pub(super) struct CachedCore {
     cache: CoreCache,
     pool: Pool,
     shift: u32,
+    /// Time of the last poll.
+    now: Nanos,
     /// Number of pieces at the inner disk that fill frames, at most `depth`.
     pieces: u32,
     depth: u32,
@@ -237,7 +260,12 @@ impl Drop for CoreCache {
 }
 
 impl CachedCore {
-    pub(super) fn new(inner: Box<dyn Disk>, shared: Arc<Shared>, context: &CoreContext) -> CachedCore {
+    pub(super) fn new(
+        inner: Box<dyn Disk>,
+        shared: Arc<Shared>,
+        context: &CoreContext,
+        now: Nanos,
+    ) -> CachedCore {
         let depth = context.depth as usize;
         let predicted_buckets = shared.index.buckets(0);
         let window_max = fetch::window_max(shared.spec.read_ahead, shared.words().len());
@@ -255,6 +283,7 @@ impl CachedCore {
             inner,
             cache,
             pool: context.pool.clone(),
+            now,
             pieces: 0,
             depth: context.depth,
             predicted: (u64::MAX, NO_FRAME),
@@ -292,7 +321,8 @@ impl CachedCore {
     fn write(&mut self, token: Token, range: BlockRange, call: Call) -> Option<Done> {
         let pages = self.pages(range);
         if pages.end - pages.start > ANNOUNCED_PAGES_MAX {
-            let slot = self.cache.commands.insert(Entry::Sweeping { token, pages, sweep: None, call });
+            let since = self.now;
+            let slot = self.cache.commands.insert(Entry::Sweeping { token, pages, sweep: None, call, since });
             self.sweeping.push_back(slot);
             return None;
         }
@@ -326,7 +356,8 @@ impl CachedCore {
         };
         let token = *token;
         let swept = std::mem::replace(entry, Entry::Swept(token, ended));
-        let Entry::Sweeping { call, .. } = swept else { return };
+        let Entry::Sweeping { mut call, since, .. } = swept else { return };
+        call.add_wait(since, self.now);
         if let Some(done) = self.call(token, slot, call) {
             self.ready.push_back(done);
         }
@@ -516,7 +547,15 @@ impl CachedCore {
                 (plan, true)
             }
         };
-        let read = Read { token: Some(token), request: *request, plan, at_disk: 0, passes_around };
+        let read = Read {
+            token: Some(token),
+            request: *request,
+            plan,
+            at_disk: 0,
+            passes_around,
+            failed: None,
+            since: self.now,
+        };
         let slot = self.cache.commands.insert(Entry::Read(read));
         self.step_read(slot);
     }
@@ -524,6 +563,9 @@ impl CachedCore {
     /// Submits the read's pieces to the inner disk while fewer than `depth` pieces of this core are there.
     fn submit_runs(&mut self, slot: u32) {
         while let Some((read, context)) = self.cache.read(slot).filter(|_| self.pieces < self.depth) {
+            if read.failed.is_some() {
+                return;
+            }
             let Some(Run { page, buf }) = read.plan.runs.pop() else { return };
             read.at_disk += 1;
             self.pieces += 1;
@@ -534,22 +576,27 @@ impl CachedCore {
             if self.inner.may_still_write(range) {
                 read.plan.doom(&context, page..page + buf.len() as u64 / FRAME);
             }
-            let request = IoRequest { range, ..read.request };
+            let request = IoRequest { range, ..read.request_at(self.now) };
             if let Some(done) = self.inner.submit(inner_token(FILLS, slot), &request, Some(buf)) {
                 self.on_piece(slot, done);
             }
         }
     }
 
-    /// Handles the completion of a piece: publishes its frames. After an error, or if the inner disk keeps
-    /// the buffer, the read passes around the cache.
+    /// Handles the completion of a piece: publishes its frames. After a media error the read passes around
+    /// the cache, because the blocks that its host asked for may be readable. Another error is that of the
+    /// read: a second command would take its time again.
     fn on_piece(&mut self, slot: u32, done: Done) {
         let Some((read, context)) = self.cache.read(slot) else {
             panic!("the inner disk ended a piece of a read that there is not")
         };
         self.pieces -= 1;
         read.at_disk -= 1;
-        read.passes_around |= done.result.is_err() || done.buf.is_none();
+        match done.result {
+            Err(error) if !error.is_media() => _ = read.failed.get_or_insert(error),
+            Err(_) => read.passes_around = true,
+            Ok(()) => read.passes_around |= done.buf.is_none(),
+        }
         match done.buf {
             Some(buf) => read.plan.on_read(&context, buf, done.result.is_ok()),
             // The inner disk keeps the buffer. All frames that the read fills are doomed, so a later drop of
@@ -565,6 +612,13 @@ impl CachedCore {
         let Some((read, context)) = self.cache.read(slot) else { return };
         if read.at_disk > 0 {
             return; // the completion of the last piece calls this function again
+        }
+        if let Some(error) = read.failed {
+            read.plan.on_lost(&context);
+            let token = read.token;
+            self.cache.end_read(slot);
+            self.ready.extend(token.map(|token| Done { token, result: Err(error), buf: None }));
+            return;
         }
         if !read.plan.runs.is_empty() {
             return self.waiting.push_back(slot);
@@ -587,7 +641,7 @@ impl CachedCore {
     fn pass_around(&mut self, slot: u32, token: Token) {
         let Some((read, context)) = self.cache.read(slot) else { return };
         read.plan.clear(&context);
-        let (request, bytes) = (read.request, read.plan.bytes);
+        let (request, bytes) = (read.request_at(self.now), read.plan.bytes);
         let share = self.pool.share(Holder::host(request.client));
         let Some(buf) = share.take(bytes) else {
             share.claim(bytes);
@@ -610,7 +664,11 @@ impl CachedCore {
             let Some(slot) = self.waiting.pop_front() else { return };
             let Some((read, context)) = self.cache.read(slot) else { continue };
             if !read.passes_around && read.token.is_some() {
-                read.passes_around = read.plan.retry_waiting(&context).is_err();
+                let is_late = between(read.since, self.now) > FILL_WAIT_MAX;
+                read.passes_around = match read.plan.retry_waiting(&context) {
+                    Ok(()) => is_late && read.plan.runs.is_empty() && !read.plan.is_whole(),
+                    Err(NoFrame) => true,
+                };
             }
             self.step_read(slot);
         }
@@ -701,6 +759,7 @@ impl Disk for CachedCore {
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.now = now;
         self.cache.drop_prepared();
         let mut ended = std::mem::take(&mut self.inner_done);
         let mut is_busy = self.inner.poll(now, &mut ended);

@@ -255,9 +255,12 @@ impl Plan {
         let words = context.shared.words();
         for (page, state) in (self.first_page()..).zip(&self.pages).filter(|(page, _)| pages.contains(page)) {
             let Page::Own(frame) = *state else { continue };
-            // The frame may have been freed and reused for another page since.
-            if let Some(pin) = words.pin(frame).filter(|pin| pin.page() == page) {
-                pin.invalidate();
+            // The frame may have been freed since, and reused for the same page or another. An entry of this
+            // page for it can be left over in either case. With the pin, the frame is not reused from now on.
+            if let Some(pin) = words.pin(frame) {
+                if pin.page() == page {
+                    pin.invalidate();
+                }
                 context.shared.index.remove(words, context.shared.index.buckets(page), frame);
             }
         }

@@ -25,6 +25,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 
 use super::core::CachedCore;
+use super::release::release;
 use super::shared::Shared;
 use crate::layer::Call;
 use crate::{
@@ -76,26 +77,36 @@ impl Switch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests the cache `shared`, or no cache. Each core starts to switch at [`Disk::reconfigure`].
-    pub(super) fn set_wanted(&self, shared: Option<Arc<Shared>>) {
+    /// Returns the cache in use and the requested one, if it is another.
+    fn caches(&self) -> Vec<Arc<Shared>> {
         let now = self.lock();
-        let former = [now.stage.cache().cloned(), now.wanted.clone()];
+        let mut caches: Vec<_> = now.stage.cache().cloned().into_iter().chain(now.wanted.clone()).collect();
         drop(now);
+        caches.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        caches
+    }
+
+    /// Requests the cache `shared`, or no cache. Each core starts to switch at [`Disk::reconfigure`]. The
+    /// memory of a former cache is given back by another thread.
+    pub(super) fn set_wanted(&self, shared: Option<Arc<Shared>>) {
+        let mut former = self.caches();
+        former.retain(|it| shared.as_ref().is_none_or(|shared| !Arc::ptr_eq(it, shared)));
         // Before any core can begin to switch, and so to stop announcing its writes to a former cache:
         // clients must find no seal then.
-        let is_other = |it: &Arc<Shared>| shared.as_ref().is_none_or(|shared| !Arc::ptr_eq(it, shared));
-        former.iter().flatten().filter(|it| is_other(it)).for_each(|it| it.words().close_seals());
+        former.iter().for_each(|it| it.words().close_seals());
         let mut now = self.lock();
         now.wanted = shared;
         now.request += 1;
+        drop(now);
+        release(former);
     }
 
-    /// Breaks all seals of the caches in use and requested, and seals no frame of them from now on.
-    pub(super) fn close_seals(&self) {
-        let now = self.lock();
-        let caches = [now.stage.cache().cloned(), now.wanted.clone()];
-        drop(now);
-        caches.iter().flatten().for_each(|it| it.words().close_seals());
+    /// The disk has gone: breaks all seals of its caches and seals no frame of them from now on. Another
+    /// thread gives their memory back.
+    pub(super) fn close(&self) {
+        let caches = self.caches();
+        caches.iter().for_each(|it| it.words().close_seals());
+        release(caches);
     }
 
     /// Returns the requested cache; `None`: no cache.
@@ -162,7 +173,8 @@ pub(super) struct SwitchedCore {
     known_request: u64,
     /// New commands are queued in `held` until no command is in flight.
     is_holding: bool,
-    held: VecDeque<(Token, Call)>,
+    /// Each with its time of submission.
+    held: VecDeque<(Token, Call, Nanos)>,
     /// Completions of queued commands that were cancelled or that ended in `submit`.
     ready: VecDeque<Done>,
     core: usize,
@@ -171,6 +183,8 @@ pub(super) struct SwitchedCore {
     /// Copy of the inner disk's geometry, renewed by `poll` and `reconfigure`: a call for each command costs
     /// 24 instructions.
     geometry: Geometry,
+    /// Time of the last poll.
+    now: Nanos,
     /// `geometry` reports no atomic writes of several blocks: see [`CachedDisk`](super::CachedDisk).
     has_single_blocks: bool,
 }
@@ -201,6 +215,7 @@ impl SwitchedCore {
             core: context.core,
             pool: context.pool.clone(),
             depth: context.depth,
+            now: Nanos::ZERO,
             has_single_blocks,
         };
         handle.enter_stage(&stage);
@@ -245,11 +260,14 @@ impl SwitchedCore {
             (Stage::Plain, path) => Path::Plain(inner(path)),
             (Stage::Announcing(_), Path::Cached(core) | Path::Announcing(core)) => Path::Announcing(core),
             (Stage::Cached(_), Path::Announcing(core)) => Path::Cached(core),
-            (Stage::Announcing(shared), path) => {
-                Path::Announcing(Box::new(CachedCore::new(inner(path), Arc::clone(shared), &context)))
-            }
+            (Stage::Announcing(shared), path) => Path::Announcing(Box::new(CachedCore::new(
+                inner(path),
+                Arc::clone(shared),
+                &context,
+                self.now,
+            ))),
             (Stage::Cached(shared), path) => {
-                Path::Cached(Box::new(CachedCore::new(inner(path), Arc::clone(shared), &context)))
+                Path::Cached(Box::new(CachedCore::new(inner(path), Arc::clone(shared), &context, self.now)))
             }
         };
     }
@@ -288,7 +306,8 @@ impl SwitchedCore {
     }
 
     fn submit_held(&mut self) {
-        while let Some((token, call)) = self.held.pop_front() {
+        while let Some((token, mut call, since)) = self.held.pop_front() {
+            call.add_wait(since, self.now);
             if let Some(done) = call.submit(self.disk(), token) {
                 self.ready.push_back(done);
             }
@@ -298,7 +317,7 @@ impl SwitchedCore {
     #[inline]
     fn submit_or_hold(&mut self, token: Token, call: Call) -> Option<Done> {
         if self.is_holding {
-            self.held.push_back((token, call));
+            self.held.push_back((token, call, self.now));
             return None;
         }
         call.submit(self.disk(), token)
@@ -359,6 +378,7 @@ impl Disk for SwitchedCore {
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.now = now;
         let mut is_busy = !self.ready.is_empty();
         Done::give(&mut self.ready, done);
         is_busy |= self.disk().poll(now, done);
@@ -380,7 +400,7 @@ impl Disk for SwitchedCore {
         let count = self.disk().cancel_owner(owner);
         for _ in 0..self.held.len() {
             match self.held.pop_front() {
-                Some((token, call)) if token.owner() == owner => {
+                Some((token, call, _)) if token.owner() == owner => {
                     self.ready.push_back(Done::cancelled(token, call.into_buf()));
                 }
                 other => self.held.extend(other),

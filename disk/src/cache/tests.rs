@@ -7,6 +7,7 @@ mod held;
 mod policies;
 mod rules;
 mod threads;
+mod times;
 mod weak;
 mod written;
 

@@ -328,8 +328,9 @@ impl Controller {
         namespace: &Namespace,
         options: &OptimisticOptions,
     ) -> OptimisticGrant {
-        let address = SocketAddr::new(self.target.address.ip(), attachment.port.get());
-        OptimisticGrant::new(address, attachment.token, namespace, options, &self.options)
+        let far = self.target.address;
+        let address = SocketAddr::new(far.ip(), attachment.port.get());
+        OptimisticGrant::new(address, far, attachment.token, namespace, options, &self.options)
     }
 
     /// Attaches a queue of this controller to the cache of a namespace: reads of 1 to 16 pages that the queue

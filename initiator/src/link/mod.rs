@@ -22,8 +22,8 @@ use crate::error::{Error, Loss};
 use crate::options::{Options, Target};
 use crate::qpair::Refusal;
 
-pub(crate) use rdma::Registrations;
 use rdma::{RdmaLink, RdmaOpening};
+pub(crate) use rdma::{Registrations, domain_of};
 use tcp::{TcpLink, TcpOpening};
 
 /// Identifiers and depth of the queue of a connection. RDMA sends them in the private data of the connect

@@ -17,7 +17,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_rdma::registration::Limits as RegistrationLimits;
 use spindle_rdma_verbs::{
-    CmChannel, CmEventKind, CmId, CompletionQueue, ConnectParams, Device, MemoryRegion,
+    CmChannel, CmEventKind, CmId, CompletionQueue, ConnectParams, Device, Domain, MemoryRegion,
     PRIVATE_DATA_BYTES_MAX, QueuePair, QueuePairConfig, VerbsError,
 };
 use spindle_reactor::clock::Nanos;
@@ -26,7 +26,7 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use super::RdmaReader;
 use super::reader::{ReaderVerbs, seal_bytes, work_requests};
 use crate::error::{Error, RdmaRefusal};
-use crate::link::Registrations;
+use crate::link::{Registrations, domain_of};
 
 const STEP: &str = "connect for optimistic reads";
 
@@ -141,7 +141,7 @@ struct Parts {
     queue: CompletionQueue,
     region: MemoryRegion,
     seals: Buf,
-    device: Arc<Device>,
+    domain: Arc<Domain>,
     /// Capacity of the send queue.
     work_requests: u32,
 }
@@ -153,6 +153,8 @@ pub(super) struct Attempt {
     id: CmId,
     channel: CmChannel,
     address: SocketAddr,
+    /// Address of the queue's target, whose protection domain the connection shares.
+    far: SocketAddr,
     timeout: Duration,
     token: Token,
     /// Slots of commands are below.
@@ -163,6 +165,7 @@ impl Attempt {
     /// Starts the address resolution.
     pub(super) fn begin(
         address: SocketAddr,
+        far: SocketAddr,
         token: Token,
         slots: usize,
         timeout: Duration,
@@ -173,7 +176,7 @@ impl Attempt {
         }
         let channel = CmChannel::new().map_err(|_| Error::NoRdma)?;
         let id = CmId::new(&channel).map_err(failed)?;
-        let attempt = Attempt { parts: None, id, channel, address, timeout, token, slots };
+        let attempt = Attempt { parts: None, id, channel, address, far, timeout, token, slots };
         attempt.id.resolve_address(None, address, timeout).map_err(failed)?;
         Ok(attempt)
     }
@@ -192,10 +195,10 @@ impl Attempt {
     ) -> Result<RdmaReader, Error> {
         let Attempt { parts, id, channel, slots, .. } = self;
         // Not `None`: the connect request was sent.
-        let Some(Parts { queue_pair, queue, region, seals, device, work_requests }) = parts else {
+        let Some(Parts { queue_pair, queue, region, seals, domain, work_requests }) = parts else {
             return Err(Error::Busy { step: STEP });
         };
-        let registrations = Registrations::of(&device, registration);
+        let registrations = Registrations::of(&domain, registration);
         let verbs = ReaderVerbs { queue_pair, queue, region, seals, id, channel };
         Ok(RdmaReader::new(verbs, accept, registrations, slots, work_requests as usize, silence_max))
     }
@@ -217,9 +220,10 @@ impl Attempt {
         let work_requests = u32::try_from(work_requests(self.slots)).unwrap_or(u32::MAX).min(limits.send_wr);
         // After a failure each work request has a completion.
         let queue = CompletionQueue::new(&device, work_requests, 0, None).map_err(self.failed())?;
+        let domain = domain_of(&device, self.far).map_err(self.failed())?;
         let config = QueuePairConfig {
             cq: &queue,
-            domain: None,
+            domain: Some(&domain),
             srq: None,
             send_wr: work_requests,
             recv_wr: 1,
@@ -231,9 +235,9 @@ impl Attempt {
         let queue_pair = self.id.create_queue_pair(&device, &config).map_err(self.failed())?;
         let bytes = u32::try_from(seal_bytes(self.slots)).unwrap_or(u32::MAX);
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: bytes, count: 1 }], Pages::Base)?;
-        let region = device.register(pool.area(), limits.read_access()).map_err(self.failed())?;
+        let region = domain.register(pool.area(), limits.read_access()).map_err(self.failed())?;
         let seals = pool.take(bytes).ok_or(Error::Busy { step: STEP })?;
-        Ok(Parts { queue_pair, queue, region, seals, device, work_requests })
+        Ok(Parts { queue_pair, queue, region, seals, domain, work_requests })
     }
 }
 
@@ -258,7 +262,7 @@ impl Connector for Attempt {
         let parameters = ConnectParams {
             private_data: request.as_bytes(),
             responder_resources: 0,
-            initiator_depth: parts.device.limits().initiator_depth,
+            initiator_depth: parts.domain.device().limits().initiator_depth,
         };
         self.parts = Some(parts);
         self.id.connect(&parameters).map_err(self.failed())

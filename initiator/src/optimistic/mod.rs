@@ -14,6 +14,10 @@
 //! the reference. Then each page was the newest content at some instant between the READs and their
 //! completion.
 //!
+//! A target that is stopped, or hangs, still serves READs, and another target may have taken over the medium
+//! meanwhile. So a read is accepted only if an ordinary command of the queue was answered in the second
+//! before. After half a second without such an answer reads are ordinary, until one of them is answered.
+//!
 //! When fewer than half of 256 optimistic reads were accepted, all reads are ordinary for a second. When 256
 //! Get References for reads of several pages have led to fewer than 128 accepted ones, none is sent for 100
 //! ms.
@@ -42,6 +46,10 @@ pub(crate) use references::References;
 const WINDOW: u32 = 256;
 /// Time without optimistic reads after a window with too few accepted ones.
 const PAUSE: Nanos = Nanos::from_secs(1);
+/// Longest time since the last answer to an ordinary command, for a read to be accepted.
+const ANSWER_AGE_MAX: Nanos = Nanos::from_secs(1);
+/// Time since that answer from which reads are ordinary, which brings the next answer in time.
+const ANSWER_DUE: Nanos = Nanos::from_ms(500);
 const PAGE_BYTES: usize = 1 << OPTIMISTIC_PAGE_SHIFT;
 /// Most pages of an optimistic read: 64 KiB.
 pub const READ_PAGES_MAX: usize = 16;
@@ -164,6 +172,8 @@ pub struct Optimistic<R> {
     /// Reads and accepted reads of the current window.
     window: (u32, u32),
     paused_until: Nanos,
+    /// Time of the last answer to an ordinary command.
+    answered: Nanos,
     /// Time of the last poll.
     now: Nanos,
 }
@@ -200,6 +210,7 @@ impl<R: PageReader> Optimistic<R> {
             counts: OptimisticCounts::default(),
             window: (0, 0),
             paused_until: Nanos::ZERO,
+            answered: Nanos::ZERO,
             now: Nanos::ZERO,
         }
     }
@@ -233,7 +244,7 @@ impl<R: PageReader> Optimistic<R> {
     /// `buf`: a page is not in the directory, or no optimistic read is possible now. The caller sends `sqe`.
     #[inline]
     pub fn try_read(&mut self, slot: usize, pages: PageRange, sqe: Sqe, buf: Buf) -> Result<(), Buf> {
-        if self.now < self.paused_until {
+        if self.now < self.paused_until || self.now > self.answered + ANSWER_DUE {
             return Err(buf);
         }
         let first = slot * READ_PAGES_MAX;
@@ -266,6 +277,7 @@ impl<R: PageReader> Optimistic<R> {
     /// An ordinary command has ended with success: learns its reference, if it has one.
     #[inline]
     pub fn on_read(&mut self, slot: usize, cqe: &Cqe, buf: Option<&Buf>) {
+        self.answered = self.now;
         let Some(pages) = self.noted.get_mut(slot).and_then(Option::take) else { return };
         if pages.count > 1 {
             return self.want(pages);
@@ -310,6 +322,7 @@ impl<R: PageReader> Optimistic<R> {
 
     /// Learns the entries of Get References, for the pages from `first` on.
     pub fn on_entries(&mut self, first: u64, entries: &[PageEntry]) {
+        self.answered = self.now;
         for (at, entry) in entries.iter().enumerate() {
             if let Some((reference, crc)) = entry.get().filter(|(it, _)| it.epoch == self.reader.epoch()) {
                 self.learn(first + at as u64, reference, crc);
@@ -329,6 +342,7 @@ impl<R: PageReader> Optimistic<R> {
     #[inline]
     pub fn poll(&mut self, now: Nanos, mut each: impl FnMut(usize, Outcome)) -> bool {
         self.now = now;
+        let has_answer = now <= self.answered + ANSWER_AGE_MAX;
         let Optimistic { reader, noted, expected, contents, directory, counts, window, ask_window, .. } =
             self;
         let has_come = reader.poll(now, |slot, seals, buf| {
@@ -336,7 +350,7 @@ impl<R: PageReader> Optimistic<R> {
             let Some(Expected { pages, sqe }) = expected.get_mut(slot).and_then(Option::take) else { return };
             let contents = &contents[slot * READ_PAGES_MAX..][..pages.count];
             window.0 += 1;
-            if is_valid(contents, seals, &buf) {
+            if has_answer && is_valid(contents, seals, &buf) {
                 window.1 += 1;
                 ask_window.1 += u32::from(pages.count > 1);
                 counts.accepted += 1;

@@ -26,6 +26,8 @@ use crate::queue::IoQueue;
 /// here, because the thread of a queue must not wait for so much memory.
 pub struct OptimisticGrant {
     address: SocketAddr,
+    /// Address of the target's NVMe port.
+    far: SocketAddr,
     token: Token,
     namespace: Namespace,
     directory: Directory,
@@ -38,6 +40,7 @@ pub struct OptimisticGrant {
 impl OptimisticGrant {
     pub(crate) fn new(
         address: SocketAddr,
+        far: SocketAddr,
         token: Token,
         namespace: &Namespace,
         optimistic: &OptimisticOptions,
@@ -45,6 +48,7 @@ impl OptimisticGrant {
     ) -> OptimisticGrant {
         OptimisticGrant {
             address,
+            far,
             token,
             namespace: *namespace,
             directory: Directory::new(optimistic.directory_pages),
@@ -89,8 +93,8 @@ impl OptimisticOpening {
     /// # Errors
     /// [`Error::NoRdma`], [`Error::Rdma`]: see [`Controller::attach`](crate::Controller::attach).
     pub fn begin(grant: OptimisticGrant, queue: &IoQueue, now: Nanos) -> Result<OptimisticOpening, Error> {
-        let OptimisticGrant { address, token, connect_timeout, .. } = grant;
-        let attempt = Attempt::begin(address, token, queue.depth(), connect_timeout)?;
+        let OptimisticGrant { address, far, token, connect_timeout, .. } = grant;
+        let attempt = Attempt::begin(address, far, token, queue.depth(), connect_timeout)?;
         let handshake = Handshake::new(address, connect_timeout, now);
         Ok(OptimisticOpening { handshake, attempt: Some((attempt, grant)) })
     }

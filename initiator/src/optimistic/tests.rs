@@ -80,16 +80,11 @@ impl World {
     fn new() -> World {
         let reader = FakeReader { generations: [1; 4], posted: VecDeque::new(), is_up: true, is_torn: false };
         let zone = ZoneSpec { buffer_bytes: 16_384, count: 16 };
-        World {
-            optimistic: Optimistic::new(
-                reader,
-                1,
-                8,
-                &OptimisticOptions { directory_pages: 64, is_eager: false },
-            ),
-            pool: Pool::new(&[zone], Pages::Base).expect("memory"),
-            now: Nanos::from_secs(1),
-        }
+        let options = OptimisticOptions { directory_pages: 64, is_eager: false };
+        let mut optimistic = Optimistic::new(reader, 1, 8, &options);
+        let now = Nanos::from_secs(1);
+        optimistic.poll(now, |_, _| ());
+        World { optimistic, pool: Pool::new(&[zone], Pages::Base).expect("memory"), now }
     }
 
     fn buf(&self) -> Buf {
@@ -308,7 +303,29 @@ fn with_few_accepted_reads_there_is_a_pause() {
     assert_eq!(world.try_read(0), None, "a pause");
     world.now += PAUSE;
     world.optimistic.poll(world.now, |_, _| ());
+    world.read(0, 5);
     assert_eq!(world.try_read(0), Some(true));
+}
+
+/// A stopped target serves READs, but answers no command.
+#[test]
+fn reads_are_ordinary_while_no_command_is_answered() {
+    let mut world = World::new();
+    world.read(0, 5);
+    assert_eq!(world.try_read(0), Some(true));
+    world.now += Nanos::from_ms(400);
+    assert_eq!(world.try_read(0), Some(true));
+    // Posted in time, and completed when the last answer is too old.
+    world.now += Nanos::from_ms(700);
+    assert_eq!(world.try_read(0), Some(false));
+    world.now += Nanos::from_ms(1);
+    world.read(1, 5);
+    assert_eq!(world.try_read(1), Some(true), "a command was answered");
+    world.now += ANSWER_DUE + Nanos(1);
+    world.optimistic.poll(world.now, |_, _| ());
+    assert_eq!(world.try_read(1), None, "an ordinary read is due");
+    world.read(1, 5);
+    assert_eq!(world.try_read(1), Some(true));
 }
 
 #[test]

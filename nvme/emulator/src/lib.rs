@@ -197,6 +197,11 @@ impl Emulator {
         self.lock().faults.queued.push_back(injection);
     }
 
+    /// Removes the queued faults for I/O commands.
+    pub fn clear_injections(&self) {
+        self.lock().faults.queued.clear();
+    }
+
     /// Queues a fault for an admin command. The queued faults apply to the next admin commands other than
     /// Asynchronous Event Request, one each, in the order of the calls.
     pub fn inject_admin(&self, injection: Injection) {

@@ -163,7 +163,7 @@ impl Drive {
             });
         };
         let (name, namespace, rules) = (name.to_owned(), Arc::clone(namespace), *rules);
-        let (drive, fronts) = (Arc::clone(self), state.add_fronts(&self.shared.released));
+        let (drive, fronts) = (Arc::clone(self), state.add_fronts(nsid, &self.shared.released));
         Ok(Arc::new(NvmeDisk { name, drive, namespace, rules, fronts }))
     }
 }

@@ -48,6 +48,7 @@ impl CacheArea {
 
 #[derive(Default)]
 pub(crate) struct Fronts {
+    nsid: u32,
     /// Incremented after each addition to and removal from `attached`.
     generation: AtomicU64,
     attached: Lock<Vec<Arc<CacheArea>>>,
@@ -56,10 +57,14 @@ pub(crate) struct Fronts {
 }
 
 impl Fronts {
-    /// Creates a `Fronts` without areas and callbacks. Areas that were in use are added to `released`, for
-    /// the drive's manager to unmap.
-    pub(crate) fn new(released: &Released) -> Arc<Fronts> {
-        Arc::new(Fronts { released: Arc::clone(released), ..Fronts::default() })
+    /// Creates a `Fronts` of a namespace without areas and callbacks. Areas that were in use are added to
+    /// `released`, for the drive's manager to unmap.
+    pub(crate) fn new(nsid: u32, released: &Released) -> Arc<Fronts> {
+        Arc::new(Fronts { nsid, released: Arc::clone(released), ..Fronts::default() })
+    }
+
+    pub(crate) fn nsid(&self) -> u32 {
+        self.nsid
     }
 
     /// Returns an area without a mapping.
@@ -94,8 +99,9 @@ impl Fronts {
         self.callbacks.lock().push(callback);
     }
 
-    /// Calls all callbacks: others may have written to the namespace. Called while no core can submit
-    /// commands.
+    /// Calls all callbacks: others may have changed the namespace. What cores read from the drive after this
+    /// call is not older than the change, as the change came before the event or the absence that caused the
+    /// call.
     pub(crate) fn notify(&self) {
         self.callbacks.lock().iter().for_each(|callback| callback());
     }

@@ -145,8 +145,8 @@ impl State {
         guard
     }
 
-    pub(crate) fn add_fronts(&mut self, released: &Released) -> Arc<Fronts> {
-        let fronts = Fronts::new(released);
+    pub(crate) fn add_fronts(&mut self, nsid: u32, released: &Released) -> Arc<Fronts> {
+        let fronts = Fronts::new(nsid, released);
         self.fronts.retain(|other| other.strong_count() > 0);
         self.fronts.push(Arc::downgrade(&fronts));
         fronts

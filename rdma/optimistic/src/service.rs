@@ -134,7 +134,8 @@ impl<O> Drop for Service<O> {
 
 /// A connection; fields are dropped in this order.
 struct Connection<O> {
-    queue_pair: QueuePair,
+    /// `None`: it could not be ended otherwise than by its destruction.
+    queue_pair: Option<QueuePair>,
     id: CmId,
     grant: Grant<O>,
     domain: Arc<Domain>,
@@ -147,7 +148,8 @@ impl<O> Probed for Connection<O> {
     }
 
     fn post(&mut self, id: u64) -> Result<(), VerbsError> {
-        let mut batch = self.queue_pair.batch();
+        let Some(queue_pair) = &mut self.queue_pair else { return Ok(()) };
+        let mut batch = queue_pair.batch();
         batch.add(id, true, Operation::Write { address: 0, key: 0 }, SendData::Local(&[]))?;
         batch.submit()
     }
@@ -156,8 +158,10 @@ impl<O> Probed for Connection<O> {
 impl<O> Connection<O> {
     /// The device serves no READ of the client afterwards.
     fn end(&mut self) {
-        // Fails if the device is gone, whose queue pair serves nothing.
-        let _ = self.queue_pair.set_error();
+        let is_ended = self.queue_pair.as_mut().is_none_or(|it| it.set_error().is_ok());
+        if !is_ended {
+            self.queue_pair = None;
+        }
     }
 
     /// Tells the client that it has ended, which otherwise finds out by its retries.
@@ -411,6 +415,7 @@ impl<O: Owner> ServiceThread<O> {
                 let domain = Arc::clone(&cache.domain);
                 let probe = Probe::new(self.next_probe_id, Instant::now());
                 self.next_probe_id += 1;
+                let queue_pair = Some(queue_pair);
                 self.connections.insert(id.token(), Connection { queue_pair, id, grant, domain, probe });
             }
             Err(error) => self.refuse(&id, &error.into()),

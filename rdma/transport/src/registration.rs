@@ -208,6 +208,13 @@ impl<G: Registrar> Cache<G> {
         self.bytes += bytes;
         self.unmap_covered(start, end, is_writable);
         let (local_key, remote_key) = G::keys(&region);
+        tracing::trace!(
+            address = format_args!("{start:#x}"),
+            bytes,
+            key = remote_key,
+            is_writable,
+            "registered memory"
+        );
         let entry =
             Entry { region, start, end, is_writable, users: 1, is_mapped: true, older: None, newer: None };
         let slot = self.entries.insert(entry).map_err(|_| CacheError::Full)?;

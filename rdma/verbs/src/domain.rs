@@ -48,6 +48,19 @@ impl Domain {
         MemoryRegion::new(&self.device, Some(self), area, 0..bytes, access)
     }
 
+    /// Registers `bytes` of `area` from `offset` in this domain: see [`Device::register_part`].
+    pub fn register_part(
+        self: &Arc<Self>,
+        area: Area,
+        offset: usize,
+        bytes: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        // An overflow gives an empty range, which is refused.
+        let range = offset..offset.checked_add(bytes).unwrap_or(0);
+        MemoryRegion::new(&self.device, Some(self), area, range, access)
+    }
+
     pub(crate) fn raw(&self) -> *mut sys::ibv_pd {
         self.raw
     }

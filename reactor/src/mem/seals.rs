@@ -13,7 +13,9 @@
 //! In a cache:
 //!
 //! - A filler loads the seal, *then* the state of the frame, which must be Filling, *then* exchanges the
-//!   seal. Only then is the frame Present.
+//!   seal. Only then is the frame Present. If the frame is Doomed instead, the filler changes the seal again
+//!   before it removes the index entry: the thread that doomed it may not have changed the seal yet, and a
+//!   later writer finds no entry.
 //! - A thread that invalidates or evicts a frame changes its state, *then* the seal, and *then* removes the
 //!   index entry. A filler that loads the seal before that change fails to exchange it; one that loads it
 //!   after that sees the state.

@@ -54,7 +54,8 @@ fn check<'r, 'e>(
     let geometry = disk.geometry();
     let target = io::Target { disk: index, geometry, transfer_bytes };
     let (range, whole) = io::data_range(sqe, &target, geometry.block_bytes.trailing_zeros()).ok()?;
-    let request = IoRequest { op, range, hints: io::hints(sqe), client: role.shared.client };
+    let request =
+        IoRequest { hints: io::hints(sqe), client: role.shared.client, ..IoRequest::new(op, range) };
     (whole == bytes).then_some(Checked { namespace, disk, geometry, request })
 }
 

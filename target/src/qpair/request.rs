@@ -118,7 +118,7 @@ impl IoCommand {
     #[inline]
     #[must_use]
     pub fn request(&self, op: Op, range: BlockRange) -> IoRequest {
-        IoRequest { op, range, hints: self.hints, client: self.client }
+        IoRequest { hints: self.hints, client: self.client, ..IoRequest::new(op, range) }
     }
 }
 

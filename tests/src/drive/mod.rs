@@ -19,4 +19,4 @@ pub mod world;
 #[cfg(feature = "simulator")]
 pub use plan::Plan;
 #[cfg(feature = "simulator")]
-pub use run::{Report, run};
+pub use run::{Report, run, run_cached};

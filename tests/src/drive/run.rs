@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use nvme_spec::log::CriticalWarning;
-use spindle_disk::IoRequest;
-use spindle_disk::{BlockRange, DiskError, Done, Op, Token};
+use spindle_disk::{BlockRange, CacheCounts, DiskError, Done, IoRequest, Op, Prepared, Token};
 use spindle_nvme_emulator::{Counters, EmulatorSpec, Faults};
 use spindle_reactor::mem::Buf;
 
@@ -18,6 +17,8 @@ use crate::sim::model::fill;
 const TURNS_MAX: u64 = 100_000;
 /// Commands in flight, from which on no more are submitted.
 const IN_FLIGHT_MAX: usize = 100;
+/// A small cache, so that pages are evicted.
+const CACHE_BYTES: u64 = 64 << 10;
 /// Copies in flight, and blocks of one: what a block may be multiplies with both.
 const COPIES_MAX: usize = 3;
 const COPY_BLOCKS_MAX: u32 = 512;
@@ -37,6 +38,8 @@ pub struct Report {
     pub hash: u64,
     /// Of the drive.
     pub counters: Counters,
+    /// Of the cache, if there is one.
+    pub cache: CacheCounts,
 }
 
 /// What a core was asked for.
@@ -88,6 +91,8 @@ struct Sim {
     leaked: Vec<u64>,
     /// Completions may have any status.
     may_lie: bool,
+    /// There is a cache in front of the disk.
+    is_cached: bool,
     report: Report,
 }
 
@@ -97,17 +102,32 @@ struct Sim {
 /// When a promise is broken.
 #[must_use]
 pub fn run(seed: u64, commands: u64) -> Report {
+    run_with(seed, commands, false)
+}
+
+/// The same with a cache in front of the disk.
+///
+/// # Panics
+/// As [`run`].
+#[must_use]
+pub fn run_cached(seed: u64, commands: u64) -> Report {
+    run_with(seed, commands, true)
+}
+
+fn run_with(seed: u64, commands: u64, is_cached: bool) -> Report {
     let plan = Plan::draw(seed);
     let namespace = plan.spec.namespaces.first().expect("one");
     let blocks = usize::try_from(namespace.blocks).expect("small");
     let judged = if plan.has_resizes { blocks * 3 / 4 } else { blocks };
     let model = Versions::new(blocks, judged, namespace.block_bytes as usize, plan.spec.has_write_cache);
-    let world = World::new(plan.spec.clone(), Plan::settings(), plan.cores, plan.depth);
+    let mut world = World::new(plan.spec.clone(), Plan::settings(), plan.cores, plan.depth);
+    let cached = is_cached.then(|| world.put_cache(CACHE_BYTES));
     world.emulator.set_faults(plan.faults.clone());
     let mut sim = Sim {
         rng: Rng::new(seed ^ 0x5117),
         leaked: vec![0; plan.cores],
         may_lie: plan.faults.wrong_status != 0,
+        is_cached,
         plan,
         world,
         model,
@@ -119,6 +139,7 @@ pub fn run(seed: u64, commands: u64) -> Report {
     while sim.report.commands < commands {
         sim.turn();
     }
+    sim.report.cache = cached.map(|cached| cached.counts()).unwrap_or_default();
     sim.finish();
     sim.report
 }
@@ -240,8 +261,13 @@ impl Sim {
         let Some(task) = self.draw(core, range) else { return };
         let range = if task == Task::Swap { BlockRange { blocks: 1, ..range } } else { range };
         let bytes = range.blocks * self.plan.spec.namespaces.first().map_or(512, |it| it.block_bytes);
-        let pool = &self.world.cores.get(core).expect("a core").pool;
-        let mut buf = if task.has_data() {
+        let own = self.world.cores.get_mut(core).expect("a core");
+        let (disk, pool) = (own.disk.as_mut().expect("open"), &own.pool);
+        let prepared = match task {
+            Task::Op(Op::Read) => disk.prepare(&IoRequest::new(Op::Read, range), None),
+            _ => Prepared::Pool,
+        };
+        let mut buf = if task.has_data() && matches!(prepared, Prepared::Pool) {
             let Some(buf) = pool.take(bytes) else { return };
             Some(buf)
         } else {
@@ -270,12 +296,14 @@ impl Sim {
         self.report.commands += 1;
         self.in_flight.insert(command, InFlight { core, task, range, began, expected: Vec::new() });
         let disk = self.world.cores.get_mut(core).and_then(|core| core.disk.as_mut()).expect("open");
-        let done = match task {
-            Task::Op(op) => disk.submit(Token(command), &IoRequest::new(op, range), buf),
-            Task::Copy { from, fua } => {
-                disk.copy(Token(command), BlockRange { lba: from, ..range }, range.lba, fua)
+        let token = Token(command);
+        let done = match (task, prepared) {
+            (_, Prepared::Ready(data)) => Some(Done { token, result: Ok(()), buf: Some(data) }),
+            (Task::Op(op), _) => disk.submit(token, &IoRequest::new(op, range), buf),
+            (Task::Copy { from, fua }, _) => {
+                disk.copy(token, BlockRange { lba: from, ..range }, range.lba, fua)
             }
-            Task::Swap => None,
+            (Task::Swap, _) => None,
         };
         if let Some(done) = done {
             self.end(done);
@@ -344,7 +372,9 @@ impl Sim {
         if self.plan.is_quiet && !is_late && result != Err(DiskError::NotSupported) && !has_differed {
             assert_eq!(result, Ok(()), "{task:?} {range:?} without any fault");
         }
-        assert_eq!(task.has_data(), buf.is_some(), "a buffer comes back");
+        // A read of a cache that fails has none.
+        let may_lack = self.is_cached && task == Task::Op(Op::Read) && result.is_err();
+        assert!(may_lack || task.has_data() == buf.is_some(), "a buffer comes back");
         let first = usize::try_from(range.lba).expect("small");
         let (count, is_ok) = (range.blocks as usize, result.is_ok());
         let change = |is_durable| Change { command: token.0, began, first, count, is_durable };
@@ -464,7 +494,7 @@ impl Sim {
         }
         self.settle();
         self.read_all();
-        self.report.strays = self.world.disk.as_ref().map_or(0, |disk| disk.drive().faults().0);
+        self.report.strays = self.world.nvme.as_ref().map_or(0, |disk| disk.drive().faults().0);
         self.world.close();
         self.report.counters = self.world.emulator.counters();
         let violation = self.world.emulator.first_violation();

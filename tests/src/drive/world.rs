@@ -1,8 +1,9 @@
 //! [`World`]: an emulated drive, its manager, and cores that each have a queue of it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use spindle_disk::{CoreContext, Disk, DiskSource, Done};
+use spindle_disk::{CacheSpec, CachedDisk, CoreContext, Disk, DiskSource, Done, PolicyKind};
 use spindle_nvme_emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, Manager, NvmeDisk, Settings};
 use spindle_reactor::clock::Nanos;
@@ -26,7 +27,9 @@ pub struct World {
     /// The drive and its place.
     pub emulator: Emulator,
     /// The drive as the process holds it, until it is closed.
-    pub disk: Option<Arc<NvmeDisk>>,
+    pub disk: Option<Arc<dyn DiskSource>>,
+    /// The same without a cache.
+    pub nvme: Option<Arc<NvmeDisk>>,
     /// Stepped by hand.
     pub manager: Manager,
     /// Each with a queue of its own.
@@ -70,16 +73,31 @@ impl World {
             manager.step(now);
             emulator.step();
         }
-        let disk = drive.disk("disk", 1).expect("namespace 1");
+        let nvme = drive.disk("disk", 1).expect("namespace 1");
         let core = || {
             let pool = Pool::new(zones, Pages::Base).expect("a pool");
             Core { disk: None, pool_bytes: pool.free_bytes(), pool }
         };
         let cores = (0..cores).map(|_| core()).collect();
         let done = Vec::with_capacity(DONE_MAX);
-        let mut world = World { emulator, disk: Some(disk), manager, cores, now, done, depth };
+        let mut world =
+            World { emulator, disk: Some(nvme.clone()), nvme: Some(nvme), manager, cores, now, done, depth };
         (0..world.cores.len()).for_each(|core| world.open(core));
         world
+    }
+
+    /// Puts a cache in front of the disk.
+    ///
+    /// # Panics
+    /// When it cannot be mapped.
+    pub fn put_cache(&mut self, bytes: u64) -> Arc<CachedDisk> {
+        self.cores.iter_mut().for_each(|core| core.disk = None);
+        let spec = CacheSpec::new(bytes, PolicyKind::S3Fifo, Pages::Base);
+        let disk = self.disk.take().expect("not closed");
+        let cached = CachedDisk::new(disk, Some(&spec)).expect("a cache");
+        self.disk = Some(Arc::clone(&cached) as Arc<dyn DiskSource>);
+        (0..self.cores.len()).for_each(|core| self.open(core));
+        cached
     }
 
     /// Give a core a queue, if the drive has one.
@@ -118,11 +136,14 @@ impl World {
     /// When something is left.
     pub fn close(&mut self) {
         self.cores.iter_mut().for_each(|core| core.disk = None);
-        self.disk = None;
-        for _ in 0..100_000 {
-            if self.manager.has_ended() {
+        (self.disk, self.nvme) = (None, None);
+        // A thread gives up the memory of a cache, in its own time.
+        let end = Instant::now() + Duration::from_secs(60);
+        for turn in 0.. {
+            if self.manager.has_ended() && self.emulator.mappings() == 0 {
                 break;
             }
+            assert!(turn < 100_000 || Instant::now() < end, "the drive is not shut down");
             self.step_manager(10);
             self.emulator.step();
         }

@@ -29,4 +29,4 @@ pub mod run;
 pub mod seam;
 
 pub use plan::Plan;
-pub use run::{Report, run, run_optimistic};
+pub use run::{Report, run, run_cached, run_optimistic};

@@ -79,6 +79,8 @@ pub struct Plan {
     pub may_land: u64,
     /// The far target has a cache, and queues read it by RDMA READ.
     pub is_optimistic: bool,
+    /// There is a cache in front of the disk.
+    pub is_cached: bool,
 }
 
 impl Plan {
@@ -126,7 +128,15 @@ impl Plan {
             slow: rng.pick(&[0, 2, 10, 40]),
             may_land: rng.pick(&[0, 0, 100, 300]),
             is_optimistic: false,
+            is_cached: false,
         }
+    }
+
+    /// What `seed` draws, with a cache in front of the disk. Blocks of a page are written and read together
+    /// or apart.
+    #[must_use]
+    pub fn draw_cached(seed: u64) -> Plan {
+        Plan { is_cached: true, ..Plan::draw(seed) }
     }
 
     /// What `seed` draws, with optimistic reads: a command can be a page.

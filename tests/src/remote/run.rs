@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::Nqn;
-use spindle_disk::IoRequest;
-use spindle_disk::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, Op, Owner, Token};
+use spindle_disk::{
+    BlockRange, CacheSpec, CachedDisk, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest,
+    Op, Owner, PolicyKind, Prepared, Token,
+};
 use spindle_disk_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
 use spindle_initiator::{Host, Identity, OptimisticOptions, Target};
 use spindle_reactor::clock::Nanos;
@@ -17,7 +19,7 @@ use super::cache::PAGE_BYTES;
 use super::far::{Shared, World, lock};
 use super::manager::Manager;
 use super::plan::{COMMAND_TIMEOUT, Plan};
-use super::seam::{Limits, SimFar};
+use super::seam::Limits;
 use crate::sim::Rng;
 use crate::sim::counts::Counts;
 use crate::sim::history::What;
@@ -27,6 +29,8 @@ use crate::sim::model::{fill, stamp, tag_of};
 const COMMAND_BLOCKS: u64 = 12;
 /// Most ends that a poll brings: as many as there can be.
 const DONE_MAX: usize = 256;
+/// The smallest cache there is: more than the largest disk of 512-byte blocks, less than the others.
+const CACHE_BYTES: u64 = 64 << 10;
 /// Memory of a core's hosts: what is longer than the small ones is in pieces, as the large one is taken.
 const ZONES: [ZoneSpec; 2] =
     [ZoneSpec { buffer_bytes: 4096, count: 1024 }, ZoneSpec { buffer_bytes: 65_536, count: 1 }];
@@ -70,7 +74,9 @@ struct Sim {
     plan: Plan,
     rng: Rng,
     world: Shared,
-    source: Arc<RemoteDisk<SimFar>>,
+    source: Arc<dyn DiskSource>,
+    /// The cache in front of it.
+    cached: Option<Arc<CachedDisk>>,
     manager: Manager,
     cores: Vec<Core>,
     now: Nanos,
@@ -100,6 +106,15 @@ pub fn run(seed: u64, commands: u64) -> Report {
 #[must_use]
 pub fn run_optimistic(seed: u64, commands: u64) -> Report {
     run_plan(seed, commands, Plan::draw_optimistic, "one_seed_with_optimistic_reads_of_the_remote_disk")
+}
+
+/// A run of `commands` commands, with a cache in front of the disk.
+///
+/// # Panics
+/// When a promise is broken.
+#[must_use]
+pub fn run_cached(seed: u64, commands: u64) -> Report {
+    run_plan(seed, commands, Plan::draw_cached, "one_seed_of_the_cached_remote_disk")
 }
 
 fn run_plan(seed: u64, commands: u64, draw: fn(u64) -> Plan, test: &str) -> Report {
@@ -172,11 +187,15 @@ impl Sim {
             Core { disk: None, pool, _large, pool_bytes, hung_until, owners: Vec::new() }
         };
         let cores = (0..plan.cores).map(core).collect();
+        let spec = CacheSpec::new(CACHE_BYTES, PolicyKind::S3Fifo, Pages::Base);
+        let cached = plan.is_cached.then(|| CachedDisk::new(source.clone(), Some(&spec)).expect("a cache"));
+        let source: Arc<dyn DiskSource> = cached.clone().map_or(source as _, |cached| cached as _);
         let mut sim = Sim {
             plan,
             rng: Rng::new(seed ^ 0x5117),
             world,
             source,
+            cached,
             manager,
             cores,
             now: Nanos::from_ms(1),
@@ -336,6 +355,10 @@ impl Sim {
         let id = self.next_id;
         let tags = self.tags(id, op, range);
         let has_data = matches!(op, Op::Read | Op::Write { .. } | Op::Compare);
+        let request = IoRequest::new(op, range);
+        let disk = self.cores[core].disk.as_mut().expect("open");
+        let prepared = (op == Op::Read).then(|| disk.prepare(&request, None)).unwrap_or(Prepared::Pool);
+        let has_data = has_data && matches!(prepared, Prepared::Pool);
         let pool = &self.cores[core].pool;
         let mut buf: Option<Buf> =
             has_data.then(|| pool.take(range.blocks * self.plan.block_bytes).expect("enough"));
@@ -350,10 +373,13 @@ impl Sim {
         lock(&self.world).book.begin(id, (core, owner), (op, range), tags, self.now);
         self.report.commands += 1;
         self.is_busy = true;
+        let token = Token(u64::from(owner) << 32 | id);
         let disk = self.cores[core].disk.as_mut().expect("open");
-        if let Some(done) = disk.submit(Token(u64::from(owner) << 32 | id), &IoRequest::new(op, range), buf) {
-            self.end(done);
-        }
+        let done = match prepared {
+            Prepared::Ready(data) => Some(Done { token, result: Ok(()), buf: Some(data) }),
+            _ => disk.submit(token, &request, buf),
+        };
+        done.into_iter().for_each(|done| self.end(done));
         id
     }
 
@@ -389,7 +415,8 @@ impl Sim {
             | Op::Compare
             | Op::Verify => {}
         }
-        if is_data && buf.is_none() {
+        // A read of a cache that fails has none.
+        if is_data && buf.is_none() && !(self.plan.is_cached && op == Op::Read) {
             let overdue = self.now + super::book::SLACK >= book.commands[&id].begun + COMMAND_TIMEOUT;
             assert!(overdue, "{op:?} {id} ended with {result:?} and without its buffer");
         }
@@ -481,6 +508,15 @@ impl Sim {
         let counts = &mut world.book.counts;
         counts.add("overlapping reads", overlaps.reads);
         counts.add("overlapping writes", overlaps.writes);
+        if let Some(cached) = &self.cached {
+            let cache = cached.counts();
+            counts.add("cache hits", cache.hits);
+            counts.add("cache misses", cache.misses);
+            counts.add("passed reads", cache.passed);
+            counts.add("doomed fills", cache.doomed);
+            counts.add("joined fills", cache.joined);
+            counts.add("written pages", cache.written);
+        }
         let mut report = self.report;
         report.counts = counts.clone();
         report.seconds = self.now.as_ms() / 1000;

@@ -1,8 +1,11 @@
 //! A disk that is a namespace of another target, with a cache in front of it.
 
+use std::time::{Duration, Instant};
+
 use rustix::process::Signal;
-use spindle_initiator::{Controller, IoQueue};
-use spindle_tests::loopback::{Folder, config, free_port};
+use spindle_initiator::nvme_spec::status::Status;
+use spindle_initiator::{Controller, Failure, IoQueue};
+use spindle_tests::loopback::{Folder, LONG, config, free_port};
 
 use super::remote::remote;
 use super::{V4, buf, bytes, connect, done, pool};
@@ -46,6 +49,44 @@ fn a_cache_of_a_remote_disk_is_empty_after_its_association_was_lost() {
     front_served.wait_for("found namespace 1");
     let now = read(&mut controller, &mut queue, 64 << 10, 8);
     assert_eq!(now, bytes(&buf(&pool, 64 << 10, 100)), "the pages of before are gone");
+    front_served.terminate();
+    far_served.terminate();
+}
+
+/// Three hosts read one page that is not in the cache: each waits as long as the disk may take, not one
+/// after another.
+#[test]
+fn readers_of_one_page_of_a_far_target_that_is_stopped_fail_in_time() {
+    const LIMIT: Duration = Duration::from_millis(2000);
+    let (far, folders) = (free_port(V4), [Folder::new("far-stopped"), Folder::new("front-stopped")]);
+    let far_served = folders[0].serve(&config(1, far, &[folders[0].file_disk("far", "16MiB")]));
+    let address = free_port(V4);
+    let cache = "[disk.cache]\nsize = \"4MiB\"\nsole_writer = true";
+    let disk = format!("{}\ncommand_timeout_ms = {}\n{cache}", remote(far), LIMIT.as_millis());
+    let front_served = folders[1].serve(&config(2, address, &[disk]));
+    let mut hosts: Vec<_> = (0..3).map(|_| connect(address)).collect();
+    let namespace = hosts[0].0.namespace(1).expect("a namespace");
+    far_served.signal(Signal::STOP);
+    let begin = Instant::now();
+    let mut tickets = Vec::new();
+    for (_, queue) in &mut hosts {
+        tickets.push(queue.read(&namespace, 800, pool().take(4096).expect("a buffer")).expect("taken"));
+        queue.send();
+    }
+    for ((_, queue), ticket) in hosts.iter_mut().zip(tickets) {
+        let Err(Failure::Status(status)) = queue.wait(ticket, LONG).expect("an answer").result else {
+            panic!("the far target is stopped")
+        };
+        assert_eq!(status, Status::INTERNAL_ERROR, "the host may repeat it");
+        let after = begin.elapsed();
+        assert!(after > LIMIT - Duration::from_millis(100), "{after:?}");
+        eprintln!("a read has failed after {after:?}");
+        // On an idle machine 2.1 s; one that waits for another one's time takes twice the limit.
+        assert!(after < LIMIT * 2, "{after:?}");
+    }
+    far_served.signal(Signal::CONT);
+    let (controller, queue) = &mut hosts[2];
+    assert_eq!(read(controller, queue, 4096, 800), [0; 4096]);
     front_served.terminate();
     far_served.terminate();
 }

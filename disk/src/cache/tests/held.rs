@@ -1,15 +1,17 @@
 //! [`HeldDisk`]: memory that does a command when it is submitted, and says so when the test lets it.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::Buf;
+use spindle_reactor::mem::{Area, Buf};
 
 use crate::{
     BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner,
-    ResizeError, Token, Usage,
+    ResizeError, Token, Usage, Waited,
 };
 
 /// What a test sets and sees.
@@ -34,6 +36,14 @@ pub(super) struct Control {
     /// First blocks of the first of them.
     pub(super) places: Mutex<Vec<u64>>,
     pub(super) bytes: Mutex<Vec<u8>>,
+    /// Such buffers are dropped before the end of their reads is told.
+    pub(super) drops_first: AtomicBool,
+    /// The error of a read without a media error.
+    pub(super) is_away: AtomicBool,
+    /// [`IoRequest::waited`] of the last command.
+    pub(super) waited: Mutex<Waited>,
+    /// The thread that has given back the mapping of a cache.
+    pub(super) unmapped_by: Mutex<Vec<ThreadId>>,
     /// What it says of its writes; 0: 1.
     pub(super) atomic_blocks: AtomicU32,
 }
@@ -90,8 +100,20 @@ impl DiskSource for HeldDisk {
         Ok(())
     }
 
+    fn map_memory(&self, _area: &Area) -> Result<Option<Box<dyn Any + Send + Sync>>, OpenError> {
+        Ok(Some(Box::new(Mapped(Arc::clone(&self.control)))))
+    }
+
     fn usage(&self) -> Usage {
         Usage::default()
+    }
+}
+
+struct Mapped(Arc<Control>);
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        self.0.unmapped_by.lock().expect("no panic").push(std::thread::current().id());
     }
 }
 
@@ -122,6 +144,7 @@ impl Disk for HeldCore {
         let span = self.span(request.range);
         let mut bytes = self.control.bytes.lock().expect("no panic");
         let mut result = Ok(());
+        *self.control.waited.lock().expect("no panic") = request.waited;
         match (request.op, &mut buf) {
             (Op::Read, Some(buf)) => {
                 self.control.reads.fetch_add(1, Ordering::SeqCst);
@@ -130,7 +153,8 @@ impl Disk for HeldCore {
                     places.push(request.range.lba);
                 }
                 if takes_one(&self.control.fails) {
-                    result = Err(DiskError::MediaRead);
+                    let is_away = self.control.is_away.load(Ordering::SeqCst);
+                    result = Err(if is_away { DiskError::Internal } else { DiskError::MediaRead });
                 } else {
                     buf.copy_in(0, &bytes[span]);
                 }
@@ -146,8 +170,8 @@ impl Disk for HeldCore {
             (op, _) => panic!("{op:?} with or without a buffer"),
         }
         if request.op == Op::Read && takes_one(&self.control.loses) {
-            // The device may still write to it.
-            self.lost.extend(buf.take());
+            // The device may still write to it, until it is dropped.
+            self.lost.extend(buf.take().filter(|_| !self.control.drops_first.load(Ordering::SeqCst)));
             result = Err(DiskError::Gone);
         }
         self.pending.push_back((*request, Done { token, result, buf }));

@@ -345,7 +345,7 @@ fn frames_of_a_lost_piece_are_free_when_the_disk_drops_it_before_the_other_piece
     rig.control.drops.store(true, SeqCst);
     (0..4).for_each(|_| _ = rig.poll());
     rig.control.holds_page.store(0, SeqCst);
-    assert_eq!(rig.wait(1).result, Ok(()));
+    assert_eq!(rig.wait(1).result, Err(DiskError::Gone));
     let data = rig.data(0, 3 * PAGE);
     assert!(data.chunks(PAGE).zip(0_u8..).all(|(page, byte)| page == [byte; PAGE]));
     rig.assert_at_rest();
@@ -425,7 +425,7 @@ fn frames_whose_buffer_a_disk_does_not_give_back_are_not_used_until_it_drops_it(
     let mut rig = Rig::new(64 * PAGE, 16 * PAGE as u64);
     rig.control.loses.store(1, SeqCst);
     assert!(rig.begin(1, read(0, 4 * PAGE)).is_none());
-    assert_eq!(rig.wait(1).result, Ok(()), "it is read once more");
+    assert_eq!(rig.wait(1).result, Err(DiskError::Gone), "as without a cache");
     assert_eq!(rig.source.shared().words().census(), [12, 4, 0, 0]);
     for page in 0..64 {
         assert_eq!(rig.data(page * PAGE, 512), [page.to_le_bytes()[0]; 512]);
@@ -438,6 +438,26 @@ fn frames_whose_buffer_a_disk_does_not_give_back_are_not_used_until_it_drops_it(
         assert_eq!(rig.data(page * PAGE, 512), [page.to_le_bytes()[0]; 512]);
     }
     rig.assert_at_rest();
+}
+
+/// The disk drops the buffer before it tells the end of the read.
+#[test]
+fn frames_of_a_buffer_that_is_dropped_before_its_end_is_told_are_free() {
+    for disk_goes in [false, true] {
+        let mut rig = Rig::new(64 * PAGE, 16 * PAGE as u64);
+        rig.control.loses.store(1, SeqCst);
+        rig.control.drops_first.store(true, SeqCst);
+        assert!(rig.begin(1, read(0, 4 * PAGE)).is_none());
+        assert!(rig.other().begin(2, read(PAGE, PAGE)).is_none(), "it waits for the fill");
+        if disk_goes {
+            rig.disk = rig.source.open(&CoreContext { core: 0, pool: pool(), depth: 64 }).expect("opens");
+        } else {
+            assert_eq!(rig.wait(1).result, Err(DiskError::Gone));
+        }
+        assert_eq!(rig.source.shared().words().census(), [16, 0, 0, 0]);
+        assert_eq!(rig.data(PAGE, PAGE), [1; PAGE]);
+        rig.assert_at_rest();
+    }
 }
 
 #[test]

@@ -206,6 +206,19 @@ impl World {
         self.publish(page, version, filling)
     }
 
+    /// A fill whose buffer the disk drops before the cache learns of it.
+    fn lose(&self, page: usize) {
+        let Some(filling) = self.enter(page, None) else { return };
+        let frame = filling.frame();
+        filling.lose();
+        if let Some(pin) = self.words.pin(frame) {
+            if pin.page() == page as u64 {
+                pin.invalidate();
+            }
+            self.index.remove(&self.words, self.index.buckets(page as u64), frame);
+        }
+    }
+
     fn publish(&self, page: usize, version: u64, filling: Filling<'_, Modelled>) -> u64 {
         self.content[filling.frame() as usize].store((page as u64) << 32 | version, Relaxed);
         if let Err(filling) = filling.publish() {
@@ -333,6 +346,14 @@ fn a_long_write_and_a_read_of_a_page_that_is_there() {
 }
 
 #[test]
+fn a_fill_whose_buffer_is_dropped_and_a_write_a_read_or_the_same() {
+    explore_up_to(2, |_| (), |it| it.lose(0), |it| it.write(0, 1, false));
+    explore_up_to(2, |_| (), |it| it.lose(0), |it| it.write_long(0, 1, false));
+    explore_up_to(2, |_| (), |it| it.lose(0), |it| _ = it.read(0));
+    explore_up_to(2, |_| (), |it| it.lose(0), |it| it.lose(0));
+}
+
+#[test]
 fn two_fills_of_one_page_and_two_of_two_pages() {
     explore(|_| (), |it| _ = it.read(0), |it| _ = it.read(0));
     explore(|_| (), |it| _ = it.read(0), |it| _ = it.read(1));
@@ -380,6 +401,17 @@ fn a_client_with_references_and_evictions() {
 fn a_writer_with_references_and_an_eviction_and_a_fill() {
     explore(|it| _ = it.read(0), |it| it.evict(0), |it| it.write_and_read_by_reference(0, 1));
     explore_up_to(2, |_| (), |it| _ = it.read(0), |it| it.write_and_read_by_reference(0, 1));
+}
+
+/// The first write dooms the fill and is about to break the seal. The filler seals the frame, fails to publish
+/// it, and its page has no entry any more. So the second write finds no frame whose seal it could break.
+#[test]
+fn a_write_after_a_fill_that_another_write_has_doomed() {
+    let second_writer = |it: &World| {
+        it.read(0);
+        it.write_and_read_by_reference(0, 2);
+    };
+    explore_up_to(2, |_| (), second_writer, |it| it.write(0, 1, false));
 }
 
 /// The fill of page 0 is doomed, and its frame is filled with page 1 while the writer is still about to break

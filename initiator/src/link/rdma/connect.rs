@@ -16,11 +16,12 @@ use spindle_rdma::host::ENTRY_BYTES;
 use spindle_rdma::registration::Limits as RegistrationLimits;
 use spindle_rdma_verbs::{
     Access, CmChannel, CmEvent, CmEventKind, CmId, CompletionChannel, CompletionQueue, ConnectParams, Device,
-    QueuePair, QueuePairConfig, VerbsError,
+    Domain, QueuePair, QueuePairConfig, VerbsError,
 };
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 
 use super::super::QueueName;
+use super::domains::domain_of;
 use super::{Memory, RECEIVE, REPLY_BYTES, REPLY_STRIDE, RdmaLink, Verbs};
 use crate::error::{Error, RdmaRefusal};
 use crate::options::Options;
@@ -63,7 +64,7 @@ struct QueuePairParts {
     queue: CompletionQueue,
     completions: CompletionChannel,
     memory: Memory,
-    device: Arc<Device>,
+    domain: Arc<Domain>,
 }
 
 /// Connection manager objects and parameters of the attempt.
@@ -135,10 +136,10 @@ impl RdmaOpening {
             let what = "the target receives fewer commands than the queue holds";
             return Err(Error::Answer { step: CONNECT, what });
         }
-        let QueuePairParts { queue_pair, queue, completions, memory, device } = parts;
+        let QueuePairParts { queue_pair, queue, completions, memory, domain } = parts;
         let Some(Attempt { id, channel, .. }) = self.attempt.take() else { return Ok(None) };
         let verbs = Verbs { queue_pair, queue, completions, memory, id, channel };
-        Ok(Some(RdmaLink::new(verbs, &device, self.registration, self.name.depth)))
+        Ok(Some(RdmaLink::new(verbs, &domain, self.registration, self.name.depth)))
     }
 
     /// Sleeps until an event of the connection manager arrives, at most `timeout`; may return early.
@@ -180,7 +181,7 @@ impl Attempt {
         let parameters = ConnectParams {
             private_data: request.as_bytes(),
             // RDMA READs of the controller that may be outstanding to this host. The host itself issues none.
-            responder_resources: parts.device.limits().responder_resources,
+            responder_resources: parts.domain.device().limits().responder_resources,
             ..ConnectParams::default()
         };
         self.id.connect(&parameters).map_err(self.failed("connect"))?;
@@ -222,12 +223,13 @@ impl Attempt {
         let send_wr = (entries + SEND_SPARE).min(limits.send_wr);
         let completions = CompletionChannel::new(&device).map_err(self.failed("completion channel"))?;
         // Spreads the queues over completion vectors, so that different interrupts signal them.
+        let domain = domain_of(&device, self.address).map_err(self.failed("protection domain"))?;
         let vector = u32::from(name.qid) % limits.vectors.max(1);
         let queue = CompletionQueue::new(&device, send_wr + entries, vector, Some(&completions))
             .map_err(self.failed("completion queue"))?;
         let config = QueuePairConfig {
             cq: &queue,
-            domain: None,
+            domain: Some(&domain),
             srq: None,
             send_wr,
             recv_wr: entries,
@@ -237,15 +239,15 @@ impl Attempt {
             posting: None,
         };
         let queue_pair = self.id.create_queue_pair(&device, &config).map_err(self.failed("queue pair"))?;
-        let memory = self.make_memory(&device, name.depth, entries)?;
+        let memory = self.make_memory(&domain, name.depth, entries)?;
         let mut queue_pair = queue_pair;
         let receives = (0..entries).map(|index| (RECEIVE | u64::from(index), memory.reply_sge(index)));
         queue_pair.post_receives(receives).map_err(VerbsError::from).map_err(self.failed("receives"))?;
-        Ok(QueuePairParts { queue_pair, queue, completions, memory, device })
+        Ok(QueuePairParts { queue_pair, queue, completions, memory, domain })
     }
 
     /// Allocates and registers memory for command capsules and completion queue entries.
-    fn make_memory(&self, device: &Arc<Device>, depth: u16, entries: u32) -> Result<Memory, Error> {
+    fn make_memory(&self, domain: &Arc<Domain>, depth: u16, entries: u32) -> Result<Memory, Error> {
         let whole = |bytes: usize| u32::try_from(bytes.next_multiple_of(4096)).unwrap_or(u32::MAX);
         let heads = whole(usize::from(depth) * ENTRY_BYTES);
         let replies = whole(entries as usize * REPLY_STRIDE);
@@ -255,7 +257,7 @@ impl Attempt {
             [ZoneSpec { buffer_bytes: replies, count: 1 }, ZoneSpec { buffer_bytes: heads, count: 1 }];
         let pool = Pool::new(&zones, Pages::Base)?;
         let region =
-            device.register(pool.area(), Access::LOCAL_WRITE).map_err(self.failed("memory of the queue"))?;
+            domain.register(pool.area(), Access::LOCAL_WRITE).map_err(self.failed("memory of the queue"))?;
         let step = "memory of the queue";
         let replies = pool.take(replies).ok_or(Error::Busy { step })?;
         let heads = pool.take(heads).ok_or(Error::Busy { step })?;

@@ -1,4 +1,4 @@
-//! Registrations of the caller's buffers. The links share one cache for each device, thread and [`Limits`].
+//! Registrations of the caller's buffers. The links share one cache for each domain, thread and [`Limits`].
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use spindle_rdma::host::{Keys, Piece};
 use spindle_rdma::registration::{Cache, CacheError, Limits, Registrar};
-use spindle_rdma_verbs::{Access, Device, MemoryRegion, VerbsError};
+use spindle_rdma_verbs::{Access, Domain, MemoryRegion, VerbsError};
 use spindle_reactor::mem::{Area, Buf, NewUnmaps, Watch, unmaps};
 
-/// Registers memory with one device. A registration keeps its memory mapped, so its address range cannot be
+/// Registers memory in one domain. A registration keeps its memory mapped, so its address range cannot be
 /// reused for other memory.
 #[derive(Debug)]
-struct DeviceRegistrar(Arc<Device>);
+struct DomainRegistrar(Arc<Domain>);
 
-impl Registrar for DeviceRegistrar {
+impl Registrar for DomainRegistrar {
     type Region = MemoryRegion;
     type Memory = Option<Area>;
     type Error = VerbsError;
@@ -42,12 +42,12 @@ impl Registrar for DeviceRegistrar {
     }
 }
 
-/// Registrations of one thread with one device.
+/// Registrations of one thread in one domain.
 #[derive(Debug)]
 pub(crate) struct Registrations {
-    device: Arc<Device>,
+    domain: Arc<Domain>,
     limits: Limits,
-    cache: RefCell<Cache<DeviceRegistrar>>,
+    cache: RefCell<Cache<DomainRegistrar>>,
     unmaps: RefCell<Watch<'static>>,
 }
 
@@ -56,18 +56,18 @@ thread_local! {
 }
 
 impl Registrations {
-    /// Returns the registrations of this thread with this device and these limits, created at first use. They
+    /// Returns the registrations of this thread in this domain with these limits, created at first use. They
     /// are dropped with the last link.
-    pub(crate) fn of(device: &Arc<Device>, limits: Limits) -> Rc<Registrations> {
+    pub(crate) fn of(domain: &Arc<Domain>, limits: Limits) -> Rc<Registrations> {
         REGISTRATIONS.with_borrow_mut(|known| {
             known.retain(|one| one.strong_count() > 0);
-            let is_same = |one: &Rc<Registrations>| Arc::ptr_eq(&one.device, device) && one.limits == limits;
+            let is_same = |one: &Rc<Registrations>| Arc::ptr_eq(&one.domain, domain) && one.limits == limits;
             if let Some(one) = known.iter().filter_map(Weak::upgrade).find(is_same) {
                 return one;
             }
-            let cache = RefCell::new(Cache::new(DeviceRegistrar(Arc::clone(device)), limits));
+            let cache = RefCell::new(Cache::new(DomainRegistrar(Arc::clone(domain)), limits));
             let unmaps = RefCell::new(unmaps().watch());
-            let one = Rc::new(Registrations { device: Arc::clone(device), limits, cache, unmaps });
+            let one = Rc::new(Registrations { domain: Arc::clone(domain), limits, cache, unmaps });
             known.push(Rc::downgrade(&one));
             one
         })
@@ -116,7 +116,7 @@ impl Registrations {
 
 #[inline]
 fn piece(
-    cache: &mut Cache<DeviceRegistrar>,
+    cache: &mut Cache<DomainRegistrar>,
     buf: &Buf,
     address: usize,
     bytes: usize,

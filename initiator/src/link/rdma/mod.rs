@@ -15,6 +15,7 @@
 //! the command has completed or the queue pair is destroyed.
 
 mod connect;
+mod domains;
 mod memory;
 
 use std::rc::Rc;
@@ -29,7 +30,7 @@ use spindle_rdma::host::{self, CloseCause, Conn, ENTRY_BYTES, HostConfig, HostEv
 use spindle_rdma::registration::Limits as RegistrationLimits;
 use spindle_rdma::work::{Completion, Op, Work};
 use spindle_rdma_verbs::{
-    CmChannel, CmEventKind, CmId, CompletionChannel, CompletionQueue, Device, MemoryRegion, Operation,
+    CmChannel, CmEventKind, CmId, CompletionChannel, CompletionQueue, Domain, MemoryRegion, Operation,
     POLL_BATCH, QueuePair, SendData, Sge, VerbsError, WcStatus, WorkCompletion,
 };
 use spindle_reactor::clock::Nanos;
@@ -43,6 +44,7 @@ use crate::error::Loss;
 use crate::qpair::Refusal;
 
 pub(super) use connect::RdmaOpening;
+pub(crate) use domains::domain_of;
 pub(crate) use memory::Registrations;
 
 /// Bytes of a received completion queue entry.
@@ -108,7 +110,7 @@ pub(crate) struct RdmaLink {
 }
 
 impl RdmaLink {
-    fn new(verbs: Verbs, device: &Arc<Device>, registration: RegistrationLimits, depth: u16) -> RdmaLink {
+    fn new(verbs: Verbs, domain: &Arc<Domain>, registration: RegistrationLimits, depth: u16) -> RdmaLink {
         let config = HostConfig {
             entries: depth,
             send_wr: verbs.queue_pair.send_wr(),
@@ -118,7 +120,7 @@ impl RdmaLink {
         RdmaLink {
             verbs: Some(verbs),
             conn: Conn::new(config),
-            registrations: Registrations::of(device, registration),
+            registrations: Registrations::of(domain, registration),
             cause: None,
             is_armed: false,
             next_cm_poll: Nanos::ZERO,

@@ -92,9 +92,14 @@ impl ManagerTask {
     /// have written to the drive while it was away, or a reset may have lost its write cache.
     fn notify_caches(&self) {
         if self.has_served {
-            let fronts = self.shared.state().fronts();
-            fronts.iter().for_each(|fronts| fronts.notify());
+            self.notify_caches_of(|_| true);
         }
+    }
+
+    /// Calls the caches' callbacks for the namespaces that `is_changed` selects.
+    fn notify_caches_of(&self, is_changed: impl Fn(u32) -> bool) {
+        let fronts = self.shared.state().fronts();
+        fronts.iter().filter(|fronts| is_changed(fronts.nsid())).for_each(|fronts| fronts.notify());
     }
 
     async fn turn(
@@ -245,8 +250,10 @@ impl ManagerTask {
         Ok(())
     }
 
-    /// Reads the changed-namespace log, which enables the next event. Identifies all known namespaces again
-    /// and stores new sizes. Fails if a namespace in use has another identity or format.
+    /// Reads the changed-namespace log, which enables the next event. Empties the caches of the namespaces in
+    /// it: a namespace that was detached and attached again, or was made smaller and larger, has other
+    /// contents and looks the same. Identifies all known namespaces again and stores new sizes. Fails if a
+    /// namespace in use has another identity or format.
     async fn read_namespaces(
         &self,
         function: &Arc<dyn Function>,
@@ -254,10 +261,15 @@ impl ManagerTask {
     ) -> Result<(), ManagerError> {
         let bytes = u32::try_from(size_of::<NamespaceList>()).unwrap_or(4096);
         let sqe = Sqe::get_log_page(0, LogId::CHANGED_NAMESPACES, NSID_ALL, bytes, 0, false);
+        let mut changed: Box<NamespaceList> = Box::default();
         match self.command_with_data(function, controller, sqe, "Get Log Page (changed namespaces)").await {
-            Ok(_) | Err(ManagerError::Refused { .. }) => {}
+            Ok(_) => controller.admin.data(changed.as_mut_bytes()),
+            Err(ManagerError::Refused { .. }) => changed.nsid[0] = NSID_ALL.into(),
             Err(other) => return Err(other),
         }
+        // NSID_ALL: more than the log has room for.
+        let has_changed = |nsid| changed.iter().any(|it| it == nsid || it == NSID_ALL);
+        self.notify_caches_of(has_changed);
         let known: Vec<_> =
             self.shared.state().namespaces.iter().map(|(known, _)| Arc::clone(known)).collect();
         for known in known {
@@ -274,6 +286,9 @@ impl ManagerTask {
                     if from != to {
                         let drive = &self.shared.address;
                         tracing::info!(%drive, nsid = known.nsid, from, to, "blocks changed");
+                        if !has_changed(known.nsid) {
+                            self.notify_caches_of(|nsid| nsid == known.nsid);
+                        }
                         known.set_blocks(to);
                     }
                 }

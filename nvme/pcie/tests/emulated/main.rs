@@ -3,6 +3,7 @@
 
 mod away;
 mod caches;
+mod conformance;
 mod failures;
 mod offload;
 mod places;

@@ -208,14 +208,21 @@ impl World {
 
     /// The same with those cores alone.
     pub fn turn_of(&mut self, mut has_turn: impl FnMut(usize) -> bool) {
-        self.now += TURN_MS;
-        self.manager.step(self.now);
-        self.emulator.step();
+        self.step(true);
         self.is_busy.resize(self.cores.len(), false);
         for (index, core) in self.cores.iter_mut().enumerate() {
             if has_turn(index) {
                 self.is_busy[index] = core.poll(Nanos::ZERO, &mut self.done);
             }
+        }
+    }
+
+    /// A turn without the cores, and without the drive if it is not `answering`.
+    pub fn step(&mut self, answering: bool) {
+        self.now += TURN_MS;
+        self.manager.step(self.now);
+        if answering {
+            self.emulator.step();
         }
     }
 

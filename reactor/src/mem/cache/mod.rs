@@ -4,7 +4,7 @@
 //! A shared [`Buf`] of frames has a pin on each frame, and its bytes are sent from the frames. A writable
 //! `Buf` owns the right to write its frames ([`Filling`]); a disk reads pages into them. If a writable `Buf`
 //! is dropped instead of passed to [`CacheCore::take_back`], its doomed frames become free. Its other frames
-//! are never freed, as an index may still contain them.
+//! become free once they are invalidated: until then an index may still contain them.
 //!
 //! The index above (`spindle_disk::cache`) maps pages to frames.
 //! UNSAFETY: makes segments of a region; [`FrameWords`] excludes writes of a frame during other accesses.
@@ -232,14 +232,14 @@ impl CacheCore {
         kept.frame()
     }
 
-    /// Unpins the frames of a dropped shared buffer. For a writable buffer see [`FrameWords::drop_filling`].
+    /// Unpins the frames of a dropped shared buffer. For a writable buffer see [`Filling::lose`].
     #[inline]
     pub(super) fn give_back(&self, head: Segment, tail: Option<Box<Tail>>, is_writable: bool) {
         let words = self.frames.words();
         if is_writable {
             let tail = tail.iter().flat_map(|tail| tail.0.iter().copied());
             let frames = std::iter::once(head).chain(tail).flat_map(|segment| self.frames.frames_of(segment));
-            return frames.for_each(|frame| words.drop_filling(frame));
+            return frames.for_each(|frame| words.filling(frame).lose());
         }
         // Common case: bytes of one page.
         let at = head.addr.as_ptr().addr() - self.frames.region.base().as_ptr().addr();

@@ -4,10 +4,13 @@
 //!            allocate           publish           invalidate, evict          last unpin
 //!   Free ─────────────> Filling ───────> Present ───────────────────> Detached ─────────> Free
 //!                          │ invalidate                                  ^
-//!                          └──────────> Doomed ── end of the fill ───────┘
+//!                          ├──────────> Doomed ── end of the fill ───────┤
+//!                          │ drop of the buffer                          │
+//!                          └──────────> Lost ──── invalidate ────────────┘
 //! ```
 //!
-//! A frame is written only while it is Filling or Doomed, by the owner of its [`Filling`]. A frame is read
+//! A frame is written only while it is Filling or Doomed, by the owner of its [`Filling`]. A Lost frame has no
+//! such owner any more, but still an entry in the index above; lookups see it as Filling. A frame is read
 //! only under a [`Pin`] that found it Present. A frame is freed only without pins. These three rules make the
 //! slices of [`CacheFrames`](super::CacheFrames) sound, even if the index above is wrong.
 //!
@@ -35,6 +38,7 @@ const FILLING: u64 = 1 << 29;
 const DOOMED: u64 = 2 << 29;
 const PRESENT: u64 = 3 << 29;
 const DETACHED: u64 = 4 << 29;
+const LOST: u64 = 5 << 29;
 
 /// Largest heat of a frame; further hits do not raise it.
 pub const HEAT_MAX: u8 = 3;
@@ -133,7 +137,7 @@ impl<W: AtomicWord> FrameWords<W> {
         let pin = Pin { words: self, frame };
         match before & STATE {
             PRESENT if entry.page.load(Ordering::Relaxed) == page => Lookup::Present(pin),
-            FILLING if entry.page.load(Ordering::Relaxed) == page => Lookup::Filling(pin),
+            FILLING | LOST if entry.page.load(Ordering::Relaxed) == page => Lookup::Filling(pin),
             _ => Lookup::Other,
         }
     }
@@ -191,11 +195,11 @@ impl<W: AtomicWord> FrameWords<W> {
         }
     }
 
-    /// Returns true when the frame is Filling or Doomed.
+    /// Returns true when the frame is Filling, Doomed or Lost.
     #[must_use]
     pub fn is_filling(&self, frame: u32) -> bool {
         let state = self.frames.get(frame as usize).map(|entry| entry.word.load(Ordering::Relaxed) & STATE);
-        matches!(state, Some(FILLING | DOOMED))
+        matches!(state, Some(FILLING | DOOMED | LOST))
     }
 
     /// Returns the count of Present frames whose page was read ahead and that no request has read yet.
@@ -221,7 +225,7 @@ impl<W: AtomicWord> FrameWords<W> {
         self.frames.get(frame as usize).is_some_and(|entry| entry.word.load(Ordering::Relaxed) & PINS != 0)
     }
 
-    /// Returns the counts of frames: free, filling or doomed, present, detached. Approximate while other
+    /// Returns the counts of frames: free, filling (also doomed or lost), present, detached. Approximate while other
     /// threads change states.
     #[must_use]
     pub fn census(&self) -> [u32; 4] {
@@ -229,7 +233,7 @@ impl<W: AtomicWord> FrameWords<W> {
         for entry in &self.frames {
             let at = match entry.word.load(Ordering::Relaxed) & STATE {
                 FREE => 0,
-                FILLING | DOOMED => 1,
+                FILLING | DOOMED | LOST => 1,
                 PRESENT => 2,
                 _ => 3,
             };
@@ -284,7 +288,7 @@ impl<W: AtomicWord> FrameWords<W> {
     }
 
     /// Makes a Filling frame Present, with the other bits of `to`, and pins it. The frame is sealed before.
-    /// False when its state is another.
+    /// False when its state is another; the seal is then broken.
     fn publish(&self, frame: u32, to: u64) -> bool {
         let Some(seals) = &self.seals else { return self.change(frame, FILLING, to, PIN) };
         let before = seals.load(frame);
@@ -293,9 +297,14 @@ impl<W: AtomicWord> FrameWords<W> {
             return false;
         }
         seals.seal(frame, before, entry.page.load(Ordering::Relaxed));
-        // If the frame was doomed meanwhile, the thread that did it breaks the seal before it drops its pin,
-        // and so before the frame can be free.
-        self.change(frame, FILLING, to, PIN)
+        let is_present = self.change(frame, FILLING, to, PIN);
+        if !is_present {
+            // The thread that doomed the frame may not have broken the seal yet. The caller now removes the
+            // index entry, so a later writer of the page does not find the frame: the seal must not outlive
+            // the entry.
+            seals.break_seal(frame);
+        }
+        is_present
     }
 
     /// Breaks the seal of a frame, for the writer of a page that an index entry names for the frame.
@@ -379,9 +388,10 @@ impl<W: AtomicWord> FrameWords<W> {
 pub enum Invalidated {
     /// The frame was Present. The caller removes its entry from the index before it drops the pin.
     Detached,
-    /// The frame was Filling and will not be published. The caller removes its entry from the index.
+    /// The frame was Filling or Lost and will not be published. The caller removes its entry from the index
+    /// before it drops the pin.
     Doomed,
-    /// The frame was neither Present nor Filling: another thread has invalidated or evicted it.
+    /// The frame was in another state: another thread has invalidated or evicted it.
     AlreadyInvalid,
 }
 
@@ -440,7 +450,7 @@ impl<W: AtomicWord> Pin<'_, W> {
         self.words.seals.as_ref()?.reference(self.frame, self.page())
     }
 
-    /// Makes a Present frame Detached and a Filling frame Doomed, so that lookups do not find it any more.
+    /// Makes a Present or Lost frame Detached and a Filling frame Doomed, so that lookups do not find it.
     /// Breaks its seal. Called when the page changes on the disk. Pins that found the frame Present can still
     /// read the old bytes.
     pub fn invalidate(&self) -> Invalidated {
@@ -456,6 +466,7 @@ impl<W: AtomicWord> Pin<'_, W> {
         loop {
             let (to, what) = match word & STATE {
                 PRESENT => (DETACHED, Invalidated::Detached),
+                LOST => (DETACHED, Invalidated::Doomed),
                 FILLING => (DOOMED, Invalidated::Doomed),
                 _ => return Invalidated::AlreadyInvalid,
             };
@@ -500,8 +511,8 @@ impl<W: AtomicWord> Drop for Pin<'_, W> {
     }
 }
 
-/// The right to write a frame. Ends by [`Filling::publish`], [`Filling::publish_unread`] or
-/// [`Filling::detach`]. A buffer may own the right in between
+/// The right to write a frame. Ends by [`Filling::publish`], [`Filling::publish_unread`],
+/// [`Filling::detach`] or [`Filling::lose`]. A buffer may own the right in between
 /// ([`CacheCore::filling`](super::CacheCore::filling)).
 #[must_use = "dropped, its frame is never free again"]
 pub struct Filling<'a, W: AtomicWord = AtomicU64> {
@@ -566,6 +577,19 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
         Pin { words, frame }
     }
 
+    /// Ends a fill whose buffer was dropped, so nothing writes to the frame any more. A Doomed frame becomes
+    /// free once it has no pin, as the index does not contain it any more. A Filling frame becomes Lost, as
+    /// the index may still contain it: it becomes free after [`Pin::invalidate`].
+    pub fn lose(self) {
+        let Filling { words, frame } = self;
+        if words.change(frame, FILLING, LOST, 0) {
+            return;
+        }
+        if words.change(frame, DOOMED, DETACHED, PIN) {
+            drop(Pin { words, frame });
+        }
+    }
+
     /// Returns the frame index, for a buffer that owns the right from now on.
     pub(super) fn into_frame(self) -> u32 {
         self.frame
@@ -573,15 +597,6 @@ impl<'a, W: AtomicWord> Filling<'a, W> {
 }
 
 impl<W: AtomicWord> FrameWords<W> {
-    /// Ends a fill whose buffer was dropped, so nothing writes to the frame any more. A Doomed frame becomes
-    /// free once it has no pin, as the index does not contain it any more. Any other frame is never freed, as
-    /// the index may still contain it.
-    pub(super) fn drop_filling(&self, frame: u32) {
-        if self.change(frame, DOOMED, DETACHED, PIN) {
-            drop(Pin { words: self, frame });
-        }
-    }
-
     /// Returns the right to write a frame, for a buffer that owned it.
     pub(super) fn filling(&self, frame: u32) -> Filling<'_, W> {
         Filling { words: self, frame }
