@@ -20,6 +20,7 @@
 //! the file ([`TEXT_BYTES_MAX`]) and by memory.
 
 mod changes;
+pub mod comments;
 mod disk_table;
 mod document;
 mod error;

@@ -12,6 +12,7 @@ use toml_edit::{Array, Item, Table, value};
 use super::Failure;
 use super::params::Args;
 use super::reads::LEVELS;
+use crate::config::comments;
 use crate::config::{Plan, Section, SectionKind, Sections, SubsystemPlan, default_listener_name};
 use crate::text::{alternatives, did_you_mean};
 
@@ -86,14 +87,6 @@ pub fn unknown_name(args: &Args, field: &str, noun: &str, names: &[String], list
     let given = args.text(field).unwrap_or_default();
     let meant = did_you_mean(given, names.iter().map(String::as_str), || listed.to_owned());
     args.refuse(field, format!("there is no such {noun}; {meant}"))
-}
-
-/// Sets a key and keeps a comment after its value.
-pub fn set_value(table: &mut Table, key: &str, mut item: Item) {
-    if let (Some(Item::Value(before)), Item::Value(after)) = (table.get(key), &mut item) {
-        *after.decor_mut() = before.decor().clone();
-    }
-    table.insert(key, item);
 }
 
 /// Copies string and integer parameters to keys of `table`, and skips parameters that are not set. `names`
@@ -219,7 +212,7 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     }
     edit.edit(nqn, |section| {
         let hosts = section.entry("hosts").or_insert_with(|| value(Array::new())).as_array_mut();
-        hosts.into_iter().for_each(|hosts| hosts.push(args.text("host").unwrap_or_default()));
+        hosts.into_iter().for_each(|hosts| comments::push(hosts, args.text("host").unwrap_or_default()));
     })?;
     Ok(json!(true))
 }
@@ -240,7 +233,7 @@ pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     }
     edit.edit(nqn, |section| {
         let hosts = section.get_mut("hosts").and_then(Item::as_array_mut);
-        hosts.into_iter().for_each(|hosts| hosts.retain(|it| it.as_str() != Some(host)));
+        hosts.into_iter().for_each(|hosts| comments::retain(hosts, |it| it.as_str() != Some(host)));
     })?;
     Ok(json!(true))
 }
@@ -249,10 +242,10 @@ pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (nqn, is_any) = (edit.subsystem(args)?.nqn, args.flag("allow_any_host"));
     edit.edit(nqn, |section| {
         if is_any {
-            section.remove("hosts");
-            set_value(section, "allow_any_host", value(true));
+            comments::remove(section, "hosts");
+            comments::set(section, "allow_any_host", value(true));
         } else {
-            section.remove("allow_any_host");
+            comments::remove(section, "allow_any_host");
             section.entry("hosts").or_insert_with(|| value(Array::new()));
         }
     })?;
@@ -305,7 +298,7 @@ pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let section = edit.position(subsystem.nqn).map(|at| edit.sections.section(at));
     let is_everywhere = section.is_some_and(|section| !section.has("listeners"));
     if !subsystem.listeners.contains(&name) && !is_everywhere {
-        edit.edit_listeners(&subsystem, |listeners| listeners.push(name))?;
+        edit.edit_listeners(&subsystem, |listeners| comments::push(listeners, name))?;
     }
     Ok(json!(true))
 }
@@ -319,7 +312,9 @@ pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
         let allowed = format!("the subsystem is not offered there; it is at {}", endpoints(at));
         return Err(args.refuse("listen_address", allowed));
     };
-    edit.edit_listeners(&subsystem, |listeners| listeners.retain(|it| it.as_str() != Some(&name)))?;
+    edit.edit_listeners(&subsystem, |listeners| {
+        comments::retain(listeners, |it| it.as_str() != Some(&name));
+    })?;
     let is_used = |other: &SubsystemPlan| other.nqn != subsystem.nqn && other.listeners.contains(&name);
     if !edit.plan.subsystems.iter().any(is_used) {
         edit.sections.remove(SectionKind::Element("listener"), |section| is_at(section, endpoint));
@@ -353,7 +348,8 @@ pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let level = LEVELS.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
     let level = level.map_or("info", |(_, own)| own);
     let set = |root: &mut Table| match root.entry("log").or_insert_with(|| Item::Table(Table::new())) {
-        Item::Table(log) => set_value(log, "level", value(level)),
+        Item::Table(log) => comments::set(log, "level", value(level)),
+        Item::Value(toml_edit::Value::InlineTable(log)) => comments::set(log, "level", value(level)),
         log @ (Item::None | Item::Value(_) | Item::ArrayOfTables(_)) => log["level"] = value(level),
     };
     edit.sections.edit_other("log", set).map_err(|error| unusable(&error))?;
