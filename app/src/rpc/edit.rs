@@ -202,7 +202,7 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     match &subsystem.hosts {
         AllowedHosts::Any => {
             let allowed = "every host may connect; nvmf_subsystem_allow_any_host with allow_any_host = false \
-                           first";
+                           first, and with those who stay connected as hosts";
             return Err(args.refuse("host", allowed));
         }
         AllowedHosts::Only(hosts) if host.is_some_and(|host| hosts.contains(&host)) => {
@@ -240,13 +240,22 @@ pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 
 pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (nqn, is_any) = (edit.subsystem(args)?.nqn, args.flag("allow_any_host"));
+    let hosts = args.has("hosts").then(|| args.texts("hosts").collect::<Array>());
+    if is_any && hosts.is_some() {
+        return Err(
+            args.refuse("hosts", "must not be given with allow_any_host = true, which forgets the list")
+        );
+    }
     edit.edit(nqn, |section| {
         if is_any {
             comments::remove(section, "hosts");
             comments::set(section, "allow_any_host", value(true));
         } else {
             comments::remove(section, "allow_any_host");
-            section.entry("hosts").or_insert_with(|| value(Array::new()));
+            match hosts {
+                Some(hosts) => comments::set(section, "hosts", value(hosts)),
+                None => drop(section.entry("hosts").or_insert_with(|| value(Array::new()))),
+            }
         }
     })?;
     Ok(json!(true))

@@ -152,7 +152,12 @@ pub static METHODS: &[Method] = &[
         ]),
     change("nvmf_subsystem_allow_any_host", edit::allow_any_host)
         .about("Allow every host to connect, or only those of the list.")
-        .takes(&[NQN, required("allow_any_host", Kind::Flag, "Or only those of the list."), TGT_NAME]),
+        .takes(&[
+            NQN,
+            required("allow_any_host", Kind::Flag, "Or only those of the list."),
+            optional("hosts", Kind::Texts, "With false: the list from now on. Those in it stay connected."),
+            TGT_NAME,
+        ]),
     change("nvmf_subsystem_add_listener", edit::add_listener)
         .about("Offer a subsystem at an address, which is listened on if it was not.")
         .takes(&[

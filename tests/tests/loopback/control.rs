@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use spindle_initiator::{Controller, Options};
+use spindle_initiator::{Controller, Host, Options, Target};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, binary, config, free_port, target};
 
 use super::namespaces::wait_for_notice;
@@ -298,6 +298,35 @@ fn a_listener_on_all_addresses_becomes_one_on_a_single_address_and_connections_s
         assert_eq!(controller.namespaces().expect("the connection stays"), [1]);
         drop(connect(address));
     }
+}
+
+#[test]
+fn a_subsystem_for_any_host_is_narrowed_and_the_hosts_of_the_list_stay_connected() {
+    let (address, folder) = (free_port(V4), Folder::new("control-narrowed"));
+    let socket = folder.file("sock");
+    let served = folder.serve(&with_socket(&config(1, address, &[RAM.to_owned()]), &socket));
+    let (stays, (mut controller, mut queue)) = (target(address).host.nqn.to_string(), connect(address));
+    let other = Target { host: Host::from_uuid([8; 16]), ..target(address) };
+    let mut cut = Controller::connect(&other, &Options::default()).expect("connects");
+    let words = ["host", "any", SUBSYSTEM, "off", "--host", &stays];
+    assert!(ctl(&socket, &words).0);
+    let namespace = controller.namespace(1).expect("the connection stays");
+    let ticket = queue.write(&namespace, 0, buf(&pool(), 4096, 1), true).expect("taken");
+    done(&mut queue, ticket);
+    assert!(cut.namespaces().is_err(), "the other host is cut");
+    let mut client = Client::new(&socket);
+    let subsystem = client.done("nvmf_get_subsystems", json!({ "nqn": SUBSYSTEM }));
+    assert_eq!(subsystem[0]["hosts"], json!([{ "nqn": stays }]), "{subsystem}");
+    for (hosts, is_any, wanted) in [
+        (json!([stays]), true, "must not be given with allow_any_host = true"),
+        (json!(["a\n"]), false, "hosts[0]"),
+        (json!([stays, stays]), false, "hosts[1]"),
+    ] {
+        let params = json!({ "nqn": SUBSYSTEM, "allow_any_host": is_any, "hosts": hosts });
+        let error = client.call("nvmf_subsystem_allow_any_host", params).expect_err(wanted);
+        assert!(error.contains(wanted), "{error}");
+    }
+    served.terminate();
 }
 
 #[test]
