@@ -52,8 +52,8 @@ pub use memory::{AllocationPhase, memory_items, total_bytes};
 pub use origin::{DriveSource, LocalDrives, RemotePlan};
 pub use origin::{Opened, OpenedOrigin, Origin, Origins};
 pub use plan::{
-    DiskKind, DiskPlan, LogFormat, LogPlan, Plan, SubsystemPlan, TcpPlan, cache_text, connect_line,
-    delay_text, reachable_address,
+    DiskKind, DiskPlan, ListenerPlan, LogFormat, LogPlan, Plan, SubsystemPlan, TcpPlan, cache_text,
+    connect_line, delay_text, reachable_address,
 };
 pub use schema::{CNTLID_MAX, reference};
 pub use sections::{Kind as SectionKind, Section, Sections};

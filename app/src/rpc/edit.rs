@@ -13,7 +13,9 @@ use super::Failure;
 use super::params::Args;
 use super::reads::LEVELS;
 use crate::config::comments;
-use crate::config::{Plan, Section, SectionKind, Sections, SubsystemPlan, default_listener_name};
+use crate::config::{
+    ListenerPlan, Plan, Section, SectionKind, Sections, SubsystemPlan, default_listener_name,
+};
 use crate::text::{alternatives, did_you_mean};
 
 type MethodResult = Result<Value, Failure>;
@@ -293,7 +295,49 @@ fn is_at(section: &Section, (transport, address): (TransportKind, SocketAddr)) -
         && section.text("transport").unwrap_or("tcp") == transport.to_string()
 }
 
+/// Whether the method is called for the discovery service, which is at every listener.
+fn is_of_discovery(args: &Args) -> bool {
+    args.nqn("nqn").is_some_and(|nqn| nqn.is_discovery())
+}
+
+/// Opens a listener unless there is one at this address.
+fn add_discovery_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    let endpoint = endpoint(args, "listen_address", DISCOVERY_PORT)?;
+    let is_there = |listener: &ListenerPlan| {
+        let (transport, address) = listener.endpoint();
+        let ip = address.ip();
+        let is_everywhere = ip.is_unspecified() && ip.is_ipv4() == endpoint.1.is_ipv4();
+        transport == endpoint.0
+            && address.port() == endpoint.1.port()
+            && (is_everywhere || ip == endpoint.1.ip())
+    };
+    if !edit.plan.listeners.iter().any(is_there) {
+        edit.sections.push("listener", endpoint_table(endpoint));
+    }
+    Ok(json!(true))
+}
+
+/// Closes a listener at which no subsystem is offered.
+fn remove_discovery_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    let endpoint = endpoint(args, "listen_address", DISCOVERY_PORT)?;
+    let known = edit.plan.listeners.iter().find(|listener| listener.endpoint() == endpoint);
+    let Some(known) = known else {
+        let at = edit.plan.listeners.iter().map(ListenerPlan::endpoint);
+        let allowed = format!("there is no such listener; there is {}", endpoints(at));
+        return Err(args.refuse("listen_address", allowed));
+    };
+    if let Some(user) = edit.plan.subsystems.iter().find(|it| it.listeners.contains(&known.name)) {
+        let allowed = format!("{} is offered there, and discovery is at every listener", user.nqn);
+        return Err(args.refuse("listen_address", allowed));
+    }
+    edit.sections.remove(SectionKind::Element("listener"), |section| is_at(section, endpoint));
+    Ok(json!(true))
+}
+
 pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    if is_of_discovery(args) {
+        return add_discovery_listener(edit, args);
+    }
     let subsystem = edit.subsystem(args)?.clone();
     let endpoint = endpoint(args, "listen_address", NVME_PORT)?;
     let known = edit.plan.listeners.iter().find(|listener| listener.endpoint() == endpoint);
@@ -313,6 +357,9 @@ pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    if is_of_discovery(args) {
+        return remove_discovery_listener(edit, args);
+    }
     let subsystem = edit.subsystem(args)?.clone();
     let endpoint = endpoint(args, "listen_address", NVME_PORT)?;
     let known = edit.plan.listeners_of(&subsystem).find(|listener| listener.endpoint() == endpoint);

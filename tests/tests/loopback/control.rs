@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use spindle_initiator::{Controller, Host, Options, Target};
+use spindle_initiator::{Controller, Host, Options, Target, TransportKind, discover};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, binary, config, free_port, target};
 
 use super::namespaces::wait_for_notice;
@@ -327,6 +327,44 @@ fn a_subsystem_for_any_host_is_narrowed_and_the_hosts_of_the_list_stay_connected
         assert!(error.contains(wanted), "{error}");
     }
     served.terminate();
+}
+
+/// The calls of SPDK's guide to its target, with parameters that tune SPDK.
+#[test]
+fn calls_that_tune_only_spdk_are_taken() {
+    let (address, folder) = (free_port(V4), Folder::new("control-guide"));
+    let socket = folder.file("sock");
+    let _bare = Bare::start(&folder.write(&with_socket("", &socket)));
+    let mut client = Client::new(&socket);
+    let transport = json!({
+        "trtype": "TCP", "io_unit_size": 16384, "num_shared_buffers": 511, "buf_cache_size": 32,
+        "abort_timeout_sec": 1, "max_aq_depth": 128, "sock_priority": 0,
+    });
+    assert_eq!(client.done("nvmf_create_transport", transport), true);
+    let subsystem = json!({
+        "nqn": SUBSYSTEM, "allow_any_host": true, "serial_number": "SPDK00000000000001",
+        "max_namespaces": 2048, "ana_reporting": true,
+    });
+    assert_eq!(client.done("nvmf_create_subsystem", subsystem), true);
+    client.done("bdev_malloc_create", json!({ "name": "m", "num_blocks": 8, "block_size": 512 }));
+    client.done("nvmf_subsystem_add_ns", json!({ "nqn": SUBSYSTEM, "namespace": { "bdev_name": "m" } }));
+    let at = |nqn: &str, address| json!({ "nqn": nqn, "listen_address": listen_address(address) });
+    let discovery = "nqn.2014-08.org.nvmexpress.discovery";
+    assert_eq!(client.done("nvmf_subsystem_add_listener", at(SUBSYSTEM, address)), true);
+    // Discovery is there.
+    let before = client.done("spindle_get_status", json!({}))["generation"].clone();
+    assert_eq!(client.done("nvmf_subsystem_add_listener", at(discovery, address)), true);
+    assert_eq!(client.done("spindle_get_status", json!({}))["generation"], before);
+    let error = client.call("nvmf_subsystem_remove_listener", at(discovery, address)).expect_err("used");
+    assert!(error.contains(SUBSYSTEM), "{error}");
+    // At an address of its own.
+    let alone = free_port(V4);
+    assert_eq!(client.done("nvmf_subsystem_add_listener", at(discovery, alone)), true);
+    let log = discover(TransportKind::Tcp, alone, &target(address).host, &Options::default());
+    let log = log.expect("a discovery log").entries;
+    assert!(log.iter().any(|entry| entry.subnqn().is_ok_and(|nqn| nqn.as_str() == SUBSYSTEM)), "{log:?}");
+    assert_eq!(client.done("nvmf_subsystem_remove_listener", at(discovery, alone)), true);
+    assert!(std::net::TcpStream::connect(alone).is_err(), "it is closed");
 }
 
 #[test]
