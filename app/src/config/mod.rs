@@ -47,6 +47,7 @@ use spindle_reactor::mem::ResidentBytes;
 pub use changes::{Change, Hosts, RunningState};
 pub use error::ConfigErrors;
 use machine::Machine;
+pub use machine::group_id;
 pub use memory::{AllocationPhase, memory_items, total_bytes};
 #[cfg(test)]
 pub use origin::{DriveSource, LocalDrives, RemotePlan};

@@ -34,6 +34,8 @@ pub struct Edit<'a> {
     pub plan: &'a Plan,
     /// RDMA devices are open: there was an RDMA listener at the start.
     pub has_rdma: bool,
+    /// The environment variable `SPINDLE_LOG` goes before `log.level`.
+    pub is_log_level_fixed: bool,
 }
 
 impl Edit<'_> {
@@ -400,6 +402,10 @@ pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    if edit.is_log_level_fixed {
+        let allowed = "the environment variable SPINDLE_LOG goes before it; restart without the variable";
+        return Err(args.refuse("level", allowed));
+    }
     let wanted = args.text("level").unwrap_or_default();
     let level = LEVELS.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
     let level = level.map_or("info", |(_, own)| own);
