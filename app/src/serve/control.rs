@@ -53,8 +53,8 @@ pub struct Control {
 
 impl Control {
     /// Listens at `path`. The owner of the socket's file and the members of the group with the GID `group` may
-    /// connect. `None`: the group of the new file, usually that of the process. Replaces a socket on which no process listens, for
-    /// example that of a killed process.
+    /// connect. `None`: the group of the new file, usually that of the process. Replaces a socket on which no
+    /// process listens, for example that of a killed process.
     ///
     /// # Errors
     /// Those of the system; another process listens; `path` is not a socket.

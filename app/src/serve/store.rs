@@ -70,7 +70,8 @@ impl Staged {
         overwrite(&self.file, &new).map_err(|error| match overwrite(&self.file, &old) {
             Ok(()) => io::Error::new(error.kind(), format!("{error} (it is mounted, so written in place)")),
             Err(second) => io::Error::other(format!(
-                "{error} (it is mounted, so written in place), and its old text cannot be written back: {second}"
+                "{error} (it is mounted, so written in place), and its old text cannot be written back: \
+                 {second}"
             )),
         })
     }
