@@ -52,7 +52,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Listens at `path`. The owner of the socket's file and the members of the group with the GID `group` may
+    /// Listens at `path`. The owner of the socket's file and the members of the group with GID `group` may
     /// connect. `None`: the group of the new file, usually that of the process. Replaces a socket on which no
     /// process listens, for example that of a killed process.
     ///

@@ -175,7 +175,8 @@ impl QueuePair {
         self.number
     }
 
-    /// Returns the serial in events, which no other queue pair of this process ever has. A number is used again.
+    /// Returns the serial in events, which no other queue pair of this process ever has. A number is used
+    /// again.
     #[must_use]
     pub fn serial(&self) -> usize {
         self.serial

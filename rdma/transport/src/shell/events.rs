@@ -27,7 +27,7 @@ pub(super) trait CoreDevice {
     /// Ends the connections on the completion queue `queue`, if this core has the queue.
     fn end_completions(&mut self, queue: usize);
 
-    /// Returns the connection on the queue pair `number`; `None` if this core does not have it, or has another
+    /// Returns the connection on the queue pair `number`; `None` if this core lacks it, or has another
     /// queue pair under that number.
     fn connection(&self, number: u32, serial: usize) -> Option<ConnectionId>;
 
