@@ -49,6 +49,11 @@ impl LogControl {
         LogControl { filter: None, queue: Queue::new(1).0 }
     }
 
+    /// Whether `SPINDLE_LOG` is set, so that the level cannot be changed.
+    pub fn is_fixed(&self) -> bool {
+        self.filter.is_none()
+    }
+
     /// Sets the lowest severity that is written. Without effect when `SPINDLE_LOG` is set.
     pub fn set_level(&self, level: Level) {
         if let Some(filter) = &self.filter {

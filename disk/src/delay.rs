@@ -267,6 +267,10 @@ impl Disk for DelayCore {
         Some(&*self.inner)
     }
 
+    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+        Some(&mut *self.inner)
+    }
+
     /// Returns `Later` for a read that the inner disk ends in `prepare`, because the read must still be
     /// delayed. The data is kept until the read is submitted, which the caller does at once.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {

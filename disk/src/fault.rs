@@ -342,6 +342,10 @@ impl Disk for FaultCore {
         Some(&*self.inner)
     }
 
+    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+        Some(&mut *self.inner)
+    }
+
     /// Returns `Fill` for a read with a fault that the inner disk ends in `prepare`. The read is then
     /// submitted with the inner disk's data as its buffer. `submit` draws the same plan, because the
     /// generator is reset.

@@ -363,6 +363,12 @@ pub trait Disk {
         None
     }
 
+    /// As [`Disk::inner`], for `reconfigure`, whose default implementation forwards too. Every layer has
+    /// both.
+    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+        None
+    }
+
     /// Chooses the memory for the data of a Read or Write. Returned memory belongs to this command; a drop of
     /// the buffer frees it. `next` is a hint for prefetching lookup tables: the LBA of the read that probably
     /// follows the next read. It may be beyond the end of the disk.
@@ -448,7 +454,11 @@ pub trait Disk {
 
     /// Applies to this core the changes set on the [`DiskSource`]. Called after the configuration has
     /// changed.
-    fn reconfigure(&mut self) {}
+    fn reconfigure(&mut self) {
+        if let Some(inner) = self.inner_mut() {
+            inner.reconfigure();
+        }
+    }
 
     /// Returns the number of submitted commands whose [`Done`] was not returned yet.
     fn in_flight(&self) -> usize;

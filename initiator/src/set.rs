@@ -215,7 +215,7 @@ impl QueueSet {
         }
         if now >= self.next_timeout_check {
             self.next_timeout_check = now + TIMEOUT_CHECK_PERIOD;
-            self.check_timeout(now, &mut on_ready);
+            has_come |= self.check_timeout(now, &mut on_ready);
         }
         has_come
     }
@@ -413,7 +413,8 @@ impl QueueSet {
         has_come
     }
 
-    fn check_timeout(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) {
+    fn check_timeout(&mut self, now: Nanos, on_ready: &mut impl FnMut(usize, &mut IoQueue)) -> bool {
+        let mut has_come = false;
         for index in 0..self.queues.len() {
             let entry = &mut self.queues[index];
             if !entry.is_busy || entry.mode == PollMode::Down {
@@ -421,9 +422,10 @@ impl QueueSet {
             }
             entry.queue.qpair.check_timeout(now);
             if !entry.queue.is_up() {
-                self.turn(index, now, on_ready);
+                has_come |= self.turn(index, now, on_ready);
             }
         }
+        has_come
     }
 }
 

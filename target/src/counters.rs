@@ -15,6 +15,10 @@ pub struct IoCounters {
     pub reads: AtomicU64,
     /// Write commands that succeeded.
     pub writes: AtomicU64,
+    /// Units of 512 bytes of the ranges of the commands in `unmaps`.
+    pub units_unmapped: AtomicU64,
+    /// Deallocate commands that succeeded, of disks that deallocate.
+    pub unmaps: AtomicU64,
     /// Media errors of the disk: one per failed command, or per failed piece of a bulk transfer.
     pub media_errors: AtomicU64,
     /// Nanoseconds of turns in which commands completed or the disk had commands of this core.
@@ -40,6 +44,10 @@ pub struct IoTotals {
     pub reads: u64,
     /// Sum of [`IoCounters::writes`].
     pub writes: u64,
+    /// Sum of [`IoCounters::units_unmapped`].
+    pub units_unmapped: u64,
+    /// Sum of [`IoCounters::unmaps`].
+    pub unmaps: u64,
     /// Sum of [`IoCounters::media_errors`].
     pub media_errors: u64,
     /// [`IoCounters::busy_ns`]; of several cores the largest value, since cores may be busy at the same time.
@@ -55,6 +63,8 @@ impl IoTotals {
             units_written: self.units_written.saturating_add(other.units_written),
             reads: self.reads.saturating_add(other.reads),
             writes: self.writes.saturating_add(other.writes),
+            units_unmapped: self.units_unmapped.saturating_add(other.units_unmapped),
+            unmaps: self.unmaps.saturating_add(other.unmaps),
             media_errors: self.media_errors.saturating_add(other.media_errors),
             busy_ns: self.busy_ns.max(other.busy_ns),
         }
@@ -88,6 +98,8 @@ impl NamespaceCounters {
             units_written: core.units_written.load(Ordering::Relaxed),
             reads: core.reads.load(Ordering::Relaxed),
             writes: core.writes.load(Ordering::Relaxed),
+            units_unmapped: core.units_unmapped.load(Ordering::Relaxed),
+            unmaps: core.unmaps.load(Ordering::Relaxed),
             media_errors: core.media_errors.load(Ordering::Relaxed),
             busy_ns: core.busy_ns.load(Ordering::Relaxed),
         })

@@ -443,6 +443,71 @@ fn links_and_scripts_are_there() {
     assert_none(&complaints);
 }
 
+/// What README's table "What it does" may call missing, and a word in the names of keys, sections and methods
+/// that it would have.
+const MISSING: &[(&str, &str)] = &[
+    ("ANA states", "ana"),
+    ("DH-HMAC-CHAP and any other authentication", "dhchap"),
+    ("Prometheus metrics", "metrics"),
+    ("RAID", "raid"),
+    ("RDMA reads of a cache", "optimistic"),
+    ("TLS", "tls"),
+    ("a block cache", "cache"),
+    ("a cooperative cache", "cooperative"),
+    ("authentication", "dhchap"),
+    ("cache", "cache"),
+    ("iWARP and InfiniBand are untried", "iwarp"),
+    ("metadata", "metadata"),
+    ("multipath between drives", "multipath"),
+    ("multipath", "multipath"),
+    ("namespace management", "management"),
+    ("packages", "package"),
+    ("persistence: they are lost with the process", "persist"),
+    ("reservations", "reservation"),
+    ("snapshots", "snapshot"),
+    ("write-back", "back"),
+    ("zoned namespaces", "zoned"),
+];
+
+/// Sections, keys and methods by the references at the end of two pages, which other tests compare with the
+/// program.
+fn names_of_the_program() -> Vec<String> {
+    let mut names = Vec::new();
+    for page in ["docs/configuration.md", "docs/control.md"] {
+        let text = std::fs::read_to_string(root().join(page)).expect("a page");
+        let first = |line: &str| {
+            let rest = line.strip_prefix("| `").or_else(|| line.strip_prefix("### `["))?;
+            rest.split('`').next().map(|name| name.trim_matches(['[', ']']).to_owned())
+        };
+        let before = names.len();
+        names.extend(text.lines().filter_map(first));
+        assert!(names.len() > before + 40, "{page}: the reference is there");
+    }
+    names
+}
+
+#[test]
+fn what_the_readme_calls_missing_is_not_there() {
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("a page");
+    let table = readme.lines().skip_while(|line| !line.starts_with("| part |")).skip(2);
+    let rows: Vec<Vec<&str>> =
+        table.take_while(|line| line.starts_with('|')).map(|line| line.split('|').collect()).collect();
+    assert!(rows.len() > 5 && rows.iter().all(|row| row.len() == 6), "{rows:?}");
+    let names = names_of_the_program();
+    let mut complaints = Vec::new();
+    for item in rows.iter().flat_map(|row| row[4].split(", ")).map(str::trim).filter(|it| !it.is_empty()) {
+        let Some((_, word)) = MISSING.iter().find(|(missing, _)| *missing == item) else {
+            complaints
+                .push(format!("README.md: {item:?} is missing: put the word of its names into MISSING"));
+            continue;
+        };
+        let has_word = |name: &&String| name.split(['.', '_']).any(|part| part == *word);
+        let found = names.iter().find(has_word);
+        complaints.extend(found.map(|name| format!("README.md: {item:?} is missing, and there is {name}")));
+    }
+    assert_none(&complaints);
+}
+
 #[test]
 fn no_file_knows_the_machine_it_was_made_on() {
     // In the guest of the lab this is a folder of its own.

@@ -127,6 +127,9 @@ pub enum HostVerb {
         /// on also deletes the list of hosts
         #[arg(value_enum)]
         switch: Switch,
+        /// With off: the list of hosts from now on, once for each; those in it stay connected
+        #[arg(long = "host", value_name = "HOST")]
+        hosts: Vec<String>,
     },
 }
 

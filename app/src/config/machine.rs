@@ -104,6 +104,24 @@ impl Machine {
     }
 }
 
+/// Returns the GID of a group, given by name or as a number.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn group_id(group: &str) -> Result<u32, String> {
+    let groups = fs::read_to_string("/etc/group")
+        .map_err(|error| format!("cannot be looked up, as /etc/group cannot be read: {error}"))?;
+    group_in(&groups, group).ok_or_else(|| "must be a group of /etc/group, or a number".to_owned())
+}
+
+fn group_in(groups: &str, group: &str) -> Option<u32> {
+    let named = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
+    });
+    named.or_else(|| group.parse().ok())
+}
+
 fn congestion(is_privileged: bool) -> Vec<String> {
     let which = if is_privileged { "available" } else { "allowed" };
     let names =
@@ -198,5 +216,19 @@ pub fn probe_nvme_function(address: PciAddress) -> Result<bool, String> {
             Err(format!("its driver is {driver}; spindle nvme bind {address} takes it from there"))
         }
         None => Err(format!("it has no driver; spindle nvme bind {address} gives it the one it needs")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_found_by_name_or_number() {
+        let groups = "root:x:0:\ndisk:x:6:a,b\nbroken\nx:y:z:\n";
+        assert_eq!(
+            ["disk", "root", "17", "x", "none"].map(|it| group_in(groups, it)),
+            [Some(6), Some(0), Some(17), None, None]
+        );
     }
 }

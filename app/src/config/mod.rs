@@ -20,6 +20,7 @@
 //! the file ([`TEXT_BYTES_MAX`]) and by memory.
 
 mod changes;
+pub mod comments;
 mod disk_table;
 mod document;
 mod error;
@@ -46,13 +47,14 @@ use spindle_reactor::mem::ResidentBytes;
 pub use changes::{Change, Hosts, RunningState};
 pub use error::ConfigErrors;
 use machine::Machine;
+pub use machine::group_id;
 pub use memory::{AllocationPhase, memory_items, total_bytes};
 #[cfg(test)]
 pub use origin::{DriveSource, LocalDrives, RemotePlan};
 pub use origin::{Opened, OpenedOrigin, Origin, Origins};
 pub use plan::{
-    DiskKind, DiskPlan, LogFormat, LogPlan, Plan, SubsystemPlan, TcpPlan, cache_text, connect_line,
-    delay_text, reachable_address,
+    DiskKind, DiskPlan, ListenerPlan, LogFormat, LogPlan, Plan, SubsystemPlan, TcpPlan, cache_text,
+    connect_line, delay_text, reachable_address,
 };
 pub use schema::{CNTLID_MAX, reference};
 pub use sections::{Kind as SectionKind, Section, Sections};

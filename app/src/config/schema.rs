@@ -596,7 +596,7 @@ impl fmt::Display for Kind {
             }
             Kind::Nqn => {
                 let like = "like \"nqn.2026-01.io.spindle:a\"";
-                write!(f, "an NQN, {like}: at most {NQN_BYTES_MAX} bytes, no control characters")
+                write!(f, "an NQN, {like}: at most {NQN_BYTES_MAX} bytes, no control or invisible characters")
             }
             Kind::Uuid => f.write_str("a UUID like \"6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00\", not all zeroes"),
             Kind::Nguid => f.write_str("32 hexadecimal digits, not all zeroes"),

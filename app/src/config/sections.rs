@@ -17,6 +17,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, TomlError};
 
+use super::comments::{comments_of, comments_of_key};
 use super::document::{self, Errors, Node};
 use super::tree::FromValue;
 
@@ -124,7 +125,7 @@ impl Section {
 }
 
 impl Sections {
-    /// Cuts a text. Lists that are written inline become sections.
+    /// Cuts a text. Lists that are written inline become sections; their comments go to the top.
     ///
     /// # Errors
     /// It is not TOML.
@@ -133,13 +134,11 @@ impl Sections {
             return Ok(sections);
         }
         let mut document: DocumentMut = text.parse()?;
-        for name in LISTS {
-            make_sections(document.as_table_mut(), name);
-        }
+        let mut text: String = LISTS.map(|name| make_sections(document.as_table_mut(), name)).concat();
         if let Some(Item::ArrayOfTables(subsystems)) = document.as_table_mut().get_mut(SUBSYSTEM) {
-            subsystems.iter_mut().for_each(|subsystem| make_sections(subsystem, NAMESPACE));
+            text.extend(subsystems.iter_mut().map(|subsystem| make_sections(subsystem, NAMESPACE)));
         }
-        let text = document.to_string();
+        text.push_str(&document.to_string());
         // What is still no section is refused when the text is validated.
         Ok(cut_at_headings(&text).unwrap_or_else(|| {
             let sections = [text.as_str(), ""].map(|text| Arc::new(Section::new(Kind::Other, "", text)));
@@ -254,7 +253,7 @@ impl Sections {
     /// Removes the sections of `kind` for which `is_gone` returns true; with a subsystem its namespaces.
     pub fn remove(&mut self, kind: Kind, is_gone: impl Fn(&Section) -> bool) {
         let mut is_in_removed = false;
-        self.0.retain(|section| {
+        self.retain(|_, section| {
             let is_it = section.kind == kind && is_gone(section);
             if section.kind == Kind::Element(SUBSYSTEM) {
                 is_in_removed = is_it;
@@ -263,12 +262,29 @@ impl Sections {
         });
     }
 
+    /// Removes the sections for which `is_kept` returns false. Their comments go to the section below; the
+    /// last section is always kept.
+    fn retain(&mut self, mut is_kept: impl FnMut(usize, &Section) -> bool) {
+        let mut comments = String::new();
+        let sections = std::mem::take(&mut self.0);
+        for (at, section) in sections.into_iter().enumerate() {
+            if !is_kept(at, &section) {
+                comments.push_str(&comments_of(&section.text));
+            } else if comments.is_empty() {
+                self.0.push(section);
+            } else {
+                comments.push_str(&section.text);
+                self.0.push(Arc::new(Section::new(section.kind, &section.name, &comments)));
+                comments.clear();
+            }
+        }
+    }
+
     /// Removes the namespaces of the subsystem at `subsystem` for which `is_gone` returns true.
     pub fn remove_namespaces(&mut self, subsystem: usize, is_gone: impl Fn(&Section) -> bool) {
-        let (own, mut at) = (self.namespaces(subsystem), 0);
-        self.0.retain(|section| {
-            at += 1;
-            !(own.contains(&(at - 1)) && section.kind == Kind::Namespace && is_gone(section))
+        let own = self.namespaces(subsystem);
+        self.retain(|at, section| {
+            !(own.contains(&at) && section.kind == Kind::Namespace && is_gone(section))
         });
     }
 
@@ -306,12 +322,15 @@ impl Sections {
     }
 }
 
-/// Makes `[[name]]` sections of a list in `table` that is written inline.
-fn make_sections(table: &mut Table, name: &str) {
-    if table.get(name).is_some_and(|item| item.is_array()) {
-        let inline = table.remove(name).and_then(|item| item.into_array_of_tables().ok());
-        table.insert(name, Item::ArrayOfTables(inline.unwrap_or_default()));
+/// Makes `[[name]]` sections of a list in `table` that is written inline. Returns its comments.
+fn make_sections(table: &mut Table, name: &str) -> String {
+    if !table.get(name).is_some_and(|item| item.is_array()) {
+        return String::new();
     }
+    let comments = comments_of_key(table, name);
+    let inline = table.remove(name).and_then(|item| item.into_array_of_tables().ok());
+    table.insert(name, Item::ArrayOfTables(inline.unwrap_or_default()));
+    comments
 }
 
 /// Cuts a text; `None` if it is not TOML or a list is written inline.

@@ -117,6 +117,12 @@ fn each_verb_of_subsystems_and_hosts_is_a_call() {
             "every host may connect to nqn.a",
         ),
         (
+            "host any nqn.a off --host nqn.h --host nqn.i",
+            "nvmf_subsystem_allow_any_host",
+            json!({ "nqn": "nqn.a", "allow_any_host": false, "hosts": ["nqn.h", "nqn.i"] }),
+            "only hosts of its list may connect to nqn.a",
+        ),
+        (
             "host any nqn.a off",
             "nvmf_subsystem_allow_any_host",
             json!({ "nqn": "nqn.a", "allow_any_host": false }),

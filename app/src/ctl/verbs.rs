@@ -110,12 +110,15 @@ fn host(verb: &HostVerb, rpc: Rpc<'_>) -> Output {
             let params = json!({ "nqn": nqn, "host": host });
             confirmed(rpc("nvmf_subsystem_remove_host", params), format!("removed host {host} from {nqn}"))
         }
-        HostVerb::Any { nqn, switch } => {
+        HostVerb::Any { nqn, switch, hosts } => {
             let (is_any, who) = match switch {
                 Switch::On => (true, "every host"),
                 Switch::Off => (false, "only hosts of its list"),
             };
-            let params = json!({ "nqn": nqn, "allow_any_host": is_any });
+            let mut params = json!({ "nqn": nqn, "allow_any_host": is_any });
+            if !hosts.is_empty() {
+                params["hosts"] = json!(hosts);
+            }
             confirmed(rpc("nvmf_subsystem_allow_any_host", params), format!("{who} may connect to {nqn}"))
         }
     }

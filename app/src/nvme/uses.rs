@@ -339,7 +339,7 @@ fn mount(root: &Root, line: &str) -> Option<Mount> {
 /// the device exists.
 fn block_device(root: &Root, path: &str) -> Option<String> {
     let mut path = path.to_owned();
-    for _ in 0..LINKS_MAX {
+    for _ in 0..=LINKS_MAX {
         let (folder, name) = path.rsplit_once('/').filter(|(folder, _)| folder.starts_with("/dev"))?;
         let Some(target) = root.link(&path) else { return Some(name.to_owned()) };
         path = match target.strip_prefix('/') {
@@ -419,4 +419,21 @@ fn may_write(root: &Root, pid: &str, fd: &str) -> bool {
     let flags =
         info.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
     flags.is_none_or(|flags| flags & ACCESS_MODE != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::machine::Fake;
+    use super::*;
+
+    #[test]
+    fn as_many_links_are_followed_as_may_be() {
+        let fake = Fake::empty();
+        for step in 0..=LINKS_MAX {
+            fake.link(&format!("/dev/link{step}"), &format!("link{}", step + 1));
+        }
+        let last = Some(format!("link{}", LINKS_MAX + 1));
+        assert_eq!(block_device(&fake.root, "/dev/link1"), last, "by {LINKS_MAX} links");
+        assert_eq!(block_device(&fake.root, "/dev/link0"), None, "by one more");
+    }
 }

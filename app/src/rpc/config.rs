@@ -1,6 +1,6 @@
 //! `framework_get_config`: the method calls that create the current disks (`bdev`), or the current
-//! transports, subsystems and referrals (`nvmf`), without settings that these methods lack. `ng` disks are
-//! listed with `bdev_aio_create`, although no method creates them.
+//! transports, subsystems and referrals (`nvmf`), without settings that these methods lack. No method of
+//! Spindle creates `ng` disks: they are listed with SPDK's method for such a device.
 
 use serde_json::{Value, json};
 use spindle_target::snapshot::AllowedHosts;
@@ -41,8 +41,9 @@ fn disk(disk: &DiskPlan) -> Value {
             "bdev_aio_create",
             json!({ "name": name, "filename": path, "block_size": block_bytes, "readonly": is_read_only }),
         ),
-        DiskKind::Ng { path, is_read_only } => {
-            call("bdev_aio_create", json!({ "name": name, "filename": path, "readonly": is_read_only }))
+        DiskKind::Ng { path, .. } => {
+            let mechanism = "io_uring_cmd";
+            call("bdev_xnvme_create", json!({ "name": name, "filename": path, "io_mechanism": mechanism }))
         }
         DiskKind::Nvme { address, namespace } => call(
             "bdev_nvme_attach_controller",
@@ -103,5 +104,26 @@ fn subsystem_calls(plan: &Plan, subsystem: &SubsystemPlan, calls: &mut Vec<Value
     for listener in plan.listeners_of(subsystem) {
         let at = address(listener.transport, listener.address);
         calls.push(call("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": at })));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `bdev_aio_create` would make a disk of another kind of it.
+    #[test]
+    fn an_ng_disk_is_listed_as_the_device_that_it_is() {
+        let plan = DiskPlan {
+            name: "drive0".to_owned(),
+            block_bytes: 0,
+            bytes: 0,
+            kind: DiskKind::Ng { path: "/dev/ng0n1".into(), is_read_only: false },
+            medium_id: None,
+            cache: None,
+            delay: None,
+        };
+        let params = json!({ "name": "drive0", "filename": "/dev/ng0n1", "io_mechanism": "io_uring_cmd" });
+        assert_eq!(disk(&plan), json!({ "method": "bdev_xnvme_create", "params": params }));
     }
 }

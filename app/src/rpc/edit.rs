@@ -12,7 +12,10 @@ use toml_edit::{Array, Item, Table, value};
 use super::Failure;
 use super::params::Args;
 use super::reads::LEVELS;
-use crate::config::{Plan, Section, SectionKind, Sections, SubsystemPlan, default_listener_name};
+use crate::config::comments;
+use crate::config::{
+    ListenerPlan, Plan, Section, SectionKind, Sections, SubsystemPlan, default_listener_name,
+};
 use crate::text::{alternatives, did_you_mean};
 
 type MethodResult = Result<Value, Failure>;
@@ -31,6 +34,8 @@ pub struct Edit<'a> {
     pub plan: &'a Plan,
     /// RDMA devices are open: there was an RDMA listener at the start.
     pub has_rdma: bool,
+    /// The environment variable `SPINDLE_LOG` goes before `log.level`.
+    pub is_log_level_fixed: bool,
 }
 
 impl Edit<'_> {
@@ -86,14 +91,6 @@ pub fn unknown_name(args: &Args, field: &str, noun: &str, names: &[String], list
     let given = args.text(field).unwrap_or_default();
     let meant = did_you_mean(given, names.iter().map(String::as_str), || listed.to_owned());
     args.refuse(field, format!("there is no such {noun}; {meant}"))
-}
-
-/// Sets a key and keeps a comment after its value.
-pub fn set_value(table: &mut Table, key: &str, mut item: Item) {
-    if let (Some(Item::Value(before)), Item::Value(after)) = (table.get(key), &mut item) {
-        *after.decor_mut() = before.decor().clone();
-    }
-    table.insert(key, item);
 }
 
 /// Copies string and integer parameters to keys of `table`, and skips parameters that are not set. `names`
@@ -209,7 +206,7 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     match &subsystem.hosts {
         AllowedHosts::Any => {
             let allowed = "every host may connect; nvmf_subsystem_allow_any_host with allow_any_host = false \
-                           first";
+                           first, and with those who stay connected as hosts";
             return Err(args.refuse("host", allowed));
         }
         AllowedHosts::Only(hosts) if host.is_some_and(|host| hosts.contains(&host)) => {
@@ -219,7 +216,7 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     }
     edit.edit(nqn, |section| {
         let hosts = section.entry("hosts").or_insert_with(|| value(Array::new())).as_array_mut();
-        hosts.into_iter().for_each(|hosts| hosts.push(args.text("host").unwrap_or_default()));
+        hosts.into_iter().for_each(|hosts| comments::push(hosts, args.text("host").unwrap_or_default()));
     })?;
     Ok(json!(true))
 }
@@ -240,20 +237,29 @@ pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     }
     edit.edit(nqn, |section| {
         let hosts = section.get_mut("hosts").and_then(Item::as_array_mut);
-        hosts.into_iter().for_each(|hosts| hosts.retain(|it| it.as_str() != Some(host)));
+        hosts.into_iter().for_each(|hosts| comments::retain(hosts, |it| it.as_str() != Some(host)));
     })?;
     Ok(json!(true))
 }
 
 pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (nqn, is_any) = (edit.subsystem(args)?.nqn, args.flag("allow_any_host"));
+    let hosts = args.has("hosts").then(|| args.texts("hosts").collect::<Array>());
+    if is_any && hosts.is_some() {
+        return Err(
+            args.refuse("hosts", "must not be given with allow_any_host = true, which forgets the list")
+        );
+    }
     edit.edit(nqn, |section| {
         if is_any {
-            section.remove("hosts");
-            set_value(section, "allow_any_host", value(true));
+            comments::remove(section, "hosts");
+            comments::set(section, "allow_any_host", value(true));
         } else {
-            section.remove("allow_any_host");
-            section.entry("hosts").or_insert_with(|| value(Array::new()));
+            comments::remove(section, "allow_any_host");
+            match hosts {
+                Some(hosts) => comments::set(section, "hosts", value(hosts)),
+                None => drop(section.entry("hosts").or_insert_with(|| value(Array::new()))),
+            }
         }
     })?;
     Ok(json!(true))
@@ -291,7 +297,49 @@ fn is_at(section: &Section, (transport, address): (TransportKind, SocketAddr)) -
         && section.text("transport").unwrap_or("tcp") == transport.to_string()
 }
 
+/// Whether the method is called for the discovery service, which is at every listener.
+fn is_of_discovery(args: &Args) -> bool {
+    args.nqn("nqn").is_some_and(|nqn| nqn.is_discovery())
+}
+
+/// Opens a listener unless there is one at this address.
+fn add_discovery_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    let endpoint = endpoint(args, "listen_address", DISCOVERY_PORT)?;
+    let is_there = |listener: &ListenerPlan| {
+        let (transport, address) = listener.endpoint();
+        let ip = address.ip();
+        let is_everywhere = ip.is_unspecified() && ip.is_ipv4() == endpoint.1.is_ipv4();
+        transport == endpoint.0
+            && address.port() == endpoint.1.port()
+            && (is_everywhere || ip == endpoint.1.ip())
+    };
+    if !edit.plan.listeners.iter().any(is_there) {
+        edit.sections.push("listener", endpoint_table(endpoint));
+    }
+    Ok(json!(true))
+}
+
+/// Closes a listener at which no subsystem is offered.
+fn remove_discovery_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    let endpoint = endpoint(args, "listen_address", DISCOVERY_PORT)?;
+    let known = edit.plan.listeners.iter().find(|listener| listener.endpoint() == endpoint);
+    let Some(known) = known else {
+        let at = edit.plan.listeners.iter().map(ListenerPlan::endpoint);
+        let allowed = format!("there is no such listener; there is {}", endpoints(at));
+        return Err(args.refuse("listen_address", allowed));
+    };
+    if let Some(user) = edit.plan.subsystems.iter().find(|it| it.listeners.contains(&known.name)) {
+        let allowed = format!("{} is offered there, and discovery is at every listener", user.nqn);
+        return Err(args.refuse("listen_address", allowed));
+    }
+    edit.sections.remove(SectionKind::Element("listener"), |section| is_at(section, endpoint));
+    Ok(json!(true))
+}
+
 pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    if is_of_discovery(args) {
+        return add_discovery_listener(edit, args);
+    }
     let subsystem = edit.subsystem(args)?.clone();
     let endpoint = endpoint(args, "listen_address", NVME_PORT)?;
     let known = edit.plan.listeners.iter().find(|listener| listener.endpoint() == endpoint);
@@ -305,12 +353,15 @@ pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let section = edit.position(subsystem.nqn).map(|at| edit.sections.section(at));
     let is_everywhere = section.is_some_and(|section| !section.has("listeners"));
     if !subsystem.listeners.contains(&name) && !is_everywhere {
-        edit.edit_listeners(&subsystem, |listeners| listeners.push(name))?;
+        edit.edit_listeners(&subsystem, |listeners| comments::push(listeners, name))?;
     }
     Ok(json!(true))
 }
 
 pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    if is_of_discovery(args) {
+        return remove_discovery_listener(edit, args);
+    }
     let subsystem = edit.subsystem(args)?.clone();
     let endpoint = endpoint(args, "listen_address", NVME_PORT)?;
     let known = edit.plan.listeners_of(&subsystem).find(|listener| listener.endpoint() == endpoint);
@@ -319,7 +370,9 @@ pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
         let allowed = format!("the subsystem is not offered there; it is at {}", endpoints(at));
         return Err(args.refuse("listen_address", allowed));
     };
-    edit.edit_listeners(&subsystem, |listeners| listeners.retain(|it| it.as_str() != Some(&name)))?;
+    edit.edit_listeners(&subsystem, |listeners| {
+        comments::retain(listeners, |it| it.as_str() != Some(&name));
+    })?;
     let is_used = |other: &SubsystemPlan| other.nqn != subsystem.nqn && other.listeners.contains(&name);
     if !edit.plan.subsystems.iter().any(is_used) {
         edit.sections.remove(SectionKind::Element("listener"), |section| is_at(section, endpoint));
@@ -349,11 +402,16 @@ pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    if edit.is_log_level_fixed {
+        let allowed = "the environment variable SPINDLE_LOG goes before it; restart without the variable";
+        return Err(args.refuse("level", allowed));
+    }
     let wanted = args.text("level").unwrap_or_default();
     let level = LEVELS.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
     let level = level.map_or("info", |(_, own)| own);
     let set = |root: &mut Table| match root.entry("log").or_insert_with(|| Item::Table(Table::new())) {
-        Item::Table(log) => set_value(log, "level", value(level)),
+        Item::Table(log) => comments::set(log, "level", value(level)),
+        Item::Value(toml_edit::Value::InlineTable(log)) => comments::set(log, "level", value(level)),
         log @ (Item::None | Item::Value(_) | Item::ArrayOfTables(_)) => log["level"] = value(level),
     };
     edit.sections.edit_other("log", set).map_err(|error| unusable(&error))?;

@@ -6,8 +6,9 @@ use spindle_transport::TransportKind;
 use toml_edit::{Item, Table, value};
 
 use super::Failure;
-use super::edit::{Edit, LIST_DISKS, copy_params, integer_item, set_value, transport_of, unknown_name};
+use super::edit::{Edit, LIST_DISKS, copy_params, integer_item, transport_of, unknown_name};
 use super::params::Args;
+use crate::config::comments;
 use crate::config::{DiskKind, Section, SectionKind};
 use crate::size::Bytes;
 
@@ -116,7 +117,7 @@ pub fn resize(edit: &mut Edit<'_>, args: &Args, kind: &str) -> MethodResult {
     let name = disk_of_kind(edit, args, &[kind])?;
     let bytes = args.whole("new_size").unwrap_or(0).saturating_mul(MIB);
     if let Some(at) = position(edit, &name) {
-        edit.edit_at(at, |table| set_value(table, "size", size_text(bytes)))?;
+        edit.edit_at(at, |table| comments::set(table, "size", size_text(bytes)))?;
     }
     Ok(json!(true))
 }
@@ -133,22 +134,22 @@ pub fn cache(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 
 fn set_cache(disk: &mut Table, bytes: u64, args: &Args) {
     if bytes == 0 {
-        disk.remove("cache");
+        comments::remove(disk, "cache");
         return;
     }
     let cache = disk.entry("cache").or_insert_with(|| Item::Table(Table::new()));
     let Some(cache) = cache.as_table_like_mut() else { return };
-    cache.insert("size", size_text(bytes));
+    comments::set(cache, "size", size_text(bytes));
     for key in ["policy", "mode"] {
         if let Some(word) = args.text(key) {
-            cache.insert(key, value(word));
+            comments::set(cache, key, value(word));
         }
     }
     if let Some(bytes) = args.whole("read_ahead") {
-        cache.insert("read_ahead", size_text(bytes));
+        comments::set(cache, "read_ahead", size_text(bytes));
     }
     if args.flag("sole_writer") {
-        cache.insert("sole_writer", value(true));
+        comments::set(cache, "sole_writer", value(true));
     }
 }
 

@@ -90,6 +90,10 @@ impl Args {
         self.values.get(name).and_then(Value::as_str)
     }
 
+    pub fn has(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+
     /// Empty if not set.
     pub fn texts(&self, name: &str) -> impl Iterator<Item = &str> {
         self.values.get(name).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)

@@ -304,16 +304,27 @@ pub fn bdevs(look: &Look<'_>, args: &Args) -> MethodResult {
     Ok(json!(disks(look, args)?.iter().map(describe).collect::<Vec<_>>()))
 }
 
+/// Returns the counters of a disk or of a core. Latencies are not measured, and Copies are not counted.
 fn io_counters((key, of): (&str, Value), totals: IoTotals) -> Value {
-    json!({
+    let mut counters = json!({
         key: of,
         "bytes_read": totals.units_read.saturating_mul(512),
         "num_read_ops": totals.reads,
         "bytes_written": totals.units_written.saturating_mul(512),
         "num_write_ops": totals.writes,
+        "bytes_unmapped": totals.units_unmapped.saturating_mul(512),
+        "num_unmap_ops": totals.unmaps,
+        "bytes_copied": 0,
+        "num_copy_ops": 0,
         "num_media_errors": totals.media_errors,
         "busy_ticks": totals.busy_ns,
-    })
+    });
+    for operation in ["read", "write", "unmap", "copy"] {
+        for bound in ["", "max_", "min_"] {
+            counters[format!("{bound}{operation}_latency_ticks")] = 0.into();
+        }
+    }
+    counters
 }
 
 /// Returns state and counters of a cache. `size` and `used` are in bytes; the counters are in pages of 4 KiB.

@@ -95,6 +95,17 @@ pub static METHODS: &[Method] = &[
             optional("max_io_qpairs_per_ctrlr", ANY_NUMBER, "limits.io_queues."),
             optional("in_capsule_data_size", ANY_NUMBER, "tcp.in_capsule."),
             optional("max_io_size", ANY_NUMBER, "limits.transfer."),
+            optional("io_unit_size", ANY_NUMBER, "pool.zone has the sizes of buffers; no effect."),
+            optional("num_shared_buffers", ANY_NUMBER, "The same."),
+            optional("buf_cache_size", ANY_NUMBER, "The same."),
+            optional("control_msg_num", ANY_NUMBER, "The same."),
+            optional("data_wr_pool_size", ANY_NUMBER, "The same."),
+            optional("max_aq_depth", ANY_NUMBER, "Admin queues take 128; no effect."),
+            optional("max_srq_depth", ANY_NUMBER, "rdma.shared_receives; no effect."),
+            optional("abort_timeout_sec", ANY_NUMBER, "An Abort is answered at once; no effect."),
+            optional("sock_priority", ANY_NUMBER, "No effect."),
+            optional("acceptor_backlog", ANY_NUMBER, "No effect."),
+            optional("acceptor_poll_rate", ANY_NUMBER, "No effect."),
             optional("no_srq", ONLY_FALSE, "Receives are shared."),
             optional("c2h_success", Kind::Only("true"), "SUCCESS saves completions."),
             optional("zcopy", Kind::Flag, "Nothing is copied in either case."),
@@ -116,14 +127,10 @@ pub static METHODS: &[Method] = &[
             optional("serial_number", Kind::Text, "Serial number."),
             optional("model_number", Kind::Text, "Model number."),
             optional("allow_any_host", Kind::Flag, "Every host may connect."),
-            optional(
-                "max_namespaces",
-                Kind::Whole { min: 0, max: NSID_MAX as u64 },
-                "There is room for 1024.",
-            ),
+            optional("max_namespaces", ANY_NUMBER, "There is room for 1024, whatever is asked for."),
             optional("min_cntlid", CNTLID, "Lowest controller identifier."),
             optional("max_cntlid", CNTLID, "Highest controller identifier."),
-            optional("ana_reporting", ONLY_FALSE, "There is no ANA."),
+            optional("ana_reporting", Kind::Flag, "There is no ANA: each path is as good as another."),
             optional("passthrough", ONLY_FALSE, "Commands are checked."),
             optional("enable_nssr", ONLY_FALSE, "There is no NVM Subsystem Reset."),
             TGT_NAME,
@@ -152,7 +159,12 @@ pub static METHODS: &[Method] = &[
         ]),
     change("nvmf_subsystem_allow_any_host", edit::allow_any_host)
         .about("Allow every host to connect, or only those of the list.")
-        .takes(&[NQN, required("allow_any_host", Kind::Flag, "Or only those of the list."), TGT_NAME]),
+        .takes(&[
+            NQN,
+            required("allow_any_host", Kind::Flag, "Or only those of the list."),
+            optional("hosts", Kind::Texts, "With false: the list from now on. Those in it stay connected."),
+            TGT_NAME,
+        ]),
     change("nvmf_subsystem_add_listener", edit::add_listener)
         .about("Offer a subsystem at an address, which is listened on if it was not.")
         .takes(&[

@@ -52,14 +52,13 @@ pub struct Control {
 }
 
 impl Control {
-    /// Listens at `path`. The owner of the socket's file and the members of `group` may connect. `None`: the
-    /// group of the new file, usually that of the process. Replaces a socket on which no process listens, for
-    /// example that of a killed process.
+    /// Listens at `path`. The owner of the socket's file and the members of the group with GID `group` may
+    /// connect. `None`: the group of the new file, usually that of the process. Replaces a socket on which no
+    /// process listens, for example that of a killed process.
     ///
     /// # Errors
-    /// Those of the system; another process listens; `path` is not a socket; the group does not exist.
-    pub fn bind(path: &Path, group: Option<&str>) -> std::io::Result<Control> {
-        let group = group.map(group_id).transpose()?;
+    /// Those of the system; another process listens; `path` is not a socket.
+    pub fn bind(path: &Path, group: Option<u32>) -> std::io::Result<Control> {
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
         let listener = listen(path);
         rustix::process::umask(before);
@@ -120,20 +119,6 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
         }
         result => result,
     }
-}
-
-/// Returns the GID of a group, given by name or as a number.
-fn group_id(group: &str) -> std::io::Result<u32> {
-    let groups = std::fs::read_to_string("/etc/group")?;
-    group_in(&groups, group).ok_or_else(|| std::io::Error::other(format!("there is no group {group:?}")))
-}
-
-fn group_in(groups: &str, group: &str) -> Option<u32> {
-    let named = groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
-    });
-    named.or_else(|| group.parse().ok())
 }
 
 #[cfg(test)]
@@ -246,18 +231,6 @@ mod tests {
             text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         assert_eq!((&answers[0]["result"], answers.len()), (&json!("NOTICE"), 2));
         assert_eq!(answers[1]["error"]["message"], "a batch of 65 requests: must have 1 to 64");
-    }
-
-    #[test]
-    fn the_group_of_the_socket_is_found_by_name_or_number() {
-        let groups = "root:x:0:\ndisk:x:6:a,b\nbroken\nx:y:z:\n";
-        assert_eq!(
-            ["disk", "root", "17", "x", "none"].map(|it| group_in(groups, it)),
-            [Some(6), Some(0), Some(17), None, None]
-        );
-        let path = path("group");
-        let error = Control::bind(&path, Some("no such group")).err().expect("refused").to_string();
-        assert!(error.contains("no such group") && !path.exists(), "{error}");
     }
 
     #[test]

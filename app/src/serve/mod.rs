@@ -47,7 +47,7 @@ use spindle_transport::TransportKind;
 use spindle_transport::admission::Admission;
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, ConfigErrors, Origins, Plan, connect_line};
+use crate::config::{Config, ConfigErrors, Origins, Plan, connect_line, group_id};
 use crate::{log, rpc};
 
 /// Why serving could not start or ended with an error.
@@ -200,6 +200,8 @@ fn bind_control(plan: &Plan) -> Result<Option<Control>, ServeError> {
         Some(path) if path.as_os_str().is_empty() => return Ok(None),
         Some(path) => path.clone(),
     };
+    let unknown = |why| ServeError::Start(format!("control.group = {:?}: {why}", group.unwrap_or_default()));
+    let group = group.map(group_id).transpose().map_err(unknown)?;
     let failed = |error| ServeError::Start(format!("control.socket = {path:?}: cannot listen: {error}"));
     Control::bind(&path, group).map(Some).map_err(failed)
 }

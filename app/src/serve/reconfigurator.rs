@@ -11,7 +11,7 @@
 
 use std::cell::LazyCell;
 use std::collections::HashSet;
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -209,7 +209,8 @@ impl Reconfigurator {
         let file = self.file_to_keep()?;
         let sections = self.config.sections().map_err(|error| unusable(&error))?.clone();
         let has_rdma = self.rdma_capsule.is_some();
-        let mut edited = Edit { sections, plan: self.config.plan(), has_rdma };
+        let plan = self.config.plan();
+        let mut edited = Edit { sections, plan, has_rdma, is_log_level_fixed: log.is_fixed() };
         let result = edit(&mut edited)?;
         let sections = edited.sections;
         // Compared with the former sections: to cut the text can move lines, which is no change.
@@ -230,8 +231,11 @@ impl Reconfigurator {
         let mut is_kept = false;
         let mut keep = || {
             // Does not overwrite a file that was edited after `file_to_keep` compared it.
-            if file.as_deref().is_some_and(|file| text_of(file).is_ok_and(|text| text != old)) {
-                return Err(std::io::Error::other("it was changed meanwhile"));
+            if let Some(file) = &file {
+                let cannot_read = |error| Error::other(format!("{}: {error}", file.display()));
+                if text_of(file).map_err(cannot_read)? != old {
+                    return Err(Error::other(format!("{} was changed meanwhile", file.display())));
+                }
             }
             is_kept = true;
             staged.take().map_or(Ok(()), Staged::commit)

@@ -1,8 +1,8 @@
 //! Atomic replacement of the configuration file: after a loss of power or a kill the file has the old text or
-//! the new text. Also [`difference`], for an error message.
+//! the new text, unless the file is itself a mount point. Also [`difference`], for an error message.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -25,10 +25,14 @@ impl Staged {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let temporary = file.with_file_name(format!(".{name}.new"));
         let was = std::fs::metadata(&file)?;
+        // A killed process may have left one.
+        match std::fs::remove_file(&temporary) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        // O_EXCL: what another user puts there meanwhile, for example a symbolic link, is not written to.
+        let mut written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         let staged = Staged { file, temporary, is_committed: false };
-        // Truncates a temporary file that a killed process left.
-        let options = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).to_owned();
-        let mut written = options.open(&staged.temporary)?;
         let now = written.metadata()?;
         if (now.uid(), now.gid()) != (was.uid(), was.gid()) {
             // Only root may change the owner. Otherwise the file belongs to the user of this process.
@@ -40,13 +44,17 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Renames the temporary file over the file.
+    /// Renames the temporary file over the file. A file that is a mount point cannot be replaced, and is
+    /// written in place: a loss of power may leave a part of the new text in it.
     ///
     /// # Errors
-    /// That of the rename; the file has its old text. A failed sync of the directory is only logged: the file
-    /// has the new text, but may have the old one after a loss of power.
+    /// Those of the system; the file has its old text. A failed sync of the directory is only logged: the
+    /// file has the new text, but may have the old one after a loss of power.
     pub fn commit(mut self) -> io::Result<()> {
-        std::fs::rename(&self.temporary, &self.file)?;
+        match std::fs::rename(&self.temporary, &self.file) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => return self.write_in_place(),
+            renamed => renamed?,
+        }
         self.is_committed = true;
         let directory = self.file.parent().unwrap_or(Path::new("/"));
         if let Err(error) = File::open(directory).and_then(|directory| directory.sync_all()) {
@@ -55,6 +63,25 @@ impl Staged {
         }
         Ok(())
     }
+
+    /// Writes the text of the temporary file into the file, or its old text if that fails.
+    fn write_in_place(&self) -> io::Result<()> {
+        let (old, new) = (std::fs::read(&self.file)?, std::fs::read(&self.temporary)?);
+        overwrite(&self.file, &new).map_err(|error| match overwrite(&self.file, &old) {
+            Ok(()) => io::Error::new(error.kind(), format!("{error} (it is mounted, so written in place)")),
+            Err(second) => io::Error::other(format!(
+                "{error} (it is mounted, so written in place), and its old text cannot be written back: \
+                 {second}"
+            )),
+        })
+    }
+}
+
+fn overwrite(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).open(file)?;
+    file.write_all(bytes)?;
+    file.set_len(bytes.len() as u64)?;
+    file.sync_all()
 }
 
 impl Drop for Staged {
@@ -104,6 +131,19 @@ mod tests {
         assert_eq!(std::fs::metadata(&file).expect("there").permissions().mode() & 0o7777, 0o640);
         assert!(std::fs::symlink_metadata(&link).expect("there").is_symlink());
         assert_eq!(std::fs::read_dir(&directory).expect("a directory").count(), 2);
+        std::fs::remove_dir_all(directory).expect("removed");
+    }
+
+    #[test]
+    fn a_link_where_the_temporary_file_goes_is_replaced_and_not_followed() {
+        let directory = directory("link");
+        let (file, other) = (directory.join("a.toml"), directory.join("other"));
+        std::fs::write(&file, "old").expect("written");
+        std::fs::write(&other, "of another").expect("written");
+        std::os::unix::fs::symlink(&other, directory.join(".a.toml.new")).expect("a link");
+        Staged::new(&file, "new").and_then(Staged::commit).expect("written");
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "new");
+        assert_eq!(std::fs::read_to_string(&other).expect("read"), "of another");
         std::fs::remove_dir_all(directory).expect("removed");
     }
 

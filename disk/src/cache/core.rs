@@ -710,6 +710,10 @@ impl Disk for CachedCore {
         Some(&*self.inner)
     }
 
+    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+        Some(&mut *self.inner)
+    }
+
     #[inline]
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         if request.op == Op::Read {

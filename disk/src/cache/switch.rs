@@ -334,6 +334,10 @@ impl Disk for SwitchedCore {
         Some(self.as_disk())
     }
 
+    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+        Some(self.disk())
+    }
+
     #[inline]
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         match &mut self.path {

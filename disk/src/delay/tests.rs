@@ -1,10 +1,15 @@
 //! Tests of the delay layer. Time is what the polls are told.
 
-use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 use super::*;
 use crate::testing::able::Able;
-use crate::{DiskError, Fault, FaultDisk, NullDisk, NullSpec, OpKind, RamDisk, RamSpec};
+use crate::{
+    CacheSpec, CachedDisk, DiskError, Fault, FaultDisk, NullDisk, NullSpec, OpKind, PolicyKind, RamDisk,
+    RamSpec, ResizeError,
+};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;
@@ -308,4 +313,79 @@ fn settings_out_of_range_are_refused_by_name() {
         assert!(found.ends_with(&said), "{found}");
     }
     slow(null(), DelaySpec { latency: us(10_000_000), bandwidth: Some(BANDWIDTH_MIN), seek: us(1_000_000) });
+}
+
+/// A disk that counts how often it is told of a change.
+struct Told(Arc<dyn DiskSource>, Arc<AtomicUsize>);
+
+impl DiskSource for Told {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        "told"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        Ok(Box::new(ToldCore(self.0.open(context)?, Arc::clone(&self.1))))
+    }
+
+    fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
+        self.0.resize(bytes)
+    }
+}
+
+struct ToldCore(Box<dyn Disk>, Arc<AtomicUsize>);
+
+impl Disk for ToldCore {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        self.0.prepare(request, next)
+    }
+
+    fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        self.0.submit(token, request, buf)
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
+        self.0.poll(now, done)
+    }
+
+    fn cancel_owner(&mut self, owner: Owner) -> usize {
+        self.0.cancel_owner(owner)
+    }
+
+    fn reconfigure(&mut self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+}
+
+#[test]
+fn every_layer_passes_on_that_the_configuration_has_changed() {
+    let cache = CacheSpec::new(1 << 20, PolicyKind::Lru, Pages::Base);
+    type Layer<'a> = &'a dyn Fn(Arc<dyn DiskSource>) -> Arc<dyn DiskSource>;
+    let layers: [(&str, Layer<'_>); 4] = [
+        ("delay", &|inner| slow(inner, latency(10))),
+        ("fault", &|inner| FaultDisk::new(inner, 1).0),
+        ("cache", &|inner| CachedDisk::new(inner, Some(&cache)).expect("cached")),
+        ("switch", &|inner| CachedDisk::new(inner, None).expect("without a cache")),
+    ];
+    for (layer, over) in layers {
+        let told = Arc::new(AtomicUsize::new(0));
+        let mut rig = Rig::new(&*over(Arc::new(Told(ram(), Arc::clone(&told)))));
+        rig.disk.reconfigure();
+        assert_eq!(told.load(Ordering::Relaxed), 1, "{layer}");
+    }
 }

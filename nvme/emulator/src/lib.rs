@@ -366,8 +366,9 @@ impl Emulator {
     /// blocks read as zeroes. Raises a namespace event if the host enabled it.
     ///
     /// # Panics
-    /// If the namespace does not exist.
+    /// If the namespace does not exist, or the block size is not a power of two from 512 to 65,536.
     pub fn format_namespace(&self, nsid: u32, block_bytes: u32) {
+        spec::assert_block_bytes(block_bytes);
         let mut controller = self.lock();
         let blocks = controller.blocks_of(nsid, 0, 0).blocks;
         *controller.blocks_of(nsid, 0, 0) = medium::EmulatedMedia::new(blocks, block_bytes, 0);

@@ -173,13 +173,15 @@ impl Default for EmulatorSpec {
     }
 }
 
+/// Panics if a logical block cannot have this size.
+pub(crate) fn assert_block_bytes(bytes: u32) {
+    assert!(bytes.is_power_of_two() && (512..=65_536).contains(&bytes), "blocks of {bytes} bytes");
+}
+
 impl EmulatorSpec {
     /// Panics if a field is out of its range.
     pub(crate) fn assert_sane(&self) {
-        for namespace in &self.namespaces {
-            let bytes = namespace.block_bytes;
-            assert!(bytes.is_power_of_two() && (512..=65_536).contains(&bytes), "blocks of {bytes} bytes");
-        }
+        self.namespaces.iter().for_each(|namespace| assert_block_bytes(namespace.block_bytes));
         let entries = self.queue_entries_max;
         assert!((2..=65_536).contains(&entries), "queues of {entries} entries");
         assert!(self.queue_pairs >= 1, "no I/O queues");

@@ -16,8 +16,8 @@ pub const NQN_FIELD_BYTES: usize = 256;
 /// Size of the array in [`Nqn`] in bytes: the longest NQN and a NUL.
 const STORED_BYTES: usize = NQN_BYTES_MAX + 1;
 
-/// A validated NQN: UTF-8, 1 to 223 bytes, no control characters. [`Nqn::unnamed`] is the exception with 0
-/// bytes.
+/// A validated NQN: UTF-8, 1 to 223 bytes, no control or invisible characters. [`Nqn::unnamed`] is the
+/// exception with 0 bytes.
 ///
 /// The prefix `nqn.`, which the specification requires, is not checked (see [`Nqn::has_prefix`]): NQNs
 /// without the prefix are in use and other targets accept them.
@@ -36,7 +36,7 @@ pub enum NqnError {
     Empty,
     /// The NQN has more than 223 bytes, or its wire field has no NUL.
     TooLong,
-    /// The NQN is not UTF-8, or has a control character or NUL.
+    /// The NQN is not UTF-8, or has a control or invisible character or NUL.
     Characters,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for NqnError {
         f.write_str(match self {
             Self::Empty => "an NQN has at least one byte",
             Self::TooLong => "an NQN has at most 223 bytes",
-            Self::Characters => "an NQN is UTF-8 without control characters",
+            Self::Characters => "an NQN is UTF-8 without control or invisible characters",
         })
     }
 }
@@ -80,7 +80,7 @@ impl Nqn {
     /// Validates and copies `name`.
     ///
     /// # Errors
-    /// [`NqnError`] when `name` is empty, has more than 223 bytes, or has a control character.
+    /// [`NqnError`] when `name` is empty, has more than 223 bytes, or has a control or invisible character.
     pub fn new(name: &str) -> Result<Self, NqnError> {
         if name.is_empty() {
             return Err(NqnError::Empty);
@@ -88,7 +88,7 @@ impl Nqn {
         if name.len() > NQN_BYTES_MAX {
             return Err(NqnError::TooLong);
         }
-        if name.chars().any(char::is_control) {
+        if name.chars().any(|it| it.is_control() || is_invisible(it)) {
             return Err(NqnError::Characters);
         }
         let mut stored = [0; STORED_BYTES];
@@ -199,6 +199,31 @@ impl TryFrom<&str> for Nqn {
     }
 }
 
+/// Whether a character has no width or changes the direction of the text around it, so that two different
+/// NQNs look the same. Those that Unicode calls default ignorable, and the separators of lines.
+const fn is_invisible(character: char) -> bool {
+    matches!(
+        character,
+        '\u{ad}'
+            | '\u{34f}'
+            | '\u{61c}'
+            | '\u{115f}'..='\u{1160}'
+            | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}'
+            | '\u{feff}'
+            | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fffb}'
+            | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e0fff}'
+    )
+}
+
 /// Returns `text` left-justified and padded with spaces, the format of SN, MN and FR of Identify (Base 2.0
 /// section 4.6). Truncates `text` to `N` bytes; replaces each byte that is not printable ASCII with `?`.
 #[must_use]
@@ -237,6 +262,21 @@ mod tests {
         assert!(!Nqn::new("blktests-subsystem-1").unwrap().has_prefix());
         assert!(Nqn::unnamed().is_unnamed() && Nqn::unnamed().to_field() == [0; NQN_FIELD_BYTES]);
         assert_eq!(Nqn::new("nqn.a\0b"), Err(NqnError::Characters));
+    }
+
+    #[test]
+    fn a_name_has_no_character_that_nobody_sees() {
+        // Zero width space, joiners, marks and overrides of the direction, byte order mark, tags.
+        for hidden in
+            ['\u{200b}', '\u{200d}', '\u{200f}', '\u{202e}', '\u{2067}', '\u{feff}', '\u{e0061}', '\u{ad}']
+        {
+            let mut name = String::from("nqn.a");
+            name.push(hidden);
+            assert_eq!(Nqn::new(&name), Err(NqnError::Characters), "{hidden:?}");
+        }
+        for seen in ["nqn.\u{e4}", "nqn.\u{5d0}\u{5d1}", "nqn.\u{65e5}\u{672c}"] {
+            assert!(Nqn::new(seen).is_ok(), "{seen}");
+        }
     }
 
     #[test]

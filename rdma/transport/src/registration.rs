@@ -141,6 +141,8 @@ impl<G: Registrar> Cache<G> {
     /// Creates an empty cache that registers with `registrar`.
     #[must_use]
     pub fn new(registrar: G, limits: Limits) -> Cache<G> {
+        // More do not fit into the table: an idle registration then makes room for a new one.
+        let limits = Limits { entries: limits.entries.min(SLAB_ENTRIES_MAX), ..limits };
         Cache {
             registrar,
             limits,
@@ -205,8 +207,6 @@ impl<G: Registrar> Cache<G> {
                 self.registrar.register(memory, start, bytes, is_writable).map_err(CacheError::Register)?
             }
         };
-        self.bytes += bytes;
-        self.unmap_covered(start, end, is_writable);
         let (local_key, remote_key) = G::keys(&region);
         tracing::trace!(
             address = format_args!("{start:#x}"),
@@ -218,6 +218,8 @@ impl<G: Registrar> Cache<G> {
         let entry =
             Entry { region, start, end, is_writable, users: 1, is_mapped: true, older: None, newer: None };
         let slot = self.entries.insert(entry).map_err(|_| CacheError::Full)?;
+        self.bytes += bytes;
+        self.unmap_covered(start, end, is_writable);
         self.maps[usize::from(is_writable)].insert(start, slot);
         Ok(Lease { slot, local_key, remote_key })
     }

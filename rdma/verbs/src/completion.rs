@@ -13,6 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rdma_sys as sys;
 
@@ -138,7 +139,7 @@ impl CompletionChannel {
         // SAFETY: `ibv_destroy_cq` waits until all events of the queue are acknowledged, so `raw` is still
         // alive.
         unsafe { sys::ibv_ack_cq_events(raw, 1) };
-        Some(raw.addr())
+        Some(context.addr())
     }
 
     /// Reads all pending events and returns the count of those of `queue`. Unless the count is 0, poll and
@@ -156,9 +157,17 @@ impl AsFd for CompletionChannel {
     }
 }
 
+/// Returns a number that no queue of this process has had: numbers of queue pairs and addresses of completion
+/// queues are used again, and an event may be handled after its queue is gone.
+pub(crate) fn next_serial() -> usize {
+    static SERIALS: AtomicUsize = AtomicUsize::new(1);
+    SERIALS.fetch_add(1, Ordering::Relaxed)
+}
+
 #[derive(Debug)]
 pub(crate) struct QueueInner {
     pub(crate) raw: *mut sys::ibv_cq,
+    serial: usize,
     _channel: Option<Arc<ChannelInner>>,
     pub(crate) device: Arc<Device>,
 }
@@ -213,15 +222,16 @@ impl CompletionQueue {
         let count = i32::try_from(entries).map_err(|_| invalid)?;
         let vector = i32::try_from(vector).map_err(|_| invalid)?;
         let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.inner.raw);
+        let serial = next_serial();
+        let context = ptr::without_provenance_mut(serial);
         // SAFETY: `device` keeps the context open; the channel is null or on the same context. The queue
-        // keeps both alive.
-        let raw =
-            unsafe { sys::ibv_create_cq(device.context(), count, ptr::null_mut(), raw_channel, vector) };
+        // keeps both alive. The library passes the queue's context back and does not dereference it.
+        let raw = unsafe { sys::ibv_create_cq(device.context(), count, context, raw_channel, vector) };
         let raw = VerbsError::check_pointer(VERB, raw)?;
         // SAFETY: `raw` is not null; the verb has just created the queue.
         let granted = unsafe { (*raw).cqe };
         let channel = channel.map(|channel| Arc::clone(&channel.inner));
-        let inner = Arc::new(QueueInner { raw, _channel: channel, device: Arc::clone(device) });
+        let inner = Arc::new(QueueInner { raw, serial, _channel: channel, device: Arc::clone(device) });
         let entries = u32::try_from(granted).unwrap_or(entries).max(entries);
         Ok(CompletionQueue { inner, entries, is_broken: false, _not_sync: PhantomData })
     }
@@ -260,10 +270,10 @@ impl CompletionQueue {
     }
 
     /// Returns the identifier of the queue in [`crate::AsyncEvent::CompletionQueueError`] and
-    /// [`CompletionChannel::take_event`]. Unique while the queue exists.
+    /// [`CompletionChannel::take_event`]. No other queue of this process ever has it.
     #[must_use]
     pub fn identity(&self) -> usize {
-        self.inner.raw.addr()
+        self.inner.serial
     }
 
     /// Marks the queue as failed, for an asynchronous event of the device: see

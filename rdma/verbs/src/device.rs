@@ -104,6 +104,8 @@ pub enum AsyncEvent {
     QueuePairFatal {
         /// As [`crate::QueuePair::number`].
         number: u32,
+        /// As [`crate::QueuePair::serial`].
+        serial: usize,
     },
     /// IBV_EVENT_QP_LAST_WQE_REACHED: a queue pair in the error state consumes no more receives of its shared
     /// receive queue. Those already consumed have completed or will complete. Some devices do not report this
@@ -111,6 +113,8 @@ pub enum AsyncEvent {
     QueuePairDrained {
         /// As [`crate::QueuePair::number`].
         number: u32,
+        /// As [`crate::QueuePair::serial`].
+        serial: usize,
     },
     /// A completion queue has overrun or failed.
     CompletionQueueError {
@@ -123,7 +127,7 @@ pub enum AsyncEvent {
 
 impl AsyncEvent {
     /// # Safety
-    /// `source` is an event of libibverbs; if it concerns a queue pair, that queue pair exists.
+    /// `source` is an event of libibverbs; if it concerns a queue pair or completion queue, that exists.
     unsafe fn read(source: *const sys::ibv_async_event) -> AsyncEvent {
         use sys::ibv_event_type as kind;
         // SAFETY: the caller guarantees a valid event. A pointer of the union is dereferenced only if the
@@ -139,11 +143,15 @@ impl AsyncEvent {
             } else if number == kind::IBV_EVENT_DEVICE_FATAL as i32 {
                 AsyncEvent::DeviceFatal
             } else if QUEUE_PAIR_FATAL.contains(&number) {
-                AsyncEvent::QueuePairFatal { number: (*(*source).element.qp).qp_num }
+                let queue_pair = (*source).element.qp;
+                let (number, serial) = ((*queue_pair).qp_num, (*queue_pair).qp_context.addr());
+                AsyncEvent::QueuePairFatal { number, serial }
             } else if number == kind::IBV_EVENT_QP_LAST_WQE_REACHED as i32 {
-                AsyncEvent::QueuePairDrained { number: (*(*source).element.qp).qp_num }
+                let queue_pair = (*source).element.qp;
+                let (number, serial) = ((*queue_pair).qp_num, (*queue_pair).qp_context.addr());
+                AsyncEvent::QueuePairDrained { number, serial }
             } else if number == kind::IBV_EVENT_CQ_ERR as i32 {
-                AsyncEvent::CompletionQueueError { queue: (*source).element.cq.addr() }
+                AsyncEvent::CompletionQueueError { queue: (*(*source).element.cq).cq_context.addr() }
             } else {
                 AsyncEvent::Other(number)
             }
@@ -405,8 +413,8 @@ impl Device {
         if unsafe { sys::ibv_get_async_event(self.context.0, event.as_mut_ptr()) } != 0 {
             return None;
         }
-        // SAFETY: the verb has written the event. A queue pair in it is not destroyed before the event is
-        // acknowledged.
+        // SAFETY: the verb has written the event. A queue pair or completion queue in it is not destroyed
+        // before the event is acknowledged.
         let copied = unsafe { AsyncEvent::read(event.as_ptr()) };
         // SAFETY: the event was read above and is acknowledged only here.
         unsafe { sys::ibv_ack_async_event(event.as_mut_ptr()) };
@@ -562,15 +570,27 @@ mod tests {
         let (mut event, mut queue_pair): (sys::ibv_async_event, sys::ibv_qp) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         queue_pair.qp_num = 17;
+        queue_pair.qp_context = std::ptr::without_provenance_mut(5);
         event.element.qp = &raw mut queue_pair;
         let mut read = |kind| {
             event.event_type = kind;
             // SAFETY: the event points to `queue_pair`, a local that outlives this call.
             unsafe { AsyncEvent::read(&raw const event) }
         };
-        assert_eq!(read(kind::IBV_EVENT_QP_LAST_WQE_REACHED), AsyncEvent::QueuePairDrained { number: 17 });
-        assert_eq!(read(kind::IBV_EVENT_QP_FATAL), AsyncEvent::QueuePairFatal { number: 17 });
+        assert_eq!(
+            read(kind::IBV_EVENT_QP_LAST_WQE_REACHED),
+            AsyncEvent::QueuePairDrained { number: 17, serial: 5 }
+        );
+        assert_eq!(read(kind::IBV_EVENT_QP_FATAL), AsyncEvent::QueuePairFatal { number: 17, serial: 5 });
         assert_eq!(read(kind::IBV_EVENT_DEVICE_FATAL), AsyncEvent::DeviceFatal);
         assert_eq!(read(kind::IBV_EVENT_COMM_EST), AsyncEvent::Other(kind::IBV_EVENT_COMM_EST as i32));
+        // SAFETY: the struct contains only integers, raw pointers and locks, for which zero is valid.
+        let mut queue: sys::ibv_cq = unsafe { std::mem::zeroed() };
+        queue.cq_context = std::ptr::without_provenance_mut(6);
+        event.element.cq = &raw mut queue;
+        event.event_type = kind::IBV_EVENT_CQ_ERR;
+        // SAFETY: the event points to `queue`, a local that outlives this call.
+        let failed = unsafe { AsyncEvent::read(&raw const event) };
+        assert_eq!(failed, AsyncEvent::CompletionQueueError { queue: 6 });
     }
 }

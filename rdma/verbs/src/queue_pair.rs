@@ -14,7 +14,7 @@ use rdma_sys as sys;
 
 use crate::batch::SendBatch;
 use crate::cm_id::IdInner;
-use crate::completion::{CompletionQueue, QueueInner};
+use crate::completion::{CompletionQueue, QueueInner, next_serial};
 use crate::device::Device;
 use crate::domain::Domain;
 use crate::error::VerbsError;
@@ -84,6 +84,7 @@ pub struct QueuePair {
     pub(crate) send_sge: u32,
     pub(crate) inline_bytes: u32,
     number: u32,
+    serial: usize,
     recv_sge: u32,
     srq: Option<Arc<SharedInner>>,
     _cq: Arc<QueueInner>,
@@ -121,8 +122,10 @@ impl QueuePair {
         let mut outcome = Err(VerbsError::new(VERB, libc::EINVAL));
         for inline_bytes in inlines {
             for posting in postings {
+                let serial = next_serial();
                 outcome = id.with(|raw| {
                     let mut attributes = config.attributes(device, *inline_bytes, *posting);
+                    attributes.qp_context = ptr::without_provenance_mut(serial);
                     // SAFETY: `id.with` passes a live identifier under its channel's lock; `config.check` has
                     // verified that all queues are on this device.
                     unsafe { create(raw, device, &mut attributes) }
@@ -138,6 +141,7 @@ impl QueuePair {
                         inline_bytes: cap.max_inline_data,
                         // SAFETY: the verb has just created the queue pair.
                         number: unsafe { (*raw).qp_num },
+                        serial,
                         recv_sge: config.recv_sge,
                         srq,
                         _cq: Arc::clone(&config.cq.inner),
@@ -169,6 +173,13 @@ impl QueuePair {
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Returns the serial in events, which no other queue pair of this process ever has. A number is used
+    /// again.
+    #[must_use]
+    pub fn serial(&self) -> usize {
+        self.serial
     }
 
     /// Returns the maximum inline data of a SEND or WRITE in bytes: at least as requested. If the device

@@ -393,8 +393,8 @@ impl Buf {
     }
 
     /// Shortens the buffer to `bytes`. Frames of a RAM disk behind the new end are freed or unpinned at once;
-    /// so are those of a shared buffer of a cache. Frames of a writable buffer of a cache behind the new end
-    /// are never freed. The drop frees a pool's memory.
+    /// so are those of a shared buffer of a cache. Those of a writable buffer of a cache are treated as at
+    /// its drop. The drop frees a pool's memory.
     ///
     /// # Panics
     /// When the buffer is shorter than `bytes`, or has several segments and is not of a pool.
@@ -417,13 +417,13 @@ impl Buf {
                     self.is_writable,
                 );
             }
-            Origin::Cache(cache) if !self.is_writable => cache.give_back_cut(whole, self.head),
-            Origin::Cache(_) | Origin::Pool(..) | Origin::Zeroes | Origin::Heap(_) => {}
+            Origin::Cache(cache) => cache.give_back_cut(whole, self.head, self.is_writable),
+            Origin::Pool(..) | Origin::Zeroes | Origin::Heap(_) => {}
         }
     }
 
     /// Sets the length of a pool's buffer. The maximum is the sum of the zone buffers that it consists of,
-    /// which may exceed the requested length.
+    /// which may exceed the requested length. Length 0 gives back the memory of any other buffer.
     ///
     /// # Panics
     /// When `bytes` exceeds the maximum; for a buffer that is not of a pool, when `bytes` is not 0.
@@ -437,7 +437,13 @@ impl Buf {
             }
         }
         assert!(left == 0, "a length of {bytes} is {left} more than the buffer has");
-        self.bytes = bytes;
+        match &self.origin {
+            Origin::Pool(..) => self.bytes = bytes,
+            // A drop of it without its length would not know its frames.
+            Origin::Frames(..) | Origin::Cache(_) | Origin::Zeroes | Origin::Heap(_) => {
+                *self = Buf::zeroes(0)
+            }
+        }
     }
 
     /// Appends `bytes` zeroes, which take no memory of the pool, to a pool's buffer or to an empty one. The

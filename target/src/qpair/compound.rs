@@ -137,7 +137,9 @@ impl<T: Transport> Qpair<T> {
                 }
                 Step::Wait => return self.wait_for_next_step(slot),
                 Step::Finish => {
+                    let progress = (request.progress.index, request.progress.blocks);
                     self.count_io(env.core, &io);
+                    self.count_unmap(env.core, &io, progress);
                     return self.finish(slot, Status::SUCCESS, 0, None);
                 }
                 Step::Refuse(refusal) => return self.refuse(env, slot, refusal),
@@ -394,6 +396,7 @@ fn deallocate_next(request: &mut Request, io: &IoCommand, ranges: u16) -> Step {
     while request.progress.index < u32::from(ranges) {
         let range = dsm_range(request, request.progress.index);
         request.progress.index += 1;
+        request.progress.blocks += u64::from(range.blocks);
         if range.blocks > 0 {
             return Step::Submit { disk: io.disk, op: Op::Deallocate, range, buf: None };
         }

@@ -551,6 +551,18 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
+    /// Counts a Deallocate that has deallocated `(ranges, blocks)`.
+    pub(crate) fn count_unmap(&self, core: usize, io: &IoCommand, (ranges, blocks): (u32, u64)) {
+        let Role::Io(role) = &self.role else { return };
+        if !matches!(io.op, IoOp::Deallocate { .. }) || ranges == 0 {
+            return;
+        }
+        let Some(namespace) = role.subsystem.namespace(io.nsid) else { return };
+        let counters = namespace.counters.core(core);
+        counters::add(&counters.units_unmapped, (blocks << io.block_shift) / 512);
+        counters::add(&counters.unmaps, 1);
+    }
+
     /// Frees the request's buffers and passes the completion to the transport, with `data` for a command that
     /// reads. `Event::Sent` frees the request. Panics if the request already has a reply.
     #[inline]

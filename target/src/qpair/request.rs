@@ -230,7 +230,8 @@ pub struct Progress {
     /// Copy: index of the current range. Deallocate, flush of all: index of the next range or namespace.
     /// Abort: number of cores that answered.
     pub index: u32,
-    /// Completed blocks of the command (Verify) or of the source range `index` (Copy).
+    /// Completed blocks of the command (Verify), of the source range `index` (Copy), or of all ranges before
+    /// `index` (Deallocate).
     pub blocks: u64,
     /// Length in blocks of the piece that is read or written.
     pub piece: u32,

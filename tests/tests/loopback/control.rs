@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use spindle_initiator::{Controller, Options};
+use spindle_initiator::{BlockRange, Controller, Host, Options, Target, TransportKind, discover};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, binary, config, free_port, target};
 
 use super::namespaces::wait_for_notice;
@@ -153,6 +153,15 @@ fn a_target_is_built_call_by_call_from_nothing_and_is_the_same_after_a_restart()
     assert_eq!(stat["bdevs"][0]["bytes_written"], 4096, "{stat}");
     let stat = client.done("bdev_get_iostat", json!({ "name": "aio0", "per_channel": true }));
     assert_eq!(stat["bdevs"][0]["channels"][0]["bytes_written"], 4096, "{stat}");
+    let ram = controller.namespace(1).expect("a namespace");
+    let range = BlockRange { lba: 8, blocks: 16 };
+    let ticket = queue.deallocate(&ram, &[range], buf(&pool(), 4096, 0)).expect("taken");
+    done(&mut queue, ticket);
+    let stat = client.done("bdev_get_iostat", json!({ "name": "Malloc0" }));
+    let bdev = &stat["bdevs"][0];
+    assert_eq!((&bdev["num_unmap_ops"], &bdev["bytes_unmapped"]), (&json!(1), &json!(8192)), "{stat}");
+    // Not measured, and there for those who read SPDK's.
+    assert_eq!((&bdev["write_latency_ticks"], &bdev["min_copy_latency_ticks"]), (&json!(0), &json!(0)));
     // A cache comes, by and by, and is counted for its host.
     client.done("spindle_disk_cache", json!({ "name": "aio0", "size": 65536 }));
     let cached = (0..10_000).find_map(|_| {
@@ -298,6 +307,139 @@ fn a_listener_on_all_addresses_becomes_one_on_a_single_address_and_connections_s
         assert_eq!(controller.namespaces().expect("the connection stays"), [1]);
         drop(connect(address));
     }
+}
+
+#[test]
+fn a_subsystem_for_any_host_is_narrowed_and_the_hosts_of_the_list_stay_connected() {
+    let (address, folder) = (free_port(V4), Folder::new("control-narrowed"));
+    let socket = folder.file("sock");
+    let served = folder.serve(&with_socket(&config(1, address, &[RAM.to_owned()]), &socket));
+    let (stays, (mut controller, mut queue)) = (target(address).host.nqn.to_string(), connect(address));
+    let other = Target { host: Host::from_uuid([8; 16]), ..target(address) };
+    let mut cut = Controller::connect(&other, &Options::default()).expect("connects");
+    let words = ["host", "any", SUBSYSTEM, "off", "--host", &stays];
+    assert!(ctl(&socket, &words).0);
+    let namespace = controller.namespace(1).expect("the connection stays");
+    let ticket = queue.write(&namespace, 0, buf(&pool(), 4096, 1), true).expect("taken");
+    done(&mut queue, ticket);
+    assert!(cut.namespaces().is_err(), "the other host is cut");
+    let mut client = Client::new(&socket);
+    let subsystem = client.done("nvmf_get_subsystems", json!({ "nqn": SUBSYSTEM }));
+    assert_eq!(subsystem[0]["hosts"], json!([{ "nqn": stays }]), "{subsystem}");
+    for (hosts, is_any, wanted) in [
+        (json!([stays]), true, "must not be given with allow_any_host = true"),
+        (json!(["a\n"]), false, "hosts[0]"),
+        (json!([stays, stays]), false, "hosts[1]"),
+    ] {
+        let params = json!({ "nqn": SUBSYSTEM, "allow_any_host": is_any, "hosts": hosts });
+        let error = client.call("nvmf_subsystem_allow_any_host", params).expect_err(wanted);
+        assert!(error.contains(wanted), "{error}");
+    }
+    served.terminate();
+}
+
+/// The calls of SPDK's guide to its target, with parameters that tune SPDK.
+#[test]
+fn calls_that_tune_only_spdk_are_taken() {
+    let (address, folder) = (free_port(V4), Folder::new("control-guide"));
+    let socket = folder.file("sock");
+    let _bare = Bare::start(&folder.write(&with_socket("", &socket)));
+    let mut client = Client::new(&socket);
+    let transport = json!({
+        "trtype": "TCP", "io_unit_size": 16384, "num_shared_buffers": 511, "buf_cache_size": 32,
+        "abort_timeout_sec": 1, "max_aq_depth": 128, "sock_priority": 0,
+    });
+    assert_eq!(client.done("nvmf_create_transport", transport), true);
+    let subsystem = json!({
+        "nqn": SUBSYSTEM, "allow_any_host": true, "serial_number": "SPDK00000000000001",
+        "max_namespaces": 2048, "ana_reporting": true,
+    });
+    assert_eq!(client.done("nvmf_create_subsystem", subsystem), true);
+    client.done("bdev_malloc_create", json!({ "name": "m", "num_blocks": 8, "block_size": 512 }));
+    client.done("nvmf_subsystem_add_ns", json!({ "nqn": SUBSYSTEM, "namespace": { "bdev_name": "m" } }));
+    let at = |nqn: &str, address| json!({ "nqn": nqn, "listen_address": listen_address(address) });
+    let discovery = "nqn.2014-08.org.nvmexpress.discovery";
+    assert_eq!(client.done("nvmf_subsystem_add_listener", at(SUBSYSTEM, address)), true);
+    // Discovery is there.
+    let before = client.done("spindle_get_status", json!({}))["generation"].clone();
+    assert_eq!(client.done("nvmf_subsystem_add_listener", at(discovery, address)), true);
+    assert_eq!(client.done("spindle_get_status", json!({}))["generation"], before);
+    let error = client.call("nvmf_subsystem_remove_listener", at(discovery, address)).expect_err("used");
+    assert!(error.contains(SUBSYSTEM), "{error}");
+    // At an address of its own.
+    let alone = free_port(V4);
+    assert_eq!(client.done("nvmf_subsystem_add_listener", at(discovery, alone)), true);
+    let log = discover(TransportKind::Tcp, alone, &target(address).host, &Options::default());
+    let log = log.expect("a discovery log").entries;
+    assert!(log.iter().any(|entry| entry.subnqn().is_ok_and(|nqn| nqn.as_str() == SUBSYSTEM)), "{log:?}");
+    assert_eq!(client.done("nvmf_subsystem_remove_listener", at(discovery, alone)), true);
+    assert!(std::net::TcpStream::connect(alone).is_err(), "it is closed");
+}
+
+/// A target with this variable of the environment.
+fn start_with(variable: (&str, &str), file: &Path) -> Bare {
+    let command = Command::new(binary())
+        .env(variable.0, variable.1)
+        .args(["serve", "-c"])
+        .arg(file)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    Bare(command.expect("spindle starts"))
+}
+
+#[test]
+fn a_log_level_that_the_environment_overrides_is_refused() {
+    let folder = Folder::new("control-log");
+    let (socket, text) = (folder.file("sock"), with_socket("", &folder.file("sock")));
+    let file = folder.write(&text);
+    let _bare = start_with(("SPINDLE_LOG", "info"), &file);
+    let mut client = Client::new(&socket);
+    let error = client.call("log_set_level", json!({ "level": "DEBUG" })).expect_err("refused");
+    assert!(error.contains("level = \"DEBUG\"") && error.contains("SPINDLE_LOG"), "{error}");
+    assert_eq!(std::fs::read_to_string(&file).expect("the file"), text);
+}
+
+#[test]
+fn a_group_that_does_not_exist_is_named_by_check_and_at_the_start() {
+    let folder = Folder::new("control-group");
+    let text = with_socket(&config(1, free_port(V4), &[RAM.to_owned()]), &folder.file("sock"))
+        .replace("[control]", "[control]\ngroup = \"no such group\"");
+    let wanted = "control.group = \"no such group\": must be a group of /etc/group, or a number";
+    let said = folder.fails_to_serve(&text);
+    assert!(said.contains(wanted), "{said}");
+    let checked = Command::new(binary()).arg("check").arg(folder.write(&text)).output();
+    let checked = checked.expect("spindle starts");
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert!(!checked.status.success() && said.contains(wanted), "{said}");
+}
+
+#[test]
+fn a_file_that_is_mounted_alone_is_written_in_place() {
+    let folder = Folder::new("control-mounted");
+    let (socket, file) = (folder.file("sock"), folder.write(&with_socket("", &folder.file("sock"))));
+    let mount = "mount --bind \"$1\" \"$1\"";
+    let shell = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c", script]).arg(binary()).arg(&file);
+        command.stdin(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    if !shell(mount).status().is_ok_and(|status| status.success()) {
+        return spindle_skip::skip("a file that is mounted alone: no mounts may be made here");
+    }
+    let bare = shell(&format!("{mount} && exec \"$0\" serve -c \"$1\"")).spawn();
+    let _bare = Bare(bare.expect("spindle starts"));
+    let mut client = Client::new(&socket);
+    for (name, blocks) in [("a", 8_000_000), ("b", 8)] {
+        client.done("bdev_null_create", json!({ "name": name, "num_blocks": blocks, "block_size": 512 }));
+        let text = std::fs::read_to_string(&file).expect("the file");
+        assert!(text.contains(&format!("name = \"{name}\"")), "{text}");
+    }
+    client.done("bdev_null_delete", json!({ "name": "a" }));
+    let text = std::fs::read_to_string(&file).expect("the file");
+    assert!(!text.contains("name = \"a\"") && text.contains("name = \"b\""), "{text}");
+    assert!(!folder.file(".spindle.toml.new").exists());
 }
 
 #[test]

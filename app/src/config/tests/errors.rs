@@ -565,7 +565,7 @@ fn subsystems_that_nobody_or_two_could_be() {
     check(
         "[[subsystem]]\nnqn = \"\"\nallow_any_host = true",
         &["2: subsystem[0].nqn = \"\": an NQN has at least one byte; must be an NQN, like \
-             \"nqn.2026-01.io.spindle:a\": at most 223 bytes, no control characters"],
+             \"nqn.2026-01.io.spindle:a\": at most 223 bytes, no control or invisible characters"],
     );
     check(
         "[[subsystem]]\nnqn = \"nqn.2014-08.org.nvmexpress.discovery\"\nallow_any_host = true",

@@ -181,7 +181,7 @@ fn changes_in_any_order_are_read_as_their_text_is_and_keep_its_comments() {
             let (method, params) = call(number.rotate_right(21));
             let (change, args) = change(method, params).expect("a right call");
             let sections = config.sections().expect("TOML").clone();
-            let mut edit = Edit { sections, plan: config.plan(), has_rdma: false };
+            let mut edit = Edit { sections, plan: config.plan(), has_rdma: false, is_log_level_fixed: false };
             if change(&mut edit, &args).is_err() {
                 continue;
             }

@@ -27,7 +27,7 @@ use spindle_tcp::shell::ShellConfig;
 use spindle_transport::TransportKind;
 
 use super::document::{Errors, Location, Node};
-use super::machine::Machine;
+use super::machine::{Machine, group_id};
 use super::memory;
 use super::plan::{
     ControlPlan, DiskKind, LimitsPlan, LogFormat, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan, delay_text,
@@ -93,7 +93,7 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         subsystems,
         referrals: subsystems::referrals(root, errors),
         log: log(root.section("log")),
-        control: control(root.section("control")),
+        control: control(root.section("control"), machine, errors),
         drain_deadline: Duration::from_millis(root.section("shutdown").get("deadline_ms")),
         notes: Vec::new(),
     };
@@ -109,8 +109,15 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
     Plan { notes, ..plan }
 }
 
-fn control(node: &Node) -> ControlPlan {
-    let (socket, group) = (node.find("socket"), node.find("group"));
+/// The group is looked up here only for `spindle check`: the start does so when it binds the socket, and a
+/// later change does not use it.
+fn control(node: &Node, machine: &Machine, errors: &Errors) -> ControlPlan {
+    let (socket, group) = (node.find("socket"), node.find::<String>("group"));
+    if let Some(group) = group.as_ref().filter(|_| !machine.is_for_start)
+        && let Err(refusal) = group_id(&group.value)
+    {
+        group.refuse(errors, refusal);
+    }
     ControlPlan { socket: socket.map(|at| at.value), group: group.map(|at| at.value) }
 }
 

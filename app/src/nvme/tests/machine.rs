@@ -19,7 +19,7 @@ pub const B: &str = "0000:02:00.0";
 /// Folder, and a kernel in a few lines.
 pub struct Fake {
     folder: PathBuf,
-    root: Root,
+    pub root: Root,
     /// Every change, in order.
     pub steps: RefCell<Vec<Step>>,
     /// The step that fails, from 0.

@@ -3,7 +3,7 @@
 
 mod bind;
 mod list;
-mod machine;
+pub mod machine;
 mod unbind;
 
 use clap::Parser;

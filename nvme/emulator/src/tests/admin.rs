@@ -345,3 +345,9 @@ fn there_may_be_so_many_aborts_at_once() {
     assert_eq!(host.emulator.counters().swallowed, 2);
     assert_eq!(AdminOpcode::ABORT.0, 8);
 }
+
+#[test]
+#[should_panic(expected = "blocks of 0 bytes")]
+fn a_namespace_cannot_be_formatted_with_blocks_of_nothing() {
+    Host::new(two()).emulator.format_namespace(1, 0);
+}

@@ -185,10 +185,14 @@ impl ManagerTask {
             while background.aborts.len() < aborts_max {
                 let Some(cid) = queue_slot.core_queue.next_abort() else { break };
                 let (qid, core) = (queue_slot.qid(), queue_slot.core_queue.core);
+                let Some(ticket) = admin.start(Sqe::abort(0, qid, cid).with_prp(0, 0)) else {
+                    // No slot is free: later.
+                    queue_slot.core_queue.request_abort(cid);
+                    break;
+                };
+                background.aborts.push(ticket);
                 let drive = &self.shared.address;
                 tracing::warn!(%drive, core, qid, cid, "command takes too long, aborted");
-                let Some(ticket) = admin.start(Sqe::abort(0, qid, cid).with_prp(0, 0)) else { break };
-                background.aborts.push(ticket);
             }
         }
         Ok(())

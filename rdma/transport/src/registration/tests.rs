@@ -43,9 +43,11 @@ impl Registrar for Fake {
     ) -> Result<Registration, &'static str> {
         assert!(address.is_multiple_of(4096) && bytes.is_multiple_of(4096) && bytes > 0, "whole pages");
         let mut device = self.0.borrow_mut();
-        let pinned: usize = device.live.values().map(|(start, end, _)| end - start).sum();
-        if pinned + bytes > device.bytes_max {
-            return Err("too much is pinned");
+        if device.bytes_max < usize::MAX {
+            let pinned: usize = device.live.values().map(|(start, end, _)| end - start).sum();
+            if pinned + bytes > device.bytes_max {
+                return Err("too much is pinned");
+            }
         }
         device.next_key += 1;
         let key = device.next_key;
@@ -88,6 +90,26 @@ fn a_range_that_is_covered_is_a_hit_and_a_longer_one_takes_its_place() {
     assert_eq!(cache.acquire(0x1_0000, 1, true, || ()).expect("covered"), longer);
     let device = device.0.borrow();
     assert_eq!((device.next_key, device.live.len()), (2, 2), "registered twice, and kept");
+}
+
+#[test]
+fn a_full_table_makes_room_by_what_is_idle_and_counts_only_what_is_in_it() {
+    let limits = Limits { bytes: usize::MAX, entries: usize::MAX, batch: 1 };
+    let (mut cache, _device) = cache(limits);
+    let mut acquire = |index: usize| {
+        let lease = cache.acquire((index + 1) * 8 * KIB, 4 * KIB, true, || ());
+        if index == 0 {
+            cache.release(lease.expect("registered").slot);
+        }
+        (lease, cache.bytes)
+    };
+    let all = SLAB_ENTRIES_MAX * 4 * KIB;
+    let last = (0..SLAB_ENTRIES_MAX).map(&mut acquire).last().expect("some");
+    assert_eq!(last.1, all);
+    let (more, bytes) = acquire(SLAB_ENTRIES_MAX);
+    assert!(more.is_ok(), "the idle one makes room: {more:?}");
+    assert_eq!(bytes, all);
+    assert_eq!(acquire(SLAB_ENTRIES_MAX + 1), (Err(CacheError::Full), all));
 }
 
 #[test]

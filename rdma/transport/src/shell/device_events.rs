@@ -102,9 +102,9 @@ impl<C: Connections<Conn: Holds<Conn>>> CoreDevice for ShellDevice<'_, C> {
         }
     }
 
-    fn end_queue_pair(&mut self, number: u32) {
+    fn end_queue_pair(&mut self, serial: usize) {
         let index = self.index;
-        self.shell.end_links(self.core, |device, _, queue_pair| device == index && queue_pair == number);
+        self.shell.end_links(self.core, |device, _, queue_pair| device == index && queue_pair == serial);
     }
 
     fn end_completions(&mut self, queue: usize) {
@@ -114,8 +114,10 @@ impl<C: Connections<Conn: Holds<Conn>>> CoreDevice for ShellDevice<'_, C> {
         }
     }
 
-    fn connection(&self, number: u32) -> Option<ConnectionId> {
-        self.device()?.ids_by_number.get(&number).copied()
+    fn connection(&self, number: u32, serial: usize) -> Option<ConnectionId> {
+        let id = *self.device()?.ids_by_number.get(&number)?;
+        let link = self.shell.links.get(id.index())?.as_ref()?;
+        (link.serial() == serial).then_some(id)
     }
 
     fn drain_reporting(&mut self) -> Option<&mut DrainReporting> {
@@ -254,14 +256,14 @@ impl Shell {
     }
 
     /// Disconnects the connections that `which` selects by index of the device, index of the completion queue
-    /// in it, and queue pair number.
+    /// in it, and serial of the queue pair.
     fn end_links<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
         core: &mut C,
-        which: impl Fn(usize, usize, u32) -> bool,
+        which: impl Fn(usize, usize, usize) -> bool,
     ) {
         let picked = self.links.iter().flatten();
-        let picked = picked.filter(|link| which(link.device, link.reservation.completions, link.number()));
+        let picked = picked.filter(|link| which(link.device, link.reservation.completions, link.serial()));
         let picked: Vec<ConnectionId> = picked.map(|link| link.id).collect();
         for id in picked {
             self.disconnect(core, id);

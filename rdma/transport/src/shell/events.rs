@@ -21,14 +21,15 @@ pub(super) trait CoreDevice {
     /// Forwards the event to all other cores, which call [`on_failure`].
     fn forward(&mut self, event: AsyncEvent);
 
-    /// Ends the connection on the queue pair `number`, if this core has the queue pair.
-    fn end_queue_pair(&mut self, number: u32);
+    /// Ends the connection on the queue pair with this serial, if this core has the queue pair.
+    fn end_queue_pair(&mut self, serial: usize);
 
     /// Ends the connections on the completion queue `queue`, if this core has the queue.
     fn end_completions(&mut self, queue: usize);
 
-    /// Returns the connection on the queue pair `number`; `None` if this core does not have the queue pair.
-    fn connection(&self, number: u32) -> Option<ConnectionId>;
+    /// Returns the connection on the queue pair `number`; `None` if this core lacks it, or has another
+    /// queue pair under that number.
+    fn connection(&self, number: u32, serial: usize) -> Option<ConnectionId>;
 
     /// Returns the record of the device's reports of IBV_EVENT_QP_LAST_WQE_REACHED; `None` if the device was
     /// released.
@@ -58,14 +59,14 @@ pub(super) fn on_async_event(part: &mut impl CoreDevice, event: AsyncEvent) {
             part.forward(event);
             on_failure(part, event);
         }
-        AsyncEvent::QueuePairFatal { number } => {
+        AsyncEvent::QueuePairFatal { number, .. } => {
             // Logged at debug level only: hosts can cause this failure at will.
             tracing::debug!(device = part.name(), number, "RDMA queue pair failed");
             part.forward(event);
             on_failure(part, event);
         }
-        AsyncEvent::QueuePairDrained { number } => {
-            if part.connection(number).is_none() {
+        AsyncEvent::QueuePairDrained { number, serial } => {
+            if part.connection(number, serial).is_none() {
                 part.forward(event);
             }
             on_failure(part, event);
@@ -79,8 +80,8 @@ pub(super) fn on_async_event(part: &mut impl CoreDevice, event: AsyncEvent) {
 pub(super) fn on_failure(part: &mut impl CoreDevice, event: AsyncEvent) {
     match event {
         AsyncEvent::CompletionQueueError { queue } => part.end_completions(queue),
-        AsyncEvent::QueuePairFatal { number } => part.end_queue_pair(number),
-        AsyncEvent::QueuePairDrained { number } => on_drained(part, number),
+        AsyncEvent::QueuePairFatal { serial, .. } => part.end_queue_pair(serial),
+        AsyncEvent::QueuePairDrained { number, serial } => on_drained(part, number, serial),
         AsyncEvent::PortDown { .. }
         | AsyncEvent::PortUp { .. }
         | AsyncEvent::DeviceFatal
@@ -90,11 +91,11 @@ pub(super) fn on_failure(part: &mut impl CoreDevice, event: AsyncEvent) {
 
 /// Handles IBV_EVENT_QP_LAST_WQE_REACHED. If the connection is not ending yet, the queue pair has entered the
 /// error state by itself: the event is only recorded.
-fn on_drained(part: &mut impl CoreDevice, number: u32) {
+fn on_drained(part: &mut impl CoreDevice, number: u32, serial: usize) {
     if let Some(reporting) = part.drain_reporting() {
         reporting.on_report();
     }
-    let Some(id) = part.connection(number) else { return };
+    let Some(id) = part.connection(number, serial) else { return };
     if part.queue_pair_end(id).is_some_and(End::drain) {
         part.pump(id);
     }
@@ -111,6 +112,7 @@ mod tests {
     /// A core with one connection.
     struct Core {
         number: u32,
+        serial: usize,
         id: ConnectionId,
         reporting: DrainReporting,
         end: End,
@@ -122,7 +124,15 @@ mod tests {
         fn new(number: u32) -> Core {
             let id = Slab::with_capacity(1).insert(()).expect("a slot");
             let (reporting, end) = (DrainReporting::default(), End::default());
-            Core { number, id: ConnectionId(id), reporting, end, sent: Vec::new(), done: Vec::new() }
+            Core {
+                number,
+                serial: 10,
+                id: ConnectionId(id),
+                reporting,
+                end,
+                sent: Vec::new(),
+                done: Vec::new(),
+            }
         }
 
         fn ending(number: u32) -> Core {
@@ -142,16 +152,16 @@ mod tests {
         fn forward(&mut self, event: AsyncEvent) {
             self.sent.push(event);
         }
-        fn end_queue_pair(&mut self, number: u32) {
-            if number == self.number {
+        fn end_queue_pair(&mut self, serial: usize) {
+            if serial == self.serial {
                 self.done.push("end");
             }
         }
         fn end_completions(&mut self, _queue: usize) {
             self.done.push("end all");
         }
-        fn connection(&self, number: u32) -> Option<ConnectionId> {
-            (number == self.number).then_some(self.id)
+        fn connection(&self, number: u32, serial: usize) -> Option<ConnectionId> {
+            ((number, serial) == (self.number, self.serial)).then_some(self.id)
         }
         fn drain_reporting(&mut self) -> Option<&mut DrainReporting> {
             Some(&mut self.reporting)
@@ -174,7 +184,7 @@ mod tests {
     #[test]
     fn the_last_receive_of_another_cores_queue_pair_is_told_to_that_core_and_ends_its_wait() {
         let (mut first, mut other) = (Core::ending(1), Core::ending(2));
-        tell(AsyncEvent::QueuePairDrained { number: 2 }, &mut first, &mut other);
+        tell(AsyncEvent::QueuePairDrained { number: 2, serial: 10 }, &mut first, &mut other);
         assert!(other.end.is_drained && other.done == ["pump"]);
         assert!(!first.end.is_drained && first.done.is_empty());
         assert_eq!(
@@ -187,7 +197,7 @@ mod tests {
     #[test]
     fn the_last_receive_of_the_listening_cores_own_queue_pair_is_nobody_elses() {
         let (mut first, mut other) = (Core::ending(1), Core::ending(2));
-        tell(AsyncEvent::QueuePairDrained { number: 1 }, &mut first, &mut other);
+        tell(AsyncEvent::QueuePairDrained { number: 1, serial: 10 }, &mut first, &mut other);
         assert!(first.end.is_drained && first.done == ["pump"] && first.sent.is_empty());
         assert!(!other.end.is_drained);
     }
@@ -195,14 +205,26 @@ mod tests {
     #[test]
     fn the_last_receive_of_a_queue_pair_that_is_not_ended_yet_is_noted_for_then() {
         let (mut first, mut other) = (Core::new(1), Core::new(2));
-        tell(AsyncEvent::QueuePairDrained { number: 2 }, &mut first, &mut other);
+        tell(AsyncEvent::QueuePairDrained { number: 2, serial: 10 }, &mut first, &mut other);
         assert!(other.end.is_drained && other.done.is_empty());
     }
 
     #[test]
+    fn events_of_a_queue_pair_that_is_gone_are_nothing_to_the_one_that_has_its_number() {
+        let (mut first, mut other) = (Core::ending(1), Core::ending(2));
+        for event in [
+            AsyncEvent::QueuePairDrained { number: 2, serial: 9 },
+            AsyncEvent::QueuePairFatal { number: 2, serial: 9 },
+        ] {
+            tell(event, &mut first, &mut other);
+        }
+        assert!(!other.end.is_drained && other.done.is_empty() && first.done.is_empty());
+    }
+
+    #[test]
     fn failures_reach_all_cores_and_each_ends_what_is_its_own() {
-        let (mut first, mut other) = (Core::new(1), Core::new(2));
-        tell(AsyncEvent::QueuePairFatal { number: 2 }, &mut first, &mut other);
+        let (mut first, mut other) = (Core::new(1), Core { serial: 11, ..Core::new(2) });
+        tell(AsyncEvent::QueuePairFatal { number: 2, serial: 11 }, &mut first, &mut other);
         assert!(first.done.is_empty() && other.done == ["end"]);
         let (mut first, mut other) = (Core::new(1), Core::new(2));
         tell(AsyncEvent::CompletionQueueError { queue: 5 }, &mut first, &mut other);

@@ -108,6 +108,11 @@ impl Link {
         self.queue_pair.number()
     }
 
+    /// Returns the serial in events of the device; a number is used again.
+    pub(super) fn serial(&self) -> usize {
+        self.queue_pair.serial()
+    }
+
     /// Returns the capsule of a completed receive; `None` if no receive is posted in `slot`.
     #[inline]
     pub(super) fn received(&mut self, device: &mut DeviceCore, slot: u32, bytes: u32) -> Option<Capsule> {

@@ -256,12 +256,13 @@ impl CacheCore {
         }
     }
 
-    /// Unpins the frames of `whole` behind those of `kept`, when a shared buffer of one segment is truncated
-    /// to its beginning `kept`.
-    pub(super) fn give_back_cut(&self, whole: Segment, kept: Segment) {
+    /// As [`CacheCore::give_back`] for the frames of `whole` behind those of `kept`, when a buffer of one
+    /// segment is truncated to its beginning `kept`.
+    pub(super) fn give_back_cut(&self, whole: Segment, kept: Segment, is_writable: bool) {
         let (mut frames, stay) = (self.frames.frames_of(whole), self.frames.frames_of(kept));
         frames.start = if kept.bytes == 0 { frames.start } else { stay.end };
-        frames.for_each(|frame| self.frames.words().unpin(frame));
+        let words = self.frames.words();
+        frames.for_each(|frame| if is_writable { words.drop_filling(frame) } else { words.unpin(frame) });
     }
 }
 

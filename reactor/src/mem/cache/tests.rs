@@ -88,6 +88,32 @@ fn a_doomed_fill_is_not_published_and_its_bytes_last_as_long_as_its_pin() {
 }
 
 #[test]
+fn a_buffer_that_is_cut_gives_back_the_frames_behind() {
+    for kept in [0, 1, 4096, 4097, 8192] {
+        let (frames, mut shard) = frames(2);
+        let (core, words) = (frames.core(1), frames.words());
+        let mut both = [1, 2].map(|page| words.allocate(&mut shard, page).expect("free"));
+        both.sort_by_key(|filling| filling.frame());
+        for (frame, page) in both.iter().map(|filling| (filling.frame(), words.page(filling.frame()))) {
+            let Lookup::Filling(pin) = words.lookup(frame, page) else { panic!("being filled") };
+            assert_eq!(pin.invalidate(), Invalidated::Doomed);
+        }
+        let mut buf = core.filling(both.into_iter());
+        buf.truncate(kept);
+        assert_eq!(words.census()[0] as usize, 2 - kept.div_ceil(4096), "truncated to {kept}");
+        drop(buf);
+        assert_eq!(words.census(), [2, 0, 0, 0], "truncated to {kept}");
+    }
+    let (frames, mut shard) = frames(1);
+    let (core, words) = (frames.core(1), frames.words());
+    let frame = fill(&core, &mut shard, 1, 1);
+    let Lookup::Present(pin) = words.lookup(frame, 1) else { panic!("present") };
+    let mut buf = core.page_buf(pin, 0, 4096);
+    buf.set_len(0);
+    assert!(buf.is_empty() && !words.is_pinned(frame));
+}
+
+#[test]
 fn a_stray_pin_keeps_a_free_frame_from_being_allocated() {
     let (frames, mut shard) = frames(1);
     let words = frames.words();

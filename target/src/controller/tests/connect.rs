@@ -127,6 +127,11 @@ fn a_host_without_a_name_is_any_host_and_on_no_list() {
     controller.shared.set_ready(true);
     let cntlid = controller.shared.cntlid;
     assert!(unnamed(1, cntlid).make(&world).is_ok());
+    // Without a name, another HOSTID is another host.
+    let mut other = unnamed(2, cntlid);
+    other.data.hostid = [1; 16];
+    let refusal = other.invalid(&world, ConnectInvalid::HOSTID);
+    assert_eq!(refusal.reason, Reason::OtherHostId(cntlid));
     // A host with a name is another one.
     Attempt::io(cntlid, 2).invalid(&world, ConnectInvalid::HOSTNQN);
     world.subsystem().hosts = AllowedHosts::Only(vec![nqn(HOST)]);

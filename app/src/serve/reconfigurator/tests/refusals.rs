@@ -31,7 +31,7 @@ impl Drop for Folder {
 
 /// A target with a disk of each kind but ng, and its file.
 fn target() -> (Folder, PathBuf, Reconfigurator) {
-    let folder = std::env::temp_dir().join(format!("spindle-refusals-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("spindle-refusals-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&folder).expect("a fresh folder");
     let path = |name: &str| folder.join(name);
     for (name, bytes) in FILES {
@@ -395,11 +395,12 @@ fn what_each_method_refuses_for_what_there_is_names_field_value_and_what_is_allo
         of_new_disks(&folder.0),
         of_attached_disks(),
         of_known_disks(),
+        vec![("log_set_level", json!({ "level": "DEBUG" }), "level = \"DEBUG\"|SPINDLE_LOG")],
     ]
     .concat();
     let is_tried = |method: &&str| cases.iter().any(|(of, ..)| of == method);
     let untried: Vec<_> = changing().into_iter().filter(|method| !is_tried(method)).collect();
-    assert_eq!(untried, ["log_set_level"], "a level that is one is never refused");
+    assert!(untried.is_empty(), "{untried:?}");
     assert!(cases.len() >= 153, "{}", cases.len());
     for (method, params, said) in cases {
         let what = format!("{method} {params}");
@@ -429,6 +430,21 @@ fn what_each_method_refuses_for_what_there_is_names_field_value_and_what_is_allo
         let done = served.change(&LogControl::unread(), |edit| act(edit, &args));
         assert!(done.is_ok_and(|(result, next)| result == json!(true) && next.is_none()), "{method}");
     }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_when_it_is_to_be_replaced_is_kept() {
+    let (_folder, file, mut served) = target();
+    let by_hand = b"# Saved in Latin-1 meanwhile: \xe4\n".as_slice();
+    let params = json!({ "name": "new", "num_blocks": 8, "block_size": 512 });
+    let (act, args) = change("bdev_null_create", params).expect("right");
+    let done = served.change(&LogControl::unread(), |edit| {
+        std::fs::write(&file, by_hand).expect("written");
+        act(edit, &args)
+    });
+    let message = done.map(drop).expect_err("refused").message;
+    assert!(message.contains("spindle.toml") && message.contains("UTF-8"), "{message}");
+    assert_eq!((std::fs::read(&file).expect("the file"), served.snapshot.generation), (by_hand.to_vec(), 1));
 }
 
 #[test]
