@@ -197,7 +197,9 @@ impl Bench {
                 buf
             }
             Prepared::Pool => self.pool_buf(data[1]),
-            other => panic!("{}: memory for a write: {other:?}", self.label()),
+            other @ (Prepared::Ready(_) | Prepared::Later | Prepared::Wait) => {
+                panic!("{}: memory for a write: {other:?}", self.label())
+            }
         };
         let done = self.cores[core].compare_and_write(token, range, expected, data);
         done.into_iter().for_each(|done| self.on_done(core, done));

@@ -263,9 +263,10 @@ impl Sim {
         let bytes = range.blocks * self.plan.spec.namespaces.first().map_or(512, |it| it.block_bytes);
         let own = self.world.cores.get_mut(core).expect("a core");
         let (disk, pool) = (own.disk.as_mut().expect("open"), &own.pool);
-        let prepared = match task {
-            Task::Op(Op::Read) => disk.prepare(&IoRequest::new(Op::Read, range), None),
-            _ => Prepared::Pool,
+        let prepared = if task == Task::Op(Op::Read) {
+            disk.prepare(&IoRequest::new(Op::Read, range), None)
+        } else {
+            Prepared::Pool
         };
         let mut buf = if task.has_data() && matches!(prepared, Prepared::Pool) {
             let Some(buf) = pool.take(bytes) else { return };

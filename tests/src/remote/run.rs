@@ -357,7 +357,7 @@ impl Sim {
         let has_data = matches!(op, Op::Read | Op::Write { .. } | Op::Compare);
         let request = IoRequest::new(op, range);
         let disk = self.cores[core].disk.as_mut().expect("open");
-        let prepared = (op == Op::Read).then(|| disk.prepare(&request, None)).unwrap_or(Prepared::Pool);
+        let prepared = if op == Op::Read { disk.prepare(&request, None) } else { Prepared::Pool };
         let has_data = has_data && matches!(prepared, Prepared::Pool);
         let pool = &self.cores[core].pool;
         let mut buf: Option<Buf> =
@@ -377,7 +377,9 @@ impl Sim {
         let disk = self.cores[core].disk.as_mut().expect("open");
         let done = match prepared {
             Prepared::Ready(data) => Some(Done { token, result: Ok(()), buf: Some(data) }),
-            _ => disk.submit(token, &request, buf),
+            Prepared::Fill(_) | Prepared::Pool | Prepared::Later | Prepared::Wait => {
+                disk.submit(token, &request, buf)
+            }
         };
         done.into_iter().for_each(|done| self.end(done));
         id

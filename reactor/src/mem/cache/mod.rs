@@ -262,7 +262,7 @@ impl CacheCore {
         let (mut frames, stay) = (self.frames.frames_of(whole), self.frames.frames_of(kept));
         frames.start = if kept.bytes == 0 { frames.start } else { stay.end };
         let words = self.frames.words();
-        frames.for_each(|frame| if is_writable { words.drop_filling(frame) } else { words.unpin(frame) });
+        frames.for_each(|frame| if is_writable { words.filling(frame).lose() } else { words.unpin(frame) });
     }
 }
 
