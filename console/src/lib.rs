@@ -9,11 +9,16 @@ pub mod size;
 use std::fmt::Arguments;
 use std::io::{self, Write};
 use std::process;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 /// Longest wait for the final message: standard error may be a full pipe without a reader.
 const FINAL_MESSAGE_MAX: Duration = Duration::from_secs(1);
+/// Bytes that a pipe which is ready takes without blocking (`PIPE_BUF` of Linux).
+const PIPE_BUF: usize = 4096;
 
 /// Prints a line of a result, as `println!` does; a failed write ends the process (see [`write_result`]).
 #[macro_export]
@@ -33,15 +38,31 @@ pub fn write_result(line: Arguments<'_>) {
 }
 
 /// Writes `text` and a newline to standard error from a thread, and waits at most 1 s for this write: a full
-/// pipe without a reader must not keep the process from ending. Writes nothing if no thread can be started.
+/// pipe without a reader must not keep the process from ending. If no thread can be started, which may be
+/// what the message says, writes its beginning at once, when that does not block.
 pub fn write_final_message(text: String) {
     let (done, is_done) = sync_channel(1);
+    let text = Arc::new(text);
+    let shared = Arc::clone(&text);
     let write = move || {
-        eprintln!("{text}");
+        eprintln!("{shared}");
         let _ = done.try_send(());
     };
     if std::thread::Builder::new().spawn(write).is_ok() {
         let _ = is_done.recv_timeout(FINAL_MESSAGE_MAX);
+    } else {
+        write_without_thread(&text);
+    }
+}
+
+/// Writes the beginning of `text` and a newline to standard error, if that is possible within 1 s.
+fn write_without_thread(text: &str) {
+    let standard_error = std::io::stderr();
+    let mut wanted = [PollFd::new(&standard_error, PollFlags::OUT)];
+    let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
+    if poll(&mut wanted, Some(&timeout)).is_ok_and(|ready| ready > 0) {
+        let bytes = text.bytes().take(PIPE_BUF - 1).chain([b'\n']).collect::<Vec<_>>();
+        let _ = rustix::io::write(&standard_error, &bytes);
     }
 }
 

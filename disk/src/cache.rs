@@ -42,6 +42,7 @@ mod switch;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use spindle_reactor::mem::{Area, MemoryWatch, Pages, SealedFrames};
 
@@ -269,7 +270,7 @@ impl DiskSource for CachedDisk {
     fn cache(&self) -> Option<CacheUse> {
         let shared = self.switch.wanted()?;
         let words = shared.words();
-        let [_, _, present, _] = words.census();
+        let present = shared.present(Instant::now());
         let bytes = |frames: u32| u64::from(frames) * 4096;
         Some(CacheUse {
             bytes: bytes(words.len()),

@@ -18,6 +18,7 @@ mod optimistic;
 mod reconfigurator;
 mod registrar;
 mod store;
+mod threads;
 pub mod view;
 
 use std::net::SocketAddr;
@@ -130,6 +131,7 @@ fn serve(
     log: &log::LogControl,
 ) -> Result<(), ServeError> {
     // Before the disks are opened: a failure here has nothing to undo.
+    threads::check(config.plan()).map_err(ServeError::Start)?;
     let control = bind_control(config.plan())?;
     let mut reconfigurator = Reconfigurator::open(config, Origins::here(), args.ephemeral)?;
     let listeners = listen(&reconfigurator.snapshot().listeners, &[], &[])?;

@@ -29,6 +29,7 @@ use self::retired::{RETIRED_MAX, RetiredMemory, memory_of};
 use super::ServeError;
 use super::core_loop::Listening;
 use super::store::{Staged, difference};
+use super::threads;
 use crate::config::{
     Change, Config, Opened, OpenedOrigin, Origin, Origins, Plan, RunningState, SnapshotError, text_of,
 };
@@ -298,6 +299,7 @@ impl Reconfigurator {
         if !refused.is_empty() {
             return Err(Refused::Lines(refused.iter().map(|change| format!("reload: {change}")).collect()));
         }
+        threads::check_change(self.config.plan(), next.plan()).map_err(Refused::Cause)?;
         // First, since an address in use refuses the change.
         let sockets = self.listen(next.plan()).map_err(Refused::cause)?;
         self.check_rdma(&changes).map_err(Refused::cause)?;

@@ -7,7 +7,8 @@
 //! operation is dropped.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use spindle_reactor::mem::{CacheFrames, FRAME_BYTES, Filling, FrameWords, Pin, RegionError, Shard};
 
@@ -25,6 +26,11 @@ const SHARD_FRAMES_MIN: u32 = 4096;
 const SHARDS_MAX: u32 = 64;
 /// Most victims that a miss tries before the read passes around the cache.
 const VICTIMS_MAX: u32 = 8;
+/// Frames of a cache whose pages are counted at each call of [`Shared::present`]: a pass over more takes
+/// longer than 1 ms.
+const COUNTED_ALWAYS: u32 = 1 << 18;
+/// How long the count of a larger cache is used again.
+const COUNT_PERIOD: Duration = Duration::from_secs(1);
 /// Attempts to take the lock of a shard before the caller gives up.
 const LOCK_TRIES: u32 = 64;
 
@@ -45,6 +51,8 @@ pub(super) struct Shared {
     pub(super) counts: Arc<AllCounts>,
     pub(super) sizes: Sizes,
     pub(super) wants_touches: bool,
+    /// Last count of [`Shared::present`], and its time.
+    counted: Mutex<Option<(Instant, u32)>>,
     /// Mapping of the frames for the inner disk's device, until dropped; `None`: the device needs no mapping.
     pub(super) mapped: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -115,6 +123,7 @@ impl Shared {
             index: Index::new(frames.words().len()),
             frames,
             wants_touches: policy().wants_touches(),
+            counted: Mutex::default(),
             shards: rights.into_iter().map(shard).collect(),
             sweeps: Sweeps::new(RANGES),
             counts: Arc::default(),
@@ -125,6 +134,20 @@ impl Shared {
 
     pub(super) fn words(&self) -> &FrameWords {
         self.frames.words()
+    }
+
+    /// Returns the count of pages in the cache; of a large cache it may be up to [`COUNT_PERIOD`] old.
+    pub(super) fn present(&self, now: Instant) -> u32 {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = |at: Instant| now.saturating_duration_since(at) < COUNT_PERIOD;
+        match *counted {
+            Some((at, count)) if self.words().len() > COUNTED_ALWAYS && is_new(at) => count,
+            _ => {
+                let [_, _, count, _] = self.words().census();
+                *counted = Some((now, count));
+                count
+            }
+        }
     }
 
     fn lock(&self, shard: u32) -> Option<MutexGuard<'_, ShardState>> {

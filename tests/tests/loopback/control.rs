@@ -2,7 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -412,6 +414,31 @@ fn a_group_that_does_not_exist_is_named_by_check_and_at_the_start() {
     let checked = checked.expect("spindle starts");
     let said = String::from_utf8_lossy(&checked.stderr);
     assert!(!checked.status.success() && said.contains(wanted), "{said}");
+}
+
+/// Each that is refused says why, though there may be no thread for the message.
+#[test]
+fn a_process_that_may_not_have_its_threads_does_not_start_and_says_so() {
+    let folder = Folder::new("control-threads");
+    let (program, disk) = (folder.file("spindle"), folder.file("disk.img"));
+    std::fs::copy(binary(), &program).expect("copied");
+    std::fs::write(&disk, [0; 1 << 20]).expect("written");
+    // Another user opens it: root has no limit of processes.
+    std::fs::set_permissions(&disk, std::fs::Permissions::from_mode(0o666)).expect("set");
+    let disk = format!("kind = \"file\"\npath = {disk:?}");
+    let file = folder.write(&format!("[control]\nsocket = \"\"\n{}", config(1, free_port(V4), &[disk])));
+    for processes in [1, 2, 3, 6] {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nproc={processes}")).arg(&program).args(["serve", "-c"]).arg(&file);
+        if rustix::process::geteuid().is_root() {
+            command.uid(65534);
+        }
+        let output = command.stdin(Stdio::null()).output().expect("prlimit is there");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{processes}: {said}");
+        assert!(said.contains("thread") && said.contains("os error 11"), "{processes}: {said}");
+        assert!(processes == 1 || said.contains("ulimit -u"), "{processes}: {said}");
+    }
 }
 
 #[test]

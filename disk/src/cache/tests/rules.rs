@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
@@ -418,6 +419,19 @@ fn a_fill_that_fails_is_read_again_as_the_host_asked() {
     drop(done);
     other.assert_at_rest();
     rig.assert_at_rest();
+}
+
+#[test]
+fn pages_of_a_large_cache_are_counted_once_a_second() {
+    let begun = Instant::now();
+    for (bytes, is_counted_again) in [(1_u64 << 30, true), ((1 << 30) + (1 << 20), false)] {
+        let mut rig = Rig::new(64 * PAGE, bytes);
+        let cache = rig.source.shared();
+        assert_eq!(cache.present(begun), 0);
+        rig.data(0, 2 * PAGE);
+        assert_eq!(cache.present(begun + Duration::from_millis(999)), if is_counted_again { 2 } else { 0 });
+        assert_eq!(cache.present(begun + Duration::from_secs(1)), 2);
+    }
 }
 
 #[test]
