@@ -31,7 +31,7 @@ use spindle_target::snapshot::{Listener, Namespace, Referral, Snapshot, Subsyste
 use super::disk_table::{DiskTable, Source};
 use super::machine::{self, PathState};
 use super::origin::{DriveSource, Opened, Origin};
-use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
+use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan, by_name};
 use super::validate::disks::medium_id_error;
 use crate::identity::{self, Data};
 
@@ -108,6 +108,25 @@ impl Plan {
         }))
     }
 
+    /// Checks the disks of `snapshot` whose `medium_id` is another one than in `former`; all of them without
+    /// `former`.
+    ///
+    /// # Errors
+    /// A disk has another medium than its `medium_id`.
+    pub fn check_media(&self, former: Option<&Plan>, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        let known = by_name(former.map_or(&[], |former| &former.disks));
+        let is_checked = |plan: &&Arc<DiskPlan>| {
+            let known = known.get(plan.name.as_str());
+            plan.medium_id.is_some() && known.is_none_or(|known| known.medium_id != plan.medium_id)
+        };
+        for plan in self.disks.iter().filter(is_checked) {
+            let disk = snapshot.disks.iter().flatten().find(|disk| disk.name() == plan.name);
+            let Some(disk) = disk else { continue };
+            check_medium_id(&plan.name, plan.medium_id.as_deref(), &disk.medium_ids())?;
+        }
+        Ok(())
+    }
+
     /// Returns the listeners of `previous`, followed by the new listeners of this plan. Connections refer to
     /// a listener by its index. So a listener that this plan does not have stays in the list, with `is_open`
     /// false.
@@ -163,17 +182,11 @@ impl Plan {
         opened: &[Opened],
     ) -> Result<DiskTable, SnapshotError> {
         let mut disks = DiskTable::after(previous, |name| plans.contains_key(name));
-        let mut new = Vec::new();
-        for plan in &self.disks {
-            match disks.find(&plan.name) {
-                Some((disk, ..)) => check_medium(plan, disk, false)?,
-                None => new.push(plan),
-            }
-        }
+        let new: Vec<_> = self.disks.iter().filter(|plan| disks.find(&plan.name).is_none()).collect();
         for plan in new {
             let Some(disk) = open_disk(plan, drives, opened)? else { continue };
             let disk = with_cache(plan, with_delay(plan, disk)?)?;
-            check_medium(plan, &disk, true)?;
+            check_medium(plan, &disk)?;
             log_signatures(plan);
             disks.add(disk);
         }
@@ -320,12 +333,12 @@ fn log_signatures(plan: &DiskPlan) {
     }
 }
 
-/// Checks the open disk against `medium_id` of the plan. If `is_new`, logs the first name of the medium, for
-/// use as `medium_id`.
-fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), SnapshotError> {
+/// Checks a new disk against `medium_id` of the plan. Logs the first name of the medium, for use as
+/// `medium_id`.
+fn check_medium(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
     let ids = disk.medium_ids();
     check_medium_id(&plan.name, plan.medium_id.as_deref(), &ids)?;
-    if let Some(medium_id) = ids.first().filter(|_| is_new) {
+    if let Some(medium_id) = ids.first() {
         let is_held_to_it = plan.medium_id.is_some();
         tracing::info!(
             disk = plan.name,

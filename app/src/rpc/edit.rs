@@ -31,6 +31,8 @@ pub struct Edit<'a> {
     pub plan: &'a Plan,
     /// RDMA devices are open: there was an RDMA listener at the start.
     pub has_rdma: bool,
+    /// The method takes something away from hosts: it takes effect even if it cannot be kept.
+    pub is_revocation: bool,
 }
 
 impl Edit<'_> {
@@ -151,6 +153,7 @@ pub fn create_subsystem(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn delete_subsystem(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     let nqn = edit.subsystem(args)?.nqn;
     edit.sections.remove(SectionKind::Element("subsystem"), |section| section.value("nqn") == Some(nqn));
     Ok(json!(true))
@@ -190,6 +193,7 @@ pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn remove_ns(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     let subsystem = edit.subsystem(args)?;
     let nsid = args.whole("nsid").unwrap_or(0);
     if !subsystem.namespaces.iter().any(|it| u64::from(it.nsid) == nsid) {
@@ -225,6 +229,7 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     let subsystem = edit.subsystem(args)?;
     let (nqn, host) = (subsystem.nqn, args.text("host").unwrap_or_default());
     let hosts = match &subsystem.hosts {
@@ -247,6 +252,7 @@ pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 
 pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (nqn, is_any) = (edit.subsystem(args)?.nqn, args.flag("allow_any_host"));
+    edit.is_revocation = !is_any;
     edit.edit(nqn, |section| {
         if is_any {
             section.remove("hosts");
@@ -311,6 +317,7 @@ pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     let subsystem = edit.subsystem(args)?.clone();
     let endpoint = endpoint(args, "listen_address", NVME_PORT)?;
     let known = edit.plan.listeners_of(&subsystem).find(|listener| listener.endpoint() == endpoint);
@@ -338,6 +345,7 @@ pub fn add_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     let endpoint = endpoint(args, "address", DISCOVERY_PORT)?;
     let known = edit.plan.referrals.iter().map(|referral| (referral.transport, referral.address));
     if !known.clone().any(|known| known == endpoint) {

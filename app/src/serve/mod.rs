@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::control::Control;
-use self::reconfigurator::Reconfigurator;
+use self::reconfigurator::{Changed, Reconfigurator};
 use self::view::{CoreView, View};
 use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, Handover, Listening, RdmaSetup};
 use registrar::{NextSnapshot, Registrar};
@@ -161,6 +161,7 @@ fn serve(
             let listeners = reconfigurator.take_listeners();
             running.change_to(reconfigurator.plan(), (next, listeners));
         }
+        running.view.set_unsaved(reconfigurator.unsaved());
     }
     let mut deadline = reconfigurator.plan().drain_deadline;
     if handle.is_closed() {
@@ -231,15 +232,19 @@ fn apply_change(
         return change.respond(Err(rpc::Failure::system("the target is ending".to_owned())));
     }
     let done = reconfigurator.change(log, |edit| (change.edit)(edit, &change.args));
-    let result = done.and_then(|(result, next)| {
-        let Some(next) = next else { return Ok(result) };
-        let (generation, listeners) = (next.generation, reconfigurator.take_listeners());
-        running.change_to(reconfigurator.plan(), (next, listeners));
-        if running.wait_until_advertised(generation, is_ending) && running.check_optimistic(None) {
-            return Ok(result);
+    let result = done.and_then(|Changed { result, next, unsaved }| {
+        if let Some(next) = next {
+            let (generation, listeners) = (next.generation, reconfigurator.take_listeners());
+            running.change_to(reconfigurator.plan(), (next, listeners));
+            if !(running.wait_until_advertised(generation, is_ending) && running.check_optimistic(None)) {
+                let why = "memory may be being registered";
+                return Err(rpc::Failure::not_in_force(why, unsaved.as_deref()));
+            }
         }
-        let what = "the change is kept, and not in force on all cores yet (memory may be being registered)";
-        Err(rpc::Failure::system(what.to_owned()))
+        match unsaved {
+            None => Ok(result),
+            Some(why) => Err(rpc::Failure::not_saved(&why)),
+        }
     });
     change.respond(result);
 }

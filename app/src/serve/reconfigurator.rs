@@ -76,6 +76,8 @@ pub struct Reconfigurator {
     /// When a reload or change last removed an RDMA listener.
     rdma_closed: Option<Instant>,
     snapshot: Arc<Snapshot>,
+    /// The file lacks a revocation that is in force.
+    unsaved: Option<Unsaved>,
     retired: RetiredMemory,
     attempts: OpenAttempts,
     /// Why a new size cannot be served, as of the last [`Reconfigurator::poll`]; each reason is logged once.
@@ -85,6 +87,23 @@ pub struct Reconfigurator {
     listeners: Vec<Listening>,
     /// Sockets of all TCP listeners. The accepting core owns and closes them.
     sockets: Vec<WeakListening>,
+}
+
+/// A revocation that could not be written to the file.
+struct Unsaved {
+    /// The text that the file had when it was last read or written.
+    text: String,
+    why: String,
+}
+
+/// Result of a change that is made.
+pub struct Changed {
+    /// The result of the method.
+    pub result: Value,
+    /// For the cores; `None`: the text is unchanged.
+    pub next: Option<Arc<Snapshot>>,
+    /// Why the file does not have the change; only of a revocation.
+    pub unsaved: Option<String>,
 }
 
 /// As [`Listening`], without ownership of the socket.
@@ -143,6 +162,7 @@ impl Reconfigurator {
             rdma_capsule,
             rdma_closed: None,
             snapshot,
+            unsaved: None,
             retired: RetiredMemory::default(),
             attempts,
             size_error,
@@ -171,20 +191,30 @@ impl Reconfigurator {
         std::mem::take(&mut self.listeners)
     }
 
+    /// Why the file lacks a revocation that is in force; `None`: it has all that is in force.
+    pub fn unsaved(&self) -> Option<&str> {
+        self.unsaved.as_ref().map(|unsaved| unsaved.why.as_str())
+    }
+
     /// Reads the configuration file again and applies it. Returns the snapshot for the cores. `None`: there
     /// is no file or the file was refused; the reason is logged.
     pub fn reload(&mut self, log: &LogControl) -> Option<Arc<Snapshot>> {
-        let Some(path) = self.config.source().map(Path::to_owned) else {
+        if self.config.source().is_none() {
             tracing::warn!(
                 "SIGHUP ignored: the built-in default is served, there is no file (-c FILE) to read again"
             );
             return None;
-        };
-        let load = |retired| Config::load_beside(&path, retired);
-        let next = self.retired.validate_beside(RETIRED_MAX, load);
-        let next = next.map_err(|errors| Refused::Lines(errors.lines().collect()));
+        }
+        let next = self.read_again().map_err(Refused::Lines);
         match next.and_then(|next| self.apply(next, log, &mut || Ok(()))) {
-            Ok(snapshot) => return Some(snapshot),
+            Ok(snapshot) => {
+                if self.unsaved.take().is_some() {
+                    tracing::warn!(
+                        "revocations that were not saved are undone: the file was changed by hand"
+                    );
+                }
+                return Some(snapshot);
+            }
             Err(Refused::Lines(lines)) => {
                 lines.iter().for_each(|line| tracing::error!("{line}"));
                 tracing::error!("SIGHUP: all stays as it was");
@@ -194,9 +224,39 @@ impl Reconfigurator {
         None
     }
 
+    /// Reads the configuration file again. Refuses a file that only lacks a revocation that is in force: it
+    /// would take that back.
+    fn read_again(&mut self) -> Result<Config, Vec<String>> {
+        self.save_again();
+        let path = self.config.source().unwrap_or(Path::new("")).to_owned();
+        let text = text_of(&path).map_err(|error| vec![format!("{}: {error}", path.display())])?;
+        if let Some(Unsaved { why, .. }) = self.unsaved.as_ref().filter(|unsaved| unsaved.text == text) {
+            let path = path.display();
+            return Err(vec![format!(
+                "{path} lacks a revocation that is in force and cannot be saved: {why}"
+            )]);
+        }
+        let load = |retired| self.config.load_again(text.clone(), retired);
+        let next = self.retired.validate_beside(RETIRED_MAX, load);
+        next.map_err(|errors| errors.lines().collect())
+    }
+
+    /// Writes what is in force to the file, if it lacks a revocation and can be written again.
+    fn save_again(&mut self) {
+        if self.unsaved.is_none() {
+            return;
+        }
+        let Ok(Some(file)) = self.file_to_keep() else { return };
+        if Staged::new(&file, self.config.text()).and_then(Staged::commit).is_ok() {
+            self.unsaved = None;
+            let file = file.display();
+            tracing::info!(%file, "the revocations that could not be saved are in the file now");
+        }
+    }
+
     /// Applies `edit` to the text of the configuration, writes the new text to the file (unless
-    /// `--ephemeral`) and applies it. Returns the result of `edit` and the snapshot for the cores; no
-    /// snapshot if the text is unchanged.
+    /// `--ephemeral`) and applies it. A revocation is applied even if the file cannot be written; it is
+    /// written by a later call or [`Reconfigurator::poll`].
     ///
     /// # Errors
     /// [`Failure`]; the configuration is unchanged. If the file was already written, its old text is written
@@ -205,16 +265,23 @@ impl Reconfigurator {
         &mut self,
         log: &LogControl,
         edit: impl FnOnce(&mut Edit<'_>) -> Result<Value, Failure>,
-    ) -> Result<(Value, Option<Arc<Snapshot>>), Failure> {
-        let file = self.file_to_keep()?;
+    ) -> Result<Changed, Failure> {
+        self.save_again();
+        let file = self.file_to_keep();
         let sections = self.config.sections().map_err(|error| unusable(&error))?.clone();
-        let has_rdma = self.rdma_capsule.is_some();
-        let mut edited = Edit { sections, plan: self.config.plan(), has_rdma };
+        let (plan, has_rdma) = (self.config.plan(), self.rdma_capsule.is_some());
+        let mut edited = Edit { sections, plan, has_rdma, is_revocation: false };
         let result = edit(&mut edited)?;
-        let sections = edited.sections;
+        let Edit { sections, is_revocation, .. } = edited;
+        let (file, mut unsaved) = match file {
+            Ok(file) => (file, None),
+            Err(failure) if is_revocation => (None, Some(failure.message)),
+            Err(failure) => return Err(failure),
+        };
         // Compared with the former sections: to cut the text can move lines, which is no change.
         if self.config.sections().is_ok_and(|former| sections.is_same(former)) {
-            return Ok((result, None));
+            let unsaved = self.unsaved().filter(|_| is_revocation).map(str::to_owned);
+            return Ok(Changed { result, next: None, unsaved });
         }
         let refused = |lines: Vec<String>| Failure::refused(lines.join("\n"));
         let validate = |retired| self.config.with_sections(sections.clone(), retired);
@@ -222,22 +289,33 @@ impl Reconfigurator {
         let next = next.map_err(|errors| refused(errors.lines().collect()))?;
         // Writes the new text to stable storage before anything is changed, so that only the rename can fail
         // later.
-        let staged = file.as_deref().map(|file| Staged::new(file, next.text()));
-        let mut staged = staged.transpose().map_err(|error| {
-            Failure::system(format!("the configuration cannot be written, so nothing is changed: {error}"))
+        let staged = file.as_deref().map(|file| Staged::new(file, next.text())).transpose();
+        let mut staged = staged.or_else(|error| {
+            let what = format!("the configuration cannot be written: {error}");
+            if !is_revocation {
+                return Err(Failure::system(format!("nothing is changed: {what}")));
+            }
+            unsaved = Some(what);
+            Ok(None)
         })?;
-        let old = self.config.text().to_owned();
+        let old = self.known_text().to_owned();
         let mut is_kept = false;
         let mut keep = || {
+            let Some((staged, file)) = staged.take().zip(file.as_deref()) else { return Ok(()) };
             // Does not overwrite a file that was edited after `file_to_keep` compared it.
-            if file.as_deref().is_some_and(|file| text_of(file).is_ok_and(|text| text != old)) {
-                return Err(std::io::Error::other("it was changed meanwhile"));
-            }
-            is_kept = true;
-            staged.take().map_or(Ok(()), Staged::commit)
+            is_kept = !text_of(file).is_ok_and(|text| text != old);
+            let edited = || std::io::Error::other("it was changed meanwhile");
+            let kept = if is_kept { staged.commit() } else { Err(edited()) };
+            kept.or_else(|error| {
+                unsaved = Some(format!("the configuration's file cannot be replaced: {error}"));
+                if is_revocation { Ok(()) } else { Err(error) }
+            })
         };
         match self.apply(next, log, &mut keep) {
-            Ok(snapshot) => Ok((result, Some(snapshot))),
+            Ok(next) => {
+                self.set_unsaved(old, unsaved.as_deref());
+                Ok(Changed { result, next: Some(next), unsaved })
+            }
             Err(refusal) => {
                 if is_kept && let Some(file) = &file {
                     restore_file(file, &old);
@@ -248,6 +326,19 @@ impl Reconfigurator {
                 })
             }
         }
+    }
+
+    /// Records whether the file has what is in force; `text` is what it had before.
+    fn set_unsaved(&mut self, text: String, why: Option<&str>) {
+        if let Some(why) = why {
+            tracing::error!("a revocation is in force and not saved, a restart would undo it: {why}");
+        }
+        self.unsaved = why.map(|why| Unsaved { text, why: why.to_owned() });
+    }
+
+    /// Returns the text that the file had when it was last read or written.
+    fn known_text(&self) -> &str {
+        self.unsaved.as_ref().map_or(self.config.text(), |unsaved| &unsaved.text)
     }
 
     /// Returns the file to write a change to; `None` with `--ephemeral`.
@@ -266,11 +357,11 @@ impl Reconfigurator {
             ));
         };
         let text = text_of(path).map_err(|error| Failure::system(format!("{}: {error}", path.display())))?;
-        if text != self.config.text() {
+        if text != self.known_text() {
             return Err(Failure::system(format!(
                 "{} was changed since it was read (SIGHUP reads it again):\n{}",
                 path.display(),
-                difference(self.config.text(), &text)
+                difference(self.known_text(), &text)
             )));
         }
         Ok(Some(path.to_owned()))
@@ -302,6 +393,7 @@ impl Reconfigurator {
         let absent = next.plan().absent(Some(&self.snapshot));
         let opened: Vec<Opened> = absent.iter().filter_map(|origin| self.already_open(origin)).collect();
         let drives = &*self.attempts.origins().drives;
+        next.plan().check_media(Some(self.config.plan()), &self.snapshot).map_err(Refused::cause)?;
         let memory = memory_of(&self.snapshot);
         let snapshot = next.plan().snapshot_and_persist(Some(&self.snapshot), drives, &opened, keep);
         // Also after an error, which may come after a cache was replaced.
@@ -429,6 +521,7 @@ impl Reconfigurator {
     /// Collects finished open attempts, starts new ones, and checks the sizes of namespaces. Returns the
     /// snapshot for the cores if a disk was opened or a size has changed, otherwise `None`.
     pub fn poll(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
+        self.save_again();
         let before = self.snapshot.generation;
         // One origin at a time, so that an error of one does not affect the others.
         while let Some((origin, result)) = self.attempts.take_finished(now) {
@@ -436,7 +529,12 @@ impl Reconfigurator {
                 self.attempts.log_failure(&origin, &error.to_string());
             }
         }
-        let renewed = if has_new_size(&self.snapshot) { self.update_snapshot(&[]) } else { Ok(()) };
+        let renewed = if has_new_size(&self.snapshot) {
+            let checked = self.plan().check_media(None, &self.snapshot);
+            checked.and_then(|()| self.update_snapshot(&[]))
+        } else {
+            Ok(())
+        };
         let why = renewed.err().map(|error| error.to_string()).unwrap_or_default();
         if !why.is_empty() && why != self.size_error {
             tracing::error!(

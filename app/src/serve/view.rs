@@ -32,6 +32,8 @@ pub struct View {
     /// Locked while a [`Look`] exists, so that a `Look` never drops the last reference to a snapshot: that
     /// would close the disks on the caller's thread.
     current: Mutex<Current>,
+    /// Why the file lacks a revocation that is in force.
+    unsaved: Mutex<Option<String>>,
 }
 
 struct Current {
@@ -57,7 +59,7 @@ impl View {
     ) -> View {
         let current = Current { snapshot: Arc::downgrade(snapshot), plan: Arc::clone(plan) };
         let (has_rdma, current) = (plan.rdma_capsule().is_some(), Mutex::new(current));
-        View { started: Instant::now(), cores, loads, has_rdma, registry, current }
+        View { started: Instant::now(), cores, loads, has_rdma, registry, current, unsaved: Mutex::default() }
     }
 
     /// Returns the transports on which listeners can be added.
@@ -69,6 +71,11 @@ impl View {
     /// Replaces the current plan and snapshot.
     pub fn change_to(&self, plan: &Arc<Plan>, next: &Arc<Snapshot>) {
         *self.lock() = Current { snapshot: Arc::downgrade(next), plan: Arc::clone(plan) };
+    }
+
+    /// Sets why the file lacks a revocation that is in force; `None`: it has all that is in force.
+    pub fn set_unsaved(&self, why: Option<&str>) {
+        *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = why.map(str::to_owned);
     }
 
     /// Drops the reference to the snapshot: later [`Look`]s have none.
@@ -141,6 +148,7 @@ impl Look<'_> {
             "pid": std::process::id(),
             "uptime_ns": self.view.uptime_ns(),
             "generation": snapshot.map(|snapshot| snapshot.generation),
+            "unsaved": *self.view.unsaved.lock().unwrap_or_else(PoisonError::into_inner),
             "stalled_hosts": self.view.registry.stalled_hosts(),
             "cores": self.view.cores(),
             "controllers": self.view.controllers(),
