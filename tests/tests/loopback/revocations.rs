@@ -52,6 +52,8 @@ fn a_disk_whose_file_is_gone_holds_up_no_change_of_something_else() {
     served.signal(Signal::HUP);
     served.wait_for("all disks stay as they are");
     served.wait_for("configuration read again");
+    let is_allowed = || Controller::connect(&target(address), &Options::default()).is_ok();
+    wait_until("the file is not in force", is_allowed);
     let (mut controller, _queue) = connect(address);
     assert_eq!(controller.namespaces().expect("a list"), [1, 2], "it is open");
     // What is asked for now is looked at.
