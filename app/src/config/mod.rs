@@ -185,6 +185,28 @@ impl Config {
         Ok(self.with_plan(text, sections.into(), plan))
     }
 
+    /// Returns this configuration with a disk validated against the machine again, for one that was away.
+    pub fn with_disk_again(&self, name: &str, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
+        let error = |error: toml_edit::TomlError| {
+            ConfigErrors::unreadable(self.path(), &io::Error::other(error.to_string()))
+        };
+        let mut sections = self.sections().map_err(error)?.clone();
+        sections.forget_disk_plan(name);
+        let Config { plan, sections, .. } = self.with_sections(sections, retired)?;
+        Ok(Config { source: self.source.clone(), text: self.text.clone(), sections, plan })
+    }
+
+    /// Records at the start that these disks could not be opened: they are opened later.
+    pub fn set_away(&mut self, names: &[String]) {
+        if names.is_empty() {
+            return;
+        }
+        let plan = Arc::make_mut(&mut self.plan);
+        for disk in plan.disks.iter_mut().filter(|disk| names.contains(&disk.name)) {
+            Arc::make_mut(disk).medium.is_away = true;
+        }
+    }
+
     /// Returns the sections of the text, for a change.
     ///
     /// # Errors

@@ -115,11 +115,26 @@ pub struct DiskPlan {
     pub delay: Option<DelaySpec>,
 }
 
-/// Identity ([`BackingFile::identity`](super::machine::BackingFile)) of the file or device at the path of a
-/// disk when it was validated; not set for a file that was missing. No part of a comparison: an open disk
+/// The file or device at the path of a disk when it was validated. No part of a comparison: an open disk
 /// keeps its medium, whatever is at the path later.
 #[derive(Debug, Clone, Default)]
-pub struct DiskMedium(pub OnceLock<(u64, u64)>);
+pub struct DiskMedium {
+    /// [`BackingFile::identity`](super::machine::BackingFile::identity); not set for a file that was missing.
+    pub identity: OnceLock<(u64, u64)>,
+    /// It was not there or could not be opened at the start: the disk is an [`Origin`](super::Origin) that is
+    /// opened later. If the size was not set, it is 0.
+    pub is_away: bool,
+}
+
+impl DiskMedium {
+    pub fn known(identity: (u64, u64)) -> DiskMedium {
+        DiskMedium { identity: OnceLock::from(identity), is_away: false }
+    }
+
+    pub fn away() -> DiskMedium {
+        DiskMedium { is_away: true, ..DiskMedium::default() }
+    }
+}
 
 impl PartialEq for DiskMedium {
     fn eq(&self, _other: &DiskMedium) -> bool {

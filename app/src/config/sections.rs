@@ -187,6 +187,16 @@ impl Sections {
         }
     }
 
+    /// Forgets the validated plan of a disk.
+    pub fn forget_disk_plan(&mut self, name: &str) {
+        let is_it = |section: &&mut Arc<Section>| {
+            section.kind == Kind::Element(DISK) && section.text("name") == Some(name)
+        };
+        if let Some(section) = self.0.iter_mut().find(is_it) {
+            *section = Arc::new(Section::new(section.kind, &section.name, &section.text));
+        }
+    }
+
     /// Returns the validated plans of the disks, in their order.
     pub fn disk_plans(&self) -> Vec<Option<Arc<DiskPlan>>> {
         self.disks().map(|section| section.node().and_then(|node| node.disk.get()).cloned()).collect()

@@ -132,8 +132,7 @@ fn serve(
     // Before the disks are opened: a failure here has nothing to undo.
     let control = bind_control(config.plan())?;
     let mut reconfigurator = Reconfigurator::open(config, Origins::here(), args.ephemeral)?;
-    let listeners = listen(&reconfigurator.snapshot().listeners, &[], &[])?;
-    reconfigurator.add_sockets(&listeners);
+    let listeners = reconfigurator.listen_first()?;
     let running = start(reconfigurator.plan(), reconfigurator.snapshot(), listeners, &signals.handle())?;
     let (send, tasks) = mpsc::channel();
     if let Some(control) = &control
@@ -141,7 +140,8 @@ fn serve(
     {
         tracing::error!(%error, "the control socket is not answered, as there is no thread for it; restart");
     }
-    announce(reconfigurator.snapshot(), TransportKind::Tcp);
+    running.view.set_missing(reconfigurator.missing());
+    announce(reconfigurator.snapshot(), TransportKind::Tcp, &|index| !reconfigurator.is_absent(index));
     let handle = signals.handle();
     let is_ending = Arc::new(AtomicBool::new(false));
     forward_signals(signals, send, Arc::clone(&is_ending))?;
@@ -162,6 +162,7 @@ fn serve(
             running.change_to(reconfigurator.plan(), (next, listeners));
         }
         running.view.set_unsaved(reconfigurator.unsaved());
+        running.view.set_missing(reconfigurator.missing());
     }
     let mut deadline = reconfigurator.plan().drain_deadline;
     if handle.is_closed() {
@@ -480,19 +481,27 @@ fn listen(
     before: &[Listener],
     closing: &[&Socket],
 ) -> Result<Vec<Listening>, ServeError> {
-    let bind = |(index, listener): (usize, &Listener)| {
-        let address = listener.address;
-        match Socket::bind_beside(address, BACKLOG, closing) {
-            Ok(listener) => Ok((Arc::new(listener), index)),
-            Err(source) => Err(ServeError::Listen { address, source }),
-        }
-    };
-    let is_new = |(index, listener): &(usize, &Listener)| {
-        listener.transport == TransportKind::Tcp
-            && listener.is_open
-            && !before.get(*index).is_some_and(|before| before.is_open)
-    };
-    listeners.iter().enumerate().filter(is_new).map(bind).collect()
+    let is_new = |(index, _): &(usize, &Listener)| !before.get(*index).is_some_and(|before| before.is_open);
+    let new = listeners.iter().enumerate().filter(is_new);
+    new.filter_map(|(index, listener)| listen_beside(index, listener, closing)).collect()
+}
+
+/// Binds a listener; `None`: it is closed, or of another transport than TCP.
+fn listen_at(index: usize, listener: &Listener) -> Option<Result<Listening, ServeError>> {
+    listen_beside(index, listener, &[])
+}
+
+fn listen_beside(
+    index: usize,
+    listener: &Listener,
+    closing: &[&Socket],
+) -> Option<Result<Listening, ServeError>> {
+    let address = listener.address;
+    (listener.is_open && listener.transport == TransportKind::Tcp).then(|| {
+        let socket = Socket::bind_beside(address, BACKLOG, closing);
+        let socket = socket.map_err(|source| ServeError::Listen { address, source })?;
+        Ok((Arc::new(socket), index))
+    })
 }
 
 /// Opens the RDMA devices if the snapshot has an RDMA listener; an error if the machine has no such device.
@@ -517,11 +526,13 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     Ok(RdmaSetup { devices: devices.into(), known, in_capsule_bytes, listeners })
 }
 
-/// Logs the open listeners of a transport and, if there are any, all namespaces. Logs the `nvme connect`
-/// command for each subsystem at each of these listeners.
-fn announce(snapshot: &Snapshot, transport: TransportKind) {
-    let is_meant = |listener: &&Listener| listener.transport == transport;
-    for listener in snapshot.open_listeners().filter(is_meant) {
+/// Logs the open listeners of a transport that are bound and, if there are any, all namespaces. Logs the
+/// `nvme connect` command for each subsystem at each of these listeners.
+fn announce(snapshot: &Snapshot, transport: TransportKind, is_bound: &dyn Fn(usize) -> bool) {
+    let bound = |index: &usize| is_bound(*index).then(|| snapshot.listeners.get(*index)).flatten();
+    let is_meant = |listener: &&Listener| listener.is_open && listener.transport == transport;
+    let all: Vec<_> = (0..snapshot.listeners.len()).collect();
+    for listener in all.iter().filter_map(bound).filter(is_meant) {
         let (address, port_id) = (listener.address, listener.port_id);
         match transport {
             TransportKind::Tcp => {
@@ -532,7 +543,7 @@ fn announce(snapshot: &Snapshot, transport: TransportKind) {
             }
         }
     }
-    let is_there = snapshot.open_listeners().any(|listener| is_meant(&listener));
+    let is_there = all.iter().filter_map(bound).any(|listener| is_meant(&listener));
     for subsystem in &snapshot.subsystems {
         for namespace in subsystem.active().filter(|_| is_there) {
             let geometry = namespace.source.geometry();
@@ -546,7 +557,7 @@ fn announce(snapshot: &Snapshot, transport: TransportKind) {
                 "serving"
             );
         }
-        let listeners = subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index));
+        let listeners = subsystem.listeners.iter().filter_map(bound);
         for listener in listeners.filter(is_meant) {
             tracing::info!("{}", connect_line(listener.endpoint(), &subsystem.nqn));
         }

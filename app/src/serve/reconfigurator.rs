@@ -1,11 +1,11 @@
 //! [`Reconfigurator`]: the current configuration and snapshot. It makes the next snapshot in these cases:
-//! SIGHUP, a change by the control socket, an absent drive or far target was opened, or the size of a drive's
-//! or far namespace has changed.
+//! SIGHUP, a change by the control socket, an absent drive, far target or file was opened, an absent address
+//! has come, or the size of a drive's or far namespace has changed.
 //!
 //! Drives and far targets are opened on background threads ([`open_attempts`]), since a broken drive takes
 //! minutes to fail and the caller has to handle signals. The next snapshot contains the opened disks. The
-//! start waits for drives without a limit. It waits for far targets at most [`REMOTES_MAX`], so that an
-//! absent far target does not block it.
+//! start waits for drives without a limit. It waits for far targets at most [`REMOTES_MAX`], and for files
+//! [`PATHS_MAX`], so that an absent one does not block it.
 //!
 //! The caller sends the returned snapshots to the cores.
 
@@ -18,13 +18,14 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use spindle_disk::OpenError;
 use spindle_nvme_pcie::PciAddress;
 use spindle_rdma::shell::check_address;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
 use spindle_transport::TransportKind;
 
-use self::open_attempts::OpenAttempts;
+use self::open_attempts::{OpenAttempts, REMOTE_RETRY_PERIOD};
 use self::retired::{RETIRED_MAX, RetiredMemory, memory_of};
 use super::ServeError;
 use super::core_loop::Listening;
@@ -42,6 +43,8 @@ mod tests;
 
 /// Longest wait of the start for far targets, while no drive is being opened.
 const REMOTES_MAX: Duration = Duration::from_secs(1);
+/// Longest wait of the start for files and devices: above the wait for a former process's lock, 10 s.
+const PATHS_MAX: Duration = Duration::from_secs(12);
 /// Period at which the start checks its open attempts.
 const START_CHECK_PERIOD: Duration = Duration::from_millis(5);
 /// Longest wait of a reload for the address of a listener that an earlier reload removed. The accepting core
@@ -83,6 +86,8 @@ pub struct Reconfigurator {
     /// Why a new size cannot be served, as of the last [`Reconfigurator::poll`]; each reason is logged once.
     /// Empty: no failure.
     size_error: String,
+    /// Indices of the TCP listeners of `snapshot` whose address the machine does not have yet.
+    absent_listeners: Vec<usize>,
     /// Sockets of the TCP listeners that are new in `snapshot`, until [`Reconfigurator::take_listeners`].
     listeners: Vec<Listening>,
     /// Sockets of all TCP listeners. The accepting core owns and closes them.
@@ -119,12 +124,16 @@ impl Reconfigurator {
     ///
     /// # Errors
     /// [`ServeError::Start`]: a drive that is present cannot be opened, or the snapshot cannot be made.
-    pub fn open(config: Config, origins: Origins, is_ephemeral: bool) -> Result<Reconfigurator, ServeError> {
+    pub fn open(
+        mut config: Config,
+        origins: Origins,
+        is_ephemeral: bool,
+    ) -> Result<Reconfigurator, ServeError> {
         let failed = |error: SnapshotError| ServeError::Start(error.to_string());
         let begun = Instant::now();
         let mut attempts = OpenAttempts::new(origins);
         attempts.open_all(config.plan().absent(None), begun);
-        let mut found = Vec::new();
+        let (mut found, mut away) = (Vec::new(), Vec::new());
         loop {
             let now = Instant::now();
             while let Some((origin, result)) = attempts.take_finished(now) {
@@ -132,12 +141,17 @@ impl Reconfigurator {
                     Ok(opened) => found.push(opened),
                     // Only the operator can repair a drive that is present and cannot be opened.
                     Err(SnapshotError::Drive(error)) if !error.is_absent => return Err(failed(error.into())),
-                    Err(error) => attempts.log_failure(&origin, &error.to_string()),
+                    Err(error) if is_of_settings(&origin, &error) => return Err(failed(error)),
+                    Err(error) => {
+                        attempts.log_failure(&origin, &error.to_string());
+                        away.extend(origin.disk().map(str::to_owned));
+                    }
                 }
             }
             let is_awaited = |origin: &Origin| match origin {
                 Origin::Drive(_) => true,
                 Origin::Remote(_) => now < begun + REMOTES_MAX,
+                Origin::Path(_) => now < begun + PATHS_MAX,
             };
             if !attempts.opening().any(is_awaited) {
                 break;
@@ -145,10 +159,10 @@ impl Reconfigurator {
             std::thread::park_timeout(START_CHECK_PERIOD);
         }
         for origin in attempts.opening() {
-            tracing::warn!(
-                "disk {origin}: no answer yet; its namespaces are offline until its target answers"
-            );
+            tracing::warn!("disk {origin}: no answer yet; its namespaces are offline until there is one");
+            away.extend(origin.disk().map(str::to_owned));
         }
+        config.set_away(&away);
         // `_drives` keeps the drives open until the snapshot has their disks.
         let (opened, _drives): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         let snapshot = config.plan().snapshot(None, &*attempts.origins().drives, &opened).map_err(failed)?;
@@ -166,6 +180,7 @@ impl Reconfigurator {
             retired: RetiredMemory::default(),
             attempts,
             size_error,
+            absent_listeners: Vec::new(),
             listeners,
             sockets,
         })
@@ -176,9 +191,70 @@ impl Reconfigurator {
         &self.snapshot
     }
 
-    /// Records the sockets of the first snapshot's listeners.
-    pub fn add_sockets(&mut self, listeners: &[Listening]) {
-        self.sockets.extend(downgrade(listeners));
+    /// Binds the TCP listeners of the first snapshot. An address that the machine does not have yet is tried
+    /// again by [`Reconfigurator::poll`].
+    ///
+    /// # Errors
+    /// An address cannot be bound for another reason.
+    pub fn listen_first(&mut self) -> Result<Vec<Listening>, ServeError> {
+        let mut bound = Vec::new();
+        for (index, listener) in self.snapshot.listeners.iter().enumerate() {
+            match super::listen_at(index, listener) {
+                Some(Ok(listening)) => bound.push(listening),
+                Some(Err(ServeError::Listen { address, source }))
+                    if source.kind() == ErrorKind::AddrNotAvailable =>
+                {
+                    tracing::error!("listener {address}: cannot listen: {source}; next attempt in 2 s");
+                    self.absent_listeners.push(index);
+                }
+                Some(Err(error)) => return Err(error),
+                None => {}
+            }
+        }
+        self.sockets.extend(downgrade(&bound));
+        Ok(bound)
+    }
+
+    /// Whether the address of a listener of the snapshot is not there yet.
+    pub fn is_absent(&self, listener: usize) -> bool {
+        self.absent_listeners.contains(&listener)
+    }
+
+    /// Listens at absent addresses that have come. Returns true if one has come.
+    fn listen_again(&mut self) -> bool {
+        let count = self.listeners.len();
+        for index in std::mem::take(&mut self.absent_listeners) {
+            let listener = &self.snapshot.listeners[index];
+            match super::listen_at(index, listener) {
+                Some(Ok(listening)) => {
+                    tracing::info!(address = %listener.address, "listening (NVMe/TCP): the address has come");
+                    self.listeners.push(listening);
+                }
+                Some(Err(_)) => self.absent_listeners.push(index),
+                // A change has removed it.
+                None => {}
+            }
+        }
+        self.sockets.extend(downgrade(&self.listeners[count..]));
+        self.listeners.len() > count
+    }
+
+    /// Returns what of the configuration is not there, each with the reason: disks and listeners.
+    pub fn missing(&self) -> Vec<(String, String)> {
+        let disk = |origin: Origin| {
+            let what = match &origin {
+                Origin::Drive(address) => format!("drive {address}"),
+                Origin::Remote(_) | Origin::Path(_) => format!("disk {origin}"),
+            };
+            let why = self.attempts.reason(&origin).unwrap_or("no answer yet");
+            (what, why.to_owned())
+        };
+        let listener = |index: &usize| {
+            let address = self.snapshot.listeners[*index].address;
+            (format!("listener {address}"), "this machine does not have the address".to_owned())
+        };
+        let listeners = self.absent_listeners.iter().map(listener);
+        self.absent().into_iter().map(disk).chain(listeners).collect()
     }
 
     pub fn plan(&self) -> &Arc<Plan> {
@@ -417,6 +493,7 @@ impl Reconfigurator {
         self.sockets.extend(downgrade(&sockets));
         self.listeners = sockets;
         self.snapshot = Arc::clone(&snapshot);
+        self.absent_listeners.retain(|index| snapshot.listeners[*index].is_open);
         // Retries failed attempts at once: the operator may have repaired a drive.
         let now = Instant::now();
         self.attempts.retry_now(now);
@@ -510,7 +587,8 @@ impl Reconfigurator {
 
     /// Returns the time until the next [`Reconfigurator::poll`].
     pub fn pause(&self) -> Duration {
-        self.attempts.pause()
+        let pause = self.attempts.pause();
+        if self.absent_listeners.is_empty() { pause } else { pause.min(REMOTE_RETRY_PERIOD) }
     }
 
     /// Whether drives are being opened; these must be shut down before the process ends.
@@ -529,9 +607,17 @@ impl Reconfigurator {
                 self.attempts.log_failure(&origin, &error.to_string());
             }
         }
+        if self.listen_again() {
+            // With the next snapshot, the cores are sent the sockets.
+            let plan = Arc::clone(self.plan());
+            if let Err(error) = self.update_snapshot(&plan, &[]) {
+                tracing::error!("an address has come and is listened on later: {error}");
+            }
+        }
         let renewed = if has_new_size(&self.snapshot) {
-            let checked = self.plan().check_media(None, &self.snapshot);
-            checked.and_then(|()| self.update_snapshot(&[]))
+            let plan = Arc::clone(self.plan());
+            let checked = plan.check_media(None, &self.snapshot);
+            checked.and_then(|()| self.update_snapshot(&plan, &[]))
         } else {
             Ok(())
         };
@@ -549,22 +635,42 @@ impl Reconfigurator {
     /// Makes the next snapshot with what was opened, unless a reload has removed `origin` from the
     /// configuration.
     fn add_opened(&mut self, origin: &Origin, (opened, _drive): OpenedOrigin) -> Result<(), SnapshotError> {
-        if self.absent().contains(origin) { self.update_snapshot(&[opened]) } else { Ok(()) }
+        if !self.absent().contains(origin) {
+            return Ok(());
+        }
+        let Origin::Path(disk) = origin else {
+            let plan = Arc::clone(self.plan());
+            return self.update_snapshot(&plan, &[opened]);
+        };
+        // The plan of a disk that was away lacks its size and its medium.
+        let next = self.config.with_disk_again(&disk.name, self.retired.resident());
+        let next =
+            next.map_err(|errors| SnapshotError::Other(errors.lines().collect::<Vec<_>>().join("; ")))?;
+        let plan = Arc::clone(next.shared_plan());
+        self.update_snapshot(&plan, &[opened])?;
+        self.config = next;
+        Ok(())
     }
 
-    /// Makes the next snapshot of the same plan, with `opened` and new sizes, and logs the namespaces that
-    /// differ.
-    fn update_snapshot(&mut self, opened: &[Opened]) -> Result<(), SnapshotError> {
-        let next = self.plan().snapshot(Some(&self.snapshot), &*self.attempts.origins().drives, opened)?;
+    /// Makes the next snapshot of `plan`, which is that of the configuration but for a disk in `opened`, with
+    /// `opened` and new sizes, and logs the namespaces that differ.
+    fn update_snapshot(&mut self, plan: &Plan, opened: &[Opened]) -> Result<(), SnapshotError> {
+        let next = plan.snapshot(Some(&self.snapshot), &*self.attempts.origins().drives, opened)?;
         log_namespaces(&self.snapshot, &next);
         self.snapshot = next;
         Ok(())
     }
 
-    /// Returns the drives and far targets of the plan that the snapshot lacks.
+    /// Returns the origins of the plan that the snapshot lacks.
     fn absent(&self) -> Vec<Origin> {
         self.plan().absent(Some(&self.snapshot))
     }
+}
+
+/// Whether an attempt failed for a setting of a disk on a path, which time does not change.
+fn is_of_settings(origin: &Origin, error: &SnapshotError) -> bool {
+    let is_system = matches!(error, SnapshotError::Open(OpenError::System { .. }));
+    matches!(origin, Origin::Path(_)) && !is_system
 }
 
 /// Writes the old text to the file, after a change that failed once the file was written. Logs a failure.
@@ -593,7 +699,11 @@ fn log_namespaces(before: &Snapshot, next: &Snapshot) {
         for namespace in subsystem.active() {
             let was = was.and_then(|was| was.namespace(namespace.nsid)).map(|was| was.geometry);
             if was != Some(namespace.geometry) {
-                let what = if namespace.source.kind() == "remote" { "far namespace" } else { "drive" };
+                let what = match namespace.source.kind() {
+                    "remote" => "far namespace",
+                    "file" => "file",
+                    _ => "drive",
+                };
                 tracing::info!(
                     nqn = %subsystem.nqn,
                     nsid = namespace.nsid,

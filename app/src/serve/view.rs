@@ -34,6 +34,8 @@ pub struct View {
     current: Mutex<Current>,
     /// Why the file lacks a revocation that is in force.
     unsaved: Mutex<Option<String>>,
+    /// Disks and listeners of the configuration that are not there, each with the reason.
+    missing: Mutex<Vec<(String, String)>>,
 }
 
 struct Current {
@@ -59,7 +61,8 @@ impl View {
     ) -> View {
         let current = Current { snapshot: Arc::downgrade(snapshot), plan: Arc::clone(plan) };
         let (has_rdma, current) = (plan.rdma_capsule().is_some(), Mutex::new(current));
-        View { started: Instant::now(), cores, loads, has_rdma, registry, current, unsaved: Mutex::default() }
+        let (unsaved, missing) = Default::default();
+        View { started: Instant::now(), cores, loads, has_rdma, registry, current, unsaved, missing }
     }
 
     /// Returns the transports on which listeners can be added.
@@ -76,6 +79,16 @@ impl View {
     /// Sets why the file lacks a revocation that is in force; `None`: it has all that is in force.
     pub fn set_unsaved(&self, why: Option<&str>) {
         *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = why.map(str::to_owned);
+    }
+
+    /// Sets the disks and listeners of the configuration that are not there, each with the reason.
+    pub fn set_missing(&self, missing: Vec<(String, String)>) {
+        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = missing;
+    }
+
+    fn missing(&self) -> Vec<Value> {
+        let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.iter().map(|(what, why)| json!({ "what": what, "why": why })).collect()
     }
 
     /// Drops the reference to the snapshot: later [`Look`]s have none.
@@ -149,6 +162,7 @@ impl Look<'_> {
             "uptime_ns": self.view.uptime_ns(),
             "generation": snapshot.map(|snapshot| snapshot.generation),
             "unsaved": *self.view.unsaved.lock().unwrap_or_else(PoisonError::into_inner),
+            "missing": self.view.missing(),
             "stalled_hosts": self.view.registry.stalled_hosts(),
             "cores": self.view.cores(),
             "controllers": self.view.controllers(),

@@ -5,8 +5,10 @@
 //! `unread_log`: what the machine may run out of. `namespaces`, `drain`, `discovery`, `smart`: what they say.
 //! `full_sockets`: buffers smaller than a reply. `unconnected`: peers that never send Connect. `control`,
 //! `control_verbs`, `revocations`: the control socket.
+//! `absent`: what is not there at the start, and io_uring that is forbidden.
 #![forbid(unsafe_code)]
 
+mod absent;
 mod cached;
 mod closing;
 mod commands;

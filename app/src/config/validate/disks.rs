@@ -1,9 +1,10 @@
 //! Validates `[[disk]]` sections: the keys of each kind, and the files and devices at their paths.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
@@ -36,7 +37,15 @@ enum MediumKey {
 
 /// Validates the disks. One that was validated before ([`Node::disk`]) is not checked against the machine
 /// again: its file may be gone or may not answer, which is no part of a change of something else.
-pub fn plan(nodes: &[Arc<Node>], pages: Pages, machine: &Machine, errors: &Errors) -> Vec<Arc<DiskPlan>> {
+///
+/// With `may_be_away`, what is not at the path of a disk may come later.
+pub fn plan(
+    nodes: &[Arc<Node>],
+    pages: Pages,
+    machine: &Machine,
+    may_be_away: bool,
+    errors: &Errors,
+) -> Vec<Arc<DiskPlan>> {
     let (mut names, mut media, mut far) = (Unique::default(), Media::new(), Unique::default());
     let mut disks = Vec::new();
     for node in nodes {
@@ -47,7 +56,9 @@ pub fn plan(nodes: &[Arc<Node>], pages: Pages, machine: &Machine, errors: &Error
             location.refuse(errors, format!("also the name of the disk in line {line}"));
         }
         let known = node.disk.get().map(Arc::clone);
-        let Some(plan) = known.or_else(|| new_disk(node, pages, machine, errors)) else { continue };
+        let Some(plan) = known.or_else(|| new_disk(node, pages, machine, may_be_away, errors)) else {
+            continue;
+        };
         check_medium(node, &plan, &mut media, errors);
         check_far(node, &plan, &mut far, errors);
         if errors.borrow().len() == count {
@@ -58,8 +69,14 @@ pub fn plan(nodes: &[Arc<Node>], pages: Pages, machine: &Machine, errors: &Error
     disks
 }
 
-fn new_disk(node: &Node, pages: Pages, machine: &Machine, errors: &Errors) -> Option<Arc<DiskPlan>> {
-    let mut plan = disk(node, machine, errors)?;
+fn new_disk(
+    node: &Node,
+    pages: Pages,
+    machine: &Machine,
+    may_be_away: bool,
+    errors: &Errors,
+) -> Option<Arc<DiskPlan>> {
+    let mut plan = disk(node, machine, may_be_away, errors)?;
     plan.cache = cache(node, &plan.kind, pages, errors);
     plan.delay = delay(node, errors);
     Some(Arc::new(plan))
@@ -82,7 +99,7 @@ fn check_far(node: &Node, plan: &DiskPlan, far: &mut Unique<((&'static str, Stri
     }
 }
 
-fn disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
+fn disk(node: &Node, machine: &Machine, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> {
     let kind = kind_of(node, errors)?;
     refuse_foreign_keys(node, &kind, errors);
     match kind.as_str() {
@@ -92,9 +109,9 @@ fn disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
             memory_disk(node, DiskKind::Ram { pages, is_populated, has_seals: false }, errors)
         }
         "null" => memory_disk(node, DiskKind::Null, errors),
-        "file" => file_disk(node, errors),
+        "file" => file_disk(node, may_be_away, errors),
         "nvme" => nvme_disk(node, machine, errors),
-        "ng" => ng_disk(node, errors),
+        "ng" => ng_disk(node, may_be_away, errors),
         "remote" => remote_disk(node, errors),
         // Unreachable: the schema allows no other kind, which a test checks.
         _ => {
@@ -144,9 +161,9 @@ fn memory_disk(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan>
     Some(uncached_plan(node, (block_bytes?, size?.value), kind))
 }
 
-fn file_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
+fn file_disk(node: &Node, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> {
     let (size, block_bytes) = size_and_block_bytes(node, errors);
-    let (path, bytes, medium) = path_and_size(node, size, block_bytes.unwrap_or(512), errors)?;
+    let (path, bytes, medium) = path_and_size(node, size, block_bytes.unwrap_or(512), may_be_away, errors)?;
     let (is_read_only, create) = (node.get("read_only"), node.get("create"));
     let (is_direct, is_polled) = (node.get("direct"), node.get("poll"));
     let kind = DiskKind::File { path, is_read_only, create, is_direct, is_polled };
@@ -192,7 +209,7 @@ fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan
 }
 
 /// Validates an `ng` disk, whose size is known once the disk is open.
-fn ng_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
+fn ng_disk(node: &Node, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("ng") {
         let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
         node.refuse("ng", errors, words);
@@ -201,14 +218,17 @@ fn ng_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
     let is_read_only: bool = node.get("read_only");
     let medium = match spindle_disk::ng::look_at(&path.value) {
         // The generic device has the same identity as its block device: both are one medium.
-        Ok(location) => DiskMedium(OnceLock::from((u64::MAX, location.block_number))),
+        Ok(location) => DiskMedium::known((u64::MAX, location.block_number)),
+        Err(error) if may_be_away && error.kind() == io::ErrorKind::NotFound => DiskMedium::away(),
         Err(error) => {
             let words = format!("must be the generic device of an NVMe namespace, like /dev/ng0n1: {error}");
             path.refuse(errors, words);
             DiskMedium::default()
         }
     };
-    check_medium_id(node, &path.value, errors);
+    if !medium.is_away {
+        check_medium_id(node, &path.value, errors);
+    }
     let kind = DiskKind::Ng { path: path.value, is_read_only };
     Some(DiskPlan { medium, ..uncached_plan(node, (0, 0), kind) })
 }
@@ -385,6 +405,7 @@ fn path_and_size(
     node: &Node,
     size: Option<Located<u64>>,
     block_bytes: u32,
+    may_be_away: bool,
     errors: &Errors,
 ) -> Option<(PathBuf, u64, DiskMedium)> {
     if node.is_absent("path") {
@@ -393,6 +414,9 @@ fn path_and_size(
     let path = node.find::<PathBuf>("path")?;
     let state = match machine::path_state(&path.value) {
         Ok(state) => state,
+        Err(error) if may_be_away && may_come(&error) => {
+            return Some((path.value, size.map_or(0, |size| size.value), DiskMedium::away()));
+        }
         Err(error) => {
             path.refuse(errors, format!("must be a file or block device that can be looked at: {error}"));
             return None;
@@ -402,8 +426,7 @@ fn path_and_size(
     let is_read_only: bool = node.get("read_only");
     let bytes = match &state {
         PathState::Missing { has_directory } => {
-            let (path, bytes) = missing_file(node, &path, size, *has_directory, errors)?;
-            return Some((path, bytes, DiskMedium::default()));
+            return missing_file(node, &path, size, *has_directory, may_be_away, errors);
         }
         PathState::Other(what) => {
             path.refuse(errors, format!("must be a regular file or a block device; this is {what}"));
@@ -451,7 +474,7 @@ fn path_and_size(
 
 fn medium_of(state: &PathState) -> DiskMedium {
     match state {
-        PathState::Regular(medium) | PathState::Block(medium) => DiskMedium(OnceLock::from(medium.identity)),
+        PathState::Regular(medium) | PathState::Block(medium) => DiskMedium::known(medium.identity),
         PathState::Missing { .. } | PathState::Other(_) => DiskMedium::default(),
     }
 }
@@ -523,14 +546,14 @@ fn check_medium(node: &Node, plan: &DiskPlan, media: &mut Media, errors: &Errors
         DiskKind::Ram { .. } | DiskKind::Null | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => return,
     };
     // A file that was made after it was validated.
-    if plan.medium.0.get().is_none()
+    if plan.medium.identity.get().is_none()
         && let Ok(state) = machine::path_state(path)
-        && let Some(identity) = medium_of(&state).0.get()
+        && let Some(identity) = medium_of(&state).identity.get()
     {
-        let _ = plan.medium.0.set(*identity);
+        let _ = plan.medium.identity.set(*identity);
     }
     let Some(location) = node.location_of(key) else { return };
-    let identity = plan.medium.0.get().map(|identity| MediumKey::Identity(*identity));
+    let identity = plan.medium.identity.get().map(|identity| MediumKey::Identity(*identity));
     let mut other = None;
     for medium in identity.into_iter().chain([MediumKey::Path(path.clone())]) {
         let same = media.entry(medium).or_default();
@@ -543,20 +566,30 @@ fn check_medium(node: &Node, plan: &DiskPlan, media: &mut Media, errors: &Errors
     }
 }
 
-/// Returns path and size of a file that does not exist yet; an error without `create`.
+/// Whether a path at which `stat` or `open` fails may be right later; false where its text is wrong.
+fn may_come(error: &io::Error) -> bool {
+    !matches!(error.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput)
+}
+
+/// Returns path, size and medium of a file that does not exist yet; an error without `create`, unless the
+/// file may be away.
 fn missing_file(
     node: &Node,
     path: &Located<PathBuf>,
     size: Option<Located<u64>>,
     has_directory: bool,
+    may_be_away: bool,
     errors: &Errors,
-) -> Option<(PathBuf, u64)> {
+) -> Option<(PathBuf, u64, DiskMedium)> {
     let create = node.find::<bool>("create")?;
     if !create.value {
+        if may_be_away {
+            return Some((path.value.clone(), size.map_or(0, |size| size.value), DiskMedium::away()));
+        }
         path.refuse(errors, "there is no such file; create = true with a size makes a sparse one");
         return None;
     }
-    if !has_directory {
+    if !has_directory && !may_be_away {
         let directory = path.value.parent().unwrap_or(Path::new("/")).display();
         path.refuse(errors, format!("cannot be made: there is no directory {directory}"));
     }
@@ -567,5 +600,6 @@ fn missing_file(
         let size = Bytes::new(1 << 30);
         create.refuse(errors, format!("a file that is made needs a size as well, like size = \"{size}\""));
     }
-    Some((path.value.clone(), size?.value))
+    let medium = if has_directory { DiskMedium::default() } else { DiskMedium::away() };
+    Some((path.value.clone(), size?.value, medium))
 }

@@ -68,7 +68,13 @@ pub fn plan(root: &Node, machine: &Machine, in_force: Option<&Plan>, errors: &Er
     let pool = pool(root, errors);
     let tcp = tcp(root.section("tcp"), &limits);
     let rdma = rdma(root.section("rdma"));
-    let mut disks = disks::plan(root.sections("disk"), pool.pages, machine, errors);
+    let mut disks = disks::plan(
+        root.sections("disk"),
+        pool.pages,
+        machine,
+        machine.is_for_start && in_force.is_none(),
+        errors,
+    );
     let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
     let optimistic_port = root.section("rdma").get("optimistic_port");
     // Whatever the listeners are: a cache whose settings change is replaced by an empty one.
