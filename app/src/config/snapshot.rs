@@ -7,8 +7,8 @@
 //!
 //! An absent drive or far target is not a failure, nor is a file that was away at the start, so that one dead
 //! disk does not stop the target from starting. This module does not wait for an origin: the caller passes
-//! the origins that it has opened. Disks of other origins are left out with their namespaces. [`Plan::absent`]
-//! lists those origins, and a later [`Plan::snapshot`] adds their disks.
+//! the origins that it has opened. Disks of other origins are left out with their namespaces.
+//! [`Plan::absent`] lists those origins, and a later [`Plan::snapshot`] adds their disks.
 
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};

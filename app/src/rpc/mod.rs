@@ -126,15 +126,16 @@ impl Failure {
         Failure { data: Some(data), ..Failure::new(NOT_SAVED, message) }
     }
 
-    /// Returns the error for a change that is made, and not in force on all cores. `unsaved`: why the file
-    /// does not have it.
-    pub fn not_in_force(why: &str, unsaved: Option<&str>) -> Failure {
+    /// Returns the error for a change that is made, and not in force on all cores. `cores`: those that have
+    /// failed, each with the reason. `unsaved`: why the file does not have it.
+    pub fn not_in_force(why: &str, cores: &[(usize, &str)], unsaved: Option<&str>) -> Failure {
         let kept = match unsaved {
             None => "the change is kept".to_owned(),
             Some(unsaved) => format!("the change is not saved ({unsaved})"),
         };
         let message = format!("{kept}, and not in force on all cores yet: {why}");
-        let data = json!({ "in_force": false, "kept": unsaved.is_none(), "why": why });
+        let cores: Vec<_> = cores.iter().map(|(core, why)| json!({ "core": core, "why": why })).collect();
+        let data = json!({ "in_force": false, "kept": unsaved.is_none(), "why": why, "cores": cores });
         Failure { data: Some(data), ..Failure::new(NOT_IN_FORCE, message) }
     }
 

@@ -25,13 +25,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::control::Control;
 use self::reconfigurator::{Changed, Reconfigurator};
 use self::view::{CoreView, View};
-use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, Handover, Listening, RdmaSetup};
+use core_loop::{
+    ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, DiskError, DiskErrors, Handover, Listening,
+    RdmaSetup,
+};
 use registrar::{NextSnapshot, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -140,6 +144,7 @@ fn serve(
     {
         tracing::error!(%error, "the control socket is not answered, as there is no thread for it; restart");
     }
+    reconfigurator.set_disk_errors(running.disk_errors());
     running.view.set_missing(reconfigurator.missing());
     announce(reconfigurator.snapshot(), TransportKind::Tcp, &|index| !reconfigurator.is_absent(index));
     let handle = signals.handle();
@@ -152,7 +157,10 @@ fn serve(
                 apply_change(change, &mut reconfigurator, &running, log, &is_ending);
                 None
             }
-            Err(RecvTimeoutError::Timeout) => reconfigurator.poll(Instant::now()),
+            Err(RecvTimeoutError::Timeout) => {
+                reconfigurator.set_disk_errors(running.disk_errors());
+                reconfigurator.poll(Instant::now())
+            }
             // `End`: a core has panicked. All cores stop, since the hosts of that core would otherwise wait
             // for ever.
             Ok(MainTask::Signal(_) | MainTask::End) | Err(RecvTimeoutError::Disconnected) => break,
@@ -161,6 +169,7 @@ fn serve(
             let listeners = reconfigurator.take_listeners();
             running.change_to(reconfigurator.plan(), (next, listeners));
         }
+        reconfigurator.set_disk_errors(running.disk_errors());
         running.view.set_unsaved(reconfigurator.unsaved());
         running.view.set_missing(reconfigurator.missing());
     }
@@ -232,6 +241,7 @@ fn apply_change(
     if is_ending.load(Ordering::Acquire) {
         return change.respond(Err(rpc::Failure::system("the target is ending".to_owned())));
     }
+    let (former, errors) = (Arc::clone(reconfigurator.plan()), running.disk_errors());
     let done = reconfigurator.change(log, |edit| (change.edit)(edit, &change.args));
     let result = done.and_then(|Changed { result, next, unsaved }| {
         if let Some(next) = next {
@@ -239,7 +249,22 @@ fn apply_change(
             running.change_to(reconfigurator.plan(), (next, listeners));
             if !(running.wait_until_advertised(generation, is_ending) && running.check_optimistic(None)) {
                 let why = "memory may be being registered";
-                return Err(rpc::Failure::not_in_force(why, unsaved.as_deref()));
+                return Err(rpc::Failure::not_in_force(why, &[], unsaved.as_deref()));
+            }
+            let exposes = |plan: &Plan, disk: &str| {
+                let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+                namespaces.any(|namespace| namespace.disk == disk)
+            };
+            // Those of disks that the change opens or shows to hosts.
+            let is_of_change = |error: &DiskError| {
+                let is_shown = exposes(reconfigurator.plan(), &error.disk) && !exposes(&former, &error.disk);
+                is_shown || !errors.contains(error)
+            };
+            let failed: Vec<_> = running.disk_errors().into_iter().filter(is_of_change).collect();
+            if let Some(first) = failed.first() {
+                let why = format!("core {}: {}; tried again every 10 s", first.core, first.why);
+                let cores: Vec<_> = failed.iter().map(|error| (error.core, error.why.as_str())).collect();
+                return Err(rpc::Failure::not_in_force(&why, &cores, unsaved.as_deref()));
             }
         }
         match unsaved {
@@ -293,6 +318,8 @@ struct Running {
     view: Arc<View>,
     /// Per core, the generation of its advertised snapshot.
     advertised: Arc<[AtomicU64]>,
+    /// Per core, the disks that are not open there.
+    disk_errors: DiskErrors,
     /// Sends snapshots to the cores once their memory is registered. `None` only in tests.
     registrar: Option<Registrar>,
     /// `None`: hosts cannot read caches by RDMA.
@@ -336,6 +363,13 @@ impl Running {
             std::thread::park_timeout(ADVERTISED_CHECK_PERIOD);
         }
         true
+    }
+
+    /// Returns the disks that are not open on a core, by core.
+    fn disk_errors(&self) -> Vec<DiskError> {
+        let of_core =
+            |errors: &Mutex<Vec<DiskError>>| errors.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.disk_errors.iter().flat_map(of_core).collect()
     }
 
     fn broadcast(&self, message: &CoreMessage) {
@@ -408,9 +442,9 @@ fn start(
     let registry = Arc::new(Registry::default());
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
     let advertised: Arc<[AtomicU64]> = (0..cores).map(|_| AtomicU64::new(snapshot.generation)).collect();
+    let disk_errors: DiskErrors = (0..cores).map(|_| Mutex::default()).collect();
     let admission = Admission::new(plan.limits.unconnected_per_address);
-    let (stop, shared_plan) = (Arc::new(AtomicBool::new(false)), Arc::clone(plan));
-    let mut listeners = Some(listeners);
+    let (stop, mut listeners) = (Arc::new(AtomicBool::new(false)), Some(listeners));
     let mut rdma = open_rdma(plan, snapshot)?;
     let (ready, is_ready) = mpsc::channel();
     let mut threads = Vec::new();
@@ -419,11 +453,12 @@ fn start(
             core,
             cores,
             cpu,
-            plan: Arc::clone(&shared_plan),
+            plan: Arc::clone(plan),
             registry: Arc::clone(&registry),
             listeners: listeners.take().unwrap_or_default(),
             loads: Arc::clone(&loads),
             advertised: Arc::clone(&advertised),
+            disk_errors: Arc::clone(&disk_errors),
             admission: Arc::clone(&admission),
             rdma: RdmaSetup { listeners: std::mem::take(&mut rdma.listeners), ..rdma.clone() },
             stop: Arc::clone(&stop),
@@ -457,8 +492,8 @@ fn start(
     let view = Arc::new(View::new(core_views, loads, registry, (plan, snapshot)));
     let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
     let optimistic = optimistic::start(plan, rdma.known.clone(), &view)?;
-    let registrar = Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?;
-    Ok(Running { remote, threads, stop, view, advertised, registrar: Some(registrar), optimistic })
+    let registrar = Some(Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?);
+    Ok(Running { remote, threads, stop, view, advertised, disk_errors, registrar, optimistic })
 }
 
 /// Waits until each core is ready or one has failed. The result is sorted by core.
@@ -603,6 +638,7 @@ mod tests {
                 (Config::builtin().shared_plan(), &snapshot),
             )),
             advertised: Arc::new([]),
+            disk_errors: Arc::new([]),
             registrar: None,
             optimistic: None,
         };

@@ -28,7 +28,7 @@ use spindle_transport::TransportKind;
 use self::open_attempts::{OpenAttempts, REMOTE_RETRY_PERIOD};
 use self::retired::{RETIRED_MAX, RetiredMemory, memory_of};
 use super::ServeError;
-use super::core_loop::Listening;
+use super::core_loop::{DiskError, Listening};
 use super::store::{Staged, difference};
 use crate::config::{
     Change, Config, Opened, OpenedOrigin, Origin, Origins, Plan, RunningState, SnapshotError, text_of,
@@ -45,6 +45,8 @@ mod tests;
 const REMOTES_MAX: Duration = Duration::from_secs(1);
 /// Longest wait of the start for files and devices: above the wait for a former process's lock, 10 s.
 const PATHS_MAX: Duration = Duration::from_secs(12);
+/// Time between two snapshots with which cores open disks again that they could not open.
+const CORE_RETRY_PERIOD: Duration = Duration::from_secs(10);
 /// Period at which the start checks its open attempts.
 const START_CHECK_PERIOD: Duration = Duration::from_millis(5);
 /// Longest wait of a reload for the address of a listener that an earlier reload removed. The accepting core
@@ -86,6 +88,10 @@ pub struct Reconfigurator {
     /// Why a new size cannot be served, as of the last [`Reconfigurator::poll`]; each reason is logged once.
     /// Empty: no failure.
     size_error: String,
+    /// Disks that are not open on a core, which opens them again with the next snapshot.
+    disk_errors: Vec<DiskError>,
+    /// Earliest time of a snapshot for that.
+    next_cores: Instant,
     /// Indices of the TCP listeners of `snapshot` whose address the machine does not have yet.
     absent_listeners: Vec<usize>,
     /// Sockets of the TCP listeners that are new in `snapshot`, until [`Reconfigurator::take_listeners`].
@@ -180,6 +186,8 @@ impl Reconfigurator {
             retired: RetiredMemory::default(),
             attempts,
             size_error,
+            disk_errors: Vec::new(),
+            next_cores: begun,
             absent_listeners: Vec::new(),
             listeners,
             sockets,
@@ -239,6 +247,14 @@ impl Reconfigurator {
         self.listeners.len() > count
     }
 
+    /// Records the disks that are not open on a core.
+    pub fn set_disk_errors(&mut self, errors: Vec<DiskError>) {
+        if self.disk_errors.is_empty() {
+            self.next_cores = Instant::now() + CORE_RETRY_PERIOD;
+        }
+        self.disk_errors = errors;
+    }
+
     /// Returns what of the configuration is not there, each with the reason: disks and listeners.
     pub fn missing(&self) -> Vec<(String, String)> {
         let disk = |origin: Origin| {
@@ -254,7 +270,10 @@ impl Reconfigurator {
             (format!("listener {address}"), "this machine does not have the address".to_owned())
         };
         let listeners = self.absent_listeners.iter().map(listener);
-        self.absent().into_iter().map(disk).chain(listeners).collect()
+        let on_core =
+            |DiskError { core, disk, why }: &DiskError| (format!("disk {disk} on core {core}"), why.clone());
+        let on_cores = self.disk_errors.iter().map(on_core);
+        self.absent().into_iter().map(disk).chain(listeners).chain(on_cores).collect()
     }
 
     pub fn plan(&self) -> &Arc<Plan> {
@@ -588,7 +607,8 @@ impl Reconfigurator {
     /// Returns the time until the next [`Reconfigurator::poll`].
     pub fn pause(&self) -> Duration {
         let pause = self.attempts.pause();
-        if self.absent_listeners.is_empty() { pause } else { pause.min(REMOTE_RETRY_PERIOD) }
+        let is_all_there = self.absent_listeners.is_empty() && self.disk_errors.is_empty();
+        if is_all_there { pause } else { pause.min(REMOTE_RETRY_PERIOD) }
     }
 
     /// Whether drives are being opened; these must be shut down before the process ends.
@@ -607,11 +627,15 @@ impl Reconfigurator {
                 self.attempts.log_failure(&origin, &error.to_string());
             }
         }
-        if self.listen_again() {
-            // With the next snapshot, the cores are sent the sockets.
+        let is_core_due = !self.disk_errors.is_empty() && now >= self.next_cores;
+        if is_core_due {
+            self.next_cores = now + CORE_RETRY_PERIOD;
+        }
+        if self.listen_again() || is_core_due {
+            // With the next snapshot, the cores are sent the sockets, and open what they lack.
             let plan = Arc::clone(self.plan());
             if let Err(error) = self.update_snapshot(&plan, &[]) {
-                tracing::error!("an address has come and is listened on later: {error}");
+                tracing::error!("the cores are sent the same configuration again later: {error}");
             }
         }
         let renewed = if has_new_size(&self.snapshot) {

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
-use spindle_tests::loopback::{Folder, LONG, SpindleProcess, binary, config, free_port};
+use spindle_initiator::{Controller, Options};
+use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, binary, config, free_port, target};
 
 use super::control::{Client, with_socket};
 use super::namespaces::wait_for_notice;
@@ -57,7 +59,9 @@ fn a_file_that_is_not_there_at_the_start_is_served_when_it_comes() {
     assert!(absent.iter().all(|(_, why)| why.contains("No such file")), "{absent:?}");
     // A change of something else.
     client.done("bdev_null_create", json!({ "name": "n", "num_blocks": 8, "block_size": 512 }));
-    std::fs::write(&file, vec![0; 16 << 20]).expect("written");
+    // With its size at once.
+    std::fs::write(folder.file("new"), vec![0; 16 << 20]).expect("written");
+    std::fs::rename(folder.file("new"), &file).expect("renamed");
     wait_for_notice(&mut controller);
     assert_eq!(controller.namespaces().expect("a list"), [1, 2]);
     let namespace = controller.namespace(2).expect("a namespace");
@@ -112,5 +116,58 @@ fn a_target_that_may_not_use_io_uring_serves_what_needs_none_and_takes_no_more()
     let error = client.answer().expect("an answer")["error"]["message"].to_string();
     assert!(error.contains("cannot set up io_uring") && error.contains("seccomp"), "{error}");
     assert_eq!(std::fs::read_to_string(&file).expect("the file"), text);
+    served.terminate();
+}
+
+#[test]
+fn a_core_that_cannot_open_a_disk_is_named_by_the_answer_and_opens_it_later() {
+    let (address, folder) = (free_port(V4), Folder::new("absent-core"));
+    let socket = folder.file("sock");
+    let file = folder.file("disk");
+    std::fs::write(&file, vec![0; 1 << 20]).expect("written");
+    let served = folder.serve(&with_socket(&config(2, address, &[RAM.to_owned()]), &socket));
+    let mut client = Client::new(&socket);
+    client.done("rpc_get_methods", json!({}));
+    let limit = |files: u64| {
+        let limit = Rlimit { current: Some(files), maximum: Some(4096) };
+        prlimit(Some(served.pid()), Resource::Nofile, limit).expect("of a child");
+    };
+    // The limit is on the number of a descriptor.
+    let first_free = || {
+        let folder = format!("/proc/{}/fd", served.pid().as_raw_nonzero());
+        (0..).find(|number: &u64| !Path::new(&folder).join(number.to_string()).is_symlink())
+    };
+    // For the disk and one ring; each core takes two.
+    limit(first_free().expect("one") + 2);
+    client.send("bdev_aio_create", &json!({ "name": "d2", "filename": file }));
+    let error = client.answer().expect("an answer")["error"].clone();
+    assert_eq!(error["code"], -32002, "{error}");
+    assert_eq!(
+        (&error["data"]["in_force"], &error["data"]["kept"]),
+        (&json!(false), &json!(true)),
+        "{error}"
+    );
+    let first = &error["data"]["cores"][0];
+    assert!(first["core"].is_u64() && first["why"].to_string().contains("Too many open files"), "{error}");
+    let absent = missing(&mut client);
+    assert!(absent.iter().all(|(what, _)| what.starts_with("disk d2 on core ")), "{absent:?}");
+    // To show it to hosts is no success either; something else is. The descriptor is for the file.
+    limit(first_free().expect("one") + 1);
+    let namespace = json!({ "nqn": SUBSYSTEM, "namespace": { "bdev_name": "d2" } });
+    client.send("nvmf_subsystem_add_ns", &namespace);
+    let error = client.answer().expect("an answer")["error"].clone();
+    assert_eq!(error["code"], -32002, "{error}");
+    client.done("bdev_null_create", json!({ "name": "n", "num_blocks": 8, "block_size": 512 }));
+    limit(4096);
+    wait_until_all_is_there(&mut client);
+    // The queues are on both cores.
+    let options = Options { io_queues: 2, ..Options::default() };
+    let mut controller = Controller::connect(&target(address), &options).expect("connects");
+    let namespace = controller.namespace(2).expect("a namespace");
+    for number in 1..=2 {
+        let mut queue = controller.connect_queue(number).expect("a queue");
+        let ticket = queue.read(&namespace, 0, buf(&pool(), 4096, 0)).expect("taken");
+        done(&mut queue, ticket);
+    }
     served.terminate();
 }
