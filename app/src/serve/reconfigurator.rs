@@ -466,7 +466,7 @@ impl Reconfigurator {
     /// resize of a disk can fail.
     fn apply(
         &mut self,
-        next: Config,
+        mut next: Config,
         log: &LogControl,
         keep: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, Refused> {
@@ -487,6 +487,8 @@ impl Reconfigurator {
         // in this snapshot.
         let absent = next.plan().absent(Some(&self.snapshot));
         let opened: Vec<Opened> = absent.iter().filter_map(|origin| self.already_open(origin)).collect();
+        // What is absent and stays in the configuration is no part of the change.
+        next.set_away(&self.absent_in(next.plan()));
         let drives = &*self.attempts.origins().drives;
         next.plan().check_media(Some(self.config.plan()), &self.snapshot).map_err(Refused::cause)?;
         let memory = memory_of(&self.snapshot);
@@ -683,6 +685,14 @@ impl Reconfigurator {
         log_namespaces(&self.snapshot, &next);
         self.snapshot = next;
         Ok(())
+    }
+
+    /// Returns the names of absent disks that are at the same place in `next`.
+    fn absent_in(&self, next: &Plan) -> Vec<String> {
+        let kind_in = |plan: &Plan, name: &str| plan.disk(name).map(|disk| disk.kind.clone());
+        let is_same = |name: &&str| kind_in(next, name) == kind_in(self.plan(), name);
+        let absent = self.absent();
+        absent.iter().filter_map(Origin::disk).filter(is_same).map(str::to_owned).collect()
     }
 
     /// Returns the origins of the plan that the snapshot lacks.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, prlimit};
+use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use serde_json::{Value, json};
 use spindle_initiator::{Controller, Options};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, binary, config, free_port, target};
@@ -59,6 +59,8 @@ fn a_file_that_is_not_there_at_the_start_is_served_when_it_comes() {
     assert!(absent.iter().all(|(_, why)| why.contains("No such file")), "{absent:?}");
     // A change of something else.
     client.done("bdev_null_create", json!({ "name": "n", "num_blocks": 8, "block_size": 512 }));
+    served.signal(Signal::HUP);
+    served.wait_for("configuration read again");
     // With its size at once.
     std::fs::write(folder.file("new"), vec![0; 16 << 20]).expect("written");
     std::fs::rename(folder.file("new"), &file).expect("renamed");
@@ -105,7 +107,7 @@ fn a_target_that_may_not_use_io_uring_serves_what_needs_none_and_takes_no_more()
     let text = std::fs::read_to_string(&file).expect("the file");
     let mut command = Command::new("python3");
     command.args(["-c", WITHOUT_IO_URING]).arg(binary());
-    let served = SpindleProcess::start_by(&mut command, &file);
+    let mut served = SpindleProcess::start_by(&mut command, &file);
     let (mut controller, _queue) = connect(address);
     assert_eq!(controller.namespaces().expect("a list"), [1]);
     let mut client = Client::new(&socket);
@@ -116,6 +118,10 @@ fn a_target_that_may_not_use_io_uring_serves_what_needs_none_and_takes_no_more()
     let error = client.answer().expect("an answer")["error"]["message"].to_string();
     assert!(error.contains("cannot set up io_uring") && error.contains("seccomp"), "{error}");
     assert_eq!(std::fs::read_to_string(&file).expect("the file"), text);
+    // Changes of something else.
+    served.signal(Signal::HUP);
+    served.wait_for("configuration read again");
+    client.done("bdev_null_create", json!({ "name": "n", "num_blocks": 8, "block_size": 512 }));
     served.terminate();
 }
 
