@@ -43,6 +43,16 @@ fn text(first: &Value, second: &Value) -> String {
             "{stalled} hosts have kept memory without progress since then: see the log\n"
         ));
     }
+    if second["unsaved"].is_string() {
+        let why = string(second, "unsaved");
+        text.push_str(&format!(
+            "the configuration's file lacks a revocation that is in force, a restart would undo it: {why}\n"
+        ));
+    }
+    for missing in list(second, "missing") {
+        let (what, why) = (string(missing, "what"), string(missing, "why"));
+        text.push_str(&format!("{what} is not there, and is tried again: {why}\n"));
+    }
     for table in [cores(first, second), namespaces(first, second), controllers(second)] {
         text.push_str(&table.to_string());
         text.push('\n');

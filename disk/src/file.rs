@@ -114,6 +114,10 @@ impl FileDisk {
     }
 
     fn open_within(name: &str, spec: &FileSpec, lock_wait: Duration) -> Result<Arc<FileDisk>, OpenError> {
+        // Before a file is created. No core could serve the disk.
+        let system =
+            |error| OpenError::system(name, format!("set up io_uring for {}", spec.path.display()), error);
+        spindle_reactor::uring::probe().map_err(system)?;
         let opened = open::open(name, spec, lock_wait)?;
         let shared = Shared {
             name: name.to_owned(),

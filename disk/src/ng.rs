@@ -89,6 +89,10 @@ impl NgDisk {
     /// Opens and locks a namespace. The lock lasts until the disk and all its core handles are dropped. Fails
     /// with the [`OpenError`] of a setting or system call.
     pub fn new(name: &str, spec: &NgSpec) -> Result<Arc<NgDisk>, OpenError> {
+        // No core could serve the disk.
+        let system =
+            |error| OpenError::system(name, format!("set up io_uring for {}", spec.path.display()), error);
+        spindle_reactor::uring::probe().map_err(system)?;
         let opened = open::open(name, spec)?;
         Ok(Arc::new(NgDisk {
             name: name.to_owned(),

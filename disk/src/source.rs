@@ -106,6 +106,16 @@ impl OpenError {
         OpenError::Setting { disk, field, value, allowed }
     }
 
+    /// Returns the name of the disk.
+    #[must_use]
+    pub fn disk(&self) -> &str {
+        match self {
+            OpenError::Setting { disk, .. }
+            | OpenError::System { disk, .. }
+            | OpenError::Memory { disk, .. } => disk,
+        }
+    }
+
     /// Returns an [`OpenError::System`]; the message begins "cannot {verb}".
     pub fn system(disk: &str, verb: impl Into<String>, source: impl Into<std::io::Error>) -> OpenError {
         OpenError::System { disk: disk.to_owned(), verb: verb.into(), source: source.into() }

@@ -97,16 +97,16 @@ pub struct TargetCore<T: Transport> {
     sources: Vec<Option<Arc<dyn DiskSource>>>,
     /// True while a disk that was removed from the configuration has commands in flight.
     is_closing_disks: bool,
+    /// Why disks of the newest configuration are not open on this core.
+    disk_errors: Vec<OpenError>,
     /// Generation of the configuration that each core has last reported to serve, by core index.
     applied: Vec<u64>,
 }
 
 impl<T: Transport> TargetCore<T> {
-    /// Creates a core without connections and opens all disks of the snapshot.
-    ///
-    /// # Errors
-    /// [`OpenError`] of a disk that cannot be opened; of several, that of the last.
-    pub fn new(settings: CoreSettings) -> Result<Self, OpenError> {
+    /// Creates a core without connections and opens the disks of the snapshot ([`TargetCore::disk_errors`]).
+    #[must_use]
+    pub fn new(settings: CoreSettings) -> Self {
         let connections = settings.connections;
         let applied = vec![settings.snapshot.generation; settings.cores];
         settings.pool.set_connections(connections);
@@ -159,21 +159,26 @@ impl<T: Transport> TargetCore<T> {
             disk_depth: settings.disk_depth,
             sources: Vec::new(),
             is_closing_disks: false,
+            disk_errors: Vec::new(),
             applied,
         };
-        match core.open_disks().pop() {
-            Some(error) => Err(error),
-            None => Ok(core),
-        }
+        core.open_disks();
+        core
+    }
+
+    /// Why disks of the newest configuration are not open on this core, one error for each: its commands to
+    /// them fail with Namespace Not Ready. They are opened again with the next configuration.
+    #[must_use]
+    pub fn disk_errors(&self) -> &[OpenError] {
+        &self.disk_errors
     }
 
     /// Opens the disks of the snapshot that have no handle yet, and closes removed disks that are idle.
-    /// Returns one error for each disk that cannot be opened.
     ///
     /// # Panics
     /// When a slot has another disk than this core has open in it: the snapshot was made before
     /// [`DiskSlot::is_free`](crate::snapshot::DiskSlot::is_free), and commands would go to the wrong disk.
-    fn open_disks(&mut self) -> Vec<OpenError> {
+    fn open_disks(&mut self) {
         let mut errors = Vec::new();
         let env = &mut self.env;
         let snapshot = Arc::clone(&env.snapshot);
@@ -194,7 +199,14 @@ impl<T: Transport> TargetCore<T> {
             }
         }
         self.close_disks();
-        errors
+        let former = std::mem::replace(&mut self.disk_errors, errors);
+        for error in &self.disk_errors {
+            let reason = error.to_string();
+            // It is opened again and again: told once.
+            if former.iter().all(|former| former.to_string() != reason) {
+                self.env.notice(Notice::DiskOpen { reason });
+            }
+        }
     }
 
     /// Closes disks that were removed from the configuration and have no commands in flight. Sets
@@ -478,10 +490,7 @@ impl<T: Transport> TargetCore<T> {
         let old = std::mem::replace(&mut self.env.snapshot, snapshot);
         self.env.fast_path_bytes = Env::fast_path_bytes_of(self.env.snapshot.limits.transfer_bytes);
         self.env.disks.iter_mut().flatten().for_each(|disk| disk.reconfigure());
-        for error in self.open_disks() {
-            // Commands to namespaces on this disk fail with Namespace Not Ready on this core.
-            self.env.notice(Notice::DiskOpen { reason: error.to_string() });
-        }
+        self.open_disks();
         self.for_each_qpair(|qpair, env| {
             if !qpair.is_admin_queue() {
                 qpair.on_snapshot(env, &old);

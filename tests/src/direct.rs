@@ -126,7 +126,7 @@ impl Direct {
             now: Nanos::ZERO,
             wall_ms: 0,
         };
-        let mut core = TargetCore::new(settings).expect("a core");
+        let mut core = TargetCore::new(settings);
         let pool = pool();
         let (mut admin_link, cntlid) = Link::connect(&mut core, &pool, 0, 0xffff);
         let sqe = Sqe::property_set(0, false, CC, 1 | 6 << 16 | 4 << 20);

@@ -12,7 +12,6 @@
 use std::io;
 use std::sync::Arc;
 
-use spindle_disk::OpenError;
 use spindle_reactor::clock::{Clock, Nanos, wall_ms};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Interest, Listener, Watcher};
@@ -39,11 +38,11 @@ impl Core {
     /// The only core of a target with this configuration. Call it on the core's thread.
     ///
     /// # Errors
-    /// [`OpenError`] of a disk.
+    /// That of a disk which cannot be opened.
     ///
     /// # Panics
     /// When there is no memory for the pools: 3 MiB.
-    pub fn new(snapshot: Arc<Snapshot>) -> Result<Core, OpenError> {
+    pub fn new(snapshot: Arc<Snapshot>) -> std::io::Result<Core> {
         let pool = |zones: &[ZoneSpec]| Pool::new(zones, Pages::Base).expect("memory for a pool");
         let zone = |buffer_bytes, count| ZoneSpec { buffer_bytes, count };
         let target = TargetCore::new(CoreSettings {
@@ -57,8 +56,11 @@ impl Core {
             registry: Arc::default(),
             now: Clock::now(),
             wall_ms: wall_ms(),
-        })?;
-        Ok(Core { target })
+        });
+        match target.disk_errors() {
+            [] => Ok(Core { target }),
+            [error, ..] => Err(std::io::Error::other(error.to_string())),
+        }
     }
 }
 

@@ -169,8 +169,17 @@ impl SpindleProcess {
     /// When it does not get ready.
     #[must_use]
     pub fn start(file: &Path) -> SpindleProcess {
+        SpindleProcess::start_by(&mut Command::new(binary()), file)
+    }
+
+    /// As [`SpindleProcess::start`], by a command that ends with the binary.
+    ///
+    /// # Panics
+    /// When it does not get ready.
+    #[must_use]
+    pub fn start_by(command: &mut Command, file: &Path) -> SpindleProcess {
         let begin = Instant::now();
-        let mut child = Command::new(binary())
+        let mut child = command
             .args(["serve", "-c"])
             .arg(file)
             .stdin(Stdio::null())

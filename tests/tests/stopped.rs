@@ -100,7 +100,7 @@ impl World {
         let shell = Shell::new(ShellConfig::default(), 2 * HOSTS, readiness.watcher(0));
         let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), 16).expect("listens");
         let mut world = World {
-            core: core.expect("a core"),
+            core,
             shell,
             readiness,
             ready: Vec::with_capacity(1024),

@@ -323,7 +323,7 @@ impl LogPlan {
 
 impl DiskPlan {
     fn changes(&self, before: &DiskPlan, changes: &mut Vec<Change>) {
-        let DiskPlan { name, block_bytes, bytes, kind, medium_id, cache, delay } = self;
+        let DiskPlan { name, block_bytes, bytes, kind, medium: _, medium_id, cache, delay } = self;
         let field = |key: &str| format!("disk {name:?}: {key}");
         compare_refused(changes, &field("block_bytes"), &before.block_bytes, block_bytes, DISK_IDENTITY);
         compare_refused(changes, &field("kind"), &before.kind.name(), &kind.name(), DISK_IDENTITY);

@@ -76,7 +76,7 @@ pub struct Node {
     /// `None`: the value is invalid, or required and missing; the error is recorded.
     pub(super) leaves: BTreeMap<&'static str, Option<Leaf>>,
     pub(super) children: BTreeMap<&'static str, Vec<Arc<Node>>>,
-    /// The disk of this section, once it was validated without an error, if that depends on nothing else.
+    /// The disk of this section, once it was validated without an error.
     pub(super) disk: OnceLock<Arc<DiskPlan>>,
 }
 

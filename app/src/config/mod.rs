@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A change by the control socket edits [`sections`] of the text. Those that stay keep their `Node`, and
-//! RAM and null disks their validated plan.
+//! disks their validated plan: what does not change is not checked against the machine again.
 //!
 //! A reload is caused by SIGHUP or by a method of the control socket; start and reload use the same code.
 //! Errors are collected and reported together, each with file, line, field, value and the allowed values.
@@ -99,13 +99,36 @@ pub struct Config {
 impl Config {
     /// Reads and validates the file at `path` for the start, against the current state of the machine.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
-        Config::load_beside(path, ResidentBytes::default())
+        Config::read(path, &Machine::detect())
     }
 
-    /// As [`Config::load`], for a reload: `retired` is the memory of removed disks that this process has not
-    /// given back yet.
-    pub fn load_beside(path: &Path, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
-        Config::read(path, &Machine::detect().beside(retired))
+    /// Validates `text`, the new text of the file, for a reload. `retired` is the memory of removed disks
+    /// that this process has not given back yet. If the machine no longer allows a disk that does not change,
+    /// the disk stays as it is, and the plan has notes.
+    pub fn load_again(&self, text: String, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
+        let machine = Machine::detect().beside(retired);
+        let refused = match parse_beside(&text, self.path(), &machine, Some(self.plan()), &[]) {
+            Ok(plan) => return Ok(self.with_plan(text, OnceLock::new(), plan)),
+            Err(refused) => refused,
+        };
+        let (Ok(own), Ok(mut sections)) = (self.sections(), Sections::cut(&text)) else {
+            return Err(refused);
+        };
+        sections.keep_disks(own);
+        let known = sections.disk_plans();
+        let mut plan = parse_beside(&text, self.path(), &machine, Some(self.plan()), &known)?;
+        let notes = refused.lines().map(|line| format!("all disks stay as they are: {line}"));
+        plan.notes.extend(notes);
+        Ok(self.with_plan(text, sections.into(), plan))
+    }
+
+    fn with_plan(&self, text: String, sections: OnceLock<Sections>, plan: Plan) -> Config {
+        Config { source: self.source.clone(), text, sections, plan: Arc::new(plan) }
+    }
+
+    /// Returns the path of the file for error messages.
+    fn path(&self) -> &Path {
+        self.source.as_deref().unwrap_or(Path::new("configuration"))
     }
 
     /// As [`Config::load`], for `spindle check`. Too little available memory is a note in the plan, because a
@@ -140,23 +163,50 @@ impl Config {
         }
     }
 
-    /// Validates `sections` against the machine. The result has the source file of this configuration.
-    /// `retired` as of [`Config::load_beside`].
+    /// Validates `sections`, what has changed in them also against the machine. The result has the source
+    /// file of this configuration. `retired` as of [`Config::load_again`].
     pub fn with_sections(&self, sections: Sections, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
-        let path = self.source.as_deref().unwrap_or(Path::new("configuration"));
+        let (path, in_force) = (self.path(), Some(self.plan()));
         let (text, machine) = (sections.text(), Machine::detect().beside(retired));
         // The next start would not read it.
         check_length(text.len() as u64).map_err(|error| ConfigErrors::unreadable(path, &error))?;
+        let known = sections.disk_plans();
         let errors = RefCell::new(Vec::new());
-        let plan = sections.read(&errors).map(|root| validate::plan(&root, &machine, &errors));
+        let plan = sections.read(&errors).map(|root| validate::plan(&root, &machine, in_force, &errors));
         let plan = match plan {
             Some(plan) if errors.borrow().is_empty() => plan,
             // For the lines of the errors.
-            _ => parse(&text, path, &machine)?,
+            _ => parse_beside(&text, path, &machine, in_force, &known)?,
         };
         #[cfg(test)]
-        assert_eq!(parse(&text, path, &machine).as_ref(), Ok(&plan), "as the text says:\n{text}");
-        Ok(Config { source: self.source.clone(), text, sections: sections.into(), plan: Arc::new(plan) })
+        assert_eq!(
+            parse_beside(&text, path, &machine, in_force, &known).as_ref(),
+            Ok(&plan),
+            "as the text says:\n{text}"
+        );
+        Ok(self.with_plan(text, sections.into(), plan))
+    }
+
+    /// Returns this configuration with a disk validated against the machine again, for one that was away.
+    pub fn with_disk_again(&self, name: &str, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
+        let error = |error: toml_edit::TomlError| {
+            ConfigErrors::unreadable(self.path(), &io::Error::other(error.to_string()))
+        };
+        let mut sections = self.sections().map_err(error)?.clone();
+        sections.forget_disk_plan(name);
+        let Config { plan, sections, .. } = self.with_sections(sections, retired)?;
+        Ok(Config { source: self.source.clone(), text: self.text.clone(), sections, plan })
+    }
+
+    /// Records at the start that these disks could not be opened: they are opened later.
+    pub fn set_away(&mut self, names: &[String]) {
+        if names.is_empty() {
+            return;
+        }
+        let plan = Arc::make_mut(&mut self.plan);
+        for disk in plan.disks.iter_mut().filter(|disk| names.contains(&disk.name)) {
+            Arc::make_mut(disk).medium.is_away = true;
+        }
     }
 
     /// Returns the sections of the text, for a change.
@@ -168,6 +218,7 @@ impl Config {
             Some(sections) => Ok(sections),
             None => {
                 let sections = Sections::cut(&self.text)?;
+                sections.set_disk_plans(&self.plan.disks);
                 Ok(self.sections.get_or_init(|| sections))
             }
         }
@@ -212,8 +263,25 @@ fn check_length(bytes: u64) -> io::Result<()> {
 }
 
 fn parse(text: &str, file: &Path, machine: &Machine) -> Result<Plan, ConfigErrors> {
+    parse_beside(text, file, machine, None, &[])
+}
+
+/// As [`parse`], beside the plan in force. `known` has the plans of the disks, in their order, that are not
+/// checked against the machine again.
+fn parse_beside(
+    text: &str,
+    file: &Path,
+    machine: &Machine,
+    in_force: Option<&Plan>,
+    known: &[Option<Arc<DiskPlan>>],
+) -> Result<Plan, ConfigErrors> {
     let errors = RefCell::new(Vec::new());
-    let plan = document::read(text, &errors).map(|root| validate::plan(&root, machine, &errors));
+    let plan = document::read(text, &errors).map(|root| {
+        for (node, known) in root.sections("disk").iter().zip(known) {
+            let _ = known.clone().map(|known| node.disk.set(known));
+        }
+        validate::plan(&root, machine, in_force, &errors)
+    });
     match (plan, errors.into_inner()) {
         (Some(plan), errors) if errors.is_empty() => Ok(plan),
         (_, errors) => Err(ConfigErrors::new(file, errors)),

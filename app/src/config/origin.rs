@@ -1,5 +1,5 @@
-//! [`Origin`]: the NVMe drive or far namespace of a disk. It can be absent, and a drive can take minutes to
-//! open.
+//! [`Origin`]: the NVMe drive, far namespace, file or device of a disk. It can be absent, and a drive can
+//! take minutes to open.
 //!
 //! Opening blocks and is not retried here; `serve` opens each origin on a separate thread and retries.
 
@@ -12,7 +12,7 @@ use spindle_nvme_pcie::{Drive, DriveError, Drives, PciAddress, Settings};
 
 use super::machine::probe_nvme_function;
 use super::plan::{DiskKind, DiskPlan, Plan};
-use super::snapshot::{SnapshotError, check_medium_id};
+use super::snapshot::{SnapshotError, check_medium_id, open_path};
 
 /// Opens NVMe drives by PCI address; tests replace it.
 pub trait DriveSource: Send + Sync {
@@ -40,13 +40,15 @@ impl DriveSource for LocalDrives {
 /// Most commands in flight of one core to a far target: a queue of 1024 entries can contain 1023 commands.
 const REMOTE_DEPTH_MAX: u16 = 1023;
 
-/// The drive or far namespace that a disk is on. The drive or far target can be absent.
+/// What a disk is on, which can be absent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// An NVMe drive; each of its namespaces can be a disk.
     Drive(PciAddress),
     /// A namespace of a far target, for one disk.
     Remote(Box<RemotePlan>),
+    /// The file or device of a `file` or `ng` disk.
+    Path(Box<DiskPlan>),
 }
 
 /// Settings of a `remote` disk.
@@ -62,8 +64,8 @@ pub enum Opened {
     /// The drive at this address. [`DriveSource::open`] returns its handle without blocking while another
     /// handle exists.
     Drive(PciAddress),
-    /// The disk of a far target.
-    Remote(Arc<dyn DiskSource>),
+    /// The disk of a far target, file or device.
+    Disk(Arc<dyn DiskSource>),
 }
 
 /// An opened origin, and the handle that keeps its drive open until a snapshot contains the drive's disks.
@@ -84,11 +86,11 @@ impl Origins {
         Origins { drives: Arc::new(LocalDrives), remote: Arc::new(open_remote) }
     }
 
-    /// False if the drive is absent. Always true for a far target, which only a connect can probe.
+    /// False if the drive is absent. Always true for other origins, which only an attempt can probe.
     pub fn is_present(&self, origin: &Origin) -> bool {
         match origin {
             Origin::Drive(address) => self.drives.is_present(*address),
-            Origin::Remote(_) => true,
+            Origin::Remote(_) | Origin::Path(_) => true,
         }
     }
 
@@ -99,7 +101,8 @@ impl Origins {
                 let drive = self.drives.open(*address)?;
                 Ok((Opened::Drive(*address), Some(drive)))
             }
-            Origin::Remote(plan) => Ok((Opened::Remote((self.remote)(plan)?), None)),
+            Origin::Remote(plan) => Ok((Opened::Disk((self.remote)(plan)?), None)),
+            Origin::Path(plan) => Ok((Opened::Disk(open_path(plan)?), None)),
         }
     }
 }
@@ -112,10 +115,19 @@ impl Origin {
                 let (address, why) = (address.to_string(), why.to_owned());
                 DriveError { address, why, is_absent: true }.into()
             }
-            Origin::Remote(plan) => {
-                let (disk, source) = (plan.name.clone(), std::io::Error::other(why.to_owned()));
+            Origin::Remote(_) | Origin::Path(_) => {
+                let (disk, source) = (self.to_string(), std::io::Error::other(why.to_owned()));
                 OpenError::System { disk, verb: "be opened".to_owned(), source }.into()
             }
+        }
+    }
+
+    /// Returns the name of the disk, of those that are of one disk.
+    pub fn disk(&self) -> Option<&str> {
+        match self {
+            Origin::Drive(_) => None,
+            Origin::Remote(plan) => Some(&plan.name),
+            Origin::Path(plan) => Some(&plan.name),
         }
     }
 }
@@ -125,6 +137,7 @@ impl fmt::Display for Origin {
         match self {
             Origin::Drive(address) => write!(f, "{address}"),
             Origin::Remote(plan) => f.write_str(&plan.name),
+            Origin::Path(plan) => f.write_str(&plan.name),
         }
     }
 }
@@ -135,10 +148,13 @@ impl Plan {
         u16::try_from(self.limits.disk_commands).unwrap_or(u16::MAX).clamp(1, REMOTE_DEPTH_MAX)
     }
 
-    /// Returns the origin of an `nvme` or `remote` disk; `None` for other kinds.
+    /// Returns the origin of a disk; `None` for kinds that have none.
     pub(super) fn origin(&self, disk: &DiskPlan) -> Option<Origin> {
         if let Some(address) = disk.address() {
             return Some(Origin::Drive(address));
+        }
+        if let DiskKind::File { .. } | DiskKind::Ng { .. } = &disk.kind {
+            return Some(Origin::Path(Box::new(disk.clone())));
         }
         let DiskKind::Remote { target, namespace, command_timeout, quiesce, optimistic } = &disk.kind else {
             return None;

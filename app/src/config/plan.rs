@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
@@ -108,11 +108,41 @@ pub struct DiskPlan {
     /// defines it.
     pub bytes: u64,
     pub kind: DiskKind,
+    pub medium: DiskMedium,
     pub medium_id: Option<String>,
     pub cache: Option<CacheSpec>,
     /// Artificial delay, for tests.
     pub delay: Option<DelaySpec>,
 }
+
+/// The file or device at the path of a disk when it was validated. No part of a comparison: an open disk
+/// keeps its medium, whatever is at the path later.
+#[derive(Debug, Clone, Default)]
+pub struct DiskMedium {
+    /// [`BackingFile::identity`](super::machine::BackingFile::identity); not set for a file that was missing.
+    pub identity: OnceLock<(u64, u64)>,
+    /// It was not there or could not be opened at the start: the disk is an [`Origin`](super::Origin) that is
+    /// opened later. If the size was not set, it is 0.
+    pub is_away: bool,
+}
+
+impl DiskMedium {
+    pub fn known(identity: (u64, u64)) -> DiskMedium {
+        DiskMedium { identity: OnceLock::from(identity), is_away: false }
+    }
+
+    pub fn away() -> DiskMedium {
+        DiskMedium { is_away: true, ..DiskMedium::default() }
+    }
+}
+
+impl PartialEq for DiskMedium {
+    fn eq(&self, _other: &DiskMedium) -> bool {
+        true
+    }
+}
+
+impl Eq for DiskMedium {}
 
 /// Formats the delay for display, without parts that are zero; `none` without a delay.
 pub fn delay_text(delay: Option<&DelaySpec>) -> String {

@@ -10,6 +10,7 @@
 //! The text is the concatenation of the sections. Comments above a heading belong to its section, and so do
 //! the sections within it (`[disk.cache]`), but for namespaces.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -19,6 +20,7 @@ use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, TomlError};
 
 use super::comments::{comments_of, comments_of_key};
 use super::document::{self, Errors, Node};
+use super::plan::{DiskPlan, by_name};
 use super::tree::FromValue;
 
 /// What a section is.
@@ -32,10 +34,11 @@ pub enum Kind {
     Other,
 }
 
+const DISK: &str = "disk";
 const SUBSYSTEM: &str = "subsystem";
 const NAMESPACE: &str = "namespace";
 /// The lists that can have many elements.
-const LISTS: [&str; 4] = ["disk", "listener", SUBSYSTEM, "referral"];
+const LISTS: [&str; 4] = [DISK, "listener", SUBSYSTEM, "referral"];
 
 #[derive(Debug)]
 pub struct Section {
@@ -77,7 +80,7 @@ impl Section {
 
     fn path(&self) -> &'static [&'static str] {
         match self.kind {
-            Kind::Element("disk") => &["disk"],
+            Kind::Element(DISK) => &[DISK],
             Kind::Element("listener") => &["listener"],
             Kind::Element("referral") => &["referral"],
             Kind::Element(_) => &[SUBSYSTEM],
@@ -158,6 +161,44 @@ impl Sections {
         let is_same =
             |(own, other): (&Arc<Section>, &Arc<Section>)| Arc::ptr_eq(own, other) || own.text == other.text;
         self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(is_same)
+    }
+
+    fn disks(&self) -> impl Iterator<Item = &Arc<Section>> {
+        self.0.iter().filter(|section| section.kind == Kind::Element(DISK))
+    }
+
+    /// Takes the valid sections of disks as those of `plans`.
+    pub fn set_disk_plans(&self, plans: &[Arc<DiskPlan>]) {
+        let plans = by_name(plans);
+        for node in self.disks().filter_map(|section| section.node()) {
+            let plan = node.text("name").and_then(|name| plans.get(name));
+            let _ = plan.map(|plan| node.disk.set(Arc::clone(plan)));
+        }
+    }
+
+    /// Takes over from `former` the sections of disks that have the same text there.
+    pub fn keep_disks(&mut self, former: &Sections) {
+        let former: HashMap<_, _> = former.disks().map(|section| (section.text.as_str(), section)).collect();
+        for section in self.0.iter_mut().filter(|section| section.kind == Kind::Element(DISK)) {
+            if let Some(same) = former.get(section.text.as_str()) {
+                *section = Arc::clone(same);
+            }
+        }
+    }
+
+    /// Forgets the validated plan of a disk.
+    pub fn forget_disk_plan(&mut self, name: &str) {
+        let is_it = |section: &&mut Arc<Section>| {
+            section.kind == Kind::Element(DISK) && section.text("name") == Some(name)
+        };
+        if let Some(section) = self.0.iter_mut().find(is_it) {
+            *section = Arc::new(Section::new(section.kind, &section.name, &section.text));
+        }
+    }
+
+    /// Returns the validated plans of the disks, in their order.
+    pub fn disk_plans(&self) -> Vec<Option<Arc<DiskPlan>>> {
+        self.disks().map(|section| section.node().and_then(|node| node.disk.get()).cloned()).collect()
     }
 
     /// Reads all sections, as [`document::read`] reads their text, but with other lines and indexes in the

@@ -5,10 +5,10 @@
 //! prepared for all disks before the first is committed, and are the last step that can fail. After any other
 //! failure only a file created for a new disk remains.
 //!
-//! An absent drive or far target is not a failure, so that one dead drive does not stop the target from
-//! starting. This module does not wait for an origin: the caller passes the origins that it has opened. Disks
-//! of other origins are left out with their namespaces. [`Plan::absent`] lists those origins, and a later
-//! [`Plan::snapshot`] adds their disks.
+//! An absent drive or far target is not a failure, nor is a file that was away at the start, so that one dead
+//! disk does not stop the target from starting. This module does not wait for an origin: the caller passes
+//! the origins that it has opened. Disks of other origins are left out with their namespaces.
+//! [`Plan::absent`] lists those origins, and a later [`Plan::snapshot`] adds their disks.
 
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
@@ -31,7 +31,7 @@ use spindle_target::snapshot::{Listener, Namespace, Referral, Snapshot, Subsyste
 use super::disk_table::{DiskTable, Source};
 use super::machine::{self, PathState};
 use super::origin::{DriveSource, Opened, Origin};
-use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan};
+use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan, by_name};
 use super::validate::disks::medium_id_error;
 use crate::identity::{self, Data};
 
@@ -108,6 +108,25 @@ impl Plan {
         }))
     }
 
+    /// Checks the disks of `snapshot` whose `medium_id` is another one than in `former`; all of them without
+    /// `former`.
+    ///
+    /// # Errors
+    /// A disk has another medium than its `medium_id`.
+    pub fn check_media(&self, former: Option<&Plan>, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        let known = by_name(former.map_or(&[], |former| &former.disks));
+        let is_checked = |plan: &&Arc<DiskPlan>| {
+            let known = known.get(plan.name.as_str());
+            plan.medium_id.is_some() && known.is_none_or(|known| known.medium_id != plan.medium_id)
+        };
+        for plan in self.disks.iter().filter(is_checked) {
+            let disk = snapshot.disks.iter().flatten().find(|disk| disk.name() == plan.name);
+            let Some(disk) = disk else { continue };
+            check_medium_id(&plan.name, plan.medium_id.as_deref(), &disk.medium_ids())?;
+        }
+        Ok(())
+    }
+
     /// Returns the listeners of `previous`, followed by the new listeners of this plan. Connections refer to
     /// a listener by its index. So a listener that this plan does not have stays in the list, with `is_open`
     /// false.
@@ -146,8 +165,9 @@ impl Plan {
         let open =
             LazyCell::new(|| -> HashSet<_> { disks.iter().flatten().map(|disk| disk.name()).collect() });
         let mut absent = Vec::new();
-        for plan in &self.disks {
-            let origin = self.origin(plan).filter(|_| !open.contains(plan.name.as_str()));
+        let has_origin = |plan: &&Arc<DiskPlan>| !matches!(plan.kind, DiskKind::Ram { .. } | DiskKind::Null);
+        for plan in self.disks.iter().filter(has_origin) {
+            let origin = if open.contains(plan.name.as_str()) { None } else { self.origin(plan) };
             absent.extend(origin.filter(|origin| !absent.contains(origin)));
         }
         absent
@@ -163,17 +183,11 @@ impl Plan {
         opened: &[Opened],
     ) -> Result<DiskTable, SnapshotError> {
         let mut disks = DiskTable::after(previous, |name| plans.contains_key(name));
-        let mut new = Vec::new();
-        for plan in &self.disks {
-            match disks.find(&plan.name) {
-                Some((disk, ..)) => check_medium(plan, disk, false)?,
-                None => new.push(plan),
-            }
-        }
+        let new: Vec<_> = self.disks.iter().filter(|plan| disks.find(&plan.name).is_none()).collect();
         for plan in new {
             let Some(disk) = open_disk(plan, drives, opened)? else { continue };
             let disk = with_cache(plan, with_delay(plan, disk)?)?;
-            check_medium(plan, &disk, true)?;
+            check_medium(plan, &disk)?;
             log_signatures(plan);
             disks.add(disk);
         }
@@ -320,12 +334,12 @@ fn log_signatures(plan: &DiskPlan) {
     }
 }
 
-/// Checks the open disk against `medium_id` of the plan. If `is_new`, logs the first name of the medium, for
-/// use as `medium_id`.
-fn check_medium(plan: &DiskPlan, disk: &Source, is_new: bool) -> Result<(), SnapshotError> {
+/// Checks a new disk against `medium_id` of the plan. Logs the first name of the medium, for use as
+/// `medium_id`.
+fn check_medium(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
     let ids = disk.medium_ids();
     check_medium_id(&plan.name, plan.medium_id.as_deref(), &ids)?;
-    if let Some(medium_id) = ids.first().filter(|_| is_new) {
+    if let Some(medium_id) = ids.first() {
         let is_held_to_it = plan.medium_id.is_some();
         tracing::info!(
             disk = plan.name,
@@ -393,14 +407,20 @@ fn populate(name: &str, disk: &Arc<RamDisk>) {
     }
 }
 
-/// Opens or creates the disk, without the delay and cache layers. `None`: its drive or far target is not in
-/// `opened`.
+/// Opens or creates the disk, without the delay and cache layers. `None`: its drive, far target, or file that
+/// was away is not in `opened`.
 fn open_disk(
     plan: &DiskPlan,
     drives: &dyn DriveSource,
     opened: &[Opened],
 ) -> Result<Option<Source>, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
+    let by_name = || {
+        opened.iter().find_map(|opened| match opened {
+            Opened::Disk(disk) => (disk.name() == name).then(|| Arc::clone(disk)),
+            Opened::Drive(_) => None,
+        })
+    };
     let disk: Source = match &plan.kind {
         DiskKind::Ram { pages, is_populated, has_seals } => {
             let spec = RamSpec { bytes, block_bytes, pages: *pages, has_seals: *has_seals };
@@ -411,6 +431,23 @@ fn open_disk(
             disk
         }
         DiskKind::Null => NullDisk::new(name, NullSpec { bytes, block_bytes })?,
+        DiskKind::File { .. } | DiskKind::Ng { .. } => match by_name() {
+            Some(disk) => disk,
+            None if plan.medium.is_away => return Ok(None),
+            None => open_path(plan)?,
+        },
+        DiskKind::Nvme { address, namespace } => {
+            return open_drive(name, *address, *namespace, drives, opened);
+        }
+        DiskKind::Remote { .. } => return Ok(by_name()),
+    };
+    Ok(Some(disk))
+}
+
+/// Opens or creates the file or device of a `file` or `ng` disk.
+pub(super) fn open_path(plan: &DiskPlan) -> Result<Source, SnapshotError> {
+    let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
+    let disk: Source = match &plan.kind {
         DiskKind::File { path, is_read_only, create, is_direct, is_polled } => {
             let create_bytes = needs_initial_size(path, *create).then_some(bytes);
             let (is_read_only, is_direct, is_polled) = (*is_read_only, *is_direct, *is_polled);
@@ -424,16 +461,6 @@ fn open_disk(
             }
             disk
         }
-        DiskKind::Nvme { address, namespace } => {
-            return open_drive(name, *address, *namespace, drives, opened);
-        }
-        DiskKind::Remote { .. } => {
-            let by_name = |opened: &Opened| match opened {
-                Opened::Remote(disk) => (disk.name() == name).then(|| Arc::clone(disk)),
-                Opened::Drive(_) => None,
-            };
-            return Ok(opened.iter().find_map(by_name));
-        }
         DiskKind::Ng { path, is_read_only } => {
             let disk = NgDisk::new(name, &NgSpec { path: path.clone(), is_read_only: *is_read_only })?;
             let NgFacts { model, serial, is_polled, transfer_bytes_max, notes, .. } = disk.facts();
@@ -444,8 +471,11 @@ fn open_disk(
             }
             disk
         }
+        DiskKind::Ram { .. } | DiskKind::Null | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => {
+            return Err(SnapshotError::Other(format!("disk {name:?} has no path")));
+        }
     };
-    Ok(Some(disk))
+    Ok(disk)
 }
 
 /// Puts the delay layer of `[disk.delay]`, if there is one, in front of the disk.

@@ -36,6 +36,8 @@ pub struct Edit<'a> {
     pub has_rdma: bool,
     /// The environment variable `SPINDLE_LOG` goes before `log.level`.
     pub is_log_level_fixed: bool,
+    /// The method takes something away from hosts: it takes effect even if it cannot be kept.
+    pub is_revocation: bool,
 }
 
 impl Edit<'_> {
@@ -148,6 +150,7 @@ pub fn create_subsystem(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn delete_subsystem(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     let nqn = edit.subsystem(args)?.nqn;
     edit.sections.remove(SectionKind::Element("subsystem"), |section| section.value("nqn") == Some(nqn));
     Ok(json!(true))
@@ -187,6 +190,7 @@ pub fn add_ns(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn remove_ns(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     let subsystem = edit.subsystem(args)?;
     let nsid = args.whole("nsid").unwrap_or(0);
     if !subsystem.namespaces.iter().any(|it| u64::from(it.nsid) == nsid) {
@@ -222,6 +226,7 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     let subsystem = edit.subsystem(args)?;
     let (nqn, host) = (subsystem.nqn, args.text("host").unwrap_or_default());
     let hosts = match &subsystem.hosts {
@@ -244,6 +249,7 @@ pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 
 pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (nqn, is_any) = (edit.subsystem(args)?.nqn, args.flag("allow_any_host"));
+    edit.is_revocation = !is_any;
     let hosts = args.has("hosts").then(|| args.texts("hosts").collect::<Array>());
     if is_any && hosts.is_some() {
         return Err(
@@ -359,6 +365,7 @@ pub fn add_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     if is_of_discovery(args) {
         return remove_discovery_listener(edit, args);
     }
@@ -391,6 +398,7 @@ pub fn add_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 }
 
 pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
+    edit.is_revocation = true;
     let endpoint = endpoint(args, "address", DISCOVERY_PORT)?;
     let known = edit.plan.referrals.iter().map(|referral| (referral.transport, referral.address));
     if !known.clone().any(|known| known == endpoint) {

@@ -100,6 +100,7 @@ fn position(edit: &Edit<'_>, name: &str) -> Option<usize> {
 
 /// Removes disks and their namespaces, as SPDK does.
 fn remove(edit: &mut Edit<'_>, names: &[String]) {
+    edit.is_revocation = true;
     let is_gone = |section: &Section, key: &str| {
         section.text(key).is_some_and(|name| names.iter().any(|gone| gone == name))
     };

@@ -78,12 +78,12 @@ fn excerpt(value: &Value) -> String {
 /// The error of a method call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
-    /// Error code of JSON-RPC 2.0 section 5.1.
+    /// Error code of JSON-RPC 2.0 section 5.1, [`NOT_SAVED`] or [`NOT_IN_FORCE`].
     code: i32,
     /// For a parameter: field, value and the allowed values.
     pub message: String,
-    /// `field`, `value` and `allowed` as an object; `None` for an error that is not about a parameter or the
-    /// method's name.
+    /// An object: `field`, `value` and `allowed` of a parameter or the method's name; `in_force` and `kept`
+    /// of a change that is not both.
     data: Option<Value>,
 }
 
@@ -92,6 +92,10 @@ const INVALID_REQUEST: i32 = -32600;
 const METHOD_NOT_FOUND: i32 = -32601;
 const INVALID_PARAMS: i32 = -32602;
 const INTERNAL_ERROR: i32 = -32603;
+/// A revocation is in force, and the file does not have it.
+const NOT_SAVED: i32 = -32001;
+/// A change is made, and not in force on all cores.
+const NOT_IN_FORCE: i32 = -32002;
 
 impl Failure {
     fn new(code: i32, message: String) -> Failure {
@@ -111,6 +115,28 @@ impl Failure {
     /// change.
     pub fn system(message: String) -> Failure {
         Failure::new(INTERNAL_ERROR, message)
+    }
+
+    /// Returns the error for a revocation that is in force and could not be written to the file.
+    pub fn not_saved(why: &str) -> Failure {
+        let message = format!(
+            "it is in force, and not saved: a restart would undo it, until the file can be written: {why}"
+        );
+        let data = json!({ "in_force": true, "kept": false, "why": why });
+        Failure { data: Some(data), ..Failure::new(NOT_SAVED, message) }
+    }
+
+    /// Returns the error for a change that is made, and not in force on all cores. `cores`: those that have
+    /// failed, each with the reason. `unsaved`: why the file does not have it.
+    pub fn not_in_force(why: &str, cores: &[(usize, &str)], unsaved: Option<&str>) -> Failure {
+        let kept = match unsaved {
+            None => "the change is kept".to_owned(),
+            Some(unsaved) => format!("the change is not saved ({unsaved})"),
+        };
+        let message = format!("{kept}, and not in force on all cores yet: {why}");
+        let cores: Vec<_> = cores.iter().map(|(core, why)| json!({ "core": core, "why": why })).collect();
+        let data = json!({ "in_force": false, "kept": unsaved.is_none(), "why": why, "cores": cores });
+        Failure { data: Some(data), ..Failure::new(NOT_IN_FORCE, message) }
     }
 
     /// Returns the error for a missing or invalid parameter.

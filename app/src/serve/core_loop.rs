@@ -37,6 +37,7 @@ use spindle_transport::admission::{Admission, Admitted};
 use self::acceptor::Acceptor;
 use self::rdma_poller::RdmaPoller;
 use self::shared::Core;
+pub use self::shared::{DiskError, DiskErrors};
 use self::target_poller::TargetPoller;
 use self::tcp_poller::TcpPoller;
 use super::ServeError;
@@ -111,6 +112,8 @@ pub struct CoreSetup {
     pub loads: Arc<[AtomicUsize]>,
     /// Per core, the generation of its advertised snapshot.
     pub advertised: Arc<[AtomicU64]>,
+    /// Per core, the disks that are not open there.
+    pub disk_errors: DiskErrors,
     /// Limits connections that have not sent Connect, per address.
     pub admission: Arc<Admission>,
     pub rdma: RdmaSetup,
@@ -183,8 +186,7 @@ impl CoreLoop {
             registry: setup.registry,
             now: Clock::now(),
             wall_ms: wall_ms(),
-        })
-        .map_err(|error| start(&error))?;
+        });
         let acceptor = Acceptor::new(setup.listeners, generation, reactor.watcher(ACCEPTOR_INDEX));
         let tcp = TcpPoller::new(plan.tcp, connections, reactor.watcher(TCP_INDEX));
         let mut pollers: Vec<Box<dyn Poller<Core, CoreMessage>>> = Vec::new();
@@ -197,7 +199,8 @@ impl CoreLoop {
         // The last poller, so that it also sends the messages and logs the notices of the other pollers'
         // flushes.
         pollers.push(Box::new(TargetPoller::new(setup.core, plan.log.peer_lines_per_s)));
-        let shared = Core::new(target, setup.core, (setup.loads, setup.advertised), setup.admission);
+        let published = (setup.loads, setup.advertised, setup.disk_errors);
+        let shared = Core::new(target, setup.core, published, setup.admission);
         Ok(CoreLoop { pollers, shared, reactor, stop: setup.stop, pool: area })
     }
 

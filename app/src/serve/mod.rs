@@ -26,13 +26,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::control::Control;
-use self::reconfigurator::Reconfigurator;
+use self::reconfigurator::{Changed, Reconfigurator};
 use self::view::{CoreView, View};
-use core_loop::{ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, Handover, Listening, RdmaSetup};
+use core_loop::{
+    ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, DiskError, DiskErrors, Handover, Listening,
+    RdmaSetup,
+};
 use registrar::{NextSnapshot, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -134,8 +138,7 @@ fn serve(
     threads::check(config.plan()).map_err(ServeError::Start)?;
     let control = bind_control(config.plan())?;
     let mut reconfigurator = Reconfigurator::open(config, Origins::here(), args.ephemeral)?;
-    let listeners = listen(&reconfigurator.snapshot().listeners, &[], &[])?;
-    reconfigurator.add_sockets(&listeners);
+    let listeners = reconfigurator.listen_first()?;
     let running = start(reconfigurator.plan(), reconfigurator.snapshot(), listeners, &signals.handle())?;
     let (send, tasks) = mpsc::channel();
     if let Some(control) = &control
@@ -143,7 +146,9 @@ fn serve(
     {
         tracing::error!(%error, "the control socket is not answered, as there is no thread for it; restart");
     }
-    announce(reconfigurator.snapshot(), TransportKind::Tcp);
+    reconfigurator.set_disk_errors(running.disk_errors());
+    running.view.set_missing(reconfigurator.missing());
+    announce(reconfigurator.snapshot(), TransportKind::Tcp, &|index| !reconfigurator.is_absent(index));
     let handle = signals.handle();
     let is_ending = Arc::new(AtomicBool::new(false));
     forward_signals(signals, send, Arc::clone(&is_ending))?;
@@ -154,7 +159,10 @@ fn serve(
                 apply_change(change, &mut reconfigurator, &running, log, &is_ending);
                 None
             }
-            Err(RecvTimeoutError::Timeout) => reconfigurator.poll(Instant::now()),
+            Err(RecvTimeoutError::Timeout) => {
+                reconfigurator.set_disk_errors(running.disk_errors());
+                reconfigurator.poll(Instant::now())
+            }
             // `End`: a core has panicked. All cores stop, since the hosts of that core would otherwise wait
             // for ever.
             Ok(MainTask::Signal(_) | MainTask::End) | Err(RecvTimeoutError::Disconnected) => break,
@@ -163,6 +171,9 @@ fn serve(
             let listeners = reconfigurator.take_listeners();
             running.change_to(reconfigurator.plan(), (next, listeners));
         }
+        reconfigurator.set_disk_errors(running.disk_errors());
+        running.view.set_unsaved(reconfigurator.unsaved());
+        running.view.set_missing(reconfigurator.missing());
     }
     let mut deadline = reconfigurator.plan().drain_deadline;
     if handle.is_closed() {
@@ -234,16 +245,36 @@ fn apply_change(
     if is_ending.load(Ordering::Acquire) {
         return change.respond(Err(rpc::Failure::system("the target is ending".to_owned())));
     }
+    let (former, errors) = (Arc::clone(reconfigurator.plan()), running.disk_errors());
     let done = reconfigurator.change(log, |edit| (change.edit)(edit, &change.args));
-    let result = done.and_then(|(result, next)| {
-        let Some(next) = next else { return Ok(result) };
-        let (generation, listeners) = (next.generation, reconfigurator.take_listeners());
-        running.change_to(reconfigurator.plan(), (next, listeners));
-        if running.wait_until_advertised(generation, is_ending) && running.check_optimistic(None) {
-            return Ok(result);
+    let result = done.and_then(|Changed { result, next, unsaved }| {
+        if let Some(next) = next {
+            let (generation, listeners) = (next.generation, reconfigurator.take_listeners());
+            running.change_to(reconfigurator.plan(), (next, listeners));
+            if !(running.wait_until_advertised(generation, is_ending) && running.check_optimistic(None)) {
+                let why = "memory may be being registered";
+                return Err(rpc::Failure::not_in_force(why, &[], unsaved.as_deref()));
+            }
+            let exposes = |plan: &Plan, disk: &str| {
+                let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+                namespaces.any(|namespace| namespace.disk == disk)
+            };
+            // Those of disks that the change opens or shows to hosts.
+            let is_of_change = |error: &DiskError| {
+                let is_shown = exposes(reconfigurator.plan(), &error.disk) && !exposes(&former, &error.disk);
+                is_shown || !errors.contains(error)
+            };
+            let failed: Vec<_> = running.disk_errors().into_iter().filter(is_of_change).collect();
+            if let Some(first) = failed.first() {
+                let why = format!("core {}: {}; tried again every 10 s", first.core, first.why);
+                let cores: Vec<_> = failed.iter().map(|error| (error.core, error.why.as_str())).collect();
+                return Err(rpc::Failure::not_in_force(&why, &cores, unsaved.as_deref()));
+            }
         }
-        let what = "the change is kept, and not in force on all cores yet (memory may be being registered)";
-        Err(rpc::Failure::system(what.to_owned()))
+        match unsaved {
+            None => Ok(result),
+            Some(why) => Err(rpc::Failure::not_saved(&why)),
+        }
     });
     change.respond(result);
 }
@@ -291,6 +322,8 @@ struct Running {
     view: Arc<View>,
     /// Per core, the generation of its advertised snapshot.
     advertised: Arc<[AtomicU64]>,
+    /// Per core, the disks that are not open there.
+    disk_errors: DiskErrors,
     /// Sends snapshots to the cores once their memory is registered. `None` only in tests.
     registrar: Option<Registrar>,
     /// `None`: hosts cannot read caches by RDMA.
@@ -334,6 +367,13 @@ impl Running {
             std::thread::park_timeout(ADVERTISED_CHECK_PERIOD);
         }
         true
+    }
+
+    /// Returns the disks that are not open on a core, by core.
+    fn disk_errors(&self) -> Vec<DiskError> {
+        let of_core =
+            |errors: &Mutex<Vec<DiskError>>| errors.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.disk_errors.iter().flat_map(of_core).collect()
     }
 
     fn broadcast(&self, message: &CoreMessage) {
@@ -406,9 +446,9 @@ fn start(
     let registry = Arc::new(Registry::default());
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
     let advertised: Arc<[AtomicU64]> = (0..cores).map(|_| AtomicU64::new(snapshot.generation)).collect();
+    let disk_errors: DiskErrors = (0..cores).map(|_| Mutex::default()).collect();
     let admission = Admission::new(plan.limits.unconnected_per_address);
-    let (stop, shared_plan) = (Arc::new(AtomicBool::new(false)), Arc::clone(plan));
-    let mut listeners = Some(listeners);
+    let (stop, mut listeners) = (Arc::new(AtomicBool::new(false)), Some(listeners));
     let mut rdma = open_rdma(plan, snapshot)?;
     let (ready, is_ready) = mpsc::channel();
     let mut threads = Vec::new();
@@ -417,11 +457,12 @@ fn start(
             core,
             cores,
             cpu,
-            plan: Arc::clone(&shared_plan),
+            plan: Arc::clone(plan),
             registry: Arc::clone(&registry),
             listeners: listeners.take().unwrap_or_default(),
             loads: Arc::clone(&loads),
             advertised: Arc::clone(&advertised),
+            disk_errors: Arc::clone(&disk_errors),
             admission: Arc::clone(&admission),
             rdma: RdmaSetup { listeners: std::mem::take(&mut rdma.listeners), ..rdma.clone() },
             stop: Arc::clone(&stop),
@@ -455,8 +496,8 @@ fn start(
     let view = Arc::new(View::new(core_views, loads, registry, (plan, snapshot)));
     let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
     let optimistic = optimistic::start(plan, rdma.known.clone(), &view)?;
-    let registrar = Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?;
-    Ok(Running { remote, threads, stop, view, advertised, registrar: Some(registrar), optimistic })
+    let registrar = Some(Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?);
+    Ok(Running { remote, threads, stop, view, advertised, disk_errors, registrar, optimistic })
 }
 
 /// Waits until each core is ready or one has failed. The result is sorted by core.
@@ -479,19 +520,27 @@ fn listen(
     before: &[Listener],
     closing: &[&Socket],
 ) -> Result<Vec<Listening>, ServeError> {
-    let bind = |(index, listener): (usize, &Listener)| {
-        let address = listener.address;
-        match Socket::bind_beside(address, BACKLOG, closing) {
-            Ok(listener) => Ok((Arc::new(listener), index)),
-            Err(source) => Err(ServeError::Listen { address, source }),
-        }
-    };
-    let is_new = |(index, listener): &(usize, &Listener)| {
-        listener.transport == TransportKind::Tcp
-            && listener.is_open
-            && !before.get(*index).is_some_and(|before| before.is_open)
-    };
-    listeners.iter().enumerate().filter(is_new).map(bind).collect()
+    let is_new = |(index, _): &(usize, &Listener)| !before.get(*index).is_some_and(|before| before.is_open);
+    let new = listeners.iter().enumerate().filter(is_new);
+    new.filter_map(|(index, listener)| listen_beside(index, listener, closing)).collect()
+}
+
+/// Binds a listener; `None`: it is closed, or of another transport than TCP.
+fn listen_at(index: usize, listener: &Listener) -> Option<Result<Listening, ServeError>> {
+    listen_beside(index, listener, &[])
+}
+
+fn listen_beside(
+    index: usize,
+    listener: &Listener,
+    closing: &[&Socket],
+) -> Option<Result<Listening, ServeError>> {
+    let address = listener.address;
+    (listener.is_open && listener.transport == TransportKind::Tcp).then(|| {
+        let socket = Socket::bind_beside(address, BACKLOG, closing);
+        let socket = socket.map_err(|source| ServeError::Listen { address, source })?;
+        Ok((Arc::new(socket), index))
+    })
 }
 
 /// Opens the RDMA devices if the snapshot has an RDMA listener; an error if the machine has no such device.
@@ -516,11 +565,13 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     Ok(RdmaSetup { devices: devices.into(), known, in_capsule_bytes, listeners })
 }
 
-/// Logs the open listeners of a transport and, if there are any, all namespaces. Logs the `nvme connect`
-/// command for each subsystem at each of these listeners.
-fn announce(snapshot: &Snapshot, transport: TransportKind) {
-    let is_meant = |listener: &&Listener| listener.transport == transport;
-    for listener in snapshot.open_listeners().filter(is_meant) {
+/// Logs the open listeners of a transport that are bound and, if there are any, all namespaces. Logs the
+/// `nvme connect` command for each subsystem at each of these listeners.
+fn announce(snapshot: &Snapshot, transport: TransportKind, is_bound: &dyn Fn(usize) -> bool) {
+    let bound = |index: &usize| is_bound(*index).then(|| snapshot.listeners.get(*index)).flatten();
+    let is_meant = |listener: &&Listener| listener.is_open && listener.transport == transport;
+    let all: Vec<_> = (0..snapshot.listeners.len()).collect();
+    for listener in all.iter().filter_map(bound).filter(is_meant) {
         let (address, port_id) = (listener.address, listener.port_id);
         match transport {
             TransportKind::Tcp => {
@@ -531,7 +582,7 @@ fn announce(snapshot: &Snapshot, transport: TransportKind) {
             }
         }
     }
-    let is_there = snapshot.open_listeners().any(|listener| is_meant(&listener));
+    let is_there = all.iter().filter_map(bound).any(|listener| is_meant(&listener));
     for subsystem in &snapshot.subsystems {
         for namespace in subsystem.active().filter(|_| is_there) {
             let geometry = namespace.source.geometry();
@@ -545,7 +596,7 @@ fn announce(snapshot: &Snapshot, transport: TransportKind) {
                 "serving"
             );
         }
-        let listeners = subsystem.listeners.iter().filter_map(|index| snapshot.listeners.get(*index));
+        let listeners = subsystem.listeners.iter().filter_map(bound);
         for listener in listeners.filter(is_meant) {
             tracing::info!("{}", connect_line(listener.endpoint(), &subsystem.nqn));
         }
@@ -591,6 +642,7 @@ mod tests {
                 (Config::builtin().shared_plan(), &snapshot),
             )),
             advertised: Arc::new([]),
+            disk_errors: Arc::new([]),
             registrar: None,
             optimistic: None,
         };

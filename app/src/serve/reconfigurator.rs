@@ -1,11 +1,11 @@
 //! [`Reconfigurator`]: the current configuration and snapshot. It makes the next snapshot in these cases:
-//! SIGHUP, a change by the control socket, an absent drive or far target was opened, or the size of a drive's
-//! or far namespace has changed.
+//! SIGHUP, a change by the control socket, an absent drive, far target or file was opened, an absent address
+//! has come, or the size of a drive's or far namespace has changed.
 //!
 //! Drives and far targets are opened on background threads ([`open_attempts`]), since a broken drive takes
 //! minutes to fail and the caller has to handle signals. The next snapshot contains the opened disks. The
-//! start waits for drives without a limit. It waits for far targets at most [`REMOTES_MAX`], so that an
-//! absent far target does not block it.
+//! start waits for drives without a limit. It waits for far targets at most [`REMOTES_MAX`], and for files
+//! [`PATHS_MAX`], so that an absent one does not block it.
 //!
 //! The caller sends the returned snapshots to the cores.
 
@@ -18,16 +18,17 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use spindle_disk::OpenError;
 use spindle_nvme_pcie::PciAddress;
 use spindle_rdma::shell::check_address;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
 use spindle_transport::TransportKind;
 
-use self::open_attempts::OpenAttempts;
+use self::open_attempts::{OpenAttempts, REMOTE_RETRY_PERIOD};
 use self::retired::{RETIRED_MAX, RetiredMemory, memory_of};
 use super::ServeError;
-use super::core_loop::Listening;
+use super::core_loop::{DiskError, Listening};
 use super::store::{Staged, difference};
 use super::threads;
 use crate::config::{
@@ -43,6 +44,10 @@ mod tests;
 
 /// Longest wait of the start for far targets, while no drive is being opened.
 const REMOTES_MAX: Duration = Duration::from_secs(1);
+/// Longest wait of the start for files and devices: above the wait for a former process's lock, 10 s.
+const PATHS_MAX: Duration = Duration::from_secs(12);
+/// Time between two snapshots with which cores open disks again that they could not open.
+const CORE_RETRY_PERIOD: Duration = Duration::from_secs(10);
 /// Period at which the start checks its open attempts.
 const START_CHECK_PERIOD: Duration = Duration::from_millis(5);
 /// Longest wait of a reload for the address of a listener that an earlier reload removed. The accepting core
@@ -77,15 +82,40 @@ pub struct Reconfigurator {
     /// When a reload or change last removed an RDMA listener.
     rdma_closed: Option<Instant>,
     snapshot: Arc<Snapshot>,
+    /// The file lacks a revocation that is in force.
+    unsaved: Option<Unsaved>,
     retired: RetiredMemory,
     attempts: OpenAttempts,
     /// Why a new size cannot be served, as of the last [`Reconfigurator::poll`]; each reason is logged once.
     /// Empty: no failure.
     size_error: String,
+    /// Disks that are not open on a core, which opens them again with the next snapshot.
+    disk_errors: Vec<DiskError>,
+    /// Earliest time of a snapshot for that.
+    next_cores: Instant,
+    /// Indices of the TCP listeners of `snapshot` whose address the machine does not have yet.
+    absent_listeners: Vec<usize>,
     /// Sockets of the TCP listeners that are new in `snapshot`, until [`Reconfigurator::take_listeners`].
     listeners: Vec<Listening>,
     /// Sockets of all TCP listeners. The accepting core owns and closes them.
     sockets: Vec<WeakListening>,
+}
+
+/// A revocation that could not be written to the file.
+struct Unsaved {
+    /// The text that the file had when it was last read or written.
+    text: String,
+    why: String,
+}
+
+/// Result of a change that is made.
+pub struct Changed {
+    /// The result of the method.
+    pub result: Value,
+    /// For the cores; `None`: the text is unchanged.
+    pub next: Option<Arc<Snapshot>>,
+    /// Why the file does not have the change; only of a revocation.
+    pub unsaved: Option<String>,
 }
 
 /// As [`Listening`], without ownership of the socket.
@@ -101,12 +131,16 @@ impl Reconfigurator {
     ///
     /// # Errors
     /// [`ServeError::Start`]: a drive that is present cannot be opened, or the snapshot cannot be made.
-    pub fn open(config: Config, origins: Origins, is_ephemeral: bool) -> Result<Reconfigurator, ServeError> {
+    pub fn open(
+        mut config: Config,
+        origins: Origins,
+        is_ephemeral: bool,
+    ) -> Result<Reconfigurator, ServeError> {
         let failed = |error: SnapshotError| ServeError::Start(error.to_string());
         let begun = Instant::now();
         let mut attempts = OpenAttempts::new(origins);
         attempts.open_all(config.plan().absent(None), begun);
-        let mut found = Vec::new();
+        let (mut found, mut away) = (Vec::new(), Vec::new());
         loop {
             let now = Instant::now();
             while let Some((origin, result)) = attempts.take_finished(now) {
@@ -114,12 +148,17 @@ impl Reconfigurator {
                     Ok(opened) => found.push(opened),
                     // Only the operator can repair a drive that is present and cannot be opened.
                     Err(SnapshotError::Drive(error)) if !error.is_absent => return Err(failed(error.into())),
-                    Err(error) => attempts.log_failure(&origin, &error.to_string()),
+                    Err(error) if is_of_settings(&origin, &error) => return Err(failed(error)),
+                    Err(error) => {
+                        attempts.log_failure(&origin, &error.to_string());
+                        away.extend(origin.disk().map(str::to_owned));
+                    }
                 }
             }
             let is_awaited = |origin: &Origin| match origin {
                 Origin::Drive(_) => true,
                 Origin::Remote(_) => now < begun + REMOTES_MAX,
+                Origin::Path(_) => now < begun + PATHS_MAX,
             };
             if !attempts.opening().any(is_awaited) {
                 break;
@@ -127,10 +166,10 @@ impl Reconfigurator {
             std::thread::park_timeout(START_CHECK_PERIOD);
         }
         for origin in attempts.opening() {
-            tracing::warn!(
-                "disk {origin}: no answer yet; its namespaces are offline until its target answers"
-            );
+            tracing::warn!("disk {origin}: no answer yet; its namespaces are offline until there is one");
+            away.extend(origin.disk().map(str::to_owned));
         }
+        config.set_away(&away);
         // `_drives` keeps the drives open until the snapshot has their disks.
         let (opened, _drives): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         let snapshot = config.plan().snapshot(None, &*attempts.origins().drives, &opened).map_err(failed)?;
@@ -144,9 +183,13 @@ impl Reconfigurator {
             rdma_capsule,
             rdma_closed: None,
             snapshot,
+            unsaved: None,
             retired: RetiredMemory::default(),
             attempts,
             size_error,
+            disk_errors: Vec::new(),
+            next_cores: begun,
+            absent_listeners: Vec::new(),
             listeners,
             sockets,
         })
@@ -157,9 +200,81 @@ impl Reconfigurator {
         &self.snapshot
     }
 
-    /// Records the sockets of the first snapshot's listeners.
-    pub fn add_sockets(&mut self, listeners: &[Listening]) {
-        self.sockets.extend(downgrade(listeners));
+    /// Binds the TCP listeners of the first snapshot. An address that the machine does not have yet is tried
+    /// again by [`Reconfigurator::poll`].
+    ///
+    /// # Errors
+    /// An address cannot be bound for another reason.
+    pub fn listen_first(&mut self) -> Result<Vec<Listening>, ServeError> {
+        let mut bound = Vec::new();
+        for (index, listener) in self.snapshot.listeners.iter().enumerate() {
+            match super::listen_at(index, listener) {
+                Some(Ok(listening)) => bound.push(listening),
+                Some(Err(ServeError::Listen { address, source }))
+                    if source.kind() == ErrorKind::AddrNotAvailable =>
+                {
+                    tracing::error!("listener {address}: cannot listen: {source}; next attempt in 2 s");
+                    self.absent_listeners.push(index);
+                }
+                Some(Err(error)) => return Err(error),
+                None => {}
+            }
+        }
+        self.sockets.extend(downgrade(&bound));
+        Ok(bound)
+    }
+
+    /// Whether the address of a listener of the snapshot is not there yet.
+    pub fn is_absent(&self, listener: usize) -> bool {
+        self.absent_listeners.contains(&listener)
+    }
+
+    /// Listens at absent addresses that have come. Returns true if one has come.
+    fn listen_again(&mut self) -> bool {
+        let count = self.listeners.len();
+        for index in std::mem::take(&mut self.absent_listeners) {
+            let listener = &self.snapshot.listeners[index];
+            match super::listen_at(index, listener) {
+                Some(Ok(listening)) => {
+                    tracing::info!(address = %listener.address, "listening (NVMe/TCP): the address has come");
+                    self.listeners.push(listening);
+                }
+                Some(Err(_)) => self.absent_listeners.push(index),
+                // A change has removed it.
+                None => {}
+            }
+        }
+        self.sockets.extend(downgrade(&self.listeners[count..]));
+        self.listeners.len() > count
+    }
+
+    /// Records the disks that are not open on a core.
+    pub fn set_disk_errors(&mut self, errors: Vec<DiskError>) {
+        if self.disk_errors.is_empty() {
+            self.next_cores = Instant::now() + CORE_RETRY_PERIOD;
+        }
+        self.disk_errors = errors;
+    }
+
+    /// Returns what of the configuration is not there, each with the reason: disks and listeners.
+    pub fn missing(&self) -> Vec<(String, String)> {
+        let disk = |origin: Origin| {
+            let what = match &origin {
+                Origin::Drive(address) => format!("drive {address}"),
+                Origin::Remote(_) | Origin::Path(_) => format!("disk {origin}"),
+            };
+            let why = self.attempts.reason(&origin).unwrap_or("no answer yet");
+            (what, why.to_owned())
+        };
+        let listener = |index: &usize| {
+            let address = self.snapshot.listeners[*index].address;
+            (format!("listener {address}"), "this machine does not have the address".to_owned())
+        };
+        let listeners = self.absent_listeners.iter().map(listener);
+        let on_core =
+            |DiskError { core, disk, why }: &DiskError| (format!("disk {disk} on core {core}"), why.clone());
+        let on_cores = self.disk_errors.iter().map(on_core);
+        self.absent().into_iter().map(disk).chain(listeners).chain(on_cores).collect()
     }
 
     pub fn plan(&self) -> &Arc<Plan> {
@@ -172,20 +287,30 @@ impl Reconfigurator {
         std::mem::take(&mut self.listeners)
     }
 
+    /// Why the file lacks a revocation that is in force; `None`: it has all that is in force.
+    pub fn unsaved(&self) -> Option<&str> {
+        self.unsaved.as_ref().map(|unsaved| unsaved.why.as_str())
+    }
+
     /// Reads the configuration file again and applies it. Returns the snapshot for the cores. `None`: there
     /// is no file or the file was refused; the reason is logged.
     pub fn reload(&mut self, log: &LogControl) -> Option<Arc<Snapshot>> {
-        let Some(path) = self.config.source().map(Path::to_owned) else {
+        if self.config.source().is_none() {
             tracing::warn!(
                 "SIGHUP ignored: the built-in default is served, there is no file (-c FILE) to read again"
             );
             return None;
-        };
-        let load = |retired| Config::load_beside(&path, retired);
-        let next = self.retired.validate_beside(RETIRED_MAX, load);
-        let next = next.map_err(|errors| Refused::Lines(errors.lines().collect()));
+        }
+        let next = self.read_again().map_err(Refused::Lines);
         match next.and_then(|next| self.apply(next, log, &mut || Ok(()))) {
-            Ok(snapshot) => return Some(snapshot),
+            Ok(snapshot) => {
+                if self.unsaved.take().is_some() {
+                    tracing::warn!(
+                        "revocations that were not saved are undone: the file was changed by hand"
+                    );
+                }
+                return Some(snapshot);
+            }
             Err(Refused::Lines(lines)) => {
                 lines.iter().for_each(|line| tracing::error!("{line}"));
                 tracing::error!("SIGHUP: all stays as it was");
@@ -195,9 +320,39 @@ impl Reconfigurator {
         None
     }
 
+    /// Reads the configuration file again. Refuses a file that only lacks a revocation that is in force: it
+    /// would take that back.
+    fn read_again(&mut self) -> Result<Config, Vec<String>> {
+        self.save_again();
+        let path = self.config.source().unwrap_or(Path::new("")).to_owned();
+        let text = text_of(&path).map_err(|error| vec![format!("{}: {error}", path.display())])?;
+        if let Some(Unsaved { why, .. }) = self.unsaved.as_ref().filter(|unsaved| unsaved.text == text) {
+            let path = path.display();
+            return Err(vec![format!(
+                "{path} lacks a revocation that is in force and cannot be saved: {why}"
+            )]);
+        }
+        let load = |retired| self.config.load_again(text.clone(), retired);
+        let next = self.retired.validate_beside(RETIRED_MAX, load);
+        next.map_err(|errors| errors.lines().collect())
+    }
+
+    /// Writes what is in force to the file, if it lacks a revocation and can be written again.
+    fn save_again(&mut self) {
+        if self.unsaved.is_none() {
+            return;
+        }
+        let Ok(Some(file)) = self.file_to_keep() else { return };
+        if Staged::new(&file, self.config.text()).and_then(Staged::commit).is_ok() {
+            self.unsaved = None;
+            let file = file.display();
+            tracing::info!(%file, "the revocations that could not be saved are in the file now");
+        }
+    }
+
     /// Applies `edit` to the text of the configuration, writes the new text to the file (unless
-    /// `--ephemeral`) and applies it. Returns the result of `edit` and the snapshot for the cores; no
-    /// snapshot if the text is unchanged.
+    /// `--ephemeral`) and applies it. A revocation is applied even if the file cannot be written; it is
+    /// written by a later call or [`Reconfigurator::poll`].
     ///
     /// # Errors
     /// [`Failure`]; the configuration is unchanged. If the file was already written, its old text is written
@@ -206,17 +361,24 @@ impl Reconfigurator {
         &mut self,
         log: &LogControl,
         edit: impl FnOnce(&mut Edit<'_>) -> Result<Value, Failure>,
-    ) -> Result<(Value, Option<Arc<Snapshot>>), Failure> {
-        let file = self.file_to_keep()?;
+    ) -> Result<Changed, Failure> {
+        self.save_again();
+        let file = self.file_to_keep();
         let sections = self.config.sections().map_err(|error| unusable(&error))?.clone();
-        let has_rdma = self.rdma_capsule.is_some();
-        let plan = self.config.plan();
-        let mut edited = Edit { sections, plan, has_rdma, is_log_level_fixed: log.is_fixed() };
+        let (plan, has_rdma) = (self.config.plan(), self.rdma_capsule.is_some());
+        let is_log_level_fixed = log.is_fixed();
+        let mut edited = Edit { sections, plan, has_rdma, is_log_level_fixed, is_revocation: false };
         let result = edit(&mut edited)?;
-        let sections = edited.sections;
+        let Edit { sections, is_revocation, .. } = edited;
+        let (file, mut unsaved) = match file {
+            Ok(file) => (file, None),
+            Err(failure) if is_revocation => (None, Some(failure.message)),
+            Err(failure) => return Err(failure),
+        };
         // Compared with the former sections: to cut the text can move lines, which is no change.
         if self.config.sections().is_ok_and(|former| sections.is_same(former)) {
-            return Ok((result, None));
+            let unsaved = self.unsaved().filter(|_| is_revocation).map(str::to_owned);
+            return Ok(Changed { result, next: None, unsaved });
         }
         let refused = |lines: Vec<String>| Failure::refused(lines.join("\n"));
         let validate = |retired| self.config.with_sections(sections.clone(), retired);
@@ -224,25 +386,36 @@ impl Reconfigurator {
         let next = next.map_err(|errors| refused(errors.lines().collect()))?;
         // Writes the new text to stable storage before anything is changed, so that only the rename can fail
         // later.
-        let staged = file.as_deref().map(|file| Staged::new(file, next.text()));
-        let mut staged = staged.transpose().map_err(|error| {
-            Failure::system(format!("the configuration cannot be written, so nothing is changed: {error}"))
+        let staged = file.as_deref().map(|file| Staged::new(file, next.text())).transpose();
+        let mut staged = staged.or_else(|error| {
+            let what = format!("the configuration cannot be written: {error}");
+            if !is_revocation {
+                return Err(Failure::system(format!("nothing is changed: {what}")));
+            }
+            unsaved = Some(what);
+            Ok(None)
         })?;
-        let old = self.config.text().to_owned();
+        let old = self.known_text().to_owned();
         let mut is_kept = false;
         let mut keep = || {
+            let Some((staged, file)) = staged.take().zip(file.as_deref()) else { return Ok(()) };
             // Does not overwrite a file that was edited after `file_to_keep` compared it.
-            if let Some(file) = &file {
-                let cannot_read = |error| Error::other(format!("{}: {error}", file.display()));
-                if text_of(file).map_err(cannot_read)? != old {
-                    return Err(Error::other(format!("{} was changed meanwhile", file.display())));
-                }
-            }
-            is_kept = true;
-            staged.take().map_or(Ok(()), Staged::commit)
+            let is_unchanged = match text_of(file) {
+                Ok(text) if text == old => Ok(()),
+                Ok(_) => Err(Error::other("it was changed meanwhile")),
+                Err(error) => Err(Error::other(format!("it cannot be read: {error}"))),
+            };
+            is_kept = is_unchanged.is_ok();
+            is_unchanged.and_then(|()| staged.commit()).or_else(|error| {
+                unsaved = Some(format!("the configuration's file cannot be replaced: {error}"));
+                if is_revocation { Ok(()) } else { Err(error) }
+            })
         };
         match self.apply(next, log, &mut keep) {
-            Ok(snapshot) => Ok((result, Some(snapshot))),
+            Ok(next) => {
+                self.set_unsaved(old, unsaved.as_deref());
+                Ok(Changed { result, next: Some(next), unsaved })
+            }
             Err(refusal) => {
                 if is_kept && let Some(file) = &file {
                     restore_file(file, &old);
@@ -253,6 +426,19 @@ impl Reconfigurator {
                 })
             }
         }
+    }
+
+    /// Records whether the file has what is in force; `text` is what it had before.
+    fn set_unsaved(&mut self, text: String, why: Option<&str>) {
+        if let Some(why) = why {
+            tracing::error!("a revocation is in force and not saved, a restart would undo it: {why}");
+        }
+        self.unsaved = why.map(|why| Unsaved { text, why: why.to_owned() });
+    }
+
+    /// Returns the text that the file had when it was last read or written.
+    fn known_text(&self) -> &str {
+        self.unsaved.as_ref().map_or(self.config.text(), |unsaved| &unsaved.text)
     }
 
     /// Returns the file to write a change to; `None` with `--ephemeral`.
@@ -271,11 +457,11 @@ impl Reconfigurator {
             ));
         };
         let text = text_of(path).map_err(|error| Failure::system(format!("{}: {error}", path.display())))?;
-        if text != self.config.text() {
+        if text != self.known_text() {
             return Err(Failure::system(format!(
                 "{} was changed since it was read (SIGHUP reads it again):\n{}",
                 path.display(),
-                difference(self.config.text(), &text)
+                difference(self.known_text(), &text)
             )));
         }
         Ok(Some(path.to_owned()))
@@ -285,7 +471,7 @@ impl Reconfigurator {
     /// resize of a disk can fail.
     fn apply(
         &mut self,
-        next: Config,
+        mut next: Config,
         log: &LogControl,
         keep: &mut dyn FnMut() -> std::io::Result<()>,
     ) -> Result<Arc<Snapshot>, Refused> {
@@ -307,7 +493,10 @@ impl Reconfigurator {
         // in this snapshot.
         let absent = next.plan().absent(Some(&self.snapshot));
         let opened: Vec<Opened> = absent.iter().filter_map(|origin| self.already_open(origin)).collect();
+        // What is absent and stays in the configuration is no part of the change.
+        next.set_away(&self.absent_in(next.plan()));
         let drives = &*self.attempts.origins().drives;
+        next.plan().check_media(Some(self.config.plan()), &self.snapshot).map_err(Refused::cause)?;
         let memory = memory_of(&self.snapshot);
         let snapshot = next.plan().snapshot_and_persist(Some(&self.snapshot), drives, &opened, keep);
         // Also after an error, which may come after a cache was replaced.
@@ -331,6 +520,7 @@ impl Reconfigurator {
         self.sockets.extend(downgrade(&sockets));
         self.listeners = sockets;
         self.snapshot = Arc::clone(&snapshot);
+        self.absent_listeners.retain(|index| snapshot.listeners[*index].is_open);
         // Retries failed attempts at once: the operator may have repaired a drive.
         let now = Instant::now();
         self.attempts.retry_now(now);
@@ -424,7 +614,9 @@ impl Reconfigurator {
 
     /// Returns the time until the next [`Reconfigurator::poll`].
     pub fn pause(&self) -> Duration {
-        self.attempts.pause()
+        let pause = self.attempts.pause();
+        let is_all_there = self.absent_listeners.is_empty() && self.disk_errors.is_empty();
+        if is_all_there { pause } else { pause.min(REMOTE_RETRY_PERIOD) }
     }
 
     /// Whether drives are being opened; these must be shut down before the process ends.
@@ -435,6 +627,7 @@ impl Reconfigurator {
     /// Collects finished open attempts, starts new ones, and checks the sizes of namespaces. Returns the
     /// snapshot for the cores if a disk was opened or a size has changed, otherwise `None`.
     pub fn poll(&mut self, now: Instant) -> Option<Arc<Snapshot>> {
+        self.save_again();
         let before = self.snapshot.generation;
         // One origin at a time, so that an error of one does not affect the others.
         while let Some((origin, result)) = self.attempts.take_finished(now) {
@@ -442,7 +635,24 @@ impl Reconfigurator {
                 self.attempts.log_failure(&origin, &error.to_string());
             }
         }
-        let renewed = if has_new_size(&self.snapshot) { self.update_snapshot(&[]) } else { Ok(()) };
+        let is_core_due = !self.disk_errors.is_empty() && now >= self.next_cores;
+        if is_core_due {
+            self.next_cores = now + CORE_RETRY_PERIOD;
+        }
+        if self.listen_again() || is_core_due {
+            // With the next snapshot, the cores are sent the sockets, and open what they lack.
+            let plan = Arc::clone(self.plan());
+            if let Err(error) = self.update_snapshot(&plan, &[]) {
+                tracing::error!("the cores are sent the same configuration again later: {error}");
+            }
+        }
+        let renewed = if has_new_size(&self.snapshot) {
+            let plan = Arc::clone(self.plan());
+            let checked = plan.check_media(None, &self.snapshot);
+            checked.and_then(|()| self.update_snapshot(&plan, &[]))
+        } else {
+            Ok(())
+        };
         let why = renewed.err().map(|error| error.to_string()).unwrap_or_default();
         if !why.is_empty() && why != self.size_error {
             tracing::error!(
@@ -457,22 +667,50 @@ impl Reconfigurator {
     /// Makes the next snapshot with what was opened, unless a reload has removed `origin` from the
     /// configuration.
     fn add_opened(&mut self, origin: &Origin, (opened, _drive): OpenedOrigin) -> Result<(), SnapshotError> {
-        if self.absent().contains(origin) { self.update_snapshot(&[opened]) } else { Ok(()) }
+        if !self.absent().contains(origin) {
+            return Ok(());
+        }
+        let Origin::Path(disk) = origin else {
+            let plan = Arc::clone(self.plan());
+            return self.update_snapshot(&plan, &[opened]);
+        };
+        // The plan of a disk that was away lacks its size and its medium.
+        let next = self.config.with_disk_again(&disk.name, self.retired.resident());
+        let next =
+            next.map_err(|errors| SnapshotError::Other(errors.lines().collect::<Vec<_>>().join("; ")))?;
+        let plan = Arc::clone(next.shared_plan());
+        self.update_snapshot(&plan, &[opened])?;
+        self.config = next;
+        Ok(())
     }
 
-    /// Makes the next snapshot of the same plan, with `opened` and new sizes, and logs the namespaces that
-    /// differ.
-    fn update_snapshot(&mut self, opened: &[Opened]) -> Result<(), SnapshotError> {
-        let next = self.plan().snapshot(Some(&self.snapshot), &*self.attempts.origins().drives, opened)?;
+    /// Makes the next snapshot of `plan`, which is that of the configuration but for a disk in `opened`, with
+    /// `opened` and new sizes, and logs the namespaces that differ.
+    fn update_snapshot(&mut self, plan: &Plan, opened: &[Opened]) -> Result<(), SnapshotError> {
+        let next = plan.snapshot(Some(&self.snapshot), &*self.attempts.origins().drives, opened)?;
         log_namespaces(&self.snapshot, &next);
         self.snapshot = next;
         Ok(())
     }
 
-    /// Returns the drives and far targets of the plan that the snapshot lacks.
+    /// Returns the names of absent disks that are at the same place in `next`.
+    fn absent_in(&self, next: &Plan) -> Vec<String> {
+        let kind_in = |plan: &Plan, name: &str| plan.disk(name).map(|disk| disk.kind.clone());
+        let is_same = |name: &&str| kind_in(next, name) == kind_in(self.plan(), name);
+        let absent = self.absent();
+        absent.iter().filter_map(Origin::disk).filter(is_same).map(str::to_owned).collect()
+    }
+
+    /// Returns the origins of the plan that the snapshot lacks.
     fn absent(&self) -> Vec<Origin> {
         self.plan().absent(Some(&self.snapshot))
     }
+}
+
+/// Whether an attempt failed for a setting of a disk on a path, which time does not change.
+fn is_of_settings(origin: &Origin, error: &SnapshotError) -> bool {
+    let is_system = matches!(error, SnapshotError::Open(OpenError::System { .. }));
+    matches!(origin, Origin::Path(_)) && !is_system
 }
 
 /// Writes the old text to the file, after a change that failed once the file was written. Logs a failure.
@@ -501,7 +739,11 @@ fn log_namespaces(before: &Snapshot, next: &Snapshot) {
         for namespace in subsystem.active() {
             let was = was.and_then(|was| was.namespace(namespace.nsid)).map(|was| was.geometry);
             if was != Some(namespace.geometry) {
-                let what = if namespace.source.kind() == "remote" { "far namespace" } else { "drive" };
+                let what = match namespace.source.kind() {
+                    "remote" => "far namespace",
+                    "file" => "file",
+                    _ => "drive",
+                };
                 tracing::info!(
                     nqn = %subsystem.nqn,
                     nsid = namespace.nsid,

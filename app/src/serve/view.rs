@@ -32,6 +32,10 @@ pub struct View {
     /// Locked while a [`Look`] exists, so that a `Look` never drops the last reference to a snapshot: that
     /// would close the disks on the caller's thread.
     current: Mutex<Current>,
+    /// Why the file lacks a revocation that is in force.
+    unsaved: Mutex<Option<String>>,
+    /// Disks and listeners of the configuration that are not there, each with the reason.
+    missing: Mutex<Vec<(String, String)>>,
 }
 
 struct Current {
@@ -57,7 +61,8 @@ impl View {
     ) -> View {
         let current = Current { snapshot: Arc::downgrade(snapshot), plan: Arc::clone(plan) };
         let (has_rdma, current) = (plan.rdma_capsule().is_some(), Mutex::new(current));
-        View { started: Instant::now(), cores, loads, has_rdma, registry, current }
+        let (unsaved, missing) = Default::default();
+        View { started: Instant::now(), cores, loads, has_rdma, registry, current, unsaved, missing }
     }
 
     /// Returns the transports on which listeners can be added.
@@ -69,6 +74,21 @@ impl View {
     /// Replaces the current plan and snapshot.
     pub fn change_to(&self, plan: &Arc<Plan>, next: &Arc<Snapshot>) {
         *self.lock() = Current { snapshot: Arc::downgrade(next), plan: Arc::clone(plan) };
+    }
+
+    /// Sets why the file lacks a revocation that is in force; `None`: it has all that is in force.
+    pub fn set_unsaved(&self, why: Option<&str>) {
+        *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = why.map(str::to_owned);
+    }
+
+    /// Sets the disks and listeners of the configuration that are not there, each with the reason.
+    pub fn set_missing(&self, missing: Vec<(String, String)>) {
+        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = missing;
+    }
+
+    fn missing(&self) -> Vec<Value> {
+        let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.iter().map(|(what, why)| json!({ "what": what, "why": why })).collect()
     }
 
     /// Drops the reference to the snapshot: later [`Look`]s have none.
@@ -141,6 +161,8 @@ impl Look<'_> {
             "pid": std::process::id(),
             "uptime_ns": self.view.uptime_ns(),
             "generation": snapshot.map(|snapshot| snapshot.generation),
+            "unsaved": *self.view.unsaved.lock().unwrap_or_else(PoisonError::into_inner),
+            "missing": self.view.missing(),
             "stalled_hosts": self.view.registry.stalled_hosts(),
             "cores": self.view.cores(),
             "controllers": self.view.controllers(),

@@ -327,6 +327,36 @@ fn set_worker_affinity(ring: &Submitter<'_>) {
     let _ = ring.register_iowq_aff(&others);
 }
 
+/// Makes a small ring and drops it.
+///
+/// # Errors
+/// That of io_uring_setup(2), with what forbids it.
+pub fn probe() -> io::Result<()> {
+    build_ring::<squeue::Entry, cqueue::Entry>(1, false).map(drop)
+}
+
+/// Returns an error of io_uring_setup(2) with what the operator can do about it.
+fn explained(error: io::Error) -> io::Error {
+    let filter = "a seccomp filter (of a container, or SystemCallFilter= of a service)";
+    let why = match Errno::from_io_error(&error) {
+        Some(Errno::PERM) => {
+            let value = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+            let is_disabled = value.is_ok_and(|value| value.trim() != "0");
+            match is_disabled {
+                true => "the sysctl kernel.io_uring_disabled forbids it".to_owned(),
+                false => format!("{filter} forbids it"),
+            }
+        }
+        Some(Errno::NOSYS) => format!("{filter} hides it, or the kernel was built without it"),
+        Some(Errno::NOMEM) => {
+            "memory is short, or what the process may lock: raise ulimit -l (LimitMEMLOCK= of a service)"
+                .to_owned()
+        }
+        Some(_) | None => return error,
+    };
+    io::Error::new(error.kind(), format!("{error}: {why}"))
+}
+
 /// Creates a ring with the set-up flags that this kernel supports: no interrupt of a polling thread for
 /// completion work (5.19), one submitting thread (6.0). Fails with `InvalidInput` for 0 or more than
 /// [`RING_ENTRIES_MAX`] entries, else with the error of io_uring_setup(2).
@@ -353,7 +383,8 @@ fn build_ring<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
         let mut better = builder();
         better.setup_coop_taskrun().setup_taskrun_flag();
         better.build(entries).or_else(|_| builder().build(entries))
-    })?;
+    });
+    let ring = ring.map_err(explained)?;
     set_worker_affinity(&ring.submitter());
     Ok(ring)
 }

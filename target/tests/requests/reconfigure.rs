@@ -293,6 +293,8 @@ fn a_disk_that_does_not_open_makes_its_namespace_not_ready_and_keeps_no_other_fr
             .iter()
             .any(|notice| matches!(notice, Notice::DiskOpen { reason } if reason.contains("locked")))
     );
+    let errors = rig.cores[0].disk_errors();
+    assert_eq!(errors.iter().map(|error| error.to_string().contains("locked")).collect::<Vec<_>>(), [true]);
     let answer = rig.read(&host.io, Sqe::read(1, 2, 0, 1), 512);
     assert_eq!(answer.status, Status::NAMESPACE_NOT_READY, "it may pass");
     assert_ok(&rig.read(&host.io, Sqe::read(1, 3, 0, 1), 512));

@@ -89,7 +89,7 @@ impl Direct {
             now: Nanos::ZERO,
             wall_ms: 0,
         };
-        let mut core = TargetCore::new(settings).expect("a core");
+        let mut core = TargetCore::new(settings);
         let home = (core.pools().0.free_bytes(), core.pools().1.free_bytes());
         let zones = [zone(4096, 64), zone(64 << 10, 40), zone(1 << 20, 8)];
         let pool = Pool::new(&zones, Pages::Base).expect("a pool");

@@ -80,7 +80,7 @@ impl Scene {
             now: Nanos::ZERO,
             wall_ms: 0,
         };
-        let core = TargetCore::new(settings).expect("a core");
+        let core = TargetCore::new(settings);
         let home = (core.pools().0.free_bytes(), core.pools().1.free_bytes());
         let pool = Pool::new(&[zone(4096, 64), zone(64 << 10, 4)], Pages::Base).expect("a pool");
         Scene { core, registry, pool, home }

@@ -238,7 +238,7 @@ impl Rig {
                     now: Nanos::ZERO,
                     wall_ms: 0,
                 };
-                TargetCore::new(settings).expect("a core")
+                TargetCore::new(settings)
             })
             .collect();
         let home = cores.iter().map(free_bytes).collect();

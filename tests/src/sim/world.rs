@@ -184,7 +184,7 @@ impl<W: Carrier> World<W> {
                 now: self.now,
                 wall_ms: 0,
             };
-            TargetCore::new(settings).expect("a core")
+            TargetCore::new(settings)
         };
         self.cores = (0..swarm.cores).map(make).collect();
         self.home = self.free_bytes();

@@ -34,14 +34,14 @@ impl Client {
         }
     }
 
-    fn send(&mut self, method: &str, params: &Value) {
+    pub(super) fn send(&mut self, method: &str, params: &Value) {
         let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
         // A target that has been killed is seen by who reads the answer.
         let _ = self.0.write_all(request.to_string().as_bytes());
     }
 
     /// The answer; `None`: the target has hung up.
-    fn answer(&mut self) -> Option<Value> {
+    pub(super) fn answer(&mut self) -> Option<Value> {
         let (mut text, mut piece) = (Vec::new(), [0; 4096]);
         loop {
             let count = self.0.read(&mut piece).unwrap_or(0);

@@ -4,9 +4,11 @@
 //! reload. `listeners`: they come and go. `initiators`: what others' initiators do. `descriptors`,
 //! `unread_log`: what the machine may run out of. `namespaces`, `drain`, `discovery`, `smart`: what they say.
 //! `full_sockets`: buffers smaller than a reply. `unconnected`: peers that never send Connect. `control`,
-//! `control_verbs`: the control socket.
+//! `control_verbs`, `revocations`: the control socket.
+//! `absent`: what is not there at the start, and io_uring that is forbidden.
 #![forbid(unsafe_code)]
 
+mod absent;
 mod cached;
 mod closing;
 mod commands;
@@ -28,6 +30,7 @@ mod remote_absent;
 mod remote_cache;
 mod remote_stall;
 mod restart;
+mod revocations;
 mod smart;
 mod status;
 mod unconnected;

@@ -160,8 +160,9 @@ fn a_disk_is_held_to_the_medium_that_it_was_made_for() {
     std::fs::rename(&path, folder.file("moved")).expect("moved");
     std::fs::File::create(&path).and_then(|file| file.set_len(16 << 20)).expect("a file");
     served.signal(Signal::HUP);
-    assert!(served.wait_for("disk[0].medium_id").contains("is another one"));
-    served.wait_for("all stays as it was");
+    let said = served.wait_for("disk[0].medium_id");
+    assert!(said.contains("is another one") && said.contains("all disks stay as they are"), "{said}");
+    served.wait_for("configuration read again");
     let other = spindle_disk::medium_id::at(&path).expect("there");
     folder.write(&held.replace(&id, &other[0]));
     served.signal(Signal::HUP);

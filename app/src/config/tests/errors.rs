@@ -3,6 +3,7 @@
 use spindle_reactor::mem::ResidentBytes;
 
 use super::*;
+use crate::config::parse_beside;
 use crate::config::{Config, LocalDrives};
 
 /// A file of a listener and these lines has these errors, each without "t.toml:"; the lines begin at 1.
@@ -477,13 +478,14 @@ fn a_missing_drive_is_told_to_whoever_looks_and_does_not_keep_the_others_from_be
 }
 
 #[test]
-fn files_that_are_not_there_not_usable_or_not_of_that_size() {
+fn files_that_are_not_there_may_come_at_the_start_and_are_refused_later() {
     let directory = Directory::new();
-    let (file, folder) = (directory.file("f", 10_000), directory.0.display().to_string());
+    let folder = directory.0.display().to_string();
+    let missing = format!("{folder}/missing");
     let disk = |path: &str, more: &str| {
         format!("[[disk]]\nname = \"a\"\nkind = \"file\"\npath = \"{path}\"\n{more}")
     };
-    let missing = format!("{folder}/missing");
+    let to_look_at = Machine { is_for_start: false, ..machine() };
     for (path, more, expected) in [
         (missing.as_str(), "", "there is no such file; create = true with a size makes a sparse one"),
         (
@@ -491,10 +493,30 @@ fn files_that_are_not_there_not_usable_or_not_of_that_size() {
             "create = true\nsize = 4096",
             &*format!("cannot be made: there is no directory {folder}/no"),
         ),
-        (&folder, "", "must be a regular file or a block device; this is a directory"),
+    ] {
+        let text = format!("{LISTENER}{}", disk(path, more));
+        let expected = format!("t.toml:6: disk[0].path = \"{path}\": {expected}");
+        assert_eq!(errors_on(&text, &to_look_at), [expected.as_str()]);
+        assert!(plan(&text).disks[0].medium.is_away);
+        let in_force = Some(&plan(LISTENER)).cloned();
+        let added = parse_beside(&text, Path::new("t.toml"), &machine(), in_force.as_ref(), &[]);
+        assert_eq!(added.map_err(|errors| errors.to_string()).err(), Some(expected));
+    }
+}
+
+#[test]
+fn files_that_are_not_usable_or_not_of_that_size() {
+    let directory = Directory::new();
+    let (file, folder) = (directory.file("f", 10_000), directory.0.display().to_string());
+    let disk = |path: &str, more: &str| {
+        format!("[[disk]]\nname = \"a\"\nkind = \"file\"\npath = \"{path}\"\n{more}")
+    };
+    let missing = format!("{folder}/missing");
+    for (path, more, expected) in [
+        (folder.as_str(), "", "must be a regular file or a block device; this is a directory"),
         ("/dev/null", "", "must be a regular file or a block device; this is a character device"),
         (
-            &file,
+            file.as_str(),
             "",
             "the file has 10000 bytes, which are not a multiple of block_bytes = 512, at least one block; \
              give it a size that is",

@@ -7,7 +7,7 @@ use spindle_reactor::mem::ResidentBytes;
 
 use super::*;
 use crate::config::sections::{Kind, Sections};
-use crate::config::{Config, validate};
+use crate::config::{Config, parse_beside, validate};
 use crate::rpc::Edit;
 use crate::rpc::tests::change;
 
@@ -61,7 +61,7 @@ pages = "base"
 
 fn read(sections: &Sections) -> Option<Plan> {
     let errors = RefCell::new(Vec::new());
-    let plan = validate::plan(&sections.read(&errors)?, &machine(), &errors);
+    let plan = validate::plan(&sections.read(&errors)?, &machine(), None, &errors);
     errors.borrow().is_empty().then_some(plan)
 }
 
@@ -181,7 +181,13 @@ fn changes_in_any_order_are_read_as_their_text_is_and_keep_its_comments() {
             let (method, params) = call(number.rotate_right(21));
             let (change, args) = change(method, params).expect("a right call");
             let sections = config.sections().expect("TOML").clone();
-            let mut edit = Edit { sections, plan: config.plan(), has_rdma: false, is_log_level_fixed: false };
+            let mut edit = Edit {
+                sections,
+                plan: config.plan(),
+                has_rdma: false,
+                is_log_level_fixed: false,
+                is_revocation: false,
+            };
             if change(&mut edit, &args).is_err() {
                 continue;
             }
@@ -206,4 +212,85 @@ fn a_change_that_the_next_start_could_not_read_is_refused() {
     sections.edit(1, |table| table.decor_mut().set_prefix(comment)).expect("TOML");
     let error = config.with_sections(sections, ResidentBytes::default()).expect_err("too long").to_string();
     assert!(error.contains("longer than 4 MiB"), "{error}");
+}
+
+/// The configuration after a method has changed it.
+fn changed(config: &Config, method: &'static str, params: serde_json::Value) -> Result<Config, String> {
+    let (change, args) = change(method, params).expect("a right call");
+    let sections = config.sections().expect("TOML").clone();
+    let mut edit = Edit { sections, plan: config.plan(), has_rdma: false, is_revocation: false };
+    change(&mut edit, &args).map_err(|failure| failure.message)?;
+    let next = config.with_sections(edit.sections, ResidentBytes::default());
+    next.map_err(|errors| errors.to_string())
+}
+
+#[test]
+fn a_change_does_not_look_at_files_of_other_disks_and_knows_their_media() {
+    let directory = Directory::new();
+    let path = directory.file("a", 1 << 20);
+    let config =
+        Config::of(&format!("{}[[disk]]\nname = \"f\"\nkind = \"file\"\npath = {path:?}\n", null("n")));
+    std::fs::rename(&path, directory.0.join("moved")).expect("it is there");
+    let config = changed(&config, "bdev_null_delete", json!({ "name": "n" })).expect("nothing of the file");
+    assert_eq!(config.plan().disks[0].bytes, 1 << 20);
+    let add = |name: &str| {
+        let (file, params) = (directory.0.join(name), |file| json!({ "name": "g", "filename": file }));
+        changed(&config, "bdev_aio_create", params(file)).map(|_| ())
+    };
+    let moved = add("moved").expect_err("the same medium");
+    assert!(moved.contains("also the path of the disk in line"), "{moved}");
+    // The next start would find both in it.
+    directory.file("a", 1 << 20);
+    let named_alike = add("a").expect_err("the same path");
+    assert!(named_alike.contains("also the path of the disk in line"), "{named_alike}");
+    directory.file("b", 1 << 20);
+    assert_eq!(add("b"), Ok(()));
+}
+
+#[test]
+fn the_medium_of_a_file_that_is_made_is_known_once_it_is_there() {
+    let directory = Directory::new();
+    let path = directory.0.join("made");
+    let config = Config::of(&format!(
+        "[[disk]]\nname = \"f\"\nkind = \"file\"\npath = {path:?}\ncreate = true\nsize = \"1MiB\"\n"
+    ));
+    directory.file("made", 1 << 20);
+    std::fs::hard_link(&path, directory.0.join("link")).expect("made");
+    let params = json!({ "name": "g", "filename": directory.0.join("link") });
+    let error = changed(&config, "bdev_aio_create", params).expect_err("the same medium");
+    assert!(error.contains("also the path of the disk in line"), "{error}");
+}
+
+#[test]
+fn a_machine_that_has_less_than_at_the_start_refuses_only_what_asks_for_more() {
+    let text = |size: &str, cores: &str| {
+        format!("[reactor]\ncores = [{cores}]\n[[disk]]\nname = \"a\"\nkind = \"ram\"\nsize = \"{size}\"\n")
+    };
+    let in_force = plan(&text("1GiB", "0, 1"));
+    let poor = Machine { cores: vec![0], available_bytes: 1 << 20, ..machine() };
+    let poorer = Machine { memory_bytes: 1 << 20, ..poor.clone() };
+    let beside = |text: &str, machine| parse_beside(text, Path::new("t.toml"), machine, Some(&in_force), &[]);
+    for machine in [&poor, &poorer] {
+        for (size, cores) in [("1GiB", "0, 1"), ("512MiB", "0, 1"), ("512MiB", "1")] {
+            assert!(beside(&text(size, cores), machine).is_ok(), "{size} {cores}");
+        }
+        for (size, cores, said) in
+            [("2GiB", "0, 1", "the machine has|are available"), ("1GiB", "2", "may use: 0")]
+        {
+            let error = beside(&text(size, cores), machine).expect_err("more").to_string();
+            assert!(said.split('|').any(|said| error.contains(said)), "{error}");
+        }
+    }
+    // Of a drive's cache, which is locked.
+    let cached = |size: &str| {
+        let cache = format!("[disk.cache]\nsize = \"{size}\"\n");
+        format!("[[disk]]\nname = \"a\"\nnvme = \"fffe:ff:1f.6\"\n{cache}")
+    };
+    let in_force = plan(&cached("128MiB"));
+    let locks_less = Machine { lockable_bytes: Some(1 << 20), ..machine() };
+    let beside =
+        |text: &str| parse_beside(text, Path::new("t.toml"), &locks_less, Some(&in_force), &[]).map(|_| ());
+    assert_eq!(beside(&cached("128MiB")), Ok(()));
+    let error = beside(&cached("129MiB")).expect_err("more").to_string();
+    assert!(error.contains("ulimit -l"), "{error}");
 }

@@ -37,7 +37,7 @@ fn core(core: usize, snapshot: &Arc<Snapshot>, registry: &Arc<Registry>) -> Targ
         now: Nanos::ZERO,
         wall_ms: 0,
     };
-    TargetCore::new(settings).expect("a core")
+    TargetCore::new(settings)
 }
 
 /// Delivers the messages between the cores.

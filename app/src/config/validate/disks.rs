@@ -1,6 +1,7 @@
 //! Validates `[[disk]]` sections: the keys of each kind, and the files and devices at their paths.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use spindle_reactor::mem::Pages;
 
 use super::super::document::{Errors, Location, Node};
 use super::super::machine::{self, BackingFile, Machine, PathState};
-use super::super::plan::{DiskKind, DiskPlan};
+use super::super::plan::{DiskKind, DiskMedium, DiskPlan};
 use super::super::tree::Located;
 use super::subsystems::Unique;
 use crate::size::Bytes;
@@ -23,44 +24,44 @@ use crate::text::quoted;
 
 pub const NOT_SERVED: &str = "must be a kind that this version serves";
 
-/// Media of the disks validated so far, by identity: location of the path in the configuration, and whether
-/// the disk is read-only.
-type Media = HashMap<(u64, u64), Vec<(Location, bool)>>;
+/// Media of the disks so far: location of the path in the configuration, and whether the disk is read-only.
+type Media = HashMap<MediumKey, Vec<(Location, bool)>>;
 
-pub fn plan(nodes: &[Arc<Node>], pages: Pages, machine: &Machine, errors: &Errors) -> Vec<Arc<DiskPlan>> {
+/// By what two disks on one medium are found.
+#[derive(PartialEq, Eq, Hash)]
+enum MediumKey {
+    Identity((u64, u64)),
+    /// Also while no file is there, or another one than the open one.
+    Path(PathBuf),
+}
+
+/// Validates the disks. One that was validated before ([`Node::disk`]) is not checked against the machine
+/// again: its file may be gone or may not answer, which is no part of a change of something else.
+///
+/// With `may_be_away`, what is not at the path of a disk may come later.
+pub fn plan(
+    nodes: &[Arc<Node>],
+    pages: Pages,
+    machine: &Machine,
+    may_be_away: bool,
+    errors: &Errors,
+) -> Vec<Arc<DiskPlan>> {
     let (mut names, mut media, mut far) = (Unique::default(), Media::new(), Unique::default());
     let mut disks = Vec::new();
     for node in nodes {
+        let count = errors.borrow().len();
         if let (Some(name), Some(location)) = (node.text("name"), node.location_of("name"))
             && let Some(line) = names.insert_or_line(name, location)
         {
             location.refuse(errors, format!("also the name of the disk in line {line}"));
         }
-        if let Some(known) = node.disk.get() {
-            disks.push(Arc::clone(known));
+        let known = node.disk.get().map(Arc::clone);
+        let Some(plan) = known.or_else(|| new_disk(node, pages, machine, may_be_away, errors)) else {
             continue;
-        }
-        let count = errors.borrow().len();
-        let Some(mut plan) = disk(node, machine, &mut media, errors) else { continue };
-        plan.cache = cache(node, &plan.kind, pages, errors);
-        plan.delay = delay(node, errors);
-        let place = match &plan.kind {
-            DiskKind::Nvme { address, namespace } => Some(("nvme", address.to_string(), namespace)),
-            DiskKind::Remote { target, namespace, .. } => {
-                Some(("nqn", format!("{} {}", target.address, target.nqn), namespace))
-            }
-            DiskKind::Ram { .. } | DiskKind::Null | DiskKind::File { .. } | DiskKind::Ng { .. } => None,
         };
-        if let Some((key, place, namespace)) = place
-            && let Some(location) = node.location_of(key)
-            && let Some(line) = far.insert_or_line((place, *namespace), location)
-        {
-            let words = format!("namespace {namespace} is also the disk in line {line}");
-            location.refuse(errors, format!("{words}; two would destroy it"));
-        }
-        let plan = Arc::new(plan);
-        // Neither the machine nor another section has a part in it.
-        if matches!(plan.kind, DiskKind::Ram { .. } | DiskKind::Null) && errors.borrow().len() == count {
+        check_medium(node, &plan, &mut media, errors);
+        check_far(node, &plan, &mut far, errors);
+        if errors.borrow().len() == count {
             let _ = node.disk.set(Arc::clone(&plan));
         }
         disks.push(plan);
@@ -68,7 +69,37 @@ pub fn plan(nodes: &[Arc<Node>], pages: Pages, machine: &Machine, errors: &Error
     disks
 }
 
-fn disk(node: &Node, machine: &Machine, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
+fn new_disk(
+    node: &Node,
+    pages: Pages,
+    machine: &Machine,
+    may_be_away: bool,
+    errors: &Errors,
+) -> Option<Arc<DiskPlan>> {
+    let mut plan = disk(node, machine, may_be_away, errors)?;
+    plan.cache = cache(node, &plan.kind, pages, errors);
+    plan.delay = delay(node, errors);
+    Some(Arc::new(plan))
+}
+
+/// Refuses a namespace of a drive or far target that is already a disk.
+fn check_far(node: &Node, plan: &DiskPlan, far: &mut Unique<((&'static str, String), u32)>, errors: &Errors) {
+    let (key, place, namespace) = match &plan.kind {
+        DiskKind::Nvme { address, namespace } => ("nvme", address.to_string(), *namespace),
+        DiskKind::Remote { target, namespace, .. } => {
+            ("nqn", format!("{} {}", target.address, target.nqn), *namespace)
+        }
+        DiskKind::Ram { .. } | DiskKind::Null | DiskKind::File { .. } | DiskKind::Ng { .. } => return,
+    };
+    if let Some(location) = node.location_of(key)
+        && let Some(line) = far.insert_or_line(((key, place), namespace), location)
+    {
+        let words = format!("namespace {namespace} is also the disk in line {line}");
+        location.refuse(errors, format!("{words}; two would destroy it"));
+    }
+}
+
+fn disk(node: &Node, machine: &Machine, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> {
     let kind = kind_of(node, errors)?;
     refuse_foreign_keys(node, &kind, errors);
     match kind.as_str() {
@@ -78,9 +109,9 @@ fn disk(node: &Node, machine: &Machine, media: &mut Media, errors: &Errors) -> O
             memory_disk(node, DiskKind::Ram { pages, is_populated, has_seals: false }, errors)
         }
         "null" => memory_disk(node, DiskKind::Null, errors),
-        "file" => file_disk(node, media, errors),
+        "file" => file_disk(node, may_be_away, errors),
         "nvme" => nvme_disk(node, machine, errors),
-        "ng" => ng_disk(node, media, errors),
+        "ng" => ng_disk(node, may_be_away, errors),
         "remote" => remote_disk(node, errors),
         // Unreachable: the schema allows no other kind, which a test checks.
         _ => {
@@ -116,7 +147,8 @@ fn size_and_block_bytes(node: &Node, errors: &Errors) -> (Option<Located<u64>>, 
 /// Returns a disk without cache and delay, which [`plan`] adds.
 fn uncached_plan(node: &Node, (block_bytes, bytes): (u32, u64), kind: DiskKind) -> DiskPlan {
     let (name, medium_id) = (node.get("name"), medium_id(node));
-    DiskPlan { name, block_bytes, bytes, kind, medium_id, cache: None, delay: None }
+    let medium = DiskMedium::default();
+    DiskPlan { name, block_bytes, bytes, kind, medium, medium_id, cache: None, delay: None }
 }
 
 /// Validates a `ram` or `null` disk.
@@ -129,13 +161,13 @@ fn memory_disk(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan>
     Some(uncached_plan(node, (block_bytes?, size?.value), kind))
 }
 
-fn file_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
+fn file_disk(node: &Node, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> {
     let (size, block_bytes) = size_and_block_bytes(node, errors);
-    let (path, bytes) = path_and_size(node, size, block_bytes.unwrap_or(512), media, errors)?;
+    let (path, bytes, medium) = path_and_size(node, size, block_bytes.unwrap_or(512), may_be_away, errors)?;
     let (is_read_only, create) = (node.get("read_only"), node.get("create"));
     let (is_direct, is_polled) = (node.get("direct"), node.get("poll"));
     let kind = DiskKind::File { path, is_read_only, create, is_direct, is_polled };
-    Some(uncached_plan(node, (block_bytes?, bytes), kind))
+    Some(DiskPlan { medium, ..uncached_plan(node, (block_bytes?, bytes), kind) })
 }
 
 /// Returns the kind; without the key `kind`, the kind of the key `nvme` or `ng`. `None`: none of these keys
@@ -177,24 +209,28 @@ fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan
 }
 
 /// Validates an `ng` disk, whose size is known once the disk is open.
-fn ng_disk(node: &Node, media: &mut Media, errors: &Errors) -> Option<DiskPlan> {
+fn ng_disk(node: &Node, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("ng") {
         let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
         node.refuse("ng", errors, words);
     }
     let path = node.find::<PathBuf>("ng")?;
     let is_read_only: bool = node.get("read_only");
-    match spindle_disk::ng::look_at(&path.value) {
+    let medium = match spindle_disk::ng::look_at(&path.value) {
         // The generic device has the same identity as its block device: both are one medium.
-        Ok(location) => check_medium(&path, (u64::MAX, location.block_number), is_read_only, media, errors),
+        Ok(location) => DiskMedium::known((u64::MAX, location.block_number)),
+        Err(error) if may_be_away && error.kind() == io::ErrorKind::NotFound => DiskMedium::away(),
         Err(error) => {
             let words = format!("must be the generic device of an NVMe namespace, like /dev/ng0n1: {error}");
             path.refuse(errors, words);
+            DiskMedium::default()
         }
+    };
+    if !medium.is_away {
+        check_medium_id(node, &path.value, errors);
     }
-    check_medium_id(node, &path.value, errors);
     let kind = DiskKind::Ng { path: path.value, is_read_only };
-    Some(uncached_plan(node, (0, 0), kind))
+    Some(DiskPlan { medium, ..uncached_plan(node, (0, 0), kind) })
 }
 
 /// Validates a `remote` disk, whose size is known once the disk is open. Does not contact the far target.
@@ -363,20 +399,24 @@ fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
     }
 }
 
-/// Returns path and size in bytes of a file disk; `None` after an error that leaves one of them unknown.
+/// Returns path, size in bytes and medium of a file disk; `None` after an error that leaves one of the first
+/// two unknown.
 fn path_and_size(
     node: &Node,
     size: Option<Located<u64>>,
     block_bytes: u32,
-    media: &mut Media,
+    may_be_away: bool,
     errors: &Errors,
-) -> Option<(PathBuf, u64)> {
+) -> Option<(PathBuf, u64, DiskMedium)> {
     if node.is_absent("path") {
         node.refuse("path", errors, "missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\"");
     }
     let path = node.find::<PathBuf>("path")?;
     let state = match machine::path_state(&path.value) {
         Ok(state) => state,
+        Err(error) if may_be_away && may_come(&error) => {
+            return Some((path.value, size.map_or(0, |size| size.value), DiskMedium::away()));
+        }
         Err(error) => {
             path.refuse(errors, format!("must be a file or block device that can be looked at: {error}"));
             return None;
@@ -386,7 +426,7 @@ fn path_and_size(
     let is_read_only: bool = node.get("read_only");
     let bytes = match &state {
         PathState::Missing { has_directory } => {
-            return missing_file(node, &path, size, *has_directory, errors);
+            return missing_file(node, &path, size, *has_directory, may_be_away, errors);
         }
         PathState::Other(what) => {
             path.refuse(errors, format!("must be a regular file or a block device; this is {what}"));
@@ -429,10 +469,14 @@ fn path_and_size(
         path.refuse(errors, format!("must be one that this process may {verb}: {error}"));
     }
     check_medium_id(node, &path.value, errors);
-    if let PathState::Regular(medium) | PathState::Block(medium) = state {
-        check_medium(&path, medium.identity, is_read_only, media, errors);
+    Some((path.value, bytes, medium_of(&state)))
+}
+
+fn medium_of(state: &PathState) -> DiskMedium {
+    match state {
+        PathState::Regular(medium) | PathState::Block(medium) => DiskMedium::known(medium.identity),
+        PathState::Missing { .. } | PathState::Other(_) => DiskMedium::default(),
     }
-    Some((path.value, bytes))
 }
 
 fn medium_id(node: &Node) -> Option<String> {
@@ -494,38 +538,58 @@ fn check_size_fits(
     }
 }
 
-/// Records a medium. Refuses a medium that is already a disk, unless both disks are read-only.
-fn check_medium(
-    path: &Located<PathBuf>,
-    identity: (u64, u64),
-    is_read_only: bool,
-    media: &mut Media,
-    errors: &Errors,
-) {
-    let same = media.entry(identity).or_default();
-    if let Some((other, _)) = same.iter().find(|(_, is_shared)| !(*is_shared && is_read_only)) {
-        path.refuse(
-            errors,
-            format!("also the path of the disk in line {}; two would destroy it", other.line),
-        );
+/// Records the medium of a disk. Refuses a medium that is already a disk, unless both disks are read-only.
+fn check_medium(node: &Node, plan: &DiskPlan, media: &mut Media, errors: &Errors) {
+    let (key, path, is_read_only) = match &plan.kind {
+        DiskKind::File { path, is_read_only, .. } => ("path", path, *is_read_only),
+        DiskKind::Ng { path, is_read_only } => ("ng", path, *is_read_only),
+        DiskKind::Ram { .. } | DiskKind::Null | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => return,
+    };
+    // A file that was made after it was validated.
+    if plan.medium.identity.get().is_none()
+        && let Ok(state) = machine::path_state(path)
+        && let Some(identity) = medium_of(&state).identity.get()
+    {
+        let _ = plan.medium.identity.set(*identity);
     }
-    same.push((path.location.clone(), is_read_only));
+    let Some(location) = node.location_of(key) else { return };
+    let identity = plan.medium.identity.get().map(|identity| MediumKey::Identity(*identity));
+    let mut other = None;
+    for medium in identity.into_iter().chain([MediumKey::Path(path.clone())]) {
+        let same = media.entry(medium).or_default();
+        let is_refused = |(_, is_shared): &&(Location, bool)| !(*is_shared && is_read_only);
+        other = other.or(same.iter().find(is_refused).map(|(other, _)| other.line));
+        same.push((location.clone(), is_read_only));
+    }
+    if let Some(line) = other {
+        location.refuse(errors, format!("also the path of the disk in line {line}; two would destroy it"));
+    }
 }
 
-/// Returns path and size of a file that does not exist yet; an error without `create`.
+/// Whether a path at which `stat` or `open` fails may be right later; false where its text is wrong.
+fn may_come(error: &io::Error) -> bool {
+    !matches!(error.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput)
+}
+
+/// Returns path, size and medium of a file that does not exist yet; an error without `create`, unless the
+/// file may be away.
 fn missing_file(
     node: &Node,
     path: &Located<PathBuf>,
     size: Option<Located<u64>>,
     has_directory: bool,
+    may_be_away: bool,
     errors: &Errors,
-) -> Option<(PathBuf, u64)> {
+) -> Option<(PathBuf, u64, DiskMedium)> {
     let create = node.find::<bool>("create")?;
     if !create.value {
+        if may_be_away {
+            return Some((path.value.clone(), size.map_or(0, |size| size.value), DiskMedium::away()));
+        }
         path.refuse(errors, "there is no such file; create = true with a size makes a sparse one");
         return None;
     }
-    if !has_directory {
+    if !has_directory && !may_be_away {
         let directory = path.value.parent().unwrap_or(Path::new("/")).display();
         path.refuse(errors, format!("cannot be made: there is no directory {directory}"));
     }
@@ -536,5 +600,6 @@ fn missing_file(
         let size = Bytes::new(1 << 30);
         create.refuse(errors, format!("a file that is made needs a size as well, like size = \"{size}\""));
     }
-    Some((path.value.clone(), size?.value))
+    let medium = if has_directory { DiskMedium::default() } else { DiskMedium::away() };
+    Some((path.value.clone(), size?.value, medium))
 }

@@ -30,7 +30,8 @@ use super::document::{Errors, Location, Node};
 use super::machine::{Machine, group_id};
 use super::memory;
 use super::plan::{
-    ControlPlan, DiskKind, LimitsPlan, LogFormat, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan, delay_text,
+    ControlPlan, DiskKind, DiskPlan, LimitsPlan, LogFormat, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
+    delay_text,
 };
 use super::schema;
 use super::tree::Located;
@@ -58,26 +59,27 @@ const ZONE_BYTES_MAX: u64 = 1 << 30;
 const OTHER_FILES: u64 = 64 + 128;
 
 /// Checks the values of the tree against each other and against `machine`. The plan is valid only if `errors`
-/// stays empty.
-pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
+/// stays empty. `in_force`: the plan of this process, which is not checked against the machine again: cores
+/// and memory that it has are allowed.
+pub fn plan(root: &Node, machine: &Machine, in_force: Option<&Plan>, errors: &Errors) -> Plan {
     let mut notes = Vec::new();
-    let reactor = reactor(root.section("reactor"), machine, errors, &mut notes);
+    let reactor = reactor(root.section("reactor"), machine, in_force, errors, &mut notes);
     let limits = limits(root, errors);
     let pool = pool(root, errors);
     let tcp = tcp(root.section("tcp"), &limits);
     let rdma = rdma(root.section("rdma"));
-    let mut disks = disks::plan(root.sections("disk"), pool.pages, machine, errors);
+    let mut disks = disks::plan(
+        root.sections("disk"),
+        pool.pages,
+        machine,
+        machine.is_for_start && in_force.is_none(),
+        errors,
+    );
     let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
     let optimistic_port = root.section("rdma").get("optimistic_port");
     // Whatever the listeners are: a cache whose settings change is replaced by an empty one.
-    for disk in disks.iter_mut().filter(|_| optimistic_port != 0) {
-        let disk = Arc::make_mut(disk);
-        if let DiskKind::Ram { has_seals, .. } = &mut disk.kind {
-            *has_seals = true;
-        }
-        if let Some(cache) = &mut disk.cache {
-            cache.has_seals = true;
-        }
+    for disk in &mut disks {
+        set_seals(disk, optimistic_port != 0);
     }
     check_optimistic_port(root.section("rdma"), optimistic_port, &listeners, errors);
     let subsystems = subsystems::subsystems(root, &listeners, errors);
@@ -102,11 +104,29 @@ pub fn plan(root: &Node, machine: &Machine, errors: &Errors) -> Plan {
         check_zones(root, &plan, errors);
     }
     if errors.borrow().is_empty() {
-        check_memory(root, &plan, machine, errors, &mut notes);
-        check_lockable(root, &plan, machine, errors, &mut notes);
+        check_memory(root, &plan, machine, in_force, errors, &mut notes);
+        check_lockable(root, &plan, machine, in_force, errors, &mut notes);
         note_unusual(&plan, machine, &mut notes);
     }
     Plan { notes, ..plan }
+}
+
+fn set_seals(disk: &mut Arc<DiskPlan>, has_them: bool) {
+    let has = match (&disk.kind, &disk.cache) {
+        (DiskKind::Ram { has_seals, .. }, _) => *has_seals,
+        (_, Some(cache)) => cache.has_seals,
+        (_, None) => return,
+    };
+    if has == has_them {
+        return;
+    }
+    let disk = Arc::make_mut(disk);
+    if let DiskKind::Ram { has_seals, .. } = &mut disk.kind {
+        *has_seals = has_them;
+    }
+    if let Some(cache) = &mut disk.cache {
+        cache.has_seals = has_them;
+    }
 }
 
 /// The group is looked up here only for `spindle check`: the start does so when it binds the socket, and a
@@ -121,7 +141,14 @@ fn control(node: &Node, machine: &Machine, errors: &Errors) -> ControlPlan {
     ControlPlan { socket: socket.map(|at| at.value), group: group.map(|at| at.value) }
 }
 
-fn reactor(node: &Node, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) -> ReactorPlan {
+fn reactor(
+    node: &Node,
+    machine: &Machine,
+    in_force: Option<&Plan>,
+    errors: &Errors,
+    notes: &mut Vec<String>,
+) -> ReactorPlan {
+    let is_in_use = |core: &usize| in_force.is_some_and(|plan| plan.reactor.cores.contains(core));
     let allowed = || alternatives(machine.cores.iter().map(usize::to_string));
     let mut cores: Vec<usize> = Vec::new();
     match node.find::<Vec<Located<usize>>>("cores") {
@@ -130,7 +157,7 @@ fn reactor(node: &Node, machine: &Machine, errors: &Errors, notes: &mut Vec<Stri
                 list.refuse(errors, "must name at least one core");
             }
             for core in list.value {
-                if !machine.cores.contains(&core.value) {
+                if !machine.cores.contains(&core.value) && !is_in_use(&core.value) {
                     core.refuse(errors, format!("must be a core that this process may use: {}", allowed()));
                 } else if cores.contains(&core.value) {
                     core.refuse(errors, "the same core twice; each core has one thread");
@@ -327,11 +354,22 @@ fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
 
 /// Checks that the memory allocated at the start fits the machine's memory, and that the memory with full RAM
 /// disks and caches fits the available memory. The second failure is only a note with
-/// `limits.memory_overcommit`. In `spindle check` it is a note if the memory fits the machine's memory.
-fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
+/// `limits.memory_overcommit`. In `spindle check` it is a note if the memory fits the machine's memory. What
+/// is not more than the memory of the plan in force is allowed.
+fn check_memory(
+    root: &Node,
+    plan: &Plan,
+    machine: &Machine,
+    in_force: Option<&Plan>,
+    errors: &Errors,
+    notes: &mut Vec<String>,
+) {
     let items = memory::memory_items(plan);
     let at_start = memory::total_bytes(&items, memory::AllocationPhase::Start);
-    if at_start > machine.memory_bytes {
+    let is_start_in_force = |plan: &Plan| {
+        at_start <= memory::total_bytes(&memory::memory_items(plan), memory::AllocationPhase::Start)
+    };
+    if at_start > machine.memory_bytes && !in_force.is_some_and(is_start_in_force) {
         let (asked, has) = (rounded(at_start), rounded(machine.memory_bytes));
         let what = format!("all that is taken at the start comes to {asked}, and the machine has {has}");
         let of_disks: Vec<_> = items.iter().filter(|sum| sum.is_of_disk()).cloned().collect();
@@ -346,7 +384,11 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
         return;
     }
     let (huge, ordinary) = memory::huge_and_ordinary(plan, &items, machine.huge_bytes, notes);
-    if ordinary <= machine.available_bytes {
+    let is_in_force = |plan: &Plan| {
+        let items = memory::memory_items(plan);
+        ordinary <= memory::huge_and_ordinary(plan, &items, machine.huge_bytes, &mut Vec::new()).1
+    };
+    if ordinary <= machine.available_bytes || in_force.is_some_and(is_in_force) {
         return;
     }
     let asked = rounded(ordinary);
@@ -384,13 +426,22 @@ fn check_memory(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, no
 
 /// Checks that memory accessed by DMA, which is locked, fits RLIMIT_MEMLOCK. Checks only plans with a cache,
 /// or with a RAM disk that initiators of Spindle read by RDMA. A failure is only a note in `spindle check`.
-fn check_lockable(root: &Node, plan: &Plan, machine: &Machine, errors: &Errors, notes: &mut Vec<String>) {
+/// What is not more than the plan in force locks is allowed.
+fn check_lockable(
+    root: &Node,
+    plan: &Plan,
+    machine: &Machine,
+    in_force: Option<&Plan>,
+    errors: &Errors,
+    notes: &mut Vec<String>,
+) {
     let (Some(lockable), Some(locked)) = (machine.lockable_bytes, memory::locked_memory(plan)) else {
         return;
     };
     let memory::LockedMemory { device_kind, bytes, largest } = locked;
     let retired = machine.retired.ordinary.saturating_add(machine.retired.huge);
-    if bytes.saturating_add(retired) <= lockable {
+    let is_in_force = || in_force.and_then(memory::locked_memory).is_some_and(|own| bytes <= own.bytes);
+    if bytes.saturating_add(retired) <= lockable || is_in_force() {
         return;
     }
     let (bytes, lockable) = (rounded(bytes), rounded(lockable));

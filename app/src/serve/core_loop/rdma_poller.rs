@@ -76,7 +76,7 @@ impl RdmaPoller {
             }
         }
         if !opened.is_empty() {
-            announce(core.target.snapshot(), TransportKind::Rdma);
+            announce(core.target.snapshot(), TransportKind::Rdma, &|_| true);
         }
     }
 

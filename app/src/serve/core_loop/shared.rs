@@ -3,8 +3,8 @@
 
 use spindle_transport::ConnectionId;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::rate::RateLimit;
@@ -21,6 +21,17 @@ use crate::serve::conn::Conn;
 /// Least time between two log lines about long turns of a core.
 const LONG_LOG_PERIOD: Nanos = Nanos::from_secs(60);
 
+/// Why a disk is not open on a core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskError {
+    pub core: usize,
+    pub disk: String,
+    pub why: String,
+}
+
+/// Per core, the disks of its advertised snapshot that are not open there.
+pub type DiskErrors = Arc<[Mutex<Vec<DiskError>>]>;
+
 pub struct Core {
     /// Connections with their queue pairs, and disks.
     pub target: TargetCore<Conn>,
@@ -32,6 +43,7 @@ pub struct Core {
     loads: Arc<[AtomicUsize]>,
     /// Per core, the generation of its advertised snapshot.
     advertised: Arc<[AtomicU64]>,
+    disk_errors: DiskErrors,
     admission: Arc<Admission>,
     refused_log: RateLimit,
     /// Earliest time of the next line about a long turn, and the count of long turns that were not logged
@@ -46,21 +58,24 @@ impl Core {
     pub fn new(
         target: TargetCore<Conn>,
         core: usize,
-        (loads, advertised): (Arc<[AtomicUsize]>, Arc<[AtomicU64]>),
+        (loads, advertised, disk_errors): (Arc<[AtomicUsize]>, Arc<[AtomicU64]>, DiskErrors),
         admission: Arc<Admission>,
     ) -> Core {
-        Core {
+        let core = Core {
             target,
             now: Nanos::ZERO,
             arrivals: Arrivals::new(),
             core,
             loads,
             advertised,
+            disk_errors,
             admission,
             refused_log: RateLimit::new(1, 5),
             long_log: (Nanos::ZERO, 0),
             evicted: Vec::new(),
-        }
+        };
+        core.publish_disk_errors();
+        core
     }
 
     pub fn core(&self) -> usize {
@@ -109,7 +124,24 @@ impl Core {
     /// Stores the generation that this core advertises. Changes by the control socket wait for that
     /// generation.
     pub fn publish_advertised(&self) {
-        self.advertised[self.core].store(self.target.advertised_snapshot().generation, Ordering::Release);
+        let (generation, advertised) =
+            (self.target.advertised_snapshot().generation, &self.advertised[self.core]);
+        if advertised.load(Ordering::Relaxed) != generation {
+            // First: who sees the generation finds its errors.
+            self.publish_disk_errors();
+            advertised.store(generation, Ordering::Release);
+        }
+    }
+
+    #[cold]
+    fn publish_disk_errors(&self) {
+        let errors = self.target.disk_errors().iter().map(|error| DiskError {
+            core: self.core,
+            disk: error.disk().to_owned(),
+            why: error.to_string(),
+        });
+        let mut published = self.disk_errors[self.core].lock().unwrap_or_else(PoisonError::into_inner);
+        *published = errors.collect();
     }
 
     /// Calls [`TargetCore::make_room`] for the caller's transport. `evict` returns false for a connection of

@@ -25,6 +25,7 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
         listeners: vec![(Arc::new(listener), 0)],
         loads: Arc::new([AtomicUsize::new(0)]),
         advertised: Arc::new([AtomicU64::new(0)]),
+        disk_errors: Arc::new([std::sync::Mutex::default()]),
         admission: Admission::new(per_address),
         rdma: RdmaSetup {
             devices: Arc::default(),

@@ -1,5 +1,5 @@
-//! [`OpenAttempts`]: opens drives and far targets in the background, each on a separate thread, and retries
-//! those that fail.
+//! [`OpenAttempts`]: opens drives, far targets and files in the background, each on a separate thread, and
+//! retries those that fail.
 //!
 //! A broken drive takes minutes to fail. Neither other attempts nor a reload wait for that.
 
@@ -10,7 +10,7 @@ use crate::config::{OpenedOrigin, Origin, Origins, SnapshotError};
 
 /// Time from a failed attempt to open a drive to the next attempt.
 pub const DRIVE_RETRY_PERIOD: Duration = Duration::from_secs(60);
-/// Time from a failed attempt to open a far target to the next attempt; shorter, since an attempt is cheap.
+/// Time from a failed attempt to open another origin to the next attempt; shorter, since an attempt is cheap.
 pub const REMOTE_RETRY_PERIOD: Duration = Duration::from_secs(2);
 /// Longest time between two checks for absent drives and for new sizes of namespaces.
 pub const CHECK_PERIOD: Duration = Duration::from_secs(5);
@@ -55,6 +55,10 @@ impl OpenAttempt {
             ),
             Origin::Remote(plan) => tracing::error!(
                 "remote disk {}: open failed ({why}); its namespaces are offline, next attempt in 2 s",
+                plan.name
+            ),
+            Origin::Path(plan) => tracing::error!(
+                "disk {}: open failed ({why}); its namespaces are offline, next attempt in 2 s",
                 plan.name
             ),
         }
@@ -130,6 +134,12 @@ impl OpenAttempts {
     /// Makes the next attempt of each origin due at `now`, without waiting for its retry period.
     pub fn retry_now(&mut self, now: Instant) {
         self.attempts.iter_mut().for_each(|attempt| attempt.next = now);
+    }
+
+    /// Returns why the last attempts for `origin` failed.
+    pub fn reason(&self, origin: &Origin) -> Option<&str> {
+        let attempt = self.attempts.iter().find(|attempt| attempt.origin == *origin)?;
+        attempt.logged.last().map(String::as_str)
     }
 
     /// Returns the time until attempts or absent origins should be checked again.

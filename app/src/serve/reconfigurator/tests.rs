@@ -533,3 +533,42 @@ fn a_far_namespace_that_becomes_read_only_is_served_so() {
     let (nqn, far) = (&next.subsystems[0].nqn, crate::identity::Data::Far("a far disk"));
     assert_eq!(after.uuid, crate::identity::uuid(nqn, 2, far));
 }
+
+#[test]
+fn a_listener_whose_address_comes_is_bound_with_the_next_snapshot() {
+    let config = Config::of("[[listener]]\naddress = \"203.0.113.9:4420\"\n");
+    let origins = Origins {
+        drives: Arc::new(Bays::default()),
+        remote: Arc::new(|_: &RemotePlan| panic!("there is none")),
+    };
+    let mut served = Reconfigurator::open(config, origins, false).unwrap_or_else(|error| panic!("{error}"));
+    assert!(served.listen_first().is_ok_and(|bound| bound.is_empty()), "the address is of no machine");
+    let missing = served.missing();
+    assert_eq!((missing.len(), missing[0].0.as_str()), (1, "listener 203.0.113.9:4420"));
+    assert_eq!(served.pause(), REMOTE_RETRY_PERIOD);
+    assert!(served.poll(Instant::now()).is_none() && served.is_absent(0), "it is tried again");
+    // As if the machine had been given it.
+    let mut snapshot = Snapshot {
+        generation: 7,
+        ..served
+            .config
+            .plan()
+            .snapshot(None, &Bays::default(), &[])
+            .map(|first| Snapshot {
+                listeners: first.listeners.clone(),
+                disks: Vec::new(),
+                slots: first.slots.clone(),
+                subsystems: Vec::new(),
+                referrals: Vec::new(),
+                generation: 1,
+                discovery_logs: Default::default(),
+                limits: first.limits.clone(),
+            })
+            .expect("nothing to open")
+    };
+    snapshot.listeners[0].address = "127.0.0.1:0".parse().expect("an address");
+    served.snapshot = Arc::new(snapshot);
+    let next = served.poll(Instant::now()).expect("for the cores");
+    assert_eq!((next.generation, served.take_listeners().len()), (8, 1));
+    assert!(served.missing().is_empty() && !served.is_absent(0));
+}

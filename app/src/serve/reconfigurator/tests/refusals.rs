@@ -405,7 +405,7 @@ fn what_each_method_refuses_for_what_there_is_names_field_value_and_what_is_allo
     for (method, params, said) in cases {
         let what = format!("{method} {params}");
         let refused = change(method, params).and_then(|(act, args)| {
-            served.change(&LogControl::unread(), |edit| act(edit, &args)).map(|(result, _)| result)
+            served.change(&LogControl::unread(), |edit| act(edit, &args)).map(|done| done.result)
         });
         let message = match refused {
             Ok(result) => panic!("{what}: is done: {result}"),
@@ -428,7 +428,7 @@ fn what_each_method_refuses_for_what_there_is_names_field_value_and_what_is_allo
     ] {
         let (act, args) = change(method, params).expect("right");
         let done = served.change(&LogControl::unread(), |edit| act(edit, &args));
-        assert!(done.is_ok_and(|(result, next)| result == json!(true) && next.is_none()), "{method}");
+        assert!(done.is_ok_and(|done| done.result == json!(true) && done.next.is_none()), "{method}");
     }
 }
 
@@ -455,7 +455,7 @@ fn a_remote_disk_gets_a_cache_from_who_says_that_nobody_else_writes() {
     for (params, size) in [(params, "1MiB"), (resized, "2MiB")] {
         let (act, args) = change("spindle_disk_cache", params).expect("right");
         let done = served.change(&LogControl::unread(), |edit| act(edit, &args));
-        assert_eq!(done.map(|(result, _)| result).map_err(|failure| failure.message), Ok(json!(true)));
+        assert_eq!(done.map(|done| done.result).map_err(|failure| failure.message), Ok(json!(true)));
         let text = std::fs::read_to_string(&file).expect("the file");
         for line in [&format!("size = {size:?}"), "read_ahead = \"64KiB\"", "sole_writer = true"] {
             assert!(text.contains(line), "{line}: {text}");
