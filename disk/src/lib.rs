@@ -401,10 +401,10 @@ pub trait Disk {
     /// - Others: `None`.
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done>;
 
-    /// Writes `data` to a range of one block if the block equals `expected`, atomically for all cores. `data` is
-    /// from [`Disk::prepare`] of a Write, as for a Write; `expected` is from the pool. Ends
-    /// with [`DiskError::CompareDiffers`] if the block differs, and with [`DiskError::NotSupported`] without
-    /// [`Geometry::can_compare_and_write`].
+    /// Writes `data` to a range of one block if the block equals `expected`, atomically for all cores. `data`
+    /// is from [`Disk::prepare`] of a Write, or from the pool after [`Prepared::Pool`]; `expected` is from
+    /// the pool. Ends with [`DiskError::CompareDiffers`] if the block differs, and with
+    /// [`DiskError::NotSupported`] without [`Geometry::can_compare_and_write`].
     fn compare_and_write(
         &mut self,
         token: Token,

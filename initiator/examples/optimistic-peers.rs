@@ -240,9 +240,11 @@ fn check_limits(address: SocketAddr, service: SocketAddr, nqn: &str) -> Outcome<
 }
 
 /// The key of memory that another target may write to is worth nothing on a host's queue pair.
-fn check_foreign_write(address: SocketAddr, memory: u64, key: u32) -> Outcome<()> {
+fn check_foreign_write(address: &str, memory: &str, key: &str) -> Outcome<()> {
+    let memory = u64::from_str_radix(memory.trim_start_matches("0x"), 16)?;
+    let key = key.parse()?;
     let request = CmRequest::new(0, 32, 0);
-    let (mut host, answer) = open(address, request.as_bytes())?;
+    let (mut host, answer) = open(address.parse()?, request.as_bytes())?;
     check("a host connects its admin queue", answer.kind == CmEventKind::Established)?;
     let status = host.execute(Operation::Write { address: memory, key })?;
     println!("the WRITE has ended: {status}");
@@ -251,13 +253,11 @@ fn check_foreign_write(address: SocketAddr, memory: u64, key: u32) -> Outcome<()
 
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [mode, address, memory, key] = arguments.as_slice()
-        && mode == "write"
-    {
-        let memory = u64::from_str_radix(memory.trim_start_matches("0x"), 16)?;
-        return check_foreign_write(address.parse()?, memory, key.parse()?);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let ["write", address, memory, key] = arguments[..] {
+        return check_foreign_write(address, memory, key);
     }
-    let [address, nqn, other_nqn] = arguments.as_slice() else {
+    let [address, nqn, other_nqn] = arguments[..] else {
         return Err(
             "usage: optimistic-peers ADDRESS:PORT NQN OTHER_NQN, or write ADDRESS:PORT MEMORY KEY".into()
         );

@@ -36,7 +36,7 @@ fn every_seed_of_the_drive_with_a_cache_keeps_every_promise() {
         let cache = drive::run_cached(seed, COMMANDS).cache;
         (hits, evictions) = (hits + cache.hits, evictions + cache.evictions);
     }
-    assert!(hits > 1000 && evictions > 1000, "{hits} hits, {evictions} evictions");
+    assert!(hits > 1000 && evictions > 500, "{hits} hits, {evictions} evictions");
 }
 
 /// `SPINDLE_SIM_SEED=n cargo nextest run -p spindle-tests one_seed_of_the_cached_drive` replays a failure.

@@ -52,6 +52,8 @@ pub use memory::{AllocationPhase, memory_items, total_bytes};
 #[cfg(test)]
 pub use origin::{DriveSource, LocalDrives, RemotePlan};
 pub use origin::{Opened, OpenedOrigin, Origin, Origins};
+#[cfg(test)]
+pub use plan::DiskMedium;
 pub use plan::{
     DiskKind, DiskPlan, ListenerPlan, LogFormat, LogPlan, Plan, SubsystemPlan, TcpPlan, cache_text,
     connect_line, delay_text, reachable_address,

@@ -110,6 +110,7 @@ fn subsystem_calls(plan: &Plan, subsystem: &SubsystemPlan, calls: &mut Vec<Value
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DiskMedium;
 
     /// `bdev_aio_create` would make a disk of another kind of it.
     #[test]
@@ -119,6 +120,7 @@ mod tests {
             block_bytes: 0,
             bytes: 0,
             kind: DiskKind::Ng { path: "/dev/ng0n1".into(), is_read_only: false },
+            medium: DiskMedium::default(),
             medium_id: None,
             cache: None,
             delay: None,

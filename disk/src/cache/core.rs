@@ -86,6 +86,10 @@ struct Read {
 }
 
 impl Read {
+    fn new(token: Option<Token>, request: &IoRequest, plan: Plan, since: Nanos) -> Read {
+        Read { token, request: *request, plan, at_disk: 0, passes_around: false, failed: None, since }
+    }
+
     /// Returns the request with the time that it has waited until `now`.
     fn request_at(&self, now: Nanos) -> IoRequest {
         let waited = Waited::of(self.request.waited.time() + between(self.since, now));
@@ -547,15 +551,7 @@ impl CachedCore {
                 (plan, true)
             }
         };
-        let read = Read {
-            token: Some(token),
-            request: *request,
-            plan,
-            at_disk: 0,
-            passes_around,
-            failed: None,
-            since: self.now,
-        };
+        let read = Read { passes_around, ..Read::new(Some(token), request, plan, self.now) };
         let slot = self.cache.commands.insert(Entry::Read(read));
         self.step_read(slot);
     }

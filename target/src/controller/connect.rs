@@ -94,9 +94,6 @@ pub enum Reason {
     /// HOSTNQN is not that of the controller's admin queue.
     #[error("hostnqn: controller {0:#x} belongs to another host")]
     OtherHost(u16),
-    /// The host has no HOSTNQN, and its HOSTID is not that of the controller's admin queue.
-    #[error("hostid: controller {0:#x} belongs to another host")]
-    OtherHostId(u16),
     /// The controller is not enabled, or has failed.
     #[error("cntlid = {0:#x}: enabled controllers (CC.EN 1) are allowed")]
     NotReady(u16),
@@ -260,7 +257,8 @@ fn find_subsystem<'a>(
         .snapshot
         .subsystem(&fields.subsystem_nqn)
         .filter(|subsystem| is_offered(subsystem) || is_gone && fields.qid != 0)
-        .ok_or_else(|| ConnectRefusal::invalid(Reason::Subsystem, ConnectInvalid::SUBNQN))?;
+        // It may come, or come back: Linux gives a lost controller up for good after a refusal with DNR.
+        .ok_or_else(|| ConnectRefusal::invalid(Reason::Subsystem, ConnectInvalid::SUBNQN).without_dnr())?;
     if !subsystem.hosts.allows(&fields.host_nqn) {
         return Err(ConnectRefusal::with_status(Reason::HostNotAllowed, Status::CONNECT_INVALID_HOST.dnr()));
     }
@@ -316,10 +314,6 @@ fn connect_io(cx: &Context<'_>, fields: &ConnectFields) -> Result<ConnectedQueue
     if shared.host_nqn != fields.host_nqn {
         return Err(ConnectRefusal::invalid(Reason::OtherHost(cntlid), ConnectInvalid::HOSTNQN));
     }
-    // Hosts without a name are told apart by HOSTID.
-    if fields.host_nqn.is_unnamed() && shared.host_id != fields.host_id {
-        return Err(ConnectRefusal::invalid(Reason::OtherHostId(cntlid), ConnectInvalid::HOSTID));
-    }
     let qid_max = subsystem.io_queues_max.min(IO_QUEUES_MAX);
     if fields.qid > qid_max {
         return Err(ConnectRefusal::invalid(Reason::QueueId(fields.qid, qid_max), ConnectInvalid::QID));
@@ -334,8 +328,8 @@ fn connect_io(cx: &Context<'_>, fields: &ConnectFields) -> Result<ConnectedQueue
         let reason = Reason::NotReady(cntlid);
         return Err(ConnectRefusal::with_status(reason, Status::COMMAND_SEQUENCE_ERROR));
     }
-    // Base 2.0 demands the HOSTID of the admin queue. Some initiators send a new HOSTID for each queue. Like
-    // nvmet and SPDK's target, Spindle compares the HOSTNQN of hosts that have one.
+    // Base 2.0 demands the HOSTID of the admin queue. SPDK's initiator without a HOSTNQN sends a new HOSTID for
+    // each queue. Like nvmet and SPDK's target, Spindle compares HOSTNQN only.
     let has_other_id = shared.host_id != fields.host_id && shared.note_other_host_id();
     Ok(ConnectedQueue::Io { shared, qid: fields.qid, has_other_id })
 }

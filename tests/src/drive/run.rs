@@ -18,7 +18,7 @@ const TURNS_MAX: u64 = 100_000;
 /// Commands in flight, from which on no more are submitted.
 const IN_FLIGHT_MAX: usize = 100;
 /// A small cache, so that pages are evicted.
-const CACHE_BYTES: u64 = 64 << 10;
+const CACHE_BYTES: u64 = 512 << 10;
 /// Copies in flight, and blocks of one: what a block may be multiplies with both.
 const COPIES_MAX: usize = 3;
 const COPY_BLOCKS_MAX: u32 = 512;

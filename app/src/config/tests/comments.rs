@@ -133,7 +133,13 @@ fn after(config: &Config, method: &str, params: Value) -> Config {
     let what = format!("{method} {params}");
     let (change, args) = change(method, params).expect("a right call");
     let sections = config.sections().expect("TOML").clone();
-    let mut edit = Edit { sections, plan: config.plan(), has_rdma: false, is_log_level_fixed: false };
+    let mut edit = Edit {
+        sections,
+        plan: config.plan(),
+        has_rdma: false,
+        is_log_level_fixed: false,
+        is_revocation: false,
+    };
     change(&mut edit, &args).unwrap_or_else(|failure| panic!("{what}: {}", failure.message));
     let next = config.with_sections(edit.sections, ResidentBytes::default());
     next.unwrap_or_else(|errors| panic!("{what}: {errors}"))

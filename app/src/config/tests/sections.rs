@@ -218,7 +218,13 @@ fn a_change_that_the_next_start_could_not_read_is_refused() {
 fn changed(config: &Config, method: &'static str, params: serde_json::Value) -> Result<Config, String> {
     let (change, args) = change(method, params).expect("a right call");
     let sections = config.sections().expect("TOML").clone();
-    let mut edit = Edit { sections, plan: config.plan(), has_rdma: false, is_revocation: false };
+    let mut edit = Edit {
+        sections,
+        plan: config.plan(),
+        has_rdma: false,
+        is_log_level_fixed: false,
+        is_revocation: false,
+    };
     change(&mut edit, &args).map_err(|failure| failure.message)?;
     let next = config.with_sections(edit.sections, ResidentBytes::default());
     next.map_err(|errors| errors.to_string())

@@ -75,15 +75,7 @@ impl CachedCore {
             }
             // `submit_runs` sets the range of each piece.
             let request = IoRequest { client, ..IoRequest::new(Op::Read, BlockRange { lba: 0, blocks: 0 }) };
-            let read = Read {
-                token: None,
-                request,
-                plan,
-                at_disk: 0,
-                passes_around: false,
-                failed: None,
-                since: self.now,
-            };
+            let read = Read::new(None, &request, plan, self.now);
             let slot = self.cache.commands.insert(Entry::Read(read));
             self.step_read(slot);
         }

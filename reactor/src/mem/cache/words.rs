@@ -9,8 +9,8 @@
 //!                          └──────────> Lost ──── invalidate ────────────┘
 //! ```
 //!
-//! A frame is written only while it is Filling or Doomed, by the owner of its [`Filling`]. A Lost frame has no
-//! such owner any more, but still an entry in the index above; lookups see it as Filling. A frame is read
+//! A frame is written only while it is Filling or Doomed, by the owner of its [`Filling`]. A Lost frame has
+//! no such owner any more, but still an entry in the index above; lookups see it as Filling. A frame is read
 //! only under a [`Pin`] that found it Present. A frame is freed only without pins. These three rules make the
 //! slices of [`CacheFrames`](super::CacheFrames) sound, even if the index above is wrong.
 //!

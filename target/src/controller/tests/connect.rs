@@ -109,7 +109,7 @@ fn names_must_be_names() {
     // One that is not configured is refused, whatever it begins with.
     let mut attempt = Attempt::admin();
     attempt.data.subnqn = nqn("blktests-subsystem-1").to_field();
-    assert!(attempt.invalid(&world, ConnectInvalid::SUBNQN).status.is_dnr());
+    assert!(!attempt.invalid(&world, ConnectInvalid::SUBNQN).status.is_dnr(), "it may come");
 }
 
 #[test]
@@ -127,11 +127,6 @@ fn a_host_without_a_name_is_any_host_and_on_no_list() {
     controller.shared.set_ready(true);
     let cntlid = controller.shared.cntlid;
     assert!(unnamed(1, cntlid).make(&world).is_ok());
-    // Without a name, another HOSTID is another host.
-    let mut other = unnamed(2, cntlid);
-    other.data.hostid = [1; 16];
-    let refusal = other.invalid(&world, ConnectInvalid::HOSTID);
-    assert_eq!(refusal.reason, Reason::OtherHostId(cntlid));
     // A host with a name is another one.
     Attempt::io(cntlid, 2).invalid(&world, ConnectInvalid::HOSTNQN);
     world.subsystem().hosts = AllowedHosts::Only(vec![nqn(HOST)]);
@@ -165,7 +160,7 @@ fn an_unknown_subsystem_or_one_of_another_listener_is_an_invalid_parameter() {
     let mut world = World::new();
     let refusal =
         Attempt::of("nqn.2026-01.test:none", HOST, 0, 0xffff).invalid(&world, ConnectInvalid::SUBNQN);
-    assert!(refusal.status.is_dnr());
+    assert!(!refusal.status.is_dnr(), "it may come");
     world.peer.listener = 1;
     Attempt::admin().invalid(&world, ConnectInvalid::SUBNQN);
     world.subsystem().listeners.push(1);
