@@ -190,10 +190,8 @@ fn serve(
     // Drives that are being opened are also shut down, if they become ready in time.
     let give_up = Instant::now() + DRIVE_WAIT_MAX;
     while reconfigurator.is_opening_drives() && Instant::now() < give_up {
-        if matches!(
-            tasks.recv_timeout(reconfigurator.pause()),
-            Ok(MainTask::End) | Err(RecvTimeoutError::Disconnected)
-        ) {
+        let next = tasks.recv_timeout(reconfigurator.pause());
+        if matches!(next, Ok(MainTask::End) | Err(RecvTimeoutError::Disconnected)) {
             break;
         }
     }

@@ -402,8 +402,8 @@ impl Reconfigurator {
             // Does not overwrite a file that was edited after `file_to_keep` compared it.
             let is_unchanged = match text_of(file) {
                 Ok(text) if text == old => Ok(()),
-                Ok(_) => Err(Error::other("it was changed meanwhile")),
-                Err(error) => Err(Error::other(format!("it cannot be read: {error}"))),
+                Ok(_) => Err(Error::other(format!("{} was changed meanwhile", file.display()))),
+                Err(error) => Err(Error::other(format!("{}: {error}", file.display()))),
             };
             is_kept = is_unchanged.is_ok();
             is_unchanged.and_then(|()| staged.commit()).or_else(|error| {

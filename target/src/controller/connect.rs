@@ -328,8 +328,8 @@ fn connect_io(cx: &Context<'_>, fields: &ConnectFields) -> Result<ConnectedQueue
         let reason = Reason::NotReady(cntlid);
         return Err(ConnectRefusal::with_status(reason, Status::COMMAND_SEQUENCE_ERROR));
     }
-    // Base 2.0 demands the HOSTID of the admin queue. SPDK's initiator without a HOSTNQN sends a new HOSTID for
-    // each queue. Like nvmet and SPDK's target, Spindle compares HOSTNQN only.
+    // Base 2.0 demands the HOSTID of the admin queue. SPDK's initiator without a HOSTNQN sends a new HOSTID
+    // for each queue. Like nvmet and SPDK's target, Spindle compares HOSTNQN only.
     let has_other_id = shared.host_id != fields.host_id && shared.note_other_host_id();
     Ok(ConnectedQueue::Io { shared, qid: fields.qid, has_other_id })
 }

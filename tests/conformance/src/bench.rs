@@ -104,6 +104,8 @@ impl Bench {
         if self.turns.is_multiple_of(7) && self.turns < SWITCHED_TURNS {
             self.switch(CACHES[self.turns / 7 % CACHES.len()]);
         }
+        // As the target's core in each of its turns.
+        self.pool.clear_claims();
         for core in 0..CORES {
             self.cores[core].poll(self.now, &mut self.done);
             for done in std::mem::take(&mut self.done) {

@@ -479,6 +479,11 @@ impl Sim {
             core.disk = None;
             *leaked = core.pool_bytes - core.pool.free_bytes();
         }
+        // A read that finds no frame waits for memory, which must not become less and less.
+        if self.is_cached {
+            self.world.renew_pool(core);
+            self.leaked[core] = 0;
+        }
         self.world.open(core);
     }
 

@@ -38,6 +38,7 @@ pub struct World {
     pub now: u64,
     done: Vec<Done>,
     depth: u32,
+    zones: Vec<ZoneSpec>,
 }
 
 impl World {
@@ -80,8 +81,17 @@ impl World {
         };
         let cores = (0..cores).map(|_| core()).collect();
         let done = Vec::with_capacity(DONE_MAX);
-        let mut world =
-            World { emulator, disk: Some(nvme.clone()), nvme: Some(nvme), manager, cores, now, done, depth };
+        let mut world = World {
+            emulator,
+            disk: Some(nvme.clone()),
+            nvme: Some(nvme),
+            manager,
+            cores,
+            now,
+            done,
+            depth,
+            zones: zones.to_vec(),
+        };
         (0..world.cores.len()).for_each(|core| world.open(core));
         world
     }
@@ -100,6 +110,15 @@ impl World {
         cached
     }
 
+    /// Gives a core that is closed other memory.
+    ///
+    /// # Panics
+    /// Without memory.
+    pub fn renew_pool(&mut self, index: usize) {
+        let pool = Pool::new(&self.zones, Pages::Base).expect("a pool");
+        self.cores[index] = Core { disk: None, pool_bytes: pool.free_bytes(), pool };
+    }
+
     /// Give a core a queue, if the drive has one.
     pub fn open(&mut self, index: usize) {
         let (Some(core), Some(source)) = (self.cores.get_mut(index), &self.disk) else { return };
@@ -115,6 +134,8 @@ impl World {
 
     /// A poll of one core: what has ended.
     pub fn poll(&mut self, index: usize) -> std::vec::Drain<'_, Done> {
+        // As the target's core in each of its turns.
+        self.cores.get(index).inspect(|core| core.pool.clear_claims());
         if let Some(disk) = self.cores.get_mut(index).and_then(|core| core.disk.as_mut()) {
             disk.poll(Nanos::ZERO, &mut self.done);
         }

@@ -264,6 +264,8 @@ impl Sim {
             return;
         }
         lock(&self.world).polled[core] = self.now;
+        // As the target's core in each of its turns.
+        self.cores[core].pool.clear_claims();
         let disk = self.cores[core].disk.as_mut().expect("open");
         disk.poll(self.now, &mut self.done);
         for done in self.done.drain(..).collect::<Vec<_>>() {

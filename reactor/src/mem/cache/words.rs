@@ -225,8 +225,8 @@ impl<W: AtomicWord> FrameWords<W> {
         self.frames.get(frame as usize).is_some_and(|entry| entry.word.load(Ordering::Relaxed) & PINS != 0)
     }
 
-    /// Returns the counts of frames: free, filling (also doomed or lost), present, detached. Approximate while other
-    /// threads change states.
+    /// Returns the counts of frames: free, filling (also doomed or lost), present, detached. Approximate
+    /// while other threads change states.
     #[must_use]
     pub fn census(&self) -> [u32; 4] {
         let mut counts = [0; 4];
