@@ -315,7 +315,13 @@ impl Sections {
                 self.0.push(section);
             } else {
                 comments.push_str(&section.text);
-                self.0.push(Arc::new(Section::new(section.kind, &section.name, &comments)));
+                let commented = Section::new(section.kind, &section.name, &comments);
+                // Its disk is not asked again: only comments have come.
+                let disk = section.node().and_then(|node| node.disk.get());
+                if let (Some(disk), Some(node)) = (disk, commented.node()) {
+                    let _ = node.disk.set(Arc::clone(disk));
+                }
+                self.0.push(Arc::new(commented));
                 comments.clear();
             }
         }

@@ -342,8 +342,16 @@ impl Reconfigurator {
         if self.unsaved.is_none() {
             return;
         }
+        let has_all = |path: &Path| text_of(path).is_ok_and(|text| text == self.config.text());
+        if self.config.source().is_some_and(has_all) {
+            // Somebody has put it into the file by hand.
+            self.unsaved = None;
+            return;
+        }
         let Ok(Some(file)) = self.file_to_keep() else { return };
-        if Staged::new(&file, self.config.text()).and_then(Staged::commit).is_ok() {
+        let Ok(staged) = Staged::new(&file, self.config.text()) else { return };
+        // To write and sync takes time, in which the file may be edited.
+        if self.file_to_keep().is_ok() && staged.commit().is_ok() {
             self.unsaved = None;
             let file = file.display();
             tracing::info!(%file, "the revocations that could not be saved are in the file now");
@@ -372,7 +380,8 @@ impl Reconfigurator {
         let Edit { sections, is_revocation, .. } = edited;
         let (file, mut unsaved) = match file {
             Ok(file) => (file, None),
-            Err(failure) if is_revocation => (None, Some(failure.message)),
+            // Without a file it could never be saved, nor be taken back.
+            Err(failure) if is_revocation && self.config.source().is_some() => (None, Some(failure.message)),
             Err(failure) => return Err(failure),
         };
         // Compared with the former sections: to cut the text can move lines, which is no change.
@@ -518,7 +527,7 @@ impl Reconfigurator {
         self.config = next;
         self.sockets.retain(|(socket, _)| socket.strong_count() > 0);
         self.sockets.extend(downgrade(&sockets));
-        self.listeners = sockets;
+        self.listeners.extend(sockets);
         self.snapshot = Arc::clone(&snapshot);
         self.absent_listeners.retain(|index| snapshot.listeners[*index].is_open);
         // Retries failed attempts at once: the operator may have repaired a drive.

@@ -19,6 +19,7 @@
 //! time holds from the submission to this layer.
 
 mod fetch;
+mod read;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Holder, Pool};
 
+use self::read::Read;
 use super::ahead::{Fetch, Streams};
 use super::counts::{CoreCounts, NO_HOST};
 use super::index::{Found, NO_FRAME, PageBuckets};
@@ -37,8 +39,7 @@ use super::sweeps::Sweep;
 use crate::layer::{Call, Commands, between, inner_token, number_of};
 use crate::shape::block_shift;
 use crate::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Prepared,
-    Token, Waited,
+    Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
 };
 
 const FRAME: u64 = FRAME_BYTES as u64;
@@ -68,34 +69,6 @@ const FILL_WAIT_MAX: Nanos = Nanos::from_secs(1);
 /// Owner of the pieces that fill frames. No queue pair has this owner: a slab has at most 65,535 entries, so
 /// no slot has index 65,535.
 const FILLS: Owner = Owner(0xffff);
-
-/// A read in flight.
-struct Read {
-    /// `None`: a read-ahead, or a cancelled read whose [`Done`] was returned already.
-    token: Option<Token>,
-    request: IoRequest,
-    plan: Plan,
-    /// Number of pieces at the inner disk.
-    at_disk: u32,
-    /// The whole read is passed to the inner disk once its pieces have completed.
-    passes_around: bool,
-    /// A piece has failed: the read ends so once its pieces have completed.
-    failed: Option<DiskError>,
-    /// Time of the submission to this layer.
-    since: Nanos,
-}
-
-impl Read {
-    fn new(token: Option<Token>, request: &IoRequest, plan: Plan, since: Nanos) -> Read {
-        Read { token, request: *request, plan, at_disk: 0, passes_around: false, failed: None, since }
-    }
-
-    /// Returns the request with the time that it has waited until `now`.
-    fn request_at(&self, now: Nanos) -> IoRequest {
-        let waited = Waited::of(self.request.waited.time() + between(self.since, now));
-        IoRequest { waited, ..self.request }
-    }
-}
 
 /// A command in flight.
 enum Entry {
@@ -563,6 +536,12 @@ impl CachedCore {
                 return;
             }
             let Some(Run { page, buf }) = read.plan.runs.pop() else { return };
+            if page * FRAME + buf.len() as u64 > self.inner.geometry().bytes() {
+                // The disk has shrunk, and the page is not whole any more.
+                context.give_up(buf);
+                read.passes_around = true;
+                continue;
+            }
             read.at_disk += 1;
             self.pieces += 1;
             let blocks = u32::try_from(buf.len() >> self.shift).unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Gives the memory of caches back on a thread of its own. Unmapping takes seconds for tens of GiB, and the
 //! last user of a cache is a data core, or the last reply that is sent from its frames.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use spindle_reactor::mem::CacheFrames;
@@ -17,39 +17,65 @@ enum Former {
     Frames(Arc<CacheFrames>),
 }
 
-/// Former caches, of all disks. `None`: no thread looks after them.
-static FORMER: Mutex<Option<Vec<Former>>> = Mutex::new(None);
-
-fn lock() -> MutexGuard<'static, Option<Vec<Former>>> {
-    FORMER.lock().unwrap_or_else(PoisonError::into_inner)
+/// The thread, and what it looks after: former caches of all disks.
+struct Releaser {
+    former: Mutex<Vec<Former>>,
+    has_some: Condvar,
 }
 
-/// Drops caches that no core gets any more, once their last user has gone. If no thread can be had, the last
-/// user gives the memory back.
+/// `None`: there was no thread.
+static RELEASER: OnceLock<Option<Releaser>> = OnceLock::new();
+
+/// Starts the thread with the first cache: a thread that a data core started would share its processor.
+/// Without it the last user of a cache gives its memory back.
+pub(super) fn start() {
+    RELEASER.get_or_init(|| {
+        let run = || RELEASER.wait().as_ref().map(Releaser::run);
+        match std::thread::Builder::new().name("cache-release".to_owned()).spawn(run) {
+            Ok(_) => Some(Releaser { former: Mutex::new(Vec::new()), has_some: Condvar::new() }),
+            Err(error) => {
+                tracing::warn!(%error, "no thread to give back the memory of caches: a data core does it");
+                None
+            }
+        }
+    });
+}
+
+/// Drops caches that no core gets any more, once their last user has gone.
 pub(super) fn release(caches: Vec<Arc<Shared>>) {
-    if caches.is_empty() {
-        return;
+    let Some(Some(releaser)) = RELEASER.get() else { return };
+    let mut former = releaser.lock();
+    for cache in caches {
+        // Two changes in a row both find the cache that cores still leave. A second reference would keep it.
+        let is_it = |one: &Former| matches!(one, Former::Cache(known) if Arc::ptr_eq(known, &cache));
+        if !former.iter().any(is_it) {
+            former.push(Former::Cache(cache));
+        }
     }
-    let mut former = lock();
-    let has_thread = former.is_some();
-    former.get_or_insert_default().extend(caches.into_iter().map(Former::Cache));
-    if has_thread {
-        return;
+    drop(former);
+    releaser.has_some.notify_one();
+}
+
+impl Releaser {
+    fn lock(&self) -> MutexGuard<'_, Vec<Former>> {
+        self.former.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    let spawned = std::thread::Builder::new().name("cache-release".to_owned()).spawn(|| while step() {});
-    if let Err(error) = spawned {
-        tracing::warn!(%error, "no thread to give back the memory of a cache: a data core does it");
-        *former = None;
+
+    fn run(&self) {
+        loop {
+            let former = self.has_some.wait_while(self.lock(), |former| former.is_empty());
+            let unused = take_unused(&mut former.unwrap_or_else(PoisonError::into_inner));
+            // Without the lock, which a data core may wait for: this unmaps.
+            drop(unused);
+            std::thread::park_timeout(PERIOD);
+        }
     }
 }
 
-/// Drops what has no other user. Returns false when nothing is left.
-fn step() -> bool {
-    std::thread::park_timeout(PERIOD);
-    let mut former = lock();
-    let Some(all) = &mut *former else { return false };
+/// Takes what has no other user out of `former`.
+fn take_unused(former: &mut Vec<Former>) -> Vec<Former> {
     let mut unused = Vec::new();
-    for mut one in std::mem::take(all) {
+    for mut one in std::mem::take(former) {
         // The frames outlive the cache while replies are sent from them.
         if let Former::Cache(cache) = &one
             && Arc::strong_count(cache) == 1
@@ -57,15 +83,9 @@ fn step() -> bool {
             let frames = Arc::clone(&cache.frames);
             unused.push(std::mem::replace(&mut one, Former::Frames(frames)));
         }
+        // The cache that is dropped below is one of its users.
         let is_unused = matches!(&one, Former::Frames(frames) if Arc::strong_count(frames) == 1);
-        if is_unused { &mut unused } else { &mut *all }.push(one);
+        if is_unused { &mut unused } else { &mut *former }.push(one);
     }
-    if all.is_empty() {
-        *former = None;
-    }
-    let is_left = former.is_some();
-    drop(former);
-    // Without the lock, which a change of another cache waits for: this unmaps.
-    drop(unused);
-    is_left
+    unused
 }

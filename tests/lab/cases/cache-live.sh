@@ -18,13 +18,16 @@ verify_fio before --size=16M --bs=4k --iodepth=16
 verify_fio small --size=32M --bs=4k --iodepth=16 --time_based --runtime=25 &
 small=$!
 under_way "$small"
-changes=0
+changes=0 caches=0
 while kill -0 "$small" 2>/dev/null; do
     for size in 8MiB 32MiB 1MiB '' 64KiB; do
         with ${size:+"$size" "$([ $((changes % 2)) = 0 ] && echo lru || echo s3-fifo)"}
         reload_target
         changes=$((changes + 1))
         sleep 0.3
+        # fio reads meanwhile, so that a cache that is in use has counted.
+        seen=$(counted hits)$(counted misses)
+        if [ -n "$size" ] && [ "${seen:-0}" -gt 0 ]; then caches=$((caches + 1)); fi
     done
     ctl disk cache file 16MiB --policy lru >/dev/null
     sleep 0.3
@@ -33,9 +36,9 @@ while kill -0 "$small" 2>/dev/null; do
     sleep 0.3
 done
 wait "$small"
-# Every kind of change once; how many more there are depends on the machine.
-[ "$changes" -ge 7 ] || fail "only $changes changes"
-echo "$changes changes"
+# How many more there are depends on the machine.
+[ "$caches" -ge 4 ] || fail "a cache was in use after $caches of $changes changes"
+echo "$changes changes, a cache was in use after $caches"
 with 32MiB
 reload_target
 sleep 1

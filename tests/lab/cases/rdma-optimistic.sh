@@ -29,13 +29,19 @@ optimistic fits --rw randread --span 8MiB --seconds 3
 [ "$(counted fits accepted)" -gt "$((10 * $(counted fits rejected) + 1000))" ] || fail 'what fits the cache is not read by RDMA'
 optimistic verified --rw randrw --verify --span 8MiB --seconds 5
 [ "$(counted verified accepted)" -gt 100 ] || fail 'beside writes nothing was read by RDMA'
+# evictions: of the cache of the file, so far.
+evictions() { "$SPINDLE" ctl --socket "$WORK/control" cache --json | sed -nE '0,/"evictions"/s/.*"evictions": ([0-9]+).*/\1/p'; }
+before=$(evictions)
 optimistic evicted --rw randrw --mix 90 --verify --span 96MiB --seconds 10
+[ "$(($(evictions) - before))" -gt 100 ] || fail 'no page was evicted'
 [ "$(counted evicted accepted)" -gt 100 ] || fail 'while pages are evicted nothing was read by RDMA'
 
 # Reads of several pages, of which Get References tells where they are.
 block=32KiB optimistic several --rw randrw --verify --span 8MiB --seconds 5
 [ "$(counted several accepted)" -gt 100 ] || fail 'no read of several pages is optimistic'
+before=$(evictions)
 block=64KiB optimistic several-evicted --rw randrw --mix 90 --verify --span 96MiB --seconds 8
+[ "$(($(evictions) - before))" -gt 100 ] || fail 'no page was evicted by reads of several'
 [ "$(counted several-evicted accepted)" -gt 10 ] || fail 'while pages are evicted no read of several pages is optimistic'
 
 # A RAM disk, and the references of all its pages at once.

@@ -234,11 +234,13 @@ fn changed(config: &Config, method: &'static str, params: serde_json::Value) -> 
 fn a_change_does_not_look_at_files_of_other_disks_and_knows_their_media() {
     let directory = Directory::new();
     let path = directory.file("a", 1 << 20);
-    let config =
-        Config::of(&format!("{}[[disk]]\nname = \"f\"\nkind = \"file\"\npath = {path:?}\n", null("n")));
+    // The comment of what is removed goes to the section of the file.
+    let file = format!("[[disk]]\nname = \"f\"\nkind = \"file\"\npath = {path:?}\n");
+    let config = Config::of(&format!("# To try it.\n{}# To keep.\n{file}", null("n")));
     std::fs::rename(&path, directory.0.join("moved")).expect("it is there");
     let config = changed(&config, "bdev_null_delete", json!({ "name": "n" })).expect("nothing of the file");
     assert_eq!(config.plan().disks[0].bytes, 1 << 20);
+    assert!(config.text().starts_with("# To try it.\n"), "{}", config.text());
     let add = |name: &str| {
         let (file, params) = (directory.0.join(name), |file| json!({ "name": "g", "filename": file }));
         changed(&config, "bdev_aio_create", params(file)).map(|_| ())

@@ -113,6 +113,33 @@ fn the_time_of_a_sweep_and_of_a_change_of_the_cache_counts() {
     rig.assert_plain();
 }
 
+/// Two changes while a command keeps the cores from leaving the first cache.
+#[test]
+fn a_cache_that_was_replaced_twice_gives_its_memory_back() {
+    let mut rig = Rig::new(16 * PAGE, 1 << 20);
+    rig.data(PAGE, PAGE);
+    let control = std::sync::Arc::clone(&rig.control);
+    rig.control.holds_writes.store(true, SeqCst);
+    rig.write(1, 0, PAGE, 7);
+    for bytes in [64 << 10, 128 << 10] {
+        let next = spec(bytes, PolicyKind::Lru);
+        let change = rig.source.prepare_cache(Some(&next)).expect("it can be").expect("another");
+        rig.source.set_cache(change);
+        rig.disk.reconfigure();
+        rig.poll();
+    }
+    rig.control.holds_writes.store(false, SeqCst);
+    assert_eq!(rig.wait(1).result, Ok(()));
+    (0..8).for_each(|_| _ = rig.poll());
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    // The first and the second.
+    while control.unmapped_by.lock().expect("no panic").len() < 2 {
+        assert!(std::time::Instant::now() < end, "memory is not given back");
+        std::thread::yield_now();
+    }
+    rig.assert_at_rest();
+}
+
 /// The memory of a cache that is removed or replaced, or whose disk goes, is not given back by a core.
 #[test]
 fn no_core_unmaps_the_memory_of_a_cache() {
