@@ -80,7 +80,8 @@ fn open(to: SocketAddr, private_data: &[u8]) -> Outcome<(Peer, CmEvent)> {
     let queue_pair = id.create_queue_pair(device, &config)?;
     let memory = device.register(Area::map(4096, Pages::Base)?, Access::LOCAL_WRITE)?;
     let initiator_depth = device.limits().initiator_depth;
-    id.connect(&ConnectParams { private_data, initiator_depth, responder_resources: 0 })?;
+    // A target of NVMe needs one, for its READs of data.
+    id.connect(&ConnectParams { private_data, initiator_depth, responder_resources: 1 })?;
     let answer = event(&channel)?;
     let accept = OptimisticAccept::default();
     Ok((Peer { queue_pair, queue, memory, id, channel, accept }, answer))
