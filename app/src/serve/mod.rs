@@ -260,7 +260,9 @@ fn apply_change(
             // Those of disks that the change opens or shows to hosts.
             let is_of_change = |error: &DiskError| {
                 let is_shown = exposes(reconfigurator.plan(), &error.disk) && !exposes(&former, &error.disk);
-                is_shown || !errors.contains(error)
+                // The reason may be another one at each try.
+                let is_it = |known: &DiskError| (known.core, &known.disk) == (error.core, &error.disk);
+                is_shown || !errors.iter().any(is_it)
             };
             let failed: Vec<_> = running.disk_errors().into_iter().filter(is_of_change).collect();
             if let Some(first) = failed.first() {

@@ -360,7 +360,8 @@ impl Reconfigurator {
 
     /// Applies `edit` to the text of the configuration, writes the new text to the file (unless
     /// `--ephemeral`) and applies it. A revocation is applied even if the file cannot be written; it is
-    /// written by a later call or [`Reconfigurator::poll`].
+    /// written by a later call or [`Reconfigurator::poll`]. Without a file (the built-in configuration) it
+    /// could never be saved, nor be taken back, and is refused.
     ///
     /// # Errors
     /// [`Failure`]; the configuration is unchanged. If the file was already written, its old text is written
@@ -380,7 +381,6 @@ impl Reconfigurator {
         let Edit { sections, is_revocation, .. } = edited;
         let (file, mut unsaved) = match file {
             Ok(file) => (file, None),
-            // Without a file it could never be saved, nor be taken back.
             Err(failure) if is_revocation && self.config.source().is_some() => (None, Some(failure.message)),
             Err(failure) => return Err(failure),
         };
