@@ -66,7 +66,7 @@ fn readers_of_one_page_of_a_far_target_that_is_stopped_fail_in_time() {
     let front_served = folders[1].serve(&config(2, address, &[disk]));
     let mut hosts: Vec<_> = (0..3).map(|_| connect(address)).collect();
     let namespace = hosts[0].0.namespace(1).expect("a namespace");
-    far_served.signal(Signal::STOP);
+    far_served.stop();
     let begin = Instant::now();
     let mut tickets = Vec::new();
     for (_, queue) in &mut hosts {
