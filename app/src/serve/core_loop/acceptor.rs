@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 
+use rustix::io::Errno;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::{Interest, Watcher};
 use spindle_reactor::rate::RateLimit;
@@ -93,6 +94,9 @@ impl Acceptor {
             // Round-robin, so that a busy listener does not starve the others.
             let at = (self.first + offset) % listeners;
             while budget > 0 {
+                if !self.has_spare() {
+                    break;
+                }
                 let (listener, index) = &self.listeners[at];
                 let index = *index;
                 budget -= 1;
@@ -120,6 +124,23 @@ impl Acceptor {
         if let Some(allowed) = self.log.allow(now) {
             tracing::warn!(%error, untold = allowed.suppressed, "cannot accept a connection; trying again");
         }
+    }
+
+    /// Opens the spare descriptor if there is none: another thread may have taken the last one while it was
+    /// closed. False: there is no descriptor for it. A connection that took the next free one would leave
+    /// those behind it to wait.
+    fn has_spare(&mut self) -> bool {
+        if self.spare.is_some() {
+            return true;
+        }
+        match File::open(NULL) {
+            Ok(spare) => self.spare = Some(spare),
+            Err(error) => {
+                let is_out = matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE));
+                return !is_out; // without a /dev/null connections are accepted all the same
+            }
+        }
+        true
     }
 
     /// Accepts the next waiting connection with the spare descriptor and closes it. Called after a failed
@@ -183,6 +204,8 @@ fn key(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }
 
+const NULL: &str = "/dev/null";
+
 fn open_spare() -> Option<File> {
-    File::open("/dev/null").ok()
+    File::open(NULL).ok()
 }
