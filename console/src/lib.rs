@@ -38,8 +38,9 @@ pub fn write_result(line: Arguments<'_>) {
 }
 
 /// Writes `text` and a newline to standard error from a thread, and waits at most 1 s for this write: a full
-/// pipe without a reader must not keep the process from ending. If no thread can be started, which may be
-/// what the message says, writes its beginning at once, when that does not block.
+/// pipe without a reader must not keep the process from ending. If no thread can be started, the
+/// caller's thread writes as much of it as standard error takes without blocking: the message may be about
+/// the limit of threads.
 pub fn write_final_message(text: String) {
     let (done, is_done) = sync_channel(1);
     let text = Arc::new(text);

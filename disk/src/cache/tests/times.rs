@@ -53,7 +53,7 @@ fn readers_of_one_page_do_not_wait_one_after_another() {
     poll_at(&mut rig, later);
     assert_eq!(rig.wait(1).result, Err(DiskError::Internal));
     for other in &mut others {
-        // The disk is told how long the read has waited, so that it fails at once.
+        // The request has the time that the read has waited, with which a disk with a limit fails it.
         poll_at(other, later);
         assert_eq!(waited(other), Nanos::from_ms(900));
         poll_at(other, later);
