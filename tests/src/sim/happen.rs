@@ -3,6 +3,7 @@
 use spindle_disk::{CacheSpec, DiskSource, PolicyKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
+use spindle_target::core::TargetCore;
 use spindle_target::env::Message;
 
 use super::carrier::Carrier;
@@ -46,7 +47,7 @@ impl<W: Carrier> World<W> {
         let is_now = !self.hosts[index].client.denial.is_now;
         self.hosts[index].client.denial = Denial { is_now, since: None, until: NEVER };
         self.publish();
-        self.until_published();
+        self.until_advertised();
         let now = self.tick();
         let denial = &mut self.hosts[index].client.denial;
         if is_now {
@@ -64,13 +65,23 @@ impl<W: Carrier> World<W> {
     }
 
     fn until_published(&mut self) {
+        self.turns_until("a core does not take its configuration", |core| core.snapshot().generation);
+    }
+
+    /// Admin queues go by what is advertised: each core must have heard that all cores serve it.
+    fn until_advertised(&mut self) {
+        let advertised = |core: &TargetCore<W::Conn>| core.advertised_snapshot().generation;
+        self.turns_until("a core does not advertise its configuration", advertised);
+    }
+
+    fn turns_until(&mut self, otherwise: &str, generation: impl Fn(&TargetCore<W::Conn>) -> u64) {
         for _ in 0..TURNS_MAX {
-            if self.is_published() {
+            if self.cores.iter().all(|core| generation(core) == self.generation) {
                 return;
             }
             self.turn();
         }
-        panic!("a core does not take its configuration");
+        panic!("{otherwise}");
     }
 
     fn tick(&mut self) -> u64 {

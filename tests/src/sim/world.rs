@@ -231,11 +231,6 @@ impl<W: Carrier> World<W> {
         }
     }
 
-    /// All cores have the newest configuration.
-    pub(super) fn is_published(&self) -> bool {
-        self.cores.iter().all(|core| core.snapshot().generation == self.generation)
-    }
-
     /// Let it happen until `commands` were answered; then close everything and check that nothing is left
     /// behind.
     ///
