@@ -97,6 +97,11 @@ fn the_corpus_of_what_hosts_send_over_rdma_is_replayed() {
 }
 
 #[test]
+fn the_corpus_of_optimistic_reads_is_replayed() {
+    replay("optimistic", body("optimistic"));
+}
+
+#[test]
 fn the_corpus_of_what_drives_answer_is_replayed() {
     replay("drive", body("drive"));
 }
@@ -104,6 +109,11 @@ fn the_corpus_of_what_drives_answer_is_replayed() {
 #[test]
 fn mutants_of_what_drives_answer_break_no_promise() {
     smoke_with("drive", body("drive"), DRIVE_MUTANTS);
+}
+
+#[test]
+fn mutants_of_optimistic_reads_break_no_promise() {
+    smoke("optimistic", body("optimistic"));
 }
 
 #[test]

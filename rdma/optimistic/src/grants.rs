@@ -78,7 +78,7 @@ impl<O> Grant<O> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use spindle_reactor::mem::{CacheFrames, Pages};
 
     use super::*;
@@ -89,7 +89,7 @@ mod tests {
         }
     }
 
-    fn frames() -> Arc<dyn SealedFrames> {
+    pub(crate) fn frames() -> Arc<dyn SealedFrames> {
         CacheFrames::new(1, 1, Pages::Base, true).expect("memory").0 as Arc<dyn SealedFrames>
     }
 

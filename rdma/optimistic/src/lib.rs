@@ -22,10 +22,12 @@
 //! [`CONTROLLER_TOKENS_MAX`] of a controller; [`TOKEN_TTL`].
 #![forbid(unsafe_code)]
 
+mod admission;
 mod domains;
 mod grants;
 mod probes;
 mod service;
 
+pub use admission::{CONNECTIONS_MAX, IsValid};
 pub use grants::{CONTROLLER_TOKENS_MAX, Grants, Owner, TOKEN_TTL, TOKENS_MAX};
-pub use service::{CONNECTIONS_MAX, DeviceOf, Hooks, IsValid, Service, StartError};
+pub use service::{DeviceOf, Hooks, Service, StartError};

@@ -7,24 +7,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use nvme_spec::optimistic::{OptimisticReject, OptimisticRequest, OptimisticStatus};
+use nvme_spec::optimistic::{OptimisticReject, OptimisticStatus};
 use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_rdma_verbs::{
     CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, Device, Domain, Operation, POLL_BATCH,
     QueuePair, QueuePairConfig, SendData, VerbsError,
 };
-use spindle_reactor::mem::SealedFrames;
 use spindle_reactor::net::Waker;
 
+use crate::admission::{Granted, IsValid, Refusal, Refusals, admit, end_revoked};
 use crate::domains::{CacheDomain, Domains};
 use crate::grants::{Grant, Grants, Owner};
 use crate::probes::{Probe, Probed, is_over};
 
-/// Most optimistic queue pairs of the process.
-pub const CONNECTIONS_MAX: usize = 1024;
-/// Most optimistic queue pairs of one controller: as many as it has I/O queues.
-const CONTROLLER_CONNECTIONS_MAX: usize = 128;
 /// READs of a client that the target's device serves at once: data and seal of 8 pages.
 const READS_MAX: u8 = 16;
 /// Backlog of `rdma_listen`.
@@ -38,8 +34,6 @@ const CHECK_MAX: Duration = Duration::from_secs(10);
 
 /// Returns the open device to which an identifier is bound; `None`: the target does not use it.
 pub type DeviceOf = dyn Fn(&CmId) -> Option<Arc<Device>> + Send;
-/// Returns true while a connection may exist: its controller, its namespace and this cache do.
-pub type IsValid<O> = dyn Fn(&O, &Arc<dyn SealedFrames>) -> bool + Send;
 
 /// Functions of the target, called on the service's thread.
 pub struct Hooks<O> {
@@ -140,6 +134,18 @@ struct Connection<O> {
     grant: Grant<O>,
     domain: Arc<Domain>,
     probe: Probe,
+}
+
+impl<O> Granted<O> for Connection<O> {
+    fn grant(&self) -> &Grant<O> {
+        &self.grant
+    }
+}
+
+impl<O> Granted<O> for Request<O> {
+    fn grant(&self) -> &Grant<O> {
+        &self.grant
+    }
 }
 
 impl<O> Probed for Connection<O> {
@@ -370,27 +376,14 @@ impl<O: Owner> ServiceThread<O> {
     }
 
     fn check_request(&self, id: &CmId, private_data: &[u8]) -> Result<(Grant<O>, Arc<Device>), Refusal> {
-        let refuse = |status, why: &str| Refusal { status, why: why.to_owned() };
-        let token = OptimisticRequest::parse(private_data)
-            .map_err(|status| refuse(status, "its private data is not of this protocol and version"))?;
-        let grant = self
-            .grants
-            .redeem(&token, Instant::now())
-            .filter(|grant| (self.hooks.is_valid)(&grant.owner, &grant.frames))
-            .ok_or_else(|| {
-                refuse(OptimisticStatus::INVALID_TOKEN, "its token is unknown, used or too old")
-            })?;
-        let controller = grant.owner.controller();
-        let grants =
-            self.connections.values().map(|it| &it.grant).chain(self.waiting.iter().map(|it| &it.grant));
-        let own = grants.filter(|grant| grant.owner.controller() == controller).count();
-        let all = self.connections.len() + self.waiting.len();
-        if all >= CONNECTIONS_MAX || own >= CONTROLLER_CONNECTIONS_MAX {
-            let why = "there are 1024 optimistic connections, or 128 of its controller";
-            return Err(refuse(OptimisticStatus::TOO_MANY, why));
-        }
-        let device = (self.hooks.device_of)(id)
-            .ok_or_else(|| refuse(OptimisticStatus::NO_MEMORY, "its RDMA device is not in use"))?;
+        let connections = self.connections.values().map(Granted::grant);
+        let held = connections.chain(self.waiting.iter().map(Granted::grant));
+        let is_valid = &*self.hooks.is_valid;
+        let grant = admit(private_data, &self.grants, is_valid, held, Instant::now())?;
+        let device = (self.hooks.device_of)(id).ok_or_else(|| Refusal {
+            status: OptimisticStatus::NO_MEMORY,
+            why: "its RDMA device is not in use".to_owned(),
+        })?;
         Ok((grant, device))
     }
 
@@ -430,10 +423,8 @@ impl<O: Owner> ServiceThread<O> {
 
     /// Ends the connections whose grant is not valid any more. Returns them, to be closed.
     fn check_grants(&mut self) -> Vec<Connection<O>> {
-        let is_valid = &self.hooks.is_valid;
-        let is_over = |_: &CmToken, it: &mut Connection<O>| !is_valid(&it.grant.owner, &it.grant.frames);
-        let mut ended: Vec<_> = self.connections.extract_if(is_over).map(|(_, it)| it).collect();
-        ended.iter_mut().for_each(Connection::end);
+        let is_valid = &*self.hooks.is_valid;
+        let ended = end_revoked(&mut self.connections, is_valid, Connection::end);
         self.ended.add(&ended);
         let is_over = |it: &mut Request<O>| !is_valid(&it.grant.owner, &it.grant.frames);
         for request in self.waiting.extract_if(.., is_over).collect::<Vec<_>>() {
@@ -518,38 +509,4 @@ fn connect(id: &CmId, device: &Arc<Device>, cache: &CacheDomain, reads: u8) -> R
     };
     id.accept(&parameters)?;
     Ok(queue_pair)
-}
-
-/// Why a connection was refused.
-struct Refusal {
-    status: OptimisticStatus,
-    why: String,
-}
-
-impl From<VerbsError> for Refusal {
-    fn from(error: VerbsError) -> Refusal {
-        Refusal { status: OptimisticStatus::NO_MEMORY, why: error.to_string() }
-    }
-}
-
-/// Logs refused connections, at most one line per second.
-#[derive(Default)]
-struct Refusals {
-    count: u64,
-    last: Option<(Option<SocketAddr>, String)>,
-}
-
-impl Refusals {
-    fn add(&mut self, peer: Option<SocketAddr>, refusal: &Refusal) {
-        self.count += 1;
-        self.last = Some((peer, refusal.why.clone()));
-    }
-
-    fn log(&mut self) {
-        if let Some((peer, why)) = self.last.take() {
-            let count = std::mem::take(&mut self.count);
-            let peer = peer.map(tracing::field::display);
-            tracing::warn!(peer, count, %why, "optimistic connections were refused; the last one: why");
-        }
-    }
 }

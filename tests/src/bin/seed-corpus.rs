@@ -12,6 +12,7 @@ use arrayvec::ArrayVec;
 use nvme_spec::fabrics::{ConnectAttributes, ConnectData};
 use nvme_spec::identify::Cns;
 use nvme_spec::log::LogId;
+use nvme_spec::optimistic::{OptimisticReject, OptimisticRequest, OptimisticStatus};
 use nvme_spec::register::{CAP, CC, CSTS};
 use nvme_spec::sqe::Fuse;
 use nvme_spec::zerocopy::IntoBytes;
@@ -33,6 +34,7 @@ fn main() {
     controller_seeds(&folder.join("controller"));
     host_seeds(&folder.join("host"));
     operation_seeds(&folder.join("operations"));
+    optimistic_seeds(&folder.join("optimistic"));
     rdma_seeds(&folder.join("rdma"));
     drive_seeds(&folder.join("drive"));
 }
@@ -40,6 +42,32 @@ fn main() {
 fn write(folder: &Path, name: &str, bytes: &[u8]) {
     std::fs::create_dir_all(folder).expect("a folder");
     std::fs::write(folder.join(format!("seed-{name}")), bytes).expect("a file");
+}
+
+/// Private data of each kind, and programs of the client.
+fn optimistic_seeds(folder: &Path) {
+    let token = *b"0123456789abcdef";
+    let accept = [1, 0, 3, 12].into_iter().chain(0..36).collect::<Vec<u8>>();
+    let request = OptimisticRequest::new(token);
+    let reject = OptimisticReject::new(OptimisticStatus::TOO_MANY);
+    for (name, data) in [("request", request.as_bytes()), ("accept", &accept), ("reject", reject.as_bytes())]
+    {
+        write(folder, name, &[&[0], data].concat());
+    }
+    // Reads of a page and of several, their references, and READs of them that end as expected or not.
+    let mut rng = Rng::new(5);
+    for round in 0..8_u8 {
+        let mut bytes = vec![1];
+        for page in 0..8 {
+            bytes.extend([0, page, 0, 0, page % 3, 2 * page + 1, page]);
+            bytes.extend([3, page % 4, page, 0, 5, page, 4 + round % 4, 1]);
+            bytes.extend([0, page, 3, 0, 0, 1, 9, 2]);
+            bytes.extend((0..4).flat_map(|at| [0, at % 3, 2 * at + 1, 20 + at]));
+            bytes.extend([4, 0, page, 3, 6, 20, 21, 22, 23, 4, 1]);
+            bytes.extend((0..usize::from(round)).map(|_| rng.draw().to_le_bytes()[1] % 32));
+        }
+        write(folder, &format!("reads-{round}"), &bytes);
+    }
 }
 
 /// Programs of the fuzzer of drives: one for each of its steps, and some of all.

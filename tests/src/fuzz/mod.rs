@@ -8,6 +8,7 @@
 //! | [`controller`] | what a host sends | no panic, this connection only, every buffer home |
 //! | [`host`] | what a target sends | no panic, each command ends once, every buffer home |
 //! | [`rdma`] | what a host sends over RDMA | no panic, this connection only, every buffer home |
+//! | [`optimistic`] | private data, references, seals and pages of optimistic reads | no panic, nothing accepted that is not sealed, each read ends once |
 //! | [`drive`] | what a drive answers, and its registers | no panic, each command ends once, all closed |
 //! | [`operations`] | commands, aborts, resets, disconnects, time | the same, each command answered once |
 
@@ -16,16 +17,18 @@ pub mod controller;
 pub mod drive;
 pub mod host;
 pub mod operations;
+pub mod optimistic;
 pub mod rdma;
 
 /// A body by its name, which is that of its corpus.
 pub type Body = fn(&[u8]);
 
 /// All of them.
-pub const ALL: [(&str, Body); 5] = [
+pub const ALL: [(&str, Body); 6] = [
     ("controller", controller::run),
     ("drive", drive::run),
     ("host", host::run),
     ("operations", operations::run),
+    ("optimistic", optimistic::run),
     ("rdma", rdma::run),
 ];

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use nvme_spec::feature::FeatureId;
 use nvme_spec::identify::Cns;
+use nvme_spec::optimistic::{ATTACH, GET_REFERENCES};
 use nvme_spec::register::CC;
 use nvme_spec::sqe::{Fuse, NSID_ALL};
 use nvme_spec::{Sqe, Status};
@@ -74,7 +75,7 @@ impl<'a> Program<'a> {
         let disk = PoolDisk::with_abilities(512, BLOCKS, abilities);
         let (disk, _) = Probe::over(disk, |geometry| geometry);
         let (disk, control) = FaultDisk::new(disk, 1);
-        let spec = RamSpec { bytes: BLOCKS * 4096, block_bytes: 4096, pages: Pages::Base, has_seals: false };
+        let spec = RamSpec { bytes: BLOCKS * 4096, block_bytes: 4096, pages: Pages::Base, has_seals: true };
         let ram = RamDisk::with_slack("ram", spec, 64 << 10).expect("a disk");
         let disks: [Arc<dyn DiskSource>; 2] = [disk, Arc::new(ram)];
         let setup = Setup {
@@ -167,7 +168,16 @@ impl<'a> Program<'a> {
             3 => (connect_sqe(Want::admin()), 1024),
             4 => (Sqe::property_get(cid, false, u32::from(self.bytes.byte())), 0),
             5 => (Sqe::end_former_associations(cid, self.bytes.pick(&[1, 1, 2, 0])), 0),
-            _ => (Sqe::new(self.bytes.byte(), cid, nsid).with_fuse(Fuse(cid.to_le_bytes()[0] & 3)), 0),
+            _ => match self.bytes.byte() {
+                code if code == GET_REFERENCES.0 => {
+                    let lba = self.bytes.pick(&[0, 1, 8, BLOCKS - 8, u64::MAX]);
+                    let blocks = self.bytes.pick(&[1_u32, 8, 64, 65_536]);
+                    let entries = blocks * if nsid == 2 { 4096 } else { 512 } / 4096;
+                    (Sqe::get_references(cid, nsid, lba, blocks), entries * 16)
+                }
+                code if code == ATTACH.0 && cid > 3 => (Sqe::attach(cid, nsid), 64),
+                code => (Sqe::new(code, cid, nsid).with_fuse(Fuse(cid.to_le_bytes()[0] & 3)), 0),
+            },
         }
     }
 

@@ -12,6 +12,9 @@
 //!
 //! A lost write may be executed by the far target that had it and once more when it is sent again: it is
 //! noted as one of the time before the loss and one of the time after it.
+//!
+//! With a cache in front, a read may have the data of an older one, which fills the page for both and which
+//! waits for no suspect: reads then take effect between their own begin and end, and nothing more is promised.
 
 use std::collections::BTreeMap;
 
@@ -128,6 +131,8 @@ struct Host {
 /// See the module.
 #[derive(Debug)]
 pub struct Book {
+    /// There is a cache in front of the disk.
+    is_cached: bool,
     /// By its number.
     pub commands: BTreeMap<u64, Command>,
     /// What was noted for the judge.
@@ -149,8 +154,9 @@ pub struct Book {
 impl Book {
     /// Nothing has happened.
     #[must_use]
-    pub fn new(blocks: u64, fence_timeout: Nanos) -> Book {
+    pub fn new(blocks: u64, fence_timeout: Nanos, is_cached: bool) -> Book {
         Book {
+            is_cached,
             commands: BTreeMap::new(),
             history: History::new(0, index(blocks), 0..0),
             counts: Counts::default(),
@@ -443,6 +449,9 @@ impl Book {
     fn promise(&mut self, id: u64, is_ok: bool) {
         let command = &self.commands[&id];
         let (is_write, mut promised) = (command.is_write(), command.begin);
+        if self.is_cached && command.op == Op::Read {
+            return;
+        }
         for other in self.suspects.iter().filter(|other| **other != id) {
             let suspect = &self.commands[other];
             let since = suspect.suspect.expect("a suspect");

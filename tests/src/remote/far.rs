@@ -159,7 +159,7 @@ impl World {
         Arc::new(Mutex::new(World {
             now: Nanos::from_ms(1),
             rng: Rng::new(seed ^ 0xfa_7fa7),
-            book: Book::new(plan.blocks, plan.fence_timeout),
+            book: Book::new(plan.blocks, plan.fence_timeout, plan.is_cached),
             disk: vec![0; index(plan.blocks)],
             cache: FarCache::new(plan.blocks, plan.block_bytes, seed),
             is_healed: false,

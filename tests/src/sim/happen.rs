@@ -215,14 +215,17 @@ impl<W: Carrier> World<W> {
     /// other host goes on meanwhile.
     fn stall(&mut self) {
         // With no slack a RAM disk has no memory beside what one command of the stalled host takes; a disk
-        // with stuck commands keeps hosts waiting by itself.
+        // with stuck commands keeps hosts waiting by itself. A zone of one or two buffers one host may have
+        // alone for some seconds (docs/guarantees.md): so has a core one buffer for the largest commands.
         let swarm = &self.swarm;
+        let bytes_max = swarm.blocks_max * swarm.block_bytes as usize;
         let is_slow = swarm.slack_bytes == Some(0) || swarm.stuck_permille > 0;
-        if self.hosts.len() < 2 || is_slow || swarm.cuts_ppm > 0 {
+        let is_small = swarm.buffers <= 2 || bytes_max > 1 << 17;
+        if self.hosts.len() < 2 || is_slow || is_small || swarm.cuts_ppm > 0 {
             return;
         }
         // A large command is many pieces at a slow disk.
-        let turns = STALL_TURNS * (1 + ((swarm.blocks_max * swarm.block_bytes as usize) >> 17) as u64);
+        let turns = STALL_TURNS * (1 + (bytes_max >> 17) as u64);
         let index = self.rng.size(0, self.hosts.len() - 1);
         let outstanding = self.hosts[index].queues.iter().map(Queue::count).sum::<usize>();
         self.counts.add("stalled commands", outstanding as u64);
