@@ -10,8 +10,30 @@ const COMMANDS: u64 = 1000;
 const SEEDS: u64 = 200;
 
 /// What must have happened in each half: what did not was not tested.
-const LEAST: [(&str, u64); 17] = [
+const LEAST: [(&str, u64); 39] = [
     ("reads in place", 2000),
+    ("cache hits", 5000),
+    ("cache misses", 7000),
+    ("cache evictions", 1000),
+    ("doomed fills", 2000),
+    ("joined fills", 200),
+    ("written pages", 3000),
+    ("changed caches", 20),
+    ("pages read ahead", 500),
+    ("optimistic reads", 30_000),
+    ("rejected reads", 5000),
+    ("optimistic reads of RAM disks", 8000),
+    ("rejected reads of RAM disks", 1500),
+    ("optimistic reads of several pages", 3000),
+    ("references of Get References", 8000),
+    ("references", 10_000),
+    ("frames changed under a read", 1000),
+    ("ended optimistic connections", 400),
+    ("revoked hosts", 40),
+    ("lost devices of optimistic reads", 40),
+    ("denied attaches", 150),
+    ("stalls", 2),
+    ("stalled commands", 60),
     ("overlapping reads", 10_000),
     ("overlapping writes", 5000),
     ("overlapping swaps", 200),

@@ -42,7 +42,9 @@ run spindle-disk \
     testing::model::no_count_is_lost_between_two_cores_that_compare_and_write
 run spindle-reactor \
     mem::region::tests::a_region_is_rounded_aligned_zero_and_released_to_zero \
+    mem::region::tests::one_small_page_does_not_leave_a_region_that_a_device_takes_on_small_pages \
     net::listener::tests::a_connection_knows_both_addresses
+run spindle-app::bin/spindle config::tests::errors::a_medium_is_held_to_its_name
 run spindle-rdma-verbs \
     cm_channel::tests::a_machine_without_rdma_says_so \
     device::tests::a_machine_without_rdma_has_no_devices_and_that_is_no_error

@@ -215,12 +215,12 @@ impl<W: Carrier> World<W> {
     /// other host goes on meanwhile.
     fn stall(&mut self) {
         // With no slack a RAM disk has no memory beside what one command of the stalled host takes; a disk
-        // with stuck commands keeps hosts waiting by itself. A zone of one or two buffers one host may have
-        // alone for some seconds (docs/guarantees.md): so has a core one buffer for the largest commands.
+        // with stuck commands keeps hosts waiting by itself. Of a zone of fewer than four buffers one host may
+        // have what a Compare of another needs (docs/guarantees.md), and a core has one for the largest.
         let swarm = &self.swarm;
         let bytes_max = swarm.blocks_max * swarm.block_bytes as usize;
         let is_slow = swarm.slack_bytes == Some(0) || swarm.stuck_permille > 0;
-        let is_small = swarm.buffers <= 2 || bytes_max > 1 << 17;
+        let is_small = swarm.buffers < 4 || bytes_max > 1 << 17;
         if self.hosts.len() < 2 || is_slow || is_small || swarm.cuts_ppm > 0 {
             return;
         }
