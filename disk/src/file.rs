@@ -24,6 +24,7 @@
 
 mod open;
 mod ring;
+mod space;
 mod syncs;
 
 use std::fs::File;
@@ -31,7 +32,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -43,19 +44,25 @@ use crate::medium_id;
 use crate::shape::size_refusal;
 use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError, Usage};
 
+use space::SpaceUse;
+
 pub use open::{FileFacts, FileSpec};
 
 /// A disk in a file, shared by all cores. See the module.
 pub struct FileDisk {
     shared: Arc<Shared>,
     facts: FileFacts,
+    /// As of the open: the file stays the same.
+    medium_ids: Vec<String>,
+    /// `None`: a block device, all of which is in use.
+    space: Option<Arc<SpaceUse>>,
 }
 
 /// State shared by the cores.
 struct Shared {
     name: String,
     path: PathBuf,
-    file: File,
+    file: Arc<File>,
     block_bytes: u32,
     block_count: AtomicU64,
     is_block_device: bool,
@@ -66,15 +73,16 @@ struct Shared {
     /// The page cache may have lost data: all later flushes, and writes and zeroings with FUA, fail.
     has_lost_data: AtomicBool,
     guard: Arc<Guard>,
-    /// Growth of the file by a prepared resize; `None`: no growth to undo.
-    prepared: Mutex<Option<Growth>>,
+    /// The prepared resize. Locked while one is prepared or undone: two that a file system delays would
+    /// otherwise cut what the other has made longer.
+    prepared: Mutex<Option<PreparedSize>>,
 }
 
-/// Sizes in bytes before and after the growth of a file, whose disk is not resized yet.
+/// Bytes of the file before a prepared resize, and of the disk after it.
 #[derive(Debug, Clone, Copy)]
-struct Growth {
-    from: u64,
-    to: u64,
+struct PreparedSize {
+    file_before: u64,
+    disk: u64,
 }
 
 impl Shared {
@@ -90,9 +98,22 @@ impl Shared {
         }
     }
 
-    /// Sets the prepared growth; returns the former value.
-    fn set_prepared(&self, growth: Option<Growth>) -> Option<Growth> {
-        std::mem::replace(&mut *self.prepared.lock().unwrap_or_else(PoisonError::into_inner), growth)
+    fn prepared(&self) -> MutexGuard<'_, Option<PreparedSize>> {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Truncates a file that a prepared resize has extended, unless its size has changed since. No host has
+    /// seen the blocks beyond the former end.
+    fn undo_growth(&self, prepared: Option<PreparedSize>) {
+        let Some(PreparedSize { file_before, disk }) = prepared.filter(|it| it.file_before < it.disk) else {
+            return;
+        };
+        let is_as_made = self.file.metadata().is_ok_and(|metadata| metadata.len() == disk);
+        if is_as_made {
+            // An error is ignored: a file that remains too large is harmless, as the disk has its former
+            // size.
+            let _ = self.file.set_len(file_before).and_then(|()| self.file.sync_all());
+        }
     }
 
     /// Sets `has_lost_data` on a disk that uses the page cache. Called after a failed sync, or a write with
@@ -122,7 +143,7 @@ impl FileDisk {
         let shared = Shared {
             name: name.to_owned(),
             path: spec.path.clone(),
-            file: opened.file,
+            file: Arc::new(opened.file),
             block_bytes: spec.block_bytes,
             block_count: AtomicU64::new(opened.block_count),
             is_block_device: opened.facts.is_block_device,
@@ -134,7 +155,13 @@ impl FileDisk {
             guard: Guard::new(CORES_MAX),
             prepared: Mutex::new(None),
         };
-        Ok(Arc::new(FileDisk { shared: Arc::new(shared), facts: opened.facts }))
+        let medium_ids = medium_id::of_file(&shared.file);
+        let space = (!shared.is_block_device).then(|| {
+            let file = Arc::clone(&shared.file);
+            // stat(2) counts in units of 512 bytes, independent of the file system's block size.
+            SpaceUse::new(Box::new(move || Ok(file.metadata()?.blocks() * 512)))
+        });
+        Ok(Arc::new(FileDisk { shared: Arc::new(shared), facts: opened.facts, medium_ids, space }))
     }
 
     /// Returns the properties of the file, and differences from the requested settings.
@@ -170,6 +197,7 @@ impl DiskSource for FileDisk {
             return refuse(allowed);
         }
         let path = shared.path.display();
+        let mut prepared = shared.prepared();
         // The path may refer to another file by now; the disk uses the open file.
         match open::is_still_at(&shared.file, &shared.path, shared.is_block_device) {
             Ok(true) => {}
@@ -187,47 +215,43 @@ impl DiskSource for FileDisk {
         if !is_fixed_size && bytes < has {
             return refuse(format!("{path} has {has} bytes, and a smaller disk would cut off its end"));
         }
-        if !is_fixed_size && bytes > has {
-            self.shared.set_prepared(Some(Growth { from: has, to: bytes }));
-            if let Err(error) = shared.file.set_len(bytes).and_then(|()| shared.file.sync_all()) {
-                self.cancel_resize();
-                return refuse(format!("cannot change the size of {path}: {error}"));
-            }
+        if prepared.is_none_or(|prepared| prepared.disk != bytes) {
+            *prepared = Some(PreparedSize { file_before: has, disk: bytes });
+        }
+        if !is_fixed_size
+            && bytes > has
+            && let Err(error) = shared.file.set_len(bytes).and_then(|()| shared.file.sync_all())
+        {
+            shared.undo_growth(prepared.take());
+            return refuse(format!("cannot change the size of {path}: {error}"));
         }
         Ok(())
     }
 
-    /// Truncates a file that `prepare_resize` has extended, unless its size has changed since. No host has
-    /// seen the blocks beyond the former end.
     fn cancel_resize(&self) {
-        let Some(growth) = self.shared.set_prepared(None) else { return };
-        let file = &self.shared.file;
-        let is_as_made = file.metadata().is_ok_and(|metadata| metadata.len() == growth.to);
-        if is_as_made {
-            // An error is ignored: a file that remains too large is harmless, as the disk has its former
-            // size.
-            let _ = file.set_len(growth.from).and_then(|()| file.sync_all());
-        }
+        let mut prepared = self.shared.prepared();
+        self.shared.undo_growth(prepared.take());
     }
 
+    /// Asks the file system nothing after [`DiskSource::prepare_resize`] with the same size.
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
-        self.prepare_resize(bytes)?;
+        let is_prepared = self.shared.prepared().is_some_and(|prepared| prepared.disk == bytes);
+        if !is_prepared {
+            self.prepare_resize(bytes)?;
+        }
         let shared = &self.shared;
-        shared.set_prepared(None);
+        shared.prepared().take();
         shared.block_count.store(bytes / u64::from(shared.block_bytes), Ordering::Release);
         Ok(())
     }
 
     fn medium_ids(&self) -> Vec<String> {
-        medium_id::of_file(&self.shared.file)
+        self.medium_ids.clone()
     }
 
     fn usage(&self) -> Usage {
-        if self.shared.is_block_device {
-            return Usage { bytes_used: self.shared.geometry().bytes() };
-        }
-        // stat(2) counts in units of 512 bytes, independent of the file system's block size.
-        Usage { bytes_used: self.shared.file.metadata().map_or(0, |metadata| metadata.blocks() * 512) }
+        let all = || self.shared.geometry().bytes();
+        Usage { bytes_used: self.space.as_ref().map_or_else(all, SpaceUse::bytes) }
     }
 }
 

@@ -27,6 +27,7 @@ mod error;
 mod machine;
 mod memory;
 mod origin;
+mod path_probe;
 mod plan;
 mod schema;
 mod sections;
@@ -52,6 +53,8 @@ pub use memory::{AllocationPhase, memory_items, total_bytes};
 #[cfg(test)]
 pub use origin::{DriveSource, LocalDrives, RemotePlan};
 pub use origin::{Opened, OpenedOrigin, Origin, Origins};
+#[cfg(test)]
+pub use path_probe::tests::Hung;
 #[cfg(test)]
 pub use plan::DiskMedium;
 pub use plan::{

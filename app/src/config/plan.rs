@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -215,6 +215,14 @@ impl DiskKind {
     /// disk is open.
     pub fn has_drive_geometry(&self) -> bool {
         matches!(self, DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. })
+    }
+
+    /// Returns the path of the file or device of a `file` or `ng` disk; `None` for other kinds.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            DiskKind::File { path, .. } | DiskKind::Ng { path, .. } => Some(path),
+            DiskKind::Ram { .. } | DiskKind::Null | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => None,
+        }
     }
 
     /// False for `ram` and `null`, whose data a cache cannot make faster.

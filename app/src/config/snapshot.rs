@@ -13,8 +13,10 @@
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
 use spindle_disk::file::{FileDisk, FileSpec};
@@ -31,9 +33,16 @@ use spindle_target::snapshot::{Listener, Namespace, Referral, Snapshot, Subsyste
 use super::disk_table::{DiskTable, Source};
 use super::machine::{self, PathState};
 use super::origin::{DriveSource, Opened, Origin};
+use super::path_probe::within;
 use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan, by_name};
 use super::validate::disks::medium_id_error;
 use crate::identity::{self, Data};
+
+/// Longest wait of a change for the file or device of a new disk: above the wait for a former process's lock,
+/// 10 s.
+const OPEN_MAX: Duration = Duration::from_secs(12);
+/// Longest wait of a change for a file to grow: a growth is synced, and with it what the page cache has.
+const RESIZE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
@@ -76,17 +85,17 @@ impl Plan {
         previous: Option<&Snapshot>,
         drives: &dyn DriveSource,
         opened: &[Opened],
-        persist: &mut dyn FnMut() -> std::io::Result<()>,
+        persist: &mut dyn FnMut() -> io::Result<()>,
     ) -> Result<Arc<Snapshot>, SnapshotError> {
         let listeners = self.listeners_after(previous)?;
         let plans = self.disks_by_name();
         let disks = self.open_disks(previous, &plans, drives, opened)?;
-        let resizes = PreparedResizes::prepare(size_changes(&disks, &plans))?;
+        let resizes = PreparedResize::prepare_all(size_changes(&disks, &plans))?;
         let caches = cache_changes(&disks, &plans)?;
         persist().map_err(|error| {
             SnapshotError::Other(format!("the configuration's file cannot be replaced: {error}"))
         })?;
-        resizes.commit()?;
+        resizes.into_iter().try_for_each(PreparedResize::commit)?;
         caches.into_iter().for_each(|(disk, change)| disk.set_cache(change));
         let subsystems =
             self.subsystems.iter().map(|plan| self.subsystem(plan, &disks, &listeners, previous)).collect();
@@ -188,7 +197,6 @@ impl Plan {
             let Some(disk) = open_disk(plan, drives, opened)? else { continue };
             let disk = with_cache(plan, with_delay(plan, disk)?)?;
             check_medium(plan, &disk)?;
-            log_signatures(plan);
             disks.add(disk);
         }
         Ok(disks)
@@ -295,28 +303,37 @@ fn cache_changes(
     Ok(changes)
 }
 
-/// Prepared resizes: disks and their new sizes in bytes. Dropped without [`PreparedResizes::commit`], they
-/// are cancelled.
-struct PreparedResizes(Vec<(Source, u64)>);
+/// A prepared resize of a disk, which is cancelled when it is dropped without [`PreparedResize::commit`].
+struct PreparedResize {
+    disk: Source,
+    /// `None` after the commit.
+    bytes: Option<u64>,
+}
 
-impl PreparedResizes {
-    fn prepare(sizes: Vec<(Source, u64)>) -> Result<PreparedResizes, ResizeError> {
-        let mut resizes = PreparedResizes(Vec::with_capacity(sizes.len()));
-        for (disk, bytes) in sizes {
-            disk.prepare_resize(bytes)?;
-            resizes.0.push((disk, bytes));
-        }
-        Ok(resizes)
+impl PreparedResize {
+    /// One that is too late is cancelled by its thread.
+    fn prepare_all(sizes: Vec<(Source, u64)>) -> Result<Vec<PreparedResize>, ResizeError> {
+        let prepare = |(disk, bytes): (Source, u64)| {
+            let its = Arc::clone(&disk);
+            let prepared = within(RESIZE_MAX, move || {
+                its.prepare_resize(bytes).map(|()| PreparedResize { disk: its, bytes: Some(bytes) })
+            });
+            let late = |error: io::Error| Err(ResizeError::new(disk.name(), bytes, error.to_string()));
+            prepared.unwrap_or_else(late)
+        };
+        sizes.into_iter().map(prepare).collect()
     }
 
     fn commit(mut self) -> Result<(), ResizeError> {
-        std::mem::take(&mut self.0).into_iter().try_for_each(|(disk, bytes)| disk.resize(bytes))
+        self.bytes.take().map_or(Ok(()), |bytes| self.disk.resize(bytes))
     }
 }
 
-impl Drop for PreparedResizes {
+impl Drop for PreparedResize {
     fn drop(&mut self) {
-        self.0.iter().for_each(|(disk, _)| disk.cancel_resize());
+        if self.bytes.is_some() {
+            self.disk.cancel_resize();
+        }
     }
 }
 
@@ -434,7 +451,7 @@ fn open_disk(
         DiskKind::File { .. } | DiskKind::Ng { .. } => match by_name() {
             Some(disk) => disk,
             None if plan.medium.is_away => return Ok(None),
-            None => open_path(plan)?,
+            None => open_in_time(plan)?,
         },
         DiskKind::Nvme { address, namespace } => {
             return open_drive(name, *address, *namespace, drives, opened);
@@ -444,7 +461,15 @@ fn open_disk(
     Ok(Some(disk))
 }
 
-/// Opens or creates the file or device of a `file` or `ng` disk.
+/// As [`open_path`], for the caller that handles signals and changes.
+fn open_in_time(plan: &DiskPlan) -> Result<Source, SnapshotError> {
+    let its = plan.clone();
+    let opened = within(OPEN_MAX, move || open_path(&its));
+    let path = plan.kind.path().unwrap_or(Path::new("")).display();
+    opened.unwrap_or_else(|error| Err(OpenError::system(&plan.name, format!("open {path}"), error).into()))
+}
+
+/// Opens or creates the file or device of a `file` or `ng` disk. Blocks while its file system does.
 pub(super) fn open_path(plan: &DiskPlan) -> Result<Source, SnapshotError> {
     let (name, bytes, block_bytes) = (plan.name.as_str(), plan.bytes, plan.block_bytes);
     let disk: Source = match &plan.kind {
@@ -475,6 +500,7 @@ pub(super) fn open_path(plan: &DiskPlan) -> Result<Source, SnapshotError> {
             return Err(SnapshotError::Other(format!("disk {name:?} has no path")));
         }
     };
+    log_signatures(plan);
     Ok(disk)
 }
 

@@ -303,10 +303,12 @@ pub static METHODS: &[Method] = &[
     change("bdev_nvme_detach_controller", detach)
         .about("Remove its disks and the namespaces of them.")
         .takes(&[required("name", Kind::Text, "Of the controller.")]),
-    read("bdev_get_bdevs", reads::bdevs).about("Disks.").takes(&[
-        optional("name", Kind::Text, "Only this one."),
-        optional("timeout", ANY_NUMBER, "It is not waited for."),
-    ]),
+    read("bdev_get_bdevs", reads::bdevs)
+        .about("Disks. The space that a file uses, `bytes_used`, is that of an earlier question.")
+        .takes(&[
+            optional("name", Kind::Text, "Only this one."),
+            optional("timeout", ANY_NUMBER, "It is not waited for."),
+        ]),
     read("bdev_get_iostat", reads::iostat)
         .about("Traffic of each disk since the process was started, and what its cache has done.")
         .takes(&[

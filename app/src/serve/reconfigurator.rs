@@ -140,11 +140,13 @@ impl Reconfigurator {
         let begun = Instant::now();
         let mut attempts = OpenAttempts::new(origins);
         attempts.open_all(config.plan().absent(None), begun);
-        let (mut found, mut away) = (Vec::new(), Vec::new());
+        let (mut found, mut late, mut away) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             let now = Instant::now();
             while let Some((origin, result)) = attempts.take_finished(now) {
                 match result {
+                    // Its path has not answered the validation, which lacks its size.
+                    Ok(opened) if is_away(&origin) => late.push((origin, opened)),
                     Ok(opened) => found.push(opened),
                     // Only the operator can repair a drive that is present and cannot be opened.
                     Err(SnapshotError::Drive(error)) if !error.is_absent => return Err(failed(error.into())),
@@ -173,11 +175,9 @@ impl Reconfigurator {
         // `_drives` keeps the drives open until the snapshot has their disks.
         let (opened, _drives): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         let snapshot = config.plan().snapshot(None, &*attempts.origins().drives, &opened).map_err(failed)?;
-        // Retries only the drives and far targets that the snapshot lacks.
-        attempts.open(config.plan().absent(Some(&snapshot)), begun);
         let (size_error, listeners, sockets) = (String::new(), Vec::new(), Vec::new());
         let rdma_capsule = config.plan().rdma_capsule();
-        Ok(Reconfigurator {
+        let mut served = Reconfigurator {
             config,
             is_ephemeral,
             rdma_capsule,
@@ -192,7 +192,13 @@ impl Reconfigurator {
             absent_listeners: Vec::new(),
             listeners,
             sockets,
-        })
+        };
+        for (origin, opened) in late {
+            served.add_or_log(&origin, Ok(opened));
+        }
+        // Retries only the drives and far targets that the snapshot lacks.
+        served.attempts.open(served.absent(), begun);
+        Ok(served)
     }
 
     /// Returns the current snapshot: the first one, or the last that was returned for the cores.
@@ -640,9 +646,7 @@ impl Reconfigurator {
         let before = self.snapshot.generation;
         // One origin at a time, so that an error of one does not affect the others.
         while let Some((origin, result)) = self.attempts.take_finished(now) {
-            if let Err(error) = result.and_then(|found| self.add_opened(&origin, found)) {
-                self.attempts.log_failure(&origin, &error.to_string());
-            }
+            self.add_or_log(&origin, result);
         }
         let is_core_due = !self.disk_errors.is_empty() && now >= self.next_cores;
         if is_core_due {
@@ -671,6 +675,12 @@ impl Reconfigurator {
         self.size_error = why;
         self.attempts.open(self.absent(), now);
         (self.snapshot.generation != before).then(|| Arc::clone(&self.snapshot))
+    }
+
+    fn add_or_log(&mut self, origin: &Origin, result: Result<OpenedOrigin, SnapshotError>) {
+        if let Err(error) = result.and_then(|found| self.add_opened(origin, found)) {
+            self.attempts.log_failure(origin, &error.to_string());
+        }
     }
 
     /// Makes the next snapshot with what was opened, unless a reload has removed `origin` from the
@@ -714,6 +724,11 @@ impl Reconfigurator {
     fn absent(&self) -> Vec<Origin> {
         self.plan().absent(Some(&self.snapshot))
     }
+}
+
+/// Whether nothing was known of the path of a disk when it was validated.
+fn is_away(origin: &Origin) -> bool {
+    matches!(origin, Origin::Path(disk) if disk.medium.is_away)
 }
 
 /// Whether an attempt failed for a setting of a disk on a path, which time does not change.

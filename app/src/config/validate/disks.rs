@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind, medium_id};
+use spindle_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind};
 use spindle_initiator::{Host, OptimisticOptions, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::clock::Nanos;
@@ -16,6 +16,7 @@ use spindle_reactor::mem::Pages;
 
 use super::super::document::{Errors, Location, Node};
 use super::super::machine::{self, BackingFile, Machine, PathState};
+use super::super::path_probe::{PathFacts, Paths};
 use super::super::plan::{DiskKind, DiskMedium, DiskPlan};
 use super::super::tree::Located;
 use super::subsystems::Unique;
@@ -46,6 +47,7 @@ pub fn plan(
     may_be_away: bool,
     errors: &Errors,
 ) -> Vec<Arc<DiskPlan>> {
+    let paths = Paths::ask(nodes.iter().filter_map(|node| asked_path(node)), may_be_away);
     let (mut names, mut media, mut far) = (Unique::default(), Media::new(), Unique::default());
     let mut disks = Vec::new();
     for node in nodes {
@@ -56,10 +58,10 @@ pub fn plan(
             location.refuse(errors, format!("also the name of the disk in line {line}"));
         }
         let known = node.disk.get().map(Arc::clone);
-        let Some(plan) = known.or_else(|| new_disk(node, pages, machine, may_be_away, errors)) else {
+        let Some(plan) = known.or_else(|| new_disk(node, pages, machine, &paths, errors)) else {
             continue;
         };
-        check_medium(node, &plan, &mut media, errors);
+        check_medium(node, &plan, &paths, &mut media, errors);
         check_far(node, &plan, &mut far, errors);
         if errors.borrow().len() == count {
             let _ = node.disk.set(Arc::clone(&plan));
@@ -69,14 +71,27 @@ pub fn plan(
     disks
 }
 
+/// Returns the path that validation asks about; `None` for a disk without a path, and for one that is known.
+fn asked_path(node: &Node) -> Option<PathBuf> {
+    match node.disk.get() {
+        Some(plan) => plan.kind.path().filter(|_| is_medium_unknown(plan)).map(Path::to_owned),
+        None => ["path", "ng"].into_iter().find_map(|key| node.value(key)),
+    }
+}
+
+/// Whether the file was to be made when it was validated, and may be there by now.
+fn is_medium_unknown(plan: &DiskPlan) -> bool {
+    plan.medium.identity.get().is_none() && !plan.medium.is_away
+}
+
 fn new_disk(
     node: &Node,
     pages: Pages,
     machine: &Machine,
-    may_be_away: bool,
+    paths: &Paths,
     errors: &Errors,
 ) -> Option<Arc<DiskPlan>> {
-    let mut plan = disk(node, machine, may_be_away, errors)?;
+    let mut plan = disk(node, machine, paths, errors)?;
     plan.cache = cache(node, &plan.kind, pages, errors);
     plan.delay = delay(node, errors);
     Some(Arc::new(plan))
@@ -99,7 +114,7 @@ fn check_far(node: &Node, plan: &DiskPlan, far: &mut Unique<((&'static str, Stri
     }
 }
 
-fn disk(node: &Node, machine: &Machine, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> {
+fn disk(node: &Node, machine: &Machine, paths: &Paths, errors: &Errors) -> Option<DiskPlan> {
     let kind = kind_of(node, errors)?;
     refuse_foreign_keys(node, &kind, errors);
     match kind.as_str() {
@@ -109,9 +124,9 @@ fn disk(node: &Node, machine: &Machine, may_be_away: bool, errors: &Errors) -> O
             memory_disk(node, DiskKind::Ram { pages, is_populated, has_seals: false }, errors)
         }
         "null" => memory_disk(node, DiskKind::Null, errors),
-        "file" => file_disk(node, may_be_away, errors),
+        "file" => file_disk(node, paths, errors),
         "nvme" => nvme_disk(node, machine, errors),
-        "ng" => ng_disk(node, may_be_away, errors),
+        "ng" => ng_disk(node, paths, errors),
         "remote" => remote_disk(node, errors),
         // Unreachable: the schema allows no other kind, which a test checks.
         _ => {
@@ -161,9 +176,9 @@ fn memory_disk(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan>
     Some(uncached_plan(node, (block_bytes?, size?.value), kind))
 }
 
-fn file_disk(node: &Node, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> {
+fn file_disk(node: &Node, paths: &Paths, errors: &Errors) -> Option<DiskPlan> {
     let (size, block_bytes) = size_and_block_bytes(node, errors);
-    let (path, bytes, medium) = path_and_size(node, size, block_bytes.unwrap_or(512), may_be_away, errors)?;
+    let (path, bytes, medium) = path_and_size(node, size, block_bytes.unwrap_or(512), paths, errors)?;
     let (is_read_only, create) = (node.get("read_only"), node.get("create"));
     let (is_direct, is_polled) = (node.get("direct"), node.get("poll"));
     let kind = DiskKind::File { path, is_read_only, create, is_direct, is_polled };
@@ -209,17 +224,23 @@ fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan
 }
 
 /// Validates an `ng` disk, whose size is known once the disk is open.
-fn ng_disk(node: &Node, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> {
+fn ng_disk(node: &Node, paths: &Paths, errors: &Errors) -> Option<DiskPlan> {
     if node.is_absent("ng") {
         let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
         node.refuse("ng", errors, words);
     }
     let path = node.find::<PathBuf>("ng")?;
     let is_read_only: bool = node.get("read_only");
-    let medium = match spindle_disk::ng::look_at(&path.value) {
+    let facts = paths.facts(&path.value);
+    let medium = match &facts.ng_block {
         // The generic device has the same identity as its block device: both are one medium.
-        Ok(location) => DiskMedium::known((u64::MAX, location.block_number)),
-        Err(error) if may_be_away && error.kind() == io::ErrorKind::NotFound => DiskMedium::away(),
+        Ok(number) => DiskMedium::known((u64::MAX, *number)),
+        Err(error)
+            if paths.may_be_away
+                && matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::TimedOut) =>
+        {
+            DiskMedium::away()
+        }
         Err(error) => {
             let words = format!("must be the generic device of an NVMe namespace, like /dev/ng0n1: {error}");
             path.refuse(errors, words);
@@ -227,7 +248,7 @@ fn ng_disk(node: &Node, may_be_away: bool, errors: &Errors) -> Option<DiskPlan> 
         }
     };
     if !medium.is_away {
-        check_medium_id(node, &path.value, errors);
+        check_medium_id(node, &path.value, &facts, errors);
     }
     let kind = DiskKind::Ng { path: path.value, is_read_only };
     Some(DiskPlan { medium, ..uncached_plan(node, (0, 0), kind) })
@@ -405,16 +426,17 @@ fn path_and_size(
     node: &Node,
     size: Option<Located<u64>>,
     block_bytes: u32,
-    may_be_away: bool,
+    paths: &Paths,
     errors: &Errors,
 ) -> Option<(PathBuf, u64, DiskMedium)> {
     if node.is_absent("path") {
         node.refuse("path", errors, "missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\"");
     }
     let path = node.find::<PathBuf>("path")?;
-    let state = match machine::path_state(&path.value) {
+    let facts = paths.facts(&path.value);
+    let state = match &facts.state {
         Ok(state) => state,
-        Err(error) if may_be_away && may_come(&error) => {
+        Err(error) if paths.may_be_away && may_come(error) => {
             return Some((path.value, size.map_or(0, |size| size.value), DiskMedium::away()));
         }
         Err(error) => {
@@ -422,11 +444,11 @@ fn path_and_size(
             return None;
         }
     };
-    refuse_poll(node, &state, errors);
+    refuse_poll(node, state, errors);
     let is_read_only: bool = node.get("read_only");
-    let bytes = match &state {
+    let bytes = match state {
         PathState::Missing { has_directory } => {
-            return missing_file(node, &path, size, *has_directory, may_be_away, errors);
+            return missing_file(node, &path, size, *has_directory, paths.may_be_away, errors);
         }
         PathState::Other(what) => {
             path.refuse(errors, format!("must be a regular file or a block device; this is {what}"));
@@ -452,24 +474,18 @@ fn path_and_size(
             bytes
         }
         PathState::Block(medium) => {
-            check_size_fits(
-                &path,
-                size.as_ref(),
-                size.as_ref().map_or(0, |size| size.value),
-                medium,
-                true,
-                errors,
-            );
+            let given = size.as_ref().map_or(0, |size| size.value);
+            check_size_fits(&path, size.as_ref(), given, medium, true, errors);
             // A partial block at the end of the device is not served.
             size.as_ref().map_or(medium.bytes - medium.bytes % u64::from(block_bytes), |size| size.value)
         }
     };
-    if let Err(error) = machine::may_open(&path.value, is_read_only) {
+    if let Err(error) = facts.may_open(is_read_only) {
         let verb = if is_read_only { "read" } else { "read and write" };
         path.refuse(errors, format!("must be one that this process may {verb}: {error}"));
     }
-    check_medium_id(node, &path.value, errors);
-    Some((path.value, bytes, medium_of(&state)))
+    check_medium_id(node, &path.value, &facts, errors);
+    Some((path.value, bytes, medium_of(state)))
 }
 
 fn medium_of(state: &PathState) -> DiskMedium {
@@ -486,17 +502,17 @@ fn medium_id(node: &Node) -> Option<String> {
 /// Checks the medium at `path` against `medium_id`; `snapshot` checks the open disk again. sysfs may lack
 /// some names of an NVMe namespace. So a `medium_id` of a type (`eui.`, `uuid.`) for which sysfs has no name
 /// is accepted here.
-fn check_medium_id(node: &Node, path: &Path, errors: &Errors) {
+fn check_medium_id(node: &Node, path: &Path, facts: &PathFacts, errors: &Errors) {
     let Some(wanted) = node.given::<String>("medium_id") else { return };
     // An unreadable path already has its own error.
-    let Ok(ids) = medium_id::at(path) else { return };
+    let Ok(ids) = &facts.medium_ids else { return };
     let sort = |id: &str| id.split('.').next().map(str::to_owned);
     let is_namespace = ids.iter().any(|id| id.contains('/'));
     if is_namespace && !ids.iter().any(|id| sort(id) == sort(&wanted.value)) {
         return;
     }
     if !ids.contains(&wanted.value) {
-        wanted.refuse(errors, medium_id_error(&path.display().to_string(), &ids));
+        wanted.refuse(errors, medium_id_error(&path.display().to_string(), ids));
     }
 }
 
@@ -539,16 +555,16 @@ fn check_size_fits(
 }
 
 /// Records the medium of a disk. Refuses a medium that is already a disk, unless both disks are read-only.
-fn check_medium(node: &Node, plan: &DiskPlan, media: &mut Media, errors: &Errors) {
+fn check_medium(node: &Node, plan: &DiskPlan, paths: &Paths, media: &mut Media, errors: &Errors) {
     let (key, path, is_read_only) = match &plan.kind {
         DiskKind::File { path, is_read_only, .. } => ("path", path, *is_read_only),
         DiskKind::Ng { path, is_read_only } => ("ng", path, *is_read_only),
         DiskKind::Ram { .. } | DiskKind::Null | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => return,
     };
     // A file that was made after it was validated.
-    if plan.medium.identity.get().is_none()
-        && let Ok(state) = machine::path_state(path)
-        && let Some(identity) = medium_of(&state).identity.get()
+    if is_medium_unknown(plan)
+        && let Ok(state) = &paths.facts(path).state
+        && let Some(identity) = medium_of(state).identity.get()
     {
         let _ = plan.medium.identity.set(*identity);
     }

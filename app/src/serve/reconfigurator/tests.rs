@@ -16,6 +16,7 @@ use super::open_attempts::{CHECK_PERIOD, DRIVE_RETRY_PERIOD, OPENING_CHECK_PERIO
 use super::*;
 use crate::config::{DriveSource, RemotePlan};
 
+mod paths;
 mod refusals;
 
 const FIRST: &str = "fffe:ff:1f.6";

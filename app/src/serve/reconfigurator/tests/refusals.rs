@@ -21,7 +21,7 @@ const NGUID: &str = "6f1b3b7e9d7a5c1e8a550d9f3c2b1a01";
 const FILES: [(&str, u64); 3] = [("f0", 2 << 20), ("r0", 1 << 20), ("odd", 1000)];
 
 /// A folder of its own that goes with the value.
-struct Folder(PathBuf);
+pub(super) struct Folder(pub(super) PathBuf);
 
 impl Drop for Folder {
     fn drop(&mut self) {
@@ -30,7 +30,7 @@ impl Drop for Folder {
 }
 
 /// A target with a disk of each kind but ng, and its file.
-fn target() -> (Folder, PathBuf, Reconfigurator) {
+pub(super) fn target() -> (Folder, PathBuf, Reconfigurator) {
     let folder = std::env::temp_dir().join(format!("spindle-refusals-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&folder).expect("a fresh folder");
     let path = |name: &str| folder.join(name);

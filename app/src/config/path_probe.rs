@@ -1,0 +1,230 @@
+//! [`PathProbe`]: asks a file system about the path of a disk, on a thread of its own. A file system that
+//! does not answer (a hard mount of a file server that is away) blocks each call on its paths.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use spindle_disk::{medium_id, ng};
+
+use super::machine::{PathState, may_open, path_state};
+
+/// Longest wait for an answer about a path.
+pub const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// What the file system says of a path.
+pub struct PathFacts {
+    pub state: io::Result<PathState>,
+    /// Device number of the block device of a generic device.
+    pub ng_block: io::Result<u64>,
+    pub medium_ids: io::Result<Vec<String>>,
+    may_read: io::Result<()>,
+    may_write: io::Result<()>,
+}
+
+impl PathFacts {
+    /// Asks. Blocks.
+    fn of(path: &Path) -> PathFacts {
+        #[cfg(test)]
+        tests::wait_if_hung(path);
+        PathFacts {
+            state: path_state(path),
+            ng_block: ng::look_at(path).map(|device| device.block_number),
+            medium_ids: medium_id::at(path),
+            may_read: may_open(path, true),
+            may_write: may_open(path, false),
+        }
+    }
+
+    /// As if each call had failed with `error`.
+    fn failed(error: &io::Error) -> PathFacts {
+        fn fail<T>(error: &io::Error) -> io::Result<T> {
+            Err(io::Error::new(error.kind(), error.to_string()))
+        }
+        PathFacts {
+            state: fail(error),
+            ng_block: fail(error),
+            medium_ids: fail(error),
+            may_read: fail(error),
+            may_write: fail(error),
+        }
+    }
+
+    pub fn may_open(&self, is_read_only: bool) -> &io::Result<()> {
+        if is_read_only { &self.may_read } else { &self.may_write }
+    }
+}
+
+/// The questions without an answer, by path: at most one thread waits for a path.
+static UNANSWERED: Mutex<BTreeMap<PathBuf, Arc<PathProbe>>> = Mutex::new(BTreeMap::new());
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A question about a path.
+pub struct PathProbe {
+    begun: Instant,
+    facts: Mutex<Option<Arc<PathFacts>>>,
+    is_answered: Condvar,
+}
+
+impl PathProbe {
+    /// Asks about `path`, or joins the question that is still without an answer.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub fn start(path: &Path) -> io::Result<Arc<PathProbe>> {
+        let mut unanswered = locked(&UNANSWERED);
+        if let Some(probe) = unanswered.get(path) {
+            return Ok(Arc::clone(probe));
+        }
+        let (facts, is_answered) = (Mutex::new(None), Condvar::new());
+        let probe = Arc::new(PathProbe { begun: Instant::now(), facts, is_answered });
+        let (its, asked) = (Arc::clone(&probe), path.to_owned());
+        Builder::new().name("path-probe".to_owned()).spawn(move || {
+            let facts = PathFacts::of(&asked);
+            // First: a later question must not get this answer.
+            locked(&UNANSWERED).remove(&asked);
+            *locked(&its.facts) = Some(Arc::new(facts));
+            its.is_answered.notify_all();
+        })?;
+        unanswered.insert(path.to_owned(), Arc::clone(&probe));
+        Ok(probe)
+    }
+
+    /// Waits for the answer until [`ANSWER_MAX`] after the question: not at all for a path that is known not
+    /// to answer.
+    ///
+    /// # Errors
+    /// There is no answer in time.
+    pub fn wait(&self) -> io::Result<Arc<PathFacts>> {
+        let left = ANSWER_MAX.saturating_sub(self.begun.elapsed());
+        let facts = self.is_answered.wait_timeout_while(locked(&self.facts), left, |facts| facts.is_none());
+        let (facts, _) = facts.unwrap_or_else(PoisonError::into_inner);
+        facts.as_ref().map(Arc::clone).ok_or_else(|| unanswered(ANSWER_MAX))
+    }
+}
+
+fn unanswered(max: Duration) -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, format!("it does not answer within {} s", max.as_secs()))
+}
+
+/// Returns the result of `call`, which runs on a thread of its own.
+///
+/// # Errors
+/// There is no thread, or no result within `max`. `call` may still end later; its result is dropped then.
+pub fn within<T: Send + 'static>(max: Duration, call: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    let (send, result) = sync_channel(1);
+    let run = move || drop(send.send(call()));
+    Builder::new().name("path-call".to_owned()).spawn(run)?;
+    result.recv_timeout(max).map_err(|error| match error {
+        RecvTimeoutError::Timeout => unanswered(max),
+        RecvTimeoutError::Disconnected => io::Error::other("the call has panicked"),
+    })
+}
+
+/// The paths that one validation asks about.
+pub struct Paths {
+    probes: BTreeMap<PathBuf, Arc<PathProbe>>,
+    /// What is not at the path of a disk may come later.
+    pub may_be_away: bool,
+}
+
+impl Paths {
+    /// Asks about all `paths` at the same time, so that together they take at most [`ANSWER_MAX`].
+    pub fn ask(paths: impl Iterator<Item = PathBuf>, may_be_away: bool) -> Paths {
+        let probe = |path: PathBuf| PathProbe::start(&path).ok().map(|probe| (path, probe));
+        Paths { probes: paths.filter_map(probe).collect(), may_be_away }
+    }
+
+    /// Waits for what is known of a path. All of it is an error if there is no answer in time, or no thread.
+    pub fn facts(&self, path: &Path) -> Arc<PathFacts> {
+        let probe = self.probes.get(path).map_or_else(|| PathProbe::start(path), |it| Ok(Arc::clone(it)));
+        let facts = probe.and_then(|probe| probe.wait());
+        facts.unwrap_or_else(|error| Arc::new(PathFacts::failed(&error)))
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Paths on which a call does not return.
+    static HUNG: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    static HUNG_CHANGED: Condvar = Condvar::new();
+
+    /// A path that does not answer until this is dropped.
+    pub struct Hung(PathBuf);
+
+    impl Hung {
+        pub fn new(path: impl Into<PathBuf>) -> Hung {
+            let path = path.into();
+            locked(&HUNG).push(path.clone());
+            Hung(path)
+        }
+    }
+
+    impl Drop for Hung {
+        fn drop(&mut self) {
+            locked(&HUNG).retain(|path| *path != self.0);
+            HUNG_CHANGED.notify_all();
+        }
+    }
+
+    pub fn wait_if_hung(path: &Path) {
+        let is_hung = |hung: &mut Vec<PathBuf>| hung.iter().any(|it| it == path);
+        // A test that waits for the call fails then.
+        drop(HUNG_CHANGED.wait_timeout_while(locked(&HUNG), Duration::from_secs(60), is_hung));
+    }
+
+    #[test]
+    fn paths_that_do_not_answer_are_waited_for_together_and_once() {
+        let paths = ["/hung/a", "/hung/b", "/hung/c"].map(PathBuf::from);
+        let hung = paths.clone().map(Hung::new);
+        let begun = Instant::now();
+        let asked = Paths::ask(paths.iter().cloned(), false);
+        for path in &paths {
+            let facts = asked.facts(path);
+            let error = facts.state.as_ref().expect_err("no answer").to_string();
+            assert_eq!(error, "it does not answer within 2 s");
+        }
+        assert!(begun.elapsed() < 2 * ANSWER_MAX, "{:?}", begun.elapsed());
+        let again = Instant::now();
+        assert!(Paths::ask(paths.iter().cloned(), false).facts(&paths[0]).state.is_err());
+        assert!(again.elapsed() < ANSWER_MAX, "{:?}", again.elapsed());
+        assert_eq!(locked(&UNANSWERED).keys().filter(|path| paths.contains(path)).count(), 3);
+        drop(hung);
+        let end = Instant::now() + Duration::from_secs(20);
+        while !matches!(asked.facts(&paths[0]).state, Ok(PathState::Missing { .. })) {
+            assert!(Instant::now() < end, "no answer");
+            std::thread::yield_now();
+        }
+    }
+    #[test]
+    fn the_result_of_a_call_that_is_too_late_is_dropped() {
+        struct Result(std::sync::mpsc::Sender<()>);
+        impl Drop for Result {
+            fn drop(&mut self) {
+                let _ = self.0.send(());
+            }
+        }
+        let (go, waits) = std::sync::mpsc::channel::<()>();
+        let (send, dropped) = std::sync::mpsc::channel();
+        let call = move || {
+            let _ = waits.recv_timeout(Duration::from_secs(60));
+            Result(send)
+        };
+        let begun = Instant::now();
+        let error = within(Duration::from_secs(1), call).err().expect("no result in time");
+        assert_eq!(error.to_string(), "it does not answer within 1 s");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        assert!(dropped.try_recv().is_err());
+        drop(go);
+        assert!(dropped.recv_timeout(Duration::from_secs(20)).is_ok());
+    }
+}
