@@ -140,7 +140,7 @@ mod tests {
         let control = Control::bind(path, None)?;
         let config = Config::builtin();
         let in_force = (config.shared_plan(), snapshot);
-        let view = Arc::new(View::new(Vec::new(), Arc::new([]), Arc::default(), in_force));
+        let view = Arc::new(View::new(Vec::new(), Arc::new([]), Arc::default(), in_force, Arc::default()));
         control.answer(view, std::sync::mpsc::channel::<rpc::Change>().0)?;
         Ok(control)
     }

@@ -37,7 +37,7 @@ use spindle_transport::admission::{Admission, Admitted};
 use self::acceptor::Acceptor;
 use self::rdma_poller::RdmaPoller;
 use self::shared::Core;
-pub use self::shared::{DiskError, DiskErrors};
+pub use self::shared::{DiskError, DiskErrors, PublishedListeners, RdmaListeners};
 use self::target_poller::TargetPoller;
 use self::tcp_poller::TcpPoller;
 use super::ServeError;
@@ -95,6 +95,7 @@ pub struct RdmaSetup {
     pub in_capsule_bytes: u32,
     /// Addresses and snapshot indices of the listeners; empty on all cores but [`ACCEPTOR`].
     pub listeners: Vec<(SocketAddr, usize)>,
+    pub published: PublishedListeners,
 }
 
 /// Parameters of a core's thread.

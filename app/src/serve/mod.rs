@@ -35,7 +35,7 @@ use self::reconfigurator::{Changed, Reconfigurator};
 use self::view::{CoreView, View};
 use core_loop::{
     ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, DiskError, DiskErrors, Handover, Listening,
-    RdmaSetup,
+    PublishedListeners, RdmaListeners, RdmaSetup,
 };
 use registrar::{NextSnapshot, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -243,40 +243,71 @@ fn apply_change(
     if is_ending.load(Ordering::Acquire) {
         return change.respond(Err(rpc::Failure::system("the target is ending".to_owned())));
     }
-    let (former, errors) = (Arc::clone(reconfigurator.plan()), running.disk_errors());
-    let done = reconfigurator.change(log, |edit| (change.edit)(edit, &change.args));
-    let result = done.and_then(|Changed { result, next, unsaved }| {
-        if let Some(next) = next {
-            let (generation, listeners) = (next.generation, reconfigurator.take_listeners());
-            running.change_to(reconfigurator.plan(), (next, listeners));
-            if !(running.wait_until_advertised(generation, is_ending) && running.check_optimistic(None)) {
-                let why = "memory may be being registered";
-                return Err(rpc::Failure::not_in_force(why, &[], unsaved.as_deref()));
-            }
-            let exposes = |plan: &Plan, disk: &str| {
-                let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
-                namespaces.any(|namespace| namespace.disk == disk)
-            };
-            // Those of disks that the change opens or shows to hosts.
-            let is_of_change = |error: &DiskError| {
-                let is_shown = exposes(reconfigurator.plan(), &error.disk) && !exposes(&former, &error.disk);
-                // The reason may be another one at each try.
-                let is_it = |known: &DiskError| (known.core, &known.disk) == (error.core, &error.disk);
-                is_shown || !errors.iter().any(is_it)
-            };
-            let failed: Vec<_> = running.disk_errors().into_iter().filter(is_of_change).collect();
-            if let Some(first) = failed.first() {
-                let why = format!("core {}: {}; tried again every 10 s", first.core, first.why);
-                let cores: Vec<_> = failed.iter().map(|error| (error.core, error.why.as_str())).collect();
-                return Err(rpc::Failure::not_in_force(&why, &cores, unsaved.as_deref()));
-            }
-        }
-        match unsaved {
-            None => Ok(result),
-            Some(why) => Err(rpc::Failure::not_saved(&why)),
-        }
-    });
+    let edit = |edit: &mut rpc::Edit<'_>| (change.edit)(edit, &change.args);
+    let result = change_all_cores(edit, reconfigurator, running, log, is_ending);
     change.respond(result);
+}
+
+/// Makes a change, and waits until all cores advertise it and its RDMA listeners are bound.
+///
+/// # Errors
+/// The change was refused, or is not in force in time ([`Running::answer_max`]).
+fn change_all_cores(
+    edit: impl FnOnce(&mut rpc::Edit<'_>) -> Result<serde_json::Value, rpc::Failure>,
+    reconfigurator: &mut Reconfigurator,
+    running: &Running,
+    log: &log::LogControl,
+    is_ending: &AtomicBool,
+) -> Result<serde_json::Value, rpc::Failure> {
+    let (former, errors) = (Arc::clone(reconfigurator.plan()), running.disk_errors());
+    let Changed { result, next, unsaved } = reconfigurator.change(log, edit)?;
+    if let Some(next) = next {
+        let (generation, listeners) = (next.generation, reconfigurator.take_listeners());
+        let plan = Arc::clone(reconfigurator.plan());
+        running.change_to(&plan, (next, listeners));
+        let not_in_force = |why: &str, cores: &[(usize, &str)]| {
+            Err(rpc::Failure::not_in_force(why, cores, unsaved.as_deref()))
+        };
+        let end = Instant::now() + running.answer_max;
+        if !(running.wait_until_advertised(generation, end, is_ending) && running.check_optimistic(None)) {
+            return not_in_force("memory may be being registered", &[]);
+        }
+        let added = added_rdma_listeners(&former, &plan);
+        if let Err(why) = running.wait_until_listening(&added, generation, end, is_ending) {
+            return not_in_force(&format!("{why}; tried again every second"), &[(ACCEPTOR, &why)]);
+        }
+        let exposes = |plan: &Plan, disk: &str| {
+            let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+            namespaces.any(|namespace| namespace.disk == disk)
+        };
+        // Those of disks that the change opens or shows to hosts.
+        let is_of_change = |error: &DiskError| {
+            let is_shown = exposes(&plan, &error.disk) && !exposes(&former, &error.disk);
+            // The reason may be another one at each try.
+            let is_it = |known: &DiskError| (known.core, &known.disk) == (error.core, &error.disk);
+            is_shown || !errors.iter().any(is_it)
+        };
+        let failed: Vec<_> = running.disk_errors().into_iter().filter(is_of_change).collect();
+        if let Some(first) = failed.first() {
+            let why = format!("core {}: {}; tried again every 10 s", first.core, first.why);
+            let cores: Vec<_> = failed.iter().map(|error| (error.core, error.why.as_str())).collect();
+            return not_in_force(&why, &cores);
+        }
+    }
+    match unsaved {
+        None => Ok(result),
+        Some(why) => Err(rpc::Failure::not_saved(&why)),
+    }
+}
+
+/// Returns the addresses of the RDMA listeners of `next` that `former` does not have.
+fn added_rdma_listeners(former: &Plan, next: &Plan) -> Vec<SocketAddr> {
+    let of = |plan: &Plan| -> Vec<SocketAddr> {
+        let listeners = plan.listeners.iter().filter(|it| it.transport == TransportKind::Rdma);
+        listeners.map(|listener| listener.address).collect()
+    };
+    let known = of(former);
+    of(next).into_iter().filter(|address| !known.contains(address)).collect()
 }
 
 /// Starts the thread that forwards signals to `send`. A core's panic ends the thread, which then sends
@@ -328,6 +359,8 @@ struct Running {
     registrar: Option<Registrar>,
     /// `None`: hosts cannot read caches by RDMA.
     optimistic: Option<Service<optimistic::Owner>>,
+    /// [`ADVERTISED_MAX`]; less in tests.
+    answer_max: Duration,
 }
 
 impl Running {
@@ -355,18 +388,34 @@ impl Running {
         }
     }
 
-    /// Waits until all cores advertise this generation. False: not within [`ADVERTISED_MAX`] (registering
-    /// much memory may take longer), or the target is shutting down.
-    fn wait_until_advertised(&self, generation: u64, is_ending: &AtomicBool) -> bool {
-        let end = Instant::now() + ADVERTISED_MAX;
-        let is_advertised = || self.advertised.iter().all(|seen| seen.load(Ordering::Acquire) >= generation);
-        while !is_advertised() {
-            if Instant::now() >= end || is_ending.load(Ordering::Acquire) {
-                return false;
-            }
-            std::thread::park_timeout(ADVERTISED_CHECK_PERIOD);
-        }
-        true
+    /// Waits until all cores advertise this generation. False: not before `end` (registering much memory may
+    /// take longer), or the target is shutting down.
+    fn wait_until_advertised(&self, generation: u64, end: Instant, is_ending: &AtomicBool) -> bool {
+        wait_until(end, is_ending, || {
+            self.advertised.iter().all(|seen| seen.load(Ordering::Acquire) >= generation)
+        })
+    }
+
+    /// Waits until core [`ACCEPTOR`] listens on the RDMA listeners `added`, which are new in this generation.
+    ///
+    /// # Errors
+    /// The reason, if one is not listened on before `end` (its device may be being registered), or the target
+    /// is shutting down.
+    fn wait_until_listening(
+        &self,
+        added: &[SocketAddr],
+        generation: u64,
+        end: Instant,
+        is_ending: &AtomicBool,
+    ) -> Result<(), String> {
+        let first_missing = || {
+            let RdmaListeners { generation: now, missing } = self.view.rdma_listeners();
+            let missing = missing.into_iter().find(|(address, _)| added.contains(address));
+            let unknown = || added.first().map(|address| (*address, "no answer yet".to_owned()));
+            if now < generation { unknown() } else { missing }
+        };
+        wait_until(end, is_ending, || first_missing().is_none());
+        first_missing().map_or(Ok(()), |(address, why)| Err(format!("listener {address} (rdma): {why}")))
     }
 
     /// Returns the disks that are not open on a core, by core.
@@ -416,6 +465,17 @@ impl Running {
     }
 }
 
+/// Waits until `is_done`. False: not before `end`, or the target is shutting down.
+fn wait_until(end: Instant, is_ending: &AtomicBool, is_done: impl Fn() -> bool) -> bool {
+    while !is_done() {
+        if Instant::now() >= end || is_ending.load(Ordering::Acquire) {
+            return false;
+        }
+        std::thread::park_timeout(ADVERTISED_CHECK_PERIOD);
+    }
+    true
+}
+
 /// Ends `Signals::forever` if it is dropped by a panic.
 struct CloseSignalsOnPanic(Handle);
 
@@ -450,7 +510,7 @@ fn start(
     let admission = Admission::new(plan.limits.unconnected_per_address);
     let (stop, mut listeners) = (Arc::new(AtomicBool::new(false)), Some(listeners));
     let mut rdma = open_rdma(plan, snapshot)?;
-    let (ready, is_ready) = mpsc::channel();
+    let ((ready, is_ready), answer_max) = (mpsc::channel(), ADVERTISED_MAX);
     let mut threads = Vec::new();
     for (core, (mailbox, cpu)) in mailboxes.into_iter().zip(cpus.iter().copied()).enumerate() {
         let setup = CoreSetup {
@@ -493,11 +553,11 @@ fn start(
     let ready = wait_ready(cores, &is_ready).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
     let (pools, turns): (Vec<_>, Vec<_>) = ready.into_iter().map(|core| (core.pool, core.turns)).unzip();
     let core_views = cpus.into_iter().zip(turns).map(|(cpu, turns)| CoreView { cpu, turns }).collect();
-    let view = Arc::new(View::new(core_views, loads, registry, (plan, snapshot)));
+    let view = Arc::new(View::new(core_views, loads, registry, (plan, snapshot), rdma.published));
     let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
     let optimistic = optimistic::start(plan, rdma.known.clone(), &view)?;
     let registrar = Some(Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?);
-    Ok(Running { remote, threads, stop, view, advertised, disk_errors, registrar, optimistic })
+    Ok(Running { remote, threads, stop, view, advertised, disk_errors, registrar, optimistic, answer_max })
 }
 
 /// Waits until each core is ready or one has failed. The result is sorted by core.
@@ -562,7 +622,8 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     }
     let known = KnownDevices::new(&devices);
     let in_capsule_bytes = plan.rdma_capsule().unwrap_or(0);
-    Ok(RdmaSetup { devices: devices.into(), known, in_capsule_bytes, listeners })
+    let published = PublishedListeners::default();
+    Ok(RdmaSetup { devices: devices.into(), known, in_capsule_bytes, listeners, published })
 }
 
 /// Logs the open listeners of a transport that are bound and, if there are any, all namespaces. Logs the
@@ -605,8 +666,9 @@ fn announce(snapshot: &Snapshot, transport: TransportKind, is_bound: &dyn Fn(usi
 
 #[cfg(test)]
 mod tests {
+    use spindle_reactor::mailbox::Mailbox;
+
     use super::*;
-    use crate::config::LocalDrives;
 
     #[test]
     fn a_core_that_panics_ends_the_wait_for_signals_and_one_that_ends_does_not() {
@@ -624,31 +686,99 @@ mod tests {
         assert_eq!(signals.forever().next(), None);
     }
 
-    #[test]
-    fn a_core_that_hangs_does_not_keep_the_process_from_its_end() {
-        let mailboxes = mesh::<CoreMessage>(1, 4).expect("mailboxes");
-        let stop = Arc::new(AtomicBool::new(false));
+    /// One core, which never takes a message, and advertises the first snapshot.
+    struct Silent {
+        running: Running,
+        reconfigurator: Reconfigurator,
+        listeners: PublishedListeners,
+        /// Dropped, it ends the core's thread.
+        _end: mpsc::Sender<()>,
+        _mailbox: Mailbox<CoreMessage>,
+    }
+
+    fn silent(config: Config) -> Silent {
+        let mailbox = mesh::<CoreMessage>(1, 16).expect("mailboxes").pop().expect("one");
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || assert!(ended.recv().is_err()));
-        let snapshot = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
+        let reconfigurator =
+            Reconfigurator::open(config, Origins::here(), true).unwrap_or_else(|error| panic!("{error}"));
+        let in_force = (reconfigurator.plan(), reconfigurator.snapshot());
+        let listeners = PublishedListeners::default();
+        let published = Arc::clone(&listeners);
+        let view = View::new(Vec::new(), Arc::new([]), Arc::default(), in_force, published);
         let running = Running {
-            remote: mailboxes[0].remote(),
+            remote: mailbox.remote(),
             threads: vec![thread],
-            stop: Arc::clone(&stop),
-            view: Arc::new(View::new(
-                Vec::new(),
-                Arc::new([]),
-                Arc::default(),
-                (Config::builtin().shared_plan(), &snapshot),
-            )),
-            advertised: Arc::new([]),
+            stop: Arc::default(),
+            view: Arc::new(view),
+            advertised: Arc::new([AtomicU64::new(1)]),
             disk_errors: Arc::new([]),
             registrar: None,
             optimistic: None,
+            answer_max: Duration::from_millis(50),
         };
-        let error = running.shut_down(Duration::ZERO);
+        Silent { running, reconfigurator, listeners, _end: end, _mailbox: mailbox }
+    }
+
+    #[test]
+    fn a_core_that_hangs_does_not_keep_the_process_from_its_end() {
+        let core = silent(Config::builtin());
+        let stop = Arc::clone(&core.running.stop);
+        let error = core.running.shut_down(Duration::ZERO);
         assert!(matches!(error, Err(ServeError::Drain(Duration::ZERO))), "{error:?}");
         assert!(stop.load(Ordering::Relaxed));
-        drop(end);
+    }
+
+    /// Makes a change that adds a disk, and returns the answer.
+    fn add_disk(core: &mut Silent, name: &str, is_ending: bool) -> Result<serde_json::Value, rpc::Failure> {
+        let params = serde_json::json!({ "name": name, "num_blocks": 2048, "block_size": 512 });
+        let (edit, args) = rpc::tests::change("bdev_malloc_create", params)?;
+        let log = log::LogControl::unread();
+        let edit = |sections: &mut rpc::Edit<'_>| edit(sections, &args);
+        let is_ending = AtomicBool::new(is_ending);
+        change_all_cores(edit, &mut core.reconfigurator, &core.running, &log, &is_ending)
+    }
+
+    #[test]
+    fn a_change_that_a_core_does_not_take_in_time_is_answered_as_kept_and_not_in_force() {
+        let mut core = silent(Config::builtin());
+        let expected = Err(rpc::Failure::not_in_force("memory may be being registered", &[], None));
+        let begun = Instant::now();
+        assert_eq!(add_disk(&mut core, "m1", false), expected);
+        assert!(begun.elapsed() >= core.running.answer_max, "it is waited for");
+        assert_eq!(core.reconfigurator.snapshot().generation, 2);
+        assert!(core.running.view.look().plan.disk("m1").is_some(), "the change stays");
+        core.running.answer_max = Duration::from_secs(600);
+        assert_eq!(add_disk(&mut core, "m2", true), expected, "the end does not wait");
+        core.running.advertised = Arc::new([AtomicU64::new(4)]);
+        assert_eq!(add_disk(&mut core, "m3", false), Ok("m3".into()), "the core has it");
+    }
+
+    #[test]
+    fn a_change_waits_for_its_rdma_listeners_and_for_no_others() {
+        let core = silent(Config::builtin());
+        let at = |port| SocketAddr::from(([10, 9, 1, 1], port));
+        let wait = |added: &[SocketAddr]| {
+            let end = Instant::now() + core.running.answer_max;
+            core.running.wait_until_listening(added, 2, end, &AtomicBool::new(false))
+        };
+        let publish = |generation, missing: &[u16]| {
+            let missing = missing.iter().map(|port| (at(*port), "why".to_owned())).collect();
+            *core.listeners.lock().expect("not poisoned") = RdmaListeners { generation, missing };
+        };
+        publish(1, &[]);
+        assert_eq!(wait(&[]), Ok(()));
+        assert_eq!(wait(&[at(1)]), Err("listener 10.9.1.1:1 (rdma): no answer yet".to_owned()));
+        publish(2, &[2, 3]);
+        assert_eq!(wait(&[at(1)]), Ok(()));
+        assert_eq!(wait(&[at(1), at(3)]), Err("listener 10.9.1.1:3 (rdma): why".to_owned()));
+        let missing = core.running.view.look().status()["missing"].clone();
+        assert_eq!(missing[1], serde_json::json!({ "what": "listener 10.9.1.1:3 (rdma)", "why": "why" }));
+        let (end, ending) = (Instant::now() + Duration::from_secs(20), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| core.running.wait_until_listening(&[at(3)], 2, end, &ending));
+            publish(2, &[2]);
+            assert_eq!(waiter.join().expect("no panic"), Ok(()));
+        });
     }
 }

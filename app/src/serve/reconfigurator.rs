@@ -312,7 +312,8 @@ impl Reconfigurator {
             Ok(snapshot) => {
                 if self.unsaved.take().is_some() {
                     tracing::warn!(
-                        "revocations that were not saved are undone: the file was changed by hand"
+                        "revocations that were not saved, and that the file lacks, are undone: it was \
+                         changed by hand"
                     );
                 }
                 return Some(snapshot);

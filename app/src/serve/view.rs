@@ -1,6 +1,7 @@
 //! [`View`]: the state of a running target for `spindle status` and the control socket. A view reads atomics,
 //! the registry of controllers, and the current snapshot and plan. It sends no message to a core.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
@@ -11,6 +12,7 @@ use spindle_target::shared::{ControllerShared, Registry};
 use spindle_target::snapshot::Snapshot;
 use spindle_transport::TransportKind;
 
+use super::core_loop::{PublishedListeners, RdmaListeners};
 use crate::config::{DiskPlan, Plan};
 
 pub struct CoreView {
@@ -34,8 +36,9 @@ pub struct View {
     current: Mutex<Current>,
     /// Why the file lacks a revocation that is in force.
     unsaved: Mutex<Option<String>>,
-    /// Disks and listeners of the configuration that are not there, each with the reason.
+    /// Disks and TCP listeners of the configuration that are not there, each with the reason.
     missing: Mutex<Vec<(String, String)>>,
+    rdma_listeners: PublishedListeners,
 }
 
 struct Current {
@@ -58,11 +61,13 @@ impl View {
         loads: Arc<[AtomicUsize]>,
         registry: Arc<Registry>,
         (plan, snapshot): (&Arc<Plan>, &Arc<Snapshot>),
+        rdma_listeners: PublishedListeners,
     ) -> View {
         let current = Current { snapshot: Arc::downgrade(snapshot), plan: Arc::clone(plan) };
         let (has_rdma, current) = (plan.rdma_capsule().is_some(), Mutex::new(current));
         let (unsaved, missing) = Default::default();
-        View { started: Instant::now(), cores, loads, has_rdma, registry, current, unsaved, missing }
+        let started = Instant::now();
+        View { started, cores, loads, has_rdma, registry, current, unsaved, missing, rdma_listeners }
     }
 
     /// Returns the transports on which listeners can be added.
@@ -81,14 +86,25 @@ impl View {
         *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = why.map(str::to_owned);
     }
 
-    /// Sets the disks and listeners of the configuration that are not there, each with the reason.
+    /// Sets the disks and TCP listeners of the configuration that are not there, each with the reason.
     pub fn set_missing(&self, missing: Vec<(String, String)>) {
         *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = missing;
     }
 
     fn missing(&self) -> Vec<Value> {
         let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
-        missing.iter().map(|(what, why)| json!({ "what": what, "why": why })).collect()
+        let missing = missing.iter().map(|(what, why)| json!({ "what": what, "why": why }));
+        let listeners = self.rdma_listeners().missing;
+        let listener = |(address, why): &(SocketAddr, String)| {
+            let what = format!("listener {address} (rdma)");
+            json!({ "what": what, "why": why })
+        };
+        missing.chain(listeners.iter().map(listener)).collect()
+    }
+
+    /// Returns the RDMA listeners as the accepting core last published them.
+    pub fn rdma_listeners(&self) -> RdmaListeners {
+        self.rdma_listeners.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Drops the reference to the snapshot: later [`Look`]s have none.

@@ -8,7 +8,7 @@
 //! | [`controller`] | what a host sends | no panic, this connection only, every buffer home |
 //! | [`host`] | what a target sends | no panic, each command ends once, every buffer home |
 //! | [`rdma`] | what a host sends over RDMA | no panic, this connection only, every buffer home |
-//! | [`optimistic`] | private data, references, seals and pages of optimistic reads | no panic, nothing accepted that is not sealed, each read ends once |
+//! | [`optimistic`] | private data, references, seals, pages | no panic, only sealed pages are accepted |
 //! | [`drive`] | what a drive answers, and its registers | no panic, each command ends once, all closed |
 //! | [`operations`] | commands, aborts, resets, disconnects, time | the same, each command answered once |
 

@@ -14,7 +14,7 @@
 //! noted as one of the time before the loss and one of the time after it.
 //!
 //! With a cache in front, a read may have the data of an older one, which fills the page for both and which
-//! waits for no suspect: reads then take effect between their own begin and end, and nothing more is promised.
+//! waits for no suspect: reads then take effect between their own begin and end, no more is promised.
 
 use std::collections::BTreeMap;
 

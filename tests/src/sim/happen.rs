@@ -215,8 +215,8 @@ impl<W: Carrier> World<W> {
     /// other host goes on meanwhile.
     fn stall(&mut self) {
         // With no slack a RAM disk has no memory beside what one command of the stalled host takes; a disk
-        // with stuck commands keeps hosts waiting by itself. Of a zone of fewer than four buffers one host may
-        // have what a Compare of another needs (docs/guarantees.md), and a core has one for the largest.
+        // with stuck commands keeps hosts waiting by itself. Of a zone of fewer than four buffers one host
+        // may have what a Compare of another needs (docs/guarantees.md); of the largest there is one.
         let swarm = &self.swarm;
         let bytes_max = swarm.blocks_max * swarm.block_bytes as usize;
         let is_slow = swarm.slack_bytes == Some(0) || swarm.stuck_permille > 0;

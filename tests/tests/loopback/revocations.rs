@@ -128,6 +128,6 @@ fn a_revocation_beside_a_file_that_was_changed_by_hand_is_in_force_until_that_is
     assert!(Controller::connect(&target(address), &Options::default()).is_err());
     assert_eq!(read(&folder.file("spindle.toml")), by_hand);
     served.signal(Signal::HUP);
-    served.wait_for("revocations that were not saved are undone");
+    served.wait_for("revocations that were not saved, and that the file lacks, are undone");
     wait_until("the file is in force", || Controller::connect(&target(address), &Options::default()).is_ok());
 }

@@ -1,8 +1,10 @@
 //! [`RdmaPoller`]: a core's RDMA connections; on core `ACCEPTOR` also the RDMA listeners.
 
+use std::sync::{Arc, PoisonError};
+
 use nvme_spec::rdma::CmStatus;
 use spindle_rdma::controller::ConnConfig as RdmaConfig;
-use spindle_rdma::shell::{RegisteredDisks, Shell, ShellSetup, Source};
+use spindle_rdma::shell::{RegisteredDisks, Shell, ShellSetup, Source, is_absent};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_reactor::net::{Interest, Watcher};
@@ -12,7 +14,7 @@ use spindle_tcp::controller::ConnConfig;
 use spindle_transport::TransportKind;
 
 use super::shared::Core;
-use super::{AdmittedRdma, CoreMessage, CoreSetup, Handover};
+use super::{AdmittedRdma, CoreMessage, CoreSetup, Handover, PublishedListeners, RdmaListeners};
 use crate::serve::{ServeError, announce};
 
 /// Most connection requests that a turn assigns to cores.
@@ -24,11 +26,13 @@ pub struct RdmaPoller {
     conn: ConnConfig,
     /// Snapshot generation of the listeners.
     generation: u64,
+    published: PublishedListeners,
 }
 
 impl RdmaPoller {
     /// Opens the devices for this core and binds the listeners. The listeners start to listen once
-    /// [`crate::serve::registrar`] has registered the disks' memory.
+    /// [`crate::serve::registrar`] has registered the disks' memory. An address that no device has is tried
+    /// again every second from then on.
     pub fn new(
         setup: &CoreSetup,
         generation: u64,
@@ -49,13 +53,20 @@ impl RdmaPoller {
         })
         .map_err(|error| failed(&error))?;
         for (address, index) in &setup.rdma.listeners {
-            let refused = |error| ServeError::listen_rdma(*address, &error);
-            shell.bind(*address, *index).map_err(refused)?;
+            match shell.bind(*address, *index) {
+                Ok(()) => {}
+                Err(error) if is_absent(*address, &error) => {
+                    tracing::error!("listener {address} (rdma): cannot listen: {error}; next attempt in 1 s");
+                    shell.add_absent(*address, *index, error);
+                }
+                Err(error) => return Err(ServeError::listen_rdma(*address, &error)),
+            }
         }
         for (source, descriptor) in shell.take_descriptors() {
             watcher.add(descriptor, key(source), Interest::READ).map_err(|error| failed(&error))?;
         }
-        Ok(RdmaPoller { shell, watcher, conn: setup.plan.tcp.conn, generation })
+        let published = Arc::clone(&setup.rdma.published);
+        Ok(RdmaPoller { shell, watcher, conn: setup.plan.tcp.conn, generation, published })
     }
 
     /// Replaces the registered memory of the disks. The first call also starts the listeners.
@@ -76,7 +87,8 @@ impl RdmaPoller {
             }
         }
         if !opened.is_empty() {
-            announce(core.target.snapshot(), TransportKind::Rdma, &|_| true);
+            let is_listening = |index| self.shell.is_listening(index);
+            announce(core.target.snapshot(), TransportKind::Rdma, &is_listening);
         }
     }
 
@@ -153,6 +165,10 @@ impl Poller<Core, CoreMessage> for RdmaPoller {
             self.change_listeners(core.target.advertised_snapshot());
         }
         let mut has_worked = self.shell.poll(&mut core.target, turn.now);
+        if let Some(missing) = self.shell.take_changed_listeners() {
+            let listeners = RdmaListeners { generation: self.generation, missing };
+            *self.published.lock().unwrap_or_else(PoisonError::into_inner) = listeners;
+        }
         while let Some(message) = self.shell.next_message() {
             turn.send_to_others(&CoreMessage::Rdma(message));
         }

@@ -32,6 +32,18 @@ pub struct DiskError {
 /// Per core, the disks of its advertised snapshot that are not open there.
 pub type DiskErrors = Arc<[Mutex<Vec<DiskError>>]>;
 
+/// The RDMA listeners as core `ACCEPTOR` has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RdmaListeners {
+    /// Generation of the snapshot whose listeners these are.
+    pub generation: u64,
+    /// Those that are not listened on, each with the reason. They are tried again every second.
+    pub missing: Vec<(SocketAddr, String)>,
+}
+
+/// Published by core `ACCEPTOR`.
+pub type PublishedListeners = Arc<Mutex<RdmaListeners>>;
+
 pub struct Core {
     /// Connections with their queue pairs, and disks.
     pub target: TargetCore<Conn>,

@@ -32,6 +32,7 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
             known: rdma::KnownDevices::new(&[]),
             in_capsule_bytes: 0,
             listeners: Vec::new(),
+            published: Arc::default(),
         },
         stop: Arc::default(),
     };

@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use spindle_rdma_verbs::{AsyncEvent, CmId, CmToken, Device};
+use spindle_rdma_verbs::{AsyncEvent, CmId, CmToken, Device, VerbsError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_transport::{Connections, Holds};
@@ -29,7 +29,7 @@ use spindle_transport::{Connections, Holds};
 use super::device::DeviceCore;
 use super::ending::{DrainReporting, End};
 use super::events::{CoreDevice, on_async_event, on_failure};
-use super::listeners::{BACKLOG, SuspendReason};
+use super::listeners::{BACKLOG, NO_DEVICE, SuspendReason};
 use super::ready::{Ready, drop_gone, open_again, remove_older};
 use super::shared::insert_in_free;
 use super::{SharedDevice, Shell, ShellConfig, Source};
@@ -332,8 +332,10 @@ impl Shell {
         let mut listeners = std::mem::take(&mut self.listeners);
         let listen = |address, reason| {
             let listening = self.listen_again(address);
-            if listening.is_none() && reason == SuspendReason::New {
-                tracing::warn!(%address, "not listened on over RDMA yet: it is tried again");
+            if let Err(error) = &listening
+                && reason == SuspendReason::New
+            {
+                tracing::warn!(%address, %error, "not listened on over RDMA yet: it is tried again");
             }
             listening
         };
@@ -341,6 +343,9 @@ impl Shell {
             let address = back.address;
             match back.reason {
                 SuspendReason::New => tracing::info!(%address, "listening (NVMe/RDMA, discovery included)"),
+                SuspendReason::Absent => {
+                    tracing::info!(%address, "listening (NVMe/RDMA): the address has come")
+                }
                 SuspendReason::Device => tracing::info!(%address, "RDMA device is back: listening again"),
                 SuspendReason::Moved | SuspendReason::Refused => {
                     tracing::info!(%address, "listening again over RDMA")
@@ -360,19 +365,20 @@ impl Shell {
         self.waiting = waiting;
     }
 
-    /// Binds `address` and listens again. `None` if that fails, or the address's device is not open on this
-    /// core. If that device was unused so far, starts its preparation.
-    fn listen_again(&mut self, address: SocketAddr) -> Option<CmId> {
-        let id = CmId::new(&self.channel).ok()?;
-        id.bind(address).and_then(|()| id.listen(BACKLOG)).ok()?;
+    /// Binds `address` and listens again. ENODEV if the address's device is not open on this core. If that
+    /// device was unused so far, starts its preparation.
+    fn listen_again(&mut self, address: SocketAddr) -> Result<CmId, VerbsError> {
+        let id = CmId::new(&self.channel)?;
+        id.bind(address)?;
+        id.listen(BACKLOG)?;
         if self.has_device_of(&id) {
-            return Some(id);
+            return Ok(id);
         }
         if let Some(at) = self.unused.iter().position(|shared| shared.device().is_of(&id)) {
             let shared = self.unused.swap_remove(at);
             self.prepare(shared);
         }
-        None
+        Err(NO_DEVICE)
     }
 
     /// Returns true if the device of the listener `id` is open on this core, or the listener is on all

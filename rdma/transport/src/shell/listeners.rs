@@ -5,8 +5,14 @@ use std::net::SocketAddr;
 
 use spindle_rdma_verbs::{CmChannel, CmId, CmToken, VerbsError};
 
+use super::Shell;
+
 /// Backlog of `rdma_listen`: pending connection requests.
 pub(super) const BACKLOG: u32 = 1024;
+const ENODEV: i32 = 19;
+/// No device that can be used has the address.
+pub(super) const NO_DEVICE: VerbsError = VerbsError { verb: "rdma_bind_addr", errno: ENODEV };
+const EADDRNOTAVAIL: i32 = 99;
 
 /// Tests whether an address can be bound, and releases the address.
 ///
@@ -14,6 +20,19 @@ pub(super) const BACKLOG: u32 = 1024;
 /// The address is in use, no RDMA device has it, or there is no connection manager.
 pub fn check_address(address: SocketAddr) -> Result<(), VerbsError> {
     CmId::new(&CmChannel::new()?)?.bind(address)
+}
+
+/// Returns true if the failed bind of `address` says that no RDMA device of this machine has the address now,
+/// and not that the address is in use.
+#[must_use]
+pub fn is_absent(address: SocketAddr, error: &VerbsError) -> bool {
+    match error.errno {
+        ENODEV => true,
+        // Also the error for an address in use, if one of the two listeners has the wildcard address. A bind
+        // with port 0 then succeeds.
+        EADDRNOTAVAIL => check_address(SocketAddr::new(address.ip(), 0)).is_err(),
+        _ => false,
+    }
 }
 
 /// The connection manager's identifier of a listener; tests implement it without librdmacm. Dropping it
@@ -48,6 +67,8 @@ impl ListenerId for CmId {
 pub(super) enum SuspendReason {
     /// The configuration has added the listener, and no bind was tried yet.
     New,
+    /// No device had the address at the start.
+    Absent,
     /// The listener's device was removed.
     Device,
     /// The listener's address has moved to another port or device.
@@ -62,6 +83,8 @@ pub(super) struct SuspendedListener {
     pub(super) address: SocketAddr,
     index: usize,
     pub(super) reason: SuspendReason,
+    /// Error of the last bind or listen; `None`: none was tried since the suspension.
+    pub(super) error: Option<VerbsError>,
 }
 
 pub(super) struct Listening<L = CmId> {
@@ -75,7 +98,7 @@ pub(super) struct Listening<L = CmId> {
 
 impl<L> Listening<L> {
     fn suspended(&self, reason: SuspendReason) -> SuspendedListener {
-        SuspendedListener { address: self.address, index: self.index, reason }
+        SuspendedListener { address: self.address, index: self.index, reason, error: None }
     }
 }
 
@@ -83,11 +106,16 @@ impl<L> Listening<L> {
 pub(super) struct Listeners<L = CmId> {
     listening: Vec<Listening<L>>,
     suspended: Vec<SuspendedListener>,
+    /// [`Listeners::start`] was called. Before that, no listener is opened.
+    is_started: bool,
+    /// The configured addresses or the suspended listeners have changed since
+    /// [`Listeners::take_changed`].
+    is_changed: bool,
 }
 
 impl<L> Default for Listeners<L> {
     fn default() -> Self {
-        Listeners { listening: Vec::new(), suspended: Vec::new() }
+        Listeners { listening: Vec::new(), suspended: Vec::new(), is_started: false, is_changed: false }
     }
 }
 
@@ -97,14 +125,24 @@ impl<L: ListenerId> Listeners<L> {
         self.listening.push(Listening { id, address, index, is_open: false });
     }
 
+    /// Adds a suspended listener, whose bind has failed with `error` as no device has the address.
+    pub(super) fn add_absent(&mut self, address: SocketAddr, index: usize, error: VerbsError) {
+        let (reason, error) = (SuspendReason::Absent, Some(error));
+        self.suspended.push(SuspendedListener { address, index, reason, error });
+        self.is_changed = true;
+    }
+
     /// Listens on all bound addresses and returns the result of each. Failed listeners become suspended.
     pub(super) fn start(&mut self) -> Vec<(SocketAddr, Result<(), VerbsError>)> {
         let mut opened = Vec::new();
+        self.is_started = true;
         for listening in self.listening.iter_mut().filter(|listening| !listening.is_open) {
             listening.is_open = true;
             let result = listening.id.listen();
-            if result.is_err() {
-                self.suspended.push(listening.suspended(SuspendReason::Refused));
+            if let Err(error) = result {
+                let suspended = listening.suspended(SuspendReason::Refused);
+                self.suspended.push(SuspendedListener { error: Some(error), ..suspended });
+                self.is_changed = true;
             }
             opened.push((listening.address, result));
         }
@@ -118,8 +156,18 @@ impl<L: ListenerId> Listeners<L> {
         self.listening.iter().find(|it| it.id.token() == token)
     }
 
+    /// Returns true if the listener `index` of the configuration is not suspended.
+    pub(super) fn is_listening(&self, index: usize) -> bool {
+        self.listening.iter().any(|it| it.index == index)
+    }
+
     pub(super) fn has_suspended(&self) -> bool {
         !self.suspended.is_empty()
+    }
+
+    /// Returns the suspended listeners if they or the configured addresses have changed since the last call.
+    pub(super) fn take_changed(&mut self) -> Option<&[SuspendedListener]> {
+        std::mem::take(&mut self.is_changed).then_some(&self.suspended)
     }
 
     /// Returns true if a listener, suspended or not, is on all addresses (0.0.0.0 or ::).
@@ -131,6 +179,7 @@ impl<L: ListenerId> Listeners<L> {
     /// Replaces the listeners by `wanted`: address, and index in the configuration. New listeners are
     /// suspended until the next [`Listeners::retry`].
     pub(super) fn set(&mut self, wanted: &[(SocketAddr, usize)]) {
+        self.is_changed = true;
         self.listening.retain(|it| wanted.contains(&(it.address, it.index)));
         self.suspended.retain(|it| wanted.contains(&(it.address, it.index)));
         for (address, index) in wanted {
@@ -140,6 +189,7 @@ impl<L: ListenerId> Listeners<L> {
                     address: *address,
                     index: *index,
                     reason: SuspendReason::New,
+                    error: None,
                 });
             }
         }
@@ -148,8 +198,10 @@ impl<L: ListenerId> Listeners<L> {
     /// Suspends the listeners on the removed device with the name `device`.
     pub(super) fn suspend_on(&mut self, device: &str) {
         let is_on = |it: &mut Listening<L>| it.id.device_name().is_some_and(|name| name == device);
+        let count = self.suspended.len();
         self.suspended
             .extend(self.listening.extract_if(.., is_on).map(|it| it.suspended(SuspendReason::Device)));
+        self.is_changed |= self.suspended.len() > count;
     }
 
     /// Suspends the listener with `token`, whose address has moved to another port or device, and returns the
@@ -159,30 +211,63 @@ impl<L: ListenerId> Listeners<L> {
         let place = self.listening.iter().position(|it| it.id.token() == token)?;
         let suspended = self.listening.swap_remove(place).suspended(SuspendReason::Moved);
         self.suspended.push(suspended);
+        self.is_changed = true;
         Some(suspended.address)
     }
 
-    /// Retries suspended listeners. `bind` returns a listening identifier, or `None` if no open device has
-    /// the address. Returns the listeners that listen again.
+    /// Retries suspended listeners. `bind` returns a listening identifier, or an error if it cannot listen or
+    /// no open device has the address. Returns the listeners that listen again.
     pub(super) fn retry(
         &mut self,
-        mut bind: impl FnMut(SocketAddr, SuspendReason) -> Option<L>,
+        mut bind: impl FnMut(SocketAddr, SuspendReason) -> Result<L, VerbsError>,
     ) -> Vec<SuspendedListener> {
         let mut back = Vec::new();
+        if !self.is_started {
+            return back;
+        }
         for suspended in std::mem::take(&mut self.suspended) {
-            let SuspendedListener { address, index, reason } = suspended;
+            let SuspendedListener { address, index, reason, error } = suspended;
             match bind(address, reason) {
-                Some(id) => {
+                Ok(id) => {
                     self.listening.push(Listening { id, address, index, is_open: true });
+                    self.is_changed = true;
                     back.push(suspended);
                 }
-                None if reason == SuspendReason::New => {
-                    self.suspended.push(SuspendedListener { reason: SuspendReason::Refused, ..suspended })
+                Err(why) => {
+                    let reason = if reason == SuspendReason::New { SuspendReason::Refused } else { reason };
+                    self.is_changed |= error != Some(why);
+                    self.suspended.push(SuspendedListener { reason, error: Some(why), ..suspended });
                 }
-                None => self.suspended.push(suspended),
             }
         }
         back
+    }
+}
+
+impl Shell {
+    /// Adds the listener `index` of the configuration, whose bind has failed with `error` as no device has
+    /// `address`. Once [`Shell::start_listening`] was called, the shell retries it every second.
+    pub fn add_absent(&mut self, address: SocketAddr, index: usize, error: VerbsError) {
+        self.listeners.add_absent(address, index, error);
+        self.listens = true;
+    }
+
+    /// Returns true if the listener `index` of the configuration is bound.
+    #[must_use]
+    pub fn is_listening(&self, index: usize) -> bool {
+        self.listeners.is_listening(index)
+    }
+
+    /// Returns the addresses that are not listened on, each with the reason, if these or the configured
+    /// addresses have changed since the last call.
+    #[inline]
+    pub fn take_changed_listeners(&mut self) -> Option<Vec<(SocketAddr, String)>> {
+        let why = |error: Option<VerbsError>| match error {
+            Some(error) => format!("cannot listen over RDMA: {error}"),
+            None => "not listened on over RDMA yet".to_owned(),
+        };
+        let suspended = self.listeners.take_changed()?;
+        Some(suspended.iter().map(|it| (it.address, why(it.error))).collect())
     }
 }
 
@@ -192,6 +277,8 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
+
+    const IN_USE: VerbsError = VerbsError { verb: "rdma_bind_addr", errno: 98 };
 
     /// Bound addresses.
     type Taken = Rc<RefCell<Vec<SocketAddr>>>;
@@ -226,13 +313,13 @@ mod tests {
         SocketAddr::from(([10, 0, 0, 1], port))
     }
 
-    fn bind(taken: &Taken, address: SocketAddr, device: &'static str) -> Option<Fake> {
+    fn bind(taken: &Taken, address: SocketAddr, device: &'static str) -> Result<Fake, VerbsError> {
         if taken.borrow().contains(&address) {
-            return None;
+            return Err(IN_USE);
         }
         taken.borrow_mut().push(address);
         let taken = Rc::clone(taken);
-        Some(Fake { token: CmToken::next(), device, address, is_refused: false, taken })
+        Ok(Fake { token: CmToken::next(), device, address, is_refused: false, taken })
     }
 
     /// Two listeners on device "a" and one on "b"; returns their tokens.
@@ -258,7 +345,7 @@ mod tests {
         assert!(listeners.find(tokens[1]).is_none() && listeners.has_suspended());
         let mut tries = 0;
         // Its new device is not ready at first.
-        assert_eq!(listeners.retry(|_, _| None), []);
+        assert_eq!(listeners.retry(|_, _| Err(NO_DEVICE)), []);
         assert!(listeners.has_suspended());
         let back = listeners.retry(|address, _| {
             tries += 1;
@@ -266,7 +353,12 @@ mod tests {
         });
         assert_eq!(
             back,
-            [SuspendedListener { address: address(4421), index: 1, reason: SuspendReason::Moved }]
+            [SuspendedListener {
+                address: address(4421),
+                index: 1,
+                reason: SuspendReason::Moved,
+                error: Some(NO_DEVICE)
+            }]
         );
         assert!(tries == 1 && !listeners.has_suspended(), "the address was free, and is heard");
         listeners.suspend_on("b");
@@ -303,7 +395,7 @@ mod tests {
             let mut tried = Vec::new();
             let back = listeners.retry(|address, reason| {
                 tried.push((address, reason));
-                device.and_then(|device| bind(&taken, address, device))
+                device.map_or(Err(NO_DEVICE), |device| bind(&taken, address, device))
             });
             (tried, back.iter().map(|it| (it.index, it.reason)).collect::<Vec<_>>())
         };
@@ -332,9 +424,40 @@ mod tests {
         assert!(taken.borrow().is_empty() && listeners.is_on_all() && listeners.start().is_empty());
         let back = listeners.retry(|address, _| bind(&taken, address, ""));
         assert_eq!(
-            back,
-            [SuspendedListener { address: everywhere, index: 7, reason: SuspendReason::Refused }]
+            back.iter().map(|it| (it.index, it.reason)).collect::<Vec<_>>(),
+            [(7, SuspendReason::Refused)]
         );
         assert!(listeners.is_on_all() && !listeners.has_suspended());
+    }
+
+    #[test]
+    fn a_listener_whose_address_is_absent_at_the_start_is_shown_and_tried_once_the_others_listen() {
+        let taken = Taken::default();
+        let mut listeners = Listeners::default();
+        let tell = |listeners: &mut Listeners<Fake>| {
+            let suspended = listeners.take_changed()?;
+            Some(suspended.iter().map(|it| (it.index, it.error)).collect::<Vec<_>>())
+        };
+        listeners.add(bind(&taken, address(4420), "a").expect("free"), address(4420), 0);
+        listeners.add_absent(address(4421), 1, NO_DEVICE);
+        assert_eq!(tell(&mut listeners), Some(vec![(1, Some(NO_DEVICE))]));
+        assert_eq!(tell(&mut listeners), None, "once");
+        // The memory of the disks is not registered yet.
+        assert_eq!(listeners.retry(|address, _| bind(&taken, address, "a")), []);
+        assert!(listeners.start().iter().all(|(_, result)| result.is_ok()));
+        assert_eq!(listeners.retry(|_, _| Err(NO_DEVICE)), []);
+        assert_eq!(tell(&mut listeners), None, "it is as before");
+        assert_eq!(listeners.retry(|_, _| Err(IN_USE)), []);
+        assert_eq!(tell(&mut listeners), Some(vec![(1, Some(IN_USE))]));
+        assert!(listeners.is_listening(0) && !listeners.is_listening(1));
+        let back = listeners.retry(|address, _| bind(&taken, address, "a"));
+        assert_eq!(back.iter().map(|it| it.reason).collect::<Vec<_>>(), [SuspendReason::Absent]);
+        assert_eq!(tell(&mut listeners), Some(Vec::new()));
+        assert!(listeners.is_listening(1) && !listeners.has_suspended());
+        // A change is told also if all of it is listened on: whoever waits for it sees its generation.
+        listeners.set(&[(address(4420), 0), (address(4421), 1)]);
+        assert_eq!(tell(&mut listeners), Some(Vec::new()));
+        listeners.suspend_on("a");
+        assert_eq!(tell(&mut listeners), Some(vec![(0, None), (1, None)]));
     }
 }

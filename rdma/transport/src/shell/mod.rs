@@ -53,12 +53,12 @@ use device::DeviceCore;
 use device_events::{Opening, RETRY_PERIOD};
 use ending::{Ending, SHORT_BOUND};
 use link::{Link, Parts, SEGMENTS_MAX, make_queue_pair};
-use listeners::Listeners;
+use listeners::{Listeners, NO_DEVICE};
 use ready::Preparations;
 
 pub use device_events::{DeviceMessage, DiskArea};
 pub use keys::{KnownDevices, RegisteredDisks, SharedDevice};
-pub use listeners::check_address;
+pub use listeners::{check_address, is_absent};
 pub use ready::Ready;
 pub use request::{QueueParams, Request};
 use request::{check, reject};
@@ -97,7 +97,6 @@ const STALLED_FOR: Nanos = Nanos::from_secs(30);
 /// Maximum connection manager events per turn, and maximum asynchronous events of each device per turn; each
 /// may cost system calls.
 const EVENTS_PER_TURN: usize = 16;
-const ENODEV: i32 = 19;
 /// Maximum polls of each completion queue per turn.
 const POLLS_PER_TURN: usize = 4;
 /// Maximum turns for which the timers wait for a turn that finds all completion queues empty. In so many
@@ -250,7 +249,7 @@ impl Shell {
         let id = CmId::new(&self.channel)?;
         id.bind(address)?;
         if !self.has_device_of(&id) {
-            return Err(VerbsError { verb: "rdma_bind_addr", errno: ENODEV });
+            return Err(NO_DEVICE);
         }
         self.listeners.add(id, address, index);
         self.listens = true;

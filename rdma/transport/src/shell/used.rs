@@ -2,7 +2,8 @@
 //!
 //! | listener | devices |
 //! |---|---|
-//! | on an address of a device | that device; the start fails without it |
+//! | on an address of a device | that device; the start fails if it cannot be used |
+//! | on an address that no device has yet | none; that of the address once it has come |
 //! | on all addresses | all; a device that cannot be used is logged and left out |
 //!
 //! No memory is registered with the other devices and no queue is created. The listening core keeps these
@@ -34,7 +35,7 @@ enum ListenerDevices {
     All,
     /// Index of the device.
     Device(usize),
-    /// No device; the bind of the address reports the reason.
+    /// No device; the bind of the address reports the reason, and is tried again.
     Nowhere,
 }
 
