@@ -33,7 +33,6 @@ mod index;
 mod lists;
 mod plan;
 mod policy;
-mod release;
 mod shared;
 mod sizes;
 mod sweeps;
@@ -177,7 +176,7 @@ fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<S
         let allowed = format!("{CACHE_BYTES_MIN} to {CACHE_BYTES_MAX} bytes");
         return Err(OpenError::setting(inner.name(), "cache.size", spec.bytes, allowed));
     }
-    release::start();
+    crate::release::start();
     let made = Shared::new(spec);
     let mut shared = made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
     shared.mapped = inner.map_memory(&shared.frames.area())?;

@@ -41,6 +41,7 @@ use crate::backend::ZeroMethods;
 use crate::backend::guard::{CORES_MAX, Guard};
 use crate::lock::LOCK_WAIT;
 use crate::medium_id;
+use crate::release;
 use crate::shape::size_refusal;
 use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError, Usage};
 
@@ -140,6 +141,7 @@ impl FileDisk {
             |error| OpenError::system(name, format!("set up io_uring for {}", spec.path.display()), error);
         spindle_reactor::uring::probe().map_err(system)?;
         let opened = open::open(name, spec, lock_wait)?;
+        release::start();
         let shared = Shared {
             name: name.to_owned(),
             path: spec.path.clone(),
@@ -168,6 +170,13 @@ impl FileDisk {
     #[must_use]
     pub fn facts(&self) -> &FileFacts {
         &self.facts
+    }
+}
+
+impl Drop for FileDisk {
+    /// Another thread closes the file, once no core uses it any more.
+    fn drop(&mut self) {
+        release::release([Arc::clone(&self.shared.file) as release::Former]);
     }
 }
 

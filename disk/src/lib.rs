@@ -37,6 +37,7 @@ pub mod medium_id;
 pub mod ng;
 pub mod null;
 pub mod ram;
+mod release;
 mod shape;
 pub mod signature;
 pub mod source;

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, MemoryWatch, Pages, SealedFrames};
 
+use crate::release;
 use crate::shape::{block_shift, checked_blocks, size_refusal};
 use crate::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
@@ -124,6 +125,7 @@ impl RamDisk {
     /// little slack, writes wait for free frames.
     pub fn with_slack(name: &str, spec: RamSpec, slack_bytes: u64) -> Result<RamDisk, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
+        release::start();
         let store = FrameStore::new(spec.bytes, slack_bytes, spec.pages, spec.has_seals)
             .map_err(|source| OpenError::Memory { disk: name.to_owned(), source })?;
         let shared = Shared {
@@ -241,9 +243,10 @@ impl DiskSource for RamDisk {
 }
 
 impl Drop for RamDisk {
-    /// Then the service for optimistic reads gives back the memory.
+    /// Then the service for optimistic reads gives the memory up. Another thread unmaps it.
     fn drop(&mut self) {
         self.shared.store.stop_seals();
+        release::release([Arc::clone(&self.shared.store) as release::Former]);
     }
 }
 

@@ -25,9 +25,9 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 
 use super::core::CachedCore;
-use super::release::release;
 use super::shared::Shared;
 use crate::layer::Call;
+use crate::release::{Former, release};
 use crate::{
     Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
 };
@@ -66,6 +66,12 @@ pub(super) struct Switch {
     generation: AtomicU64,
 }
 
+/// Gives caches back that no core gets any more. The frames outlive a cache while replies are sent from them.
+fn release_all(caches: Vec<Arc<Shared>>) {
+    let frames: Vec<Former> = caches.iter().map(|cache| Arc::clone(&cache.frames) as Former).collect();
+    release(caches.into_iter().map(|cache| cache as Former).chain(frames));
+}
+
 impl Switch {
     pub(super) fn new(shared: Option<Arc<Shared>>) -> Switch {
         let stage = shared.clone().map_or(Stage::Plain, Stage::Cached);
@@ -98,7 +104,7 @@ impl Switch {
         now.wanted = shared;
         now.request += 1;
         drop(now);
-        release(former);
+        release_all(former);
     }
 
     /// The disk has gone: breaks all seals of its caches and seals no frame of them from now on. Another
@@ -106,7 +112,7 @@ impl Switch {
     pub(super) fn close(&self) {
         let caches = self.caches();
         caches.iter().for_each(|it| it.words().close_seals());
-        release(caches);
+        release_all(caches);
     }
 
     /// Returns the requested cache; `None`: no cache.

@@ -264,3 +264,13 @@ fn a_read_in_place_is_the_data_whatever_is_said_to_come_next() {
     assert_eq!(bytes, [7; 512]);
     assert!(reads_as(&mut disk, 3, 1, 8));
 }
+
+#[test]
+fn the_memory_of_a_disk_that_goes_is_left_to_another_thread() {
+    let (disk, core) = disk(1 << 20, 1 << 16);
+    let store = Arc::clone(&core.shared.store);
+    let before = Arc::strong_count(&store);
+    drop(disk);
+    // The core's handle will not be the last user.
+    assert_eq!(Arc::strong_count(&store), before + 1);
+}
