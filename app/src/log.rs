@@ -25,6 +25,9 @@ use tracing::Level;
 use crate::config::{LogFormat, LogPlan};
 use queue::{FLUSH_MAX, LINES_MAX, Queue, QueueWriter};
 
+/// What helps a process that may not have its threads.
+pub const THREADS_HINT: &str = "raise the limit of the user's processes (ulimit -u, LimitNPROC=) or that of \
+                                the control group (pids.max)";
 /// The environment variable that overrides the level of the configuration.
 const VARIABLE: &str = "SPINDLE_LOG";
 
@@ -76,7 +79,7 @@ pub fn start(plan: &LogPlan) -> Result<LogControl, String> {
     let thread = std::thread::Builder::new().name("log".to_owned());
     thread
         .spawn(move || write_out(outlet, format))
-        .map_err(|error| format!("cannot start the thread of the log: {error}"))?;
+        .map_err(|error| format!("cannot start the thread of the log: {error}; {THREADS_HINT}"))?;
     let lines = lines(format, io::stderr().is_terminal(), queue.clone());
     tracing_subscriber::registry()
         .with(lines.with_filter(filter))

@@ -122,7 +122,7 @@ impl Config {
         sections.keep_disks(own);
         let known = sections.disk_plans();
         let mut plan = parse_beside(&text, self.path(), &machine, Some(self.plan()), &known)?;
-        let notes = refused.lines().map(|line| format!("all disks stay as they are: {line}"));
+        let notes = refused.lines().map(|line| format!("disks that do not change stay as they are: {line}"));
         plan.notes.extend(notes);
         Ok(self.with_plan(text, sections.into(), plan))
     }

@@ -1,7 +1,7 @@
 //! [`PathProbe`]: asks a file system about the path of a disk, on a thread of its own. A file system that
 //! does not answer (a hard mount of a file server that is away) blocks each call on its paths.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -15,6 +15,9 @@ use super::machine::{PathState, may_open, path_state};
 
 /// Longest wait for an answer about a path.
 pub const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// Age up to which a late answer is that of the next question: so the disk of a path that is always slower
+/// than [`ANSWER_MAX`] is served. Longer than the period of retries, 2 s.
+const LATE_MAX: Duration = Duration::from_secs(5);
 
 /// What the file system says of a path.
 pub struct PathFacts {
@@ -59,8 +62,10 @@ impl PathFacts {
     }
 }
 
-/// The questions without an answer, by path: at most one thread waits for a path.
-static UNANSWERED: Mutex<BTreeMap<PathBuf, Arc<PathProbe>>> = Mutex::new(BTreeMap::new());
+/// The questions of which nobody has taken the answer yet, by path: at most one thread waits for a path.
+static UNTAKEN: Mutex<BTreeMap<PathBuf, Arc<PathProbe>>> = Mutex::new(BTreeMap::new());
+/// Paths with a call that has not ended ([`within`]).
+static CALLED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -68,32 +73,36 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A question about a path.
 pub struct PathProbe {
+    path: PathBuf,
     begun: Instant,
-    facts: Mutex<Option<Arc<PathFacts>>>,
+    /// And when they came.
+    facts: Mutex<Option<(Arc<PathFacts>, Instant)>>,
     is_answered: Condvar,
 }
 
 impl PathProbe {
-    /// Asks about `path`, or joins the question that is still without an answer.
+    /// Asks about `path`, or joins the question that is still without an answer or has had a late one.
     ///
     /// # Errors
     /// There is no thread.
     pub fn start(path: &Path) -> io::Result<Arc<PathProbe>> {
-        let mut unanswered = locked(&UNANSWERED);
-        if let Some(probe) = unanswered.get(path) {
+        let mut untaken = locked(&UNTAKEN);
+        untaken.retain(|_, probe| {
+            let is_usable = |came: &Instant| *came > probe.begun + ANSWER_MAX && came.elapsed() < LATE_MAX;
+            locked(&probe.facts).as_ref().is_none_or(|(_, came)| is_usable(came))
+        });
+        if let Some(probe) = untaken.get(path) {
             return Ok(Arc::clone(probe));
         }
         let (facts, is_answered) = (Mutex::new(None), Condvar::new());
-        let probe = Arc::new(PathProbe { begun: Instant::now(), facts, is_answered });
-        let (its, asked) = (Arc::clone(&probe), path.to_owned());
+        let probe = Arc::new(PathProbe { path: path.to_owned(), begun: Instant::now(), facts, is_answered });
+        let its = Arc::clone(&probe);
         Builder::new().name("path-probe".to_owned()).spawn(move || {
-            let facts = PathFacts::of(&asked);
-            // First: a later question must not get this answer.
-            locked(&UNANSWERED).remove(&asked);
-            *locked(&its.facts) = Some(Arc::new(facts));
+            let facts = PathFacts::of(&its.path);
+            *locked(&its.facts) = Some((Arc::new(facts), Instant::now()));
             its.is_answered.notify_all();
         })?;
-        unanswered.insert(path.to_owned(), Arc::clone(&probe));
+        untaken.insert(path.to_owned(), Arc::clone(&probe));
         Ok(probe)
     }
 
@@ -106,7 +115,24 @@ impl PathProbe {
         let left = ANSWER_MAX.saturating_sub(self.begun.elapsed());
         let facts = self.is_answered.wait_timeout_while(locked(&self.facts), left, |facts| facts.is_none());
         let (facts, _) = facts.unwrap_or_else(PoisonError::into_inner);
-        facts.as_ref().map(Arc::clone).ok_or_else(|| unanswered(ANSWER_MAX))
+        let taken =
+            facts.as_ref().map(|(facts, _)| Arc::clone(facts)).ok_or_else(|| unanswered(ANSWER_MAX))?;
+        drop(facts);
+        // The next question is another one.
+        let mut untaken = locked(&UNTAKEN);
+        if untaken.get(&self.path).is_some_and(|probe| std::ptr::eq(&raw const **probe, self)) {
+            untaken.remove(&self.path);
+        }
+        Ok(taken)
+    }
+}
+
+/// A path in [`CALLED`], which it leaves also if the call panics or has no thread.
+struct Called(PathBuf);
+
+impl Drop for Called {
+    fn drop(&mut self) {
+        locked(&CALLED).remove(&self.0);
     }
 }
 
@@ -114,13 +140,27 @@ fn unanswered(max: Duration) -> io::Error {
     io::Error::new(ErrorKind::TimedOut, format!("it does not answer within {} s", max.as_secs()))
 }
 
-/// Returns the result of `call`, which runs on a thread of its own.
+/// Returns the result of `call`, which concerns `path` and runs on a thread of its own.
 ///
 /// # Errors
-/// There is no thread, or no result within `max`. `call` may still end later; its result is dropped then.
-pub fn within<T: Send + 'static>(max: Duration, call: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+/// There is no thread, or no result within `max`: `call` may still end later; its result is dropped then, and
+/// until then there is no other call for `path`.
+pub fn within<T: Send + 'static>(
+    max: Duration,
+    path: &Path,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    if !locked(&CALLED).insert(path.to_owned()) {
+        return Err(io::Error::new(ErrorKind::TimedOut, "an earlier attempt on it has not ended"));
+    }
     let (send, result) = sync_channel(1);
-    let run = move || drop(send.send(call()));
+    let ended = Called(path.to_owned());
+    let run = move || {
+        let result = call();
+        // Before the result: who has it may call again.
+        drop(ended);
+        drop(send.send(result));
+    };
     Builder::new().name("path-call".to_owned()).spawn(run)?;
     result.recv_timeout(max).map_err(|error| match error {
         RecvTimeoutError::Timeout => unanswered(max),
@@ -197,7 +237,7 @@ pub mod tests {
         let again = Instant::now();
         assert!(Paths::ask(paths.iter().cloned(), false).facts(&paths[0]).state.is_err());
         assert!(again.elapsed() < ANSWER_MAX, "{:?}", again.elapsed());
-        assert_eq!(locked(&UNANSWERED).keys().filter(|path| paths.contains(path)).count(), 3);
+        assert_eq!(locked(&UNTAKEN).keys().filter(|path| paths.contains(path)).count(), 3);
         drop(hung);
         let end = Instant::now() + Duration::from_secs(20);
         while !matches!(asked.facts(&paths[0]).state, Ok(PathState::Missing { .. })) {
@@ -205,6 +245,25 @@ pub mod tests {
             std::thread::yield_now();
         }
     }
+
+    #[test]
+    fn a_late_answer_is_that_of_the_next_question_and_of_no_other() {
+        let path = Path::new("/hung/late");
+        let hung = Hung::new(path);
+        let asked = PathProbe::start(path).expect("a thread");
+        assert!(asked.wait().is_err(), "it hangs");
+        drop(hung);
+        // Not taken by a wait.
+        let facts =
+            asked
+                .is_answered
+                .wait_timeout_while(locked(&asked.facts), Duration::from_secs(20), |facts| facts.is_none());
+        drop(facts);
+        let next = PathProbe::start(path).expect("a thread");
+        assert!(Arc::ptr_eq(&asked, &next) && next.wait().is_ok());
+        assert!(!Arc::ptr_eq(&asked, &PathProbe::start(path).expect("a thread")), "it was taken");
+    }
+
     #[test]
     fn the_result_of_a_call_that_is_too_late_is_dropped() {
         struct Result(std::sync::mpsc::Sender<()>);
@@ -220,11 +279,16 @@ pub mod tests {
             Result(send)
         };
         let begun = Instant::now();
-        let error = within(Duration::from_secs(1), call).err().expect("no result in time");
+        let path = Path::new("/hung/call");
+        let error = within(Duration::from_secs(1), path, call).err().expect("no result in time");
         assert_eq!(error.to_string(), "it does not answer within 1 s");
+        let again = within(Duration::from_secs(1), path, || ()).expect_err("the first has not ended");
+        assert_eq!(again.to_string(), "an earlier attempt on it has not ended");
+        assert!(within(Duration::from_secs(20), Path::new("/hung/other"), || ()).is_ok());
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
         assert!(dropped.try_recv().is_err());
         drop(go);
         assert!(dropped.recv_timeout(Duration::from_secs(20)).is_ok());
+        assert!(within(Duration::from_secs(20), path, || ()).is_ok(), "it has ended");
     }
 }

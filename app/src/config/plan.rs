@@ -1,7 +1,7 @@
 //! [`Plan`]: a validated configuration in typed form, the input of `spindle serve`. Also formats caches,
 //! delays and the `nvme connect` command.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -346,6 +346,15 @@ impl Plan {
 
     pub fn disk(&self, name: &str) -> Option<&DiskPlan> {
         self.disks.iter().find(|disk| disk.name == name).map(Arc::as_ref)
+    }
+
+    /// Returns where each subsystem is offered.
+    pub fn offers(&self) -> HashSet<(Nqn, (TransportKind, SocketAddr))> {
+        let of = |it: &SubsystemPlan| {
+            let endpoints = self.listeners_of(it).map(|listener| listener.endpoint());
+            endpoints.map(|endpoint| (it.nqn, endpoint)).collect::<Vec<_>>()
+        };
+        self.subsystems.iter().flat_map(of).collect()
     }
 
     /// Returns the disks by name, for look-ups of many.

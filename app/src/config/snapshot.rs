@@ -41,8 +41,6 @@ use crate::identity::{self, Data};
 /// Longest wait of a change for the file or device of a new disk: above the wait for a former process's lock,
 /// 10 s.
 const OPEN_MAX: Duration = Duration::from_secs(12);
-/// Longest wait of a change for a file to grow: a growth is synced, and with it what the page cache has.
-const RESIZE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
@@ -311,15 +309,11 @@ struct PreparedResize {
 }
 
 impl PreparedResize {
-    /// One that is too late is cancelled by its thread.
+    /// The growth of a file is synced, without a limit of time: one that ended after its change was refused
+    /// would leave a file that is longer than its configured `size`, or cut what another has written there.
     fn prepare_all(sizes: Vec<(Source, u64)>) -> Result<Vec<PreparedResize>, ResizeError> {
         let prepare = |(disk, bytes): (Source, u64)| {
-            let its = Arc::clone(&disk);
-            let prepared = within(RESIZE_MAX, move || {
-                its.prepare_resize(bytes).map(|()| PreparedResize { disk: its, bytes: Some(bytes) })
-            });
-            let late = |error: io::Error| Err(ResizeError::new(disk.name(), bytes, error.to_string()));
-            prepared.unwrap_or_else(late)
+            disk.prepare_resize(bytes).map(|()| PreparedResize { disk, bytes: Some(bytes) })
         };
         sizes.into_iter().map(prepare).collect()
     }
@@ -463,10 +457,10 @@ fn open_disk(
 
 /// As [`open_path`], for the caller that handles signals and changes.
 fn open_in_time(plan: &DiskPlan) -> Result<Source, SnapshotError> {
-    let its = plan.clone();
-    let opened = within(OPEN_MAX, move || open_path(&its));
-    let path = plan.kind.path().unwrap_or(Path::new("")).display();
-    opened.unwrap_or_else(|error| Err(OpenError::system(&plan.name, format!("open {path}"), error).into()))
+    let (its, path) = (plan.clone(), plan.kind.path().unwrap_or(Path::new("")));
+    let opened = within(OPEN_MAX, path, move || open_path(&its));
+    let action = format!("open {}", path.display());
+    opened.unwrap_or_else(|error| Err(OpenError::system(&plan.name, action, error).into()))
 }
 
 /// Opens or creates the file or device of a `file` or `ng` disk. Blocks while its file system does.

@@ -105,7 +105,8 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         Some(path) => Config::load(path)?,
         None => Config::builtin(),
     };
-    // Before any thread starts: threads inherit the affinity, which excludes the polling cores.
+    // Before any thread starts that stays: threads inherit the affinity, which excludes the polling cores.
+    // The path probes of the configuration only wait.
     let polled: Vec<usize> = config.plan().reactor.cpus().into_iter().flatten().collect();
     spindle_reactor::affinity::leave_to_pollers(&polled);
     let log = log::start(&config.plan().log).map_err(ServeError::Start)?;
@@ -272,9 +273,16 @@ fn change_all_cores(
         if !(running.wait_until_advertised(generation, end, is_ending) && running.check_optimistic(None)) {
             return not_in_force("memory may be being registered", &[]);
         }
-        let added = added_rdma_listeners(&former, &plan);
-        if let Err(why) = running.wait_until_listening(&added, generation, end, is_ending) {
+        let known = former.offers();
+        let added: Vec<_> = plan.offers().into_iter().filter(|offer| !known.contains(offer)).collect();
+        let of = |transport| added.iter().filter(move |it| it.1.0 == transport).map(|it| it.1.1);
+        let rdma: Vec<_> = of(TransportKind::Rdma).collect();
+        if let Err(why) = running.wait_until_listening(&rdma, generation, end, is_ending) {
             return not_in_force(&format!("{why}; tried again every second"), &[(ACCEPTOR, &why)]);
+        }
+        if let Some(absent) = of(TransportKind::Tcp).find(|at| reconfigurator.lacks(*at)) {
+            let why = format!("listener {absent}: this machine does not have the address");
+            return not_in_force(&format!("{why}; tried again every 2 s"), &[(ACCEPTOR, &why)]);
         }
         let exposes = |plan: &Plan, disk: &str| {
             let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
@@ -298,16 +306,6 @@ fn change_all_cores(
         None => Ok(result),
         Some(why) => Err(rpc::Failure::not_saved(&why)),
     }
-}
-
-/// Returns the addresses of the RDMA listeners of `next` that `former` does not have.
-fn added_rdma_listeners(former: &Plan, next: &Plan) -> Vec<SocketAddr> {
-    let of = |plan: &Plan| -> Vec<SocketAddr> {
-        let listeners = plan.listeners.iter().filter(|it| it.transport == TransportKind::Rdma);
-        listeners.map(|listener| listener.address).collect()
-    };
-    let known = of(former);
-    of(next).into_iter().filter(|address| !known.contains(address)).collect()
 }
 
 /// Starts the thread that forwards signals to `send`. A core's panic ends the thread, which then sends

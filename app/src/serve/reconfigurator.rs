@@ -235,6 +235,11 @@ impl Reconfigurator {
         self.absent_listeners.contains(&listener)
     }
 
+    /// Whether there is a TCP listener at `address`, which the machine does not have yet.
+    pub fn lacks(&self, address: SocketAddr) -> bool {
+        self.absent_listeners.iter().any(|index| self.snapshot.listeners[*index].address == address)
+    }
+
     /// Listens at absent addresses that have come. Returns true if one has come.
     fn listen_again(&mut self) -> bool {
         let count = self.listeners.len();

@@ -4,15 +4,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::config::{DiskKind, Plan};
+use crate::log::THREADS_HINT as HINT;
 
-/// Threads besides those of the cores: control socket, registrar, signals.
-const OTHERS: usize = 3;
+/// Threads besides those of the cores: control socket, registrar, signals, release, used space of files.
+const OTHERS: usize = 5;
 /// io_uring has two kinds of threads for each ring.
 const WORKERS_OF_A_RING: usize = 2;
 /// Stack of a thread that only waits, in bytes.
 const STACK_BYTES: usize = 64 << 10;
-const HINT: &str = "raise the limit of the user's processes (ulimit -u, LimitNPROC=) or that of the control \
-                    group (pids.max)";
 
 /// Starts as many threads as the plan needs at least, and ends them.
 ///

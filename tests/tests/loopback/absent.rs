@@ -95,6 +95,14 @@ fn an_address_that_is_not_there_at_the_start_keeps_no_other_from_being_served() 
     let mut client = Client::new(&socket);
     let absent = missing(&mut client);
     assert_eq!((absent.len(), absent[0].0.as_str()), (1, "listener 203.0.113.9:4420"));
+    // What another subsystem offers there is kept, and not in force.
+    let nqn = "nqn.2026-01.io.spindle:second";
+    client.done("nvmf_create_subsystem", json!({ "nqn": nqn, "allow_any_host": true }));
+    let at = json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": "203.0.113.9", "trsvcid": "4420" });
+    client.send("nvmf_subsystem_add_listener", &json!({ "nqn": nqn, "listen_address": at }));
+    let error = client.answer().expect("an answer")["error"].clone();
+    assert_eq!((&error["code"], &error["data"]["kept"]), (&json!(-32002), &json!(true)), "{error}");
+    assert!(error["message"].to_string().contains("does not have the address"), "{error}");
     served.terminate();
 }
 

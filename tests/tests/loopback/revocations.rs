@@ -50,7 +50,7 @@ fn a_disk_whose_file_is_gone_holds_up_no_change_of_something_else() {
     let file = folder.file("spindle.toml");
     std::fs::write(&file, read(&file).replace("hosts = []", "allow_any_host = true")).expect("written");
     served.signal(Signal::HUP);
-    served.wait_for("all disks stay as they are");
+    served.wait_for("disks that do not change stay as they are");
     served.wait_for("configuration read again");
     let is_allowed = || Controller::connect(&target(address), &Options::default()).is_ok();
     wait_until("the file is not in force", is_allowed);

@@ -235,9 +235,13 @@ fn ng_disk(node: &Node, paths: &Paths, errors: &Errors) -> Option<DiskPlan> {
     let medium = match &facts.ng_block {
         // The generic device has the same identity as its block device: both are one medium.
         Ok(number) => DiskMedium::known((u64::MAX, *number)),
+        // Also if there is no thread to ask (`WouldBlock`).
         Err(error)
             if paths.may_be_away
-                && matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::TimedOut) =>
+                && matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+                ) =>
         {
             DiskMedium::away()
         }
