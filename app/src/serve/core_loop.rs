@@ -87,7 +87,7 @@ impl<A> Handover<A> {
 /// The RDMA devices, shared by all cores, and the RDMA listeners of a core.
 #[derive(Clone)]
 pub struct RdmaSetup {
-    /// The RDMA devices at the start; empty when the configuration has no RDMA listener.
+    /// The RDMA devices at the start, if the configuration has an RDMA listener; may be empty.
     pub devices: Arc<[Arc<rdma::SharedDevice>]>,
     /// The current devices, updated as devices are added and removed; shared with the registrar.
     pub known: rdma::KnownDevices,
@@ -170,7 +170,7 @@ impl CoreLoop {
         let area = pool.area();
         let reactor = Reactor::new(mailbox, plan.reactor.idle).map_err(|error| start(&error))?;
         let mut rdma = None;
-        if !setup.rdma.devices.is_empty() {
+        if plan.rdma_capsule().is_some() {
             let areas = [pool.area(), admin_pool.area()];
             let watcher = reactor.watcher(RDMA_INDEX);
             rdma = Some(RdmaPoller::new(&setup, snapshot.generation, &areas, watcher)?);

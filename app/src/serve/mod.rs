@@ -552,9 +552,9 @@ fn start(
     let (pools, turns): (Vec<_>, Vec<_>) = ready.into_iter().map(|core| (core.pool, core.turns)).unzip();
     let core_views = cpus.into_iter().zip(turns).map(|(cpu, turns)| CoreView { cpu, turns }).collect();
     let view = Arc::new(View::new(core_views, loads, registry, (plan, snapshot), rdma.published));
-    let (first, its_stop) = (Arc::clone(snapshot), Arc::clone(&stop));
     let optimistic = optimistic::start(plan, rdma.known.clone(), &view)?;
-    let registrar = Some(Registrar::start(rdma.known, pools, first, cores, remote.clone(), its_stop)?);
+    let (devices, first) = (plan.rdma_capsule().map(|_| rdma.known), Arc::clone(snapshot));
+    let registrar = Some(Registrar::start(devices, pools, first, cores, remote.clone(), Arc::clone(&stop))?);
     Ok(Running { remote, threads, stop, view, advertised, disk_errors, registrar, optimistic, answer_max })
 }
 
@@ -601,22 +601,16 @@ fn listen_beside(
     })
 }
 
-/// Opens the RDMA devices if the snapshot has an RDMA listener; an error if the machine has no such device.
+/// Opens the RDMA devices if the snapshot has an RDMA listener. There may be none yet.
 fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> {
     let is_rdma = |(_, listener): &(usize, &Listener)| listener.transport == TransportKind::Rdma;
     let listeners = snapshot.listeners.iter().enumerate().filter(is_rdma);
     let listeners: Vec<_> = listeners.map(|(index, listener)| (listener.address, index)).collect();
     let mut devices = Vec::new();
-    if let Some((address, _)) = listeners.first() {
+    if !listeners.is_empty() {
         let failed = |error| ServeError::Start(format!("cannot open the RDMA devices: {error}"));
         let addresses: Vec<_> = listeners.iter().map(|(address, _)| *address).collect();
         devices = SharedDevice::for_listeners(&addresses).map_err(failed)?;
-        if devices.is_empty() {
-            return Err(ServeError::Start(format!(
-                "listener {address}: transport = \"rdma\": this machine has no RDMA device (rdma link show); \
-                 take \"tcp\", or add one"
-            )));
-        }
     }
     let known = KnownDevices::new(&devices);
     let in_capsule_bytes = plan.rdma_capsule().unwrap_or(0);

@@ -36,10 +36,9 @@ pub type NextSnapshot = (Arc<Snapshot>, Vec<Listening>);
 
 /// State of the thread.
 struct RegistrarThread {
-    /// The current devices, including those that were added since the start.
-    devices: KnownDevices,
-    /// There was an RDMA device at the start, so the configuration has an RDMA listener.
-    has_rdma: bool,
+    /// The current devices, including those that were added since the start. `None`: the configuration has no
+    /// RDMA listener.
+    devices: Option<KnownDevices>,
     /// Buffer pools, one per core.
     pools: Vec<Area>,
     cores: usize,
@@ -52,7 +51,7 @@ impl Registrar {
     /// Starts the thread, which first registers the disks of `first` with the RDMA devices; the cores already
     /// have this snapshot.
     pub fn start(
-        devices: KnownDevices,
+        devices: Option<KnownDevices>,
         pools: Vec<Area>,
         first: Arc<Snapshot>,
         cores: usize,
@@ -60,9 +59,7 @@ impl Registrar {
         stop: Arc<AtomicBool>,
     ) -> Result<Registrar, ServeError> {
         let (send, receive) = channel();
-        // Read now: the list may be empty later, when all devices are removed.
-        let has_rdma = !devices.is_empty();
-        let work = RegistrarThread { devices, has_rdma, pools, cores, remote, stop };
+        let work = RegistrarThread { devices, pools, cores, remote, stop };
         std::thread::Builder::new()
             .name("memory".to_owned())
             .spawn(move || work.run(first, &receive))
@@ -110,13 +107,18 @@ impl RegistrarThread {
     }
 
     fn register(&self, snapshot: &Snapshot) {
-        if !self.has_rdma {
-            return;
-        }
+        let Some(devices) = &self.devices else { return };
         let begin = Instant::now();
-        let disks = RegisteredDisks::register(&self.devices, disk_areas(snapshot));
+        let disks = RegisteredDisks::register(devices, disk_areas(snapshot));
         let (count, bytes, took_ms) = (disks.disks().len(), disks.bytes(), begin.elapsed().as_millis());
-        tracing::info!(disks = count, bytes, took_ms, "memory of disks is registered with the RDMA devices");
+        if disks.is_registered() {
+            tracing::info!(
+                disks = count,
+                bytes,
+                took_ms,
+                "memory of disks is registered with the RDMA devices"
+            );
+        }
         self.broadcast(&CoreMessage::RdmaMemory(Arc::new(disks)));
     }
 
@@ -204,8 +206,7 @@ mod tests {
         let pools: Vec<Area> = (0..2).map(|_| Area::map(1, Pages::Base).expect("memory")).collect();
         let expected: Vec<_> =
             pools.iter().map(|pool| ("memory".to_owned(), pool.base().addr().get())).collect();
-        let registrar =
-            Registrar::start(KnownDevices::new(&[]), pools, first, 1, mailbox.remote(), Arc::default());
+        let registrar = Registrar::start(None, pools, first, 1, mailbox.remote(), Arc::default());
         let registrar = registrar.expect("a thread");
         for _ in 0..2 {
             assert!(registrar.send((Arc::clone(&next), Vec::new())).is_ok());

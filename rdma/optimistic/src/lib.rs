@@ -30,4 +30,4 @@ mod service;
 
 pub use admission::{CONNECTIONS_MAX, IsValid};
 pub use grants::{CONTROLLER_TOKENS_MAX, Grants, Owner, TOKEN_TTL, TOKENS_MAX};
-pub use service::{DeviceOf, Hooks, Service, StartError};
+pub use service::{DeviceOf, Hooks, Service};

@@ -43,17 +43,6 @@ pub struct Hooks<O> {
     pub is_valid: Box<IsValid<O>>,
 }
 
-/// The thread could not be started.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// No connection manager.
-    #[error(transparent)]
-    Verbs(#[from] VerbsError),
-    /// No thread, or no eventfd.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
-
 /// See [`Service::check`].
 struct Order {
     addresses: Option<Vec<SocketAddr>>,
@@ -71,11 +60,11 @@ pub struct Service<O> {
 
 impl<O: Owner> Service<O> {
     /// Starts the thread, which listens on `addresses` (with one port). An address that no device has yet is
-    /// tried again every second.
+    /// tried again every second, as are all where the machine has no RDMA yet.
     ///
     /// # Errors
-    /// The machine has no RDMA, or the thread cannot be started.
-    pub fn start(addresses: Vec<SocketAddr>, hooks: Hooks<O>) -> Result<Service<O>, StartError> {
+    /// The thread or its eventfd cannot be created.
+    pub fn start(addresses: Vec<SocketAddr>, hooks: Hooks<O>) -> io::Result<Service<O>> {
         let port = addresses.first().map_or(0, SocketAddr::port);
         let (orders, receive) = channel();
         let (waker, grants) = (Waker::new()?, Arc::new(Grants::default()));
@@ -85,7 +74,7 @@ impl<O: Owner> Service<O> {
             domains: Domains::new(waker.clone()),
             listeners: addresses.into_iter().map(|address| (address, None)).collect(),
             is_told: false,
-            channel: CmChannel::new()?,
+            channel: None,
             hooks,
             grants: Arc::clone(&grants),
             orders: receive,
@@ -193,7 +182,8 @@ struct ServiceThread<O> {
     listeners: Vec<(SocketAddr, Option<CmId>)>,
     /// A failed bind was logged as a warning since the last success.
     is_told: bool,
-    channel: CmChannel,
+    /// `None`: the machine had no RDMA at the last attempt.
+    channel: Option<CmChannel>,
     hooks: Hooks<O>,
     grants: Arc<Grants<O>>,
     orders: Receiver<Order>,
@@ -274,7 +264,7 @@ impl<O: Owner> ServiceThread<O> {
                 self.accept_waiting();
             }
             // One event, so that peers cannot delay the checks.
-            let event = self.channel.next_event().ok().flatten();
+            let event = self.channel.as_ref().and_then(|channel| channel.next_event().ok().flatten());
             let has_come = event.is_some();
             event.into_iter().for_each(|event| self.on_event(event));
             if !has_come {
@@ -287,8 +277,8 @@ impl<O: Owner> ServiceThread<O> {
         let is_idle = self.connections.is_empty() && self.domains.devices().next().is_none();
         let period = if is_idle { IDLE_PERIOD } else { CHECK_PERIOD };
         let timeout = Timespec::try_from(period).ok();
-        let mut sources =
-            [PollFd::new(&self.channel, PollFlags::IN), PollFd::new(&self.waker, PollFlags::IN)];
+        let mut sources = vec![PollFd::new(&self.waker, PollFlags::IN)];
+        sources.extend(self.channel.iter().map(|channel| PollFd::new(channel, PollFlags::IN)));
         // A signal ends the wait early, which is harmless.
         let _ = poll(&mut sources, timeout.as_ref());
         self.waker.drain();
@@ -304,9 +294,11 @@ impl<O: Owner> ServiceThread<O> {
 
     /// Listens on the addresses that are not listened on.
     fn listen(&mut self) {
+        // Once for all addresses.
+        let channel = self.channel.take().map_or_else(CmChannel::if_listed, Ok);
         for (address, listener) in self.listeners.iter_mut().filter(|(_, listener)| listener.is_none()) {
             let listen = || {
-                let id = CmId::new(&self.channel)?;
+                let id = CmId::new(channel.as_ref().map_err(|error| *error)?)?;
                 id.bind(*address)?;
                 id.listen(BACKLOG)?;
                 Ok::<_, VerbsError>(id)
@@ -323,6 +315,7 @@ impl<O: Owner> ServiceThread<O> {
                 Err(error) => tracing::debug!(%address, %error, "not listening for optimistic reads"),
             }
         }
+        self.channel = channel.ok();
     }
 
     fn on_event(&mut self, event: CmEvent) {

@@ -15,7 +15,7 @@ use rdma_sys as sys;
 use rdma_sys::rdma_cm_event_type as kind;
 
 use crate::cm_id::{CmId, CmToken};
-use crate::device::set_nonblocking;
+use crate::device::{Device, set_nonblocking};
 use crate::error::VerbsError;
 
 #[derive(Debug)]
@@ -50,6 +50,8 @@ pub struct CmChannel {
     pub(crate) inner: Arc<ChannelInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
+
+const CHANNEL_VERB: &str = "rdma_create_event_channel";
 
 /// Maximum bytes of private data in an event: the length has 8 bits.
 pub const PRIVATE_DATA_BYTES_MAX: usize = 255;
@@ -140,15 +142,28 @@ impl CmChannel {
     /// Creates a nonblocking event channel.
     ///
     /// # Errors
-    /// The machine has no RDMA (`ENODEV`), or too many files are open.
+    /// The machine has no RDMA ([`VerbsError::is_no_rdma`]), or too many files are open.
     pub fn new() -> Result<CmChannel, VerbsError> {
         // SAFETY: has no arguments and no preconditions.
         let raw = unsafe { sys::rdma_create_event_channel() };
-        let raw = VerbsError::check_pointer("rdma_create_event_channel", raw)?;
+        let raw = VerbsError::check_pointer(CHANNEL_VERB, raw)?;
         let inner = Arc::new(ChannelInner { raw, lock: Mutex::new(()) });
         // SAFETY: `raw` is not null, and `inner` keeps the channel alive.
         set_nonblocking(unsafe { (*raw).fd })?;
         Ok(CmChannel { inner, _not_sync: PhantomData })
+    }
+
+    /// As [`CmChannel::new`], for repeated attempts: makes no librdmacm call while the kernel lists no
+    /// device. Such a call may have the kernel start modprobe each time, and waits for it.
+    ///
+    /// # Errors
+    /// Those of [`CmChannel::new`]; ENODEV while the kernel lists no device.
+    pub fn if_listed() -> Result<CmChannel, VerbsError> {
+        if Device::is_any_listed() {
+            CmChannel::new()
+        } else {
+            Err(VerbsError::new(CHANNEL_VERB, libc::ENODEV))
+        }
     }
 
     /// Reads and acknowledges the next pending event; `None` if no event is pending. Costs a system call, so
@@ -232,8 +247,10 @@ mod tests {
         if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
             return spindle_skip::skip("this machine has RDMA");
         }
-        let error = CmChannel::new().expect_err("no RDMA");
-        assert_eq!(error.to_string(), "rdma_create_event_channel: No such device (19)");
+        for error in [CmChannel::new(), CmChannel::if_listed()].map(|it| it.expect_err("no RDMA")) {
+            assert_eq!(error.to_string(), "rdma_create_event_channel: No such device (19)");
+            assert!(error.is_no_rdma());
+        }
     }
 
     #[test]

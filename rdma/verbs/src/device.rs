@@ -239,8 +239,8 @@ impl Device {
     /// or nothing in `/dev/infiniband`).
     ///
     /// # Errors
-    /// `rdma_get_devices` failed with another error than ENODEV, ENOSYS and ENOENT, which mean a machine
-    /// without RDMA.
+    /// `rdma_get_devices` failed with another error than that of a machine without RDMA
+    /// ([`VerbsError::is_no_rdma`]).
     pub fn find() -> Result<Found, VerbsError> {
         let mut known = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let mut count = 0;
@@ -248,8 +248,7 @@ impl Device {
         let list = unsafe { sys::rdma_get_devices(&raw mut count) };
         if list.is_null() {
             let error = VerbsError::last("rdma_get_devices");
-            let is_none = [libc::ENODEV, libc::ENOSYS, libc::ENOENT].contains(&error.errno);
-            return if is_none { Ok(Found::default()) } else { Err(error) };
+            return if error.is_no_rdma() { Ok(Found::default()) } else { Err(error) };
         }
         known.retain(|device| device.strong_count() > 0);
         let contexts: Vec<_> = (0..usize::try_from(count).unwrap_or(0))
@@ -277,6 +276,11 @@ impl Device {
             }
         }
         Ok(Found { devices, failed })
+    }
+
+    /// Returns true if the kernel lists a device. Reads a directory, and makes no librdmacm call.
+    pub(crate) fn is_any_listed() -> bool {
+        std::fs::read_dir(IB_CLASS_DIR).is_ok_and(|mut devices| devices.next().is_some())
     }
 
     /// Returns true if the kernel lists a device that was never opened; false if the list cannot be read.

@@ -24,6 +24,13 @@ impl fmt::Display for VerbsError {
 impl std::error::Error for VerbsError {}
 
 impl VerbsError {
+    /// Returns true if the error says that the machine has no RDMA now: no kernel module, no device, or
+    /// nothing in `/dev/infiniband`.
+    #[must_use]
+    pub fn is_no_rdma(&self) -> bool {
+        [libc::ENODEV, libc::ENOSYS, libc::ENOENT, libc::ENXIO].contains(&self.errno)
+    }
+
     pub(crate) fn new(verb: &'static str, errno: c_int) -> VerbsError {
         VerbsError { verb, errno }
     }

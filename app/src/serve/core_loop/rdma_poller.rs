@@ -32,7 +32,7 @@ pub struct RdmaPoller {
 impl RdmaPoller {
     /// Opens the devices for this core and binds the listeners. The listeners start to listen once
     /// [`crate::serve::registrar`] has registered the disks' memory. An address that no device has is tried
-    /// again every second from then on.
+    /// again every second from then on, as are all where the machine has no RDMA yet.
     pub fn new(
         setup: &CoreSetup,
         generation: u64,
@@ -56,7 +56,12 @@ impl RdmaPoller {
             match shell.bind(*address, *index) {
                 Ok(()) => {}
                 Err(error) if is_absent(*address, &error) => {
-                    tracing::error!("listener {address} (rdma): cannot listen: {error}; next attempt in 1 s");
+                    // Without the connection manager the shell has logged one line for all listeners.
+                    if shell.has_manager() {
+                        tracing::error!(
+                            "listener {address} (rdma): cannot listen: {error}; next attempt in 1 s"
+                        );
+                    }
                     shell.add_absent(*address, *index, error);
                 }
                 Err(error) => return Err(ServeError::listen_rdma(*address, &error)),

@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use spindle_rdma_verbs::{AsyncEvent, CmId, CmToken, Device, VerbsError};
+use spindle_rdma_verbs::{AsyncEvent, CmChannel, CmId, CmToken, Device, VerbsError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_transport::{Connections, Holds};
@@ -175,14 +175,13 @@ impl Shell {
     #[inline]
     #[must_use]
     pub fn has_descriptors(&self) -> bool {
-        !self.is_watched || self.devices.iter().flatten().any(|device| !device.is_watched)
+        self.manager.is_new() || self.devices.iter().flatten().any(|device| !device.is_watched)
     }
 
     /// Returns the descriptors to add to epoll for reading. Each is returned once. The asynchronous events of
     /// devices are included only on the listening core.
     pub fn take_descriptors(&mut self) -> Vec<(Source, BorrowedFd<'_>)> {
-        let is_new = !std::mem::replace(&mut self.is_watched, true);
-        let channel = is_new.then(|| (Source::Manager, self.channel.as_fd()));
+        let channel = self.manager.take_new().map(|channel| (Source::Manager, channel.as_fd()));
         let listens = self.listens;
         let devices = self.devices.iter_mut().flatten().filter(|device| !device.is_watched);
         let of_device = devices.flat_map(|device| {
@@ -310,7 +309,8 @@ impl Shell {
     }
 
     /// Runs every [`RETRY_PERIOD`]: retries failed registrations and openings of devices. On the listening
-    /// core also polls the removal of devices, searches for new devices and retries suspended listeners.
+    /// core also polls the removal of devices, searches for new devices and retries suspended listeners, for
+    /// which it opens the connection manager where that was absent.
     pub(super) fn retry<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
         self.retry_disks();
         self.open_waiting();
@@ -330,8 +330,13 @@ impl Shell {
             self.search();
         }
         let mut listeners = std::mem::take(&mut self.listeners);
+        // Once for all listeners.
+        let manager = match listeners.has_suspended() {
+            true => self.manager.get_or_open(CmChannel::if_listed).map(drop),
+            false => Ok(()),
+        };
         let listen = |address, reason| {
-            let listening = self.listen_again(address);
+            let listening = manager.and_then(|()| self.listen_again(address));
             if let Err(error) = &listening
                 && reason == SuspendReason::New
             {
@@ -368,7 +373,7 @@ impl Shell {
     /// Binds `address` and listens again. ENODEV if the address's device is not open on this core. If that
     /// device was unused so far, starts its preparation.
     fn listen_again(&mut self, address: SocketAddr) -> Result<CmId, VerbsError> {
-        let id = CmId::new(&self.channel)?;
+        let id = CmId::new(self.manager.channel().ok_or(NO_DEVICE)?)?;
         id.bind(address)?;
         id.listen(BACKLOG)?;
         if self.has_device_of(&id) {

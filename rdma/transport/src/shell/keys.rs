@@ -158,12 +158,6 @@ impl<D: Registers> KnownDevices<D> {
         KnownDevices(Arc::new(Lock::new(devices.iter().map(Arc::downgrade).collect())))
     }
 
-    /// Returns true if no device was added so far, by [`KnownDevices::new`] or later.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
-    }
-
     /// Adds a device unless the list contains it. Removes closed devices.
     pub(super) fn add(&self, device: &Arc<SharedDevice<D>>) {
         let mut known = self.0.lock();
@@ -197,7 +191,7 @@ impl KnownDevices<Device> {
 #[derive(Debug)]
 pub struct RegisteredDisks<D: Registers = Device> {
     disks: Vec<DiskArea>,
-    _regions: Vec<Arc<D::Region>>,
+    regions: Vec<Arc<D::Region>>,
 }
 
 impl<D: Registers> RegisteredDisks<D> {
@@ -215,13 +209,19 @@ impl<D: Registers> RegisteredDisks<D> {
             regions.extend(disks.iter().filter_map(|disk| device.register(&disk.area).ok()));
             done.push(Arc::downgrade(&device));
         }
-        RegisteredDisks { disks, _regions: regions }
+        RegisteredDisks { disks, regions }
     }
 
     /// Returns the disks passed to [`RegisteredDisks::register`].
     #[must_use]
     pub fn disks(&self) -> &[DiskArea] {
         &self.disks
+    }
+
+    /// Returns true if memory was registered with a device; false while no device is in use.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        !self.regions.is_empty()
     }
 
     /// Returns the total size of the disks in bytes.

@@ -23,16 +23,13 @@ pub fn check_address(address: SocketAddr) -> Result<(), VerbsError> {
 }
 
 /// Returns true if the failed bind of `address` says that no RDMA device of this machine has the address now,
-/// and not that the address is in use.
+/// or that the machine has no RDMA, and not that the address is in use.
 #[must_use]
 pub fn is_absent(address: SocketAddr, error: &VerbsError) -> bool {
-    match error.errno {
-        ENODEV => true,
-        // Also the error for an address in use, if one of the two listeners has the wildcard address. A bind
-        // with port 0 then succeeds.
-        EADDRNOTAVAIL => check_address(SocketAddr::new(address.ip(), 0)).is_err(),
-        _ => false,
-    }
+    // EADDRNOTAVAIL is also the error for an address in use, if one of the two listeners has the wildcard
+    // address. A bind with port 0 then succeeds.
+    error.is_no_rdma()
+        || (error.errno == EADDRNOTAVAIL && check_address(SocketAddr::new(address.ip(), 0)).is_err())
 }
 
 /// The connection manager's identifier of a listener; tests implement it without librdmacm. Dropping it
@@ -245,6 +242,28 @@ impl<L: ListenerId> Listeners<L> {
 }
 
 impl Shell {
+    /// Binds `address`, of the listener `index` of the configuration. [`Shell::start_listening`] listens
+    /// there.
+    ///
+    /// # Errors
+    /// The address is in use, no usable RDMA device has it, or there is no connection manager yet.
+    pub fn bind(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
+        let id = CmId::new(self.manager.get_or_open(CmChannel::if_listed)?)?;
+        id.bind(address)?;
+        if !self.has_device_of(&id) {
+            return Err(NO_DEVICE);
+        }
+        self.listeners.add(id, address, index);
+        self.listens = true;
+        Ok(())
+    }
+
+    /// Returns true if the connection manager is open on this core.
+    #[must_use]
+    pub fn has_manager(&self) -> bool {
+        self.manager.channel().is_some()
+    }
+
     /// Adds the listener `index` of the configuration, whose bind has failed with `error` as no device has
     /// `address`. Once [`Shell::start_listening`] was called, the shell retries it every second.
     pub fn add_absent(&mut self, address: SocketAddr, index: usize, error: VerbsError) {

@@ -24,6 +24,7 @@ mod fake;
 mod keys;
 mod link;
 mod listeners;
+mod manager;
 mod ready;
 mod receives;
 mod request;
@@ -53,7 +54,8 @@ use device::DeviceCore;
 use device_events::{Opening, RETRY_PERIOD};
 use ending::{Ending, SHORT_BOUND};
 use link::{Link, Parts, SEGMENTS_MAX, make_queue_pair};
-use listeners::{Listeners, NO_DEVICE};
+use listeners::Listeners;
+use manager::Manager;
 use ready::Preparations;
 
 pub use device_events::{DeviceMessage, DiskArea};
@@ -135,7 +137,7 @@ pub struct Shell {
     /// `None`: the device was lost or replaced, and nothing uses it any more. Indices stay valid.
     devices: Vec<Option<DeviceCore>>,
     opening: Opening,
-    channel: CmChannel,
+    manager: Manager,
     listeners: Listeners,
     /// Count of lost devices that have not returned; at least 1 after a request on an unknown device. If not
     /// 0, new devices are searched for.
@@ -153,7 +155,6 @@ pub struct Shell {
     disks: Vec<DiskArea>,
     /// Names of disks whose memory could not be registered; retried.
     unregistered_disks: Vec<String>,
-    is_watched: bool,
     requests: VecDeque<Request>,
     ids: HashMap<CmToken, ConnectionId>,
     active: Vec<ConnectionId>,
@@ -193,11 +194,11 @@ pub struct ShellSetup<'a> {
 
 impl Shell {
     /// Creates a shell: opens the used devices and registers the core's memory with them. The shell does not
-    /// listen yet.
+    /// listen yet. On a machine without RDMA it waits for a device and the connection manager.
     ///
     /// # Errors
     /// A device that a listener is bound to cannot be used, no used device can be used, or the connection
-    /// manager is not available.
+    /// manager cannot be used.
     pub fn new(setup: &ShellSetup<'_>) -> Result<Shell, String> {
         let mut areas = setup.areas.to_vec();
         areas.push(Area::zeroes());
@@ -209,13 +210,21 @@ impl Shell {
         };
         let unused = setup.devices.iter().filter(|device| setup.listens && !device.is_used());
         let collapse = || used::collapse(&opening);
+        let (manager, absent) = Manager::new(CmChannel::new()).map_err(|error| error.to_string())?;
+        if let Some(error) = absent.filter(|_| setup.listens) {
+            tracing::error!(
+                %error,
+                "no RDMA device, or no connection manager (rdma_ucm): RDMA listeners wait for it; next \
+                 attempt in 1 s"
+            );
+        }
         Ok(Shell {
             devices: used::open(setup.devices, collapse, |shared| DeviceCore::new(shared, &opening))?,
             unused: unused.cloned().collect(),
             // For the listening core, which registers the pools with new devices.
             messages: VecDeque::from_iter((!setup.listens).then(|| DeviceMessage::Pools(setup.areas.into()))),
             opening,
-            channel: CmChannel::new().map_err(|error| error.to_string())?,
+            manager,
             listeners: Listeners::default(),
             missing_devices: 0,
             preparing: Preparations::new(setup.known.clone()),
@@ -224,7 +233,6 @@ impl Shell {
             is_refusal_logged: false,
             disks: Vec::new(),
             unregistered_disks: Vec::new(),
-            is_watched: false,
             requests: VecDeque::new(),
             links: (0..setup.connections).map(|_| None).collect(),
             ids: HashMap::new(),
@@ -238,22 +246,6 @@ impl Shell {
             next_retry: Nanos::ZERO,
             now: Nanos::ZERO,
         })
-    }
-
-    /// Binds `address`, of the listener `index` of the configuration. [`Shell::start_listening`] listens
-    /// there.
-    ///
-    /// # Errors
-    /// The address is in use, or no usable RDMA device has it.
-    pub fn bind(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
-        let id = CmId::new(&self.channel)?;
-        id.bind(address)?;
-        if !self.has_device_of(&id) {
-            return Err(NO_DEVICE);
-        }
-        self.listeners.add(id, address, index);
-        self.listens = true;
-        Ok(())
     }
 
     /// Listens on the bound addresses and returns the result of each. The shell retries failed addresses
@@ -605,7 +597,8 @@ impl Shell {
             return;
         }
         for _ in 0..EVENTS_PER_TURN {
-            match self.channel.next_event() {
+            let Some(channel) = self.manager.channel() else { return };
+            match channel.next_event() {
                 Ok(Some(event)) => self.on_event(core, event),
                 Ok(None) => return,
                 Err(error) => {
@@ -751,7 +744,9 @@ impl Shell {
         params: QueueParams,
         config: &mut ConnConfig,
     ) -> Result<Link, (CmId, String)> {
-        if let Err(error) = cm.migrate(&self.channel) {
+        // A core that had no channel at the start opens it for its first connection.
+        let channel = self.manager.get_or_open(CmChannel::new);
+        if let Err(error) = channel.and_then(|channel| cm.migrate(channel)) {
             return Err((cm, error.to_string()));
         }
         let is_of = |device: &DeviceCore| !device.is_lost && device.shared.device().is_of(&cm);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | on an address of a device | that device; the start fails if it cannot be used |
 //! | on an address that no device has yet | none; that of the address once it has come |
+//! | on an address, without a connection manager | none; that of the address once both have come |
 //! | on all addresses | all; a device that cannot be used is logged and left out |
 //!
 //! No memory is registered with the other devices and no queue is created. The listening core keeps these
@@ -40,14 +41,20 @@ enum ListenerDevices {
 }
 
 impl ListenerDevices {
-    fn find(channel: &CmChannel, mut address: SocketAddr, devices: &[Arc<SharedDevice>]) -> ListenerDevices {
+    /// Without a channel no address is of a device.
+    fn find(
+        channel: Option<&CmChannel>,
+        mut address: SocketAddr,
+        devices: &[Arc<SharedDevice>],
+    ) -> ListenerDevices {
         if address.ip().is_unspecified() {
             return ListenerDevices::All;
         }
         // Port 0: any free port. The bind only finds the device.
         address.set_port(0);
-        let id = CmId::new(channel).and_then(|id| id.bind(address).map(|()| id));
-        let place = id.ok().and_then(|id| devices.iter().position(|it| it.device().is_of(&id)));
+        let id = channel.map(|it| CmId::new(it).and_then(|id| id.bind(address).map(|()| id)));
+        let place =
+            id.and_then(Result::ok).and_then(|id| devices.iter().position(|it| it.device().is_of(&id)));
         place.map_or(ListenerDevices::Nowhere, ListenerDevices::Device)
     }
 }
@@ -60,11 +67,11 @@ fn device_use(place: usize, listeners: &[ListenerDevices]) -> (bool, bool) {
 
 impl SharedDevice {
     /// Opens the machine's devices and marks those that listeners on `addresses` use. A device that cannot be
-    /// opened is logged and left out.
+    /// opened is logged and left out. There may be no device, or no connection manager yet.
     ///
     /// # Errors
-    /// The devices cannot be listed, there are devices and none can be opened, or there is no connection
-    /// manager.
+    /// The devices cannot be listed, there are devices and none can be opened, or the connection manager
+    /// cannot be used.
     pub fn for_listeners(addresses: &[SocketAddr]) -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
         let Found { devices, failed } = Device::find()?;
         for (device, error) in &failed {
@@ -74,9 +81,12 @@ impl SharedDevice {
         if devices.is_empty() {
             return failed.first().map_or(Ok(devices), |(_, error)| Err(*error));
         }
-        let channel = CmChannel::new()?;
+        let channel = match CmChannel::new() {
+            Err(error) if error.is_no_rdma() => None,
+            opened => Some(opened?),
+        };
         let listeners: Vec<_> =
-            addresses.iter().map(|it| ListenerDevices::find(&channel, *it, &devices)).collect();
+            addresses.iter().map(|it| ListenerDevices::find(channel.as_ref(), *it, &devices)).collect();
         for (place, shared) in devices.iter().enumerate() {
             let (is_used, is_needed) = device_use(place, &listeners);
             shared.flags().is_needed.store(is_needed, Ordering::Relaxed);
@@ -265,7 +275,7 @@ mod tests {
         let disks = vec![DiskArea { name: "d".to_owned(), area }];
         let registered = RegisteredDisks::register(&KnownDevices::new(&all), disks);
         let counts: Vec<_> = all.iter().map(|it| it.device().registered()).collect();
-        assert_eq!(counts, [1, 0, 0]);
+        assert!(counts == [1, 0, 0] && registered.is_registered());
         drop(registered);
         assert_eq!(all[0].device().registered(), 0);
     }
