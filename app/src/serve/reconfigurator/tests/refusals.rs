@@ -433,18 +433,22 @@ fn what_each_method_refuses_for_what_there_is_names_field_value_and_what_is_allo
 }
 
 #[test]
-fn a_file_that_cannot_be_read_when_it_is_to_be_replaced_is_kept() {
-    let (_folder, file, mut served) = target();
-    let by_hand = b"# Saved in Latin-1 meanwhile: \xe4\n".as_slice();
-    let params = json!({ "name": "new", "num_blocks": 8, "block_size": 512 });
-    let (act, args) = change("bdev_null_create", params).expect("right");
-    let done = served.change(&LogControl::unread(), |edit| {
-        std::fs::write(&file, by_hand).expect("written");
-        act(edit, &args)
-    });
-    let message = done.map(drop).expect_err("refused").message;
-    assert!(message.contains("spindle.toml") && message.contains("UTF-8"), "{message}");
-    assert_eq!((std::fs::read(&file).expect("the file"), served.snapshot.generation), (by_hand.to_vec(), 1));
+fn a_file_that_is_edited_after_it_was_compared_is_kept() {
+    let edits =
+        [(b"# Saved in Latin-1: \xe4\n".as_slice(), "UTF-8"), (b"# Saved.\n", "was changed meanwhile")];
+    for (by_hand, why) in edits {
+        let (_folder, file, mut served) = target();
+        let params = json!({ "name": "new", "num_blocks": 8, "block_size": 512 });
+        let (act, args) = change("bdev_null_create", params).expect("right");
+        let done = served.change(&LogControl::unread(), |edit| {
+            std::fs::write(&file, by_hand).expect("written");
+            act(edit, &args)
+        });
+        let message = done.map(drop).expect_err("refused").message;
+        assert!(message.contains("spindle.toml") && message.contains(why), "{message}");
+        let is_kept = std::fs::read(&file).is_ok_and(|text| text == by_hand);
+        assert!(is_kept && served.snapshot.generation == 1, "{why}");
+    }
 }
 
 #[test]
