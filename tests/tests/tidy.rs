@@ -508,6 +508,14 @@ fn what_the_readme_calls_missing_is_not_there() {
     assert_none(&complaints);
 }
 
+/// Otherwise a fault is planted nowhere, which is seen only when it is drawn.
+#[test]
+fn the_code_of_each_planted_fault_is_there_once() {
+    let output = std::process::Command::new(root().join("scripts/planted")).arg("--check").output();
+    let output = output.expect("python3 is there");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn no_file_knows_the_machine_it_was_made_on() {
     // In the guest of the lab this is a folder of its own.
