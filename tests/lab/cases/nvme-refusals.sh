@@ -35,7 +35,8 @@ refuses 'disk\[0\].size = "1GiB": the drive says'
 one 'ng = "/dev/null"'
 refuses 'disk\[0\].ng = "/dev/null": must be .*like /dev/ng0n1'
 one 'ng = "/dev/ng7n1"'
-refuses 'disk\[0\].ng = "/dev/ng7n1": .*No such file'
+# As with a drive that is missing.
+refused 'disk\[0\].ng = "/dev/ng7n1": .*No such file' "$SPINDLE" check "$CONFIG"
 # The same namespace twice.
 { reactor; listener; disk_nvme a "$DRIVE0"; disk_nvme b "$DRIVE0"; subsystem "$NQN" a b; } | config
 refuses "disk\[1\].nvme = \"$DRIVE0\": namespace 1 is also the disk in line"
