@@ -162,6 +162,8 @@ pub(super) fn small_plan(access: crate::access::Access) -> Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::ValueEnum;
 
     use super::*;
