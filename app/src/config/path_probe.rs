@@ -30,7 +30,7 @@ pub struct PathFacts {
 }
 
 impl PathFacts {
-    /// Asks. Blocks.
+    /// Calls the file system, which blocks if it does not answer.
     fn of(path: &Path) -> PathFacts {
         #[cfg(test)]
         tests::wait_if_hung(path);
@@ -62,7 +62,7 @@ impl PathFacts {
     }
 }
 
-/// The questions of which nobody has taken the answer yet, by path: at most one thread waits for a path.
+/// Probes whose answer no caller has read yet, by path. At most one thread waits for a path.
 static UNTAKEN: Mutex<BTreeMap<PathBuf, Arc<PathProbe>>> = Mutex::new(BTreeMap::new());
 /// Paths with a call that has not ended ([`within`]).
 static CALLED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());

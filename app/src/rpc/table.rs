@@ -102,7 +102,7 @@ pub static METHODS: &[Method] = &[
             optional("data_wr_pool_size", ANY_NUMBER, "The same."),
             optional("max_aq_depth", ANY_NUMBER, "Admin queues take 128; no effect."),
             optional("max_srq_depth", ANY_NUMBER, "rdma.shared_receives; no effect."),
-            optional("abort_timeout_sec", ANY_NUMBER, "Has no effect: the target answers an Abort at once."),
+            optional("abort_timeout_sec", ANY_NUMBER, "No effect."),
             optional("sock_priority", ANY_NUMBER, "No effect."),
             optional("acceptor_backlog", ANY_NUMBER, "No effect."),
             optional("acceptor_poll_rate", ANY_NUMBER, "No effect."),

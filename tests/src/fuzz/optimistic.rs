@@ -20,7 +20,7 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
 use super::bytes::Bytes;
 
-/// Longest program.
+/// Bytes of a program that are used: longer ones find nothing that a short one does not.
 const BYTES_MAX: usize = 1024;
 const SLOTS: usize = 4;
 /// Pages that a program names: fewer than the directory has, so that none is forgotten.
@@ -112,7 +112,7 @@ struct Program<'a> {
     optimistic: Optimistic<Reader>,
     pool: Pool,
     now: Nanos,
-    /// By page.
+    /// By page: the newest reference that the client may have.
     known: HashMap<u64, Known>,
     /// Reads in flight: their pages as they were known.
     posted: [Option<Vec<(u64, Known)>>; SLOTS],
