@@ -1,5 +1,6 @@
 //! Commands of several steps: Compare, Dataset Management, Copy, Verify.
 
+use nvme_spec::feature::FeatureId;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_disk::{BlockRange, DiskError, Geometry, NullDisk, NullSpec, Op};
@@ -311,26 +312,31 @@ fn copy_is_refused_out_of_range_over_itself_and_in_formats_that_are_not_offered(
     });
 }
 
+/// Also where the host has turned the write cache off, which it has again at the end.
 #[test]
 fn copy_passes_fua_to_each_of_its_writes() {
     let (disk, record) = Probe::over(pool_disk(512), |geometry| geometry);
     let mut rig = Rig::new(Setup::small(vec![disk]));
     let host = rig.host();
     let list = [(0, 1), (5, 2)];
-    let mut sqe = copy(100, &list);
-    sqe.cdw12.set(sqe.cdw12() | 1 << 30);
-    assert_ok(&rig.run(&host.io, sqe, &sources(&list)));
-    let range = |lba, blocks| BlockRange { lba, blocks };
-    let write = Op::Write { fua: true };
-    assert_eq!(
-        record.take(),
-        [
-            Asked::Op(Op::Read, range(0, 1)),
-            Asked::Op(write, range(100, 1)),
-            Asked::Op(Op::Read, range(5, 2)),
-            Asked::Op(write, range(101, 2)),
-        ]
-    );
+    for (has_cache, asked, fua) in [(1, true, true), (0, false, true), (1, false, false)] {
+        let cache = Sqe::set_features(1, FeatureId::VOLATILE_WRITE_CACHE, 0, has_cache);
+        assert_ok(&rig.run(&host.admin, cache, &[]));
+        let mut sqe = copy(100, &list);
+        sqe.cdw12.set(sqe.cdw12() | u32::from(asked) << 30);
+        assert_ok(&rig.run(&host.io, sqe, &sources(&list)));
+        let range = |lba, blocks| BlockRange { lba, blocks };
+        let write = Op::Write { fua };
+        assert_eq!(
+            record.take(),
+            [
+                Asked::Op(Op::Read, range(0, 1)),
+                Asked::Op(write, range(100, 1)),
+                Asked::Op(Op::Read, range(5, 2)),
+                Asked::Op(write, range(101, 2)),
+            ]
+        );
+    }
     rig.finish();
 }
 
