@@ -91,9 +91,10 @@ impl Folder {
     /// When it cannot be made.
     #[must_use]
     pub fn new(test: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("spindle-loopback-{}-{test}", std::process::id()));
-        std::fs::create_dir(&path).expect("a folder");
-        Folder(path)
+        // A failed test of an earlier process with this number may have left its own.
+        let place = |number| format!("spindle-loopback-{}-{test}-{number}", std::process::id());
+        let mut places = (0..1000).map(|number| std::env::temp_dir().join(place(number)));
+        Folder(places.find(|place| std::fs::create_dir(place).is_ok()).expect("a folder"))
     }
 
     /// The path of a file in it.

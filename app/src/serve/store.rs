@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     fn directory(test: &str) -> PathBuf {
-        let directory = std::env::temp_dir().join(format!("spindle-store-{}-{test}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("spindle-store-{test}-{}", uuid::Uuid::new_v4()));
         std::fs::create_dir_all(&directory).expect("a directory");
         directory
     }

@@ -351,8 +351,10 @@ mod tests {
 
     impl TestDevice {
         fn new(test: &str) -> TestDevice {
-            let folder = std::env::temp_dir().join(format!("spindle-stamps-{}-{test}", std::process::id()));
-            std::fs::create_dir(&folder).expect("a folder");
+            // A failed test of an earlier process with this number may have left its own.
+            let place = |number| format!("spindle-stamps-{}-{test}-{number}", std::process::id());
+            let mut places = (0..1000).map(|number| std::env::temp_dir().join(place(number)));
+            let folder = places.find(|place| std::fs::create_dir(place).is_ok()).expect("a folder");
             let device = File::create(folder.join("device")).expect("a file");
             device.set_len(64 * MIB).expect("its size");
             TestDevice { folder, device }

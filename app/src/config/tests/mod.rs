@@ -12,7 +12,6 @@ mod slots;
 mod values;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::machine::Machine;
 use super::{Plan, parse};
@@ -84,9 +83,7 @@ struct Directory(PathBuf);
 
 impl Directory {
     fn new() -> Directory {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("spindle-config-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
+        let path = std::env::temp_dir().join(format!("spindle-config-{}", uuid::Uuid::new_v4()));
         std::fs::create_dir(&path).expect("a fresh directory");
         Directory(path)
     }

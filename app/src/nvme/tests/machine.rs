@@ -7,7 +7,6 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::nvme::change::{Busy, ExclusiveHandle, Machine, Step};
 use crate::nvme::root::Root;
@@ -50,9 +49,7 @@ impl Drop for Fake {
 impl Fake {
     /// A machine without drives.
     pub fn empty() -> Fake {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("spindle-nvme-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let folder = std::env::temp_dir().join(name);
+        let folder = std::env::temp_dir().join(format!("spindle-nvme-{}", uuid::Uuid::new_v4()));
         fs::create_dir(&folder).expect("a fresh directory");
         let fake = Fake {
             root: Root::in_folder(folder.clone()),

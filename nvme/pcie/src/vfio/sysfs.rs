@@ -130,7 +130,10 @@ mod tests {
 
     impl Tree {
         fn new(test: &str) -> Tree {
-            let root = std::env::temp_dir().join(format!("spindle-sysfs-{}-{test}", std::process::id()));
+            // A failed test of an earlier process with this number may have left its own.
+            let place = |number| format!("spindle-sysfs-{}-{test}-{number}", std::process::id());
+            let mut places = (0..1000).map(|number| std::env::temp_dir().join(place(number)));
+            let root = places.find(|place| fs::create_dir(place).is_ok()).expect("a folder");
             fs::create_dir_all(root.join("bus/pci/devices")).expect("a folder");
             Tree(root)
         }
