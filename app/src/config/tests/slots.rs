@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
 use spindle_reactor::clock::Nanos;
