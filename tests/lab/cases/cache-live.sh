@@ -18,16 +18,23 @@ verify_fio before --size=16M --bs=4k --iodepth=16
 verify_fio small --size=32M --bs=4k --iodepth=16 --time_based --runtime=25 &
 small=$!
 under_way "$small"
-changes=0 caches=0
+# 64 KiB at 64 MiB, where fio reads nothing.
+read_some() { dd if="$BLOCK" of=/dev/null bs=4k count=16 skip=$((64 << 8)) iflag=direct status=none; }
+changes=0
 while kill -0 "$small" 2>/dev/null; do
     for size in 8MiB 32MiB 1MiB '' 64KiB; do
         with ${size:+"$size" "$([ $((changes % 2)) = 0 ] && echo lru || echo s3-fifo)"}
         reload_target
         changes=$((changes + 1))
         sleep 0.3
-        # fio reads meanwhile, so that a cache that is in use has counted.
-        seen=$(counted hits)$(counted misses)
-        if [ -n "$size" ] && [ "${seen:-0}" -gt 0 ]; then caches=$((caches + 1)); fi
+        [ -n "$size" ] || continue
+        # A core takes the cache once it has no command in flight.
+        for try in {1..20}; do
+            read_some
+            seen=$(counted hits)$(counted misses)
+            [ "${seen:-0}" -eq 0 ] || break
+            [ "$try" -lt 20 ] || fail "the cache of change $changes, $size, counts no read"
+        done
     done
     ctl disk cache file 16MiB --policy lru >/dev/null
     sleep 0.3
@@ -36,9 +43,7 @@ while kill -0 "$small" 2>/dev/null; do
     sleep 0.3
 done
 wait "$small"
-# How many more there are depends on the machine.
-[ "$caches" -ge 4 ] || fail "a cache was in use after $caches of $changes changes"
-echo "$changes changes, a cache was in use after $caches"
+echo "$changes changes"
 with 32MiB
 reload_target
 sleep 1
