@@ -147,8 +147,7 @@ fn serve(
     {
         tracing::error!(%error, "the control socket is not answered, as there is no thread for it; restart");
     }
-    reconfigurator.set_disk_errors(running.disk_errors());
-    running.view.set_missing(reconfigurator.missing());
+    running.show(&mut reconfigurator);
     announce(reconfigurator.snapshot(), TransportKind::Tcp, &|index| !reconfigurator.is_absent(index));
     let handle = signals.handle();
     let is_ending = Arc::new(AtomicBool::new(false));
@@ -172,9 +171,7 @@ fn serve(
             let listeners = reconfigurator.take_listeners();
             running.change_to(reconfigurator.plan(), (next, listeners));
         }
-        reconfigurator.set_disk_errors(running.disk_errors());
-        running.view.set_unsaved(reconfigurator.unsaved());
-        running.view.set_missing(reconfigurator.missing());
+        running.show(&mut reconfigurator);
     }
     let mut deadline = reconfigurator.plan().drain_deadline;
     if handle.is_closed() {
@@ -246,6 +243,8 @@ fn apply_change(
     }
     let edit = |edit: &mut rpc::Edit<'_>| (change.edit)(edit, &change.args);
     let result = change_all_cores(edit, reconfigurator, running, log, is_ending);
+    // Before the answer: a status that is asked for after it shows the change.
+    running.show(reconfigurator);
     change.respond(result);
 }
 
@@ -414,6 +413,13 @@ impl Running {
         };
         wait_until(end, is_ending, || first_missing().is_none());
         first_missing().map_or(Ok(()), |(address, why)| Err(format!("listener {address} (rdma): {why}")))
+    }
+
+    /// Makes visible what is not saved, not there, or not open.
+    fn show(&self, reconfigurator: &mut Reconfigurator) {
+        reconfigurator.set_disk_errors(self.disk_errors());
+        self.view.set_unsaved(reconfigurator.unsaved());
+        self.view.set_missing(reconfigurator.missing());
     }
 
     /// Returns the disks that are not open on a core, by core.
