@@ -403,9 +403,8 @@ fn a_writer_with_references_and_an_eviction_and_a_fill() {
     explore_up_to(2, |_| (), |it| _ = it.read(0), |it| it.write_and_read_by_reference(0, 1));
 }
 
-/// The first write has set the fill to DOOMED and has not broken the seal yet. The filler seals the frame and
-/// fails to publish it. It removes the index entry of the page. The second write then finds no entry, and so
-/// does not break the seal.
+/// The first write dooms the fill. Before this write breaks the seal, the filler seals the frame, cannot
+/// publish it, and removes the index entry. The second write finds no entry, so it does not break the seal.
 #[test]
 fn a_write_after_a_fill_that_another_write_has_doomed() {
     let second_writer = |it: &World| {
