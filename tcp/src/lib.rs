@@ -46,4 +46,5 @@ mod wire;
 
 pub use inbox::{Expectation, RxBatch};
 pub use lifetime::Phase;
+pub use payload::DIRECT_PAYLOAD_MIN;
 pub use violation::Violation;

@@ -11,6 +11,10 @@ use crate::digest;
 use crate::frame::Frame;
 use crate::inbox::Inbox;
 
+/// Minimum bytes of a payload that a shell receives directly. Shorter ones are copied from the batch: one
+/// receive then takes many commands with their payloads, and one send answers them. A direct receive is of
+/// one payload. `scripts/compare/sizes` shows both.
+pub const DIRECT_PAYLOAD_MIN: usize = 128 << 10;
 /// Minimum missing bytes for a direct receive. For less, a copy from the batch is cheaper than more pieces in
 /// `readv`.
 pub(crate) const DIRECT_BYTES_MIN: usize = 8 << 10;
@@ -103,13 +107,14 @@ impl<K> Payload<K> {
     }
 
     /// Appends the unfilled part of the buffer, as much as fits in `out`. Returns the length appended in
-    /// bytes; 0 if less than [`DIRECT_BYTES_MIN`] is missing.
+    /// bytes; 0 if the payload is shorter than `payload_min`, or less than [`DIRECT_BYTES_MIN`] is missing.
     pub(crate) fn direct_target<'a, const N: usize>(
         &'a mut self,
         out: &mut ArrayVec<IoSliceMut<'a>, N>,
+        payload_min: usize,
     ) -> usize {
         let mut remaining = self.end - self.at;
-        if remaining < DIRECT_BYTES_MIN {
+        if remaining < DIRECT_BYTES_MIN || self.end - self.start < payload_min {
             return 0;
         }
         let (mut before, whole) = (self.at, remaining);

@@ -31,7 +31,7 @@ use spindle_transport::admission::Admitted;
 use spindle_transport::{Connections, Holds, Peer, TransportKind};
 
 use crate::controller::{Conn, ConnConfig};
-use crate::{Expectation, Phase, RxBatch};
+use crate::{DIRECT_PAYLOAD_MIN, Expectation, Phase, RxBatch};
 
 /// Settings of a shell. The documentation of each field contains the default and its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -470,38 +470,7 @@ impl Shell {
     #[inline]
     fn send<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else { return false };
-        if link.is_full {
-            return false;
-        }
-        let mut has_sent = false;
-        loop {
-            let Some(conn) = conn_of(core, id) else { return has_sent };
-            if !conn.wants_send() {
-                return has_sent;
-            }
-            let (sent, bytes) = send_from(&link.socket, conn);
-            match sent {
-                Sent::Bytes(count) => {
-                    has_sent = true;
-                    self.budget = self.budget.saturating_sub(count / BUDGET_BYTES);
-                    conn.sent(count);
-                    core.step_sent(id);
-                    if count < bytes {
-                        link.is_full = true;
-                        return has_sent;
-                    }
-                }
-                Sent::Full => {
-                    link.is_full = true;
-                    return has_sent;
-                }
-                Sent::Failed(_) => {
-                    conn.on_reset();
-                    core.step_sent(id);
-                    return true;
-                }
-            }
-        }
+        send_queued(core, link, &mut self.budget, false).is_none_or(|(_, has_sent)| has_sent)
     }
 
     /// Updates the link of a connection that was served. Reports a violation, and shuts down or closes the
@@ -565,26 +534,19 @@ impl Shell {
     /// Sends the replies of a connection that were caused by a disk, timer or message. Returns false if `id`
     /// is not in this shell.
     pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
-        if self.link(id).is_none() {
+        let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut).filter(|it| it.id == id)
+        else {
             return false;
-        }
-        let Some(conn) = conn_of(core, id) else { return true };
-        if conn.has_unread() && !conn.is_paused() {
-            core.step_sent(id);
-        }
-        let is_idle = conn_of(core, id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.wants_send());
-        if is_idle {
-            return true;
-        }
-        self.send(core, id);
-        let is_write_unwatched = |link: &mut Link| {
-            link.is_full && !link.is_direct && !link.interest.is_some_and(|interest| interest.write)
         };
-        if self.link(id).is_some_and(is_write_unwatched) {
+        let phase = send_queued(core, link, &mut self.budget, true).map(|(phase, _)| phase);
+        if link.is_full && !link.is_direct && !link.interest.is_some_and(|interest| interest.write) {
             self.set_direct(id); // `set_watched` later adds writability to its epoll events
         }
-        self.update_link(core, id, false);
-        self.remove_closed(core);
+        // An open connection is watched, if it is to be, when it is served next.
+        if phase != Some(Phase::Open) {
+            self.update_link(core, id, false);
+            self.remove_closed(core);
+        }
         true
     }
 
@@ -615,6 +577,47 @@ fn conn_of<C: Connections<Conn: Holds<Conn>>>(core: &mut C, id: ConnectionId) ->
     core.transport(id)?.held()
 }
 
+/// Sends what a connection has queued, until nothing is left or the socket buffer is full. With `resumes`,
+/// handles first what was received and not read. Returns the phase, and true if any bytes were accepted or
+/// the socket failed; `None` if the connection is gone. The connection is looked up again only after a step,
+/// which may remove it.
+fn send_queued<C: Connections<Conn: Holds<Conn>>>(
+    core: &mut C,
+    link: &mut Link,
+    budget: &mut usize,
+    resumes: bool,
+) -> Option<(Phase, bool)> {
+    let mut conn = conn_of(core, link.id)?;
+    if resumes && conn.has_unread() && !conn.is_paused() {
+        core.step_sent(link.id);
+        conn = conn_of(core, link.id)?;
+    }
+    let mut has_sent = false;
+    while !link.is_full && conn.wants_send() {
+        let (sent, bytes) = send_from(&link.socket, conn);
+        match sent {
+            Sent::Bytes(count) => {
+                has_sent = true;
+                *budget = budget.saturating_sub(count / BUDGET_BYTES);
+                conn.sent(count);
+                link.is_full = count < bytes;
+            }
+            Sent::Full => {
+                link.is_full = true;
+                break;
+            }
+            Sent::Failed(_) => {
+                conn.on_reset();
+                core.step_sent(link.id);
+                return conn_of(core, link.id).map(|conn| (conn.phase(), true));
+            }
+        }
+        core.step_sent(link.id);
+        conn = conn_of(core, link.id)?;
+    }
+    Some((conn.phase(), has_sent))
+}
+
 /// Sends the queued pieces, at most [`PIECES_MAX`], by one `sendmsg`. Returns the result and the bytes passed
 /// to `sendmsg`.
 #[inline]
@@ -641,7 +644,7 @@ fn receive_into(
     expects: &mut Expectation,
 ) -> (Received, usize, usize) {
     let mut pieces = ArrayVec::<IoSliceMut<'_>, DIRECT_PIECES_MAX>::new();
-    let direct = conn.direct_target(&mut pieces);
+    let direct = conn.direct_target(&mut pieces, DIRECT_PAYLOAD_MIN);
     let space = batch.space();
     if direct == 0 {
         let asked = space.len().min(expects.batch_bytes());

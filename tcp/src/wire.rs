@@ -34,14 +34,15 @@ macro_rules! stream_methods {
 
         /// Appends the unfilled part of the buffer of the payload being received, as much as fits in `out`,
         /// for the socket to read into directly. Returns the length appended in bytes. 0: there is no
-        /// payload, less than 8 KiB of it is missing, or unread bytes precede it. To be called only while no
-        /// batch is loaded.
+        /// payload, it is shorter than `payload_min`, less than 8 KiB of it is missing, or unread bytes
+        /// precede it. To be called only while no batch is loaded.
         #[inline]
         pub fn direct_target<'a, const N: usize>(
             &'a mut self,
             out: &mut ArrayVec<IoSliceMut<'a>, N>,
+            payload_min: usize,
         ) -> usize {
-            self.wire.direct_target(out)
+            self.wire.direct_target(out, payload_min)
         }
 
         /// Records that the socket wrote `count` bytes to the memory returned by [`Conn::direct_target`].
@@ -173,9 +174,12 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
     pub(crate) fn direct_target<'a, const N: usize>(
         &'a mut self,
         out: &mut ArrayVec<IoSliceMut<'a>, N>,
+        payload_min: usize,
     ) -> usize {
         match &mut self.receiving {
-            Receiving::Payload(payload) if self.inbox.carried() == 0 => payload.direct_target(out),
+            Receiving::Payload(payload) if self.inbox.carried() == 0 => {
+                payload.direct_target(out, payload_min)
+            }
             Receiving::Payload(_) | Receiving::Header | Receiving::PendingCapsule(_) | Receiving::Skip(_) => {
                 0
             }

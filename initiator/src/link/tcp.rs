@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket, Waker};
 use spindle_tcp::host::{CloseCause, Conn, HostConfig, HostEvent};
-use spindle_tcp::{Expectation, Phase, RxBatch};
+use spindle_tcp::{DIRECT_PAYLOAD_MIN, Expectation, Phase, RxBatch};
 use spindle_transport::host::HostData;
 
 use super::LinkEvent;
@@ -359,7 +359,7 @@ fn receive_into(
     expects: &mut Expectation,
 ) -> (Received, usize) {
     let mut pieces = ArrayVec::<IoSliceMut<'_>, DIRECT_PIECES_MAX>::new();
-    let direct = conn.direct_target(&mut pieces);
+    let direct = conn.direct_target(&mut pieces, DIRECT_PAYLOAD_MIN);
     let space = batch.space();
     if direct == 0 {
         let asked = space.len().min(expects.batch_bytes());

@@ -13,7 +13,7 @@ use crate::wire::{self, BOTH, NONE, OFFSET, TRANSPORT, WRITE};
 
 fn controller_target(rig: &mut Controller) -> usize {
     let mut targets = ArrayVec::<IoSliceMut, 16>::new();
-    rig.conn.direct_target(&mut targets)
+    rig.conn.direct_target(&mut targets, 0)
 }
 
 #[test]
@@ -28,6 +28,10 @@ fn there_is_a_direct_target_only_inside_of_a_large_payload() {
     assert_eq!(controller_target(&mut rig), 0, "half a header");
     rig.feed(&pdu[27..1028]);
     assert_eq!(controller_target(&mut rig), 99_000);
+    for (payload_min, target) in [(100_000, 99_000), (100_001, 0)] {
+        let mut targets = ArrayVec::<IoSliceMut, 16>::new();
+        assert_eq!(rig.conn.direct_target(&mut targets, payload_min), target, "all of its bytes count");
+    }
     rig.feed(&pdu[1028..90_028]);
     assert_eq!(controller_target(&mut rig), 10_000);
     rig.feed(&pdu[90_028..95_028]);
@@ -137,13 +141,13 @@ fn a_buffer_in_many_pieces_is_a_target_in_many_pieces() {
     let pdu = wire::h2c_data(1, 0x80, 0, &data, true, BOTH);
     rig.feed(&pdu[..5000]);
     let mut targets = ArrayVec::<IoSliceMut, 64>::new();
-    let bytes = rig.conn.direct_target(&mut targets);
+    let bytes = rig.conn.direct_target(&mut targets, 0);
     assert_eq!(bytes, (64 << 10) - (5000 - 28));
     assert!(targets.len() + 1 >= pieces, "{} targets of {pieces} pieces", targets.len());
     drop(targets);
     // A short list is the beginning of the long one.
     let mut targets = ArrayVec::<IoSliceMut, 2>::new();
-    let some = rig.conn.direct_target(&mut targets);
+    let some = rig.conn.direct_target(&mut targets, 0);
     assert_eq!(some, targets.iter().map(|target| target.len()).sum::<usize>());
     drop(targets);
     rig.feed_direct(&pdu[5000..], 9000);

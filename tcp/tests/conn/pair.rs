@@ -199,7 +199,7 @@ impl Sim {
         let most = self.amount();
         let direct = if self.rng.one_in(2) {
             let mut targets = ArrayVec::<IoSliceMut, 4>::new();
-            self.controller.direct_target(&mut targets);
+            self.controller.direct_target(&mut targets, 0);
             read_into(&mut self.up, &mut targets, most)
         } else {
             0
@@ -217,7 +217,7 @@ impl Sim {
         let most = self.amount();
         let direct = if self.rng.one_in(2) {
             let mut targets = ArrayVec::<IoSliceMut, 4>::new();
-            self.host.direct_target(&mut targets);
+            self.host.direct_target(&mut targets, 0);
             read_into(&mut self.down, &mut targets, most)
         } else {
             0

@@ -142,7 +142,7 @@ impl Controller {
         while !bytes.is_empty() {
             let count = most.min(bytes.len());
             let mut targets = ArrayVec::<IoSliceMut, 16>::new();
-            let direct = self.conn.direct_target(&mut targets).min(count);
+            let direct = self.conn.direct_target(&mut targets, 0).min(count);
             let mut at = 0;
             for target in &mut targets {
                 let step = target.len().min(direct - at);
@@ -343,7 +343,7 @@ impl Host {
         while !bytes.is_empty() {
             let count = most.min(bytes.len());
             let mut targets = ArrayVec::<IoSliceMut, 16>::new();
-            let direct = self.conn.direct_target(&mut targets).min(count);
+            let direct = self.conn.direct_target(&mut targets, 0).min(count);
             let mut at = 0;
             for target in &mut targets {
                 let step = target.len().min(direct - at);

@@ -105,7 +105,7 @@ impl Wire {
             let count = rng.size(0, chunk).min(self.to_target.len());
             let direct = if rng.permille(500) {
                 let mut pieces = ArrayVec::<IoSliceMut<'_>, PIECES>::new();
-                conn.direct_target(&mut pieces);
+                conn.direct_target(&mut pieces, 0);
                 pull(&mut self.to_target, &mut pieces, count)
             } else {
                 0
@@ -138,7 +138,7 @@ impl Wire {
         let count = rng.size(0, chunk).min(self.to_host.len());
         let direct = if rng.permille(500) {
             let mut pieces = ArrayVec::<IoSliceMut<'_>, PIECES>::new();
-            self.host.direct_target(&mut pieces);
+            self.host.direct_target(&mut pieces, 0);
             pull(&mut self.to_host, &mut pieces, count)
         } else {
             0
