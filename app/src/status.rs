@@ -53,12 +53,31 @@ fn text(first: &Value, second: &Value) -> String {
         let (what, why) = (string(missing, "what"), string(missing, "why"));
         text.push_str(&format!("{what} is not there, and is tried again: {why}\n"));
     }
+    text.push_str(&caches(second));
     for table in [cores(first, second), namespaces(first, second), controllers(second)] {
         text.push_str(&table.to_string());
         text.push('\n');
     }
     text.truncate(text.trim_end().len());
     text
+}
+
+/// Returns a line for each disk with a cache: how much of it is resident, or how long that took.
+fn caches(answer: &Value) -> String {
+    let mut lines = Vec::new();
+    for namespace in list(answer, "namespaces").iter().filter(|it| it["cache"].is_object()) {
+        let (disk, cache) = (string(namespace, "disk"), &namespace["cache"]);
+        let (size, usable) = (Bytes::new(number(cache, "size")), Bytes::new(number(cache, "usable")));
+        let state = match cache["resident_after_ms"].as_u64() {
+            Some(ms) => format!("all resident after {}.{:03} s", ms / 1000, ms % 1000),
+            None => format!("{usable} resident so far, and in use"),
+        };
+        let line = format!("cache of {disk}: {size}, {state}\n");
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines.concat()
 }
 
 fn cores(first: &Value, second: &Value) -> Table {
@@ -185,6 +204,26 @@ mod tests {
         {
             assert!(text.contains(wanted), "{wanted}\n{text}");
         }
+    }
+
+    #[test]
+    fn a_cache_says_how_much_of_it_is_resident_and_how_long_that_took() {
+        let cache = |disk: &str, cache: Value| json!({ "disk": disk, "cache": cache });
+        let answer = json!({ "namespaces": [
+            cache("new", json!({ "size": 64 << 20, "usable": 2 << 20, "resident_after_ms": null })),
+            cache("old", json!({ "size": 64 << 20, "usable": 64 << 20, "resident_after_ms": 1034 })),
+            cache("old", json!({ "size": 64 << 20, "usable": 64 << 20, "resident_after_ms": 1034 })),
+            cache("without", Value::Null),
+        ] });
+        let text = caches(&answer);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "cache of new: 64 MiB, 2 MiB resident so far, and in use",
+                "cache of old: 64 MiB, all resident after 1.034 s",
+            ]
+        );
     }
 
     #[test]

@@ -27,10 +27,12 @@
 //! cached.
 
 mod ahead;
+mod budget;
 mod core;
 mod counts;
 mod index;
 mod lists;
+mod memory;
 mod plan;
 mod policy;
 mod shared;
@@ -41,7 +43,7 @@ mod switch;
 mod tests;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use spindle_reactor::mem::{Area, MemoryWatch, Pages, SealedFrames};
 
@@ -116,13 +118,29 @@ pub struct CacheSpec {
     pub pages: Pages,
     /// Clients can read the pages by RDMA: each frame has a seal.
     pub has_seals: bool,
+    /// A thread makes the memory resident, and the cores use only the part that is. Otherwise a core makes
+    /// each page resident when it first fills it, which costs up to a millisecond.
+    pub is_resident: bool,
+    /// Each core spends only a small part of its time on pages that enter, so that a cold cache costs little.
+    /// Otherwise every page that is read enters.
+    pub is_paced: bool,
 }
 
 impl CacheSpec {
-    /// Returns settings with [`CacheMode::Shared`] and without read-ahead.
+    /// Returns settings with [`CacheMode::Shared`], without read-ahead, and with memory that the cores make
+    /// resident, without a limit of the pages that enter.
     #[must_use]
     pub const fn new(bytes: u64, policy: PolicyKind, pages: Pages) -> CacheSpec {
-        CacheSpec { bytes, policy, mode: CacheMode::Shared, read_ahead: 0, pages, has_seals: false }
+        CacheSpec {
+            bytes,
+            policy,
+            mode: CacheMode::Shared,
+            read_ahead: 0,
+            pages,
+            has_seals: false,
+            is_resident: false,
+            is_paced: false,
+        }
     }
 
     /// Returns the bytes of memory of a full cache, including its tables.
@@ -139,6 +157,11 @@ pub struct CacheUse {
     pub bytes: u64,
     /// Bytes of cached pages; approximate while cores fill and evict.
     pub used_bytes: u64,
+    /// Bytes that the cores may use: all of them, once the memory is resident.
+    pub usable_bytes: u64,
+    /// Time from the creation until all of the memory was resident. `None` until then, and without
+    /// [`CacheSpec::is_resident`].
+    pub resident_after: Option<Duration>,
     /// Replacement policy.
     pub policy: PolicyKind,
     /// Treatment of pages that a host has read.
@@ -178,8 +201,12 @@ fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<S
     }
     crate::release::start();
     let made = Shared::new(spec);
-    let mut shared = made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
+    let (mut shared, memory) =
+        made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
     shared.mapped = inner.map_memory(&shared.frames.area())?;
+    if let Some(memory) = memory {
+        memory::make_resident(memory, &shared.resident_after);
+    }
     Ok(Some(Arc::new(shared)))
 }
 
@@ -275,6 +302,8 @@ impl DiskSource for CachedDisk {
         Some(CacheUse {
             bytes: bytes(words.len()),
             used_bytes: bytes(present),
+            usable_bytes: bytes(words.len() - words.withheld()),
+            resident_after: shared.resident_after.get().copied(),
             policy: shared.spec.policy,
             mode: shared.spec.mode,
             counts: shared.counts.totals(),

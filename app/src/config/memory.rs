@@ -194,21 +194,21 @@ fn ram_items(disk: &Arc<DiskPlan>, is_rdma: bool) -> Vec<MemoryItem> {
     ]
 }
 
-/// Returns the memory of a disk's cache; empty without a cache. Registration with an RDMA device makes all
-/// pages of the cache resident at the start, and so does the IOMMU mapping for an `nvme` disk.
+/// Returns the memory of a disk's cache; empty without a cache. All of it becomes resident at the start: see
+/// [`CacheSpec::is_resident`](spindle_disk::CacheSpec::is_resident).
 fn cache_items(disk: &Arc<DiskPlan>, is_rdma: bool) -> Vec<MemoryItem> {
     let Some(spec) = disk.cache else { return Vec::new() };
     let is_huge = spec.pages == Pages::Huge;
     let of = |what: &'static str, each, phase, is_huge| MemoryItem::of_disk(disk, what, each, phase, is_huge);
     let tables = spec.memory_bytes().saturating_sub(spec.bytes);
-    let (what, phase) = match (is_rdma, &disk.kind) {
-        (true, _) => ("cache, registered with RDMA devices", AllocationPhase::Start),
-        (false, DiskKind::Nvme { .. }) => ("cache, mapped for its drive", AllocationPhase::Start),
-        (false, _) => ("cache, when it is full", AllocationPhase::Filled),
+    let what = match (is_rdma, &disk.kind) {
+        (true, _) => "cache, registered with RDMA devices",
+        (false, DiskKind::Nvme { .. }) => "cache, mapped for its drive",
+        (false, _) => "cache",
     };
     vec![
         of("tables of the cache", tables, AllocationPhase::Start, false),
-        of(what, spec.bytes, if is_huge { AllocationPhase::Start } else { phase }, is_huge),
+        of(what, spec.bytes, AllocationPhase::Start, is_huge),
     ]
 }
 

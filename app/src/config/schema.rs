@@ -420,8 +420,9 @@ static CACHE: &[Key] = &[
         "required in this section",
     )
     .about(
-        "Bytes of pages. Tables take about 2 % more. Memory is taken as pages come; with a listener on RDMA, \
-         and of an nvme disk, all of it is taken and locked at the start.",
+        "Bytes of pages. Tables take about 2 % more. All of the memory is taken at the start, by a thread \
+         that is no data core; the cache uses what is there so far. With a listener on RDMA, and of an nvme \
+         disk, it is locked too.",
     ),
     key("policy", Kind::Word(&["s3-fifo", "lru"]), "\"s3-fifo\"").about(
         "Which page goes when another comes. s3-fifo: what is read once soon goes, so that a scan or a \

@@ -96,11 +96,12 @@ pub fn disks(disks: &Value) -> String {
 const GHOSTS: (&str, &str) = ("ghosts", "ghost_hits");
 
 /// Counters that a cache has in total and by host: (column header, JSON name).
-const COUNTS: [(&str, &str); 8] = [
+const COUNTS: [(&str, &str); 9] = [
     ("hits", "hits"),
     ("misses", "misses"),
     GHOSTS,
     ("passed", "passed"),
+    ("over", "over_budget"),
     ("evicted", "evictions"),
     ("ahead", "read_ahead"),
     ("useful", "read_ahead_useful"),
@@ -151,12 +152,13 @@ pub fn caches_by_host(iostat: &Value) -> String {
     table.to_string()
 }
 
-/// Returns the hit ratio in tenths of a percent: hits / (hits + misses + passed), in pages. `None` without
-/// reads.
+/// Returns the hit ratio in tenths of a percent: hits / (hits + misses + passed + over budget), in
+/// pages. `None` without reads.
 fn hit_ratio(counts: &Value) -> Option<u64> {
     let pages = |name| number(counts, name);
-    let read = pages("hits").saturating_add(pages("misses")).saturating_add(pages("passed"));
-    pages("hits").saturating_mul(1000).checked_div(read)
+    let read = ["hits", "misses", "passed", "over_budget"].map(pages);
+    let sum = read.into_iter().fold(0, u64::saturating_add);
+    pages("hits").saturating_mul(1000).checked_div(sum)
 }
 
 /// Returns the estimated hit ratio at another cache size, in tenths of a percent: the ratio at this size plus

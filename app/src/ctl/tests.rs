@@ -370,7 +370,8 @@ fn caches_are_shown_with_the_share_of_pages_that_were_found() {
         assert_eq!(method, "bdev_get_iostat");
         let cache = json!({
             "size": 1 << 30, "used": 1 << 20, "policy": "s3-fifo", "hits": 750, "misses": 200,
-            "ghost_hits": 7, "joined": 1, "passed": 50, "evictions": 3, "doomed": 0, "sampled": 100,
+            "ghost_hits": 7, "joined": 1, "passed": 40, "over_budget": 10, "evictions": 3,
+            "doomed": 0, "sampled": 100,
             "sampled_hits_half_size": 60, "sampled_hits_this_size": 73, "sampled_hits_twice_size": 100,
         });
         let unread = json!({ "size": 1 << 20, "used": 0, "policy": "lru" });

@@ -334,6 +334,8 @@ fn cache(used: &CacheUse) -> Value {
     for (key, value) in [
         ("size", json!(used.bytes)),
         ("used", json!(used.used_bytes)),
+        ("usable", json!(used.usable_bytes)),
+        ("resident_after_ms", json!(used.resident_after.map(|it| it.as_millis()))),
         ("policy", json!(used.policy.name())),
         ("mode", json!(used.mode.name())),
         ("read_ahead_wasted", json!(counts.wasted)),
@@ -356,6 +358,7 @@ fn cache_counters(counts: &CacheCounts) -> Value {
         "ghost_hits": counts.ghost_hits,
         "joined": counts.joined,
         "passed": counts.passed,
+        "over_budget": counts.over_budget,
         "evictions": counts.evictions,
         "doomed": counts.doomed,
         "read_ahead": counts.ahead,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use spindle_disk::CacheUse;
 use spindle_reactor::run::Turns;
 use spindle_target::shared::{ControllerShared, Registry};
 use spindle_target::snapshot::Snapshot;
@@ -193,6 +194,15 @@ fn disk(disk: &DiskPlan) -> Value {
     json!({ "name": disk.name, "kind": disk.kind.name() })
 }
 
+/// Returns how much of a cache is resident. The cores use only that.
+fn cache(cache: &CacheUse) -> Value {
+    json!({
+        "size": cache.bytes,
+        "usable": cache.usable_bytes,
+        "resident_after_ms": cache.resident_after.map(|it| it.as_millis()),
+    })
+}
+
 fn namespaces(snapshot: &Snapshot) -> Vec<Value> {
     let mut namespaces = Vec::new();
     for subsystem in &snapshot.subsystems {
@@ -210,6 +220,7 @@ fn namespaces(snapshot: &Snapshot) -> Vec<Value> {
                 "bytes_read": totals.units_read.saturating_mul(512),
                 "bytes_written": totals.units_written.saturating_mul(512),
                 "media_errors": totals.media_errors,
+                "cache": namespace.source.cache().as_ref().map(cache),
             }));
         }
     }

@@ -25,7 +25,7 @@ pub struct CacheRun {
 impl CacheRun {
     /// Combines a run's cache, result and `counts`, which are those of the cache after the run.
     pub fn new(spec: &CacheSpec, counts: &CacheCounts, result: BenchResult) -> CacheRun {
-        let pages = counts.hits + counts.misses + counts.passed;
+        let pages = counts.hits + counts.misses + counts.passed + counts.over_budget;
         let hit_percent = counts.hits as f64 * 100.0 / pages.max(1) as f64;
         CacheRun { size: Bytes::new(spec.bytes), policy: spec.policy.name(), hit_percent, result }
     }

@@ -49,14 +49,15 @@ pub struct ReadInfo {
     pub pages: u32,
     /// The read is the host's own read-ahead (Access Frequency 7).
     pub is_speculative: bool,
+    /// A large read that was submitted while other commands were in flight. Its transfer takes as long as a
+    /// fetch, so a fetch would only take time from the others. Nothing is fetched for a stream of such reads.
+    pub is_beside: bool,
     /// Number of pages that this core has evicted unread after a read-ahead, in total for all hosts.
     pub wasted: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Stream {
-    /// Page at which the next read of the stream is expected.
-    next: u64,
     /// End of the pages that were read or fetched. The next fetch begins here.
     edge: u64,
     /// Pages of the last fetch, or fewer after waste; 0 before the first fetch.
@@ -65,8 +66,6 @@ struct Stream {
     follows: u32,
     /// [`ReadInfo::wasted`] at the last comparison.
     wasted: u64,
-    /// [`Streams::clock`] at the last read; 0: the entry is free.
-    used: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -82,8 +81,45 @@ struct Strides {
 struct Client {
     number: u16,
     used: u64,
+    /// By stream: the page at which its next read is expected. Apart from `streams`, as each read compares
+    /// all of them. [`NO_PAGE`]: the entry is free.
+    nexts: [u64; STREAMS],
+    /// By stream: [`Streams::clock`] at the last read times [`STREAMS`], plus the index of the stream.
+    ages: [u64; STREAMS],
     streams: [Stream; STREAMS],
     strides: Strides,
+}
+
+/// A page that is near no page of a disk.
+const NO_PAGE: u64 = 1 << 62;
+
+impl Client {
+    fn new(number: u16) -> Client {
+        Client {
+            number,
+            used: 0,
+            nexts: [NO_PAGE; STREAMS],
+            ages: std::array::from_fn(|at| at as u64),
+            streams: [Stream::default(); STREAMS],
+            strides: Strides::default(),
+        }
+    }
+
+    /// Returns the stream that a read at `first` continues.
+    fn continued(&self, first: u64) -> Option<usize> {
+        // The difference is at most `NEAR` in either direction.
+        let low = first.wrapping_sub(NEAR);
+        let is_near = |next: &u64| next.wrapping_sub(low) <= 2 * NEAR;
+        // Without a branch for each stream: most random reads continue none.
+        let has_one = self.nexts.iter().fold(false, |has_one, next| has_one | is_near(next));
+        if has_one { self.nexts.iter().position(is_near) } else { None }
+    }
+
+    /// Returns the stream that was not read for the longest time.
+    fn oldest(&self) -> usize {
+        let age = self.ages.iter().fold(u64::MAX, |oldest, age| oldest.min(*age));
+        usize::try_from(age % STREAMS as u64).unwrap_or(0)
+    }
 }
 
 /// The sequential and strided streams of one core, by host. See the module.
@@ -107,15 +143,25 @@ impl Streams {
         let client = self.client(read.client);
         client.used = clock;
         let end = read.first + u64::from(read.pages);
-        let goes_on = |stream: &&mut Stream| stream.used > 0 && stream.next.abs_diff(read.first) <= NEAR;
-        if let Some(stream) = client.streams.iter_mut().find(goes_on) {
-            stream.used = clock;
-            stream.next = stream.next.max(end);
+        let continued = client.continued(read.first);
+        let at = continued.unwrap_or_else(|| client.oldest());
+        client.ages[at] = clock * STREAMS as u64 + at as u64;
+        let (next, stream) = (&mut client.nexts[at], &mut client.streams[at]);
+        if continued.is_some() {
+            *next = end.max(*next);
+            if read.is_beside {
+                stream.follows = 0;
+                return None;
+            }
             stream.follows += 1;
-            return stream.fetch(read, window_max);
+            return stream.fetch(read, *next, window_max);
         }
-        let oldest = client.streams.iter_mut().min_by_key(|stream| stream.used)?;
-        *oldest = Stream { next: end, edge: end, used: clock, wasted: read.wasted, ..Stream::default() };
+        *next = end;
+        *stream = Stream { edge: end, wasted: read.wasted, ..Stream::default() };
+        if read.is_beside {
+            client.strides = Strides { last: read.first, ..Strides::default() };
+            return None;
+        }
         client.strides.on_read(read, window_max)
     }
 
@@ -123,12 +169,7 @@ impl Streams {
         let at = match self.clients.iter().position(|client| client.number == number) {
             Some(at) => at,
             None => {
-                let new = Client {
-                    number,
-                    used: 0,
-                    streams: [Stream::default(); STREAMS],
-                    strides: Strides::default(),
-                };
+                let new = Client::new(number);
                 if self.clients.len() < CLIENTS {
                     self.clients.push(new);
                     self.clients.len() - 1
@@ -145,21 +186,22 @@ impl Streams {
 }
 
 impl Stream {
-    fn fetch(&mut self, read: &ReadInfo, window_max: u32) -> Option<Fetch> {
+    /// `next`: the page at which the next read is expected.
+    fn fetch(&mut self, read: &ReadInfo, next: u64, window_max: u32) -> Option<Fetch> {
         if self.follows < 2 || window_max == 0 {
             return None;
         }
         let is_wasted = std::mem::replace(&mut self.wasted, read.wasted) < read.wasted;
         if is_wasted && self.window <= FIRST_WINDOW {
-            (self.follows, self.window, self.edge) = (0, 0, self.next);
+            (self.follows, self.window, self.edge) = (0, 0, next);
             return None;
         }
         if is_wasted {
             // A quarter, because the window doubles again before the next fetch: half in effect.
             self.window /= 4;
         }
-        self.edge = self.edge.max(self.next);
-        if self.edge - self.next > u64::from(self.window) / 2 {
+        self.edge = self.edge.max(next);
+        if self.edge - next > u64::from(self.window) / 2 {
             return None;
         }
         self.window = match self.window {
@@ -204,7 +246,7 @@ mod tests {
     use super::*;
 
     fn read(first: u64, pages: u32) -> ReadInfo {
-        ReadInfo { client: 1, first, pages, is_speculative: false, wasted: 0 }
+        ReadInfo { client: 1, first, pages, is_speculative: false, is_beside: false, wasted: 0 }
     }
 
     /// First page and length of each fetch for reads of 4 pages at `reads`.

@@ -20,6 +20,7 @@
 
 mod fetch;
 mod read;
+mod write;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -30,11 +31,11 @@ use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Holder, Pool};
 
 use self::read::Read;
 use super::ahead::{Fetch, Streams};
+use super::budget::Budget;
 use super::counts::{CoreCounts, NO_HOST};
 use super::index::{Found, NO_FRAME, PageBuckets};
 use super::plan::{NoFrame, Plan, PlanContext, Run};
-use super::policy::InsertReason;
-use super::shared::{Admission, Shared, Stay};
+use super::shared::{Shared, Stay};
 use super::sweeps::Sweep;
 use crate::layer::{Call, Commands, between, inner_token, number_of};
 use crate::shape::block_shift;
@@ -48,10 +49,6 @@ const FRAME: u64 = FRAME_BYTES as u64;
 const FILL_PAGES_MAX: u64 = 128;
 /// Pages of the longest read that is answered from the cache: 2 MiB.
 const HIT_PAGES_MAX: u64 = 512;
-/// Most pages of one write that are entered again after the write: 128 KiB. The core copies each of them.
-const STAYS_MAX: usize = 32;
-/// Most pages of a write that announces each page: 4 MiB. A longer write announces its range (`sweeps.rs`).
-const ANNOUNCED_PAGES_MAX: u64 = 1024;
 /// Reads with a [`Plan`] for which a core allocates memory at open. Memory for further reads is allocated on
 /// demand.
 const READY_MAX: usize = 64;
@@ -70,10 +67,11 @@ const FILL_WAIT_MAX: Nanos = Nanos::from_secs(1);
 /// no slot has index 65,535.
 const FILLS: Owner = Owner(0xffff);
 
+/// In the index of a command of [`CoreCache::passed`], in its token for the inner disk.
+const PASSED: u32 = 1 << 31;
+
 /// A command in flight.
 enum Entry {
-    /// A command at the inner disk whose end does not change the cache.
-    Passed(Token),
     /// A write at the inner disk: its announced pages, and the pages that may be entered again.
     Write {
         token: Token,
@@ -100,6 +98,15 @@ struct CoreCache {
     frames: Rc<CacheCore>,
     counts: CoreCounts,
     commands: Commands<Entry>,
+    /// Commands at the inner disk whose end does not change the cache. Apart from `commands`, whose entries
+    /// are large.
+    passed: Commands<Token>,
+    /// Count of `commands` that are read-aheads.
+    aheads: usize,
+    /// For pages that are read and enter.
+    budget: Budget,
+    /// For written pages that stay. Apart from `budget`: a load that reads and writes needs both.
+    stays_budget: Budget,
     /// The read for which [`Disk::prepare`] last returned `Later`, until the read is submitted or the plan is
     /// dropped.
     prepared: Option<(IoRequest, Plan)>,
@@ -156,6 +163,7 @@ impl CoreCache {
 
     fn end_read(&mut self, slot: u32) {
         if let Some(Entry::Read(read)) = self.commands.remove(slot) {
+            self.aheads -= usize::from(read.plan.is_ahead);
             self.put_plan(read.plan);
         }
     }
@@ -170,48 +178,6 @@ impl CoreCache {
         if let Some((_, plan)) = self.prepared.take() {
             self.put_plan(plan);
         }
-    }
-
-    fn end_write(&mut self, pages: std::ops::Range<u64>, mut stays: Vec<Stay>) {
-        let index = &self.shared.index;
-        pages.for_each(|page| index.end_write(index.buckets(page)));
-        if stays.capacity() > 0 {
-            stays.clear();
-            self.stays.push(stays);
-        }
-    }
-
-    /// Enters the pages in `stays` again with the new data, after a successful write of whole pages. A page
-    /// without a frame, or with a conflicting write, is not entered.
-    fn keep_written(&self, pages: &std::ops::Range<u64>, stays: &[Stay], data: &Buf) {
-        let context = self.context(NO_HOST);
-        for stay in stays {
-            let buckets = self.shared.index.buckets(stay.page);
-            let admission = self.shared.admit(buckets, Some(stay), InsertReason::Written, context.counts);
-            let Admission::Fill(filling) = admission else { continue };
-            let mut frame = self.frames.filling(std::iter::once(filling));
-            let mut at = 0;
-            // `write` collects stays only for writes that begin at a page boundary.
-            let offset = usize::try_from((stay.page - pages.start) * FRAME).unwrap_or(usize::MAX);
-            data.visit(offset, FRAME_BYTES as usize, |piece| {
-                frame.copy_in(at, piece);
-                at += piece.len();
-            });
-            let taken = self.frames.take_back(frame, |filling| match filling.publish() {
-                Ok(pin) => {
-                    self.shared.words().set_heat(pin.frame(), stay.heat);
-                    context.counts.no_host.written.add(1);
-                }
-                Err(filling) => drop(context.unpublished(filling)),
-            });
-            debug_assert!(taken.is_ok(), "it is a frame");
-        }
-    }
-
-    /// Returns true if all pages are in the cache now.
-    fn has_all(&self, mut pages: std::ops::Range<u64>) -> bool {
-        let index = &self.shared.index;
-        pages.all(|page| matches!(index.find(self.shared.words(), index.buckets(page)), Found::Present(_)))
     }
 }
 
@@ -230,7 +196,7 @@ impl Drop for CoreCache {
                 Some(Entry::Swept(_, sweep) | Entry::Sweeping { sweep: Some(sweep), .. }) => {
                     self.shared.sweeps.end(&sweep);
                 }
-                Some(Entry::Passed(_) | Entry::Sweeping { sweep: None, .. }) | None => {}
+                Some(Entry::Sweeping { sweep: None, .. }) | None => {}
             }
         }
     }
@@ -246,11 +212,17 @@ impl CachedCore {
         let depth = context.depth as usize;
         let predicted_buckets = shared.index.buckets(0);
         let window_max = fetch::window_max(shared.spec.read_ahead, shared.words().len());
+        let is_paced = shared.spec.is_paced;
+        let budget = || Budget::new(is_paced);
         let cache = CoreCache {
             frames: shared.frames.core(depth.min(READY_MAX) * BUFFERS_A_READ),
             counts: CoreCounts::new(&shared.counts),
             shared,
             commands: Commands::with_capacity(depth),
+            passed: Commands::with_capacity(depth),
+            aheads: 0,
+            budget: budget(),
+            stays_budget: budget(),
             prepared: None,
             plans: (0..depth.min(READY_MAX)).map(|_| Plan::new()).collect(),
             stays: Vec::with_capacity(depth),
@@ -293,53 +265,6 @@ impl CachedCore {
         offset / FRAME..(offset + range.bytes(self.shift)).div_ceil(FRAME)
     }
 
-    /// Begins a command that changes blocks: announces its pages and submits it to the inner disk. A command
-    /// of more than [`ANNOUNCED_PAGES_MAX`] pages waits for a sweep first.
-    fn write(&mut self, token: Token, range: BlockRange, call: Call) -> Option<Done> {
-        let pages = self.pages(range);
-        if pages.end - pages.start > ANNOUNCED_PAGES_MAX {
-            let since = self.now;
-            let slot = self.cache.commands.insert(Entry::Sweeping { token, pages, sweep: None, call, since });
-            self.sweeping.push_back(slot);
-            return None;
-        }
-        let is_whole =
-            range.offset(self.shift).is_multiple_of(FRAME) && range.bytes(self.shift).is_multiple_of(FRAME);
-        let has_data = matches!(call, Call::Op(IoRequest { op: Op::Write { .. }, .. }, Some(_)));
-        let mut stays = Vec::new();
-        for page in pages.clone() {
-            let stay = self.cache.shared.begin_write(page);
-            if let Some(stay) = stay.filter(|_| is_whole && has_data && stays.len() < STAYS_MAX) {
-                if stays.capacity() == 0 {
-                    stays = self.cache.stays.pop().unwrap_or_else(|| Vec::with_capacity(STAYS_MAX));
-                }
-                stays.push(stay);
-            }
-        }
-        let slot = self.cache.commands.insert(Entry::Write { token, pages, stays });
-        self.call(token, slot, call)
-    }
-
-    fn step_sweeps(&mut self) {
-        let Some(slot) = self.sweeping.pop_front() else { return };
-        let Some(entry) = self.cache.commands.get_mut(slot) else { return };
-        let Entry::Sweeping { token, pages, sweep, .. } = entry else { return };
-        let Shared { sweeps, index, frames, .. } = &*self.cache.shared;
-        if sweep.is_none() {
-            *sweep = sweeps.begin(pages.clone());
-        }
-        let Some(ended) = sweep.take_if(|sweep| sweeps.step(sweep, index, frames.words())) else {
-            return self.sweeping.push_front(slot);
-        };
-        let token = *token;
-        let swept = std::mem::replace(entry, Entry::Swept(token, ended));
-        let Entry::Sweeping { mut call, since, .. } = swept else { return };
-        call.add_wait(since, self.now);
-        if let Some(done) = self.call(token, slot, call) {
-            self.ready.push_back(done);
-        }
-    }
-
     /// Handles a completion of the inner disk. Returns the completion for the submitter; `None` for a piece
     /// that fills frames.
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
@@ -349,14 +274,19 @@ impl CachedCore {
             self.step_read(slot);
             return None;
         }
+        if slot & PASSED != 0 {
+            let Some(token) = self.cache.passed.remove(slot & !PASSED) else {
+                panic!("the inner disk ended {:?} twice", done.token)
+            };
+            return Some(Done { token, ..done });
+        }
         let Some(entry) = self.cache.commands.remove(slot) else {
             panic!("the inner disk ended {:?} twice", done.token)
         };
         let token = match entry {
-            Entry::Passed(token) => token,
             Entry::Write { token, pages, stays } => {
                 if let (Ok(()), Some(buf)) = (done.result, &done.buf) {
-                    self.cache.keep_written(&pages, &stays, buf);
+                    self.cache.keep_written(&pages, &stays, buf, self.now);
                 }
                 self.cache.end_write(pages, stays);
                 token
@@ -404,6 +334,16 @@ fn sample(cache: &CoreCache, samples: &mut Vec<u64>, page: u64) {
     }
 }
 
+/// A read within one page.
+enum One {
+    /// The page is in the cache: the most common case.
+    Hit(Buf),
+    /// The page is not in the cache.
+    Missing,
+    /// The page is being filled, or the read is not within one page.
+    Other,
+}
+
 /// Processing of reads.
 impl CachedCore {
     fn offset_and_bytes(&self, request: &IoRequest) -> (u64, u32) {
@@ -421,7 +361,7 @@ impl CachedCore {
             _ => index.guess(index.buckets(page)),
         };
         // Prefetches for later reads, in parallel to this command: the frame word of the next read, and the
-        // bucket of the read after the next. The bucket of the next read was prefetched one command earlier.
+        // buckets of the read after the next. Those of the next read were prefetched one command earlier.
         let frame = index.guess(self.predicted_buckets);
         frames.words().prefetch_word(frame);
         self.predicted = (self.predicted_buckets.page(), frame);
@@ -430,25 +370,43 @@ impl CachedCore {
             index.prefetch(self.predicted_buckets);
         }
         match self.find_one(request, guess, offset, bytes) {
-            Some(data) => Prepared::Ready(data),
-            None => self.prepare_pages(request, offset, bytes),
+            One::Hit(data) => Prepared::Ready(data),
+            One::Missing if !is_once(request) && !self.cache.budget.is_open(self.now) => {
+                self.pass_one(request, page)
+            }
+            One::Missing | One::Other => self.prepare_pages(request, offset, bytes),
         }
     }
 
-    /// Returns the data of a read within one page if the page is in the cache: the most common case. `None`
-    /// for any other read.
+    /// Passes a read within one page around the cache, which is beyond the budget: the most common case of a
+    /// core that misses in each read.
+    #[inline(never)]
+    fn pass_one(&mut self, request: &IoRequest, page: u64) -> Prepared {
+        self.cache.counts.of(request.client).over_budget.add(1);
+        if self.cache.shared.sizes.is_sampled(page) {
+            sample(&self.cache, &mut self.samples, page);
+        }
+        self.on_read(request, page, 1);
+        Prepared::Pool
+    }
+
+    /// Looks up a read within one page.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the data through memory")]
-    fn find_one(&mut self, request: &IoRequest, guess: u32, offset: u64, bytes: u32) -> Option<Buf> {
+    fn find_one(&mut self, request: &IoRequest, guess: u32, offset: u64, bytes: u32) -> One {
         let CoreCache { shared, frames, counts, .. } = &self.cache;
         let skip = u32::try_from(offset % FRAME).unwrap_or(0);
         if bytes == 0 || bytes > FRAME_BYTES - skip {
-            return None;
+            return One::Other;
         }
-        let pin = shared.index.hit(shared.words(), offset / FRAME, guess)?;
+        let pin = match shared.index.hit(shared.words(), offset / FRAME, guess) {
+            Found::Present(pin) => pin,
+            Found::Filling => return One::Other,
+            Found::Missing => return One::Missing,
+        };
         counts.of(request.client).hits.add(1);
         if is_once(request) {
-            return Some(frames.page_buf(pin, skip, bytes));
+            return One::Hit(frames.page_buf(pin, skip, bytes));
         }
         let is_first = pin.count_hit();
         if shared.wants_touches {
@@ -461,7 +419,7 @@ impl CachedCore {
         if is_first {
             self.on_first_read(request, offset / FRAME);
         }
-        Some(data)
+        One::Hit(data)
     }
 
     #[inline(never)]
@@ -473,31 +431,40 @@ impl CachedCore {
         let end = offset + u64::from(bytes);
         let pages = offset / FRAME..end.div_ceil(FRAME);
         let count = pages.end - pages.start;
+        let is_once = is_once(request);
         let is_last_part = end.next_multiple_of(FRAME) > self.inner.geometry().bytes();
-        let is_not_filled = count > FILL_PAGES_MAX || is_once(request);
-        let is_too_long = count > HIT_PAGES_MAX || is_not_filled && !self.cache.has_all(pages.clone());
+        let is_cached = bytes > 0 && !is_last_part && count <= HIT_PAGES_MAX;
+        let fills = is_cached && count <= FILL_PAGES_MAX && !is_once;
         let mut plan = self.cache.plans.pop().unwrap_or_else(Plan::new);
         let context = self.cache.context(request.client);
         let counts = context.counts.host;
-        if bytes == 0
-            || is_last_part
-            || is_too_long
-            || plan.make(&context, offset, bytes, is_once(request)).is_err()
-        {
+        let is_open = self.cache.budget.is_open(self.now);
+        let is_planned = if fills && is_open {
+            plan.make(&context, offset, bytes).is_ok()
+        } else {
+            is_cached && plan.find(&context, offset, bytes, is_once, fills)
+        };
+        let hits = plan.kept().count() as u64;
+        if is_planned {
+            counts.hits.add(hits);
+            counts.misses.add(count - hits);
+            self.cache.budget.spend(plan.own(), self.now);
+        } else if fills && !is_open {
+            counts.over_budget.add(count);
+        } else {
             counts.passed.add(count);
+        }
+        if fills {
+            for page in pages.filter(|page| self.cache.shared.sizes.is_sampled(*page)) {
+                sample(&self.cache, &mut self.samples, page);
+            }
+            self.on_read(request, offset / FRAME, count);
+        }
+        if !is_planned {
             self.cache.plans.push(plan);
             return Prepared::Pool;
         }
-        let hits = plan.kept().count() as u64;
-        counts.hits.add(hits);
-        counts.misses.add(count - hits);
-        for page in pages.filter(|page| !is_once(request) && self.cache.shared.sizes.is_sampled(*page)) {
-            sample(&self.cache, &mut self.samples, page);
-        }
-        if !is_once(request) {
-            self.on_read(request, offset / FRAME, count);
-        }
-        if self.cache.shared.wants_touches && !is_once(request) {
+        if self.cache.shared.wants_touches && !is_once {
             plan.kept().for_each(|frame| touch(&self.cache.shared, &mut self.touches, frame));
         }
         if hits == count {
@@ -623,14 +590,15 @@ impl CachedCore {
             return self.waiting.push_back(slot);
         };
         self.cache.end_read(slot);
-        if let Some(done) = self.forward(token, Call::Op(request, Some(buf))) {
+        if let Some(done) = self.forward(token, &request, Some(buf)) {
             self.ready.push_back(done);
         }
     }
 
-    fn forward(&mut self, token: Token, call: Call) -> Option<Done> {
-        let slot = self.cache.commands.insert(Entry::Passed(token));
-        self.call(token, slot, call)
+    fn forward(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
+        let slot = self.cache.passed.insert(token) | PASSED;
+        let done = self.inner.submit(inner_token(token.owner(), slot), request, buf);
+        done.and_then(|done| self.on_inner_done(done))
     }
 
     /// Advances each waiting read once.
@@ -670,7 +638,7 @@ impl CachedCore {
                 }
                 Some(Done::cancelled(token, call.into_buf()))
             }
-            Entry::Sweeping { .. } | Entry::Passed(_) | Entry::Write { .. } | Entry::Swept(..) => None,
+            Entry::Sweeping { .. } | Entry::Write { .. } | Entry::Swept(..) => None,
         }
     }
 }
@@ -715,7 +683,7 @@ impl Disk for CachedCore {
             Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate => {
                 self.write(token, request.range, Call::Op(*request, buf))
             }
-            Op::Read | Op::Flush | Op::Compare | Op::Verify => self.forward(token, Call::Op(*request, buf)),
+            Op::Read | Op::Flush | Op::Compare | Op::Verify => self.forward(token, request, buf),
         }
     }
 
@@ -771,6 +739,6 @@ impl Disk for CachedCore {
     }
 
     fn in_flight(&self) -> usize {
-        self.cache.commands.len() + self.ready.len()
+        self.cache.commands.len() + self.cache.passed.len() + self.ready.len()
     }
 }

@@ -55,6 +55,9 @@ counts! {
     /// Pages of reads that passed around the cache: too long, one-time with a missing page, touching a
     /// partial page at the end of the disk, or without an available frame.
     passed,
+    /// Pages of reads that passed around the cache because a page was missing and the core's budget for pages
+    /// that enter was spent.
+    over_budget,
     /// Pages evicted to make room for others.
     evictions,
     /// Pages entered for a read-ahead.

@@ -84,13 +84,20 @@ pub enum Found<'a, W: AtomicWord> {
     Missing,
 }
 
+/// The frame and the [`FrameWords::heat`] of a page that was invalidated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Was {
+    pub frame: u32,
+    pub heat: u8,
+}
+
 /// An announced write of a page, see [`Index::begin_write`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Write {
     /// At its begin, no other write of a page with the same first bucket was in flight.
     pub is_alone: bool,
-    /// [`FrameWords::heat`] of the page if it was in the cache.
-    pub heat: Option<u8>,
+    /// Where the page was, if it was in the cache.
+    pub was: Option<Was>,
     sequence: u64,
 }
 
@@ -145,12 +152,10 @@ impl<W: AtomicWord> Index<W> {
         PageBuckets { page, first: scale(hash >> 32), second: scale(hash) }
     }
 
-    /// Prefetches the page's first bucket into the processor's cache.
+    /// Prefetches both buckets of the page into the processor's cache.
     #[inline]
     pub fn prefetch(&self, buckets: PageBuckets) {
-        if let Some(bucket) = self.buckets.get(buckets.first as usize) {
-            prefetch(bucket);
-        }
+        self.both_buckets(buckets).for_each(prefetch);
     }
 
     fn both_buckets(&self, buckets: PageBuckets) -> impl Iterator<Item = &Bucket<W>> {
@@ -173,18 +178,15 @@ impl<W: AtomicWord> Index<W> {
         frame_of(entries.fold(u64::MAX, u64::min))
     }
 
-    /// Pins the frame of a page; `None` if the page is not in the cache, or is being filled. Looks up the
-    /// frame `guess` first. The guess may have any source, because the pin verifies the page.
+    /// As [`Index::find`]. Looks up the frame `guess` first, which may have any source, because the pin
+    /// verifies the page.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the pin through memory")]
-    pub fn hit<'a>(&self, words: &'a FrameWords<W>, page: u64, guess: u32) -> Option<Pin<'a, W>> {
+    pub fn hit<'a>(&self, words: &'a FrameWords<W>, page: u64, guess: u32) -> Found<'a, W> {
         if let Lookup::Present(pin) = words.lookup(guess, page) {
-            return Some(pin);
+            return Found::Present(pin);
         }
-        match self.find(words, self.buckets(page)) {
-            Found::Present(pin) => Some(pin),
-            Found::Filling | Found::Missing => None,
-        }
+        self.find(words, self.buckets(page))
     }
 
     /// Searches both buckets for a page, and pins its frame if the page is present.
@@ -192,8 +194,14 @@ impl<W: AtomicWord> Index<W> {
         let tag = buckets.page & 0xffff_ffff;
         let mut found = Found::Missing;
         for bucket in self.both_buckets(buckets) {
-            for slot in &bucket.entries {
-                let entry = slot.load(Ordering::Acquire);
+            let entries = bucket.entries.each_ref().map(|slot| slot.load(Ordering::Acquire));
+            // The entries are compared without a branch first. A bucket without the tag is the common case of
+            // a miss, and seven branches cost more.
+            let nearest = entries.iter().map(|entry| entry ^ tag << 32).fold(u64::MAX, u64::min);
+            if nearest >> 32 != 0 {
+                continue;
+            }
+            for entry in entries {
                 if entry >> 32 != tag || entry & 0xffff_ffff == 0 {
                     continue;
                 }
@@ -266,9 +274,9 @@ impl<W: AtomicWord> Index<W> {
     /// disk. The caller calls [`Index::end_write`] after the write has ended and before it is acknowledged.
     pub fn begin_write(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Write {
         let before = self.control(buckets).fetch_add(WRITE + SEQUENCE, Ordering::AcqRel);
-        let heat = self.invalidate(words, buckets);
+        let was = self.invalidate(words, buckets);
         let sequence = before.wrapping_add(WRITE + SEQUENCE) / SEQUENCE;
-        Write { is_alone: before & WRITES == 0, heat, sequence }
+        Write { is_alone: before & WRITES == 0, was, sequence }
     }
 
     /// Ends a write announced by [`Index::begin_write`].
@@ -284,8 +292,9 @@ impl<W: AtomicWord> Index<W> {
         self.invalidate(words, buckets);
     }
 
-    /// Invalidates the page's frames and removes their entries. Returns the heat if the page was present.
-    pub fn invalidate(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Option<u8> {
+    /// Invalidates the page's frames and removes their entries. Returns where the page was if it
+    /// was present.
+    pub fn invalidate(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Option<Was> {
         let mut found = None;
         let tag = buckets.page & 0xffff_ffff;
         for bucket in self.both_buckets(buckets) {
@@ -303,7 +312,7 @@ impl<W: AtomicWord> Index<W> {
                 let heat = words.heat(frame);
                 match pin.invalidate() {
                     Invalidated::Detached => {
-                        found = heat.or(Some(0));
+                        found = Some(Was { frame, heat: heat.unwrap_or(0) });
                         self.remove(words, buckets, frame);
                     }
                     Invalidated::Doomed => self.remove(words, buckets, frame),

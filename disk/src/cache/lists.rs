@@ -41,6 +41,11 @@ impl<const N: usize> Lists<N> {
         self.ends[usize::from(queue) - 1].len
     }
 
+    /// Returns the queue of `frame`; 0 for none.
+    pub(super) fn queue(&self, frame: u32) -> u8 {
+        self.queue.get(frame as usize).copied().unwrap_or(0)
+    }
+
     pub(super) fn is_linked(&self, frame: u32) -> bool {
         self.queue[frame as usize] != 0
     }

@@ -45,7 +45,7 @@ pub(super) struct Plan {
     /// Runs that were not submitted yet. The last element is submitted next.
     pub(super) runs: Vec<Run>,
     /// A read-ahead: its pages are published as unread.
-    is_ahead: bool,
+    pub(super) is_ahead: bool,
 }
 
 /// A run under construction: its first page and its frames.
@@ -99,24 +99,18 @@ impl Plan {
         self.offset / FRAME
     }
 
-    /// Looks up each page of a read and enters the missing pages. `is_once`: a one-time read, which adds no
-    /// heat.
+    /// Looks up each page of a read and enters the missing pages.
     ///
     /// # Errors
     /// [`NoFrame`]: no frame is available for a page. The plan is empty again.
-    pub(super) fn make(
-        &mut self,
-        context: &PlanContext<'_>,
-        offset: u64,
-        bytes: u32,
-        is_once: bool,
-    ) -> Result<(), NoFrame> {
+    pub(super) fn make(&mut self, context: &PlanContext<'_>, offset: u64, bytes: u32) -> Result<(), NoFrame> {
         (self.offset, self.bytes) = (offset, bytes);
         let end = (offset + u64::from(bytes)).div_ceil(FRAME);
         let mut open = None;
         for page in self.first_page()..end {
+            context.shared.prefetch_after(page, end);
             let buckets = context.shared.index.buckets(page);
-            let found = look_up(context, buckets, is_once);
+            let found = look_up(context, buckets);
             let Ok(found) = found else {
                 close(context, &mut self.runs, open.take());
                 self.clear(context);
@@ -142,12 +136,47 @@ impl Plan {
         Ok(())
     }
 
+    /// Looks up each page of a read and enters none. Returns false, with an empty plan, if a page is missing.
+    /// A page that another command fills is waited for (`joins`), or counts as missing.
+    pub(super) fn find(
+        &mut self,
+        context: &PlanContext<'_>,
+        offset: u64,
+        bytes: u32,
+        is_once: bool,
+        joins: bool,
+    ) -> bool {
+        (self.offset, self.bytes) = (offset, bytes);
+        let (shared, end) = (context.shared, (offset + u64::from(bytes)).div_ceil(FRAME));
+        let mut first_reads = 0;
+        for page in self.first_page()..end {
+            let state = match shared.index.find(shared.words(), shared.index.buckets(page)) {
+                Found::Present(pin) => {
+                    first_reads += u64::from(!is_once && pin.count_hit());
+                    Page::Kept(pin.keep())
+                }
+                Found::Filling if joins => Page::Waiting,
+                Found::Filling | Found::Missing => {
+                    self.clear(context);
+                    return false;
+                }
+            };
+            self.pages.push(state);
+            // After the lookup: a read that misses in its first page prefetches nothing.
+            shared.prefetch_after(page, end);
+        }
+        context.counts.host.useful.add(first_reads);
+        true
+    }
+
     /// Enters the missing pages of a read-ahead. Pages without an available frame are not read ahead.
     pub(super) fn make_ahead(&mut self, context: &PlanContext<'_>, first: u64, count: u32) {
         (self.offset, self.bytes, self.is_ahead) = (first * FRAME, count * FRAME_BYTES, true);
         let shared = context.shared;
         let mut open = None;
-        for page in first..first + u64::from(count) {
+        let end = first + u64::from(count);
+        for page in first..end {
+            shared.prefetch_after(page, end);
             let buckets = shared.index.buckets(page);
             let is_missing = matches!(shared.index.find(shared.words(), buckets), Found::Missing);
             let state =
@@ -178,7 +207,7 @@ impl Plan {
             if !matches!(state, Page::Waiting) {
                 continue;
             }
-            match look_up(context, context.shared.index.buckets(page), false)? {
+            match look_up(context, context.shared.index.buckets(page))? {
                 Lookup::Kept { pin, is_first_read } => {
                     context.counts.host.joined.add(1);
                     context.counts.host.late.add(u64::from(is_first_read));
@@ -199,6 +228,11 @@ impl Plan {
     /// Returns true if every page is pinned.
     pub(super) fn is_whole(&self) -> bool {
         self.kept().count() == self.pages.len()
+    }
+
+    /// Returns the count of pages that this read fills.
+    pub(super) fn own(&self) -> u64 {
+        self.pages.iter().filter(|page| matches!(page, Page::Own(_))).count() as u64
     }
 
     /// Returns the frames of the pinned pages.
@@ -289,16 +323,12 @@ enum Lookup<'a> {
     Waiting,
 }
 
-/// Looks up a page, and enters a missing page. `is_once`: a hit adds no heat.
-fn look_up<'a>(
-    context: &PlanContext<'a>,
-    buckets: PageBuckets,
-    is_once: bool,
-) -> Result<Lookup<'a>, NoFrame> {
+/// Looks up a page, and enters a missing page.
+fn look_up<'a>(context: &PlanContext<'a>, buckets: PageBuckets) -> Result<Lookup<'a>, NoFrame> {
     let shared = context.shared;
     match shared.index.find(shared.words(), buckets) {
         Found::Present(pin) => {
-            let is_first_read = !is_once && pin.count_hit();
+            let is_first_read = pin.count_hit();
             return Ok(Lookup::Kept { pin, is_first_read });
         }
         Found::Filling => return Ok(Lookup::Waiting),

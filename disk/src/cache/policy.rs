@@ -37,8 +37,9 @@ pub trait Frames {
 pub enum InsertReason {
     /// A host reads the page.
     Read,
-    /// The page was cached and has been written.
-    Written,
+    /// The page was cached and has been written. It was in the frame `from`, which may contain another page
+    /// now.
+    Written { from: u32 },
     /// The page is read ahead; no host has read the page yet.
     Ahead,
 }
@@ -102,10 +103,12 @@ impl S3Fifo {
 
 impl Policy for S3Fifo {
     fn inserted(&mut self, frame: u32, hash: u64, reason: InsertReason) -> bool {
+        // A write changes nothing of how often a page is read: it stays in its queue.
+        let was_in_main = matches!(reason, InsertReason::Written { from } if self.lists.queue(from) == MAIN);
         self.lists.unlink(frame);
         let is_ghost = reason != InsertReason::Ahead && self.ghost.take(hash);
         let is_filling_up = !self.has_evicted && self.lists.len(SMALL) >= self.small_max;
-        let queue = if is_ghost || is_filling_up { MAIN } else { SMALL };
+        let queue = if is_ghost || is_filling_up || was_in_main { MAIN } else { SMALL };
         self.lists.push_front(queue, frame);
         is_ghost
     }

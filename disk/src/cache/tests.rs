@@ -4,6 +4,7 @@ mod ahead;
 mod changes;
 mod counted;
 mod held;
+mod pace;
 mod policies;
 mod rules;
 mod threads;

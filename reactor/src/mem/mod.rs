@@ -36,7 +36,8 @@ pub use atomic::{AtomicCount, AtomicWord};
 pub use buf::copied_bytes;
 pub use buf::{Buf, SEGMENTS_MAX, note_copied};
 pub use cache::{
-    CacheCore, CacheFrames, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin, Shard,
+    CacheCore, CacheFrames, CacheMemory, Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin,
+    Shard,
 };
 pub use cpu_cache::prefetch;
 pub use frames::{FRAME_BYTES, FrameCore, FrameStore, FrameUse, SwapError};

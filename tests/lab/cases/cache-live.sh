@@ -48,6 +48,10 @@ with 32MiB
 reload_target
 sleep 1
 verify_fio after --size=16M --bs=4k --iodepth=16
-hits=$(counted hits)
-verify_fio again --size=16M --bs=4k --iodepth=16 --verify_only
-[ $(($(counted hits) - hits)) -ge 4000 ] || fail 'what fits is not found'
+for attempt in 1 2 3 4; do
+    hits=$(counted hits)
+    verify_fio "again-$attempt" --size=16M --bs=4k --iodepth=16 --verify_only
+    # What was beyond the budget of the core enters now.
+    [ $(($(counted hits) - hits)) -lt 4000 ] || break
+    [ "$attempt" -lt 4 ] || fail 'what fits is not found'
+done

@@ -9,20 +9,23 @@ expect_reconnect
 } | config
 # counted NAME: pages, since the target was started.
 counted() { "$SPINDLE" ctl --socket "$WORK/control" cache --json | sed -nE "s/.*\"$1\": ([0-9]+).*/\1/p"; }
+missed() { echo $(($(counted misses) + $(counted passed) + $(counted over_budget))); }
 start_target
 connect_block --reconnect-delay=1 --ctrl-loss-tmo=120 --keep-alive-tmo=5
 for set in 8 16 48; do
     verify_fio "set-$set" --size="${set}M" --bs=4k --iodepth=16
     verify_fio "large-$set" --size="${set}M" --bsrange=512-128k --iodepth=8
     verify_fio "whole-$set" --size="${set}M" --bs=4k --iodepth=16
-    hits=$(counted hits) misses=$(counted misses)
-    verify_fio "again-$set" --size="${set}M" --bs=4k --iodepth=16 --verify_only
-    hits=$(($(counted hits) - hits)) misses=$(($(counted misses) - misses))
-    echo "a set of $set MiB read again: $hits pages found, $misses not"
-    [ $((hits + misses)) -ge $((set * 256)) ] || fail "$((set * 256)) pages were read, $((hits + misses)) counted"
-    if [ "$set" = 8 ]; then
-        [ "$misses" -le $((set * 256 / 50)) ] || fail 'what fits is not found'
-    fi
+    for attempt in 1 2 3 4; do
+        hits=$(counted hits) missed=$(missed)
+        verify_fio "again-$set-$attempt" --size="${set}M" --bs=4k --iodepth=16 --verify_only
+        hits=$(($(counted hits) - hits)) missed=$(($(missed) - missed))
+        echo "a set of $set MiB read again: $hits pages found, $missed not"
+        [ $((hits + missed)) -ge $((set * 256)) ] || fail "$((set * 256)) pages were read, $((hits + missed)) counted"
+        # What was beyond the budget of the core enters now.
+        if [ "$set" != 8 ] || [ "$missed" -le $((set * 256 / 50)) ]; then break; fi
+        [ "$attempt" -lt 4 ] || fail 'what fits is not found'
+    done
 done
 [ "$(counted evictions)" -gt 4096 ] || fail 'nothing was evicted'
 

@@ -1,10 +1,11 @@
 //! The target's whole user-space path of a 4 KiB random read or write, without sockets: for counting
 //! instructions.
 //!
-//! `read-path N [DEPTH [read | write | hit]]` (hit: a read that a cache answers): bytes of DEPTH commands,
-//! writes with their data, are given to the connection as one receive would, replies are taken from it as
-//! one `sendmsg` would, N commands in all. The instructions of a run with 2 N less those of one with N, by
-//! N, are those of one read: `scripts/instructions` does that with callgrind.
+//! `read-path N [DEPTH [read | write | hit | uncached | miss]]` (hit: a read that a cache answers; uncached:
+//! one of a disk that uses the pool; miss: the same with a cold cache in front): bytes of DEPTH commands,
+//! writes with their data, are given to the connection as one receive would, replies are taken from it as one
+//! `sendmsg` would, N commands in all. The instructions of a run with 2 N less those of one with N, by N, are
+//! those of one read: `scripts/instructions` does that with callgrind.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
@@ -46,6 +47,13 @@ fn cached() -> Arc<dyn DiskSource> {
     disk
 }
 
+/// A disk that uses the pool, without a cache, or with one that nearly each read passes around.
+fn on_pool(has_cache: bool) -> Arc<dyn DiskSource> {
+    let spec = CacheSpec::new(BLOCKS * 4096 / 2, PolicyKind::S3Fifo, Pages::Transparent);
+    let spec = CacheSpec { is_paced: true, read_ahead: 256 << 10, ..spec };
+    CachedDisk::new(Arc::new(Blank { blocks: BLOCKS }), has_cache.then_some(&spec)).expect("a disk")
+}
+
 fn main() {
     let mut args = std::env::args().skip(1);
     let mut number = |default| args.next().map_or(default, |arg| arg.parse::<u64>().expect("a number"));
@@ -53,7 +61,11 @@ fn main() {
     let depth = u16::try_from(number(32)).expect("up to 127");
     let kind = args.next().unwrap_or_default();
     let is_write = kind == "write";
-    let mut direct = if kind == "hit" { Direct::on(&cached()) } else { Direct::new(BLOCKS * 4096, 4096) };
+    let mut direct = match &*kind {
+        "hit" => Direct::on(&cached()),
+        "uncached" | "miss" => Direct::on(&on_pool(kind == "miss")),
+        _ => Direct::new(BLOCKS * 4096, 4096),
+    };
     let mut commands: Vec<u8> = Vec::new();
     let mut random = 0x2545_f491_4f6c_dd1du64;
     let mut left = total;

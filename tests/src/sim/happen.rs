@@ -150,6 +150,7 @@ impl<W: Carrier> World<W> {
         let spec = bytes.map(|bytes| CacheSpec {
             read_ahead: 64 << 10,
             has_seals: true,
+            is_paced: bytes == 96 << 10,
             ..CacheSpec::new(bytes, policy, Pages::Base)
         });
         let Some(change) = cache.prepare_cache(spec.as_ref()).expect("a cache") else { return };

@@ -84,6 +84,7 @@ fn dressed(swarm: &Swarm, inner: &Arc<dyn DiskSource>, has_own_memory: bool) -> 
     let spec = |bytes| CacheSpec {
         read_ahead: 64 << 10,
         has_seals: true,
+        is_paced: swarm.seed & 96 == 0,
         ..CacheSpec::new(bytes, policy, Pages::Base)
     };
     if has_own_memory {

@@ -347,6 +347,8 @@ fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<
         read_ahead,
         pages,
         has_seals: false,
+        is_resident: true,
+        is_paced: true,
     })
 }
 

@@ -16,6 +16,9 @@ const SPECULATIVE_READ: u8 = 7;
 /// queue of S3-FIFO (1/10), into which such pages are entered.
 const UNREAD_SHARE: u64 = 16;
 
+/// Fewest pages of a large read: 64 KiB.
+const LARGE_PAGES: u64 = 16;
+
 /// Returns the largest window in pages: `read_ahead_bytes`, but at most 1/32 of the cache.
 pub(super) fn window_max(read_ahead_bytes: u32, frames: u32) -> u32 {
     (read_ahead_bytes / FRAME_BYTES).min(frames / 32)
@@ -40,6 +43,8 @@ impl CachedCore {
             first,
             // At most `HIT_PAGES_MAX`.
             pages: u32::try_from(count).unwrap_or(u32::MAX),
+            is_beside: count >= LARGE_PAGES
+                && self.cache.commands.len() + self.cache.passed.len() > self.cache.aheads,
             is_speculative: request.hints & FREQUENCY == SPECULATIVE_READ,
             wasted: self.cache.counts.of(NO_HOST).wasted.get(),
         };
@@ -76,6 +81,7 @@ impl CachedCore {
             // `submit_runs` sets the range of each piece.
             let request = IoRequest { client, ..IoRequest::new(Op::Read, BlockRange { lba: 0, blocks: 0 }) };
             let read = Read::new(None, &request, plan, self.now);
+            self.cache.aheads += 1;
             let slot = self.cache.commands.insert(Entry::Read(read));
             self.step_read(slot);
         }

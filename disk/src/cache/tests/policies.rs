@@ -41,6 +41,25 @@ fn a_scan_does_not_evict_what_s3_fifo_knows_to_be_used() {
 }
 
 #[test]
+fn s3_fifo_leaves_a_page_that_is_written_in_its_queue() {
+    for from_itself in [true, false] {
+        let [mut cache, _] = both(100);
+        for _ in 0..3 {
+            (0..20).for_each(|page| _ = cache.read(page));
+        }
+        (1000..1200).for_each(|page| _ = cache.read(page));
+        for page in 0..20 {
+            let frame = cache.at[&page];
+            // Another frame of the main queue stands for one that was reused meanwhile.
+            let from = if from_itself { frame } else { cache.at[&((page + 1) % 20)] };
+            cache.policy.inserted(frame, mix(page), InsertReason::Written { from });
+        }
+        (2000..2300).for_each(|page| _ = cache.read(page));
+        assert!((0..20).all(|page| cache.at.contains_key(&page)), "from itself: {from_itself}");
+    }
+}
+
+#[test]
 fn lru_evicts_the_page_that_was_not_used_for_the_longest_time() {
     let [_, mut cache] = both(3);
     for page in [1, 2, 3, 1, 4] {
@@ -56,7 +75,7 @@ fn what_a_client_was_given_goes_before_what_none_was_given() {
     // These were written: no client was given them.
     for page in 0..50 {
         let frame = cache.at[&page];
-        cache.policy.inserted(frame, mix(page), InsertReason::Written);
+        cache.policy.inserted(frame, mix(page), InsertReason::Written { from: frame });
     }
     (1000..1200).for_each(|page| _ = cache.read(page));
     assert!((0..50).all(|page| cache.at.contains_key(&page)));

@@ -237,7 +237,7 @@ impl World {
         self.disk[page].store(version, Relaxed);
         if stays
             && write.is_alone
-            && write.heat.is_some()
+            && write.was.is_some()
             && let Some(filling) = self.enter(page, Some(write))
         {
             self.publish(page, version, filling);

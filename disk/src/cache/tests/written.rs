@@ -40,6 +40,27 @@ fn the_hits_of_a_page_are_kept_for_the_policy() {
     rig.assert_at_rest();
 }
 
+/// The page is written into another frame, as the old one is in use.
+#[test]
+fn a_page_that_is_read_often_is_not_evicted_by_a_scan_after_it_was_written() {
+    let mut rig = Rig::new(256 * PAGE, 64 << 10);
+    let scan = |rig: &mut Rig, pages: std::ops::Range<usize>| {
+        pages.for_each(|page| _ = rig.data(page * PAGE, PAGE));
+    };
+    (0..4).for_each(|_| drop(rig.data(0, PAGE)));
+    scan(&mut rig, 10..40);
+    let old = rig.begin(9, read(0, PAGE)).expect("a hit");
+    scan(&mut rig, 40..70);
+    rig.write(1, 0, PAGE, 0xee);
+    rig.wait(1);
+    drop(old);
+    scan(&mut rig, 70..100);
+    let before = rig.reads();
+    assert_eq!(rig.data(0, PAGE), [0xee; PAGE]);
+    assert_eq!(rig.reads(), before, "it is found");
+    rig.assert_at_rest();
+}
+
 #[test]
 fn a_part_of_a_page_a_failed_write_and_zeroes_do_not_stay() {
     let mut rig = Rig::new(16 * PAGE, 1 << 20);

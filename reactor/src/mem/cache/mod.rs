@@ -14,7 +14,7 @@ mod words;
 
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::area::{Area, MemoryWatch};
 use super::buf::{Buf, Builder, Origin, Segment, Tail, Tails};
@@ -28,6 +28,8 @@ pub use words::{Filling, FrameWords, HEAT_MAX, Invalidated, KeptPin, Lookup, Pin
 /// capacity when it is reused.
 const TAIL_SEGMENTS: usize = 32;
 const FRAME: usize = FRAME_BYTES as usize;
+/// Frames that one step of [`CacheMemory`] makes resident: 2 MiB, which the kernel zeroes in 0.2 to 1 ms.
+const STEP_FRAMES: u32 = 512;
 
 /// The frames of one cache. See the module.
 pub struct CacheFrames {
@@ -54,12 +56,43 @@ impl CacheFrames {
         pages: Pages,
         has_seals: bool,
     ) -> Result<(Arc<CacheFrames>, Vec<Shard>), RegionError> {
+        let (frames, rights) = CacheFrames::map(shards, shard_frames, pages, has_seals)?;
+        Ok((Arc::new(frames), rights))
+    }
+
+    /// As [`CacheFrames::new`], but no frame can be allocated until [`CacheMemory::step`] has made its memory
+    /// resident. So no data core waits while the kernel zeroes a page.
+    ///
+    /// # Errors
+    /// [`RegionError`] when the address space cannot be mapped.
+    ///
+    /// # Panics
+    /// As [`FrameWords::new`].
+    pub fn withheld(
+        shards: u32,
+        shard_frames: u32,
+        pages: Pages,
+        has_seals: bool,
+    ) -> Result<(Arc<CacheFrames>, Vec<Shard>, CacheMemory), RegionError> {
+        let (mut frames, rights) = CacheFrames::map(shards, shard_frames, pages, has_seals)?;
+        frames.words.withhold_all();
+        let frames = Arc::new(frames);
+        let memory = CacheMemory { frames: Arc::downgrade(&frames), next: 0 };
+        Ok((frames, rights, memory))
+    }
+
+    fn map(
+        shards: u32,
+        shard_frames: u32,
+        pages: Pages,
+        has_seals: bool,
+    ) -> Result<(CacheFrames, Vec<Shard>), RegionError> {
         let frames = shards.saturating_mul(shard_frames);
         let (words, area) = if has_seals { Some(Seals::map(frames)?) } else { None }.unzip();
         let (words, rights) = FrameWords::new(shards, shard_frames, words);
         let region = Arc::new(Region::map(words.len() as usize * FRAME, pages)?);
         let epoch = next_epoch();
-        Ok((Arc::new(CacheFrames { region, words, seals: area, epoch }), rights))
+        Ok((CacheFrames { region, words, seals: area, epoch }, rights))
     }
 
     /// Returns the state words of the frames.
@@ -133,6 +166,34 @@ impl SealedFrames for CacheFrames {
 
     fn seal_of(&self, frame: u32) -> u64 {
         self.words.seals().map_or(0, |seals| seals.load(frame))
+    }
+}
+
+/// Makes the memory of withheld frames resident, for a thread that is no data core.
+pub struct CacheMemory {
+    /// Weak: the memory of a cache that is removed meanwhile goes at once.
+    frames: Weak<CacheFrames>,
+    /// Number of steps taken.
+    next: u32,
+}
+
+impl CacheMemory {
+    /// Makes the next 2 MiB resident and their frames free. The steps take turns between the shards, because
+    /// the pages of a shard use only its frames. If the kernel has no memory or no such call (before Linux
+    /// 5.14), the frames become free all the same, and a data core touches them first. Returns false when all
+    /// frames are free or the cache is gone.
+    pub fn step(&mut self) -> bool {
+        let Some(frames) = self.frames.upgrade() else { return false };
+        let (words, shard_frames) = (&frames.words, frames.words.shard_frames());
+        let shards = words.len() / shard_frames;
+        let (shard, at) = (self.next % shards, u64::from(self.next / shards) * u64::from(STEP_FRAMES));
+        let Some(at) = u32::try_from(at).ok().filter(|at| *at < shard_frames) else { return false };
+        self.next += 1;
+        let first = shard * shard_frames + at;
+        let count = STEP_FRAMES.min(shard_frames - at);
+        let _ = frames.region.populate(first as usize * FRAME, count as usize * FRAME);
+        words.give(first..first + count);
+        true
     }
 }
 

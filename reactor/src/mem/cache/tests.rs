@@ -170,3 +170,33 @@ fn a_buffer_of_the_pool_is_not_taken_back() {
         frames.core(1).take_back(Buf::heap(4096), |_| panic!("no frame of ours")).expect_err("not ours");
     assert_eq!(buf.len(), 4096);
 }
+
+#[test]
+fn withheld_frames_are_free_once_they_are_resident_and_each_once() {
+    // Not a multiple of the frames of a step.
+    let (shards, each) = (3, 2 * STEP_FRAMES + 100);
+    let (frames, mut rights, mut memory) =
+        CacheFrames::withheld(shards, each, Pages::Base, false).expect("memory");
+    let words = frames.words();
+    assert_eq!((words.withheld(), frames.region.resident_bytes()), (shards * each, 0));
+    assert!(rights.iter_mut().all(|right| words.allocate(right, 1).is_none()));
+    for right in &mut rights {
+        assert!(memory.step());
+        let filling = words.allocate(right, 1).expect("the steps take turns between the shards");
+        filling.lose();
+    }
+    assert_eq!(words.withheld(), shards * (each - STEP_FRAMES));
+    assert_eq!(frames.region.resident_bytes(), (shards * STEP_FRAMES) as usize * FRAME);
+    while memory.step() {}
+    assert_eq!((words.withheld(), frames.region.resident_bytes() / FRAME), (0, (shards * each) as usize));
+    let mut seen = std::collections::BTreeSet::new();
+    for right in &mut rights {
+        while let Some(filling) = words.allocate(right, 2) {
+            assert!(seen.insert(filling.frame()), "frame {} is free twice", filling.frame());
+            filling.lose();
+        }
+    }
+    assert_eq!(seen.len(), (shards * (each - 1)) as usize, "a frame of each shard was allocated before");
+    drop(frames);
+    assert!(!memory.step(), "the cache is gone");
+}

@@ -62,6 +62,8 @@ pub struct FrameWords<W = AtomicU64> {
     shard_frames: u32,
     /// Count of Present frames that are unread.
     unread: W,
+    /// Count of Free frames that are in no list yet: see [`FrameWords::give`].
+    withheld: W,
     /// `None`: no reader is without a pin.
     seals: Option<Seals<W>>,
 }
@@ -97,9 +99,33 @@ impl<W: AtomicWord> FrameWords<W> {
             free: (0..shards).map(first).collect(),
             shard_frames,
             unread: W::new(0),
+            withheld: W::new(0),
             seals,
         };
         (words, (0..shards).map(Shard).collect())
+    }
+
+    /// Empties the free lists of new words: no frame is allocated until [`FrameWords::give`].
+    pub(super) fn withhold_all(&mut self) {
+        self.free.iter().for_each(|head| head.store(0, Ordering::Relaxed));
+        self.withheld.store(self.len().into(), Ordering::Relaxed);
+    }
+
+    /// Adds withheld frames of one shard to its free list. The caller gives each frame once: a frame that is
+    /// in the list twice would be allocated twice.
+    pub(super) fn give(&self, frames: std::ops::Range<u32>) {
+        let count = u64::from(frames.end - frames.start);
+        // Backwards: frames are allocated from the head of the list, so in ascending order.
+        frames.rev().for_each(|frame| self.push(frame));
+        self.withheld.fetch_add(count.wrapping_neg(), Ordering::Release);
+    }
+
+    /// Returns the count of frames that are not allocated yet, because their memory is not resident. It
+    /// only falls.
+    #[inline]
+    #[must_use]
+    pub fn withheld(&self) -> u32 {
+        u32::try_from(self.withheld.load(Ordering::Acquire)).unwrap_or(u32::MAX)
     }
 
     /// Returns the count of frames, at least 1.
