@@ -12,7 +12,7 @@ use spindle_reactor::clock::Nanos;
 const SHARE: u64 = 64;
 /// Time to enter a page and to evict another: 700 to 1100 ns, measured with a file disk.
 const PAGE_NANOS: u64 = 1000;
-/// Pages that may enter at once after a pause: two reads of 128 KiB.
+/// Most pages that enter without a wait on a core that entered none before: those of two reads of 128 KiB.
 const BURST_PAGES: u64 = 64;
 /// Time that one page pays for.
 const INTERVAL: u64 = PAGE_NANOS * SHARE;

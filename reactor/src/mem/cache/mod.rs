@@ -171,7 +171,7 @@ impl SealedFrames for CacheFrames {
 
 /// Makes the memory of withheld frames resident, for a thread that is no data core.
 pub struct CacheMemory {
-    /// Weak: the memory of a cache that is removed meanwhile goes at once.
+    /// A weak reference, so that the thread does not keep the memory of a removed cache.
     frames: Weak<CacheFrames>,
     /// Number of steps taken.
     next: u32,
