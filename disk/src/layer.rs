@@ -107,8 +107,24 @@ pub(crate) fn inner_token(owner: Owner, number: u32) -> Token {
     Token(u64::from(owner.0) << 32 | u64::from(number))
 }
 
-/// Returns the command index in a token of [`inner_token`].
+/// Returns the command index in a token of [`inner_token`] or [`own_token`].
 #[inline]
 pub(crate) fn number_of(token: Token) -> u32 {
-    u32::try_from(token.0 & 0xffff_ffff).unwrap_or(u32::MAX)
+    u32::try_from(token.0 & u64::from(!OWN)).unwrap_or(u32::MAX)
+}
+
+/// Bit of the tokens of a layer's own commands, in a layer that also passes on commands with their tokens.
+/// No submitter sets it ([`Token`]).
+const OWN: u32 = 1 << 31;
+
+/// As [`inner_token`], of a token that differs from each of the submitter's.
+#[inline]
+pub(crate) fn own_token(owner: Owner, number: u32) -> Token {
+    inner_token(owner, number | OWN)
+}
+
+/// Returns true for a token of [`own_token`].
+#[inline]
+pub(crate) fn is_own(token: Token) -> bool {
+    token.0 & u64::from(OWN) != 0
 }

@@ -235,7 +235,8 @@ impl DiskError {
 }
 
 /// Identifier of a command in flight. The submitter chooses the token, and [`Done`] returns it. The upper 32
-/// bits are the [`Owner`]; a disk does not interpret the lower 32.
+/// bits are the [`Owner`]; a disk does not interpret the lower 32. Bit 31 is clear: a layer sets it in the
+/// tokens of its own commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 

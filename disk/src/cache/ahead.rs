@@ -66,6 +66,8 @@ struct Stream {
     follows: u32,
     /// [`ReadInfo::wasted`] at the last comparison.
     wasted: u64,
+    /// Page at which the next read is expected.
+    next: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -81,26 +83,29 @@ struct Strides {
 struct Client {
     number: u16,
     used: u64,
-    /// By stream: the page at which its next read is expected. Apart from `streams`, as each read compares
-    /// all of them. [`NO_PAGE`]: the entry is free.
-    nexts: [u64; STREAMS],
-    /// By stream: [`Streams::clock`] at the last read times [`STREAMS`], plus the index of the stream.
-    ages: [u64; STREAMS],
+    /// By stream: the lower half of [`Stream::next`]. Apart from `streams`, because each read compares all of
+    /// them.
+    nexts: [u32; STREAMS],
     streams: [Stream; STREAMS],
+    /// By stream, one bit: it was continued since `hand` was there.
+    continued: u16,
+    /// Stream that the next new one replaces, unless it was continued.
+    hand: usize,
     strides: Strides,
 }
 
 /// A page that is near no page of a disk.
-const NO_PAGE: u64 = 1 << 62;
+const NO_PAGE: u64 = 1 << 62 | 1 << 31;
 
 impl Client {
     fn new(number: u16) -> Client {
         Client {
             number,
             used: 0,
-            nexts: [NO_PAGE; STREAMS],
-            ages: std::array::from_fn(|at| at as u64),
-            streams: [Stream::default(); STREAMS],
+            nexts: [lower_half(NO_PAGE); STREAMS],
+            streams: [Stream { next: NO_PAGE, ..Stream::default() }; STREAMS],
+            continued: 0,
+            hand: 0,
             strides: Strides::default(),
         }
     }
@@ -109,17 +114,31 @@ impl Client {
     fn continued(&self, first: u64) -> Option<usize> {
         // The difference is at most `NEAR` in either direction.
         let low = first.wrapping_sub(NEAR);
-        let is_near = |next: &u64| next.wrapping_sub(low) <= 2 * NEAR;
         // Without a branch for each stream: most random reads continue none.
-        let has_one = self.nexts.iter().fold(false, |has_one, next| has_one | is_near(next));
-        if has_one { self.nexts.iter().position(is_near) } else { None }
+        let may_be = |next: &u32| u64::from(next.wrapping_sub(lower_half(low))) <= 2 * NEAR;
+        if !self.nexts.iter().fold(false, |has_one, next| has_one | may_be(next)) {
+            return None;
+        }
+        self.streams.iter().position(|stream| stream.next.wrapping_sub(low) <= 2 * NEAR)
     }
 
-    /// Returns the stream that was not read for the longest time.
-    fn oldest(&self) -> usize {
-        let age = self.ages.iter().fold(u64::MAX, |oldest, age| oldest.min(*age));
-        usize::try_from(age % STREAMS as u64).unwrap_or(0)
+    /// Returns the stream to be replaced: the oldest of those that were not continued since the last turn of
+    /// `hand`.
+    fn replaced(&mut self) -> usize {
+        loop {
+            let at = self.hand;
+            self.hand = (at + 1) % STREAMS;
+            if self.continued & 1 << at == 0 {
+                return at;
+            }
+            self.continued &= !(1 << at);
+        }
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower 32 bits are wanted")]
+fn lower_half(page: u64) -> u32 {
+    page as u32
 }
 
 /// The sequential and strided streams of one core, by host. See the module.
@@ -144,20 +163,21 @@ impl Streams {
         client.used = clock;
         let end = read.first + u64::from(read.pages);
         let continued = client.continued(read.first);
-        let at = continued.unwrap_or_else(|| client.oldest());
-        client.ages[at] = clock * STREAMS as u64 + at as u64;
-        let (next, stream) = (&mut client.nexts[at], &mut client.streams[at]);
-        if continued.is_some() {
-            *next = end.max(*next);
+        if let Some(at) = continued {
+            client.continued |= 1 << at;
+            let stream = &mut client.streams[at];
+            stream.next = end.max(stream.next);
+            client.nexts[at] = lower_half(stream.next);
             if read.is_beside {
                 stream.follows = 0;
                 return None;
             }
             stream.follows += 1;
-            return stream.fetch(read, *next, window_max);
+            return stream.fetch(read, window_max);
         }
-        *next = end;
-        *stream = Stream { edge: end, wasted: read.wasted, ..Stream::default() };
+        let at = client.replaced();
+        client.nexts[at] = lower_half(end);
+        client.streams[at] = Stream { edge: end, next: end, wasted: read.wasted, ..Stream::default() };
         if read.is_beside {
             client.strides = Strides { last: read.first, ..Strides::default() };
             return None;
@@ -186,8 +206,8 @@ impl Streams {
 }
 
 impl Stream {
-    /// `next`: the page at which the next read is expected.
-    fn fetch(&mut self, read: &ReadInfo, next: u64, window_max: u32) -> Option<Fetch> {
+    fn fetch(&mut self, read: &ReadInfo, window_max: u32) -> Option<Fetch> {
+        let next = self.next;
         if self.follows < 2 || window_max == 0 {
             return None;
         }

@@ -5,6 +5,8 @@
 //! a core spends at most 1 / [`SHARE`] of its time on it. What is beyond passes around the cache, at the
 //! speed of the disk. Written pages that stay have a budget of the same size. Read-ahead is not limited: it
 //! saves more commands than it costs.
+//!
+//! [`Misses`]: a core that finds nothing and has spent its budget does not look for most pages.
 
 use spindle_reactor::clock::Nanos;
 
@@ -16,6 +18,8 @@ const PAGE_NANOS: u64 = 1000;
 const BURST_PAGES: u64 = 64;
 /// Time that one page pays for.
 const INTERVAL: u64 = PAGE_NANOS * SHARE;
+/// Reads in a row that find nothing, after which a core looks for few pages.
+const COLD_READS: u32 = 64;
 
 /// The pages that may enter on one core. See the module.
 #[derive(Debug)]
@@ -42,6 +46,32 @@ impl Budget {
         if let Some(used_until) = &mut self.used_until {
             *used_until = (*used_until).max(now.as_u64()) + INTERVAL * pages;
         }
+    }
+}
+
+/// The reads of one core since the last that found a page in the cache.
+#[derive(Debug, Default)]
+pub(super) struct Misses(u32);
+
+impl Misses {
+    #[inline]
+    pub(super) fn on_read(&mut self, has_found: bool) {
+        self.0 = if has_found { 0 } else { self.0.saturating_add(1) };
+    }
+
+    /// Returns true once the last [`COLD_READS`] reads have found nothing.
+    #[inline]
+    pub(super) fn are_many(&self) -> bool {
+        self.0 >= COLD_READS
+    }
+
+    /// Records a read that is not looked up if the result is true: three in four, at distances that differ, so
+    /// that each of several streams is looked up.
+    pub(super) fn skips(&mut self) -> bool {
+        // Multiples of the golden ratio.
+        let is_looked_up = self.0.wrapping_mul(0x9E37_79B9) < u32::MAX / 4;
+        self.0 = self.0.wrapping_add(1).max(COLD_READS);
+        !is_looked_up
     }
 }
 

@@ -27,17 +27,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Holder, Pool};
+use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Holder, KeptPin, Pool};
 
 use self::read::Read;
 use super::ahead::{Fetch, Streams};
-use super::budget::Budget;
+use super::budget::{Budget, Misses};
 use super::counts::{CoreCounts, NO_HOST};
-use super::index::{Found, NO_FRAME, PageBuckets};
+use super::index::{FirstBucket, Found, NO_FRAME};
 use super::plan::{NoFrame, Plan, PlanContext, Run};
 use super::shared::{Shared, Stay};
 use super::sweeps::Sweep;
-use crate::layer::{Call, Commands, between, inner_token, number_of};
+use crate::layer::{Call, Commands, between, is_own, number_of, own_token};
 use crate::shape::block_shift;
 use crate::{
     Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
@@ -67,9 +67,6 @@ const FILL_WAIT_MAX: Nanos = Nanos::from_secs(1);
 /// no slot has index 65,535.
 const FILLS: Owner = Owner(0xffff);
 
-/// In the index of a command of [`CoreCache::passed`], in its token for the inner disk.
-const PASSED: u32 = 1 << 31;
-
 /// A command in flight.
 enum Entry {
     /// A write at the inner disk: its announced pages, and the pages that may be entered again.
@@ -98,9 +95,9 @@ struct CoreCache {
     frames: Rc<CacheCore>,
     counts: CoreCounts,
     commands: Commands<Entry>,
-    /// Commands at the inner disk whose end does not change the cache. Apart from `commands`, whose entries
-    /// are large.
-    passed: Commands<Token>,
+    /// Count of the commands at the inner disk whose end does not change the cache. They have the tokens of
+    /// their submitter.
+    passed: usize,
     /// Count of `commands` that are read-aheads.
     aheads: usize,
     /// For pages that are read and enter.
@@ -125,20 +122,19 @@ pub(super) struct CachedCore {
     shift: u32,
     /// Time of the last poll.
     now: Nanos,
+    misses: Misses,
     /// Number of pieces at the inner disk that fill frames, at most `depth`.
     pieces: u32,
     depth: u32,
     /// Prediction for the next read: its page, and the frame that probably contains the page.
     predicted: (u64, u32),
-    /// Prediction for the read after the next: the buckets of its page.
-    predicted_buckets: PageBuckets,
+    /// Prediction for the read after the next: the first bucket of its page.
+    predicted_bucket: FirstBucket,
     /// Indices of waiting reads. A read waits for one of these: pages that other commands fill, the lock of a
     /// shard, fewer than `depth` pieces at the inner disk, a buffer of the pool.
     waiting: VecDeque<u32>,
     sweeping: VecDeque<u32>,
     ready: VecDeque<Done>,
-    /// Completions of the inner disk; empty between polls.
-    inner_done: Vec<Done>,
     /// Frames with hits that were not yet reported to the policy.
     touches: Vec<u32>,
     /// Sampled pages with reads that were not yet reported to `sizes`.
@@ -210,7 +206,7 @@ impl CachedCore {
         now: Nanos,
     ) -> CachedCore {
         let depth = context.depth as usize;
-        let predicted_buckets = shared.index.buckets(0);
+        let predicted_bucket = shared.index.first_bucket(0);
         let window_max = fetch::window_max(shared.spec.read_ahead, shared.words().len());
         let is_paced = shared.spec.is_paced;
         let budget = || Budget::new(is_paced);
@@ -219,7 +215,7 @@ impl CachedCore {
             counts: CoreCounts::new(&shared.counts),
             shared,
             commands: Commands::with_capacity(depth),
-            passed: Commands::with_capacity(depth),
+            passed: 0,
             aheads: 0,
             budget: budget(),
             stays_budget: budget(),
@@ -233,14 +229,14 @@ impl CachedCore {
             cache,
             pool: context.pool.clone(),
             now,
+            misses: Misses::default(),
             pieces: 0,
             depth: context.depth,
             predicted: (u64::MAX, NO_FRAME),
-            predicted_buckets,
+            predicted_bucket,
             waiting: VecDeque::with_capacity(depth),
             sweeping: VecDeque::new(),
             ready: VecDeque::with_capacity(depth),
-            inner_done: Vec::with_capacity(depth.max(1)),
             touches: Vec::with_capacity(TOUCHES_MAX),
             samples: Vec::with_capacity(SAMPLES_MAX),
             streams: (window_max > 0).then(|| Box::new(Streams::new(window_max))),
@@ -256,8 +252,21 @@ impl CachedCore {
 
     /// Submits the command with index `slot` in `commands` to the inner disk.
     fn call(&mut self, token: Token, slot: u32, call: Call) -> Option<Done> {
-        let done = call.submit(&mut *self.inner, inner_token(token.owner(), slot));
+        let done = call.submit(&mut *self.inner, own_token(token.owner(), slot));
         done.and_then(|done| self.on_inner_done(done))
+    }
+
+    /// Takes the completions of this layer's own commands out of those from `first` on. The others are for
+    /// the submitter as they are.
+    fn take_own(&mut self, done: &mut Vec<Done>, first: usize) {
+        if self.cache.commands.len() > 0 {
+            for own in done.extract_if(first.., |done| is_own(done.token)) {
+                if let Some(done) = self.on_inner_done(own) {
+                    self.ready.push_back(done);
+                }
+            }
+        }
+        self.cache.passed -= done.len() - first;
     }
 
     fn pages(&self, range: BlockRange) -> std::ops::Range<u64> {
@@ -265,20 +274,14 @@ impl CachedCore {
         offset / FRAME..(offset + range.bytes(self.shift)).div_ceil(FRAME)
     }
 
-    /// Handles a completion of the inner disk. Returns the completion for the submitter; `None` for a piece
-    /// that fills frames.
+    /// Handles the completion of a command of this layer. Returns the completion for the submitter; `None` for
+    /// a piece that fills frames.
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
         let slot = number_of(done.token);
         if done.token.owner() == FILLS {
             self.on_piece(slot, done);
             self.step_read(slot);
             return None;
-        }
-        if slot & PASSED != 0 {
-            let Some(token) = self.cache.passed.remove(slot & !PASSED) else {
-                panic!("the inner disk ended {:?} twice", done.token)
-            };
-            return Some(Done { token, ..done });
         }
         let Some(entry) = self.cache.commands.remove(slot) else {
             panic!("the inner disk ended {:?} twice", done.token)
@@ -334,16 +337,6 @@ fn sample(cache: &CoreCache, samples: &mut Vec<u64>, page: u64) {
     }
 }
 
-/// A read within one page.
-enum One {
-    /// The page is in the cache: the most common case.
-    Hit(Buf),
-    /// The page is not in the cache.
-    Missing,
-    /// The page is being filled, or the read is not within one page.
-    Other,
-}
-
 /// Processing of reads.
 impl CachedCore {
     fn offset_and_bytes(&self, request: &IoRequest) -> (u64, u32) {
@@ -355,34 +348,85 @@ impl CachedCore {
     fn prepare_read(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let (offset, bytes) = self.offset_and_bytes(request);
         let page = offset / FRAME;
+        if self.misses.are_many() && self.skips(request, page, bytes) {
+            return Prepared::Pool;
+        }
         let Shared { index, frames, .. } = &*self.cache.shared;
         let guess = match self.predicted {
             (expected, frame) if expected == page => frame,
-            _ => index.guess(index.buckets(page)),
+            _ => index.guess(index.first_bucket(page)),
         };
         // Prefetches for later reads, in parallel to this command: the frame word of the next read, and the
-        // buckets of the read after the next. Those of the next read were prefetched one command earlier.
-        let frame = index.guess(self.predicted_buckets);
-        frames.words().prefetch_word(frame);
-        self.predicted = (self.predicted_buckets.page(), frame);
+        // bucket of the read after the next. That of the next read was prefetched one command earlier.
         if let Some(next) = next {
-            self.predicted_buckets = index.buckets((next << self.shift) / FRAME);
-            index.prefetch(self.predicted_buckets);
+            let frame = index.guess(self.predicted_bucket);
+            frames.words().prefetch_word(frame);
+            self.predicted = (self.predicted_bucket.page(), frame);
+            self.predicted_bucket = index.first_bucket((next << self.shift) / FRAME);
+            index.prefetch(self.predicted_bucket);
         }
-        match self.find_one(request, guess, offset, bytes) {
-            One::Hit(data) => Prepared::Ready(data),
-            One::Missing if !is_once(request) && !self.cache.budget.is_open(self.now) => {
-                self.pass_one(request, page)
+        let skip = u32::try_from(offset % FRAME).unwrap_or(0);
+        if bytes == 0 || bytes > FRAME_BYTES - skip {
+            return self.prepare_pages(request, offset, bytes);
+        }
+        // A kept pin has no borrow of the cache.
+        let kept = match index.hit(frames.words(), page, guess) {
+            Found::Present(pin) => Ok(pin.keep()),
+            Found::Filling => Err(true),
+            Found::Missing => Err(false),
+        };
+        let kept = match kept {
+            Ok(kept) => kept,
+            Err(true) => return self.prepare_pages(request, offset, bytes),
+            Err(false) => return self.miss_one(request, offset, bytes),
+        };
+        let CoreCache { shared, frames, counts, .. } = &self.cache;
+        let pin = shared.words().resume(kept);
+        counts.of(request.client).hits.add(1);
+        self.misses.on_read(true);
+        if !is_once(request) {
+            if shared.wants_touches {
+                touch(shared, &mut self.touches, pin.frame());
             }
-            One::Missing | One::Other => self.prepare_pages(request, offset, bytes),
+            if shared.sizes.is_sampled(page) {
+                sample(&self.cache, &mut self.samples, page);
+            }
+            if pin.count_hit() {
+                let kept = pin.keep();
+                return self.first_hit(request, kept, skip, bytes);
+            }
         }
+        Prepared::Ready(frames.page_buf(pin, skip, bytes))
     }
 
-    /// Passes a read within one page around the cache, which is beyond the budget: the most common case of a
-    /// core that misses in each read.
+    /// Returns true for a read that passes around the cache without a lookup: the cache has nothing of what is
+    /// read, and the budget is spent. The disk has the same data. Reads that the stream detection needs are
+    /// looked up, and sampled pages.
     #[inline(never)]
-    fn pass_one(&mut self, request: &IoRequest, page: u64) -> Prepared {
+    fn skips(&mut self, request: &IoRequest, page: u64, bytes: u32) -> bool {
+        if self.cache.budget.is_open(self.now) || is_once(request) || !self.misses.skips() {
+            return false;
+        }
+        let (offset, _) = self.offset_and_bytes(request);
+        let end = (offset + u64::from(bytes)).div_ceil(FRAME);
+        let is_skipped = end - page == 1 || self.is_beside(end - page);
+        if !is_skipped || (page..end).any(|page| self.cache.shared.sizes.is_sampled(page)) {
+            return false;
+        }
+        self.cache.counts.of(request.client).over_budget.add(end - page);
+        true
+    }
+
+    /// Prepares a read within one page that is missing. Beyond the budget it passes around the cache: the most
+    /// common case of a core that misses in each read.
+    #[inline(never)]
+    fn miss_one(&mut self, request: &IoRequest, offset: u64, bytes: u32) -> Prepared {
+        if is_once(request) || self.cache.budget.is_open(self.now) {
+            return self.prepare_pages(request, offset, bytes);
+        }
+        let page = offset / FRAME;
         self.cache.counts.of(request.client).over_budget.add(1);
+        self.misses.on_read(false);
         if self.cache.shared.sizes.is_sampled(page) {
             sample(&self.cache, &mut self.samples, page);
         }
@@ -390,36 +434,14 @@ impl CachedCore {
         Prepared::Pool
     }
 
-    /// Looks up a read within one page.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a call moves the data through memory")]
-    fn find_one(&mut self, request: &IoRequest, guess: u32, offset: u64, bytes: u32) -> One {
-        let CoreCache { shared, frames, counts, .. } = &self.cache;
-        let skip = u32::try_from(offset % FRAME).unwrap_or(0);
-        if bytes == 0 || bytes > FRAME_BYTES - skip {
-            return One::Other;
-        }
-        let pin = match shared.index.hit(shared.words(), offset / FRAME, guess) {
-            Found::Present(pin) => pin,
-            Found::Filling => return One::Other,
-            Found::Missing => return One::Missing,
-        };
-        counts.of(request.client).hits.add(1);
-        if is_once(request) {
-            return One::Hit(frames.page_buf(pin, skip, bytes));
-        }
-        let is_first = pin.count_hit();
-        if shared.wants_touches {
-            touch(shared, &mut self.touches, pin.frame());
-        }
-        if shared.sizes.is_sampled(offset / FRAME) {
-            sample(&self.cache, &mut self.samples, offset / FRAME);
-        }
-        let data = frames.page_buf(pin, skip, bytes);
-        if is_first {
-            self.on_first_read(request, offset / FRAME);
-        }
-        One::Hit(data)
+    /// Reads a page for the first time that was read ahead.
+    #[cold]
+    #[inline(never)]
+    fn first_hit(&mut self, request: &IoRequest, kept: KeptPin, skip: u32, bytes: u32) -> Prepared {
+        let (offset, _) = self.offset_and_bytes(request);
+        self.on_first_read(request, offset / FRAME);
+        let CoreCache { shared, frames, .. } = &self.cache;
+        Prepared::Ready(frames.page_buf(shared.words().resume(kept), skip, bytes))
     }
 
     #[inline(never)]
@@ -445,6 +467,7 @@ impl CachedCore {
             is_cached && plan.find(&context, offset, bytes, is_once, fills)
         };
         let hits = plan.kept().count() as u64;
+        self.misses.on_read(hits > 0);
         if is_planned {
             counts.hits.add(hits);
             counts.misses.add(count - hits);
@@ -519,7 +542,7 @@ impl CachedCore {
                 read.plan.doom(&context, page..page + buf.len() as u64 / FRAME);
             }
             let request = IoRequest { range, ..read.request_at(self.now) };
-            if let Some(done) = self.inner.submit(inner_token(FILLS, slot), &request, Some(buf)) {
+            if let Some(done) = self.inner.submit(own_token(FILLS, slot), &request, Some(buf)) {
                 self.on_piece(slot, done);
             }
         }
@@ -596,9 +619,10 @@ impl CachedCore {
     }
 
     fn forward(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
-        let slot = self.cache.passed.insert(token) | PASSED;
-        let done = self.inner.submit(inner_token(token.owner(), slot), request, buf);
-        done.and_then(|done| self.on_inner_done(done))
+        debug_assert!(!is_own(token), "{token:?} is that of a layer below");
+        let done = self.inner.submit(token, request, buf);
+        self.cache.passed += usize::from(done.is_none());
+        done
     }
 
     /// Advances each waiting read once.
@@ -708,14 +732,9 @@ impl Disk for CachedCore {
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
         self.now = now;
         self.cache.drop_prepared();
-        let mut ended = std::mem::take(&mut self.inner_done);
-        let mut is_busy = self.inner.poll(now, &mut ended);
-        for inner in ended.drain(..) {
-            if let Some(done) = self.on_inner_done(inner) {
-                self.ready.push_back(done);
-            }
-        }
-        self.inner_done = ended;
+        let first = done.len();
+        let mut is_busy = self.inner.poll(now, done);
+        self.take_own(done, first);
         is_busy |= !self.waiting.is_empty() || !self.sweeping.is_empty() || !self.ready.is_empty();
         self.step_waiting();
         self.step_sweeps();
@@ -739,6 +758,6 @@ impl Disk for CachedCore {
     }
 
     fn in_flight(&self) -> usize {
-        self.cache.commands.len() + self.cache.passed.len() + self.ready.len()
+        self.cache.commands.len() + self.cache.passed + self.ready.len()
     }
 }

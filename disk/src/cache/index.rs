@@ -2,10 +2,13 @@
 //!
 //! ```text
 //!   bucket, 64 bytes:  control | 7 entries of tag (32), frame + 1 (32)
-//!   control:           write sequence (40) | writes in flight (24), of pages whose first bucket this is
+//!   control:           write sequence (32) | entries in second buckets (8) | writes in flight (24), of
+//!                      pages whose first bucket this is
 //! ```
 //!
 //! A page has two candidate buckets. An entry is valid only if its frame, once pinned, contains the page.
+//! The second is looked up only if the first one's control word counts entries in second buckets. The count
+//! is raised before such an entry is stored, and lowered after it is removed: it is never too low.
 //!
 //! Why no stale page is found. The control word of a page is in its first bucket. All changes of this word
 //! are totally ordered:
@@ -36,8 +39,11 @@ const ENTRIES: usize = 7;
 /// One write in the field "writes in flight" (24 bits) of a control word.
 const WRITE: u64 = 1;
 const WRITES: u64 = (1 << 24) - 1;
-/// One step of the field "write sequence" (40 bits) of a control word.
-const SEQUENCE: u64 = 1 << 24;
+/// One entry in the field "entries in second buckets" (8 bits) of a control word.
+const SECOND: u64 = 1 << 24;
+const SECONDS: u64 = 0xff << 24;
+/// One step of the field "write sequence" (32 bits) of a control word.
+const SEQUENCE: u64 = 1 << 32;
 
 /// Frame index that stands for no frame.
 pub const NO_FRAME: u32 = u32::MAX;
@@ -71,6 +77,20 @@ impl PageBuckets {
 
     fn entry(&self, frame: u32) -> u64 {
         (self.page & 0xffff_ffff) << 32 | (u64::from(frame) + 1)
+    }
+}
+
+/// A page and its first candidate bucket, in which 98 % of the pages are.
+#[derive(Debug, Clone, Copy)]
+pub struct FirstBucket {
+    page: u64,
+    at: u32,
+}
+
+impl FirstBucket {
+    /// Returns the index of the page on the disk, in units of 4 KiB.
+    pub fn page(self) -> u64 {
+        self.page
     }
 }
 
@@ -146,36 +166,48 @@ impl<W: AtomicWord> Index<W> {
     #[inline]
     pub fn buckets(&self, page: u64) -> PageBuckets {
         let hash = mix(page);
-        let count = self.buckets.len() as u64;
-        // The result is below `count`, which has 32 bits.
-        let scale = |bits: u64| (((bits & 0xffff_ffff) * count) >> 32) as u32;
-        PageBuckets { page, first: scale(hash >> 32), second: scale(hash) }
+        PageBuckets { page, first: self.scale(hash >> 32), second: self.scale(hash) }
     }
 
-    /// Prefetches both buckets of the page into the processor's cache.
+    /// Returns the first candidate bucket of a page.
     #[inline]
-    pub fn prefetch(&self, buckets: PageBuckets) {
-        self.both_buckets(buckets).for_each(prefetch);
+    pub fn first_bucket(&self, page: u64) -> FirstBucket {
+        FirstBucket { page, at: self.scale(mix(page) >> 32) }
+    }
+
+    /// Returns the bucket for the lower 32 bits of a hash.
+    #[inline]
+    fn scale(&self, hash: u64) -> u32 {
+        // The result is below the count of buckets, which has 32 bits.
+        (((hash & 0xffff_ffff) * self.buckets.len() as u64) >> 32) as u32
+    }
+
+    /// Prefetches the bucket into the processor's cache.
+    #[inline]
+    pub fn prefetch(&self, first: FirstBucket) {
+        self.buckets.get(first.at as usize).into_iter().for_each(prefetch);
     }
 
     fn both_buckets(&self, buckets: PageBuckets) -> impl Iterator<Item = &Bucket<W>> {
-        // If both hashes select the same bucket, it is visited twice, which is harmless.
-        [buckets.first, buckets.second].into_iter().filter_map(|at| self.buckets.get(at as usize))
+        let count = if buckets.first == buckets.second { 1 } else { 2 };
+        let both = [buckets.first, buckets.second].into_iter().take(count);
+        both.filter_map(|at| self.buckets.get(at as usize))
     }
 
-    /// Returns the frame that probably contains the page, from the first bucket only. The guess is valid only
-    /// if the frame, once pinned, contains the page. Otherwise, and after [`NO_FRAME`], the caller must
-    /// search both buckets.
+    /// Returns the frame that probably contains the page, from the first bucket only; [`NO_FRAME`] if no entry
+    /// has its tag. The guess is valid only if the frame, once pinned, contains the page. Otherwise, and
+    /// after [`NO_FRAME`], the caller must search both buckets.
     #[inline]
-    pub fn guess(&self, buckets: PageBuckets) -> u32 {
-        let Some(bucket) = self.buckets.get(buckets.first as usize) else { return NO_FRAME };
-        let tag = buckets.page << 32;
+    pub fn guess(&self, first: FirstBucket) -> u32 {
+        let Some(bucket) = self.buckets.get(first.at as usize) else { return NO_FRAME };
+        let tag = first.page << 32;
         // After the XOR with the tag, an entry with this tag is below 2^32, and every other is larger.
         // Exception: for tag 0 an empty entry is 0, which results in `NO_FRAME`. The loop visits all entries,
         // because a branch that is hard to predict costs more.
         let entries = bucket.entries.iter().map(|slot| slot.load(Ordering::Acquire) ^ tag);
-        // Without a match the result is another page's frame, which `FrameWords::lookup` rejects.
-        frame_of(entries.fold(u64::MAX, u64::min))
+        let nearest = entries.fold(u64::MAX, u64::min);
+        // To look up another page's frame costs two atomic operations.
+        if nearest >> 32 == 0 { frame_of(nearest) } else { NO_FRAME }
     }
 
     /// As [`Index::find`]. Looks up the frame `guess` first, which may have any source, because the pin
@@ -193,15 +225,12 @@ impl<W: AtomicWord> Index<W> {
     pub fn find<'a>(&self, words: &'a FrameWords<W>, buckets: PageBuckets) -> Found<'a, W> {
         let tag = buckets.page & 0xffff_ffff;
         let mut found = Found::Missing;
-        for bucket in self.both_buckets(buckets) {
+        for (at, bucket) in self.both_buckets(buckets).enumerate() {
             let entries = bucket.entries.each_ref().map(|slot| slot.load(Ordering::Acquire));
             // The entries are compared without a branch first. A bucket without the tag is the common case of
             // a miss, and seven branches cost more.
             let nearest = entries.iter().map(|entry| entry ^ tag << 32).fold(u64::MAX, u64::min);
-            if nearest >> 32 != 0 {
-                continue;
-            }
-            for entry in entries {
+            for entry in entries.into_iter().filter(|_| nearest >> 32 == 0) {
                 if entry >> 32 != tag || entry & 0xffff_ffff == 0 {
                     continue;
                 }
@@ -212,6 +241,9 @@ impl<W: AtomicWord> Index<W> {
                     Lookup::Filling(_pin) => found = Found::Filling,
                     Lookup::Other => {}
                 }
+            }
+            if at == 0 && bucket.control.load(Ordering::Acquire) & SECONDS == 0 {
+                break;
             }
         }
         found
@@ -229,9 +261,7 @@ impl<W: AtomicWord> Index<W> {
         write: Option<Write>,
     ) -> Inserted {
         let entry = buckets.entry(filling.frame());
-        let is_free = |slot: &&W| slot.load(Ordering::Relaxed) == 0;
-        let is_stored = self.slots(buckets).filter(is_free).any(|slot| slot.exchange(0, entry).is_ok());
-        if !is_stored {
+        if !self.store(buckets, entry) {
             return Inserted::Full;
         }
         let control = self.control(buckets).fetch_add(0, Ordering::AcqRel);
@@ -247,9 +277,24 @@ impl<W: AtomicWord> Index<W> {
         Inserted::Doomed
     }
 
-    /// Returns the entries of both buckets, those of the first bucket first.
-    fn slots(&self, buckets: PageBuckets) -> impl Iterator<Item = &W> {
-        self.both_buckets(buckets).flat_map(|bucket| &bucket.entries)
+    /// Stores an entry in a free place of one of the buckets. The caller holds the lock of the page's shard,
+    /// so no other thread raises the count of the first bucket.
+    fn store(&self, buckets: PageBuckets, entry: u64) -> bool {
+        let control = self.control(buckets);
+        for (at, bucket) in self.both_buckets(buckets).enumerate() {
+            if at == 1 {
+                if control.load(Ordering::Relaxed) & SECONDS == SECONDS {
+                    return false;
+                }
+                control.fetch_add(SECOND, Ordering::AcqRel);
+            }
+            let is_free = |slot: &&W| slot.load(Ordering::Relaxed) == 0;
+            if bucket.entries.iter().filter(is_free).any(|slot| slot.exchange(0, entry).is_ok()) {
+                return true;
+            }
+        }
+        control.fetch_add(SECOND.wrapping_neg(), Ordering::AcqRel);
+        false
     }
 
     fn control(&self, buckets: PageBuckets) -> &W {
@@ -260,9 +305,12 @@ impl<W: AtomicWord> Index<W> {
     pub fn remove(&self, words: &FrameWords<W>, buckets: PageBuckets, frame: u32) {
         debug_assert!(frame < words.len());
         let entry = buckets.entry(frame);
-        for bucket in self.both_buckets(buckets) {
+        for (at, bucket) in self.both_buckets(buckets).enumerate() {
             for slot in &bucket.entries {
                 if slot.load(Ordering::Relaxed) == entry && slot.exchange(entry, 0).is_ok() {
+                    if at == 1 {
+                        self.control(buckets).fetch_add(SECOND.wrapping_neg(), Ordering::AcqRel);
+                    }
                     return;
                 }
             }
@@ -274,7 +322,7 @@ impl<W: AtomicWord> Index<W> {
     /// disk. The caller calls [`Index::end_write`] after the write has ended and before it is acknowledged.
     pub fn begin_write(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Write {
         let before = self.control(buckets).fetch_add(WRITE + SEQUENCE, Ordering::AcqRel);
-        let was = self.invalidate(words, buckets);
+        let was = self.invalidate_in(words, buckets, before & SECONDS != 0);
         let sequence = before.wrapping_add(WRITE + SEQUENCE) / SEQUENCE;
         Write { is_alone: before & WRITES == 0, was, sequence }
     }
@@ -295,9 +343,16 @@ impl<W: AtomicWord> Index<W> {
     /// Invalidates the page's frames and removes their entries. Returns where the page was if it
     /// was present.
     pub fn invalidate(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Option<Was> {
+        self.invalidate_in(words, buckets, true)
+    }
+
+    /// As [`Index::invalidate`]. `has_second`: the second bucket is searched, too. False only after a
+    /// read-modify-write of the control word that has found no entry in second buckets: a plain load may be
+    /// too old.
+    fn invalidate_in(&self, words: &FrameWords<W>, buckets: PageBuckets, has_second: bool) -> Option<Was> {
         let mut found = None;
         let tag = buckets.page & 0xffff_ffff;
-        for bucket in self.both_buckets(buckets) {
+        for bucket in self.both_buckets(buckets).take(if has_second { 2 } else { 1 }) {
             for slot in &bucket.entries {
                 let entry = slot.load(Ordering::Acquire);
                 if entry >> 32 != tag || entry & 0xffff_ffff == 0 {
@@ -321,6 +376,22 @@ impl<W: AtomicWord> Index<W> {
             }
         }
         found
+    }
+
+    /// Fills the first bucket of a page with entries for no frame, so that the page is entered in its second.
+    /// Returns the count of entries; `None` if both buckets are the same.
+    #[cfg(test)]
+    pub fn fill_first_bucket(&self, buckets: PageBuckets) -> Option<usize> {
+        let bucket = self.buckets.get(buckets.first as usize)?;
+        let entry = |at: usize| 0xffff_0000_ffff_0000 + at as u64;
+        let is_free = |(at, slot): &(usize, &W)| slot.exchange(0, entry(*at)).is_ok();
+        (buckets.first != buckets.second).then(|| bucket.entries.iter().enumerate().filter(is_free).count())
+    }
+
+    /// Returns the count of entries in second buckets in the control word of a page.
+    #[cfg(test)]
+    pub fn seconds(&self, buckets: PageBuckets) -> u64 {
+        (self.control(buckets).load(Ordering::Acquire) & SECONDS) / SECOND
     }
 
     /// Returns the number of entries in use.

@@ -158,10 +158,10 @@ impl Shared {
     #[inline]
     pub(super) fn prefetch_after(&self, page: u64, end: u64) {
         if page + BUCKETS_AHEAD < end {
-            self.index.prefetch(self.index.buckets(page + BUCKETS_AHEAD));
+            self.index.prefetch(self.index.first_bucket(page + BUCKETS_AHEAD));
         }
         if page + WORDS_AHEAD < end {
-            self.words().prefetch_word(self.index.guess(self.index.buckets(page + WORDS_AHEAD)));
+            self.words().prefetch_word(self.index.guess(self.index.first_bucket(page + WORDS_AHEAD)));
         }
     }
 

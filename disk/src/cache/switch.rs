@@ -346,11 +346,14 @@ impl Disk for SwitchedCore {
 
     #[inline]
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
+        // Before the `match`, which becomes a jump table.
+        if let Path::Cached(core) = &mut self.path {
+            return core.prepare(request, next);
+        }
         match &mut self.path {
-            Path::Cached(core) => core.prepare(request, next),
             Path::Plain(disk) if !self.is_holding => disk.prepare(request, next),
             Path::Announcing(core) if request.op != Op::Read => core.prepare(request, next),
-            Path::Plain(_) | Path::Announcing(_) | Path::Moving => Prepared::Pool,
+            Path::Plain(_) | Path::Announcing(_) | Path::Cached(_) | Path::Moving => Prepared::Pool,
         }
     }
 

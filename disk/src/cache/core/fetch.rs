@@ -34,21 +34,27 @@ impl CachedCore {
         self.on_read(request, page, 1);
     }
 
+    /// Returns true for a large read of `count` pages beside which others are in flight.
+    pub(super) fn is_beside(&self, count: u64) -> bool {
+        count >= LARGE_PAGES && self.cache.commands.len() + self.cache.passed > self.cache.aheads
+    }
+
     /// Reports a host's read to the stream detection. Queues the resulting fetch, or drops it if the queue is
     /// full.
     pub(super) fn on_read(&mut self, request: &IoRequest, first: u64, count: u64) {
-        let Some(streams) = &mut self.streams else { return };
+        if self.streams.is_none() {
+            return;
+        }
         let read = ReadInfo {
             client: request.client,
             first,
             // At most `HIT_PAGES_MAX`.
             pages: u32::try_from(count).unwrap_or(u32::MAX),
-            is_beside: count >= LARGE_PAGES
-                && self.cache.commands.len() + self.cache.passed.len() > self.cache.aheads,
+            is_beside: self.is_beside(count),
             is_speculative: request.hints & FREQUENCY == SPECULATIVE_READ,
             wasted: self.cache.counts.of(NO_HOST).wasted.get(),
         };
-        if let Some(fetch) = streams.on_read(&read)
+        if let Some(fetch) = self.streams.as_mut().and_then(|streams| streams.on_read(&read))
             && self.fetches.len() < FETCHES_MAX
         {
             self.fetches.push_back((request.client, fetch));

@@ -56,6 +56,19 @@ struct World {
     content: [AtomicU64; 2],
     /// The newest version that was acknowledged.
     acknowledged: [AtomicU64; 2],
+    /// Entries of no frame, which fill the first bucket of page 1.
+    others: usize,
+}
+
+/// Where the pages are in the index.
+#[derive(Clone, Copy)]
+enum Places {
+    /// In one bucket.
+    One,
+    /// In a bucket each.
+    Apart,
+    /// Page 1 is in its second bucket: its first is full. Both buckets of page 0 are the same.
+    Second,
 }
 
 fn pair() -> [AtomicU64; 2] {
@@ -63,13 +76,17 @@ fn pair() -> [AtomicU64; 2] {
 }
 
 impl World {
-    /// `indexed`: frames for which the index is made. With 2 it has one bucket, so that each page is looked
-    /// up in it twice.
-    fn new(indexed: u32) -> Arc<World> {
+    fn new(places: Places) -> Arc<World> {
         let (words, mut shards) = FrameWords::new(1, 2, Some(Seals::new(2)));
         let shard = Mutex::new(shards.remove(0));
-        let (index, sweeps) = (Index::new(indexed), Sweeps::new(1));
-        Arc::new(World { words, index, shard, sweeps, disk: pair(), content: pair(), acknowledged: pair() })
+        // One bucket for up to 2 frames, 11 for 30.
+        let index = Index::new(if matches!(places, Places::One) { 2 } else { 30 });
+        let others = match places {
+            Places::One | Places::Apart => 0,
+            Places::Second => index.fill_first_bucket(index.buckets(1)).expect("two buckets"),
+        };
+        let (sweeps, disk, content, acknowledged) = (Sweeps::new(1), pair(), pair(), pair());
+        Arc::new(World { words, index, shard, sweeps, disk, content, acknowledged, others })
     }
 
     /// A read of a page, with a fill where it is missing.
@@ -274,7 +291,13 @@ impl World {
     fn check(&self) {
         let [free, filling, present, detached] = self.words.census();
         assert_eq!((filling, detached, free + present), (0, 0, 2), "a frame is left over");
-        assert_eq!(self.index.len(), present as usize, "entries and frames differ");
+        assert_eq!(self.index.len(), present as usize + self.others, "entries and frames differ");
+        let in_second = self.others > 0 && self.look(1).is_some();
+        assert_eq!(
+            self.index.seconds(self.index.buckets(1)),
+            u64::from(in_second),
+            "entries in second buckets"
+        );
         assert!(!self.words.is_pinned(0) && !self.words.is_pinned(1), "a pin is left over");
         for frame in 0..2 {
             let seal = self.words.seals().map_or(0, |seals| seals.load(frame));
@@ -295,14 +318,14 @@ fn explore(before: fn(&World), first: fn(&World), second: fn(&World)) {
 }
 
 fn explore_up_to(preemptions: usize, before: fn(&World), first: fn(&World), second: fn(&World)) {
-    explore_in(2, preemptions, before, first, second);
+    explore_in(Places::One, preemptions, before, first, second);
 }
 
-fn explore_in(indexed: u32, preemptions: usize, before: fn(&World), first: fn(&World), second: fn(&World)) {
+fn explore_in(places: Places, preemptions: usize, before: fn(&World), first: fn(&World), second: fn(&World)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
     model.check(move || {
-        let world = World::new(indexed);
+        let world = World::new(places);
         before(&world);
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || second(&other));
@@ -429,7 +452,38 @@ fn a_frame_is_not_filled_again_under_a_seal() {
 /// Of two writers one invalidates the frame. The other must not change the disk before the seal is broken.
 #[test]
 fn no_writer_changes_the_disk_before_the_seal_is_broken() {
-    explore_in(30, 3, |it| _ = it.read(1), |it| it.announce(1), |it| it.announce(1));
+    explore_in(Places::Apart, 3, |it| _ = it.read(1), |it| it.announce(1), |it| it.announce(1));
     explore(|it| _ = it.read(0), |it| it.evict(0), |it| it.announce(0));
     explore(|it| _ = it.read(0), |it| it.write_long(0, 1, false), |it| it.announce(0));
+}
+
+/// The count of entries in second buckets is never too low for a writer, and exact at rest.
+#[test]
+fn a_page_in_its_second_bucket_that_is_filled_written_evicted_and_read() {
+    let there = |it: &World| _ = it.read(1);
+    let explore = |before, first, second| explore_in(Places::Second, 2, before, first, second);
+    explore(|_| (), |it| it.write(1, 1, false), |it| _ = it.read(1));
+    explore(|_| (), |it| it.write_long(1, 1, false), |it| _ = it.read(1));
+    explore(|_| (), |it| _ = it.read(1), |it| _ = it.read(1));
+    explore(|_| (), |it| it.lose(1), |it| it.write(1, 1, false));
+    explore(there, |it| it.write(1, 1, true), |it| it.hit(1));
+    explore(there, |it| it.write(1, 1, false), |it| it.write(1, 2, true));
+    explore(there, |it| it.evict(1), |it| it.write(1, 1, false));
+    explore(there, |it| it.evict(1), |it| _ = it.read(1));
+}
+
+/// One actor more than elsewhere: the page leaves its second bucket and enters it again while it is written.
+#[test]
+fn a_page_in_its_second_bucket_and_three_threads() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let world = World::new(Places::Second);
+        world.read(1);
+        let [evictor, reader] = [Arc::clone(&world), Arc::clone(&world)];
+        let threads = [thread::spawn(move || evictor.evict(1)), thread::spawn(move || reader.hit(1))];
+        world.write(1, 1, false);
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        world.check();
+    });
 }

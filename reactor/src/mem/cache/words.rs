@@ -161,10 +161,14 @@ impl<W: AtomicWord> FrameWords<W> {
         let Some(entry) = self.frames.get(frame as usize) else { return Lookup::Other };
         let before = entry.word.fetch_add(PIN, Ordering::AcqRel);
         let pin = Pin { words: self, frame };
-        match before & STATE {
-            PRESENT if entry.page.load(Ordering::Relaxed) == page => Lookup::Present(pin),
-            FILLING | LOST if entry.page.load(Ordering::Relaxed) == page => Lookup::Filling(pin),
-            _ => Lookup::Other,
+        let (state, is_it) = (before & STATE, entry.page.load(Ordering::Relaxed) == page);
+        // The common case first.
+        if state == PRESENT && is_it {
+            Lookup::Present(pin)
+        } else if (state == FILLING || state == LOST) && is_it {
+            Lookup::Filling(pin)
+        } else {
+            Lookup::Other
         }
     }
 
@@ -442,10 +446,14 @@ impl<W: AtomicWord> Pin<'_, W> {
     pub fn count_hit(&self) -> bool {
         let entry = &self.words.frames[self.frame as usize];
         let word = entry.word.load(Ordering::Relaxed);
-        if word & UNREAD != 0 {
+        let flags = word & (UNREAD | STATE | HEATS);
+        if flags == PRESENT | HEATS {
+            return false;
+        }
+        if flags & UNREAD != 0 {
             return self.first_read();
         }
-        if word & HEATS != HEATS && word & STATE == PRESENT {
+        if flags & STATE == PRESENT {
             // A hit that races with another change of the word is not counted.
             let _ = entry.word.exchange(word, word + HEAT);
         }
