@@ -74,6 +74,10 @@ pub struct BenchTargetArgs {
     /// Ask the target at the start where it has each page, instead of learning that page by page from reads
     #[arg(long, requires = "optimistic")]
     pub optimistic_eager: bool,
+    /// Measure with a minimal host, which costs less per command than the target: one TCP connection, one
+    /// send and one receive per turn, data of reads neither checked nor copied, one payload for all writes
+    #[arg(long)]
+    pub bare: bool,
     /// The NQN of this host; default: one derived from this machine
     #[arg(long, value_name = "NQN")]
     pub hostnqn: Option<String>,

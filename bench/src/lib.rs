@@ -3,6 +3,7 @@
 //! ```text
 //!   command        measures                               modules        driven through
 //!   bench ADDRESS  a target; --verify checks its data     run, verify    initiator
+//!     --bare       a target, with a minimal TCP host      run::bare      sockets; initiator: admin queue
 //!   bench tune     a target's best in_capsule    run            initiator
 //!   bench disk     a local disk, without a network        disk, zipf     disk, nvme/pcie
 //!   bench limit    loopback sockets, the same bytes       limit          sockets

@@ -9,12 +9,15 @@
 //! thread is one [`QueueSet::poll`](spindle_initiator::QueueSet::poll). The clock is read once for all
 //! completions of a queue, and the commands that replace them are sent in one call.
 //!
+//! With `--bare` another loop, of [`bare`], takes the place of the initiator's I/O queues.
+//!
 //! The I/O commands are reads and writes at addresses that are multiples of `--bs`.
 //!
 //! Limits: 1 GiB of data in flight. A run always ends: each step of connecting has a deadline, and a
 //! connection without a completion for 30 s is closed. At the end of a stage the run fails if commands are
 //! outstanding and none completes for [`DRAIN_MAX`].
 
+mod bare;
 mod engine;
 mod job;
 mod target;
@@ -174,8 +177,12 @@ fn measure(
     if let Some(core) = args.core {
         pin_current_thread(core)?;
     }
+    if args.bare {
+        return bare::measure(args, stages, done);
+    }
     let connected = target::connect(args)?;
-    let plan = target::plan(args, &connected)?;
+    let transfer_bytes_max = connected.queues.first().map_or(0, initiator::IoQueue::transfer_bytes_max);
+    let plan = target::plan(args, &connected.namespace, transfer_bytes_max)?;
     let mut table = plan.table();
     let mut engine = Engine::new(connected, &plan, done)?;
     engine.turn_clock = args.busy.then(TurnClock::new);
@@ -202,12 +209,26 @@ fn measure(
         engine.run(&mut Check::new(table, &mut tally))?;
     }
     let mut extras = engine.extras(args);
+    add_busy(&mut extras, &measured);
+    let run = describe(args, engine.target(), &plan);
+    engine.finish();
+    Ok(outcome(run, measured, tally, extras))
+}
+
+/// Adds the processor time per command, if it was measured.
+fn add_busy(extras: &mut serde_json::Map<String, serde_json::Value>, measured: &Measured) {
     if let Some(busy) = measured.busy.filter(|_| measured.operations > 0) {
         let each = busy.as_secs_f64() * 1e6 / measured.operations as f64;
         extras.insert("busy_us_per_command".to_owned(), json!((each * 1e3).round() / 1e3));
     }
-    let run = describe(args, &engine, &plan);
-    engine.finish();
+}
+
+fn outcome(
+    run: Run,
+    measured: Measured,
+    tally: Tally,
+    extras: serde_json::Map<String, serde_json::Value>,
+) -> Outcome {
     let result = BenchResult {
         run,
         elapsed: measured.elapsed,
@@ -217,7 +238,7 @@ fn measure(
         line_round_trip_ns: None,
         cpu_share: measured.cpu_share,
     };
-    Ok(Outcome { result, tally, extras })
+    Outcome { result, tally, extras }
 }
 
 /// Result of the load stage.
@@ -257,11 +278,11 @@ impl Plan {
     }
 }
 
-fn describe(args: &BenchTargetArgs, engine: &Engine<'_>, plan: &Plan) -> Run {
+fn describe(args: &BenchTargetArgs, target: &initiator::Target, plan: &Plan) -> Run {
     Run {
-        tool: "bench",
-        address: Some(engine.address().to_string()),
-        nqn: Some(engine.nqn().to_string()),
+        tool: if args.bare { "bench --bare" } else { "bench" },
+        address: Some(target.address.to_string()),
+        nqn: Some(target.nqn.to_string()),
         rw: args.load.rw,
         mix: (args.load.rw == Access::RandRw).then_some(args.load.mix),
         zipf: None,

@@ -166,6 +166,12 @@ impl Controller {
         self.admin.is_up()
     }
 
+    /// Returns the controller ID (CNTLID), which Connect of an I/O queue names.
+    #[must_use]
+    pub fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+
     /// Returns the Identify Controller data of the last read.
     #[must_use]
     pub fn identify(&self) -> &IdentifyController {

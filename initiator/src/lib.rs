@@ -53,6 +53,7 @@ pub use options::{Host, Options, Target};
 pub use qpair::{Completion, Failure, Refusal, Refused, Ticket, WaitError};
 pub use queue::{IoQueue, RefusedPair};
 pub use set::QueueSet;
+pub use spindle_tcp::Violation;
 pub use spindle_transport::TransportKind;
 
 pub use nvme_spec;

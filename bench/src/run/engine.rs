@@ -1,10 +1,8 @@
 //! Loop of the measuring thread: keeps each queue at its depth with the commands of a [`Job`].
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use initiator::nvme_spec::Nqn;
 use initiator::{
     Buf, Clock, Completion, Controller, ControllerEvent, IoQueue, Namespace, Nanos, OptimisticCounts, Pages,
     Pool, QueueSet, Target, ZoneSpec,
@@ -19,9 +17,9 @@ use crate::args::BenchTargetArgs;
 
 /// Fewest turns between two clock readings of turns without completions. Turns with completions always read
 /// the clock.
-const IDLE_TURNS_PER_CLOCK_READ: u32 = 16;
+pub(super) const IDLE_TURNS_PER_CLOCK_READ: u32 = 16;
 /// Period of polling the controllers, updating the progress and retrying spare buffers.
-const CONTROLLER_POLL_PERIOD: Nanos = Nanos::from_ms(50);
+pub(super) const CONTROLLER_POLL_PERIOD: Nanos = Nanos::from_ms(50);
 
 /// A command in flight, with its time of submission.
 #[derive(Debug, Clone, Copy, Default)]
@@ -69,7 +67,8 @@ impl TurnClock {
         TurnClock { reading: readings.min().unwrap_or_default() }
     }
 
-    fn since(&self, began: Duration) -> Nanos {
+    /// Returns the processor time since `began`.
+    pub(super) fn since(&self, began: Duration) -> Nanos {
         cpu_time().saturating_sub(began).saturating_sub(self.reading).into()
     }
 }
@@ -190,22 +189,11 @@ impl<'a> Engine<'a> {
     }
 
     fn poll_controllers(&mut self, now: Nanos) -> Result<(), BenchError> {
-        for controller in &mut self.controllers {
-            while let Some(event) = controller.poll(now) {
-                if let ControllerEvent::Lost(loss) = event {
-                    return Err(initiator::Error::Lost { step: "admin queue", loss }.into());
-                }
-            }
-        }
-        Ok(())
+        self.controllers.iter_mut().try_for_each(|controller| poll_controller(controller, now))
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
-        self.target.address
-    }
-
-    pub(super) fn nqn(&self) -> Nqn {
-        self.target.nqn
+    pub(super) fn target(&self) -> &Target {
+        &self.target
     }
 
     /// Returns the counts of optimistic reads of all queues; `None` without `--optimistic`.
@@ -295,8 +283,18 @@ impl QueueState {
     }
 }
 
+/// Polls the admin queue. Fails if the controller is lost.
+pub(super) fn poll_controller(controller: &mut Controller, now: Nanos) -> Result<(), BenchError> {
+    while let Some(event) = controller.poll(now) {
+        if let ControllerEvent::Lost(loss) = event {
+            return Err(initiator::Error::Lost { step: "admin queue", loss }.into());
+        }
+    }
+    Ok(())
+}
+
 /// Fills the buffer with pseudo-random data, which also maps its pages before the measurement.
-fn fill_pseudo_random(buf: &mut Buf, seed: u64) {
+pub(super) fn fill_pseudo_random(buf: &mut Buf, seed: u64) {
     let mut state = seed | 1;
     for segment in buf.segments_mut() {
         for word in segment.chunks_exact_mut(8) {
@@ -308,17 +306,19 @@ fn fill_pseudo_random(buf: &mut Buf, seed: u64) {
     }
 }
 
-/// Detects outstanding commands that do not complete at the end of a job. The time counts from a turn of the
-/// loop, not from the last completion. So a process that was stopped meanwhile polls before it fails.
+/// Detects outstanding commands that do not complete at the end of a job; with `--bare` also before. The time
+/// counts from a turn of the loop, not from the last completion. So a process that was stopped meanwhile
+/// polls before it fails.
 #[derive(Debug, Default)]
-struct Drain {
+pub(super) struct Drain {
     since: Option<Nanos>,
 }
 
 impl Drain {
     /// Returns true if there was no completion for [`DRAIN_MAX`]. Called after each turn of a job that is
     /// over; `has_completions` is the result of the turn.
-    fn is_stuck(&mut self, has_completions: bool, now: Nanos) -> bool {
+    #[inline]
+    pub(super) fn is_stuck(&mut self, has_completions: bool, now: Nanos) -> bool {
         if has_completions {
             self.since = None;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use spindle_initiator::{Buf, Failure, Nanos};
 
-use super::{ERRORS_SHOWN, Measured, Plan};
+use super::{BenchError, ERRORS_SHOWN, Measured, Plan};
 use crate::random::Random;
 use crate::report::Latencies;
 use crate::verify::GenerationTable;
@@ -279,6 +279,48 @@ impl<'a> Load<'a> {
     }
 
     #[inline]
+    fn picks_read(&mut self) -> bool {
+        match self.reads_percent {
+            100 => true,
+            0 => false,
+            percent => self.random.below(100) < u64::from(percent),
+        }
+    }
+
+    /// As [`Job::next`], for a load without a table and without buffers. `None`: the load is over.
+    #[inline]
+    pub(super) fn next_untracked(&mut self) -> Option<Command> {
+        if self.is_over {
+            return None;
+        }
+        let is_read = self.picks_read();
+        Some(Command { unit: self.pick(), is_read })
+    }
+
+    /// Counts a command of [`Load::next_untracked`] that succeeded; `times` are those of submission and
+    /// completion.
+    #[inline]
+    pub(super) fn succeeded(&mut self, times: (Nanos, Nanos)) {
+        self.done += 1;
+        self.count(times);
+    }
+
+    /// Returns the error of a run that ends with a failed command.
+    #[cold]
+    pub(super) fn fatal(&mut self, command: Command, failure: Failure) -> BenchError {
+        self.tally.failed(command, failure);
+        BenchError::Errors { count: self.tally.errors, shown: self.tally.shown.clone() }
+    }
+
+    #[inline]
+    fn count(&mut self, (sent, back): (Nanos, Nanos)) {
+        if !self.is_over {
+            self.operations += 1;
+            self.record((back - sent).as_u64());
+        }
+    }
+
+    #[inline]
     fn record(&mut self, nanoseconds: u64) {
         let (value, count) = &mut self.equal_latencies;
         if *value == nanoseconds {
@@ -320,11 +362,7 @@ impl Job for Load<'_> {
         if self.is_over {
             return None;
         }
-        let is_read = match self.reads_percent {
-            100 => true,
-            0 => false,
-            percent => self.random.below(100) < u64::from(percent),
-        };
+        let is_read = self.picks_read();
         let unit = self.begin(is_read, buf)?;
         Some(Command { unit, is_read })
     }
@@ -335,7 +373,7 @@ impl Job for Load<'_> {
         command: Command,
         result: Result<(), Failure>,
         buf: Option<&Buf>,
-        (sent, back): (Nanos, Nanos),
+        times: (Nanos, Nanos),
     ) {
         self.done += 1;
         let is_right = match &mut self.table {
@@ -344,11 +382,8 @@ impl Job for Load<'_> {
         };
         match result {
             Err(failure) => self.tally.failed(command, failure),
-            Ok(()) if self.is_over || !is_right => {}
-            Ok(()) => {
-                self.operations += 1;
-                self.record((back - sent).as_u64());
-            }
+            Ok(()) if is_right => self.count(times),
+            Ok(()) => {}
         }
     }
 

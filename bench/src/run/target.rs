@@ -36,12 +36,17 @@ pub(super) struct Connected {
     pub(super) connected_in: std::time::Duration,
 }
 
-/// Finds the target and connects controllers and queues. Fails if `--qd` exceeds the depth of the target's
-/// queues.
-pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
-    let began = Instant::now();
+/// A controller without I/O queues.
+pub(super) struct Opened {
+    pub(super) target: Target,
+    pub(super) options: Options,
+    pub(super) controller: Controller,
+    pub(super) namespace: Namespace,
+}
+
+/// Finds the target and connects a controller, for I/O queues of these depths.
+pub(super) fn open(args: &BenchTargetArgs, depths: &[u16]) -> Result<Opened, BenchError> {
     let host = host(args.hostnqn.as_deref())?;
-    let depths = depths(args)?;
     let deepest = depths.iter().copied().max().unwrap_or(1);
     let options = Options {
         depth: deepest.saturating_add(u16::from(args.optimistic)).max(IDLE_DEPTH),
@@ -57,8 +62,18 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
         ..Options::default()
     };
     let target = find_target(args, &host, &options)?;
-    let mut controllers = vec![Controller::connect(&target, &options)?];
-    let namespace = namespace(args, &mut controllers[0])?;
+    let mut controller = Controller::connect(&target, &options)?;
+    let namespace = namespace(args, &mut controller)?;
+    Ok(Opened { target, options, controller, namespace })
+}
+
+/// Finds the target and connects controllers and queues. Fails if `--qd` exceeds the depth of the target's
+/// queues.
+pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
+    let began = Instant::now();
+    let depths = depths(args)?;
+    let Opened { target, options, controller, namespace } = open(args, &depths)?;
+    let mut controllers = vec![controller];
     let mut queues: Vec<IoQueue> = Vec::new();
     let mut qid = 0;
     for depth in depths {
@@ -74,15 +89,7 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
         // An attached queue of three and more commands keeps one for itself.
         let own = u16::from(args.optimistic);
         let least = if args.optimistic { 3.min(controller.depth_max()) } else { 1 };
-        if depth.saturating_add(own) > controller.depth_max() {
-            let rule = format!(
-                "a queue of this target holds {} commands, which makes {} for --queues {}",
-                controller.depth_max() - own,
-                usize::from(controller.depth_max() - own) * args.queues,
-                args.queues
-            );
-            return Err(BenchError::Size { option: "--qd", value: args.load.qd.to_string(), rule });
-        }
+        check_depth(args, depth, controller.depth_max().saturating_sub(own))?;
         let queue_depth =
             if depth == 0 { IDLE_DEPTH.min(controller.depth_max()) } else { (depth + own).max(least) };
         let mut queue = controller.connect_queue_of(qid, queue_depth)?;
@@ -94,6 +101,19 @@ pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
         queues.push(queue);
     }
     Ok(Connected { target, controllers, queues, namespace, connected_in: began.elapsed() })
+}
+
+/// Fails unless a queue of `allowed` commands holds `depth`.
+pub(super) fn check_depth(args: &BenchTargetArgs, depth: u16, allowed: u16) -> Result<(), BenchError> {
+    if depth <= allowed {
+        return Ok(());
+    }
+    let rule = format!(
+        "a queue of this target holds {allowed} commands, which makes {} for --queues {}",
+        usize::from(allowed) * args.queues,
+        args.queues
+    );
+    Err(BenchError::Size { option: "--qd", value: args.load.qd.to_string(), rule })
 }
 
 /// Returns the largest write in bytes that is sent as in-capsule data, within the target's limit.
@@ -180,7 +200,7 @@ fn namespace(args: &BenchTargetArgs, controller: &mut Controller) -> Result<Name
 }
 
 /// Returns the commands in flight by queue; 0 for idle queues. Fails for values that are not allowed.
-fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
+pub(super) fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
     let (depth, queues) = (args.load.qd, args.queues);
     let wrong =
         |option, value: usize, rule: String| Err(BenchError::Size { option, value: value.to_string(), rule });
@@ -205,11 +225,9 @@ fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
     Ok(busy.chain(std::iter::repeat_n(0, args.idle_queues)).collect())
 }
 
-/// Checks the options against the namespace and the target's limits.
-pub(super) fn plan(args: &BenchTargetArgs, connected: &Connected) -> Result<Plan, BenchError> {
-    let namespace = &connected.namespace;
+/// Checks the options against the namespace and the target's limits; `allowed`: most bytes of a command.
+pub(super) fn plan(args: &BenchTargetArgs, namespace: &Namespace, allowed: u32) -> Result<Plan, BenchError> {
     let load = &args.load;
-    let allowed = connected.queues.first().map_or(0, IoQueue::transfer_bytes_max);
     let wrong =
         |option, value: Bytes, rule: String| BenchError::Size { option, value: value.to_string(), rule };
     let block_bytes = Bytes::new(namespace.block_bytes().into());

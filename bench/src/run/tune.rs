@@ -123,6 +123,7 @@ fn bench_args(
         core: args.core,
         verify: false,
         optimistic: false,
+        bare: false,
         optimistic_pages: 1,
         optimistic_eager: false,
         hostnqn: args.hostnqn.clone(),

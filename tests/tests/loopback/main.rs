@@ -5,10 +5,11 @@
 //! `unread_log`: what the machine may run out of. `namespaces`, `drain`, `discovery`, `smart`: what they say.
 //! `full_sockets`: buffers smaller than a reply. `unconnected`: peers that never send Connect. `control`,
 //! `control_verbs`, `revocations`: the control socket.
-//! `absent`: what is not there at the start, and io_uring that is forbidden.
+//! `absent`: what is not there at the start, and io_uring that is forbidden. `bare`: `spindle bench --bare`.
 #![forbid(unsafe_code)]
 
 mod absent;
+mod bare;
 mod cached;
 mod closing;
 mod commands;
