@@ -11,7 +11,7 @@
 use spindle_reactor::clock::Nanos;
 
 /// A core spends at most one part in this many of its time on pages that enter.
-const SHARE: u64 = 64;
+const SHARE: u64 = 128;
 /// Time to enter a page and to evict another: 700 to 1100 ns, measured with a file disk.
 const PAGE_NANOS: u64 = 1000;
 /// Most pages that enter without a wait on a core that entered none before: those of two reads of 128 KiB.
@@ -65,8 +65,8 @@ impl Misses {
         self.0 >= COLD_READS
     }
 
-    /// Records a read that is not looked up if the result is true: three in four, at distances that differ, so
-    /// that each of several streams is looked up.
+    /// Records a read that is not looked up if the result is true: three in four. The distances between those
+    /// that are looked up differ, so that each of several streams is.
     pub(super) fn skips(&mut self) -> bool {
         // Multiples of the golden ratio.
         let is_looked_up = self.0.wrapping_mul(0x9E37_79B9) < u32::MAX / 4;

@@ -274,8 +274,8 @@ impl CachedCore {
         offset / FRAME..(offset + range.bytes(self.shift)).div_ceil(FRAME)
     }
 
-    /// Handles the completion of a command of this layer. Returns the completion for the submitter; `None` for
-    /// a piece that fills frames.
+    /// Handles the completion of a command of this layer. Returns the completion for the submitter; `None`
+    /// for a piece that fills frames.
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
         let slot = number_of(done.token);
         if done.token.owner() == FILLS {
@@ -399,9 +399,9 @@ impl CachedCore {
         Prepared::Ready(frames.page_buf(pin, skip, bytes))
     }
 
-    /// Returns true for a read that passes around the cache without a lookup: the cache has nothing of what is
-    /// read, and the budget is spent. The disk has the same data. Reads that the stream detection needs are
-    /// looked up, and sampled pages.
+    /// Returns true for a read that passes around the cache without a lookup: the cache has nothing of what
+    /// is read, and the budget is spent. The disk has the same data. Reads that the stream detection needs
+    /// are looked up, and sampled pages.
     #[inline(never)]
     fn skips(&mut self, request: &IoRequest, page: u64, bytes: u32) -> bool {
         if self.cache.budget.is_open(self.now) || is_once(request) || !self.misses.skips() {
@@ -417,8 +417,8 @@ impl CachedCore {
         true
     }
 
-    /// Prepares a read within one page that is missing. Beyond the budget it passes around the cache: the most
-    /// common case of a core that misses in each read.
+    /// Prepares a read within one page that is missing. Beyond the budget it passes around the cache: the
+    /// most common case of a core that misses in each read.
     #[inline(never)]
     fn miss_one(&mut self, request: &IoRequest, offset: u64, bytes: u32) -> Prepared {
         if is_once(request) || self.cache.budget.is_open(self.now) {

@@ -194,9 +194,9 @@ impl<W: AtomicWord> Index<W> {
         both.filter_map(|at| self.buckets.get(at as usize))
     }
 
-    /// Returns the frame that probably contains the page, from the first bucket only; [`NO_FRAME`] if no entry
-    /// has its tag. The guess is valid only if the frame, once pinned, contains the page. Otherwise, and
-    /// after [`NO_FRAME`], the caller must search both buckets.
+    /// Returns the frame that probably contains the page, from the first bucket only; [`NO_FRAME`] if no
+    /// entry has its tag. The guess is valid only if the frame, once pinned, contains the page. Otherwise,
+    /// and after [`NO_FRAME`], the caller must search both buckets.
     #[inline]
     pub fn guess(&self, first: FirstBucket) -> u32 {
         let Some(bucket) = self.buckets.get(first.at as usize) else { return NO_FRAME };
