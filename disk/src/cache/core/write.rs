@@ -33,12 +33,13 @@ impl CoreCache {
         stays: &[Stay],
         data: &Buf,
         now: Nanos,
+        is_free: bool,
     ) {
         for stay in stays {
-            if !self.stays_budget.is_open(now) {
+            if !is_free && !self.stays_budget.is_open(now) {
                 return;
             }
-            self.stays_budget.spend(1, now);
+            self.stays_budget.spend(u64::from(!is_free), now);
             let context = self.context(NO_HOST);
             let buckets = self.shared.index.buckets(stay.page);
             // All frames of a page are in one shard.

@@ -128,6 +128,35 @@ fn a_core_that_finds_nothing_looks_for_one_page_in_four() {
 }
 
 #[test]
+fn a_core_that_waits_for_a_slow_disk_enters_what_it_reads_and_a_busy_one_does_not() {
+    for is_busy in [false, true] {
+        let mut rig = rig(2048, &paced());
+        check(&mut rig, 0..1);
+        let mut at = 1_000_000;
+        for page in 100..600 {
+            rig.control.holds_reads.store(true, SeqCst);
+            assert!(rig.begin(1, read(page * PAGE, PAGE)).is_none());
+            // 80 us.
+            for _ in 0..160 {
+                at += 500;
+                if is_busy {
+                    rig.begin(2, read(0, PAGE)).expect("a hit");
+                }
+                rig.disk.poll(Nanos(at), &mut rig.done);
+            }
+            rig.control.holds_reads.store(false, SeqCst);
+            rig.disk.poll(Nanos(at), &mut rig.done);
+            assert_eq!(rig.done.pop().expect("ended").result, Ok(()));
+        }
+        let counts = rig.counts();
+        // Otherwise one page in 128 us, after the first 64: 64 + 313.
+        let expected = if is_busy { 370..=385 } else { 501..=501 };
+        assert!(expected.contains(&counts.misses), "{counts:?}");
+        rig.assert_at_rest();
+    }
+}
+
+#[test]
 fn nothing_is_read_ahead_of_large_reads_beside_each_other() {
     for (pages, beside, is_ahead) in [(32, 4, false), (32, 1, true), (4, 4, true)] {
         let spec = CacheSpec { read_ahead: 256 << 10, ..spec(16 << 20, PolicyKind::S3Fifo) };
