@@ -6,19 +6,23 @@
 //! another value.
 //!
 //! ```text
-//!   Slot = generation (16) | index (16)
+//!   Slot = 0 (1) | generation (15) | index (16)
 //!   free list: last freed -> ... -> first freed (warm entries first)
 //! ```
 //!
 //! What it does not do: it never grows, and never returns a value without checking the generation.
 //!
-//! Limits: 65535 entries; the generation repeats after 65535 uses of one entry. Generation 0 is never used,
-//! so `Slot::from_wire(0)` is always stale.
+//! Limits: 65535 entries; the generation repeats after 32767 uses of one entry. Generation 0 is never used,
+//! so `Slot::from_wire(0)` is always stale. The highest bit is free for a user of the encoded slot: a layer
+//! of a disk marks its own commands by it.
 
 use std::fmt;
 
 /// Largest capacity of a slab.
 pub const SLAB_ENTRIES_MAX: usize = 65_535;
+
+/// Largest generation of a value.
+const GENERATION_MAX: u16 = 0x7fff;
 
 /// End of the free list.
 const END: u16 = u16::MAX;
@@ -39,7 +43,8 @@ impl Slot {
         self.index as usize
     }
 
-    /// Encodes the slot in 32 bits, for a field that a peer or device echoes.
+    /// Encodes the slot in 32 bits, for a field that a peer or device echoes. Bit 31 of a slot that a slab
+    /// returned is 0.
     #[inline]
     #[must_use]
     pub const fn to_wire(self) -> u32 {
@@ -182,7 +187,7 @@ impl<T> Slab<T> {
             return None;
         }
         let value = entry.value.take()?;
-        entry.generation = entry.generation.checked_add(1).unwrap_or(1);
+        entry.generation = if entry.generation < GENERATION_MAX { entry.generation + 1 } else { 1 };
         entry.next = self.free;
         self.free = slot.index;
         self.len -= 1;
@@ -336,10 +341,10 @@ mod tests {
         let mut slab = Slab::with_capacity(1);
         let first = slab.insert(0u32).expect("room");
         slab.remove(first);
-        for round in 1..65_535 {
+        for round in 1..32_767 {
             let slot = slab.insert(round).expect("room");
             assert_ne!(slot, first);
-            assert_ne!(slot.to_wire(), 0);
+            assert!(slot.to_wire() != 0 && slot.to_wire() >> 31 == 0, "{slot:?}");
             slab.remove(slot);
         }
         assert_eq!(slab.insert(0).ok(), Some(first));

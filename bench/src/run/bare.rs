@@ -119,6 +119,14 @@ struct Queue {
     depth: u16,
 }
 
+/// What a turn had.
+#[derive(Default)]
+struct Turn {
+    has_received: bool,
+    /// A command has completed.
+    has_ended: bool,
+}
+
 /// Encodes commands and data into the outbox.
 struct Sender {
     outbox: Outbox,
@@ -129,8 +137,8 @@ struct Sender {
     is_in_capsule: bool,
     cpda: u8,
     h2c_bytes_max: u32,
-    /// By CID: end of the data that an R2T has asked for, in [`Outbox::appended_total`].
-    data_ends: Box<[u64]>,
+    /// By CID: end of what was queued last for the command, in [`Outbox::appended_total`].
+    ends: Box<[u64]>,
 }
 
 impl Queue {
@@ -156,14 +164,14 @@ impl Queue {
             is_in_capsule: plan.unit_bytes <= in_capsule_bytes,
             cpda,
             h2c_bytes_max,
-            data_ends: vec![0; depth.into()].into_boxed_slice(),
+            ends: vec![0; depth.into()].into_boxed_slice(),
         };
         let commands = Commands::new(depth, plan.unit_bytes);
         Ok(Queue { socket, stream: Stream::default(), commands, sender, buffer, depth })
     }
 
     /// Runs the load until it is over and its last command has completed. Fails if a connection is lost, a
-    /// command fails, or nothing arrives for [`DRAIN_MAX`].
+    /// command fails, or none completes for [`DRAIN_MAX`].
     fn run(
         &mut self,
         load: &mut Load<'_>,
@@ -182,7 +190,7 @@ impl Queue {
         self.flush(load)?;
         while !load.is_over() || self.commands.outstanding() > 0 {
             let began = turn_clock.map(|_| cpu_time());
-            let has_received = self.turn(load, &mut now)?;
+            let Turn { has_received, has_ended } = self.turn(load, &mut now)?;
             turns += 1;
             if let (Some(clock), Some(began), true) = (turn_clock, began, has_received) {
                 load.on_turn(clock.since(began));
@@ -192,7 +200,7 @@ impl Queue {
                 now = Clock::now();
                 load.tick(now);
             }
-            if silence.is_stuck(has_received, now) {
+            if silence.is_stuck(has_ended, now) {
                 let outstanding = self.commands.outstanding();
                 return Err(BenchError::Stuck { outstanding, after: DRAIN_MAX });
             }
@@ -205,15 +213,15 @@ impl Queue {
         Ok(())
     }
 
-    /// Receives once, and sends what follows. Returns whether data arrived, and updates `now` if it did.
+    /// Receives once, and sends what follows. Updates `now` if data arrived.
     #[inline]
-    fn turn(&mut self, load: &mut Load<'_>, now: &mut Nanos) -> Result<bool, BenchError> {
+    fn turn(&mut self, load: &mut Load<'_>, now: &mut Nanos) -> Result<Turn, BenchError> {
         let buffer = self.buffer.as_mut_slice().unwrap_or_default();
         let received = match self.socket.recv(buffer) {
             Received::Bytes(received) => received,
             Received::Empty => {
                 self.flush(load)?;
-                return Ok(false);
+                return Ok(Turn::default());
             }
             Received::Closed => return Err(lost(load, Loss::ByPeer)),
             Received::Failed(errno) => return Err(lost(load, Loss::Socket(errno))),
@@ -221,6 +229,7 @@ impl Queue {
         *now = Clock::now();
         load.tick(*now);
         let mut bytes = &buffer[..received];
+        let mut has_ended = false;
         loop {
             match self.stream.next(&mut bytes, &mut self.commands) {
                 Ok(None) => break,
@@ -229,6 +238,9 @@ impl Queue {
                     .send_data(&request)
                     .map_err(|violation| lost(load, Loss::Violation(violation)))?,
                 Ok(Some(Event::Ended(ended))) => {
+                    has_ended = true;
+                    let sent = self.sender.check_sent(ended.cid);
+                    sent.map_err(|violation| lost(load, Loss::Violation(violation)))?;
                     on_ended(load, &ended, *now)?;
                     self.sender.submit(ended.cid, &mut self.commands, load, *now);
                 }
@@ -236,7 +248,7 @@ impl Queue {
             }
         }
         self.flush(load)?;
-        Ok(true)
+        Ok(Turn { has_received: true, has_ended })
     }
 
     /// Closes the connection of a queue without outstanding commands, in order.
@@ -297,14 +309,27 @@ impl Sender {
             let capsule = CapsuleCmd::new(sqe.with_sgl(Sgl::transport(bytes)), 0, extent);
             self.outbox.push(capsule.as_bytes());
         }
+        if let Some(end) = self.ends.get_mut(usize::from(cid)) {
+            *end = self.outbox.appended_total();
+        }
+    }
+
+    /// Fails if a command ends before all of it was sent. Without this check a target that reads nothing
+    /// could make the outbox grow.
+    #[inline]
+    fn check_sent(&self, cid: u16) -> Result<(), Violation> {
+        match self.ends.get(usize::from(cid)) {
+            Some(end) if *end > self.outbox.sent_total() => Err(Violation::CompletionCid(cid)),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Queues the data that an R2T asks for, which [`Stream`] has checked. Fails if data of an earlier R2T of
     /// the command is not sent (MAXR2T).
     fn send_data(&mut self, request: &Request) -> Result<(), Violation> {
         let Request { cid, ttag, mut offset, bytes: mut left } = *request;
-        let Some(data_end) = self.data_ends.get_mut(usize::from(cid)) else { return Ok(()) };
-        if *data_end > self.outbox.sent_total() {
+        let Some(end) = self.ends.get_mut(usize::from(cid)) else { return Ok(()) };
+        if *end > self.outbox.sent_total() {
             return Err(Violation::R2tLimit(cid));
         }
         while left > 0 {
@@ -316,7 +341,7 @@ impl Sender {
             self.outbox.push_with_data(header.as_bytes(), extent.pdo, offset as usize, bytes as usize);
             offset += bytes;
         }
-        *data_end = self.outbox.appended_total();
+        *end = self.outbox.appended_total();
         Ok(())
     }
 }
@@ -347,7 +372,7 @@ mod tests {
             is_in_capsule: false,
             cpda: 0,
             h2c_bytes_max: 4096,
-            data_ends: vec![0; 2].into_boxed_slice(),
+            ends: vec![0; 2].into_boxed_slice(),
         }
     }
 

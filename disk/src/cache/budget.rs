@@ -6,8 +6,8 @@
 //! speed of the disk. Written pages that stay have a budget of the same size. Read-ahead is not limited: it
 //! saves more commands than it costs.
 //!
-//! [`Slack`]: there is no limit while the core waits for its disk most of the time, and the disk takes so long
-//! that the time to enter a page does not matter beside it.
+//! [`Slack`]: there is no limit while the core waits for its disk most of the time, and the disk takes so
+//! long that the time to enter a page does not matter beside it.
 //!
 //! [`Misses`]: a core that finds nothing and has spent its budget does not look for most pages.
 
@@ -113,7 +113,7 @@ pub(super) struct Misses(u32);
 impl Misses {
     #[inline]
     pub(super) fn on_read(&mut self, has_found: bool) {
-        self.0 = if has_found { 0 } else { self.0.saturating_add(1) };
+        self.0 = if has_found { 0 } else { self.0.checked_add(1).unwrap_or(COLD_READS) };
     }
 
     /// Returns true once the last [`COLD_READS`] reads have found nothing.
@@ -122,13 +122,10 @@ impl Misses {
         self.0 >= COLD_READS
     }
 
-    /// Records a read that is not looked up if the result is true: three in four. The distances between those
-    /// that are looked up differ, so that each of several streams is.
-    pub(super) fn skips(&mut self) -> bool {
-        // Multiples of the golden ratio.
-        let is_looked_up = self.0.wrapping_mul(0x9E37_79B9) < u32::MAX / 4;
-        self.0 = self.0.wrapping_add(1).max(COLD_READS);
-        !is_looked_up
+    /// Returns true for three reads in four, which are not looked up. Those that are follow each other, 16 at
+    /// a time, so that streams and strides are detected among them.
+    pub(super) fn skip(&self) -> bool {
+        self.0 % 64 >= 16
     }
 }
 

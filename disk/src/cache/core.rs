@@ -271,7 +271,8 @@ impl CachedCore {
                 }
             }
         }
-        self.cache.passed -= done.len() - first;
+        let passed = self.cache.passed.checked_sub(done.len() - first);
+        self.cache.passed = passed.unwrap_or_else(|| panic!("the inner disk ended a command twice"));
     }
 
     fn pages(&self, range: BlockRange) -> std::ops::Range<u64> {
@@ -416,7 +417,7 @@ impl CachedCore {
     /// are looked up, and sampled pages.
     #[inline(never)]
     fn skips(&mut self, request: &IoRequest, page: u64, bytes: u32) -> bool {
-        if self.is_open(1) || is_once(request) || !self.misses.skips() {
+        if self.is_open(1) || is_once(request) || !self.misses.skip() {
             return false;
         }
         let (offset, _) = self.offset_and_bytes(request);
@@ -426,6 +427,7 @@ impl CachedCore {
             return false;
         }
         self.cache.counts.of(request.client).over_budget.add(end - page);
+        self.misses.on_read(false);
         true
     }
 
@@ -634,7 +636,7 @@ impl CachedCore {
     }
 
     fn forward(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
-        debug_assert!(!is_own(token), "{token:?} is that of a layer below");
+        assert!(!is_own(token), "the token {token:?} of a submitter has the bit of this layer");
         let done = self.inner.submit(token, request, buf);
         self.cache.passed += usize::from(done.is_none());
         done
@@ -749,6 +751,8 @@ impl Disk for CachedCore {
         let (since_last, before) = (between(self.now, now), self.in_flight());
         self.now = now;
         self.cache.drop_prepared();
+        // What had no room in the last poll comes first: the inner disk may fill `done` each time.
+        Done::give(&mut self.ready, done);
         let first = done.len();
         let mut is_busy = self.inner.poll(now, done);
         self.take_own(done, first);
@@ -756,7 +760,7 @@ impl Disk for CachedCore {
         self.step_waiting();
         self.step_sweeps();
         self.step_fetches();
-        // A disk that has commands in flight may want to be polled again soon, so `is_busy` says nothing here.
+        // Not `is_busy`: a disk that has commands in flight may want to be polled again soon.
         let has_worked = std::mem::take(&mut self.is_used) || self.in_flight() != before;
         self.slack.on_poll(now, if has_worked { Nanos::ZERO } else { since_last });
         Done::give(&mut self.ready, done);

@@ -280,21 +280,25 @@ impl<W: AtomicWord> Index<W> {
     /// Stores an entry in a free place of one of the buckets. The caller holds the lock of the page's shard,
     /// so no other thread raises the count of the first bucket.
     fn store(&self, buckets: PageBuckets, entry: u64) -> bool {
-        let control = self.control(buckets);
-        for (at, bucket) in self.both_buckets(buckets).enumerate() {
-            if at == 1 {
-                if control.load(Ordering::Relaxed) & SECONDS == SECONDS {
-                    return false;
-                }
-                control.fetch_add(SECOND, Ordering::AcqRel);
-            }
+        let store = |bucket: &Bucket<W>| {
             let is_free = |slot: &&W| slot.load(Ordering::Relaxed) == 0;
-            if bucket.entries.iter().filter(is_free).any(|slot| slot.exchange(0, entry).is_ok()) {
-                return true;
-            }
+            bucket.entries.iter().filter(is_free).any(|slot| slot.exchange(0, entry).is_ok())
+        };
+        let mut both = self.both_buckets(buckets);
+        if both.next().is_some_and(store) {
+            return true;
         }
-        control.fetch_add(SECOND.wrapping_neg(), Ordering::AcqRel);
-        false
+        let control = self.control(buckets);
+        let Some(second) = both.next().filter(|_| control.load(Ordering::Relaxed) & SECONDS != SECONDS)
+        else {
+            return false;
+        };
+        control.fetch_add(SECOND, Ordering::AcqRel);
+        let is_stored = store(second);
+        if !is_stored {
+            control.fetch_add(SECOND.wrapping_neg(), Ordering::AcqRel);
+        }
+        is_stored
     }
 
     fn control(&self, buckets: PageBuckets) -> &W {
@@ -379,19 +383,25 @@ impl<W: AtomicWord> Index<W> {
     }
 
     /// Fills the first bucket of a page with entries for no frame, so that the page is entered in its second.
-    /// Returns the count of entries; `None` if both buckets are the same.
+    /// Returns the count of entries.
     #[cfg(test)]
-    pub fn fill_first_bucket(&self, buckets: PageBuckets) -> Option<usize> {
-        let bucket = self.buckets.get(buckets.first as usize)?;
+    pub fn fill_first_bucket(&self, buckets: PageBuckets) -> usize {
         let entry = |at: usize| 0xffff_0000_ffff_0000 + at as u64;
         let is_free = |(at, slot): &(usize, &W)| slot.exchange(0, entry(*at)).is_ok();
-        (buckets.first != buckets.second).then(|| bucket.entries.iter().enumerate().filter(is_free).count())
+        self.buckets[buckets.first as usize].entries.iter().enumerate().filter(is_free).count()
     }
 
-    /// Returns the count of entries in second buckets in the control word of a page.
+    /// Returns true if both buckets of a page are the same.
     #[cfg(test)]
-    pub fn seconds(&self, buckets: PageBuckets) -> u64 {
-        (self.control(buckets).load(Ordering::Acquire) & SECONDS) / SECOND
+    pub fn is_single(&self, buckets: PageBuckets) -> bool {
+        buckets.first == buckets.second
+    }
+
+    /// Returns the fields of the control word of a page: write sequence, entries in second buckets, writes.
+    #[cfg(test)]
+    pub fn control_of(&self, buckets: PageBuckets) -> (u64, u64, u64) {
+        let control = self.control(buckets).load(Ordering::Acquire);
+        (control / SEQUENCE, (control & SECONDS) / SECOND, control & WRITES)
     }
 
     /// Returns the number of entries in use.

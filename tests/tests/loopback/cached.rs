@@ -62,3 +62,37 @@ fn a_host_that_takes_no_replies_keeps_no_other_from_the_disk() {
     drop((controller, queue));
     served.terminate();
 }
+
+/// A request of the target has a number that comes round. Reads that pass around the cache beside writes end
+/// as their own, however often their numbers were used.
+#[test]
+fn reads_past_a_cache_beside_writes_are_answered_however_many_there_were() {
+    let (address, folder) = (free_port(V4), Folder::new("cached-many"));
+    let disk = folder.file_disk("disk", "16MiB") + "\nblock_bytes = 4096\n[disk.cache]\nsize = \"1MiB\"";
+    let served = folder.serve(&config(1, address, &[disk]));
+    let (mut controller, mut queue) = connect(address);
+    let namespace = controller.namespace(1).expect("a namespace");
+    let pool = pool();
+    let mut written = [0u8; 4096];
+    let mut place = 1u64;
+    // The number has 15 bits that change, above 16 that do not.
+    for round in 0..36_000u32 {
+        place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (to, from) = (place >> 33 & 0xfff, place >> 45 & 0xfff);
+        let [byte, ..] = round.to_le_bytes();
+        let mut data = pool.take(4096).expect("a buffer");
+        data.copy_in(0, &[byte; 4096]);
+        let write = queue.write(&namespace, to, data, false).expect("taken");
+        let read = queue.read(&namespace, from, pool.take(4096).expect("a buffer")).expect("taken");
+        done(&mut queue, write);
+        let found = bytes(&done(&mut queue, read).expect("its buffer"));
+        let before = written[usize::try_from(from).expect("small")];
+        assert!(
+            found == [before; 4096] || from == to && found.iter().all(|it| *it == before || *it == byte),
+            "round {round}: block {from}"
+        );
+        written[usize::try_from(to).expect("small")] = byte;
+    }
+    drop((controller, queue));
+    served.terminate();
+}

@@ -548,3 +548,49 @@ fn a_resize_drops_the_contents() {
     assert_eq!(rig.reads(), 2);
     rig.assert_at_rest();
 }
+
+/// A page whose buckets are full is not entered, and nothing of the control word changes. Both buckets of
+/// page 0 are always the same.
+#[test]
+fn a_page_whose_buckets_are_full_is_not_entered() {
+    let mut rig = Rig::new(1024 * PAGE, 16 << 20);
+    let source = Arc::clone(&rig.source);
+    let shared = source.shared();
+    for page in [0, 1] {
+        let buckets = shared.index.buckets(page);
+        assert_eq!(shared.index.is_single(buckets), page == 0);
+        let before = shared.index.control_of(buckets);
+        let others = shared.index.fill_first_bucket(buckets);
+        assert_eq!(others, 7);
+        for _ in 0..3 {
+            let at = usize::try_from(page).expect("small") * PAGE;
+            assert_eq!(rig.data(at, PAGE), [page.to_le_bytes()[0]; PAGE]);
+        }
+        let (sequence, seconds, writes) = shared.index.control_of(buckets);
+        assert_eq!((sequence, writes), (before.0, before.2), "page {page}");
+        assert_eq!(seconds, page, "page 1 is in its second bucket, page 0 has none");
+    }
+    let counts = rig.counts();
+    assert_eq!((counts.hits, counts.misses, counts.passed), (2, 1, 3));
+}
+
+/// What had no room in a poll is given in the next, before what the disk has.
+#[test]
+fn completions_of_the_cache_do_not_wait_for_room_behind_those_of_the_disk() {
+    let mut rig = Rig::new(1024 * PAGE, 4 << 20);
+    rig.done = Vec::with_capacity(1);
+    rig.control.holds_reads.store(true, SeqCst);
+    assert!(rig.begin(1, read(0, PAGE)).is_none());
+    assert!(rig.begin(2, read(0, PAGE)).is_none());
+    rig.control.holds_reads.store(false, SeqCst);
+    // Each poll has one read of the disk that passes around, and no room for more.
+    let mut ended = Vec::new();
+    for token in 10..40 {
+        let request = read(usize::try_from(token).expect("small") * PAGE, PAGE);
+        let buf = Buf::heap(u32::try_from(PAGE).expect("small"));
+        assert!(rig.disk.submit(Token(token), &request, Some(buf)).is_none());
+        rig.poll();
+        ended.extend(rig.done.drain(..).map(|done| done.token.0));
+    }
+    assert!(ended.contains(&1) && ended.contains(&2), "{ended:?}");
+}

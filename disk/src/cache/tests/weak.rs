@@ -83,7 +83,10 @@ impl World {
         let index = Index::new(if matches!(places, Places::One) { 2 } else { 30 });
         let others = match places {
             Places::One | Places::Apart => 0,
-            Places::Second => index.fill_first_bucket(index.buckets(1)).expect("two buckets"),
+            Places::Second => {
+                assert!(!index.is_single(index.buckets(1)));
+                index.fill_first_bucket(index.buckets(1))
+            }
         };
         let (sweeps, disk, content, acknowledged) = (Sweeps::new(1), pair(), pair(), pair());
         Arc::new(World { words, index, shard, sweeps, disk, content, acknowledged, others })
@@ -294,7 +297,7 @@ impl World {
         assert_eq!(self.index.len(), present as usize + self.others, "entries and frames differ");
         let in_second = self.others > 0 && self.look(1).is_some();
         assert_eq!(
-            self.index.seconds(self.index.buckets(1)),
+            self.index.control_of(self.index.buckets(1)).1,
             u64::from(in_second),
             "entries in second buckets"
         );
