@@ -239,9 +239,9 @@ impl Queue {
                     .map_err(|violation| lost(load, Loss::Violation(violation)))?,
                 Ok(Some(Event::Ended(ended))) => {
                     has_ended = true;
+                    on_ended(load, &ended, *now)?;
                     let sent = self.sender.check_sent(ended.cid);
                     sent.map_err(|violation| lost(load, Loss::Violation(violation)))?;
-                    on_ended(load, &ended, *now)?;
                     self.sender.submit(ended.cid, &mut self.commands, load, *now);
                 }
                 Err(violation) => return Err(lost(load, Loss::Violation(violation))),
@@ -388,9 +388,11 @@ mod tests {
         let first = Request { cid: 1, ttag: 7, offset: 4096, bytes: 10_000 };
         sender.send_data(&first).expect("the first");
         assert_eq!(sender.send_data(&first), Err(Violation::R2tLimit(1)));
+        assert_eq!(sender.check_sent(1), Err(Violation::CompletionCid(1)), "its data is not sent");
         sender.send_data(&Request { cid: 0, ttag: 8, offset: 0, bytes: 4 }).expect("of another command");
         sender.outbox.flush(&socket).expect("sends");
         assert!(sender.outbox.is_empty());
+        assert_eq!(sender.check_sent(1), Ok(()));
         sender.send_data(&first).expect("the data of the one before is sent");
         for (cid, ttag, offset, bytes, flags) in [
             (1, 7, 4096, 4096, 0),

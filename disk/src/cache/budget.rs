@@ -6,9 +6,6 @@
 //! speed of the disk. Written pages that stay have a budget of the same size. Read-ahead is not limited: it
 //! saves more commands than it costs.
 //!
-//! [`Slack`]: there is no limit while the core waits for its disk most of the time, and the disk takes so
-//! long that the time to enter a page does not matter beside it.
-//!
 //! [`Misses`]: a core that finds nothing and has spent its budget does not look for most pages.
 
 use spindle_reactor::clock::Nanos;
@@ -21,14 +18,6 @@ const PAGE_NANOS: u64 = 1000;
 const BURST_PAGES: u64 = 64;
 /// Time that one page pays for.
 const INTERVAL: u64 = PAGE_NANOS * SHARE;
-/// A disk is slow if its fastest reads take this many times as long as to enter their pages.
-const SLOW_DISK: u64 = 32;
-/// Reads of which the fastest counts.
-const SLOW_READS: u32 = 32;
-/// Time after which the idle time is compared with it.
-const IDLE_WINDOW: u64 = 1_000_000;
-/// Most that one pair of polls counts as idle. In a longer time the core did other work, or slept.
-const IDLE_NANOS_MAX: u64 = 1000;
 /// Reads in a row that find nothing, after which a core looks for few pages.
 const COLD_READS: u32 = 64;
 
@@ -57,52 +46,6 @@ impl Budget {
         if let Some(used_until) = &mut self.used_until {
             *used_until = (*used_until).max(now.as_u64()) + INTERVAL * pages;
         }
-    }
-}
-
-/// Whether a core has time to spare, and how long its disk takes. See the module.
-#[derive(Debug, Default)]
-pub(super) struct Slack {
-    window_from: u64,
-    /// Idle time since `window_from`.
-    idle: u64,
-    /// At least half of the last window was idle.
-    is_idle: bool,
-    /// Time of the fastest of the last [`SLOW_READS`] reads. 0: not known yet.
-    fastest: u64,
-    /// Time of the fastest since, and their count.
-    newest: (u64, u32),
-}
-
-impl Slack {
-    /// Records a poll. `idle`: the time since the last one, if the core had nothing to do for this disk.
-    #[inline]
-    pub(super) fn on_poll(&mut self, now: Nanos, idle: Nanos) {
-        self.idle += idle.as_u64().min(IDLE_NANOS_MAX);
-        let window = now.as_u64().saturating_sub(self.window_from);
-        if window >= IDLE_WINDOW {
-            self.is_idle = self.idle >= window / 2;
-            (self.window_from, self.idle) = (now.as_u64(), 0);
-        }
-    }
-
-    /// Records the time of a read of the disk that fills frames.
-    pub(super) fn on_read(&mut self, time: Nanos) {
-        let (fastest, count) = self.newest;
-        self.newest = match count {
-            0 => (time.as_u64(), 1),
-            _ => (fastest.min(time.as_u64()), count + 1),
-        };
-        if self.newest.1 == SLOW_READS {
-            self.fastest = self.newest.0;
-            self.newest.1 = 0;
-        }
-    }
-
-    /// Returns true if `pages` pages may enter without a limit.
-    #[inline]
-    pub(super) fn is_free(&self, pages: u64) -> bool {
-        self.is_idle && self.fastest >= pages * PAGE_NANOS * SLOW_DISK
     }
 }
 
@@ -156,37 +99,5 @@ mod tests {
         }
         assert_eq!(entered(Budget::new(true), 1, 2 * INTERVAL), 500_000_000 / INTERVAL);
         assert_eq!(entered(Budget::new(false), 32, 50_000), 20_000 * 32);
-    }
-
-    /// Polls each 500 ns for two windows, of which one in `busy` has work.
-    fn polled(slack: &mut Slack, from: u64, busy: u64) {
-        for at in 0..2 * IDLE_WINDOW / 500 {
-            let idle = if at % busy == 0 { Nanos::ZERO } else { Nanos(500) };
-            slack.on_poll(Nanos(from + at * 500), idle);
-        }
-    }
-
-    #[test]
-    fn an_idle_core_with_a_slow_disk_has_no_limit() {
-        let read = |time: u64| {
-            let mut slack = Slack::default();
-            (0..SLOW_READS).for_each(|_| slack.on_read(Nanos(time)));
-            slack
-        };
-        let mut slack = read(80_000);
-        assert!(!slack.is_free(1), "it is not known to be idle");
-        polled(&mut slack, 7_000_000, 4);
-        assert!(slack.is_free(1) && slack.is_free(2) && !slack.is_free(3));
-        polled(&mut slack, 9_000_000, 1);
-        assert!(!slack.is_free(1), "it is busy");
-        // One fast read of many is enough: the others waited in a queue.
-        let mut slack = read(80_000);
-        polled(&mut slack, 7_000_000, 4);
-        (0..SLOW_READS).for_each(|at| slack.on_read(Nanos(if at == 7 { 5_000 } else { 80_000 })));
-        assert!(!slack.is_free(1));
-        // Long times between polls are sleep, or work for others.
-        let mut slack = read(80_000);
-        (0..100).for_each(|at| slack.on_poll(Nanos(7_000_000 + at * 100_000), Nanos(100_000)));
-        assert!(!slack.is_free(1));
     }
 }

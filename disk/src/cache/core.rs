@@ -31,7 +31,7 @@ use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Holder, KeptPin, Pool};
 
 use self::read::Read;
 use super::ahead::{Fetch, Streams};
-use super::budget::{Budget, Misses, Slack};
+use super::budget::{Budget, Misses};
 use super::counts::{CoreCounts, NO_HOST};
 use super::index::{FirstBucket, Found, NO_FRAME};
 use super::plan::{NoFrame, Plan, PlanContext, Run};
@@ -123,9 +123,6 @@ pub(super) struct CachedCore {
     /// Time of the last poll.
     now: Nanos,
     misses: Misses,
-    slack: Slack,
-    /// A command has come since the last poll.
-    is_used: bool,
     /// Number of pieces at the inner disk that fill frames, at most `depth`.
     pieces: u32,
     depth: u32,
@@ -233,8 +230,6 @@ impl CachedCore {
             pool: context.pool.clone(),
             now,
             misses: Misses::default(),
-            slack: Slack::default(),
-            is_used: false,
             pieces: 0,
             depth: context.depth,
             predicted: (u64::MAX, NO_FRAME),
@@ -295,8 +290,7 @@ impl CachedCore {
         let token = match entry {
             Entry::Write { token, pages, stays } => {
                 if let (Ok(()), Some(buf)) = (done.result, &done.buf) {
-                    let is_free = self.slack.is_free(stays.len() as u64);
-                    self.cache.keep_written(&pages, &stays, buf, self.now, is_free);
+                    self.cache.keep_written(&pages, &stays, buf, self.now);
                 }
                 self.cache.end_write(pages, stays);
                 token
@@ -355,7 +349,6 @@ impl CachedCore {
     fn prepare_read(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let (offset, bytes) = self.offset_and_bytes(request);
         let page = offset / FRAME;
-        self.is_used = true;
         if self.misses.are_many() && self.skips(request, page, bytes) {
             return Prepared::Pool;
         }
@@ -407,17 +400,12 @@ impl CachedCore {
         Prepared::Ready(frames.page_buf(pin, skip, bytes))
     }
 
-    /// Returns true if the missing pages of a read of `pages` pages may enter.
-    fn is_open(&self, pages: u64) -> bool {
-        self.cache.budget.is_open(self.now) || self.slack.is_free(pages)
-    }
-
     /// Returns true for a read that passes around the cache without a lookup: the cache has nothing of what
     /// is read, and the budget is spent. The disk has the same data. Reads that the stream detection needs
     /// are looked up, and sampled pages.
     #[inline(never)]
     fn skips(&mut self, request: &IoRequest, page: u64, bytes: u32) -> bool {
-        if self.is_open(1) || is_once(request) || !self.misses.skip() {
+        if self.cache.budget.is_open(self.now) || is_once(request) || !self.misses.skip() {
             return false;
         }
         let (offset, _) = self.offset_and_bytes(request);
@@ -435,7 +423,7 @@ impl CachedCore {
     /// most common case of a core that misses in each read.
     #[inline(never)]
     fn miss_one(&mut self, request: &IoRequest, offset: u64, bytes: u32) -> Prepared {
-        if is_once(request) || self.is_open(1) {
+        if is_once(request) || self.cache.budget.is_open(self.now) {
             return self.prepare_pages(request, offset, bytes);
         }
         let page = offset / FRAME;
@@ -471,7 +459,7 @@ impl CachedCore {
         let is_last_part = end.next_multiple_of(FRAME) > self.inner.geometry().bytes();
         let is_cached = bytes > 0 && !is_last_part && count <= HIT_PAGES_MAX;
         let fills = is_cached && count <= FILL_PAGES_MAX && !is_once;
-        let is_open = self.is_open(count);
+        let is_open = self.cache.budget.is_open(self.now);
         let mut plan = self.cache.plans.pop().unwrap_or_else(Plan::new);
         let context = self.cache.context(request.client);
         let counts = context.counts.host;
@@ -485,9 +473,7 @@ impl CachedCore {
         if is_planned {
             counts.hits.add(hits);
             counts.misses.add(count - hits);
-            if !self.slack.is_free(count) {
-                self.cache.budget.spend(plan.own(), self.now);
-            }
+            self.cache.budget.spend(plan.own(), self.now);
         } else if fills && !is_open {
             counts.over_budget.add(count);
         } else {
@@ -573,7 +559,6 @@ impl CachedCore {
         };
         self.pieces -= 1;
         read.at_disk -= 1;
-        self.slack.on_read(between(read.since, self.now));
         match done.result {
             Err(error) if !error.is_media() => _ = read.failed.get_or_insert(error),
             Err(_) => read.passes_around = true,
@@ -716,7 +701,6 @@ impl Disk for CachedCore {
     }
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
-        self.is_used = true;
         match request.op {
             Op::Read if buf.is_none() => {
                 self.begin_read(token, request);
@@ -748,7 +732,6 @@ impl Disk for CachedCore {
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Vec<Done>) -> bool {
-        let (since_last, before) = (between(self.now, now), self.in_flight());
         self.now = now;
         self.cache.drop_prepared();
         // What had no room in the last poll comes first: the inner disk may fill `done` each time.
@@ -760,9 +743,6 @@ impl Disk for CachedCore {
         self.step_waiting();
         self.step_sweeps();
         self.step_fetches();
-        // Not `is_busy`: a disk that has commands in flight may want to be polled again soon.
-        let has_worked = std::mem::take(&mut self.is_used) || self.in_flight() != before;
-        self.slack.on_poll(now, if has_worked { Nanos::ZERO } else { since_last });
         Done::give(&mut self.ready, done);
         is_busy
     }

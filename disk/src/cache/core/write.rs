@@ -33,13 +33,12 @@ impl CoreCache {
         stays: &[Stay],
         data: &Buf,
         now: Nanos,
-        is_free: bool,
     ) {
         for stay in stays {
-            if !is_free && !self.stays_budget.is_open(now) {
+            if !self.stays_budget.is_open(now) {
                 return;
             }
-            self.stays_budget.spend(u64::from(!is_free), now);
+            self.stays_budget.spend(1, now);
             let context = self.context(NO_HOST);
             let buckets = self.shared.index.buckets(stay.page);
             // All frames of a page are in one shard.

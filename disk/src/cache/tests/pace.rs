@@ -127,33 +127,23 @@ fn a_core_that_finds_nothing_looks_for_one_page_in_four() {
     rig.assert_at_rest();
 }
 
+/// Those that are looked up follow each other, so that strides are seen among them.
 #[test]
-fn a_core_that_waits_for_a_slow_disk_enters_what_it_reads_and_a_busy_one_does_not() {
-    for is_busy in [false, true] {
-        let mut rig = rig(2048, &paced());
-        check(&mut rig, 0..1);
-        let mut at = 1_000_000;
-        for page in 100..600 {
-            rig.control.holds_reads.store(true, SeqCst);
-            assert!(rig.begin(1, read(page * PAGE, PAGE)).is_none());
-            // 80 us.
-            for _ in 0..160 {
-                at += 500;
-                if is_busy {
-                    rig.begin(2, read(0, PAGE)).expect("a hit");
-                }
-                rig.disk.poll(Nanos(at), &mut rig.done);
-            }
-            rig.control.holds_reads.store(false, SeqCst);
-            rig.disk.poll(Nanos(at), &mut rig.done);
-            assert_eq!(rig.done.pop().expect("ended").result, Ok(()));
-        }
-        let counts = rig.counts();
-        // Otherwise one page in 128 us, after the first 64: 64 + 313.
-        let expected = if is_busy { 370..=385 } else { 501..=501 };
-        assert!(expected.contains(&counts.misses), "{counts:?}");
-        rig.assert_at_rest();
+fn strides_are_read_ahead_while_most_reads_are_not_looked_up() {
+    let mut rig = rig(4096, &CacheSpec { read_ahead: 256 << 10, ..paced() });
+    for place in 0..200 {
+        let page = place * place * 7 % 900;
+        check(&mut rig, page..page + 1);
     }
+    let before = rig.counts();
+    assert!(before.over_budget > 0, "{before:?}");
+    for place in 0..128 {
+        let page = 1000 + place * 20;
+        check(&mut rig, page..page + 1);
+    }
+    let counts = rig.counts();
+    assert!(counts.ahead > before.ahead && counts.useful > before.useful, "{counts:?}");
+    rig.assert_at_rest();
 }
 
 #[test]
