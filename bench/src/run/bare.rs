@@ -44,7 +44,6 @@ use stream::{Commands, Ended, Event, Request, Stream};
 /// Most bytes of a receive. A smaller buffer needs more system calls, a larger one does not stay in the
 /// core's cache.
 const RECEIVE_BYTES: u32 = 256 << 10;
-/// HLEN of H2CData.
 const H2C_HLEN: u8 = 24;
 
 /// Refuses options that this mode does not have.
@@ -108,7 +107,7 @@ pub(super) fn measure(
     Ok(outcome(describe(args, &target, &plan), measured, tally, extras))
 }
 
-/// The I/O queue.
+/// The I/O queue: its connection, the state of its commands, and their buffers.
 struct Queue {
     socket: Socket,
     stream: Stream,
@@ -119,7 +118,7 @@ struct Queue {
     depth: u16,
 }
 
-/// What a turn had.
+/// Result of [`Queue::turn`].
 #[derive(Default)]
 struct Turn {
     has_received: bool,

@@ -400,9 +400,9 @@ impl CachedCore {
         Prepared::Ready(frames.page_buf(pin, skip, bytes))
     }
 
-    /// Returns true for a read that passes around the cache without a lookup: the cache has nothing of what
-    /// is read, and the budget is spent. The disk has the same data. Reads that the stream detection needs
-    /// are looked up, and sampled pages.
+    /// Returns true for a read that passes around the cache without a lookup, because the last reads found
+    /// nothing and the budget is spent. The disk has the newest data of each acknowledged write. Sampled
+    /// pages are looked up. So are reads of several pages, except for large ones beside others.
     #[inline(never)]
     fn skips(&mut self, request: &IoRequest, page: u64, bytes: u32) -> bool {
         if self.cache.budget.is_open(self.now) || is_once(request) || !self.misses.skip() {

@@ -21,7 +21,6 @@ const CONGESTION: [&str; 2] = ["cubic", "reno"];
 /// Names of the steps, for errors.
 const ICREQ: &str = "ICReq";
 const CONNECT: &str = "Connect (I/O queue)";
-/// HLEN of CapsuleCmd.
 pub(super) const CAPSULE_HLEN: u8 = 72;
 
 /// A connected I/O queue, and what the target's ICResp says of its PDUs.

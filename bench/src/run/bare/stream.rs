@@ -24,7 +24,7 @@ pub(super) const HEAD: usize = 24;
 const HLEN: u8 = 24;
 const PLEN: u32 = 24;
 
-/// State of a CID.
+/// Use of a CID: by which kind of command, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Free,
@@ -32,7 +32,7 @@ enum State {
     Write,
 }
 
-/// A command in flight.
+/// Command of a CID; the last one if the CID is free.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     state: State,
