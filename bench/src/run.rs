@@ -9,7 +9,8 @@
 //! thread is one [`QueueSet::poll`](spindle_initiator::QueueSet::poll). The clock is read once for all
 //! completions of a queue, and the commands that replace them are sent in one call.
 //!
-//! With `--bare` another loop, of [`bare`], takes the place of the initiator's I/O queues.
+//! With `--bare` another loop, of [`bare`], takes the place of the initiator's I/O queues. With `--against`,
+//! [`against`] runs the load in slices.
 //!
 //! The I/O commands are reads and writes at addresses that are multiples of `--bs`.
 //!
@@ -17,6 +18,7 @@
 //! connection without a completion for 30 s is closed. At the end of a stage the run fails if commands are
 //! outstanding and none completes for [`DRAIN_MAX`].
 
+mod against;
 mod bare;
 mod engine;
 mod job;
@@ -103,6 +105,8 @@ struct Outcome {
     tally: Tally,
     /// Settings of the run in addition to [`Run`], for the JSON.
     extras: serde_json::Map<String, serde_json::Value>,
+    /// With `--against`: the other side.
+    against: Option<against::Against>,
 }
 
 /// Message to the main thread at the start of a stage: fill, load or check.
@@ -180,6 +184,9 @@ fn measure(
     if args.bare {
         return bare::measure(args, stages, done);
     }
+    if let Some(nqn) = &args.against {
+        return against::measure(args, nqn, stages, done);
+    }
     let connected = target::connect(args)?;
     let transfer_bytes_max = connected.queues.first().map_or(0, initiator::IoQueue::transfer_bytes_max);
     let plan = target::plan(args, &connected.namespace, transfer_bytes_max)?;
@@ -238,7 +245,7 @@ fn outcome(
         line_round_trip_ns: None,
         cpu_share: measured.cpu_share,
     };
-    Outcome { result, tally, extras }
+    Outcome { result, tally, extras, against: None }
 }
 
 /// Result of the load stage.
@@ -298,7 +305,7 @@ fn describe(args: &BenchTargetArgs, target: &initiator::Target, plan: &Plan) -> 
 }
 
 fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
-    let Outcome { result, tally, extras } = outcome;
+    let Outcome { result, tally, extras, against } = outcome;
     if args.output.json {
         let mut object = report::json::render(result)?;
         if let Some(run) = object["run"].as_object_mut() {
@@ -307,11 +314,24 @@ fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
         if args.verify {
             object["blocks_checked"] = json!(tally.blocks_checked);
         }
+        if let Some(against) = against {
+            object["against"] = report::json::render(&against.result)?;
+            object["iops_ratio"] = report::json::rounded(against.iops_ratio, 4);
+        }
         say!("{object}");
     } else {
         let (address, nqn) = (result.run.address.as_deref(), result.run.nqn.as_deref());
         say!("{}, {} at {}", result.run.summary(), nqn.unwrap_or_default(), address.unwrap_or_default());
-        say!("{}", report::table::render(&[("bench", result)]));
+        let mut rows = vec![("bench", result)];
+        rows.extend(against.iter().map(|against| ("against", &against.result)));
+        say!("{}", report::table::render(&rows));
+        if let Some(against) = against {
+            say!(
+                "IOPS over those of {}: {:.3}",
+                against.result.run.nqn.as_deref().unwrap_or_default(),
+                against.iops_ratio
+            );
+        }
         if let Some(counts) = extras.get("optimistic") {
             say!(
                 "optimistic reads: {} accepted, {} repeated as ordinary reads",
@@ -358,7 +378,7 @@ mod tests {
         let mut result = report::example_result();
         result.latency.clear();
         let tally = Tally { errors: 7, shown: vec!["write of unit 3".to_owned()], ..Tally::default() };
-        let mut outcome = Outcome { result, tally, extras: serde_json::Map::new() };
+        let mut outcome = Outcome { result, tally, extras: serde_json::Map::new(), against: None };
         let error = show(&bench.target, &outcome).expect_err("failed").to_string();
         assert_eq!(error, "7 errors:\nwrite of unit 3");
         outcome.tally = Tally::default();

@@ -551,7 +551,7 @@ impl<T: Transport> TargetCore<T> {
     pub fn next_send_ready_over(&mut self, transport: TransportKind) -> Option<ConnectionId> {
         while let Some(id) = self.send_ready[transport as usize].pop() {
             if let Some(qpair) = self.qpairs.get_mut(id.0) {
-                qpair.clear_send_ready();
+                qpair.is_send_ready = false;
                 return Some(id);
             }
         }

@@ -4,7 +4,8 @@
 //! ```text
 //!   poll:   direct connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
 //!           watched connections wait in the reactor's epoll, which reports readiness by on_ready
-//!   flush:  connections with replies that disks, timers or messages caused
+//!   flush:  connections with replies that disks, timers or messages caused, and with replies that waited for
+//!           those of disks (`may_send_later`)
 //! ```
 //!
 //! A connection is direct while it has traffic: `recv` in each turn costs less than epoll. After
@@ -399,7 +400,9 @@ impl Shell {
             let received = self.receive(core, id);
             if received != Receive::Empty {
                 has_worked = true;
-                self.send(core, id);
+                if received == Receive::Full || !self.may_send_later(core, id) {
+                    self.send(core, id);
+                }
             }
             if received != Receive::Full {
                 break;
@@ -407,6 +410,17 @@ impl Shell {
         }
         self.update_link(core, id, has_worked);
         has_worked
+    }
+
+    /// Returns true if `flush` may send what is queued, together with the replies to commands that disks were
+    /// given now: one system call for a batch of which some commands have ended at once. While data is
+    /// fetched nothing waits: a host sends the data for an R2T meanwhile. With many connections the end of
+    /// the turn is far.
+    #[inline]
+    fn may_send_later<C: Connections<Conn: Holds<Conn>>>(&self, core: &mut C, id: ConnectionId) -> bool {
+        self.direct.len() <= FEW_CONNECTIONS
+            && core.has_submitted(id)
+            && conn_of(core, id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.is_fetching())
     }
 
     /// Sends again after a full socket buffer. Returns true if the socket accepted any bytes or failed.
@@ -531,8 +545,8 @@ impl Shell {
         }
     }
 
-    /// Sends the replies of a connection that were caused by a disk, timer or message. Returns false if `id`
-    /// is not in this shell.
+    /// Sends the replies of a connection that were caused by a disk, timer or message, or that waited for
+    /// such replies. Returns false if `id` is not in this shell.
     pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut).filter(|it| it.id == id)
         else {

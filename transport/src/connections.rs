@@ -42,6 +42,10 @@ pub trait Connections {
     /// send: the calling shell sends the replies itself.
     fn step_sent(&mut self, id: ConnectionId);
 
+    /// Returns true if the last [`Connections::step`] gave commands to a disk that have not ended. Their
+    /// replies may come later in this turn.
+    fn has_submitted(&self, id: ConnectionId) -> bool;
+
     /// Returns true while the core waits for a receive pass of this transport, before it judges time-outs.
     /// The shell, which asks at least every 50 ms, receives from each of its connections until nothing
     /// waits, and then calls [`Connections::passed`].

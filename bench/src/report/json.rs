@@ -2,7 +2,8 @@
 //!
 //! The keys are stable: `iops`, `mb_per_s`, `latency_us` with `mean`, `p50`, `p99`, `p99_9`, `p99_99`, `max`,
 //! `errors`, and `run` with the fields of [`Run`](super::Run). `line_round_trip_ns` and `cpu_share` are
-//! present if they were measured. `bench ADDRESS` adds keys to `run`, and with `--verify` `blocks_checked`.
+//! present if they were measured. `bench ADDRESS` adds keys to `run`, with `--verify` `blocks_checked`, and
+//! with `--against` `iops_ratio` and `against`, a second result.
 //! `bench disk` with several caches adds the keys of [`sizes::json`](super::sizes::json).
 
 use serde_json::{Map, Value, json};

@@ -61,6 +61,11 @@ impl Latencies {
         self.0.saturating_record_n(nanoseconds, commands);
     }
 
+    /// Adds all latencies of `other`.
+    pub fn add(&mut self, other: &Latencies) {
+        self.0.add(&other.0).expect("both have the same bounds");
+    }
+
     /// Removes all latencies, at the end of the warm-up.
     pub fn clear(&mut self) {
         self.0.reset();

@@ -57,6 +57,15 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    /// Adds the counts of `other`.
+    pub(super) fn join(&mut self, other: Tally) {
+        self.errors += other.errors;
+        let room = ERRORS_SHOWN.saturating_sub(self.shown.len());
+        self.shown.extend(other.shown.into_iter().take(room));
+        self.mismatches += other.mismatches;
+        self.blocks_checked += other.blocks_checked;
+    }
+
     #[cold]
     fn error(&mut self, text: impl FnOnce() -> String) {
         self.errors += 1;
@@ -210,6 +219,8 @@ pub(super) struct Load<'a> {
     measured_from: Option<Nanos>,
     measured_to: Nanos,
     is_over: bool,
+    /// See [`Load::continue_at`].
+    is_slice: bool,
     operations: u64,
     done: u64,
     latency: Latencies,
@@ -236,6 +247,7 @@ impl<'a> Load<'a> {
             measured_from: None,
             measured_to: Nanos::ZERO,
             is_over: false,
+            is_slice: false,
             operations: 0,
             done: 0,
             latency: Latencies::new(),
@@ -245,7 +257,21 @@ impl<'a> Load<'a> {
         }
     }
 
-    pub(super) fn measured(self) -> Measured {
+    /// Makes this load a slice of a longer one: a sequential load begins at `unit`. The latencies of commands
+    /// in flight at the end are recorded, though the commands do not count: the ends of all slices would hide
+    /// the longest latencies.
+    pub(super) fn continue_at(&mut self, unit: u64) {
+        self.next = unit;
+        self.is_slice = true;
+    }
+
+    /// Returns the unit at which a sequential load goes on.
+    pub(super) fn next_unit(&self) -> u64 {
+        self.next
+    }
+
+    pub(super) fn measured(mut self) -> Measured {
+        self.flush();
         let elapsed = (self.measured_to - self.measured_from.unwrap_or(self.measured_to)).as_duration();
         let cpu_share = (!elapsed.is_zero()).then(|| self.cpu.as_secs_f64() / elapsed.as_secs_f64());
         let (operations, busy) = (self.operations, self.busy.map(Nanos::as_duration));
@@ -316,6 +342,8 @@ impl<'a> Load<'a> {
     fn count(&mut self, (sent, back): (Nanos, Nanos)) {
         if !self.is_over {
             self.operations += 1;
+            self.record((back - sent).as_u64());
+        } else if self.is_slice && self.measured_from.is_some_and(|from| sent >= from) {
             self.record((back - sent).as_u64());
         }
     }

@@ -124,6 +124,7 @@ fn bench_args(
         verify: false,
         optimistic: false,
         bare: false,
+        against: None,
         optimistic_pages: 1,
         optimistic_eager: false,
         hostnqn: args.hostnqn.clone(),

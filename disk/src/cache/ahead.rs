@@ -10,6 +10,9 @@
 //! Pages that are evicted unread show that the window is too large. The window is then halved; a stream with
 //! the first window or less is reset.
 //!
+//! A fetch from an inner disk that executes reads on this core, such as a file in the page cache, delays the
+//! reads that arrive meanwhile: its window stays the first one.
+//!
 //! A host may mark a read as its own read-ahead (Access Frequency 7). For such a read the window is at most
 //! as long as the read, and strides are not fetched.
 
@@ -49,9 +52,12 @@ pub struct ReadInfo {
     pub pages: u32,
     /// The read is the host's own read-ahead (Access Frequency 7).
     pub is_speculative: bool,
-    /// A large read that was submitted while other commands were in flight. Its transfer takes as long as a
-    /// fetch, so a fetch would only take time from the others. Nothing is fetched for a stream of such reads.
+    /// A large read that was submitted while other commands were in flight, or to an inner disk that
+    /// executes reads on this core. Its transfer takes as long as a fetch, so a fetch would only take time
+    /// from others. Nothing is fetched for a stream of such reads.
     pub is_beside: bool,
+    /// The inner disk executes reads on this core. A fetch then delays what arrives meanwhile, and is short.
+    pub is_inline: bool,
     /// Number of pages that this core has evicted unread after a read-ahead, in total for all hosts.
     pub wasted: u64,
 }
@@ -158,7 +164,8 @@ impl Streams {
     /// Records a read. Returns the read-ahead to begin, if any.
     pub fn on_read(&mut self, read: &ReadInfo) -> Option<Fetch> {
         self.clock += 1;
-        let (clock, window_max) = (self.clock, self.window_max);
+        let inline_max = if read.is_inline { FIRST_WINDOW } else { u32::MAX };
+        let (clock, window_max) = (self.clock, self.window_max.min(inline_max));
         let client = self.client(read.client);
         client.used = clock;
         let end = read.first + u64::from(read.pages);
@@ -266,7 +273,15 @@ mod tests {
     use super::*;
 
     fn read(first: u64, pages: u32) -> ReadInfo {
-        ReadInfo { client: 1, first, pages, is_speculative: false, is_beside: false, wasted: 0 }
+        ReadInfo {
+            client: 1,
+            first,
+            pages,
+            is_speculative: false,
+            is_beside: false,
+            is_inline: false,
+            wasted: 0,
+        }
     }
 
     /// First page and length of each fetch for reads of 4 pages at `reads`.

@@ -139,6 +139,8 @@ pub(super) struct CachedCore {
     touches: Vec<u32>,
     /// Sampled pages with reads that were not yet reported to `sizes`.
     samples: Vec<u64>,
+    /// Polls in a row that have ended all commands in flight. Polls without commands do not count.
+    inline_polls: u32,
     /// Detects sequential and strided reads. `None`: read-ahead is off.
     streams: Option<Box<Streams>>,
     /// Queued read-ahead fetches, each with the index of its host ([`IoRequest::client`]).
@@ -239,6 +241,7 @@ impl CachedCore {
             ready: VecDeque::with_capacity(depth),
             touches: Vec::with_capacity(TOUCHES_MAX),
             samples: Vec::with_capacity(SAMPLES_MAX),
+            inline_polls: 0,
             streams: (window_max > 0).then(|| Box::new(Streams::new(window_max))),
             fetches: VecDeque::with_capacity(FETCHES_MAX),
         }
@@ -256,17 +259,27 @@ impl CachedCore {
         done.and_then(|done| self.on_inner_done(done))
     }
 
-    /// Takes the completions of this layer's own commands out of those from `first` on. The others are for
-    /// the submitter as they are.
+    /// Handles the completions of this layer's own commands among those from `first` on, and puts what ends
+    /// with them in their places. The others are for the submitter as they are. The order stays: a read that
+    /// moves from the front of a batch to its end waits for the batch twice.
     fn take_own(&mut self, done: &mut Vec<Done>, first: usize) {
+        let mut passed = done.len() - first;
         if self.cache.commands.len() > 0 {
-            for own in done.extract_if(first.., |done| is_own(done.token)) {
-                if let Some(done) = self.on_inner_done(own) {
-                    self.ready.push_back(done);
+            let mut end = first;
+            for at in first..done.len() {
+                let token = done[at].token;
+                if is_own(token) {
+                    passed -= 1;
+                    let own = std::mem::replace(&mut done[at], Done { token, result: Ok(()), buf: None });
+                    let Some(ended) = self.on_inner_done(own) else { continue };
+                    done[at] = ended;
                 }
+                done.swap(at, end);
+                end += 1;
             }
+            done.truncate(end);
         }
-        let passed = self.cache.passed.checked_sub(done.len() - first);
+        let passed = self.cache.passed.checked_sub(passed);
         self.cache.passed = passed.unwrap_or_else(|| panic!("the inner disk ended a command twice"));
     }
 
@@ -275,14 +288,13 @@ impl CachedCore {
         offset / FRAME..(offset + range.bytes(self.shift)).div_ceil(FRAME)
     }
 
-    /// Handles the completion of a command of this layer. Returns the completion for the submitter; `None`
-    /// for a piece that fills frames.
+    /// Handles the completion of a command of this layer. Returns the completion for the submitter; `None` if
+    /// no command of the submitter has ended with it.
     fn on_inner_done(&mut self, done: Done) -> Option<Done> {
         let slot = number_of(done.token);
         if done.token.owner() == FILLS {
             self.on_piece(slot, done);
-            self.step_read(slot);
-            return None;
+            return self.step_read(slot);
         }
         let Some(entry) = self.cache.commands.remove(slot) else {
             panic!("the inner disk ended {:?} twice", done.token)
@@ -502,7 +514,7 @@ impl CachedCore {
     }
 
     /// Begins a read without a buffer, for which `prepare` did not return `Ready`.
-    fn begin_read(&mut self, token: Token, request: &IoRequest) {
+    fn begin_read(&mut self, token: Token, request: &IoRequest) -> Option<Done> {
         let prepared = self.cache.prepared.take_if(|(prepared, _)| prepared == request);
         let (plan, passes_around) = match prepared {
             Some((_, plan)) => (plan, false),
@@ -518,7 +530,7 @@ impl CachedCore {
         };
         let read = Read { passes_around, ..Read::new(Some(token), request, plan, self.now) };
         let slot = self.cache.commands.insert(Entry::Read(read));
-        self.step_read(slot);
+        self.step_read(slot)
     }
 
     /// Submits the read's pieces to the inner disk while fewer than `depth` pieces of this core are there.
@@ -572,52 +584,56 @@ impl CachedCore {
         }
     }
 
-    /// Advances a read: submits its pieces, adds it to `waiting`, passes it around the cache, or completes
-    /// it.
-    fn step_read(&mut self, slot: u32) {
+    /// Advances a read: submits its pieces, adds it to `waiting`, passes it around the cache, or ends it.
+    /// Returns its completion if it has ended and its submitter waits for it.
+    fn step_read(&mut self, slot: u32) -> Option<Done> {
         self.submit_runs(slot);
-        let Some((read, context)) = self.cache.read(slot) else { return };
+        let (read, context) = self.cache.read(slot)?;
         if read.at_disk > 0 {
-            return; // the completion of the last piece calls this function again
+            return None; // the completion of the last piece calls this function again
         }
         if let Some(error) = read.failed {
             read.plan.on_lost(&context);
             let token = read.token;
             self.cache.end_read(slot);
-            self.ready.extend(token.map(|token| Done { token, result: Err(error), buf: None }));
-            return;
+            return token.map(|token| Done { token, result: Err(error), buf: None });
         }
         if !read.plan.runs.is_empty() {
-            return self.waiting.push_back(slot);
+            self.waiting.push_back(slot);
+            return None;
         }
         read.plan.on_lost(&context);
-        let Some(token) = read.token else { return self.cache.end_read(slot) };
+        let Some(token) = read.token else {
+            self.cache.end_read(slot);
+            return None;
+        };
         if read.passes_around {
             return self.pass_around(slot, token);
         }
         if !read.plan.is_whole() {
-            return self.waiting.push_back(slot);
+            self.waiting.push_back(slot);
+            return None;
         }
         let data = read.plan.data(&context);
         self.cache.end_read(slot);
-        self.ready.push_back(Done { token, result: Ok(()), buf: Some(data) });
+        Some(Done { token, result: Ok(()), buf: Some(data) })
     }
 
     /// Passes a read to the inner disk, with a buffer of the pool that its host is charged for. Without a
-    /// buffer in the host's share the read waits, and claims the next one.
-    fn pass_around(&mut self, slot: u32, token: Token) {
-        let Some((read, context)) = self.cache.read(slot) else { return };
+    /// buffer in the host's share the read waits, and claims the next one. Returns the completion if it has
+    /// ended already.
+    fn pass_around(&mut self, slot: u32, token: Token) -> Option<Done> {
+        let (read, context) = self.cache.read(slot)?;
         read.plan.clear(&context);
         let (request, bytes) = (read.request_at(self.now), read.plan.bytes);
         let share = self.pool.share(Holder::host(request.client));
         let Some(buf) = share.take(bytes) else {
             share.claim(bytes);
-            return self.waiting.push_back(slot);
+            self.waiting.push_back(slot);
+            return None;
         };
         self.cache.end_read(slot);
-        if let Some(done) = self.forward(token, &request, Some(buf)) {
-            self.ready.push_back(done);
-        }
+        self.forward(token, &request, Some(buf))
     }
 
     fn forward(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
@@ -639,7 +655,8 @@ impl CachedCore {
                     Err(NoFrame) => true,
                 };
             }
-            self.step_read(slot);
+            let ended = self.step_read(slot);
+            self.ready.extend(ended);
         }
     }
 }
@@ -702,10 +719,7 @@ impl Disk for CachedCore {
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
         match request.op {
-            Op::Read if buf.is_none() => {
-                self.begin_read(token, request);
-                None
-            }
+            Op::Read if buf.is_none() => self.begin_read(token, request),
             Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate => {
                 self.write(token, request.range, Call::Op(*request, buf))
             }
@@ -736,11 +750,12 @@ impl Disk for CachedCore {
         self.cache.drop_prepared();
         // What had no room in the last poll comes first: the inner disk may fill `done` each time.
         Done::give(&mut self.ready, done);
-        let first = done.len();
+        let (first, before) = (done.len(), self.pending());
         let mut is_busy = self.inner.poll(now, done);
         self.take_own(done, first);
         is_busy |= !self.waiting.is_empty() || !self.sweeping.is_empty() || !self.ready.is_empty();
         self.step_waiting();
+        self.on_polled(before);
         self.step_sweeps();
         self.step_fetches();
         Done::give(&mut self.ready, done);

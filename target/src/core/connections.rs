@@ -57,6 +57,11 @@ impl<T: Transport> Connections for TargetCore<T> {
         self.deliver_own();
     }
 
+    #[inline]
+    fn has_submitted(&self, id: ConnectionId) -> bool {
+        self.qpairs.get(id.0).is_some_and(|qpair| qpair.has_submitted)
+    }
+
     fn wants_pass(&self, transport: TransportKind) -> bool {
         self.is_pass_left(transport)
     }

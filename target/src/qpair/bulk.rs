@@ -105,11 +105,10 @@ impl<T: Transport> Qpair<T> {
         let op = if let IoOp::Write { fua } = io.op { Op::Write { fua } } else { Op::Read };
         match env.disk(io.disk) {
             None => self.end_piece(env, slot, Err(DiskError::Gone), None),
-            Some(disk) => {
-                if let Some(done) = disk.submit(token(id, slot), &io.request(op, range), Some(buf)) {
-                    self.end_piece(env, slot, done.result, done.buf);
-                }
-            }
+            Some(disk) => match disk.submit(token(id, slot), &io.request(op, range), Some(buf)) {
+                Some(done) => self.end_piece(env, slot, done.result, done.buf),
+                None => self.has_submitted = true,
+            },
         }
     }
 

@@ -135,7 +135,9 @@ pub struct Qpair<T: Transport> {
     /// Number of fast-path replies that are not sent yet. Their commands occupy entries of the queue, but no
     /// slot of the slab.
     fast_path_inflight: u32,
-    is_send_ready: bool,
+    pub(crate) is_send_ready: bool,
+    /// The last `step` gave a command or a piece of one to a disk that has not ended it.
+    pub(crate) has_submitted: bool,
     /// True while this queue pair is in `TargetCore::waiting`.
     pub(crate) is_listed: bool,
 }
@@ -207,6 +209,7 @@ impl<T: Transport> Qpair<T> {
             connect_blocked: None,
             fast_path_inflight: 0,
             is_send_ready: false,
+            has_submitted: false,
             is_listed: false,
         }
     }
@@ -215,10 +218,6 @@ impl<T: Transport> Qpair<T> {
     #[inline]
     pub(crate) fn set_send_ready(&mut self) -> bool {
         !std::mem::replace(&mut self.is_send_ready, true)
-    }
-
-    pub(crate) fn clear_send_ready(&mut self) {
-        self.is_send_ready = false;
     }
 
     /// True once Connect has succeeded or the queue pair closes.
@@ -250,6 +249,7 @@ impl<T: Transport> Qpair<T> {
     /// Handles all pending events of the transport. `id`: slot of this queue pair.
     #[inline]
     pub fn step(&mut self, id: ConnectionId, env: &mut Env) -> Liveness {
+        self.has_submitted = false;
         let sent = self.transport.take_fast_path_sent();
         self.fast_path_inflight -= sent;
         self.replies_sent = self.replies_sent.wrapping_add(sent);
@@ -463,8 +463,9 @@ impl<T: Transport> Qpair<T> {
         let Some(disk) = env.disk(io.disk) else {
             return self.finish(slot, status_of(DiskError::Gone), 0, None);
         };
-        if let Some(done) = disk.submit(token(id, slot), &io.request(op, io.range), buf) {
-            self.on_simple_done(env, slot, &io, done.result, done.buf);
+        match disk.submit(token(id, slot), &io.request(op, io.range), buf) {
+            Some(done) => self.on_simple_done(env, slot, &io, done.result, done.buf),
+            None => self.has_submitted = true,
         }
     }
 

@@ -173,6 +173,13 @@ impl Conn {
         matches!(self.wire.receiving, Receiving::PendingCapsule(_))
     }
 
+    /// Returns true while the host's data of a write is fetched by R2T.
+    #[inline]
+    #[must_use]
+    pub fn is_fetching(&self) -> bool {
+        self.transfers.len() > 0
+    }
+
     /// Returns true if events may exist without a new batch: bytes of an earlier batch are unread, or a
     /// `fetch` has all its data. To be checked after a `fetch` or `reply` that ended a pause.
     #[inline]

@@ -1,9 +1,11 @@
 //! The shell with real sockets of this machine, and a core that reads what comes and answers nothing.
 
 use spindle_transport::ConnectionId;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
+use nvme_spec::tcp::{DigestBits, IcReq};
+use nvme_spec::zerocopy::IntoBytes;
 use spindle_reactor::net::{Listener, Readiness};
 use spindle_reactor::slab::Slab;
 use spindle_transport::admission::Admission;
@@ -17,11 +19,17 @@ struct Reader {
     /// By connection: how often it had something.
     steps: Vec<usize>,
     wants_pass: bool,
+    has_submitted: bool,
 }
 
 impl Reader {
     fn new(connections: usize) -> Reader {
-        Reader { conns: Slab::with_capacity(connections), steps: vec![0; connections], wants_pass: false }
+        Reader {
+            conns: Slab::with_capacity(connections),
+            steps: vec![0; connections],
+            wants_pass: false,
+            has_submitted: false,
+        }
     }
 }
 
@@ -54,6 +62,10 @@ impl Connections for Reader {
 
     fn step_sent(&mut self, _id: ConnectionId) {}
 
+    fn has_submitted(&self, _id: ConnectionId) -> bool {
+        self.has_submitted
+    }
+
     fn wants_pass(&self, _transport: TransportKind) -> bool {
         self.wants_pass
     }
@@ -75,38 +87,85 @@ impl Connections for Reader {
     }
 }
 
+/// A shell with connections that send nothing yet.
+struct Rig {
+    shell: Shell,
+    core: Reader,
+    hosts: Vec<TcpStream>,
+    _readiness: Readiness,
+}
+
+impl Rig {
+    fn new(connections: usize) -> Rig {
+        let readiness = Readiness::new().expect("epoll");
+        let mut shell = Shell::new(ShellConfig::default(), connections, readiness.watcher(0));
+        let mut core = Reader::new(connections);
+        let admission = Admission::new(connections);
+        let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), 16).expect("listens");
+        let mut hosts = Vec::new();
+        for _ in 0..connections {
+            hosts.push(TcpStream::connect(listener.local_addr()).expect("connects"));
+            let accepted = loop {
+                if let Some(accepted) = listener.accept().expect("accepts") {
+                    break accepted;
+                }
+            };
+            let (transport, remote, local) = (TransportKind::Tcp, accepted.peer, accepted.local);
+            let peer = Peer { transport, listener: 0, remote, local };
+            let admitted = admission.admit(remote.ip()).expect("a place");
+            let config = ConnConfig::default();
+            let incoming = Incoming { socket: accepted.socket, peer, config, admitted };
+            assert!(shell.accept(&mut core, incoming, Nanos::ZERO));
+        }
+        Rig { shell, core, hosts, _readiness: readiness }
+    }
+
+    /// Bytes that the shell has sent to the first host, within 50 ms.
+    fn sent(&mut self) -> usize {
+        let host = &mut self.hosts[0];
+        host.set_read_timeout(Some(Duration::from_millis(50))).expect("a time");
+        host.read(&mut [0; 256]).unwrap_or(0)
+    }
+}
+
+#[test]
+fn a_reply_waits_for_those_of_disks_until_the_end_of_the_turn() {
+    for (connections, has_submitted, waits) in [
+        (1, false, false),
+        (1, true, true),
+        (FEW_CONNECTIONS, true, true),
+        (FEW_CONNECTIONS + 1, true, false),
+    ] {
+        let mut rig = Rig::new(connections);
+        rig.core.has_submitted = has_submitted;
+        let request = IcReq::new(0, DigestBits::new(), 0);
+        rig.hosts[0].write_all(request.as_bytes()).expect("sent");
+        while rig.core.steps[0] == 0 {
+            rig.shell.poll(&mut rig.core, Nanos::ZERO);
+        }
+        let at_once = rig.sent();
+        let ids: Vec<_> = rig.core.conns.iter().map(|(id, _)| ConnectionId(id)).collect();
+        ids.into_iter().for_each(|id| assert!(rig.shell.flush(&mut rig.core, id)));
+        let expected = if waits { (0, 128) } else { (128, 0) };
+        let case = format!("{connections} connections, submitted: {has_submitted}");
+        assert_eq!((at_once, rig.sent()), expected, "{case}");
+    }
+}
+
 #[test]
 fn a_turn_serves_as_many_as_its_budget_and_the_next_goes_on_behind_them() {
     // More than one turn serves, and less of the initial PDU's header than would be one for all.
     const CONNECTIONS: usize = BUDGET + BUDGET / 2;
-    let readiness = Readiness::new().expect("epoll");
-    let mut shell = Shell::new(ShellConfig::default(), CONNECTIONS, readiness.watcher(0));
-    let mut core = Reader::new(CONNECTIONS);
-    let admission = Admission::new(CONNECTIONS);
-    let listener = Listener::bind("127.0.0.1:0".parse().expect("an address"), 16).expect("listens");
-    let mut hosts = Vec::new();
-    for _ in 0..CONNECTIONS {
-        hosts.push(TcpStream::connect(listener.local_addr()).expect("connects"));
-        let accepted = loop {
-            if let Some(accepted) = listener.accept().expect("accepts") {
-                break accepted;
-            }
-        };
-        let (transport, remote, local) = (TransportKind::Tcp, accepted.peer, accepted.local);
-        let peer = Peer { transport, listener: 0, remote, local };
-        let admitted = admission.admit(remote.ip()).expect("a place");
-        let config = ConnConfig::default();
-        let incoming = Incoming { socket: accepted.socket, peer, config, admitted };
-        assert!(shell.accept(&mut core, incoming, Nanos::ZERO));
-    }
+    let mut rig = Rig::new(CONNECTIONS);
+    let Rig { shell, core, hosts, .. } = &mut rig;
     let mut turns = 0;
     while core.steps.contains(&0) {
         // All have something in every turn.
-        for host in &mut hosts {
+        for host in &mut *hosts {
             host.write_all(&[0]).expect("sent");
         }
         let before: usize = core.steps.iter().sum();
-        assert!(shell.poll(&mut core, Nanos::ZERO));
+        assert!(shell.poll(core, Nanos::ZERO));
         let served = core.steps.iter().sum::<usize>() - before;
         assert!((1..=BUDGET).contains(&served), "{served}");
         turns += 1;

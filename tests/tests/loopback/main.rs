@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod absent;
+mod against;
 mod bare;
 mod cached;
 mod closing;

@@ -16,6 +16,9 @@ const SPECULATIVE_READ: u8 = 7;
 /// queue of S3-FIFO (1/10), into which such pages are entered.
 const UNREAD_SHARE: u64 = 16;
 
+/// Polls after which an inner disk counts as one that executes reads on this core. Polls of a drive end all
+/// commands only if each turn takes as long as a command, which does not happen so often in a row.
+const INLINE_POLLS: u32 = 64;
 /// Fewest pages of a large read: 64 KiB.
 const LARGE_PAGES: u64 = 16;
 
@@ -34,9 +37,30 @@ impl CachedCore {
         self.on_read(request, page, 1);
     }
 
-    /// Returns true for a large read of `count` pages beside which others are in flight.
+    /// Returns true for a large read of `count` pages beside which others are in flight, or which the inner
+    /// disk executes on this core.
     pub(super) fn is_beside(&self, count: u64) -> bool {
-        count >= LARGE_PAGES && self.cache.commands.len() + self.cache.passed > self.cache.aheads
+        count >= LARGE_PAGES && (self.is_inline() || self.pending() > self.cache.aheads)
+    }
+
+    /// Number of commands in flight, also those that wait here.
+    pub(super) fn pending(&self) -> usize {
+        self.cache.commands.len() + self.cache.passed
+    }
+
+    /// Returns true if each of the last [`INLINE_POLLS`] polls with commands has ended all of them: the inner
+    /// disk executes them on this core, as a file in the page cache does. A load with commands that wait
+    /// here, or with flushes that the kernel gives to a worker, may leave this false.
+    pub(super) fn is_inline(&self) -> bool {
+        self.inline_polls >= INLINE_POLLS
+    }
+
+    /// Records a poll, before which `before` commands were in flight. Called before fetches begin.
+    #[inline]
+    pub(super) fn on_polled(&mut self, before: usize) {
+        if before > 0 {
+            self.inline_polls = if self.pending() == 0 { self.inline_polls.saturating_add(1) } else { 0 };
+        }
     }
 
     /// Reports a host's read to the stream detection. Queues the resulting fetch, or drops it if the queue is
@@ -51,6 +75,7 @@ impl CachedCore {
             // At most `HIT_PAGES_MAX`.
             pages: u32::try_from(count).unwrap_or(u32::MAX),
             is_beside: self.is_beside(count),
+            is_inline: self.is_inline(),
             is_speculative: request.hints & FREQUENCY == SPECULATIVE_READ,
             wasted: self.cache.counts.of(NO_HOST).wasted.get(),
         };
@@ -89,7 +114,8 @@ impl CachedCore {
             let read = Read::new(None, &request, plan, self.now);
             self.cache.aheads += 1;
             let slot = self.cache.commands.insert(Entry::Read(read));
-            self.step_read(slot);
+            let ended = self.step_read(slot);
+            debug_assert!(ended.is_none(), "nobody waits for a read-ahead");
         }
     }
 }

@@ -169,6 +169,37 @@ fn nothing_is_read_ahead_of_large_reads_beside_each_other() {
     }
 }
 
+/// [`HeldDisk`] ends what it does not hold in the first poll.
+#[test]
+fn little_is_read_ahead_from_a_disk_that_executes_reads_on_the_core() {
+    for (pages, is_inline, longest) in [(32, true, 0), (32, false, 64), (1, true, 16), (1, false, 64)] {
+        let spec = CacheSpec { read_ahead: 256 << 10, ..spec(16 << 20, PolicyKind::S3Fifo) };
+        let mut rig = rig(16 << 10, &spec);
+        // One read at a time, at places that continue nothing.
+        for at in 0..100_usize {
+            rig.control.holds_reads.store(!is_inline && at % 50 == 49, SeqCst);
+            let request = read((8000 + (at * at * 31) % 8000) * PAGE, PAGE);
+            if rig.begin(at as u64, request).is_none() {
+                rig.poll();
+                rig.control.holds_reads.store(false, SeqCst);
+                rig.wait(at as u64);
+            }
+        }
+        let before = rig.counts();
+        let mut longest_fetch = 0;
+        for at in 0..4096 / pages {
+            let ahead = rig.counts().ahead;
+            assert_eq!(rig.data(at * pages * PAGE, pages * PAGE).len(), pages * PAGE);
+            longest_fetch = longest_fetch.max(rig.counts().ahead - ahead);
+        }
+        // One of the pages may be in the cache.
+        let longest_fetch = u64::next_multiple_of(longest_fetch, 16);
+        assert_eq!(longest_fetch, longest, "{pages} pages, inline: {is_inline}, {before:?}");
+        (0..8).for_each(|_| _ = rig.poll());
+        rig.assert_at_rest();
+    }
+}
+
 #[test]
 fn only_memory_that_is_resident_is_used_and_nothing_is_evicted_until_all_is() {
     let spec = CacheSpec { is_resident: true, ..spec(4 << 20, PolicyKind::S3Fifo) };

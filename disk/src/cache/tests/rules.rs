@@ -594,3 +594,25 @@ fn completions_of_the_cache_do_not_wait_for_room_behind_those_of_the_disk() {
     }
     assert!(ended.contains(&1) && ended.contains(&2), "{ended:?}");
 }
+
+/// What fills pages, what passes around the cache and what is written end in the order in which the inner
+/// disk ends them.
+#[test]
+fn commands_end_in_the_order_of_the_inner_disk() {
+    let mut rig = Rig::new(256 * PAGE, 64 * PAGE as u64);
+    let once = |request| IoRequest { hints: 6, ..request };
+    for round in 0..4 {
+        for token in 0..12 {
+            let at = usize::try_from(round * 12 + token).expect("small") * 4 * PAGE;
+            match token % 3 {
+                0 => assert!(rig.begin(token, read(at, PAGE)).is_none()),
+                1 => assert!(rig.begin(token, once(read(at, PAGE))).is_none()),
+                _ => rig.write(token, at, PAGE, 7),
+            }
+        }
+        rig.poll();
+        let ended: Vec<u64> = rig.done.drain(..).map(|done| done.token.0).collect();
+        assert_eq!(ended, (0..12).collect::<Vec<_>>());
+    }
+    rig.assert_at_rest();
+}
