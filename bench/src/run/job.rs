@@ -497,6 +497,29 @@ mod tests {
     }
 
     #[test]
+    fn commands_in_flight_at_the_end_of_a_slice_have_a_latency_and_do_not_count() {
+        for (is_slice, latencies) in [(true, 3), (false, 1)] {
+            let (mut tally, plan) = (Tally::default(), plan(Access::Read, false));
+            let mut load = Load::new(&plan, None, &mut tally);
+            if is_slice {
+                load.continue_at(5);
+                assert_eq!(load.next_unit(), 5);
+            }
+            load.tick(MS(0));
+            load.tick(MS(100));
+            load.ended(Command::default(), Ok(()), None, (MS(500), MS(501)));
+            load.tick(MS(1100));
+            // The last one was sent before the measured time.
+            for (sent, back) in [(200, 1200), (1000, 1200), (50, 1200)] {
+                load.ended(Command::default(), Ok(()), None, (MS(sent), MS(back)));
+            }
+            let measured = load.measured();
+            assert_eq!((measured.operations, measured.latency.count()), (1, latencies));
+            assert_eq!(measured.latency.max_us() > 999_000.0, is_slice);
+        }
+    }
+
+    #[test]
     fn equal_latencies_in_a_row_are_all_counted() {
         let (mut tally, plan) = (Tally::default(), plan(Access::Read, false));
         let mut load = Load::new(&plan, None, &mut tally);

@@ -232,8 +232,9 @@ impl<T: Transport> Qpair<T> {
         debug_assert!(is_inserted, "the slab gave another place than it said");
         // The reply needs the state of the command, which RDMA keeps by slot.
         self.transport.set_slot(slot);
-        if let Some(done) = ended {
-            self.on_done(id, env, slot, done);
+        match ended {
+            Some(done) => self.on_done(id, env, slot, done),
+            None => self.has_submitted = true,
         }
     }
 }

@@ -12,7 +12,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target::qpair::request::State;
 use spindle_tests::script::{CC_DISABLED, Probe, Queue, Rig, Setup, Want};
-use spindle_transport::{CloseReason, DataPointer};
+use spindle_transport::{CloseReason, Connections, DataPointer};
 
 use crate::{assert_ok, assert_refused, pattern, pool_disk, ram_disk};
 
@@ -124,6 +124,7 @@ fn a_disk_that_fails_such_a_command_or_takes_its_time_is_waited_for() {
         control.set(Fault::Drop, kind, 1_000_000);
         give(&mut rig, 2);
         assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
+        assert!(rig.cores[0].has_submitted(host.io.id), "{kind:?}: the disk has it");
         let counted = [Fault::Error, Fault::Drop].map(|fault| control.injected(fault));
         assert_eq!((counted, control.reads_in_place()), ([1, 1], 0), "{kind:?}: each is counted once");
         control.release_dropped();
@@ -132,6 +133,7 @@ fn a_disk_that_fails_such_a_command_or_takes_its_time_is_waited_for() {
         control.set(Fault::Drop, kind, 0);
         give(&mut rig, 3);
         assert_eq!(rig.states(&host.io), [], "it took no place");
+        assert!(!rig.cores[0].has_submitted(host.io.id), "{kind:?}: it has ended");
         assert_ok(&rig.answer(&host.io).expect("an answer"));
         assert_eq!(control.reads_in_place(), u64::from(kind == OpKind::Read));
         rig.finish();

@@ -115,7 +115,7 @@ impl CachedCore {
             self.cache.aheads += 1;
             let slot = self.cache.commands.insert(Entry::Read(read));
             let ended = self.step_read(slot);
-            debug_assert!(ended.is_none(), "nobody waits for a read-ahead");
+            debug_assert!(ended.is_none(), "a read-ahead has no submitter");
         }
     }
 }
