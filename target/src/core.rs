@@ -364,7 +364,10 @@ impl<T: Transport> TargetCore<T> {
     fn on_done(&mut self, done: Done) {
         let (id, slot) = from_token(done.token);
         // If the queue pair was removed, `done` is dropped and its buffer freed.
-        self.with_open_qpair(id, |qpair, env| qpair.on_done(id, env, slot, done));
+        self.with_open_qpair(id, |qpair, env| {
+            qpair.has_submitted = false;
+            qpair.on_done(id, env, slot, done);
+        });
         if !self.env.orphaned_commands.is_empty() {
             self.on_orphan_done(id);
         }
@@ -405,6 +408,8 @@ impl<T: Transport> TargetCore<T> {
             let mut retried = Retried::default();
             self.with_open_qpair(id, |qpair, env| {
                 retried = qpair.retry_buffers(id, env);
+                // What disks have ended in this turn must not wait for the commands that they were given now.
+                qpair.has_submitted = false;
                 qpair.is_listed = retried.has_waiting;
                 qpair.claim_memory(env);
             });

@@ -166,8 +166,10 @@ impl Claimants {
 /// Index of no disk, in what named a disk that this core has closed.
 pub(crate) const NO_DISK: usize = usize::MAX;
 
-/// Initial capacity of `Env::done`: about the most completions of one poll of a disk.
-pub(crate) const DONE_BATCH: usize = 128;
+/// Capacity of `Env::done`: most completions of one poll of a disk. It is more than most disks have in
+/// flight: replies to further completions would leave a turn later, in batches of their own
+/// (docs/lab-notes.md, "A cache in front of a disk").
+pub(crate) const DONE_BATCH: usize = 1024;
 
 impl Env {
     /// This core's handle on the disk with this index; `None`: the disk was removed or could not be opened.

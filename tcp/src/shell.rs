@@ -4,8 +4,8 @@
 //! ```text
 //!   poll:   direct connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
 //!           watched connections wait in the reactor's epoll, which reports readiness by on_ready
-//!   flush:  connections with replies that disks, timers or messages caused, and with replies that waited for
-//!           those of disks (`may_send_later`)
+//!   flush:  connections with replies that disks, timers or messages caused; replies that may leave with
+//!           those of disks (`may_send_later`) wait for them until the end of the next turn
 //! ```
 //!
 //! A connection is direct while it has traffic: `recv` in each turn costs less than epoll. After
@@ -104,6 +104,8 @@ struct Link {
     is_full: bool,
     /// The sending side is shut down.
     is_shut: bool,
+    /// Replies wait for those of disks; the connection is in `Shell::held` or `Shell::held_before`.
+    is_held: bool,
     expects: Expectation,
 }
 
@@ -131,6 +133,11 @@ pub struct Shell {
     direct: Vec<ConnectionId>,
     /// Index into `direct` of the connection served next.
     next_direct: usize,
+    /// Connections whose replies wait for those of disks since the last or this turn. Does not grow beyond
+    /// its capacity.
+    held: Vec<ConnectionId>,
+    /// `held` of the turn before.
+    held_before: Vec<ConnectionId>,
     /// Remaining [`BUDGET`] of the turn.
     budget: usize,
     now: Nanos,
@@ -155,7 +162,8 @@ struct Pass {
 /// read.
 #[must_use]
 pub fn connection_bytes(entries: u16) -> usize {
-    size_of::<Option<Link>>() + size_of::<ConnectionId>() + Conn::heap_bytes(entries)
+    // An identifier each in `direct`, `held` and `held_before`.
+    size_of::<Option<Link>>() + 3 * size_of::<ConnectionId>() + Conn::heap_bytes(entries)
 }
 
 impl Shell {
@@ -170,6 +178,8 @@ impl Shell {
             links: (0..connections).map(|_| None).collect(),
             direct: Vec::with_capacity(connections),
             next_direct: 0,
+            held: Vec::with_capacity(connections),
+            held_before: Vec::with_capacity(connections),
             budget: 0,
             now: Nanos::ZERO,
             next_timer: Nanos::ZERO,
@@ -198,6 +208,7 @@ impl Shell {
             interest: None,
             is_full: false,
             is_shut: false,
+            is_held: false,
             expects: Expectation::default(),
         };
         if let Some(entry) = self.links.get_mut(id.index()) {
@@ -241,11 +252,12 @@ impl Shell {
     }
 
     /// Serves the direct connections within the turn's budget, and checks deadlines once per `TIMER_PERIOD`.
-    /// Returns true if anything was received (data, end of stream, error) or sent, or in a receive pass.
+    /// Returns true if anything was received (data, end of stream, error) or sent, in a receive pass, and
+    /// while replies wait for those of disks.
     pub fn poll<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, now: Nanos) -> bool {
         self.now = now;
+        let mut has_worked = self.send_held(core);
         self.budget = BUDGET;
-        let mut has_worked = false;
         // With few connections an empty round costs less than the rest of the core's turn, and another round
         // finds the next command sooner.
         for _ in 0..EMPTY_ROUNDS_MAX {
@@ -258,6 +270,28 @@ impl Shell {
             has_worked |= self.on_timer(core);
         }
         has_worked
+    }
+
+    /// Sends the replies that have waited since the turn before the last. Returns true if replies wait, or
+    /// have waited.
+    #[inline]
+    fn send_held<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
+        if !self.is_holding() {
+            return false;
+        }
+        std::mem::swap(&mut self.held, &mut self.held_before);
+        while let Some(id) = self.held.pop() {
+            self.send_ready(core, id);
+        }
+        true
+    }
+
+    /// Returns true if replies wait for those of disks. The second next [`Shell::poll`] sends them at the
+    /// latest. The core must not sleep meanwhile.
+    #[must_use]
+    #[inline]
+    pub fn is_holding(&self) -> bool {
+        !self.held.is_empty() || !self.held_before.is_empty()
     }
 
     /// Continues or begins a receive pass, and checks the deadlines. Returns true while a pass is in
@@ -400,7 +434,7 @@ impl Shell {
             let received = self.receive(core, id);
             if received != Receive::Empty {
                 has_worked = true;
-                if received == Receive::Full || !self.may_send_later(core, id) {
+                if received == Receive::Full || !Self::may_send_later(core, id) {
                     self.send(core, id);
                 }
             }
@@ -412,14 +446,13 @@ impl Shell {
         has_worked
     }
 
-    /// Returns true if `flush` may send what is queued, together with the replies to commands that disks were
-    /// given now: one system call for a batch of which some commands have ended at once. While data is
-    /// fetched nothing waits: a host sends the data for an R2T meanwhile. With many connections the end of
-    /// the turn is far.
+    /// Returns true if what is queued may wait for the replies to commands that disks were given now. A host
+    /// sends its next commands as the replies come. If a batch is answered in two parts, its queue has two
+    /// smaller batches from then on, each with a receive and a send of its own. While data is fetched nothing
+    /// waits: a host sends the data for an R2T meanwhile.
     #[inline]
-    fn may_send_later<C: Connections<Conn: Holds<Conn>>>(&self, core: &mut C, id: ConnectionId) -> bool {
-        self.direct.len() <= FEW_CONNECTIONS
-            && core.has_submitted(id)
+    fn may_send_later<C: Connections<Conn: Holds<Conn>>>(core: &mut C, id: ConnectionId) -> bool {
+        core.has_submitted(id)
             && conn_of(core, id).is_some_and(|conn| conn.phase() == Phase::Open && !conn.is_fetching())
     }
 
@@ -546,12 +579,30 @@ impl Shell {
     }
 
     /// Sends the replies of a connection that were caused by a disk, timer or message, or that waited for
-    /// such replies. Returns false if `id` is not in this shell.
+    /// such replies. If all of them may wait (`may_send_later`), they wait for those of disks until the end
+    /// of the next turn: the second next [`Shell::poll`] sends them at the latest. Another flush meanwhile
+    /// sends them, also those of a new batch. Returns false if `id` is not in this shell.
     pub fn flush<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
+        if Self::may_send_later(core, id)
+            && conn_of(core, id).is_some_and(|conn| conn.wants_send() && !conn.has_unread())
+            && self.held.len() < self.held.capacity()
+            && let Some(link) = self.link(id).filter(|link| !link.is_held)
+        {
+            link.is_held = true;
+            self.held.push(id);
+            return true;
+        }
+        self.send_ready(core, id)
+    }
+
+    /// Sends what is queued, and handles received events that are left. Returns false if `id` is not in this
+    /// shell.
+    fn send_ready<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut).filter(|it| it.id == id)
         else {
             return false;
         };
+        link.is_held = false;
         let phase = send_queued(core, link, &mut self.budget, true).map(|(phase, _)| phase);
         if link.is_full && !link.is_direct && !link.interest.is_some_and(|interest| interest.write) {
             self.set_direct(id); // `set_watched` later adds writability to its epoll events

@@ -149,7 +149,7 @@ impl Poller<Core, Message> for Tcp {
     }
 
     fn is_quiet(&self, core: &Core) -> bool {
-        core.target.is_quiet()
+        core.target.is_quiet() && !self.shell.is_holding()
     }
 
     fn prepare_sleep(&mut self, _core: &mut Core) -> bool {

@@ -136,7 +136,7 @@ pub struct Qpair<T: Transport> {
     /// slot of the slab.
     fast_path_inflight: u32,
     pub(crate) is_send_ready: bool,
-    /// The last `step` gave a command or a piece of one to a disk that has not ended it.
+    /// The last `step` gave a command or a piece of one to a disk, and no disk has ended one since.
     pub(crate) has_submitted: bool,
     /// True while this queue pair is in `TargetCore::waiting`.
     pub(crate) is_listed: bool,

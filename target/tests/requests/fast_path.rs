@@ -128,6 +128,8 @@ fn a_disk_that_fails_such_a_command_or_takes_its_time_is_waited_for() {
         let counted = [Fault::Error, Fault::Drop].map(|fault| control.injected(fault));
         assert_eq!((counted, control.reads_in_place()), ([1, 1], 0), "{kind:?}: each is counted once");
         control.release_dropped();
+        rig.cores[0].poll();
+        assert!(!rig.cores[0].has_submitted(host.io.id), "{kind:?}: the disk has ended it");
         rig.turn();
         assert!(rig.answer(&host.io).is_some_and(|answer| answer.cid == 2));
         control.set(Fault::Drop, kind, 0);

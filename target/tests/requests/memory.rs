@@ -5,8 +5,10 @@ use std::sync::Arc;
 use nvme_spec::identify::Cns;
 use nvme_spec::register::CSTS;
 use nvme_spec::{Sqe, Status};
+use spindle_disk::{Fault, FaultDisk, OpKind};
 use spindle_target::qpair::request::State;
 use spindle_tests::script::{HOST, Queue, Rig, Setup, Want};
+use spindle_transport::Connections;
 
 use crate::{assert_ok, pattern, pool_disk, ram_disk};
 
@@ -38,6 +40,28 @@ fn commands_wait_for_memory_in_the_order_in_which_they_came() {
         assert_eq!(rig.answer(&io).map(|answer| answer.cid), Some(cid));
     }
     assert_eq!(rig.cores[0].usage().waits, 4, "each is counted once");
+    rig.finish();
+}
+
+#[test]
+fn replies_of_disks_do_not_wait_for_commands_that_got_memory_later() {
+    let (disk, control) = FaultDisk::new(pool_disk(512), 1);
+    let mut rig = Rig::new(Setup { zones: vec![(4096, 1)], ..Setup::small(vec![disk]) });
+    let host = rig.host();
+    control.set(Fault::Drop, OpKind::Read, 1_000_000);
+    for cid in [1, 2] {
+        rig.send(&host.io, Sqe::read(cid, 1, 0, 1), 512);
+    }
+    assert_eq!(rig.states(&host.io), [(State::NeedBuffer, 1), (State::Executing, 1)]);
+    control.release_dropped();
+    rig.turn();
+    assert_eq!(rig.answer(&host.io).map(|answer| answer.cid), Some(1));
+    rig.cores[0].poll();
+    assert_eq!(rig.states(&host.io), [(State::Executing, 1)], "the disk has the other");
+    assert!(!rig.cores[0].has_submitted(host.io.id));
+    control.release_dropped();
+    rig.turn();
+    assert_eq!(rig.answer(&host.io).map(|answer| answer.cid), Some(2));
     rig.finish();
 }
 

@@ -128,28 +128,61 @@ impl Rig {
     }
 }
 
-#[test]
-fn a_reply_waits_for_those_of_disks_until_the_end_of_the_turn() {
-    for (connections, has_submitted, waits) in [
-        (1, false, false),
-        (1, true, true),
-        (FEW_CONNECTIONS, true, true),
-        (FEW_CONNECTIONS + 1, true, false),
-    ] {
-        let mut rig = Rig::new(connections);
-        rig.core.has_submitted = has_submitted;
-        let request = IcReq::new(0, DigestBits::new(), 0);
-        rig.hosts[0].write_all(request.as_bytes()).expect("sent");
-        while rig.core.steps[0] == 0 {
-            rig.shell.poll(&mut rig.core, Nanos::ZERO);
-        }
-        let at_once = rig.sent();
-        let ids: Vec<_> = rig.core.conns.iter().map(|(id, _)| ConnectionId(id)).collect();
-        ids.into_iter().for_each(|id| assert!(rig.shell.flush(&mut rig.core, id)));
-        let expected = if waits { (0, 128) } else { (128, 0) };
-        let case = format!("{connections} connections, submitted: {has_submitted}");
-        assert_eq!((at_once, rig.sent()), expected, "{case}");
+/// A rig whose first connection has received a request that is answered at once, in a batch of which a disk
+/// has commands or has none.
+fn asked(has_submitted: bool) -> (Rig, ConnectionId) {
+    let mut rig = Rig::new(2);
+    rig.core.has_submitted = has_submitted;
+    let request = IcReq::new(0, DigestBits::new(), 0);
+    rig.hosts[0].write_all(request.as_bytes()).expect("sent");
+    while rig.core.steps[0] == 0 {
+        rig.shell.poll(&mut rig.core, Nanos::ZERO);
     }
+    let first = rig.core.conns.iter().map(|(id, _)| ConnectionId(id)).next().expect("accepted");
+    (rig, first)
+}
+
+#[test]
+fn a_reply_waits_for_those_of_disks_until_the_end_of_the_next_turn() {
+    let (mut rig, _) = asked(false);
+    assert_eq!(rig.sent(), 128, "no disk has a command");
+
+    let (mut rig, id) = asked(true);
+    assert!(rig.shell.flush(&mut rig.core, id));
+    assert!(rig.shell.is_holding());
+    rig.shell.poll(&mut rig.core, Nanos::ZERO);
+    assert_eq!(rig.sent(), 0, "the next turn has not ended");
+    assert!(rig.shell.is_holding());
+    rig.shell.poll(&mut rig.core, Nanos::ZERO);
+    assert_eq!(rig.sent(), 128, "the next turn has ended");
+    assert!(!rig.shell.is_holding());
+    assert!(rig.shell.flush(&mut rig.core, id));
+    assert!(!rig.shell.is_holding(), "nothing is queued");
+}
+
+#[test]
+fn a_reply_that_waits_is_sent_with_that_of_a_disk() {
+    let (mut rig, id) = asked(true);
+    assert!(rig.shell.flush(&mut rig.core, id));
+    rig.core.has_submitted = false;
+    assert!(rig.shell.flush(&mut rig.core, id));
+    assert_eq!(rig.sent(), 128);
+    // Nothing is left for the turns in which it would have been sent.
+    for _ in 0..3 {
+        rig.shell.poll(&mut rig.core, Nanos::ZERO);
+    }
+    assert_eq!(rig.sent(), 0);
+    assert!(!rig.shell.is_holding());
+}
+
+#[test]
+fn a_reply_waits_once() {
+    let (mut rig, id) = asked(true);
+    assert!(rig.shell.flush(&mut rig.core, id));
+    // Flushed again while disks have commands of a later batch.
+    rig.shell.poll(&mut rig.core, Nanos::ZERO);
+    assert!(rig.shell.flush(&mut rig.core, id));
+    assert_eq!(rig.sent(), 128);
 }
 
 #[test]

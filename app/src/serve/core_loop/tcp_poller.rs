@@ -111,7 +111,7 @@ impl Poller<Core, CoreMessage> for TcpPoller {
     }
 
     fn is_quiet(&self, core: &Core) -> bool {
-        core.arrivals.tcp.is_empty() && core.now >= self.next_sleep
+        core.arrivals.tcp.is_empty() && core.now >= self.next_sleep && !self.shell.is_holding()
     }
 
     fn prepare_sleep(&mut self, core: &mut Core) -> bool {
