@@ -70,7 +70,10 @@ fn caches(answer: &Value) -> String {
         let (size, usable) = (Bytes::new(number(cache, "size")), Bytes::new(number(cache, "usable")));
         let state = match cache["resident_after_ms"].as_u64() {
             Some(ms) => format!("all resident after {}.{:03} s", ms / 1000, ms % 1000),
-            None => format!("{usable} resident so far, and in use"),
+            None if number(cache, "usable") < number(cache, "size") => {
+                format!("{usable} resident so far, and in use")
+            }
+            None => "in use, not all resident (see the log): cores touch it first".to_owned(),
         };
         let line = format!("cache of {disk}: {size}, {state}\n");
         if !lines.contains(&line) {
@@ -211,6 +214,7 @@ mod tests {
         let cache = |disk: &str, cache: Value| json!({ "disk": disk, "cache": cache });
         let answer = json!({ "namespaces": [
             cache("new", json!({ "size": 64 << 20, "usable": 2 << 20, "resident_after_ms": null })),
+            cache("short", json!({ "size": 64 << 20, "usable": 64 << 20, "resident_after_ms": null })),
             cache("old", json!({ "size": 64 << 20, "usable": 64 << 20, "resident_after_ms": 1034 })),
             cache("old", json!({ "size": 64 << 20, "usable": 64 << 20, "resident_after_ms": 1034 })),
             cache("without", Value::Null),
@@ -221,6 +225,7 @@ mod tests {
             lines,
             [
                 "cache of new: 64 MiB, 2 MiB resident so far, and in use",
+                "cache of short: 64 MiB, in use, not all resident (see the log): cores touch it first",
                 "cache of old: 64 MiB, all resident after 1.034 s",
             ]
         );

@@ -78,7 +78,7 @@ pub struct BenchTargetArgs {
     /// send and one receive per turn, data of reads neither checked nor copied, one payload for all writes
     #[arg(long)]
     pub bare: bool,
-    /// Compare with another subsystem of the target: both have the same load, in slices of 50 ms by turns,
+    /// Compare with another subsystem of the target: both have the same load, in slices by turns,
     /// and the ratio of the IOPS is the median over the pairs of slices; --seconds is the time of each; the
     /// span is that of the smaller one
     #[arg(long, value_name = "NQN", requires = "nqn")]

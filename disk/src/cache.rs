@@ -193,7 +193,13 @@ impl Drop for CachedDisk {
 /// A prepared change for [`DiskSource::set_cache`]: a new cache; `None`: removal of the cache.
 pub struct CacheChange(Option<Arc<Shared>>);
 
-fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<Shared>>, OpenError> {
+/// Creates a cache. Its memory becomes resident once that of `former`, the cache which it replaces, is
+/// unmapped: the two together may not fit the machine.
+fn make(
+    inner: &dyn DiskSource,
+    spec: Option<&CacheSpec>,
+    former: Option<MemoryWatch>,
+) -> Result<Option<Arc<Shared>>, OpenError> {
     let Some(spec) = spec else { return Ok(None) };
     if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&spec.bytes) {
         let allowed = format!("{CACHE_BYTES_MIN} to {CACHE_BYTES_MAX} bytes");
@@ -205,7 +211,7 @@ fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<S
         made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
     shared.mapped = inner.map_memory(&shared.frames.area())?;
     if let Some(memory) = memory {
-        memory::make_resident(memory, &shared.resident_after);
+        memory::make_resident(memory, &shared.resident_after, former);
     }
     Ok(Some(Arc::new(shared)))
 }
@@ -218,7 +224,7 @@ impl CachedDisk {
     /// [`OpenError`] when the size is out of range, or the memory cannot be reserved or mapped for the device
     /// of `inner`.
     pub fn new(inner: Arc<dyn DiskSource>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
-        let switch = Arc::new(Switch::new(make(&*inner, spec)?));
+        let switch = Arc::new(Switch::new(make(&*inner, spec, None)?));
         let weak = Arc::downgrade(&switch);
         inner.on_foreign_change(Box::new(move || {
             if let Some(switch) = weak.upgrade() {
@@ -287,7 +293,7 @@ impl DiskSource for CachedDisk {
             );
             return Err(OpenError::setting(self.name(), "cache", "new", allowed));
         }
-        Ok(Some(CacheChange(make(&*self.inner, spec)?)))
+        Ok(Some(CacheChange(make(&*self.inner, spec, self.memory_watch())?)))
     }
 
     fn set_cache(&self, change: CacheChange) {

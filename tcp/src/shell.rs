@@ -499,10 +499,11 @@ impl Shell {
             Received::Empty => Receive::Empty,
             Received::Closed | Received::Failed(_) => {
                 self.budget = self.budget.saturating_sub(1);
-                if received == Received::Closed {
-                    conn.on_peer_closed()
-                } else {
-                    conn.on_reset()
+                if received == Received::Closed && link.is_held {
+                    self.send(core, id);
+                }
+                if let Some(conn) = conn_of(core, id) {
+                    if received == Received::Closed { conn.on_peer_closed() } else { conn.on_reset() }
                 }
                 core.step(id);
                 Receive::Partial

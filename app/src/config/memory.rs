@@ -33,6 +33,7 @@ pub enum AllocationPhase {
 pub struct MemoryItem {
     /// The disk that it is for.
     disk: Option<Arc<DiskPlan>>,
+    is_cache: bool,
     what: Cow<'static, str>,
     /// Bytes of one allocation.
     pub each: u64,
@@ -45,7 +46,7 @@ pub struct MemoryItem {
 impl MemoryItem {
     /// Returns an item of one allocation of `each` bytes, not from reserved huge pages.
     fn new(what: impl Into<Cow<'static, str>>, each: u64, phase: AllocationPhase) -> MemoryItem {
-        MemoryItem { disk: None, what: what.into(), each, count: 1, phase, is_huge: false }
+        MemoryItem { disk: None, is_cache: false, what: what.into(), each, count: 1, phase, is_huge: false }
     }
 
     fn of_disk(
@@ -66,8 +67,9 @@ impl MemoryItem {
         }
     }
 
-    pub fn is_of_disk(&self) -> bool {
-        self.disk.is_some()
+    /// Returns the disk that it is for, and whether it is for the cache of that disk.
+    pub fn of(&self) -> Option<(&DiskPlan, bool)> {
+        self.disk.as_ref().map(|disk| (&**disk, self.is_cache))
     }
 
     fn times(self, count: u64) -> MemoryItem {
@@ -199,7 +201,10 @@ fn ram_items(disk: &Arc<DiskPlan>, is_rdma: bool) -> Vec<MemoryItem> {
 fn cache_items(disk: &Arc<DiskPlan>, is_rdma: bool) -> Vec<MemoryItem> {
     let Some(spec) = disk.cache else { return Vec::new() };
     let is_huge = spec.pages == Pages::Huge;
-    let of = |what: &'static str, each, phase, is_huge| MemoryItem::of_disk(disk, what, each, phase, is_huge);
+    let of = |what: &'static str, each, phase, is_huge| MemoryItem {
+        is_cache: true,
+        ..MemoryItem::of_disk(disk, what, each, phase, is_huge)
+    };
     let tables = spec.memory_bytes().saturating_sub(spec.bytes);
     let what = match (is_rdma, &disk.kind) {
         (true, _) => "cache, registered with RDMA devices",

@@ -244,7 +244,8 @@ static LIMITS: &[Key] = &[
     ),
     key("memory_overcommit", FLAG, "false").about(
         "true: full RAM disks may be larger than the memory that is available. They take memory only when \
-         they are written, and a machine that runs out of it kills the process, with all that was on them.",
+         they are written, caches take theirs at once. A machine that runs out of memory kills the process, \
+         with all that was on them.",
     ),
 ];
 

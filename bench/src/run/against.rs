@@ -21,6 +21,10 @@ use crate::report::{BenchResult, Latencies, median, per_second};
 /// Measured time of a slice. Long against the ramp, short against the seconds for which a virtual machine
 /// keeps its speed.
 const SLICE: Duration = Duration::from_millis(50);
+/// Latencies that a slice has at least, up to [`SLICE_MAX`]: the rate of a slice is that of whole commands.
+const SLICE_LATENCIES: f64 = 50.0;
+/// Longest slice: the other side does not keep its controllers alive meanwhile.
+const SLICE_MAX: Duration = Duration::from_secs(1);
 /// Time at the start of a slice that is not measured: the queue fills.
 const RAMP: Duration = Duration::from_millis(3);
 
@@ -90,6 +94,14 @@ impl<'a> Side<'a> {
     }
 }
 
+/// Returns the measured time of a slice for a load of `depth` commands in flight that has this rate, in
+/// commands per second.
+fn slice_for(rate: f64, depth: usize) -> Duration {
+    let wanted = SLICE_LATENCIES * depth as f64 / rate;
+    let (shortest, longest) = (SLICE.as_secs_f64(), SLICE_MAX.as_secs_f64());
+    if wanted < longest { Duration::from_secs_f64(wanted.max(shortest)) } else { SLICE_MAX }
+}
+
 /// Connects to both subsystems, runs the load on each by turns and returns the result of the first, with that
 /// of the other in [`Outcome::against`].
 pub(super) fn measure(
@@ -103,9 +115,9 @@ pub(super) fn measure(
     let other_args = BenchTargetArgs { nqn: Some(nqn.to_owned()), ..args.clone() };
     let mut first = Side::connect(args, &in_slice)?;
     let mut other = Side::connect(&other_args, &in_slice)?;
-    let slices = |time: Duration| time.as_nanos().div_ceil(first.plan.measured.as_nanos().max(1));
-    let warm_up = slices(WARM_UP);
-    let count = warm_up + slices(args.load.seconds);
+    let slices = |time: Duration, slice: Duration| time.as_nanos().div_ceil(slice.as_nanos().max(1));
+    let warm_up = slices(WARM_UP, first.plan.measured);
+    let mut count = warm_up + 1;
     let title = format!("bench {} {} by turns", args.load.rw, args.load.bs);
     // Fails only after a panic of the main thread.
     let _ = stages.send(Stage { title, total: Total::Time(2 * (WARM_UP + args.load.seconds)) });
@@ -114,7 +126,8 @@ pub(super) fn measure(
     (first.plan.units, other.plan.units) = (units, units);
     let mut ratios = Vec::new();
     let mut seeds = Random::new(first.plan.seed);
-    for pair in 0..count {
+    let mut pair = 0;
+    while pair < count {
         let (seed, is_counted) = (seeds.below(u64::MAX), pair >= warm_up);
         let rates = if pair.is_multiple_of(2) {
             let rate = first.slice(seed, is_counted, done)?;
@@ -126,9 +139,15 @@ pub(super) fn measure(
         if is_counted && rates != (0.0, 0.0) {
             ratios.push(rates.0 / rates.1);
         }
+        pair += 1;
+        if pair == warm_up {
+            let slice = slice_for(rates.0.min(rates.1), args.load.qd).min(args.load.seconds);
+            (first.plan.measured, other.plan.measured) = (slice, slice);
+            count = warm_up + slices(args.load.seconds, slice);
+        }
     }
     if first.sum.operations == 0 || other.sum.operations == 0 {
-        let rule = format!("no command has ended in the slices of {SLICE:?} of one of both");
+        let rule = format!("no command has ended in the slices of {:?} of one of both", first.plan.measured);
         return Err(BenchError::Size { option: "--against", value: nqn.to_owned(), rule });
     }
     let other = other.finish(&other_args);
@@ -136,4 +155,18 @@ pub(super) fn measure(
     outcome.tally.join(other.tally);
     outcome.against = Some(Against { result: other.result, iops_ratio: median(ratios.into_iter()) });
     Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_has_fifty_latencies_but_no_more_than_a_second() {
+        assert_eq!(slice_for(10_000.0, 1), SLICE, "0.1 ms");
+        assert_eq!(slice_for(100_000.0, 1000), Duration::from_millis(500), "10 ms");
+        for rate in [30.0, 0.0] {
+            assert_eq!(slice_for(rate, 1), SLICE_MAX);
+        }
+    }
 }

@@ -36,6 +36,18 @@ fn a_file_has_the_cache_that_it_is_given() {
 }
 
 #[test]
+fn a_cache_larger_than_the_memory_is_named() {
+    let directory = Directory::new();
+    let found = errors_on(&file(&directory, "size = \"64GiB\""), &machine());
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("disk[0].cache.size = \"64GiB\""), "{found:?}");
+    assert!(found[0].contains("the machine has 16 GiB, most of it for caches; make it smaller"), "{found:?}");
+    let found = errors_on(&file(&directory, "size = \"12GiB\""), &machine());
+    assert!(found[0].contains("disk[0].cache.size = \"12GiB\""), "{found:?}");
+    assert!(found[0].contains("8 GiB are available"), "{found:?}");
+}
+
+#[test]
 fn a_section_without_a_size_and_disks_that_have_no_cache_are_refused() {
     let directory = Directory::new();
     let found = errors(&file(&directory, ""));

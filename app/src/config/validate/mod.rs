@@ -372,12 +372,13 @@ fn check_memory(
     if at_start > machine.memory_bytes && !in_force.is_some_and(is_start_in_force) {
         let (asked, has) = (rounded(at_start), rounded(machine.memory_bytes));
         let what = format!("all that is taken at the start comes to {asked}, and the machine has {has}");
-        let of_disks: Vec<_> = items.iter().filter(|sum| sum.is_of_disk()).cloned().collect();
-        if memory::total_bytes(&of_disks, memory::AllocationPhase::Start) > at_start / 2
-            && let Some(location) = largest_ram_disk_location(root, plan)
+        let (of_disks, largest) = largest_of_disks(&items, memory::AllocationPhase::Start);
+        if of_disks > at_start / 2
+            && let Some((disk, is_cache)) = largest
+            && let Some(location) = size_location(root, plan, disk, is_cache)
         {
-            location
-                .refuse(errors, format!("{what}, most of it for the tables of RAM disks; make it smaller"));
+            let whose = if is_cache { "caches" } else { "the tables of RAM disks" };
+            location.refuse(errors, format!("{what}, most of it for {whose}; make it smaller"));
             return;
         }
         last_zone_location(root, "count").refuse(errors, format!("{what}; take fewer buffers"));
@@ -420,7 +421,8 @@ fn check_memory(
         return;
     };
     let what = format!("{asked}, and {has}; make it smaller, or set limits.memory_overcommit = true");
-    let location = largest_ram_disk_location(root, plan);
+    let largest = largest_of_disks(&items, memory::AllocationPhase::Filled).1;
+    let location = largest.and_then(|(disk, is_cache)| size_location(root, plan, disk, is_cache));
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, what);
 }
 
@@ -457,12 +459,7 @@ fn check_lockable(
         notes.push(format!("{words}: a process with this limit would not start"));
         return;
     }
-    let mut disks = root.sections("disk").iter().zip(&plan.disks);
-    let size = disks.find(|(_, disk)| disk.name == largest.name);
-    let location = size.and_then(|(node, disk)| {
-        let node = if disk.cache.is_some() { node.section("cache") } else { node };
-        Some(node.find::<u64>("size")?.location)
-    });
+    let location = size_location(root, plan, largest, largest.cache.is_some());
     let words = format!("{words}; make it smaller, or raise the limit (LimitMEMLOCK=infinity of a service)");
     location.unwrap_or_else(|| root.section("pool").location.clone()).refuse(errors, words);
 }
@@ -475,12 +472,22 @@ fn last_zone_location(root: &Node, key: &str) -> Location {
 }
 
 /// Returns the location of the `size` of the largest RAM disk; `None` without a RAM disk.
-fn largest_ram_disk_location(root: &Node, plan: &Plan) -> Option<Location> {
-    let disks = root.sections("disk").iter().zip(&plan.disks);
-    let (node, _) = disks
-        .filter(|(_, disk)| matches!(disk.kind, DiskKind::Ram { .. }))
-        .max_by_key(|(_, disk)| disk.bytes)?;
+fn size_location(root: &Node, plan: &Plan, disk: &DiskPlan, is_cache: bool) -> Option<Location> {
+    let mut disks = root.sections("disk").iter().zip(&plan.disks);
+    let (node, _) = disks.find(|(_, it)| it.name == disk.name)?;
+    let node = if is_cache { node.section("cache") } else { node };
     Some(node.find::<u64>("size")?.location)
+}
+
+/// Returns the memory of disks and caches that is allocated up to `phase`, and the disk with the largest part
+/// of it; true: for its cache.
+fn largest_of_disks(
+    items: &[memory::MemoryItem],
+    phase: memory::AllocationPhase,
+) -> (u64, Option<(&DiskPlan, bool)>) {
+    let of_disks = || items.iter().filter(|item| item.phase <= phase && item.of().is_some());
+    let bytes = of_disks().fold(0_u64, |sum, item| sum.saturating_add(item.bytes()));
+    (bytes, of_disks().max_by_key(|item| item.bytes()).and_then(memory::MemoryItem::of))
 }
 
 /// Notes RAM disks with a configured UUID or NGUID: after a restart they are empty under the same identity.

@@ -12,6 +12,7 @@
 
 mod words;
 
+use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -77,7 +78,7 @@ impl CacheFrames {
         let (mut frames, rights) = CacheFrames::map(shards, shard_frames, pages, has_seals)?;
         frames.words.withhold_all();
         let frames = Arc::new(frames);
-        let memory = CacheMemory { frames: Arc::downgrade(&frames), next: 0 };
+        let memory = CacheMemory { frames: Arc::downgrade(&frames), next: 0, error: None };
         Ok((frames, rights, memory))
     }
 
@@ -175,13 +176,15 @@ pub struct CacheMemory {
     frames: Weak<CacheFrames>,
     /// Number of steps taken.
     next: u32,
+    /// First error of a step.
+    error: Option<io::Error>,
 }
 
 impl CacheMemory {
     /// Makes the next 2 MiB resident and their frames free. The steps take turns between the shards, because
     /// the pages of a shard use only its frames. If the kernel has no memory or no such call (before Linux
-    /// 5.14), the frames become free all the same, and a data core touches them first. Returns false when all
-    /// frames are free or the cache is gone.
+    /// 5.14), the frames become free all the same, and a data core touches them first: see
+    /// [`CacheMemory::error`]. Returns false when all frames are free or the cache is gone.
     pub fn step(&mut self) -> bool {
         let Some(frames) = self.frames.upgrade() else { return false };
         let (words, shard_frames) = (&frames.words, frames.words.shard_frames());
@@ -191,9 +194,16 @@ impl CacheMemory {
         self.next += 1;
         let first = shard * shard_frames + at;
         let count = STEP_FRAMES.min(shard_frames - at);
-        let _ = frames.region.populate(first as usize * FRAME, count as usize * FRAME);
+        let populated = frames.region.populate(first as usize * FRAME, count as usize * FRAME);
+        self.error = self.error.take().or(populated.err());
         words.give(first..first + count);
         true
+    }
+
+    /// Returns the first error of the kernel, if not all of the memory of the steps so far is resident.
+    #[must_use]
+    pub fn error(&self) -> Option<&io::Error> {
+        self.error.as_ref()
     }
 }
 
