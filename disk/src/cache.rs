@@ -159,8 +159,8 @@ pub struct CacheUse {
     pub used_bytes: u64,
     /// Bytes that the cores may use: all of them, once the memory is resident.
     pub usable_bytes: u64,
-    /// Time from the creation until all of the memory was resident. `None` until then, and without
-    /// [`CacheSpec::is_resident`].
+    /// Time from the creation until all of the memory was resident. `None` until then, without
+    /// [`CacheSpec::is_resident`], and if the kernel refused.
     pub resident_after: Option<Duration>,
     /// Replacement policy.
     pub policy: PolicyKind,
@@ -193,13 +193,7 @@ impl Drop for CachedDisk {
 /// A prepared change for [`DiskSource::set_cache`]: a new cache; `None`: removal of the cache.
 pub struct CacheChange(Option<Arc<Shared>>);
 
-/// Creates a cache. Its memory becomes resident once that of `former`, the cache which it replaces, is
-/// unmapped: the two together may not fit the machine.
-fn make(
-    inner: &dyn DiskSource,
-    spec: Option<&CacheSpec>,
-    former: Option<MemoryWatch>,
-) -> Result<Option<Arc<Shared>>, OpenError> {
+fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<Shared>>, OpenError> {
     let Some(spec) = spec else { return Ok(None) };
     if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&spec.bytes) {
         let allowed = format!("{CACHE_BYTES_MIN} to {CACHE_BYTES_MAX} bytes");
@@ -211,7 +205,7 @@ fn make(
         made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
     shared.mapped = inner.map_memory(&shared.frames.area())?;
     if let Some(memory) = memory {
-        memory::make_resident(memory, &shared.resident_after, former);
+        memory::make_resident(memory, &shared.resident_after);
     }
     Ok(Some(Arc::new(shared)))
 }
@@ -224,7 +218,7 @@ impl CachedDisk {
     /// [`OpenError`] when the size is out of range, or the memory cannot be reserved or mapped for the device
     /// of `inner`.
     pub fn new(inner: Arc<dyn DiskSource>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
-        let switch = Arc::new(Switch::new(make(&*inner, spec, None)?));
+        let switch = Arc::new(Switch::new(make(&*inner, spec)?));
         let weak = Arc::downgrade(&switch);
         inner.on_foreign_change(Box::new(move || {
             if let Some(switch) = weak.upgrade() {
@@ -293,7 +287,7 @@ impl DiskSource for CachedDisk {
             );
             return Err(OpenError::setting(self.name(), "cache", "new", allowed));
         }
-        Ok(Some(CacheChange(make(&*self.inner, spec, self.memory_watch())?)))
+        Ok(Some(CacheChange(make(&*self.inner, spec)?)))
     }
 
     fn set_cache(&self, change: CacheChange) {

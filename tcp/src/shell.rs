@@ -499,7 +499,7 @@ impl Shell {
             Received::Empty => Receive::Empty,
             Received::Closed | Received::Failed(_) => {
                 self.budget = self.budget.saturating_sub(1);
-                if received == Received::Closed && link.is_held {
+                if received == Received::Closed {
                     self.send(core, id);
                 }
                 if let Some(conn) = conn_of(core, id) {

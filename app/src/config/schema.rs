@@ -244,7 +244,7 @@ static LIMITS: &[Key] = &[
     ),
     key("memory_overcommit", FLAG, "false").about(
         "true: full RAM disks may be larger than the memory that is available. They take memory only when \
-         they are written, caches take theirs at once. A machine that runs out of memory kills the process, \
+         they are written. Caches take theirs at once. A machine that runs out of memory kills the process, \
          with all that was on them.",
     ),
 ];

@@ -23,8 +23,8 @@ use crate::report::{BenchResult, Latencies, median, per_second};
 const SLICE: Duration = Duration::from_millis(50);
 /// Latencies that a slice has at least, up to [`SLICE_MAX`]: the rate of a slice is that of whole commands.
 const SLICE_LATENCIES: f64 = 50.0;
-/// Longest slice: the other side does not keep its controllers alive meanwhile.
-const SLICE_MAX: Duration = Duration::from_secs(1);
+/// Longest slice: the other side does not keep its controllers alive meanwhile. The shortest time-out is 1 s.
+const SLICE_MAX: Duration = Duration::from_millis(500);
 /// Time at the start of a slice that is not measured: the queue fills.
 const RAMP: Duration = Duration::from_millis(3);
 
@@ -95,11 +95,11 @@ impl<'a> Side<'a> {
 }
 
 /// Returns the measured time of a slice for a load of `depth` commands in flight that has this rate, in
-/// commands per second.
-fn slice_for(rate: f64, depth: usize) -> Duration {
+/// commands per second. At most a quarter of `seconds`, so that each side is the first of some pairs.
+fn slice_for(rate: f64, depth: usize, seconds: Duration) -> Duration {
     let wanted = SLICE_LATENCIES * depth as f64 / rate;
-    let (shortest, longest) = (SLICE.as_secs_f64(), SLICE_MAX.as_secs_f64());
-    if wanted < longest { Duration::from_secs_f64(wanted.max(shortest)) } else { SLICE_MAX }
+    let longest = if wanted < SLICE_MAX.as_secs_f64() { Duration::from_secs_f64(wanted) } else { SLICE_MAX };
+    longest.min(seconds / 4).max(SLICE.min(seconds))
 }
 
 /// Connects to both subsystems, runs the load on each by turns and returns the result of the first, with that
@@ -118,6 +118,7 @@ pub(super) fn measure(
     let slices = |time: Duration, slice: Duration| time.as_nanos().div_ceil(slice.as_nanos().max(1));
     let warm_up = slices(WARM_UP, first.plan.measured);
     let mut count = warm_up + 1;
+    let mut warm_up_rates = Vec::new();
     let title = format!("bench {} {} by turns", args.load.rw, args.load.bs);
     // Fails only after a panic of the main thread.
     let _ = stages.send(Stage { title, total: Total::Time(2 * (WARM_UP + args.load.seconds)) });
@@ -140,8 +141,11 @@ pub(super) fn measure(
             ratios.push(rates.0 / rates.1);
         }
         pair += 1;
+        if !is_counted {
+            warm_up_rates.push(rates.0.min(rates.1));
+        }
         if pair == warm_up {
-            let slice = slice_for(rates.0.min(rates.1), args.load.qd).min(args.load.seconds);
+            let slice = slice_for(median(warm_up_rates.drain(..)), args.load.qd, args.load.seconds);
             (first.plan.measured, other.plan.measured) = (slice, slice);
             count = warm_up + slices(args.load.seconds, slice);
         }
@@ -162,11 +166,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slice_has_fifty_latencies_but_no_more_than_a_second() {
-        assert_eq!(slice_for(10_000.0, 1), SLICE, "0.1 ms");
-        assert_eq!(slice_for(100_000.0, 1000), Duration::from_millis(500), "10 ms");
-        for rate in [30.0, 0.0] {
-            assert_eq!(slice_for(rate, 1), SLICE_MAX);
+    fn a_slice_has_fifty_latencies_but_no_more_than_half_a_second() {
+        let seconds = Duration::from_secs(10);
+        assert_eq!(slice_for(10_000.0, 1, seconds), SLICE, "0.1 ms");
+        assert_eq!(slice_for(100_000.0, 400, seconds), Duration::from_millis(200), "4 ms");
+        for rate in [30.0, 0.0, f64::NAN] {
+            assert_eq!(slice_for(rate, 1, seconds), SLICE_MAX);
+            assert_eq!(slice_for(rate, 1, Duration::from_millis(300)), Duration::from_millis(75));
+            assert_eq!(slice_for(rate, 1, Duration::from_millis(20)), Duration::from_millis(20));
         }
     }
 }

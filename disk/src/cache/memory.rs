@@ -4,36 +4,24 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use spindle_reactor::mem::{CacheMemory, MemoryWatch};
+use spindle_reactor::mem::CacheMemory;
 
-/// Period at which the thread looks whether the memory of the former cache is unmapped.
-const CHECK_PERIOD: Duration = Duration::from_millis(5);
-
-/// Makes all of `memory` resident on a thread of its own once `former` is unmapped, and sets `after` then.
+/// Makes all of `memory` resident on a thread of its own, and sets `after` then, unless the kernel refuses.
 /// The thread ends early when the owner of `after`, the cache, is gone. Called by a thread that is no data
 /// core: the new thread runs on its processors.
-pub(super) fn make_resident(
-    memory: CacheMemory,
-    after: &Arc<OnceLock<Duration>>,
-    former: Option<MemoryWatch>,
-) {
+pub(super) fn make_resident(memory: CacheMemory, after: &Arc<OnceLock<Duration>>) {
     // Shared, so that it is still here if there is no thread.
     let memory = Arc::new(Mutex::new(memory));
     let (its_memory, its_after) = (Arc::clone(&memory), Arc::downgrade(after));
-    let spawned =
-        Builder::new().name("cache-memory".to_owned()).spawn(move || run(&its_memory, &its_after, former));
+    let spawned = Builder::new().name("cache-memory".to_owned()).spawn(move || run(&its_memory, &its_after));
     if let Err(error) = spawned {
         tracing::warn!(%error, "no thread for the memory of a cache: the change waits until it is resident");
-        // The change, and with it the end of the former cache, waits for this call.
-        run(&memory, &Arc::downgrade(after), None);
+        run(&memory, &Arc::downgrade(after));
     }
 }
 
-fn run(memory: &Mutex<CacheMemory>, after: &Weak<OnceLock<Duration>>, former: Option<MemoryWatch>) {
+fn run(memory: &Mutex<CacheMemory>, after: &Weak<OnceLock<Duration>>) {
     let begin = Instant::now();
-    while after.strong_count() > 0 && former.as_ref().is_some_and(MemoryWatch::is_mapped) {
-        std::thread::park_timeout(CHECK_PERIOD);
-    }
     let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
     // Before each step: a step holds the frames, and their memory is given back only when nothing holds them.
     while after.strong_count() > 0 && memory.step() {}
@@ -57,29 +45,11 @@ mod tests {
         let (frames, _, memory) = CacheFrames::withheld(4, 1024, Pages::Base, false).expect("memory");
         let memory = Mutex::new(memory);
         let after = Arc::new(OnceLock::new());
-        run(&memory, &Arc::downgrade(&after), None);
+        run(&memory, &Arc::downgrade(&after));
         assert!(after.get().is_some() && frames.words().withheld() == 0);
         let (frames, _, memory) = CacheFrames::withheld(4, 1024, Pages::Base, false).expect("memory");
         let gone = Arc::downgrade(&Arc::new(OnceLock::new()));
-        run(&Mutex::new(memory), &gone, None);
+        run(&Mutex::new(memory), &gone);
         assert_eq!(frames.words().withheld(), 4 * 1024);
-    }
-
-    #[test]
-    fn memory_becomes_resident_once_that_of_the_former_cache_is_unmapped() {
-        let former = CacheFrames::withheld(4, 1024, Pages::Base, false).expect("memory").0;
-        let (frames, _, memory) = CacheFrames::withheld(4, 1024, Pages::Base, false).expect("memory");
-        let after = Arc::new(OnceLock::new());
-        let (its_after, watch) = (Arc::downgrade(&after), former.memory_watch());
-        let (done, is_done) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            run(&Mutex::new(memory), &its_after, Some(watch));
-            done.send(()).expect("waited for");
-        });
-        assert!(is_done.recv_timeout(4 * CHECK_PERIOD).is_err());
-        assert!(after.get().is_none() && frames.words().withheld() == 4 * 1024);
-        drop(former);
-        thread.join().expect("no panic");
-        assert!(after.get().is_some() && frames.words().withheld() == 0);
     }
 }

@@ -59,7 +59,7 @@ pub(super) struct Shared {
     pub(super) wants_touches: bool,
     /// Last count of [`Shared::present`], and its time.
     counted: Mutex<Option<(Instant, u32)>>,
-    /// Time until all of the memory was resident. Empty until then.
+    /// Time until all of the memory was resident. Empty until then, and if the kernel refused.
     pub(super) resident_after: Arc<OnceLock<Duration>>,
     /// Mapping of the frames for the inner disk's device, until dropped; `None`: the device needs no mapping.
     pub(super) mapped: Option<Box<dyn Any + Send + Sync>>,

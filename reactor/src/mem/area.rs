@@ -109,12 +109,6 @@ impl MemoryWatch {
         self.0.as_ptr().addr()
     }
 
-    /// Returns true until the memory is unmapped.
-    #[must_use]
-    pub fn is_mapped(&self) -> bool {
-        self.0.strong_count() > 0
-    }
-
     /// Returns the bytes that are in memory now; `None` once the memory is unmapped. Takes milliseconds for
     /// a large disk: never call it on a reactor core.
     #[must_use]
@@ -146,7 +140,7 @@ mod tests {
         let left = watch.resident().expect("a registration keeps it");
         assert!(left.huge == 0 && left.ordinary < 1 << 20, "{left:?}");
         drop(area);
-        assert!(watch.resident().is_none() && !watch.is_mapped());
+        assert_eq!(watch.resident(), None);
 
         let (cache, _) = CacheFrames::new(1, 16, Pages::Base, true).expect("memory");
         let area = cache.area();

@@ -196,6 +196,7 @@ fn a_reply_that_waits_is_sent_before_a_host_that_sends_no_more_is_closed() {
     rig.hosts[0].shutdown(std::net::Shutdown::Write).expect("shut down");
     let steps = rig.core.steps[0];
     while rig.core.steps[0] == steps {
+        rig.shell.budget = BUDGET;
         rig.shell.poll_direct(&mut rig.core);
     }
     assert_eq!(rig.sent(), 128);

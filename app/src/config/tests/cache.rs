@@ -41,7 +41,10 @@ fn a_cache_larger_than_the_memory_is_named() {
     let found = errors_on(&file(&directory, "size = \"64GiB\""), &machine());
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].contains("disk[0].cache.size = \"64GiB\""), "{found:?}");
-    assert!(found[0].contains("the machine has 16 GiB, most of it for caches; make it smaller"), "{found:?}");
+    assert!(
+        found[0].contains("the machine has 16 GiB, this cache the largest part; make it smaller"),
+        "{found:?}"
+    );
     let found = errors_on(&file(&directory, "size = \"12GiB\""), &machine());
     assert!(found[0].contains("disk[0].cache.size = \"12GiB\""), "{found:?}");
     assert!(found[0].contains("8 GiB are available"), "{found:?}");

@@ -373,16 +373,15 @@ fn check_memory(
         let (asked, has) = (rounded(at_start), rounded(machine.memory_bytes));
         let what = format!("all that is taken at the start comes to {asked}, and the machine has {has}");
         let (of_disks, largest) = largest_of_disks(&items, memory::AllocationPhase::Start);
-        if of_disks > at_start / 2
-            && let Some((disk, is_cache)) = largest
+        let largest = largest.filter(|_| of_disks > at_start / 2);
+        if let Some((disk, is_cache)) = largest
             && let Some(location) = size_location(root, plan, disk, is_cache)
         {
-            let whose = if is_cache { "caches" } else { "the tables of RAM disks" };
-            location.refuse(errors, format!("{what}, most of it for {whose}; make it smaller"));
-            return;
+            let ram = "most of it for the tables of RAM disks";
+            let whose = if is_cache { "this cache the largest part" } else { ram };
+            return location.refuse(errors, format!("{what}, {whose}; make it smaller"));
         }
-        last_zone_location(root, "count").refuse(errors, format!("{what}; take fewer buffers"));
-        return;
+        return last_zone_location(root, "count").refuse(errors, format!("{what}; take fewer buffers"));
     }
     let (huge, ordinary) = memory::huge_and_ordinary(plan, &items, machine.huge_bytes, notes);
     let is_in_force = |plan: &Plan| {
@@ -471,7 +470,7 @@ fn last_zone_location(root: &Node, key: &str) -> Location {
     at.map_or_else(|| pool.location.clone(), |at| at.location)
 }
 
-/// Returns the location of the `size` of the largest RAM disk; `None` without a RAM disk.
+/// Returns the location of the `size` of a disk or of its cache; `None` without one.
 fn size_location(root: &Node, plan: &Plan, disk: &DiskPlan, is_cache: bool) -> Option<Location> {
     let mut disks = root.sections("disk").iter().zip(&plan.disks);
     let (node, _) = disks.find(|(_, it)| it.name == disk.name)?;
@@ -479,15 +478,19 @@ fn size_location(root: &Node, plan: &Plan, disk: &DiskPlan, is_cache: bool) -> O
     Some(node.find::<u64>("size")?.location)
 }
 
-/// Returns the memory of disks and caches that is allocated up to `phase`, and the disk with the largest part
-/// of it; true: for its cache.
+/// Returns the memory of disks and caches that is allocated up to `phase`, and the RAM disk or cache with the
+/// largest part of it; true: a cache.
 fn largest_of_disks(
     items: &[memory::MemoryItem],
     phase: memory::AllocationPhase,
 ) -> (u64, Option<(&DiskPlan, bool)>) {
     let of_disks = || items.iter().filter(|item| item.phase <= phase && item.of().is_some());
     let bytes = of_disks().fold(0_u64, |sum, item| sum.saturating_add(item.bytes()));
-    (bytes, of_disks().max_by_key(|item| item.bytes()).and_then(memory::MemoryItem::of))
+    let has_size = |of: &Option<(&DiskPlan, bool)>| {
+        of.is_some_and(|(disk, is_cache)| is_cache || matches!(disk.kind, DiskKind::Ram { .. }))
+    };
+    let sized = of_disks().filter(|item| has_size(&item.of()));
+    (bytes, sized.max_by_key(|item| item.bytes()).and_then(memory::MemoryItem::of))
 }
 
 /// Notes RAM disks with a configured UUID or NGUID: after a restart they are empty under the same identity.
