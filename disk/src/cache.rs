@@ -205,7 +205,7 @@ fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<S
         made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
     shared.mapped = inner.map_memory(&shared.frames.area())?;
     if let Some(memory) = memory {
-        memory::make_resident(memory, &shared.resident_after);
+        memory::make_resident(memory, &shared.resident_after, inner.name());
     }
     Ok(Some(Arc::new(shared)))
 }

@@ -243,9 +243,9 @@ static LIMITS: &[Key] = &[
          that vanished holds its queues this long.",
     ),
     key("memory_overcommit", FLAG, "false").about(
-        "true: full RAM disks may be larger than the memory that is available. They take memory only when \
-         they are written. Caches take theirs at once. A machine that runs out of memory kills the process, \
-         with all that was on them.",
+        "true: full RAM disks may be larger than the memory that is available. A RAM disk takes memory as it \
+         is written, a cache when it is created. If the machine runs out of memory, the kernel kills the \
+         process, and the data of all RAM disks is lost.",
     ),
 ];
 

@@ -7,20 +7,26 @@ use std::time::{Duration, Instant};
 use spindle_reactor::mem::CacheMemory;
 
 /// Makes all of `memory` resident on a thread of its own, and sets `after` then, unless the kernel refuses.
-/// The thread ends early when the owner of `after`, the cache, is gone. Called by a thread that is no data
-/// core: the new thread runs on its processors.
-pub(super) fn make_resident(memory: CacheMemory, after: &Arc<OnceLock<Duration>>) {
+/// The thread ends early when the owner of `after`, the cache of `disk`, is gone. Called by a thread that is
+/// no data core: the new thread runs on its processors.
+pub(super) fn make_resident(memory: CacheMemory, after: &Arc<OnceLock<Duration>>, disk: &str) {
     // Shared, so that it is still here if there is no thread.
     let memory = Arc::new(Mutex::new(memory));
     let (its_memory, its_after) = (Arc::clone(&memory), Arc::downgrade(after));
-    let spawned = Builder::new().name("cache-memory".to_owned()).spawn(move || run(&its_memory, &its_after));
+    let its_disk = disk.to_owned();
+    let thread = Builder::new().name("cache-memory".to_owned());
+    let spawned = thread.spawn(move || run(&its_memory, &its_after, &its_disk));
     if let Err(error) = spawned {
-        tracing::warn!(%error, "no thread for the memory of a cache: the change waits until it is resident");
-        run(&memory, &Arc::downgrade(after));
+        tracing::warn!(
+            disk,
+            %error,
+            "no thread for the memory of its cache: the change waits until that is resident"
+        );
+        run(&memory, &Arc::downgrade(after), disk);
     }
 }
 
-fn run(memory: &Mutex<CacheMemory>, after: &Weak<OnceLock<Duration>>) {
+fn run(memory: &Mutex<CacheMemory>, after: &Weak<OnceLock<Duration>>, disk: &str) {
     let begin = Instant::now();
     let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
     // Before each step: a step holds the frames, and their memory is given back only when nothing holds them.
@@ -29,7 +35,7 @@ fn run(memory: &Mutex<CacheMemory>, after: &Weak<OnceLock<Duration>>) {
     match memory.error() {
         None => _ = after.set(begin.elapsed()),
         Some(error) => {
-            tracing::warn!(%error, "the memory of a cache is not resident: the cores touch it first")
+            tracing::warn!(disk, %error, "its cache is not resident: a core touches each page first")
         }
     }
 }
@@ -45,11 +51,11 @@ mod tests {
         let (frames, _, memory) = CacheFrames::withheld(4, 1024, Pages::Base, false).expect("memory");
         let memory = Mutex::new(memory);
         let after = Arc::new(OnceLock::new());
-        run(&memory, &Arc::downgrade(&after));
+        run(&memory, &Arc::downgrade(&after), "d");
         assert!(after.get().is_some() && frames.words().withheld() == 0);
         let (frames, _, memory) = CacheFrames::withheld(4, 1024, Pages::Base, false).expect("memory");
         let gone = Arc::downgrade(&Arc::new(OnceLock::new()));
-        run(&Mutex::new(memory), &gone);
+        run(&Mutex::new(memory), &gone, "d");
         assert_eq!(frames.words().withheld(), 4 * 1024);
     }
 }

@@ -66,6 +66,28 @@ fn replies_of_disks_do_not_wait_for_commands_that_got_memory_later() {
 }
 
 #[test]
+fn a_turn_takes_all_that_a_disk_has_ended() {
+    const READS: u16 = 60;
+    let (disk, control) = FaultDisk::new(pool_disk(512), 1);
+    let mut rig = Rig::new(Setup { zones: vec![(4096, 512)], ..Setup::small(vec![disk]) });
+    let (_, cntlid) = rig.admin(0, 0);
+    let queues = [1, 2, 3, 4].map(|qid| rig.io(0, Want { entries: 64, ..Want::io(cntlid, qid) }));
+    control.set(Fault::Drop, OpKind::Read, 1_000_000);
+    for queue in &queues {
+        for cid in 0..READS {
+            rig.send(queue, Sqe::read(cid, 1, 0, 1), 512);
+        }
+        assert_eq!(rig.states(queue), [(State::Executing, READS.into())]);
+    }
+    control.release_dropped();
+    rig.cores[0].poll();
+    for queue in &queues {
+        let executing = rig.states(queue).iter().filter(|(state, _)| *state == State::Executing).count();
+        assert_eq!(executing, 0, "240 in one turn");
+    }
+}
+
+#[test]
 fn who_comes_later_does_not_take_the_buffer_that_another_waits_for() {
     let (mut rig, _, [a, b]) = two_queues(&[(4096, 1)]);
     rig.send(&a, write(1), 512);

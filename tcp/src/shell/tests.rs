@@ -131,8 +131,8 @@ impl Rig {
     }
 }
 
-/// A rig whose first connection has received a request that is answered at once, in a batch of which a disk
-/// has commands or has none.
+/// Returns a rig and its first connection, which has received ICReq and has queued ICResp. `has_submitted`: a
+/// disk has a command of the same batch.
 fn asked(has_submitted: bool) -> (Rig, ConnectionId) {
     let mut rig = Rig::new(2);
     rig.core.has_submitted = has_submitted;

@@ -42,7 +42,7 @@ fn a_cache_larger_than_the_memory_is_named() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].contains("disk[0].cache.size = \"64GiB\""), "{found:?}");
     assert!(
-        found[0].contains("the machine has 16 GiB, this cache the largest part; make it smaller"),
+        found[0].contains("the machine has 16 GiB; the largest part is this cache; make it smaller"),
         "{found:?}"
     );
     let found = errors_on(&file(&directory, "size = \"12GiB\""), &machine());

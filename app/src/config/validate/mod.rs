@@ -377,9 +377,9 @@ fn check_memory(
         if let Some((disk, is_cache)) = largest
             && let Some(location) = size_location(root, plan, disk, is_cache)
         {
-            let ram = "most of it for the tables of RAM disks";
-            let whose = if is_cache { "this cache the largest part" } else { ram };
-            return location.refuse(errors, format!("{what}, {whose}; make it smaller"));
+            let ram = ", most of it for the tables of RAM disks";
+            let whose = if is_cache { "; the largest part is this cache" } else { ram };
+            return location.refuse(errors, format!("{what}{whose}; make it smaller"));
         }
         return last_zone_location(root, "count").refuse(errors, format!("{what}; take fewer buffers"));
     }
