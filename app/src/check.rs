@@ -9,7 +9,7 @@ use std::path::Path;
 
 use comfy_table::{CellAlignment, Table};
 use spindle_disk::medium_id;
-use spindle_initiator::Target;
+use spindle_nvme_initiator::Target;
 use spindle_reactor::run::Idle;
 use uuid::Uuid;
 
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_listener_is_printed_with_its_transport() {
         let mut plan = Config::builtin().plan().clone();
-        plan.listeners[0].transport = spindle_transport::TransportKind::Rdma;
+        plan.listeners[0].transport = spindle_nvme_transport::TransportKind::Rdma;
         let text = describe(&plan);
         for part in
             ["listener    NVMe/RDMA 127.0.0.1:4420,", "\n  nvme discover -t rdma -a 127.0.0.1 -s 4420\n"]

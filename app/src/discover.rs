@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde_json::{Value, json};
-use spindle_initiator::nvme_spec::log::{DiscoveryLogEntry, SubsystemType};
-use spindle_initiator::nvme_spec::nqn::{Nqn, NqnError};
-use spindle_initiator::{
+use spindle_nvme_initiator::nvme_spec::log::{DiscoveryLogEntry, SubsystemType};
+use spindle_nvme_initiator::nvme_spec::nqn::{Nqn, NqnError};
+use spindle_nvme_initiator::{
     AddressError, DISCOVERY_PORT, DiscoveryLog, Error, Host, NVME_RDMA_PORT, NVME_TCP_PORT, Options,
     TransportKind, discover, resolve, split_transport,
 };
@@ -128,9 +128,9 @@ fn to_json(address: SocketAddr, log: &DiscoveryLog) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use spindle_initiator::nvme_spec::Nqn;
-    use spindle_initiator::nvme_spec::log::{AddressFamily, TransportType};
-    use spindle_initiator::nvme_spec::nqn::padded_ascii;
+    use spindle_nvme_initiator::nvme_spec::Nqn;
+    use spindle_nvme_initiator::nvme_spec::log::{AddressFamily, TransportType};
+    use spindle_nvme_initiator::nvme_spec::nqn::padded_ascii;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! The log: lines on standard error, as text or as JSON. Standard output is for results.
 //!
 //! The level is `log.level` of the configuration, also after a reload. The environment variable `SPINDLE_LOG`
-//! overrides that level, also for single crates (`SPINDLE_LOG=spindle_tcp=debug,info`). A thread writes the
+//! overrides that level, also for single crates (`SPINDLE_LOG=spindle_nvme_tcp=debug,info`). A thread writes the
 //! lines ([`queue`]), so that a log without a reader does not block a core. Panics are log lines too.
 //!
 //! Callers limit the rate of lines that a peer can cause (`reactor::rate`), since only callers can identify
@@ -121,7 +121,7 @@ fn filter(level: Level, variable: Option<&str>) -> Result<EnvFilter, String> {
         Some(value) => EnvFilter::try_new(value).map_err(|error| {
             format!(
                 "{VARIABLE} = {value:?}: {error}; allowed are levels and crates with levels, like debug or \
-                 spindle_tcp=debug,info"
+                 spindle_nvme_tcp=debug,info"
             )
         }),
     }
@@ -211,7 +211,7 @@ mod tests {
     fn the_level_holds_and_the_environment_goes_before_it() {
         assert_eq!(written(LogFormat::Text, Level::WARN, None, one_line), "");
         assert_ne!(written(LogFormat::Text, Level::WARN, Some("info"), one_line), "");
-        assert_eq!(written(LogFormat::Text, Level::TRACE, Some("spindle_tcp=debug"), one_line), "");
+        assert_eq!(written(LogFormat::Text, Level::TRACE, Some("spindle_nvme_tcp=debug"), one_line), "");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!   table, JSON, plot <── Outcome ────   [fill] ─ load: warm-up, then measured ─ [check every block]
 //! ```
 //! Fill and check run with `--verify` only, and the fill only if the load has reads. A turn of the measuring
-//! thread is one [`QueueSet::poll`](spindle_initiator::QueueSet::poll). The clock is read once for all
+//! thread is one [`QueueSet::poll`](spindle_nvme_initiator::QueueSet::poll). The clock is read once for all
 //! completions of a queue, and the commands that replace them are sent in one call.
 //!
 //! With `--bare` another loop, of [`bare`], takes the place of the initiator's I/O queues. With `--against`,
@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use spindle_console::say;
-use spindle_initiator as initiator;
+use spindle_nvme_initiator as initiator;
 use spindle_reactor::affinity::{AffinityError, pin_current_thread};
 
 use crate::access::Access;

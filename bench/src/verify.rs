@@ -15,7 +15,7 @@
 //!
 //! Limit: 2^28 blocks. Their generations take 1 GiB.
 
-use spindle_initiator::Buf;
+use spindle_nvme_initiator::Buf;
 
 /// Most blocks of a table.
 pub(super) const BLOCKS_MAX: u64 = 1 << 28;
@@ -235,7 +235,7 @@ impl GenerationTable {
 
 #[cfg(test)]
 mod tests {
-    use spindle_initiator::{Pages, Pool, ZoneSpec};
+    use spindle_nvme_initiator::{Pages, Pool, ZoneSpec};
 
     use super::*;
 

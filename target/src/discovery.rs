@@ -24,8 +24,8 @@ use nvme_spec::log::{
 use nvme_spec::nqn::{Nqn, padded_ascii};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::zerocopy::little_endian::U16;
+use spindle_nvme_transport::{Peer, TransportKind};
 use spindle_reactor::lock::Lock;
-use spindle_transport::{Peer, TransportKind};
 
 use crate::snapshot::{Listener, Referral, Snapshot};
 

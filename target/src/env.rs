@@ -4,14 +4,14 @@
 //! counters, and two outboxes: messages for cores ([`Message`]) and notices for the log ([`Notice`]). A queue
 //! pair has no access to other queue pairs. It sends them messages, even on the same core.
 
-use spindle_transport::{ConnectionId, RequestId};
+use spindle_nvme_transport::{ConnectionId, RequestId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use spindle_disk::{Disk, Done};
+use spindle_nvme_transport::CloseReason;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Holder, Pool, Share};
-use spindle_transport::CloseReason;
 
 use crate::busy::Busy;
 use crate::controller::ErrorRecord;

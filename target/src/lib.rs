@@ -2,7 +2,7 @@
 //! discovery. **Read this crate first**; the others are listed below.
 //!
 //! The crate makes no system call, reads no clock and has no thread. Input: bytes or completions of a
-//! connection (through a [`Transport`](spindle_transport::Transport)), completions of disks, the time,
+//! connection (through a [`Transport`](spindle_nvme_transport::Transport)), completions of disks, the time,
 //! messages of other cores. Output: replies, disk commands, messages to cores, notices for the log. The same
 //! code runs in the binary, in the seeded simulator and in the fuzzers.
 //!
@@ -57,15 +57,15 @@
 //!
 //! | crate | contents |
 //! |---|---|
-//! | [`spindle_transport`] | the interface between this crate and a connection: `Transport`, `Connections` |
+//! | [`spindle_nvme_transport`] | the interface between this crate and a connection: `Transport`, `Connections` |
 //! | [`spindle_disk`] | the interface of a disk: `DiskSource`, `Disk`; kinds `ram`, `null`, `file`, `ng` |
-//! | [`spindle_tcp`] | NVMe/TCP: `controller::Conn`, and `shell::Shell` with the sockets |
+//! | [`spindle_nvme_tcp`] | NVMe/TCP: `controller::Conn`, and `shell::Shell` with the sockets |
 //! | [`spindle_reactor`] | the loop of a core (`run`), its memory (`mem`), sockets, io_uring, mailboxes |
 //! | [`spindle`] | the binary: configuration, `serve` (one `CoreLoop` per core), `bench`, `status` |
 //! | [`spindle_rdma`] | NVMe/RDMA: `controller::Conn`, and `shell::Shell` with the queue pairs |
 //! | [`spindle_rdma_verbs`] | libibverbs and librdmacm |
 //! | [`spindle_nvme_pcie`] | the user-space driver of NVMe drives |
-//! | [`spindle_initiator`] | the host side as a library |
+//! | [`spindle_nvme_initiator`] | the host side as a library |
 //! | [`spindle_disk_remote`] | a disk that is a namespace of another target |
 //! | [`nvme_spec`] | wire types that the other crates use |
 //! | [`spindle_tests`] | the simulator, and a target inside a test (`embedded`) |
@@ -74,12 +74,12 @@
 //! begin with: `cargo run --example embedded_target`, `disk_kind`, `read_block`.
 //!
 //! [`spindle`]: ../spindle/index.html
-//! [`spindle_initiator`]: ../spindle_initiator/index.html
+//! [`spindle_nvme_initiator`]: ../spindle_nvme_initiator/index.html
 //! [`spindle_nvme_pcie`]: ../spindle_nvme_pcie/index.html
 //! [`spindle_rdma`]: ../spindle_rdma/index.html
 //! [`spindle_rdma_verbs`]: ../spindle_rdma_verbs/index.html
 //! [`spindle_disk_remote`]: ../spindle_disk_remote/index.html
-//! [`spindle_tcp`]: ../spindle_tcp/index.html
+//! [`spindle_nvme_tcp`]: ../spindle_nvme_tcp/index.html
 //! [`spindle_tests`]: ../spindle_tests/index.html
 #![forbid(unsafe_code)]
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use nvme_spec::nqn::Nqn;
 use nvme_spec::status::Status;
-use spindle_transport::CloseReason;
+use spindle_nvme_transport::CloseReason;
 
 use crate::orphaned_commands::ORPHAN_MAX;
 use crate::qpair::{FETCH_TIMEOUT, STARVED_TIMEOUT};

@@ -13,7 +13,7 @@
 //! Connect to the subsystem waits. The reason: a write that has begun at a disk cannot be cancelled, and may
 //! overwrite later writes of the host.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::sync::Arc;
 
 use spindle_reactor::clock::Nanos;

@@ -5,16 +5,16 @@
 //! [`Arc<ControllerShared>`]. A command on an I/O queue costs a few relaxed loads (`is_ready`, `has_traffic`,
 //! `feature_bits`) and, about once per keep-alive period, one store (`has_traffic`).
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use nvme_spec::nqn::Nqn;
 use nvme_spec::optimistic::Attachment;
+use spindle_nvme_transport::Peer;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::SealedFrames;
-use spindle_transport::Peer;
 
 /// Most I/O queues of one controller: the number of bits in the bit map of [`ControllerShared`].
 pub const IO_QUEUES_MAX: u16 = 128;

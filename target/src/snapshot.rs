@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use nvme_spec::nqn::Nqn;
 use spindle_disk::{DiskSource, Geometry};
-use spindle_transport::TransportKind;
+use spindle_nvme_transport::TransportKind;
 
 use crate::counters::NamespaceCounters;
 use crate::discovery::DiscoveryLogs;

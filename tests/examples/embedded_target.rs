@@ -8,7 +8,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 use std::time::Duration;
 
 use spindle_disk::{RamDisk, RamSpec};
-use spindle_initiator::{Controller, Host, Options, Pages, Pool, Target, TransportKind, ZoneSpec};
+use spindle_nvme_initiator::{Controller, Host, Options, Pages, Pool, Target, TransportKind, ZoneSpec};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mailbox::{Mailbox, mesh};
 use spindle_reactor::net::Listener;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use nvme_spec::Sqe;
 use nvme_spec::tcp::{Extent, H2cData, LAST_PDU, PduType, R2t};
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_initiator::{
+use spindle_nvme_initiator::{
     Controller, Host, IoQueue, Namespace, Options, Pages, Pool, QueueSet, Target, TransportKind, ZoneSpec,
 };
 use spindle_reactor::clock::Nanos;

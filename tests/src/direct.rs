@@ -1,6 +1,6 @@
 //! A target core with one connected I/O queue, driven by hand: no sockets, no chance, no threads.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::io::IoSlice;
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use nvme_spec::register::CC;
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{BlockRange, CoreContext, DiskSource, IoRequest, Op, Prepared, Token};
+use spindle_nvme_tcp::RxBatch;
+use spindle_nvme_tcp::controller::{Conn, ConnConfig};
+use spindle_nvme_tcp::host::{self, HostConfig, HostData, HostEvent};
+use spindle_nvme_transport::{Connections, Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{ControllerLimits, Snapshot};
-use spindle_tcp::RxBatch;
-use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, HostConfig, HostData, HostEvent};
-use spindle_transport::{Connections, Peer, TransportKind};
 
 use crate::snapshot::SnapshotBuilder;
 

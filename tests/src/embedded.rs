@@ -12,6 +12,10 @@
 use std::io;
 use std::sync::Arc;
 
+use spindle_nvme_tcp::controller::{Conn, ConnConfig};
+use spindle_nvme_tcp::shell::{Incoming, Shell, ShellConfig};
+use spindle_nvme_transport::admission::Admission;
+use spindle_nvme_transport::{Peer, TransportKind};
 use spindle_reactor::clock::{Clock, Nanos, wall_ms};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Interest, Listener, Watcher};
@@ -19,10 +23,6 @@ use spindle_reactor::run::{Poller, Shared, Turn};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::snapshot::Snapshot;
-use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::shell::{Incoming, Shell, ShellConfig};
-use spindle_transport::admission::Admission;
-use spindle_transport::{Peer, TransportKind};
 
 /// Most connections.
 const CONNECTIONS: usize = 16;

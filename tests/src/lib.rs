@@ -39,7 +39,7 @@ pub mod sim;
 pub mod snapshot;
 
 /// What the shells of a core do in a receive pass, where nothing waits to be received.
-pub fn receive_pass<T: spindle_transport::Transport>(core: &mut spindle_target::core::TargetCore<T>) {
-    use spindle_transport::{Connections, TransportKind};
+pub fn receive_pass<T: spindle_nvme_transport::Transport>(core: &mut spindle_target::core::TargetCore<T>) {
+    use spindle_nvme_transport::{Connections, TransportKind};
     TransportKind::ALL.into_iter().for_each(|transport| core.passed(transport));
 }

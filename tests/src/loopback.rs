@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Target::start(config) ─ spindle serve -c FILE ─ stderr ──> reader thread ──> lines (wait_for)
-//!   Host::connect ─ spindle-initiator ─ TCP on 127.0.0.1 or ::1 ──^
+//!   Host::connect ─ spindle-nvme-initiator ─ TCP on 127.0.0.1 or ::1 ──^
 //! ```
 //! Waits are blocking reads with a time-out; the child is killed when its handle is dropped. [`raw`] is a
 //! host that can stop anywhere in a PDU.
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use nvme_spec::nqn::Nqn;
 use rustix::process::{Pid, Signal, kill_process};
-use spindle_initiator as host;
+use spindle_nvme_initiator as host;
 
 /// Name of the subsystem of [`config`].
 pub const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:loopback";

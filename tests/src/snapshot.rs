@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use spindle_disk::DiskSource;
+use spindle_nvme_transport::TransportKind;
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::discovery::DiscoveryLogs;
 use spindle_target::snapshot::{
     AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
 };
-use spindle_transport::TransportKind;
 
 use crate::direct::name;
 

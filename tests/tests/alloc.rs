@@ -13,6 +13,7 @@ use spindle_disk::{
 };
 use spindle_nvme_emulator::EmulatorSpec;
 use spindle_nvme_pcie::Settings;
+use spindle_nvme_transport::host::{HostData, HostEvent};
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
@@ -20,7 +21,6 @@ use spindle_tests::direct::Direct;
 use spindle_tests::drive::threads::Threads;
 use spindle_tests::drive::world::World;
 use spindle_tests::fabric::direct as rdma;
-use spindle_transport::host::{HostData, HostEvent};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -7,6 +7,8 @@ use nvme_spec::Sqe;
 use spindle_disk::DiskSource;
 use spindle_disk::fault::{Fault, FaultDisk};
 use spindle_disk::ram::{RamDisk, RamSpec};
+use spindle_nvme_transport::host::HostData;
+use spindle_nvme_transport::{CloseReason, Connections, Transport};
 use spindle_rdma::controller::Phase;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, ZoneSpec};
@@ -14,8 +16,6 @@ use spindle_tests::fabric::direct::{Direct, connect, end, setting};
 use spindle_tests::fabric::{Link, Setting, Weather};
 use spindle_tests::sim::disk::PoolDisk;
 use spindle_tests::sim::{self, Rng};
-use spindle_transport::host::HostData;
-use spindle_transport::{CloseReason, Connections, Transport};
 
 fn ram() -> Arc<dyn DiskSource> {
     let spec = RamSpec { bytes: 4 << 20, block_bytes: 512, pages: Pages::Base, has_seals: false };

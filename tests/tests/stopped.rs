@@ -14,17 +14,17 @@ use nvme_spec::register::{CC, Cc};
 use nvme_spec::tcp::{CapsuleResp, DigestBits, IcReq};
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_disk::{NullDisk, NullSpec};
+use spindle_nvme_tcp::controller::{Conn, ConnConfig};
+use spindle_nvme_tcp::shell::{Incoming, Shell, ShellConfig};
+use spindle_nvme_transport::admission::Admission;
+use spindle_nvme_transport::{Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Listener, Readiness, Ready};
 use spindle_target::core::{CoreSettings, TargetCore};
-use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::shell::{Incoming, Shell, ShellConfig};
 use spindle_tests::loopback::raw::{capsule, connect_capsule_to};
 use spindle_tests::loopback::{SUBSYSTEM, target};
 use spindle_tests::snapshot::SnapshotBuilder;
-use spindle_transport::admission::Admission;
-use spindle_transport::{Peer, TransportKind};
 
 /// Each has an admin queue and an I/O queue, and a turn receives from 64 connections.
 const HOSTS: usize = 90;

@@ -57,7 +57,7 @@ const UNSAFE: &[&str] = &[
 const SLEEPS: &[&str] = &[
     "app/src/nvme/change.rs",
     "disk/src/lock.rs",
-    "initiator/src/controller/bring_up.rs",
+    "nvme/initiator/src/controller/bring_up.rs",
     "nvme/pcie/src/drive.rs",
     "tests/medium/src/stamps.rs",
 ];
@@ -376,13 +376,16 @@ fn crates_reached(needs: &BTreeMap<String, BTreeSet<String>>, name: &str) -> BTr
 #[test]
 fn no_transport_needs_the_target_and_none_is_needed_by_it() {
     let (needs, _) = crates();
-    for name in ["spindle-tcp", "spindle-rdma", "spindle-initiator"] {
+    for name in ["spindle-nvme-tcp", "spindle-rdma", "spindle-nvme-initiator"] {
         let reached = crates_reached(&needs, name);
         assert!(reached.len() > 2 && !reached.contains("spindle-target"), "{name} needs {reached:?}");
     }
     let of_target = crates_reached(&needs, "spindle-target");
-    assert!(of_target.contains("spindle-transport") && of_target.contains("spindle-disk"), "{of_target:?}");
-    for name in ["spindle-tcp", "spindle-rdma", "spindle-rdma-verbs", "spindle-nvme-pcie"] {
+    assert!(
+        of_target.contains("spindle-nvme-transport") && of_target.contains("spindle-disk"),
+        "{of_target:?}"
+    );
+    for name in ["spindle-nvme-tcp", "spindle-rdma", "spindle-rdma-verbs", "spindle-nvme-pcie"] {
         assert!(!of_target.contains(name), "the target needs {name}");
     }
 }

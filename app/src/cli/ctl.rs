@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
-use spindle_initiator::{NVME_TCP_PORT, TransportKind, split_transport};
+use spindle_nvme_initiator::{NVME_TCP_PORT, TransportKind, split_transport};
 use spindle_nvme_pcie::PciAddress;
 
 use super::{at_least_one, pci_address};

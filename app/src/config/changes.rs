@@ -9,14 +9,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_initiator::{OptimisticOptions, Target};
+use spindle_nvme_initiator::{OptimisticOptions, Target};
+use spindle_nvme_tcp::controller::ConnConfig;
+use spindle_nvme_tcp::shell::ShellConfig;
+use spindle_nvme_transport::TransportKind;
 use spindle_rdma::shell::ShellConfig as RdmaConfig;
 use spindle_reactor::mem::{Pages, ZoneSpec};
 use spindle_reactor::run::Idle;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits};
-use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::shell::ShellConfig;
-use spindle_transport::TransportKind;
 
 use super::plan::{
     ControlPlan, DiskKind, DiskPlan, LimitsPlan, ListenerPlan, LogFormat, LogPlan, NamespacePlan, Plan,

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
 use spindle_disk::{CacheSpec, DelaySpec};
-use spindle_initiator::{OptimisticOptions, Target};
+use spindle_nvme_initiator::{OptimisticOptions, Target};
 use spindle_nvme_pcie::PciAddress;
+use spindle_nvme_tcp::controller::ConnConfig;
+use spindle_nvme_tcp::shell::ShellConfig;
+use spindle_nvme_transport::TransportKind;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::run::Idle;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits};
-use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::shell::ShellConfig;
-use spindle_transport::TransportKind;
 
 use crate::size::Bytes;
 

@@ -551,7 +551,7 @@ static DISCOVERY: &[Key] = &[key("keep_alive_ms", Kind::Integer { min: 1000, max
 static LOG: &[Key] = &[
     key("level", Kind::Word(&["error", "warn", "info", "debug", "trace"]), "\"info\"").about(
         "Least urgent lines that are written. info has a line for each connect and disconnect, none for a \
-         command. The environment variable SPINDLE_LOG (spindle_tcp=debug,info) goes before it.",
+         command. The environment variable SPINDLE_LOG (spindle_nvme_tcp=debug,info) goes before it.",
     ),
     key("format", Kind::Word(&["text", "json"]), "\"text\"").about("text for people, json for collectors."),
     key("peer_lines_per_s", Kind::Integer { min: 1, max: 100_000 }, "10").about(

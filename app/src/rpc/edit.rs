@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use nvme_spec::nqn::Nqn;
 use serde_json::{Value, json};
+use spindle_nvme_transport::TransportKind;
 use spindle_target::snapshot::AllowedHosts;
-use spindle_transport::TransportKind;
 use toml_edit::{Array, Item, Table, value};
 
 use super::Failure;

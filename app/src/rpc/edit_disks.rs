@@ -2,7 +2,7 @@
 //! namespaces.
 
 use serde_json::{Value, json};
-use spindle_transport::TransportKind;
+use spindle_nvme_transport::TransportKind;
 use toml_edit::{Item, Table, value};
 
 use super::Failure;

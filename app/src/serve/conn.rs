@@ -1,11 +1,11 @@
 //! [`Conn`]: a connection of any transport; the type with which the binary instantiates `TargetCore`.
 
 use nvme_spec::sqe::Sqe;
+use spindle_nvme_tcp::controller as tcp;
+use spindle_nvme_transport::RequestId;
+use spindle_nvme_transport::{CloseReason, Event, Holds, Limits, Reply, Transport};
 use spindle_rdma::controller as rdma;
 use spindle_reactor::mem::Buf;
-use spindle_tcp::controller as tcp;
-use spindle_transport::RequestId;
-use spindle_transport::{CloseReason, Event, Holds, Limits, Reply, Transport};
 
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "the other one is boxed so that this one is not")]

@@ -22,6 +22,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
+use spindle_nvme_transport::admission::{Admission, Admitted};
 use spindle_rdma::shell as rdma;
 use spindle_reactor::clock::{Clock, wall_ms};
 use spindle_reactor::mailbox::Mailbox;
@@ -32,7 +33,6 @@ use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::Snapshot;
-use spindle_transport::admission::{Admission, Admitted};
 
 use self::acceptor::Acceptor;
 use self::rdma_poller::RdmaPoller;

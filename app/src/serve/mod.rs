@@ -41,6 +41,8 @@ use registrar::{NextSnapshot, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, SignalsInfo};
+use spindle_nvme_transport::TransportKind;
+use spindle_nvme_transport::admission::Admission;
 use spindle_optimistic::Service;
 use spindle_rdma::shell::{KnownDevices, SharedDevice};
 use spindle_reactor::mailbox::{Remote, mesh};
@@ -48,8 +50,6 @@ use spindle_reactor::net::Listener as Socket;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{Listener, Snapshot};
-use spindle_transport::TransportKind;
-use spindle_transport::admission::Admission;
 
 use crate::cli::ServeArgs;
 use crate::config::{Config, ConfigErrors, Origins, Plan, connect_line, group_id};

@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use spindle_disk::OpenError;
 use spindle_nvme_pcie::PciAddress;
+use spindle_nvme_transport::TransportKind;
 use spindle_rdma::shell::check_address;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
-use spindle_transport::TransportKind;
 
 use self::open_attempts::{OpenAttempts, REMOTE_RETRY_PERIOD};
 use self::retired::{RETIRED_MAX, RetiredMemory, memory_of};

@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use spindle_disk::CacheUse;
+use spindle_nvme_transport::TransportKind;
 use spindle_reactor::run::Turns;
 use spindle_target::shared::{ControllerShared, Registry};
 use spindle_target::snapshot::Snapshot;
-use spindle_transport::TransportKind;
 
 use super::core_loop::{PublishedListeners, RdmaListeners};
 use crate::config::{DiskPlan, Plan};

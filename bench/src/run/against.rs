@@ -50,7 +50,7 @@ struct Side<'a> {
 impl<'a> Side<'a> {
     fn connect(args: &BenchTargetArgs, done: &'a AtomicU64) -> Result<Side<'a>, BenchError> {
         let connected = target::connect(args)?;
-        let allowed = connected.queues.first().map_or(0, spindle_initiator::IoQueue::transfer_bytes_max);
+        let allowed = connected.queues.first().map_or(0, spindle_nvme_initiator::IoQueue::transfer_bytes_max);
         let mut plan = target::plan(args, &connected.namespace, allowed)?;
         plan.warm_up = RAMP;
         plan.measured = SLICE.min(args.load.seconds);

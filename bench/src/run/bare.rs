@@ -26,7 +26,7 @@ use initiator::{
     Buf, Clock, Controller, Failure, Loss, Namespace, Nanos, Pages, Pool, TransportKind, Violation, ZoneSpec,
 };
 use serde_json::{Map, json};
-use spindle_initiator as initiator;
+use spindle_nvme_initiator as initiator;
 use spindle_reactor::net::{Received, Socket};
 
 use super::engine::{

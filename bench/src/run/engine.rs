@@ -8,7 +8,7 @@ use initiator::{
     Pool, QueueSet, Target, ZoneSpec,
 };
 use serde_json::{Map, Value, json};
-use spindle_initiator as initiator;
+use spindle_nvme_initiator as initiator;
 
 use super::job::{Command, Job, cpu_time};
 use super::target::Connected;

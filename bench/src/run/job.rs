@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use spindle_initiator::{Buf, Failure, Nanos};
+use spindle_nvme_initiator::{Buf, Failure, Nanos};
 
 use super::{BenchError, ERRORS_SHOWN, Measured, Plan};
 use crate::random::Random;
@@ -449,7 +449,7 @@ pub(super) fn cpu_time() -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use spindle_initiator::{Pages, Pool, ZoneSpec};
+    use spindle_nvme_initiator::{Pages, Pool, ZoneSpec};
 
     use super::*;
     use crate::access::Access;

@@ -10,7 +10,7 @@ use initiator::{
     Controller, Host, IoQueue, NVME_RDMA_PORT, NVME_TCP_PORT, Namespace, OptimisticOptions, Options,
     RegistrationLimits, Target, TransportKind,
 };
-use spindle_initiator as initiator;
+use spindle_nvme_initiator as initiator;
 
 use super::{BenchError, Plan, WARM_UP};
 use crate::args::BenchTargetArgs;

@@ -12,7 +12,7 @@ use std::thread;
 use serde_json::{Value, json};
 use spindle_console::say;
 use spindle_console::size::Bytes;
-use spindle_initiator::{TransportKind, split_transport};
+use spindle_nvme_initiator::{TransportKind, split_transport};
 
 use super::{BenchError, measure, target};
 use crate::access::Access;

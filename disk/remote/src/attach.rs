@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use spindle_initiator::{Backoff, Error, OptimisticCounts};
+use spindle_nvme_initiator::{Backoff, Error, OptimisticCounts};
 use spindle_reactor::clock::Nanos;
 
 use crate::far::{Far, FarQueue};

@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use spindle_initiator::Namespace;
+use spindle_nvme_initiator::Namespace;
 use spindle_reactor::clock::{Clock, Nanos};
 
 /// All claims of the process: a short list.
@@ -82,7 +82,7 @@ impl Drop for Claim {
 #[cfg(test)]
 mod tests {
     use nvme_spec::identify::IdentifyNamespace;
-    use spindle_initiator::Identity;
+    use spindle_nvme_initiator::Identity;
 
     use super::*;
 

@@ -15,8 +15,8 @@ use spindle_disk::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner,
     Token,
 };
-use spindle_initiator::nvme_spec::status::Status;
-use spindle_initiator::{Failure, OptimisticOptions, Options, Refusal, Refused};
+use spindle_nvme_initiator::nvme_spec::status::Status;
+use spindle_nvme_initiator::{Failure, OptimisticOptions, Options, Refusal, Refused};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
@@ -204,7 +204,7 @@ impl<F: Far> RemoteCore<F> {
     }
 
     #[cold]
-    fn on_refused(&mut self, number: u64, error: &spindle_initiator::Error) {
+    fn on_refused(&mut self, number: u64, error: &spindle_nvme_initiator::Error) {
         // Logged once: attempts continue without limit.
         if !std::mem::replace(&mut self.is_refusal_logged, true) {
             let disk = &self.shared.name;

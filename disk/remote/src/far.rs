@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
-use spindle_initiator::{
+use spindle_nvme_initiator::{
     Association, Error, Failure, HostData, IoQueue, Loss, Opening, OptimisticCounts, OptimisticGrant,
     OptimisticOpening, Refused,
 };

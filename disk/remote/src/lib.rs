@@ -58,7 +58,7 @@ use std::time::Duration;
 
 use nvme_spec::identify::Oncs;
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, OptimisticReads, ResizeError};
-use spindle_initiator::{Association, Clock, Identity, OptimisticOptions, Target};
+use spindle_nvme_initiator::{Association, Clock, Identity, OptimisticOptions, Target};
 
 use crate::claim::Claim;
 use crate::core::RemoteCore;

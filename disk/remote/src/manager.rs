@@ -10,7 +10,7 @@ use nvme_spec::identify::{IdentifyController, IdentifyNamespace, Nsattr, Oncs, V
 use nvme_spec::log::LogId;
 use nvme_spec::sqe::NSID_ALL;
 use spindle_disk::{Geometry, OpenError, medium_id};
-use spindle_initiator::{
+use spindle_nvme_initiator::{
     Association, Backoff, Clock, Controller, ControllerEvent, Error, Former, Namespace, Options, Target,
 };
 use spindle_reactor::clock::Nanos;
@@ -495,7 +495,7 @@ fn reshape(before: Shape, vwc: Vwc, namespace: &Namespace, identify: &IdentifyNa
 
 #[cfg(test)]
 mod tests {
-    use spindle_initiator::Identity;
+    use spindle_nvme_initiator::Identity;
 
     use super::*;
 

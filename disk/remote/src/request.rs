@@ -5,7 +5,7 @@ use nvme_spec::Sqe;
 use nvme_spec::io::{DsmRange, ReadWriteCdw12};
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_disk::{BlockRange, DiskError, Done, Op, Token};
-use spindle_initiator::HostData;
+use spindle_nvme_initiator::HostData;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 

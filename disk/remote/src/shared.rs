@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme_spec::identify::Oncs;
 use spindle_disk::{BlockRange, Geometry, OptimisticReads};
-use spindle_initiator::Error;
+use spindle_nvme_initiator::Error;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::Waker;
 

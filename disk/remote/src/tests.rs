@@ -15,7 +15,7 @@ use spindle_disk::{
     BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, OptimisticReads,
     Token, Waited,
 };
-use spindle_initiator::{
+use spindle_nvme_initiator::{
     Error, Failure, Host, HostData, Identity, Loss, OptimisticCounts, OptimisticOptions, Refusal, Refused,
     Target, TransportKind,
 };

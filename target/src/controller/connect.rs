@@ -13,7 +13,7 @@ use nvme_spec::fabrics::{
 use nvme_spec::nqn::{Nqn, NqnError};
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_transport::Limits;
+use spindle_nvme_transport::Limits;
 
 use super::{Context, Controller, Kind};
 use crate::shared::{ControllerShared, IO_QUEUES_MAX};

@@ -10,7 +10,7 @@ use nvme_spec::sqe::SQE_BYTES;
 use nvme_spec::vendor::SpindleFeatures;
 use nvme_spec::zerocopy::little_endian::{U16, U32};
 use spindle_disk::Geometry;
-use spindle_transport::{RDMA_DESCRIPTORS_MAX, TransportKind};
+use spindle_nvme_transport::{RDMA_DESCRIPTORS_MAX, TransportKind};
 
 use super::limits::{
     ABORTS_MAX, ASYNC_EVENTS_MAX, ERROR_ENTRIES, FIRMWARE, KEEP_ALIVE_UNITS, TEMPERATURE_CRITICAL_KELVIN,

@@ -47,8 +47,8 @@ use nvme_spec::opcode::FabricsType;
 use nvme_spec::register::Cc;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
+use spindle_nvme_transport::{Limits, Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
-use spindle_transport::{Limits, Peer, TransportKind};
 
 pub use self::connect::{ConnectRefusal, Connected, ConnectedQueue, connect};
 pub use self::error_log::ErrorRecord;

@@ -1,10 +1,10 @@
 //! [`Connections`] of a [`TargetCore`]: the interface that the shells call.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::net::SocketAddr;
 
-use spindle_transport::admission::Admitted;
-use spindle_transport::{Connections, Peer, Transport, TransportKind};
+use spindle_nvme_transport::admission::Admitted;
+use spindle_nvme_transport::{Connections, Peer, Transport, TransportKind};
 
 use super::TargetCore;
 use crate::notice::Notice;

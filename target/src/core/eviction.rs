@@ -4,11 +4,11 @@
 //!
 //! Over TCP the capacity is free at once; over RDMA when the queue pair is destroyed, some turns later.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::collections::VecDeque;
 
+use spindle_nvme_transport::Transport;
 use spindle_reactor::slab::Slab;
-use spindle_transport::Transport;
 
 use super::TargetCore;
 use crate::notice::Notice;
@@ -60,7 +60,7 @@ fn may_be_evicted<T: Transport>(qpairs: &Slab<Qpair<T>>, id: ConnectionId) -> bo
 
 impl<T: Transport> TargetCore<T> {
     /// Evicts a connection from a full core before
-    /// [`Connections::accept`](spindle_transport::Connections::accept). `newcomers`: number of connections
+    /// [`Connections::accept`](spindle_nvme_transport::Connections::accept). `newcomers`: number of connections
     /// that wait to be accepted. `end` closes the oldest connection without a place of its own. A host
     /// sends Connect within a few round trips, so the oldest connection is the least likely to belong to a
     /// host.

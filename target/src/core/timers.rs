@@ -18,8 +18,8 @@
 //! when it goes on: a machine that was paused dropped it, and hosts repeat it in growing intervals. So time
 //! of which the core missed much does not count against hosts ([`Env::late`]).
 
+use spindle_nvme_transport::{Transport, TransportKind};
 use spindle_reactor::clock::Nanos;
-use spindle_transport::{Transport, TransportKind};
 
 use super::TargetCore;
 

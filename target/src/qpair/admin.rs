@@ -7,11 +7,11 @@
 use nvme_spec::fabrics::{Connect, ConnectData};
 use nvme_spec::opcode::FabricsType;
 use nvme_spec::status::Status;
+use spindle_nvme_transport::RequestId;
+use spindle_nvme_transport::admission::Admitted;
+use spindle_nvme_transport::{CloseReason, DataPointer, Transport};
 use spindle_reactor::mem::{Buf, Holder};
 use spindle_reactor::slab::Slab;
-use spindle_transport::RequestId;
-use spindle_transport::admission::Admitted;
-use spindle_transport::{CloseReason, DataPointer, Transport};
 use std::net::IpAddr;
 use std::sync::Arc;
 use zerocopy::FromBytes;
@@ -33,7 +33,7 @@ const CONNECT_BYTES: u32 = 1024;
 pub(super) type ConnectBytes = [u8; CONNECT_BYTES as usize];
 
 /// Builds the input of the controller's functions, with the advertised configuration.
-fn context<'a>(env: &'a Env, peer: &'a spindle_transport::Peer) -> Context<'a> {
+fn context<'a>(env: &'a Env, peer: &'a spindle_nvme_transport::Peer) -> Context<'a> {
     Context {
         snapshot: &env.advertised_snapshot,
         registry: &env.registry,

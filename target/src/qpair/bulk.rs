@@ -19,9 +19,9 @@
 
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, Disk, DiskError, Op};
+use spindle_nvme_transport::{ConnectionId, RequestId};
+use spindle_nvme_transport::{DataPointer, Transport};
 use spindle_reactor::mem::Buf;
-use spindle_transport::{ConnectionId, RequestId};
-use spindle_transport::{DataPointer, Transport};
 
 use super::request::{IoCommand, IoOp, Request, State};
 use super::{Qpair, Role, Work, status_of, token};

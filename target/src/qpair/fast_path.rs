@@ -11,9 +11,9 @@ use nvme_spec::optimistic::PageReference;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_disk::{Disk, Done, Geometry, IoRequest, Op, Prepared};
+use spindle_nvme_transport::{ConnectionId, RequestId};
+use spindle_nvme_transport::{DataPointer, FAST_PATH, Reply, Transport};
 use spindle_reactor::mem::{Buf, Reference};
-use spindle_transport::{ConnectionId, RequestId};
-use spindle_transport::{DataPointer, FAST_PATH, Reply, Transport};
 
 use super::io;
 use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};

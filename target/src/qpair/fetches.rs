@@ -8,10 +8,10 @@
 //! many commands passes; a host that now and then completes one of hundreds does not.
 
 use nvme_spec::status::Status;
+use spindle_nvme_transport::RequestId;
+use spindle_nvme_transport::Transport;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Holder;
-use spindle_transport::RequestId;
-use spindle_transport::Transport;
 
 use super::request::State;
 use super::{Qpair, Role};

@@ -11,13 +11,13 @@
 //! in use in the former controller until its I/O queue is closed and no disk has commands of the queue. After
 //! `ORPHAN_MAX` the QID is free in any case.
 
-use spindle_transport::RequestId;
+use spindle_nvme_transport::RequestId;
 use std::sync::Arc;
 
 use nvme_spec::status::Status;
 use nvme_spec::vendor::FormerAssociations;
+use spindle_nvme_transport::{CloseReason, Transport};
 use spindle_reactor::clock::Nanos;
-use spindle_transport::{CloseReason, Transport};
 
 use super::admin::ConnectBytes;
 use super::request::State;

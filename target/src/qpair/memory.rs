@@ -14,9 +14,9 @@
 //! ([`FAST_PATH_BYTES_MAX`](super::fast_path::FAST_PATH_BYTES_MAX)).
 
 use spindle_disk::{Disk, Op, Prepared};
+use spindle_nvme_transport::RequestId;
+use spindle_nvme_transport::{DataPointer, Transport};
 use spindle_reactor::mem::{Buf, Holder, Pool, Share};
-use spindle_transport::RequestId;
-use spindle_transport::{DataPointer, Transport};
 
 use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
 use super::{Qpair, Role, bulk, compound};

@@ -29,7 +29,7 @@ pub mod request;
 mod requests;
 mod time;
 
-use spindle_transport::{ConnectionId, RequestId};
+use spindle_nvme_transport::{ConnectionId, RequestId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -39,11 +39,11 @@ use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::{NSID_ALL, Sqe};
 use nvme_spec::status::Status;
 use spindle_disk::{DiskError, Done, Op, Owner, Token};
+use spindle_nvme_transport::admission::Admitted;
+use spindle_nvme_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slab;
-use spindle_transport::admission::Admitted;
-use spindle_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport};
 
 use crate::controller::{Controller, ErrorRecord, limits};
 use crate::counters;

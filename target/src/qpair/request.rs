@@ -15,10 +15,10 @@
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_disk::{BlockRange, IoRequest, Op};
+use spindle_nvme_transport::RequestId;
 use spindle_reactor::mem::Buf;
-use spindle_transport::RequestId;
 
-use spindle_transport::DataPointer;
+use spindle_nvme_transport::DataPointer;
 
 /// State of a request. The text of each state has the event that ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

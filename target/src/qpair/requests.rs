@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use spindle_nvme_transport::{RequestId, Transport};
 use spindle_reactor::slab::Slab;
-use spindle_transport::{RequestId, Transport};
 
 use super::Qpair;
 use super::request::{Request, Work};

@@ -1,7 +1,7 @@
 //! Time-outs of a queue pair, all of them of its host.
 
+use spindle_nvme_transport::{CloseReason, Transport};
 use spindle_reactor::clock::Nanos;
-use spindle_transport::{CloseReason, Transport};
 
 use super::{Qpair, Role};
 use crate::controller::Expired;

@@ -7,8 +7,8 @@ use nvme_spec::log::LogId;
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::{BlockRange, DiskSource, Geometry, NullDisk, NullSpec, Op};
+use spindle_nvme_transport::DataPointer;
 use spindle_tests::script::{Asked, Host, Probe, Queue, Record, Rig, Setup};
-use spindle_transport::DataPointer;
 
 use crate::{BLOCKS, assert_ok, assert_refused, kinds, pattern, pool_disk};
 

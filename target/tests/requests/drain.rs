@@ -5,12 +5,12 @@ use nvme_spec::tcp::{CapsuleCmd, Extent};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk};
+use spindle_nvme_tcp::RxBatch;
+use spindle_nvme_tcp::host::{HostData, HostEvent};
+use spindle_nvme_transport::{CloseReason, Connections};
 use spindle_target::env::Message;
-use spindle_tcp::RxBatch;
-use spindle_tcp::host::{HostData, HostEvent};
 use spindle_tests::direct::Direct;
 use spindle_tests::script::{HOST, Line, Rig, Setup, Want, connect_data, connect_sqe};
-use spindle_transport::{CloseReason, Connections};
 
 use crate::{assert_ok, pattern, pool_disk};
 

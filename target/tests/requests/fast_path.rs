@@ -8,11 +8,11 @@ use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{DiskError, DiskSource};
+use spindle_nvme_transport::{CloseReason, Connections, DataPointer};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target::qpair::request::State;
 use spindle_tests::script::{CC_DISABLED, Probe, Queue, Rig, Setup, Want};
-use spindle_transport::{CloseReason, Connections, DataPointer};
 
 use crate::{assert_ok, assert_refused, pattern, pool_disk, ram_disk};
 

@@ -9,6 +9,7 @@ use nvme_spec::vendor::FormerAssociations;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
+use spindle_nvme_transport::CloseReason;
 use spindle_reactor::clock::Nanos;
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
@@ -18,7 +19,6 @@ use spindle_tests::direct::name;
 use spindle_tests::script::{
     Answer, CC_DISABLED, CC_ENABLED, HOST, Host, Queue, Rig, SUBSYSTEM, Setup, Want, connect_sqe,
 };
-use spindle_transport::CloseReason;
 
 use crate::{assert_ok, assert_refused, pool_disk};
 

@@ -4,9 +4,9 @@ use nvme_spec::feature::FeatureId;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_disk::{BlockRange, DiskError, Geometry, NullDisk, NullSpec, Op};
+use spindle_nvme_transport::DataPointer;
 use spindle_target::qpair::request::State;
 use spindle_tests::script::{Asked, HOST, Probe, Queue, Rig, Setup, Want};
-use spindle_transport::DataPointer;
 
 use crate::{BLOCKS, able_disk, assert_ok, assert_refused, kinds, pattern, pool_disk, ram_disk};
 

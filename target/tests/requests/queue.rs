@@ -4,12 +4,12 @@ use nvme_spec::feature::FeatureId;
 use nvme_spec::identify::Cns;
 use nvme_spec::register::{CAP, CSTS};
 use nvme_spec::{FabricsType, Sqe, Status};
+use spindle_nvme_transport::{CloseReason, DataPointer, Event};
 use spindle_reactor::clock::Nanos;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::CONNECT_TIMEOUT;
 use spindle_target::qpair::request::State;
 use spindle_tests::script::{CC_DISABLED, CC_ENABLED, HOST, Rig, Setup, Want, connect_data, connect_sqe};
-use spindle_transport::{CloseReason, DataPointer, Event};
 
 use crate::{assert_ok, assert_refused, pool_disk, ram_disk};
 

@@ -8,12 +8,12 @@ use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultDisk};
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
+use spindle_nvme_transport::CloseReason;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_tests::direct::name;
 use spindle_tests::script::{HOST, Probe, Queue, Rig, Setup, Want};
-use spindle_transport::CloseReason;
 
 use crate::{BLOCKS, assert_ok, assert_refused, pool_disk, ram_disk};
 

@@ -1,6 +1,6 @@
 //! Room for newcomers on a core that is full: places of connections that have not sent Connect.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -8,6 +8,8 @@ use nvme_spec::fabrics::ConnectData;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Nqn, Sqe, Status};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
+use spindle_nvme_transport::Connections;
+use spindle_nvme_transport::admission::Admission;
 use spindle_reactor::clock::Nanos;
 use spindle_target::core::TargetCore;
 use spindle_target::env::Message;
@@ -15,8 +17,6 @@ use spindle_target::notice::Notice;
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_tests::script::{HOST, Line, Queue, Rig, Setup, Want, connect_data, connect_sqe};
-use spindle_transport::Connections;
-use spindle_transport::admission::Admission;
 
 use crate::{assert_ok, pool_disk};
 

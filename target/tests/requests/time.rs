@@ -1,10 +1,10 @@
 //! Time-outs are judged after what arrived, and not for time in which the target did not run.
 
 use nvme_spec::Sqe;
+use spindle_nvme_transport::CloseReason;
 use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::{CONNECT_TIMEOUT, FETCH_TIMEOUT};
 use spindle_tests::script::{Rig, Setup, Want, connect_sqe};
-use spindle_transport::CloseReason;
 
 use super::{assert_ok, pool_disk};
 

@@ -48,6 +48,6 @@ run spindle-app::bin/spindle config::tests::errors::a_medium_is_held_to_its_name
 run spindle-rdma-verbs \
     cm_channel::tests::a_machine_without_rdma_says_so \
     device::tests::a_machine_without_rdma_has_no_devices_and_that_is_no_error
-run spindle-initiator::loopback connecting::a_machine_without_rdma_says_so_and_nothing_else
+run spindle-nvme-initiator::loopback connecting::a_machine_without_rdma_says_so_and_nothing_else
 run spindle-tests::loopback control::a_file_that_is_mounted_alone_is_written_in_place
 echo 0 >/proc/sys/vm/nr_hugepages

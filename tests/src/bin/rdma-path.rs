@@ -13,6 +13,7 @@ use nvme_spec::fabrics::{ConnectAttributes, ConnectData};
 use nvme_spec::register::CC;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Cqe, Sgl, Sqe};
+use spindle_nvme_transport::{ConnectionId, Connections, Peer, TransportKind};
 use spindle_rdma::controller::{CAPSULE_BYTES, Capsule, Conn, ConnConfig};
 use spindle_rdma::work::{Completion, Op};
 use spindle_reactor::clock::Nanos;
@@ -21,7 +22,6 @@ use spindle_reactor::slab::Slot;
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
 use spindle_tests::direct::{IN_CAPSULE_BYTES, SUBSYSTEM, name, snapshot, written_disk};
-use spindle_transport::{ConnectionId, Connections, Peer, TransportKind};
 
 const BLOCKS: u64 = 65_536;
 

@@ -19,12 +19,12 @@ use nvme_spec::zerocopy::IntoBytes;
 use spindle_disk::{
     BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Prepared, Token,
 };
+use spindle_nvme_tcp::RxBatch;
+use spindle_nvme_transport::Connections;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_tcp::RxBatch;
 use spindle_tests::blank::Blank;
 use spindle_tests::direct::Direct;
-use spindle_transport::Connections;
 
 const BLOCKS: u64 = 65_536;
 

@@ -4,7 +4,7 @@
 //! The files are named `seed-*`; what fuzzers found besides is left alone.
 #![forbid(unsafe_code)]
 
-use spindle_transport::RequestId;
+use spindle_nvme_transport::RequestId;
 use std::io::IoSlice;
 use std::path::Path;
 
@@ -17,16 +17,16 @@ use nvme_spec::register::{CAP, CC, CSTS};
 use nvme_spec::sqe::Fuse;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe, Status};
+use spindle_nvme_tcp::RxBatch;
+use spindle_nvme_tcp::controller::{Conn, ConnConfig};
+use spindle_nvme_tcp::host::{self, HostConfig, HostData};
+use spindle_nvme_transport::{DataPointer, Event, Reply, Transport};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_tcp::RxBatch;
-use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, HostConfig, HostData};
 use spindle_tests::direct::{Link, SUBSYSTEM, name};
 use spindle_tests::fuzz::controller::{Begin, Scene};
 use spindle_tests::fuzz::host::{COMMANDS, DATA_BYTES, command, icreq};
 use spindle_tests::sim::Rng;
-use spindle_transport::{DataPointer, Event, Reply, Transport};
 
 fn main() {
     let folder = std::env::args().nth(1).expect("a folder");

@@ -6,7 +6,7 @@ use nvme_spec::{Cqe, SQE_BYTES, Sqe};
 use spindle_rdma::host::{CloseCause, HostEvent, Registered, SubmitError, SubmitErrorKind};
 use spindle_rdma::work::Op;
 
-use spindle_transport::host::HostData;
+use spindle_nvme_transport::host::HostData;
 
 use super::memory::Access;
 use super::queue::Carried;

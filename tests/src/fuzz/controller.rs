@@ -4,7 +4,7 @@
 //! queue; the second seeds how the rest is cut. Another host's queues stay on the same core and must not
 //! notice.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::io::IoSlice;
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use nvme_spec::register::CC;
 use spindle_disk::DiskSource;
+use spindle_nvme_tcp::controller::{Conn, ConnConfig};
+use spindle_nvme_tcp::host::HostData;
+use spindle_nvme_tcp::{Phase, RxBatch};
+use spindle_nvme_transport::{Connections, Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
-use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::HostData;
-use spindle_tcp::{Phase, RxBatch};
-use spindle_transport::{Connections, Peer, TransportKind};
 
 use super::bytes::Bytes;
 use crate::direct::{Link, snapshot};

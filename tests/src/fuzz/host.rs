@@ -6,10 +6,10 @@ use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use nvme_spec::tcp::{DigestBits, IcReq, IcResp};
 use nvme_spec::zerocopy::IntoBytes;
+use spindle_nvme_tcp::RxBatch;
+use spindle_nvme_tcp::host::{Conn, HostConfig, HostData, HostEvent};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_tcp::RxBatch;
-use spindle_tcp::host::{Conn, HostConfig, HostData, HostEvent};
 
 use super::bytes::Bytes;
 use crate::sim::Rng;

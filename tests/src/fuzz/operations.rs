@@ -15,6 +15,7 @@ use nvme_spec::{Sqe, Status};
 use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_disk::{Abilities, DiskSource};
+use spindle_nvme_transport::DataPointer;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target::controller::IO_PAGES;
@@ -22,7 +23,6 @@ use spindle_target::env::Message;
 use spindle_target::qpair::FUSED_TIMEOUT;
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
-use spindle_transport::DataPointer;
 
 use super::bytes::Bytes;
 use crate::script::{
@@ -212,7 +212,7 @@ impl<'a> Program<'a> {
         let (slot, mut buf) = (fetch.slot, fetch.buf);
         buf.copy_in(0, &data);
         let result = if is_damaged { Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR) } else { Ok(()) };
-        queue.line.push(spindle_transport::Event::Fetched { slot, buf, result });
+        queue.line.push(spindle_nvme_transport::Event::Fetched { slot, buf, result });
         self.rig.step(queue);
     }
 

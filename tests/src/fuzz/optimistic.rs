@@ -14,7 +14,7 @@ use nvme_spec::optimistic::{
 };
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Cqe, Sqe};
-use spindle_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageRange, PageReader};
+use spindle_nvme_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageRange, PageReader};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 

@@ -14,8 +14,8 @@ use std::rc::Rc;
 
 use nvme_spec::optimistic::PageReference;
 use nvme_spec::{Cqe, Sqe};
-use spindle_initiator::OptimisticCounts;
-use spindle_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageReader};
+use spindle_nvme_initiator::OptimisticCounts;
+use spindle_nvme_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageReader};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nvme_spec::status::Status;
 use spindle_disk_remote::{Control, Shape};
-use spindle_initiator::Error;
+use spindle_nvme_initiator::Error;
 use spindle_reactor::clock::Nanos;
 
 use super::far::{Shared, lock};

@@ -9,10 +9,10 @@ use spindle_disk::{
     Op, Owner, PolicyKind, Prepared, Token,
 };
 use spindle_disk_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
-use spindle_initiator::{Host, Identity, OptimisticOptions, Target};
+use spindle_nvme_initiator::{Host, Identity, OptimisticOptions, Target};
+use spindle_nvme_transport::TransportKind;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_transport::TransportKind;
 
 use super::book::index;
 use super::cache::PAGE_BYTES;

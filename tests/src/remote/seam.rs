@@ -8,8 +8,8 @@ use nvme_spec::io::ReadWriteCdw12;
 use nvme_spec::opcode::IoOpcode;
 use spindle_disk::BlockRange;
 use spindle_disk_remote::{Far, FarCompletion, FarQueue};
-use spindle_initiator::optimistic::Outcome;
-use spindle_initiator::{Error, Failure, HostData, Loss, OptimisticCounts, Refusal, Refused};
+use spindle_nvme_initiator::optimistic::Outcome;
+use spindle_nvme_initiator::{Error, Failure, HostData, Loss, OptimisticCounts, Refusal, Refused};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 

@@ -1,13 +1,13 @@
 //! [`Line`]: a connection of which the test is both the host and the wire.
 
-use spindle_transport::RequestId;
+use spindle_nvme_transport::RequestId;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use nvme_spec::Status;
+use spindle_nvme_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 use spindle_reactor::mem::Buf;
-use spindle_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 
 /// Data that the target has asked for and that has not been brought.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ mod line;
 mod patience;
 mod probe;
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ use nvme_spec::register::CC;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
 use spindle_disk::DiskSource;
+use spindle_nvme_transport::{Connections, DataPointer, Event, Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Holder, Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
@@ -30,7 +31,6 @@ use spindle_target::qpair::Qpair;
 use spindle_target::qpair::request::State;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits, Snapshot};
-use spindle_transport::{Connections, DataPointer, Event, Peer, TransportKind};
 
 pub use line::{Answer, Fetch, LIMITS, Line, Part, stack_address};
 pub use patience::Patience;

@@ -2,12 +2,12 @@
 
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
+use spindle_nvme_transport::ConnectionId;
+use spindle_nvme_transport::host::HostData;
+use spindle_nvme_transport::{Transport, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target::core::TargetCore;
-use spindle_transport::ConnectionId;
-use spindle_transport::host::HostData;
-use spindle_transport::{Transport, TransportKind};
 
 use super::rng::Rng;
 use super::swarm::Swarm;

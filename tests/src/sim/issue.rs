@@ -5,9 +5,9 @@ use nvme_spec::optimistic::PAGE_ENTRY_BYTES;
 use nvme_spec::register::CC;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
-use spindle_initiator::optimistic::PageRange;
+use spindle_nvme_initiator::optimistic::PageRange;
+use spindle_nvme_transport::host::HostData;
 use spindle_reactor::mem::Buf;
-use spindle_transport::host::HostData;
 
 use super::carrier::Carrier;
 use super::host::{Issue, Pair, Queue, Stage, Want};

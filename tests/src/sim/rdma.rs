@@ -2,14 +2,14 @@
 
 use nvme_spec::Sqe;
 use nvme_spec::status::Status;
+use spindle_nvme_transport::ConnectionId;
+use spindle_nvme_transport::host::{HostData, HostEvent};
+use spindle_nvme_transport::{Connections, TransportKind};
 use spindle_rdma::controller::{Conn, ConnConfig};
 use spindle_rdma::host::HostConfig;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target::core::TargetCore;
-use spindle_transport::ConnectionId;
-use spindle_transport::host::{HostData, HostEvent};
-use spindle_transport::{Connections, TransportKind};
 
 use super::carrier::{Carrier, Happened};
 use super::rng::Rng;

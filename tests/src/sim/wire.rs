@@ -1,20 +1,20 @@
 //! A TCP connection without sockets: bytes on their way, in any split, with a bounded buffer each way.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
 use arrayvec::ArrayVec;
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
+use spindle_nvme_tcp::controller::{Conn, ConnConfig};
+use spindle_nvme_tcp::host::{self, HostConfig};
+use spindle_nvme_tcp::{Phase, RxBatch};
+use spindle_nvme_transport::host::{HostData, HostEvent, SubmitError, SubmitErrorKind};
+use spindle_nvme_transport::{Connections, Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target::core::TargetCore;
-use spindle_tcp::controller::{Conn, ConnConfig};
-use spindle_tcp::host::{self, HostConfig};
-use spindle_tcp::{Phase, RxBatch};
-use spindle_transport::host::{HostData, HostEvent, SubmitError, SubmitErrorKind};
-use spindle_transport::{Connections, Peer, TransportKind};
 
 use super::carrier::{Carrier, Happened};
 use super::rng::Rng;

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use nvme_spec::nqn::Nqn;
 use spindle_disk::CachedDisk;
 use spindle_disk::fault::Fault;
+use spindle_nvme_transport::Connections;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits, Snapshot};
-use spindle_transport::Connections;
 
 use super::carrier::Carrier;
 use super::counts::Counts;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use serde_json::{Value, json};
-use spindle_initiator::{Controller, Options};
+use spindle_nvme_initiator::{Controller, Options};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, binary, config, free_port, target};
 
 use super::control::{Client, with_socket};

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::yield_now;
 use std::time::Instant;
 
-use spindle_initiator::nvme_spec::Sqe;
-use spindle_initiator::nvme_spec::fabrics::CNTLID_DYNAMIC;
-use spindle_initiator::nvme_spec::feature::FeatureId;
-use spindle_initiator::nvme_spec::tcp::{DigestBits, IcReq, PduType};
-use spindle_initiator::nvme_spec::zerocopy::IntoBytes;
+use spindle_nvme_initiator::nvme_spec::Sqe;
+use spindle_nvme_initiator::nvme_spec::fabrics::CNTLID_DYNAMIC;
+use spindle_nvme_initiator::nvme_spec::feature::FeatureId;
+use spindle_nvme_initiator::nvme_spec::tcp::{DigestBits, IcReq, PduType};
+use spindle_nvme_initiator::nvme_spec::zerocopy::IntoBytes;
 use spindle_tests::loopback::raw::{End, RawHost, capsule, connect_capsule, h2c_data, with_transport_data};
 use spindle_tests::loopback::{Folder, LONG, SpindleProcess, config, free_port};
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use spindle_initiator::{BlockRange, Controller, IoQueue, Namespace, Options};
+use spindle_nvme_initiator::{BlockRange, Controller, IoQueue, Namespace, Options};
 use spindle_tests::loopback::{Folder, LONG, config, free_port, target};
 
 use super::{NULL, RAM, V4, buf, bytes, done, pool};

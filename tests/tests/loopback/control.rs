@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use spindle_initiator::{BlockRange, Controller, Host, Options, Target, TransportKind, discover};
+use spindle_nvme_initiator::{BlockRange, Controller, Host, Options, Target, TransportKind, discover};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, binary, config, free_port, target};
 
 use super::namespaces::wait_for_notice;

@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::Command;
 
-use spindle_initiator::nvme_spec::Nqn;
-use spindle_initiator::nvme_spec::log::{AddressFamily, SubsystemType};
-use spindle_initiator::{Host, Options, TransportKind, discover};
+use spindle_nvme_initiator::nvme_spec::Nqn;
+use spindle_nvme_initiator::nvme_spec::log::{AddressFamily, SubsystemType};
+use spindle_nvme_initiator::{Host, Options, TransportKind, discover};
 use spindle_tests::loopback::{Folder, binary, free_port};
 
 use super::RAM;

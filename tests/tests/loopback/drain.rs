@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use rustix::process::Signal;
-use spindle_initiator::nvme_spec::Sqe;
-use spindle_initiator::{Failure, Pages, Pool, Ticket, ZoneSpec};
+use spindle_nvme_initiator::nvme_spec::Sqe;
+use spindle_nvme_initiator::{Failure, Pages, Pool, Ticket, ZoneSpec};
 use spindle_tests::loopback::raw::{RawHost, h2c_data, with_transport_data};
 use spindle_tests::loopback::{Folder, LONG, SpindleProcess, config, free_port};
 
@@ -17,7 +17,7 @@ const BYTES: u32 = 64 << 10;
 const PATIENT: &str = "[shutdown]\ndeadline_ms = 50000\n";
 
 /// A host with a write that waits for its data; admin queue, I/O queue, and what was asked for.
-fn begin_write(address: SocketAddr) -> (RawHost, RawHost, spindle_initiator::nvme_spec::tcp::R2t) {
+fn begin_write(address: SocketAddr) -> (RawHost, RawHost, spindle_nvme_initiator::nvme_spec::tcp::R2t) {
     let (admin, cntlid) = RawHost::admin(address);
     let mut io = RawHost::io(address, 1, cntlid);
     io.send(&with_transport_data(Sqe::write(7, 1, 0, BYTES / 512, false), BYTES));

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use spindle_initiator::{Controller, Options, Ticket};
+use spindle_nvme_initiator::{Controller, Options, Ticket};
 use spindle_tests::loopback::{Folder, config, free_port, target};
 
 use super::{RAM, V4, buf, bytes, done, pool};

@@ -4,9 +4,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 
 use rustix::process::Signal;
-use spindle_initiator::nvme_spec::Nqn;
-use spindle_initiator::nvme_spec::log::SubsystemType;
-use spindle_initiator::{Controller, Host, Options, TransportKind, discover};
+use spindle_nvme_initiator::nvme_spec::Nqn;
+use spindle_nvme_initiator::nvme_spec::log::SubsystemType;
+use spindle_nvme_initiator::{Controller, Host, Options, TransportKind, discover};
 use spindle_tests::loopback::{Folder, LONG, config, free_port, target};
 
 use super::{NULL, V4, buf, connect, done, pool};

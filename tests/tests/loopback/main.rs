@@ -40,7 +40,7 @@ mod unread_log;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use spindle_initiator::{Buf, Controller, IoQueue, Namespace, Options, Pages, Pool, Ticket, ZoneSpec};
+use spindle_nvme_initiator::{Buf, Controller, IoQueue, Namespace, Options, Pages, Pool, Ticket, ZoneSpec};
 use spindle_tests::loopback::{LONG, target};
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use rustix::process::Signal;
-use spindle_initiator::nvme_spec::admin::AsyncNotice;
-use spindle_initiator::nvme_spec::log::LogId;
-use spindle_initiator::nvme_spec::status::Status;
-use spindle_initiator::{Clock, Controller, ControllerEvent, Failure};
+use spindle_nvme_initiator::nvme_spec::admin::AsyncNotice;
+use spindle_nvme_initiator::nvme_spec::log::LogId;
+use spindle_nvme_initiator::nvme_spec::status::Status;
+use spindle_nvme_initiator::{Clock, Controller, ControllerEvent, Failure};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, config, free_port};
 
 use super::{NULL, RAM, V4, buf, connect, done, pool};

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use spindle_initiator::nvme_spec::vendor::END_FORMER_ASSOCIATIONS;
-use spindle_initiator::{BlockRange, Controller, Failure, IoQueue, Options, Ticket};
+use spindle_nvme_initiator::nvme_spec::vendor::END_FORMER_ASSOCIATIONS;
+use spindle_nvme_initiator::{BlockRange, Controller, Failure, IoQueue, Options, Ticket};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, config, free_port, target};
 
 use super::{RAM, V4, buf, bytes, connect, done, pool, round_pool, write_round};

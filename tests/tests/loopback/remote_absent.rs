@@ -7,7 +7,7 @@ use std::thread::spawn;
 use std::time::Instant;
 
 use rustix::process::Signal;
-use spindle_initiator::Identity;
+use spindle_nvme_initiator::Identity;
 use spindle_tests::loopback::{Folder, LONG, SpindleProcess, config, free_port};
 
 use super::namespaces::wait_for_notice;

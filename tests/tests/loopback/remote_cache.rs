@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use spindle_initiator::nvme_spec::status::Status;
-use spindle_initiator::{Controller, Failure, IoQueue};
+use spindle_nvme_initiator::nvme_spec::status::Status;
+use spindle_nvme_initiator::{Controller, Failure, IoQueue};
 use spindle_tests::loopback::{Folder, LONG, config, free_port};
 
 use super::remote::remote;

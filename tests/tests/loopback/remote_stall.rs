@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use spindle_initiator::nvme_spec::status::Status;
-use spindle_initiator::{Controller, Failure, IoQueue, Namespace, Ticket};
+use spindle_nvme_initiator::nvme_spec::status::Status;
+use spindle_nvme_initiator::{Controller, Failure, IoQueue, Namespace, Ticket};
 use spindle_tests::loopback::{Folder, LONG, config, free_port};
 
 use super::remote::{front, impatient_front, remote};

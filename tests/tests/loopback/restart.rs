@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
-use spindle_initiator::{Controller, Options};
+use spindle_nvme_initiator::{Controller, Options};
 use spindle_tests::loopback::{Folder, LONG, config, free_port, target};
 
 use super::{NULL, RAM, V4, buf, bytes, connect, done, round_pool, write_round};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use spindle_initiator::{Controller, Options};
+use spindle_nvme_initiator::{Controller, Options};
 use spindle_tests::loopback::{Folder, LONG, SUBSYSTEM, SpindleProcess, config, free_port, target};
 
 use super::control::{Client, with_socket};

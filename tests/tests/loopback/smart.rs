@@ -1,9 +1,9 @@
 //! The SMART log counts what was done, on each namespace and in all.
 
-use spindle_initiator::nvme_spec::log::{LogId, SmartLog};
-use spindle_initiator::nvme_spec::sqe::NSID_ALL;
-use spindle_initiator::nvme_spec::zerocopy::FromBytes;
-use spindle_initiator::{BlockRange, Controller};
+use spindle_nvme_initiator::nvme_spec::log::{LogId, SmartLog};
+use spindle_nvme_initiator::nvme_spec::sqe::NSID_ALL;
+use spindle_nvme_initiator::nvme_spec::zerocopy::FromBytes;
+use spindle_nvme_initiator::{BlockRange, Controller};
 use spindle_tests::loopback::{Folder, LONG, config, free_port};
 
 use super::{NULL, RAM, V4, buf, connect, done, pool};

@@ -3,9 +3,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use spindle_initiator::nvme_spec::fabrics::CNTLID_DYNAMIC;
-use spindle_initiator::nvme_spec::nqn::Nqn;
-use spindle_initiator::nvme_spec::status::Status;
+use spindle_nvme_initiator::nvme_spec::fabrics::CNTLID_DYNAMIC;
+use spindle_nvme_initiator::nvme_spec::nqn::Nqn;
+use spindle_nvme_initiator::nvme_spec::status::Status;
 use spindle_tests::loopback::raw::{End, RawHost, connect_capsule_to};
 use spindle_tests::loopback::{Folder, config, free_port};
 
@@ -52,13 +52,13 @@ fn an_address_may_have_so_many_connections_without_connect_and_any_number_with_i
     // Those that connect do not count.
     let mut connected = Vec::new();
     for mut host in first {
-        let cntlid = host.connect(0, spindle_initiator::nvme_spec::fabrics::CNTLID_DYNAMIC);
+        let cntlid = host.connect(0, spindle_nvme_initiator::nvme_spec::fabrics::CNTLID_DYNAMIC);
         connected.push((host, cntlid));
         connected.push(RawHost::admin(address));
     }
     assert_eq!(connected.len(), 6);
     let mut last = silent(address).expect("none of the six counts");
-    last.connect(0, spindle_initiator::nvme_spec::fabrics::CNTLID_DYNAMIC);
+    last.connect(0, spindle_nvme_initiator::nvme_spec::fabrics::CNTLID_DYNAMIC);
     for (host, _) in connected {
         host.end(End::Fin);
     }

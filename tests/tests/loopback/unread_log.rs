@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use spindle_initiator::{Controller, Options, Pages, Pool, ZoneSpec};
+use spindle_nvme_initiator::{Controller, Options, Pages, Pool, ZoneSpec};
 use spindle_tests::loopback::{Folder, LONG, binary, config, free_port, target};
 
 use super::RAM;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
+use spindle_nvme_tcp::controller::Conn;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::Snapshot;
-use spindle_tcp::controller::Conn;
 
 use super::*;
 use crate::config::LocalDrives;

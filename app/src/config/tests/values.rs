@@ -142,8 +142,8 @@ fn a_file_with_a_listener_only_has_all_defaults() {
     assert_eq!(plan.reactor.cpus(), [Some(0)]);
     assert_eq!(plan.reactor.idle, Idle::SleepAfter(Nanos::from_us(200)));
     assert_eq!(plan.pool.pages, Pages::Transparent);
-    assert_eq!(plan.tcp.conn, spindle_tcp::controller::ConnConfig::default());
-    assert_eq!(plan.tcp.shell, spindle_tcp::shell::ShellConfig::default());
+    assert_eq!(plan.tcp.conn, spindle_nvme_tcp::controller::ConnConfig::default());
+    assert_eq!(plan.tcp.shell, spindle_nvme_tcp::shell::ShellConfig::default());
     assert_eq!(plan.notes, ["there is no [[subsystem]]: hosts find nothing here"]);
     let on_three = Machine { cores: vec![3, 5], ..machine() };
     assert_eq!(plan_on(LISTENER, &on_three).reactor.cores, [3]);
@@ -418,7 +418,7 @@ fn huge_pages_count_apart_from_ordinary_memory() {
 fn hosts_are_told_an_address_that_they_can_use() {
     let line = |address: &str, nqn: &str| {
         connect_line(
-            (spindle_transport::TransportKind::Tcp, address.parse().expect("address")),
+            (spindle_nvme_transport::TransportKind::Tcp, address.parse().expect("address")),
             &nvme_spec::nqn::Nqn::new(nqn).expect("NQN"),
         )
     };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
 use spindle_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind};
-use spindle_initiator::{Host, OptimisticOptions, Target};
+use spindle_nvme_initiator::{Host, OptimisticOptions, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;

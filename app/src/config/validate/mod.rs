@@ -18,13 +18,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spindle_nvme_tcp::controller::ConnConfig;
+use spindle_nvme_tcp::shell::ShellConfig;
+use spindle_nvme_transport::TransportKind;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{PIECES_MAX, Pages, ZoneSpec, can_serve};
 use spindle_reactor::run::Idle;
 use spindle_target::snapshot::ControllerLimits;
-use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::shell::ShellConfig;
-use spindle_transport::TransportKind;
 
 use super::document::{Errors, Location, Node};
 use super::machine::{Machine, group_id};

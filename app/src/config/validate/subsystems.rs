@@ -7,8 +7,8 @@ use std::hash::Hash;
 use std::net::SocketAddr;
 
 use nvme_spec::nqn::Nqn;
+use spindle_nvme_transport::TransportKind;
 use spindle_target::snapshot::AllowedHosts;
-use spindle_transport::TransportKind;
 
 use super::super::document::{Errors, Location, Node};
 use super::super::plan::{ListenerPlan, NamespacePlan, ReferralPlan, SubsystemPlan};

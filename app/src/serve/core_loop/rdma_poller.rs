@@ -3,6 +3,8 @@
 use std::sync::{Arc, PoisonError};
 
 use nvme_spec::rdma::CmStatus;
+use spindle_nvme_tcp::controller::ConnConfig;
+use spindle_nvme_transport::TransportKind;
 use spindle_rdma::controller::ConnConfig as RdmaConfig;
 use spindle_rdma::shell::{RegisteredDisks, Shell, ShellSetup, Source, is_absent};
 use spindle_reactor::clock::Nanos;
@@ -10,8 +12,6 @@ use spindle_reactor::mem::Area;
 use spindle_reactor::net::{Interest, Watcher};
 use spindle_reactor::run::{Poller, Turn};
 use spindle_target::snapshot::Snapshot;
-use spindle_tcp::controller::ConnConfig;
-use spindle_transport::TransportKind;
 
 use super::shared::Core;
 use super::{AdmittedRdma, CoreMessage, CoreSetup, Handover, PublishedListeners, RdmaListeners};

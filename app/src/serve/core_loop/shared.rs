@@ -1,18 +1,18 @@
 //! [`Core`]: state that the pollers of a core share: the target core, new connections, and the limits and
 //! counts of connections.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use spindle_nvme_transport::admission::{Admission, Admitted};
+use spindle_nvme_transport::{Connections, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::rate::RateLimit;
 use spindle_reactor::run::{LONG, LongTurn, Shared, Turns};
 use spindle_target::core::TargetCore;
 use spindle_target::qpair::Qpair;
-use spindle_transport::admission::{Admission, Admitted};
-use spindle_transport::{Connections, TransportKind};
 
 use super::arrivals::Arrivals;
 use super::{AdmittedRdma, AdmittedTcp};

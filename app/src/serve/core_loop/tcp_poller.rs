@@ -1,12 +1,12 @@
 //! [`TcpPoller`]: a core's TCP connections.
 
+use spindle_nvme_tcp::controller::ConnConfig;
+use spindle_nvme_tcp::shell::{Incoming, Shell};
+use spindle_nvme_transport::{Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::Watcher;
 use spindle_reactor::rate::RateLimit;
 use spindle_reactor::run::{Poller, Turn};
-use spindle_tcp::controller::ConnConfig;
-use spindle_tcp::shell::{Incoming, Shell};
-use spindle_transport::{Peer, TransportKind};
 
 use super::shared::Core;
 use super::{AdmittedTcp, CoreMessage};

@@ -12,7 +12,7 @@ use initiator::nvme_spec::zerocopy::{self, IntoBytes};
 use initiator::nvme_spec::{Sgl, Sqe};
 use initiator::{Clock, Error, Loss, Nanos, Options, Target, Violation};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spindle_initiator as initiator;
+use spindle_nvme_initiator as initiator;
 use spindle_reactor::net::{Received, Sent, Socket};
 
 /// Congestion controls of the initiator's connections, which are without packet pacing: the first that the

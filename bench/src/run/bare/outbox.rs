@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
-use spindle_initiator::Buf;
+use spindle_nvme_initiator::Buf;
 use spindle_reactor::net::{Errno, Sent, Socket};
 
 /// Most slices of one `sendmsg` (UIO_MAXIOV).
@@ -188,7 +188,7 @@ const PADDED_HEAD_MAX: usize = 128;
 
 #[cfg(test)]
 mod tests {
-    use spindle_initiator::{Pages, Pool, ZoneSpec};
+    use spindle_nvme_initiator::{Pages, Pool, ZoneSpec};
 
     use super::*;
 

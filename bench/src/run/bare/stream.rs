@@ -14,7 +14,7 @@ use initiator::nvme_spec::tcp::{
 };
 use initiator::nvme_spec::zerocopy;
 use initiator::{Nanos, Violation};
-use spindle_initiator as initiator;
+use spindle_nvme_initiator as initiator;
 
 use super::super::job::Command;
 

@@ -5,15 +5,15 @@ use nvme_spec::Sqe;
 use nvme_spec::sqe::{KeyedSgl, Psdt, Sgl, SglKind};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::FromBytes;
+use spindle_nvme_transport::DataPointer;
 use spindle_reactor::mem::Buf;
-use spindle_transport::DataPointer;
 
 use super::blocks::{Block, Blocks, SpareLists};
 
 /// Bytes of a capsule without in-capsule data: one submission queue entry.
 pub const CAPSULE_BYTES: u32 = 64;
 /// Maximum data descriptors of a command (MSDBD of Identify Controller).
-pub const DESCRIPTORS_MAX: usize = spindle_transport::RDMA_DESCRIPTORS_MAX as usize;
+pub const DESCRIPTORS_MAX: usize = spindle_nvme_transport::RDMA_DESCRIPTORS_MAX as usize;
 const DESCRIPTOR_BYTES: u32 = 16;
 
 /// A protocol violation by the host, which ends the connection.

@@ -14,10 +14,10 @@
 //! requests of its chain, and ends the chains before it whose SEND was not signalled. A chain posts its work
 //! requests one by one, as entries and credits allow, so a transfer with more READs than credits completes.
 
+use spindle_nvme_transport::RequestId;
+use spindle_nvme_transport::{Event, FAST_PATH};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_transport::RequestId;
-use spindle_transport::{Event, FAST_PATH};
 
 use super::blocks::Blocks;
 use super::capsule::Violation;

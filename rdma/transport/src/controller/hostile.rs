@@ -4,9 +4,9 @@ use nvme_spec::sqe::{Psdt, SglKind};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
+use spindle_nvme_transport::RequestId;
+use spindle_nvme_transport::{DataPointer, Event, Transport};
 use spindle_reactor::mem::Pool;
-use spindle_transport::RequestId;
-use spindle_transport::{DataPointer, Event, Transport};
 
 use super::*;
 

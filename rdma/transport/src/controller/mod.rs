@@ -31,14 +31,14 @@ mod hostile;
 mod tests;
 mod unsignalled;
 
-use spindle_transport::RequestId;
+use spindle_nvme_transport::RequestId;
 use std::collections::VecDeque;
 
 use nvme_spec::cqe::Cqe;
+use spindle_nvme_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
-use spindle_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 
 use crate::work::Completion;
 use blocks::{Blocks, SpareLists};

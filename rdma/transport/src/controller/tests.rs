@@ -6,9 +6,9 @@ use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
 use proptest::prelude::*;
+use spindle_nvme_transport::DataPointer;
+use spindle_nvme_transport::RequestId;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_transport::DataPointer;
-use spindle_transport::RequestId;
 
 use super::*;
 use crate::work::{Op, Remote, Span, Work};

@@ -34,10 +34,10 @@ use std::collections::VecDeque;
 use nvme_spec::sqe::{KeyedSgl, SglKind};
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, SQE_BYTES, Sgl, Sqe};
+use spindle_nvme_transport::host;
+pub use spindle_nvme_transport::host::SubmitErrorKind;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
-use spindle_transport::host;
-pub use spindle_transport::host::SubmitErrorKind;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::work::{Completion, Op, Span, Work};

@@ -1,6 +1,6 @@
 //! One core's state of one device: completion queues, shared receive queues and memory keys.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;

@@ -16,15 +16,15 @@
 //! A failed completion queue or queue pair ends only the connections on it. The listening core reads the
 //! devices' events and forwards those that may concern other cores.
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use spindle_nvme_transport::{Connections, Holds};
 use spindle_rdma_verbs::{AsyncEvent, CmChannel, CmId, CmToken, Device, VerbsError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
-use spindle_transport::{Connections, Holds};
 
 use super::device::DeviceCore;
 use super::ending::{DrainReporting, End};

@@ -5,8 +5,8 @@
 //!                                               └─ on_failure (here)
 //! ```
 
+use spindle_nvme_transport::ConnectionId;
 use spindle_rdma_verbs::AsyncEvent;
-use spindle_transport::ConnectionId;
 
 use super::ending::{DrainReporting, End};
 

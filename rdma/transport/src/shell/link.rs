@@ -1,6 +1,7 @@
 //! One connection's queue pair: posts the work requests and receives of a [`Conn`].
 
 use arrayvec::ArrayVec;
+use spindle_nvme_transport::ConnectionId;
 use spindle_rdma_verbs::{
     Access, CmId, MemoryRegion, Operation, QueuePair, QueuePairConfig, RNR_0_64_MS, SendBatch, SendData, Sge,
     VerbsError,
@@ -8,7 +9,6 @@ use spindle_rdma_verbs::{
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
-use spindle_transport::ConnectionId;
 
 use super::completions::Reservation;
 use super::counts::Counts;

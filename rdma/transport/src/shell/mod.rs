@@ -31,22 +31,22 @@ mod request;
 mod shared;
 mod used;
 
-use spindle_transport::ConnectionId;
+use spindle_nvme_transport::ConnectionId;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nvme_spec::rdma::{CmAccept, CmStatus};
 use nvme_spec::zerocopy::IntoBytes;
+use spindle_nvme_transport::admission::Admitted;
+use spindle_nvme_transport::{Connections, Holds};
+use spindle_nvme_transport::{Peer, TransportKind};
 use spindle_rdma_verbs::{
     CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, VerbsError, WorkCompletion,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_reactor::slab::Slot;
-use spindle_transport::admission::Admitted;
-use spindle_transport::{Connections, Holds};
-use spindle_transport::{Peer, TransportKind};
 
 use crate::controller::{Conn, ConnConfig, Phase};
 use crate::work::Completion;

@@ -5,9 +5,9 @@ use nvme_spec::sqe::{KeyedSgl, SglKind};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
+use spindle_nvme_transport::RequestId;
+use spindle_nvme_transport::{CloseReason, DataPointer, Reply, Transport};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_transport::RequestId;
-use spindle_transport::{CloseReason, DataPointer, Reply, Transport};
 
 use super::super::{CAPSULE_BYTES, Capsule, ConnConfig};
 use super::*;

@@ -1,0 +1,447 @@
+//! [`TcpLink`]: a socket with the host side of the NVMe/TCP protocol.
+//!
+//! A turn sends everything that is queued, receives once, and reports the resulting events:
+//!
+//! ```text
+//!   wants_send ─ sendmsg ─> sent        direct_target ─ readv ─> received_direct ┐
+//!                                       else            recv ─> batch ─ load ────┴─> next_event.. ─ unload
+//! ```
+//!
+//! The socket of a lost connection is closed by a reset, also when the process is killed. Without the reset
+//! the kernel keeps sending queued commands after the close. An old write could then reach a target that
+//! still has the association, after a newer write of the same blocks over the next association. After an
+//! orderly end, or when every command was answered, the socket is closed without a reset.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use nvme_spec::Sqe;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spindle_nvme_tcp::host::{CloseCause, Conn, HostConfig, HostEvent};
+use spindle_nvme_tcp::{DIRECT_PAYLOAD_MIN, Expectation, Phase, RxBatch};
+use spindle_nvme_transport::host::HostData;
+use spindle_reactor::clock::{Clock, Nanos};
+use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket, Waker};
+
+use super::LinkEvent;
+use crate::error::{Error, Loss};
+use crate::options::Options;
+use crate::qpair::Refusal;
+
+/// Most buffer segments per direct receive. A pool buffer has one segment, a frame store's buffer has many.
+const DIRECT_PIECES_MAX: usize = 64;
+/// Bytes of the batch that a direct receive may fill after its payload: enough for the next header, few to
+/// copy.
+const BEHIND_DIRECT_BYTES: usize = 2048;
+/// Time limit of an orderly close.
+const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(2);
+/// TCP_USER_TIMEOUT in ms: the kernel ends the connection when sent bytes are not acknowledged for this time.
+const USER_TIMEOUT_MS: u32 = 30_000;
+/// Congestion control without packet pacing; pacing (bbr) has a cost even without loss.
+const CONGESTION: &str = "cubic";
+
+/// An NVMe/TCP connection of one queue.
+#[derive(Debug)]
+pub(crate) struct TcpLink {
+    socket: Socket,
+    conn: Conn,
+    /// Reason of the end, if this side caused or detected it.
+    cause: Option<Loss>,
+    /// The socket's send buffer is full.
+    is_full: bool,
+    is_shut: bool,
+    expects: Expectation,
+}
+
+/// A connection attempt, in steps that do not block.
+#[derive(Debug)]
+pub(crate) struct TcpOpening {
+    address: SocketAddr,
+    options: Options,
+    depth: u16,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    /// TCP connect is in progress.
+    Socket(Socket),
+    /// ICReq was queued; ICResp (128 bytes) has not arrived.
+    IcReq(Box<TcpLink>, RxBatch),
+    /// The link was returned, or the attempt has failed.
+    Finished,
+}
+
+impl TcpOpening {
+    /// Starts the TCP connect.
+    pub(super) fn begin(address: SocketAddr, options: &Options, depth: u16) -> Result<TcpOpening, Error> {
+        let failed = |source| Error::Connect { address, source };
+        let socket = Socket::begin_connect(address).map_err(failed)?;
+        Ok(TcpOpening { address, options: options.clone(), depth, step: Step::Socket(socket) })
+    }
+
+    /// Returns the name of the current step.
+    pub(super) fn name(&self) -> &'static str {
+        match self.step {
+            Step::Socket(_) => "TCP",
+            Step::IcReq(..) | Step::Finished => "ICReq",
+        }
+    }
+
+    /// Advances without blocking. Returns the link when commands can be submitted, `None` before.
+    pub(super) fn step(&mut self) -> Result<Option<TcpLink>, Error> {
+        match std::mem::replace(&mut self.step, Step::Finished) {
+            Step::Socket(socket) => {
+                let failed = |source| Error::Connect { address: self.address, source };
+                if !socket.is_connected().map_err(failed)? {
+                    self.step = Step::Socket(socket);
+                    return Ok(None);
+                }
+                configure(&socket);
+                let link = TcpLink::new(socket, &self.options, self.depth);
+                self.step_icreq(Box::new(link), RxBatch::new(BEHIND_DIRECT_BYTES))
+            }
+            Step::IcReq(link, batch) => self.step_icreq(link, batch),
+            Step::Finished => Ok(None),
+        }
+    }
+
+    fn step_icreq(&mut self, mut link: Box<TcpLink>, mut batch: RxBatch) -> Result<Option<TcpLink>, Error> {
+        let mut why = None;
+        link.turn(&mut batch, |event, _| {
+            if let LinkEvent::Closed(loss) = event {
+                why = Some(loss);
+            }
+        });
+        if let Some(loss) = why {
+            return Err(Error::Lost { step: "ICReq", loss });
+        }
+        if link.conn.max_h2c_data().is_some() {
+            return Ok(Some(*link));
+        }
+        self.step = Step::IcReq(link, batch);
+        Ok(None)
+    }
+
+    /// Sleeps until the next step may make progress, at most `timeout`; may return early.
+    pub(super) fn wait_io(&self, timeout: Duration) {
+        match &self.step {
+            // The next step reports an error of the socket.
+            Step::Socket(socket) => drop(socket.wait_writable(timeout)),
+            Step::IcReq(link, _) => link.wait_io(timeout, None),
+            Step::Finished => {}
+        }
+    }
+}
+
+impl TcpLink {
+    /// Creates a link on a connected socket and queues ICReq.
+    fn new(socket: Socket, options: &Options, depth: u16) -> TcpLink {
+        let config = HostConfig {
+            header_digest: options.header_digest,
+            data_digest: options.data_digest,
+            queue_entries: depth,
+            initialize_timeout: options.connect_timeout.into(),
+            close_timeout: CLOSE_TIMEOUT,
+            ..HostConfig::default()
+        };
+        let conn = Conn::new(config, Clock::now());
+        let expects = Expectation::default();
+        TcpLink { socket, conn, cause: None, is_full: false, is_shut: false, expects }
+    }
+
+    /// Queues a command. The next [`TcpLink::send`] or [`TcpLink::turn`] sends it. An error returns the data.
+    #[inline]
+    pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
+        self.conn.submit(sqe, data).map_err(|full| (full.kind.into(), full.data))
+    }
+
+    /// Returns true while commands can be submitted.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.conn.phase() == Phase::Open
+    }
+
+    /// Returns true when bytes are queued and the socket's send buffer is full.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.is_full && self.conn.wants_send()
+    }
+
+    /// Sets the most bytes of in-capsule data of a command.
+    pub(super) fn set_offered(&mut self, in_capsule_bytes: u32) {
+        self.conn.set_in_capsule_bytes(in_capsule_bytes);
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Sends all queued bytes, or until the socket's send buffer is full.
+    #[inline]
+    pub(super) fn send(&mut self) {
+        if self.conn.wants_send() {
+            self.send_queued();
+        }
+    }
+
+    /// Sends queued bytes. Not inlined: its I/O vector takes 16 KiB of stack, which a turn without data to
+    /// send should not touch.
+    #[inline(never)]
+    fn send_queued(&mut self) {
+        while self.conn.wants_send() {
+            let (sent, bytes) = send_from(&self.socket, &self.conn);
+            match sent {
+                Sent::Bytes(count) => {
+                    self.conn.sent(count);
+                    self.is_full = count < bytes;
+                }
+                Sent::Full => self.is_full = true,
+                Sent::Failed(errno) => return self.fail(Loss::Socket(errno)),
+            }
+            if self.is_full {
+                return;
+            }
+        }
+    }
+
+    /// Sends, receives once, and reports each event with a flag: whether the connection was open. Returns
+    /// true when bytes arrived, the peer closed the connection or the socket failed.
+    #[inline]
+    pub(super) fn turn(&mut self, batch: &mut RxBatch, mut on_event: impl FnMut(LinkEvent, bool)) -> bool {
+        let has_sent = self.conn.wants_send();
+        if has_sent {
+            self.send_queued();
+        }
+        let (received, direct) = receive_into(&self.socket, &mut self.conn, batch, &mut self.expects);
+        match received {
+            Received::Bytes(count) => {
+                let in_place = count.min(direct);
+                if in_place > 0 {
+                    self.conn.received_direct(in_place);
+                }
+                batch.filled(count - in_place);
+                self.conn.load(std::mem::take(batch));
+                while let Some(event) = self.conn.next_event() {
+                    self.emit(event, &mut on_event);
+                }
+                *batch = self.conn.unload();
+            }
+            // After a send, a completion that waited for this send may be ready.
+            Received::Empty if !has_sent && self.is_open() => return false,
+            Received::Empty => {}
+            Received::Closed => self.conn.on_peer_closed(),
+            Received::Failed(errno) => self.fail(Loss::Socket(errno)),
+        }
+        if !matches!(received, Received::Bytes(_)) || !self.is_open() {
+            self.advance_close();
+            while let Some(event) = self.conn.next_event() {
+                self.emit(event, &mut on_event);
+            }
+        }
+        received != Received::Empty
+    }
+
+    #[inline]
+    fn emit(&self, event: HostEvent, on_event: &mut impl FnMut(LinkEvent, bool)) {
+        let event = match event {
+            HostEvent::Completed { cid, cqe, buf, result } => LinkEvent::Completed { cid, cqe, buf, result },
+            HostEvent::Closed { why } => LinkEvent::Closed(self.loss(why)),
+            HostEvent::Ready => return,
+        };
+        on_event(event, self.is_open());
+    }
+
+    /// Closes or resets the socket according to the phase of the connection, after its close timeout was
+    /// checked.
+    #[cold]
+    fn advance_close(&mut self) {
+        match self.conn.phase() {
+            Phase::Open => {}
+            Phase::Draining | Phase::HalfClosed | Phase::Closed => {
+                self.send();
+                let is_ending = self.conn.phase() != Phase::Closed;
+                self.conn.on_time(Clock::now());
+                let phase = self.conn.phase();
+                // The peer did not close within `CLOSE_TIMEOUT`.
+                let is_late = is_ending && phase == Phase::Closed;
+                if phase == Phase::HalfClosed && !self.is_shut {
+                    self.is_shut = true;
+                    // Orderly end: the peer receives all queued bytes.
+                    let _ = self.socket.set_reset_on_close(false);
+                    let _ = self.socket.shutdown_write();
+                } else if is_late {
+                    let _ = self.socket.set_reset_on_close(true);
+                }
+            }
+        }
+    }
+
+    /// Aborts the connection with a reset. The next turn completes all commands as lost.
+    #[cold]
+    pub(super) fn fail(&mut self, loss: Loss) {
+        self.cause.get_or_insert(loss);
+        self.conn.on_reset();
+        // Best effort: on a failed socket there is nothing to reset.
+        let _ = self.socket.set_reset_on_close(true);
+    }
+
+    /// Closes the connection after sending queued commands, within [`CLOSE_TIMEOUT`].
+    pub(super) fn close(&mut self) {
+        self.conn.close();
+        self.advance_close();
+    }
+
+    /// Returns the [`Loss`] to report: the reason that this side recorded takes precedence over `cause`.
+    fn loss(&self, cause: CloseCause) -> Loss {
+        match (self.cause, cause) {
+            (Some(loss), _) => loss,
+            (None, CloseCause::Requested) => Loss::Requested,
+            (None, CloseCause::ByPeer) => Loss::ByPeer,
+            (None, CloseCause::Failed | CloseCause::Device) => Loss::Socket(Errno::CONNRESET),
+            (None, CloseCause::Violation(violation)) => Loss::Violation(violation),
+        }
+    }
+
+    /// Sleeps until the socket is readable, or writable if the link is blocked, or `waker` is woken; at most
+    /// `timeout`. May return early.
+    pub(super) fn wait_io(&self, timeout: Duration, waker: Option<&Waker>) {
+        let flags = if self.is_blocked() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let timeout = Timespec::try_from(timeout).ok();
+        let own = PollFd::new(&self.socket, flags);
+        // A signal or an error ends the wait early; the next turn handles it.
+        let _ = match waker {
+            Some(waker) => poll(&mut [own, PollFd::new(waker, PollFlags::IN)], timeout.as_ref()),
+            None => poll(&mut [own], timeout.as_ref()),
+        };
+    }
+}
+
+impl Drop for TcpLink {
+    /// Closes without a reset if no command is outstanding: queued bytes cannot contain a write.
+    fn drop(&mut self) {
+        let is_idle = self.conn.outstanding() == 0 && !self.conn.wants_send();
+        if self.conn.phase() == Phase::Open && is_idle {
+            let _ = self.socket.set_reset_on_close(false);
+        }
+    }
+}
+
+/// Sets socket options. Errors are ignored: without an option, latency or loss detection is worse, but the
+/// protocol is correct.
+fn configure(socket: &Socket) {
+    let _ = socket.set_nodelay(true);
+    let _ = socket.set_reset_on_close(true);
+    let _ = socket.set_user_timeout(USER_TIMEOUT_MS);
+    let _ = socket.set_keepalive(Duration::from_secs(10), Duration::from_secs(5), 3);
+    if socket.set_congestion(CONGESTION).is_err() {
+        // `reno` is always available and needs no privilege.
+        let _ = socket.set_congestion("reno");
+    }
+}
+
+/// Sends as much as one call accepts. Returns the outcome and the number of bytes passed to the call.
+#[inline]
+fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
+    let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_MAX>::new();
+    let bytes = conn.send_pieces(&mut pieces);
+    (socket.send_vectored(&pieces), bytes)
+}
+
+/// Receives once: into the expected payload and part of the batch, or into the batch only. Returns the
+/// outcome and the payload bytes that the call could receive.
+#[inline]
+fn receive_into(
+    socket: &Socket,
+    conn: &mut Conn,
+    batch: &mut RxBatch,
+    expects: &mut Expectation,
+) -> (Received, usize) {
+    let mut pieces = ArrayVec::<IoSliceMut<'_>, DIRECT_PIECES_MAX>::new();
+    let direct = conn.direct_target(&mut pieces, DIRECT_PAYLOAD_MIN);
+    let space = batch.space();
+    if direct == 0 {
+        let asked = space.len().min(expects.batch_bytes());
+        let received = socket.recv(&mut space[..asked]);
+        expects.on_batch(matches!(received, Received::Bytes(count) if count == asked));
+        return (received, 0);
+    }
+    expects.on_direct();
+    let behind = space.len().min(BEHIND_DIRECT_BYTES);
+    // Fails when the payload's segments fill the vector: this receive then adds nothing to the batch.
+    let _ = pieces.try_push(IoSliceMut::new(&mut space[..behind]));
+    (socket.recv_vectored(&mut pieces), direct)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use nvme_spec::tcp::{DigestBits, IcResp};
+    use nvme_spec::zerocopy::IntoBytes;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A link on which commands can be submitted, and its peer.
+    fn pair() -> (TcpLink, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listens");
+        let address = listener.local_addr().expect("an address");
+        let socket = Socket::connect(address, LONG).expect("connects");
+        configure(&socket);
+        let mut link = TcpLink::new(socket, &Options::default(), 8);
+        link.send();
+        let (mut peer, _) = listener.accept().expect("a host");
+        peer.set_read_timeout(Some(LONG)).expect("an option");
+        peer.read_exact(&mut [0; 128]).expect("ICReq");
+        peer.write_all(IcResp::new(0, DigestBits::new(), 4096).as_bytes()).expect("sends");
+        let mut batch = RxBatch::new(4096);
+        while link.conn.max_h2c_data().is_none() {
+            link.wait_io(LONG, None);
+            assert!(link.turn(&mut batch, |event, _| panic!("{event:?}")), "no ICResp");
+        }
+        (link, peer)
+    }
+
+    fn submit(link: &mut TcpLink, peer: &mut TcpStream) {
+        link.submit(Sqe::flush(0, 1), HostData::None).expect("taken");
+        link.send();
+        peer.read_exact(&mut [0; 72]).expect("CapsuleCmd");
+    }
+
+    /// Result of the peer's next read; 0 bytes: the connection was closed without a reset.
+    fn end(mut peer: TcpStream) -> Result<usize, ErrorKind> {
+        peer.read(&mut [0; 1]).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn a_lost_connection_is_closed_by_a_reset() {
+        let (mut link, peer) = pair();
+        link.fail(Loss::Requested);
+        drop(link);
+        assert_eq!(end(peer), Err(ErrorKind::ConnectionReset));
+    }
+
+    #[test]
+    fn a_connection_that_is_dropped_with_commands_outstanding_is_closed_by_a_reset() {
+        let (mut link, mut peer) = pair();
+        submit(&mut link, &mut peer);
+        drop(link);
+        assert_eq!(end(peer), Err(ErrorKind::ConnectionReset));
+    }
+
+    #[test]
+    fn a_connection_that_was_closed_or_has_nothing_outstanding_ends_in_order() {
+        let (mut link, mut peer) = pair();
+        submit(&mut link, &mut peer);
+        link.close();
+        drop(link);
+        assert_eq!(end(peer), Ok(0));
+        let (link, peer) = pair();
+        drop(link);
+        assert_eq!(end(peer), Ok(0));
+    }
+}
