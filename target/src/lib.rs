@@ -62,7 +62,7 @@
 //! | [`spindle_nvme_tcp`] | NVMe/TCP: `controller::Conn`, and `shell::Shell` with the sockets |
 //! | [`spindle_reactor`] | the loop of a core (`run`), its memory (`mem`), sockets, io_uring, mailboxes |
 //! | [`spindle`] | the binary: configuration, `serve` (one `CoreLoop` per core), `bench`, `status` |
-//! | [`spindle_rdma`] | NVMe/RDMA: `controller::Conn`, and `shell::Shell` with the queue pairs |
+//! | [`spindle_nvme_rdma`] | NVMe/RDMA: `controller::Conn`, and `shell::Shell` with the queue pairs |
 //! | [`spindle_rdma_verbs`] | libibverbs and librdmacm |
 //! | [`spindle_nvme_pcie`] | the user-space driver of NVMe drives |
 //! | [`spindle_nvme_initiator`] | the host side as a library |
@@ -76,7 +76,7 @@
 //! [`spindle`]: ../spindle/index.html
 //! [`spindle_nvme_initiator`]: ../spindle_nvme_initiator/index.html
 //! [`spindle_nvme_pcie`]: ../spindle_nvme_pcie/index.html
-//! [`spindle_rdma`]: ../spindle_rdma/index.html
+//! [`spindle_nvme_rdma`]: ../spindle_nvme_rdma/index.html
 //! [`spindle_rdma_verbs`]: ../spindle_rdma_verbs/index.html
 //! [`spindle_disk_remote`]: ../spindle_disk_remote/index.html
 //! [`spindle_nvme_tcp`]: ../spindle_nvme_tcp/index.html

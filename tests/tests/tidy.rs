@@ -376,7 +376,7 @@ fn crates_reached(needs: &BTreeMap<String, BTreeSet<String>>, name: &str) -> BTr
 #[test]
 fn no_transport_needs_the_target_and_none_is_needed_by_it() {
     let (needs, _) = crates();
-    for name in ["spindle-nvme-tcp", "spindle-rdma", "spindle-nvme-initiator"] {
+    for name in ["spindle-nvme-tcp", "spindle-nvme-rdma", "spindle-nvme-initiator"] {
         let reached = crates_reached(&needs, name);
         assert!(reached.len() > 2 && !reached.contains("spindle-target"), "{name} needs {reached:?}");
     }
@@ -385,7 +385,7 @@ fn no_transport_needs_the_target_and_none_is_needed_by_it() {
         of_target.contains("spindle-nvme-transport") && of_target.contains("spindle-disk"),
         "{of_target:?}"
     );
-    for name in ["spindle-nvme-tcp", "spindle-rdma", "spindle-rdma-verbs", "spindle-nvme-pcie"] {
+    for name in ["spindle-nvme-tcp", "spindle-nvme-rdma", "spindle-rdma-verbs", "spindle-nvme-pcie"] {
         assert!(!of_target.contains(name), "the target needs {name}");
     }
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_initiator::{OptimisticOptions, Target};
+use spindle_nvme_rdma::shell::ShellConfig as RdmaConfig;
 use spindle_nvme_tcp::controller::ConnConfig;
 use spindle_nvme_tcp::shell::ShellConfig;
 use spindle_nvme_transport::TransportKind;
-use spindle_rdma::shell::ShellConfig as RdmaConfig;
 use spindle_reactor::mem::{Pages, ZoneSpec};
 use spindle_reactor::run::Idle;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits};

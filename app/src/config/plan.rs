@@ -28,7 +28,7 @@ pub struct Plan {
     pub pool: PoolPlan,
     pub limits: LimitsPlan,
     pub tcp: TcpPlan,
-    pub rdma: spindle_rdma::shell::ShellConfig,
+    pub rdma: spindle_nvme_rdma::shell::ShellConfig,
     /// RDMA port for optimistic reads; 0: hosts cannot read caches.
     pub optimistic_port: u16,
     /// Disks in the file's order; names are unique.

@@ -1,10 +1,10 @@
 //! [`Conn`]: a connection of any transport; the type with which the binary instantiates `TargetCore`.
 
 use nvme_spec::sqe::Sqe;
+use spindle_nvme_rdma::controller as rdma;
 use spindle_nvme_tcp::controller as tcp;
 use spindle_nvme_transport::RequestId;
 use spindle_nvme_transport::{CloseReason, Event, Holds, Limits, Reply, Transport};
-use spindle_rdma::controller as rdma;
 use spindle_reactor::mem::Buf;
 
 #[derive(Debug)]

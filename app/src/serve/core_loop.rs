@@ -22,8 +22,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
+use spindle_nvme_rdma::shell as rdma;
 use spindle_nvme_transport::admission::{Admission, Admitted};
-use spindle_rdma::shell as rdma;
 use spindle_reactor::clock::{Clock, wall_ms};
 use spindle_reactor::mailbox::Mailbox;
 use spindle_reactor::mem::{Area, Pages, Pool};

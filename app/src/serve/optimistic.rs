@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nvme_spec::optimistic::Attachment;
+use spindle_nvme_rdma::shell::KnownDevices;
 use spindle_nvme_transport::TransportKind;
 use spindle_optimistic::{Grants, Hooks, Service, TOKEN_TTL};
-use spindle_rdma::shell::KnownDevices;
 use spindle_reactor::mem::SealedFrames;
 use spindle_target::shared::{ControllerShared, OptimisticService};
 use spindle_target::snapshot::{Snapshot, Subsystem};

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use spindle_disk::OpenError;
 use spindle_nvme_pcie::PciAddress;
+use spindle_nvme_rdma::shell::check_address;
 use spindle_nvme_transport::TransportKind;
-use spindle_rdma::shell::check_address;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
 

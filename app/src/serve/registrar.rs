@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use spindle_disk::DiskSource;
-use spindle_rdma::shell::{DiskArea, KnownDevices, RegisteredDisks};
+use spindle_nvme_rdma::shell::{DiskArea, KnownDevices, RegisteredDisks};
 use spindle_reactor::mailbox::Remote;
 use spindle_reactor::mem::Area;
 use spindle_target::env::Message;

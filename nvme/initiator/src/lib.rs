@@ -57,7 +57,7 @@ pub use spindle_nvme_tcp::Violation;
 pub use spindle_nvme_transport::TransportKind;
 
 pub use nvme_spec;
+pub use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
 pub use spindle_nvme_transport::host::HostData;
-pub use spindle_rdma::registration::Limits as RegistrationLimits;
 pub use spindle_reactor::clock::{Clock, Nanos};
 pub use spindle_reactor::mem::{Buf, Pages, Pool, PoolError, ZoneSpec};

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nvme_spec::Nqn;
+use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
 use spindle_nvme_transport::TransportKind;
-use spindle_rdma::registration::Limits as RegistrationLimits;
 use uuid::Uuid;
 
 /// Identity of the host in Connect.

@@ -3,8 +3,8 @@
 use nvme_spec::sqe::SglKind;
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use nvme_spec::{Cqe, SQE_BYTES, Sqe};
-use spindle_rdma::host::{CloseCause, HostEvent, Registered, SubmitError, SubmitErrorKind};
-use spindle_rdma::work::Op;
+use spindle_nvme_rdma::host::{CloseCause, HostEvent, Registered, SubmitError, SubmitErrorKind};
+use spindle_nvme_rdma::work::Op;
 
 use spindle_nvme_transport::host::HostData;
 

@@ -1,7 +1,7 @@
 //! The host's memory as its device knows it: keys, what they open, and for what.
 
-use spindle_rdma::host::{self, Keys, Piece};
-use spindle_rdma::work::Remote;
+use spindle_nvme_rdma::host::{self, Keys, Piece};
+use spindle_nvme_rdma::work::Remote;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
 

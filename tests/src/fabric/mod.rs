@@ -31,9 +31,9 @@ use spindle_nvme_transport::ConnectionId;
 use std::collections::VecDeque;
 
 use nvme_spec::Sqe;
+use spindle_nvme_rdma::controller::{CAPSULE_BYTES, Conn, ConnConfig};
+use spindle_nvme_rdma::host::{Conn as HostConn, HostConfig};
 use spindle_nvme_transport::{Connections, Peer, TransportKind};
-use spindle_rdma::controller::{CAPSULE_BYTES, Conn, ConnConfig};
-use spindle_rdma::host::{Conn as HostConn, HostConfig};
 use spindle_reactor::mem::{Buf, Pool};
 use spindle_target::core::TargetCore;
 

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use spindle_rdma::work::{Completion, Remote, Span};
+use spindle_nvme_rdma::work::{Completion, Remote, Span};
 use spindle_reactor::slab::Slot;
 
 /// What a SEND carries.

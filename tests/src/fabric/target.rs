@@ -2,9 +2,9 @@
 
 use nvme_spec::Sqe;
 use nvme_spec::zerocopy::FromBytes;
+use spindle_nvme_rdma::controller::{CAPSULE_BYTES, Capsule, Conn, Phase};
+use spindle_nvme_rdma::work::{Op, Span, Work};
 use spindle_nvme_transport::Connections;
-use spindle_rdma::controller::{CAPSULE_BYTES, Capsule, Conn, Phase};
-use spindle_rdma::work::{Op, Span, Work};
 use spindle_target::core::TargetCore;
 
 use super::memory::{Access, buffer, copy, put, sum};

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use nvme_spec::Sqe;
 use spindle_disk::DiskSource;
+use spindle_nvme_rdma::host::HostEvent;
 use spindle_nvme_transport::Connections;
 use spindle_nvme_transport::host::HostData;
-use spindle_rdma::host::HostEvent;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::ZoneSpec;
 

@@ -2,11 +2,11 @@
 
 use nvme_spec::Sqe;
 use nvme_spec::status::Status;
+use spindle_nvme_rdma::controller::{Conn, ConnConfig};
+use spindle_nvme_rdma::host::HostConfig;
 use spindle_nvme_transport::ConnectionId;
 use spindle_nvme_transport::host::{HostData, HostEvent};
 use spindle_nvme_transport::{Connections, TransportKind};
-use spindle_rdma::controller::{Conn, ConnConfig};
-use spindle_rdma::host::HostConfig;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target::core::TargetCore;

@@ -290,8 +290,8 @@ fn tcp(node: &Node, limits: &LimitsPlan) -> TcpPlan {
     }
 }
 
-fn rdma(node: &Node) -> spindle_rdma::shell::ShellConfig {
-    spindle_rdma::shell::ShellConfig {
+fn rdma(node: &Node) -> spindle_nvme_rdma::shell::ShellConfig {
+    spindle_nvme_rdma::shell::ShellConfig {
         srq_entries: node.get("shared_receives"),
         segments: node.get("segments"),
     }

@@ -3,10 +3,10 @@
 use std::sync::{Arc, PoisonError};
 
 use nvme_spec::rdma::CmStatus;
+use spindle_nvme_rdma::controller::ConnConfig as RdmaConfig;
+use spindle_nvme_rdma::shell::{RegisteredDisks, Shell, ShellSetup, Source, is_absent};
 use spindle_nvme_tcp::controller::ConnConfig;
 use spindle_nvme_transport::TransportKind;
-use spindle_rdma::controller::ConnConfig as RdmaConfig;
-use spindle_rdma::shell::{RegisteredDisks, Shell, ShellSetup, Source, is_absent};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 use spindle_reactor::net::{Interest, Watcher};

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nvme_spec::optimistic::Token;
-use spindle_rdma::registration::Limits as RegistrationLimits;
+use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
 use spindle_reactor::clock::{Clock, Nanos};
 
 use super::connect::{Attempt, Handshake};

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use arrayvec::ArrayVec;
 use nvme_spec::optimistic::OptimisticAccept;
-use spindle_rdma::host::Keys;
+use spindle_nvme_rdma::host::Keys;
 use spindle_rdma_verbs::{
     CmChannel, CmId, CompletionQueue, MemoryRegion, Operation, QueuePair, SendData, Sge, VerbsError,
 };

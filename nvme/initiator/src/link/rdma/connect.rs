@@ -12,8 +12,8 @@ use std::time::Duration;
 use nvme_spec::rdma::{CmAccept, CmReject, CmRequest};
 use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spindle_rdma::host::ENTRY_BYTES;
-use spindle_rdma::registration::Limits as RegistrationLimits;
+use spindle_nvme_rdma::host::ENTRY_BYTES;
+use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
 use spindle_rdma_verbs::{
     Access, CmChannel, CmEvent, CmEventKind, CmId, CompletionChannel, CompletionQueue, ConnectParams, Device,
     Domain, QueuePair, QueuePairConfig, VerbsError,

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use spindle_rdma::host::{Keys, Piece};
-use spindle_rdma::registration::{Cache, CacheError, Limits, Registrar};
+use spindle_nvme_rdma::host::{Keys, Piece};
+use spindle_nvme_rdma::registration::{Cache, CacheError, Limits, Registrar};
 use spindle_rdma_verbs::{Access, Domain, MemoryRegion, VerbsError};
 use spindle_reactor::mem::{Area, Buf, NewUnmaps, Watch, unmaps};
 

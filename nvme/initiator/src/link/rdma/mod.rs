@@ -10,7 +10,7 @@
 //! A work request ID contains the index of a receive, or the slot (index and generation) of a command's
 //! chain. Two bits mark receives and signalled sends.
 //!
-//! The memory of a command capsule is reused with its entry: `spindle_rdma::host` explains why that is
+//! The memory of a command capsule is reused with its entry: `spindle_nvme_rdma::host` explains why that is
 //! allowed. The host does not access a buffer while its command is outstanding. The buffer is returned when
 //! the command has completed or the queue pair is destroyed.
 
@@ -26,10 +26,10 @@ use arrayvec::ArrayVec;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{SQE_BYTES, Sqe};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spindle_nvme_rdma::host::{self, CloseCause, Conn, ENTRY_BYTES, HostConfig, HostEvent, Registered};
+use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
+use spindle_nvme_rdma::work::{Completion, Op, Work};
 use spindle_nvme_transport::host::HostData;
-use spindle_rdma::host::{self, CloseCause, Conn, ENTRY_BYTES, HostConfig, HostEvent, Registered};
-use spindle_rdma::registration::Limits as RegistrationLimits;
-use spindle_rdma::work::{Completion, Op, Work};
 use spindle_rdma_verbs::{
     CmChannel, CmEventKind, CmId, CompletionChannel, CompletionQueue, Domain, MemoryRegion, Operation,
     POLL_BATCH, QueuePair, SendData, Sge, VerbsError, WcStatus, WorkCompletion,
