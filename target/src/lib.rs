@@ -63,7 +63,7 @@
 //! | [`spindle_reactor`] | the loop of a core (`run`), its memory (`mem`), sockets, io_uring, mailboxes |
 //! | [`spindle`] | the binary: configuration, `serve` (one `CoreLoop` per core), `bench`, `status` |
 //! | [`spindle_nvme_rdma`] | NVMe/RDMA: `controller::Conn`, and `shell::Shell` with the queue pairs |
-//! | [`spindle_rdma_verbs`] | libibverbs and librdmacm |
+//! | [`spindle_rdma`] | libibverbs and librdmacm |
 //! | [`spindle_nvme_pcie`] | the user-space driver of NVMe drives |
 //! | [`spindle_nvme_initiator`] | the host side as a library |
 //! | [`spindle_disk_remote`] | a disk that is a namespace of another target |
@@ -77,7 +77,7 @@
 //! [`spindle_nvme_initiator`]: ../spindle_nvme_initiator/index.html
 //! [`spindle_nvme_pcie`]: ../spindle_nvme_pcie/index.html
 //! [`spindle_nvme_rdma`]: ../spindle_nvme_rdma/index.html
-//! [`spindle_rdma_verbs`]: ../spindle_rdma_verbs/index.html
+//! [`spindle_rdma`]: ../spindle_rdma/index.html
 //! [`spindle_disk_remote`]: ../spindle_disk_remote/index.html
 //! [`spindle_nvme_tcp`]: ../spindle_nvme_tcp/index.html
 //! [`spindle_tests`]: ../spindle_tests/index.html

@@ -18,7 +18,7 @@ use nvme_spec::rdma::CmRequest;
 use nvme_spec::register::{CC, Cc};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     Access, CmChannel, CmEventKind, CmId, CompletionQueue, ConnectParams, Device, MemoryRegion, Operation,
     QueuePair, QueuePairConfig, SendData, Sge,
 };

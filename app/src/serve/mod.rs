@@ -72,7 +72,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    fn listen_rdma(address: SocketAddr, error: &spindle_rdma_verbs::VerbsError) -> ServeError {
+    fn listen_rdma(address: SocketAddr, error: &spindle_rdma::VerbsError) -> ServeError {
         ServeError::Start(format!("listener {address} (rdma): cannot listen: {error}"))
     }
 }

@@ -23,7 +23,7 @@ use nvme_spec::rdma::CmRequest;
 use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_nvme_initiator::{Controller, Host, Options, Pages, Target, TransportKind};
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     Access, CmChannel, CmEvent, CmEventKind, CmId, CompletionQueue, ConnectParams, Device, MemoryRegion,
     Operation, QueuePair, QueuePairConfig, SendData, WcStatus,
 };

@@ -18,7 +18,7 @@ use std::time::Duration;
 use nvme_spec::rdma::{CmReject, CmRequest, CmStatus};
 use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     CmChannel, CmEvent, CmEventKind, CmId, CompletionQueue, ConnectParams, Device, QueuePair, QueuePairConfig,
 };
 

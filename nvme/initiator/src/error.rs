@@ -10,7 +10,7 @@ use nvme_spec::rdma::CmStatus;
 use nvme_spec::status::Status;
 use spindle_nvme_rdma::host;
 use spindle_nvme_tcp::Violation;
-use spindle_rdma_verbs::{VerbsError, WcStatus};
+use spindle_rdma::{VerbsError, WcStatus};
 use spindle_reactor::mem::PoolError;
 use spindle_reactor::net::Errno;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nvme_spec::optimistic::{OptimisticRequest, OptimisticStatus};
-use spindle_rdma_verbs::VerbsError;
+use spindle_rdma::VerbsError;
 use spindle_reactor::mem::SealedFrames;
 
 use crate::grants::{Grant, Grants, Owner};

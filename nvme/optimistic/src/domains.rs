@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nvme_spec::optimistic::{OPTIMISTIC_PAGE_SHIFT, OPTIMISTIC_VERSION, OptimisticAccept};
 use nvme_spec::zerocopy::little_endian::{U16, U32, U64};
-use spindle_rdma_verbs::{Access, CompletionQueue, Device, Domain, MemoryRegion, VerbsError};
+use spindle_rdma::{Access, CompletionQueue, Device, Domain, MemoryRegion, VerbsError};
 use spindle_reactor::mem::{Area, SealedFrames};
 use spindle_reactor::net::Waker;
 

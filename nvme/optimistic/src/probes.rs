@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use spindle_rdma_verbs::VerbsError;
+use spindle_rdma::VerbsError;
 
 /// Time between the end of a probe and the next one. A queue pair that has ended is found in this time.
 const PROBE_PERIOD: Duration = Duration::from_secs(5);

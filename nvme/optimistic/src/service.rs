@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nvme_spec::optimistic::{OptimisticReject, OptimisticStatus};
 use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, Device, Domain, Operation, POLL_BATCH,
     QueuePair, QueuePairConfig, SendData, VerbsError,
 };

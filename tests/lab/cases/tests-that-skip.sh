@@ -45,7 +45,7 @@ run spindle-reactor \
     mem::region::tests::one_small_page_does_not_leave_a_region_that_a_device_takes_on_small_pages \
     net::listener::tests::a_connection_knows_both_addresses
 run spindle-app::bin/spindle config::tests::errors::a_medium_is_held_to_its_name
-run spindle-rdma-verbs \
+run spindle-rdma \
     cm_channel::tests::a_machine_without_rdma_says_so \
     device::tests::a_machine_without_rdma_has_no_devices_and_that_is_no_error
 run spindle-nvme-initiator::loopback connecting::a_machine_without_rdma_says_so_and_nothing_else

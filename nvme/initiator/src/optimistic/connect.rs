@@ -16,7 +16,7 @@ use nvme_spec::optimistic::{
 use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     CmChannel, CmEventKind, CmId, CompletionQueue, ConnectParams, Device, Domain, MemoryRegion,
     PRIVATE_DATA_BYTES_MAX, QueuePair, QueuePairConfig, VerbsError,
 };

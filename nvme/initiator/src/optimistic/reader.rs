@@ -5,7 +5,7 @@ use std::rc::Rc;
 use arrayvec::ArrayVec;
 use nvme_spec::optimistic::OptimisticAccept;
 use spindle_nvme_rdma::host::Keys;
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     CmChannel, CmId, CompletionQueue, MemoryRegion, Operation, QueuePair, SendData, Sge, VerbsError,
 };
 use spindle_reactor::clock::Nanos;

@@ -1,7 +1,7 @@
 //! Counts of one core's verbs on one device, for `scripts/compare/rdma-operations`: written to the log
 //! (debug) when the core is done with the device.
 
-use spindle_rdma_verbs::{LIST_BATCH, Posting, RECEIVES_BATCH};
+use spindle_rdma::{LIST_BATCH, Posting, RECEIVES_BATCH};
 
 /// Totals since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

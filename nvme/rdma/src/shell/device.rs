@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use spindle_rdma_verbs::{CompletionChannel, CompletionQueue, POLL_BATCH, VerbsError, WorkCompletion};
+use spindle_rdma::{CompletionChannel, CompletionQueue, POLL_BATCH, VerbsError, WorkCompletion};
 
 use super::OWN_QUEUE_BIT;
 use super::completions::{CompletionQueues, Entries, Need, Reservation};

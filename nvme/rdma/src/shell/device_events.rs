@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use spindle_nvme_transport::{Connections, Holds};
-use spindle_rdma_verbs::{AsyncEvent, CmChannel, CmId, CmToken, Device, VerbsError};
+use spindle_rdma::{AsyncEvent, CmChannel, CmId, CmToken, Device, VerbsError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Area;
 

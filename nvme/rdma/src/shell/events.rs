@@ -6,7 +6,7 @@
 //! ```
 
 use spindle_nvme_transport::ConnectionId;
-use spindle_rdma_verbs::AsyncEvent;
+use spindle_rdma::AsyncEvent;
 
 use super::ending::{DrainReporting, End};
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use spindle_rdma_verbs::{Access, DeviceLimits, VerbsError};
+use spindle_rdma::{Access, DeviceLimits, VerbsError};
 use spindle_reactor::mem::Area;
 
 use super::keys::{Registered, Registers};

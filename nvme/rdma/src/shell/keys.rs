@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 
-use spindle_rdma_verbs::{Access, CmId, Device, DeviceLimits, MemoryRegion, VerbsError};
+use spindle_rdma::{Access, CmId, Device, DeviceLimits, MemoryRegion, VerbsError};
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 

@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 use spindle_nvme_transport::ConnectionId;
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     Access, CmId, MemoryRegion, Operation, QueuePair, QueuePairConfig, RNR_0_64_MS, SendBatch, SendData, Sge,
     VerbsError,
 };
@@ -149,7 +149,7 @@ impl Link {
     }
 
     /// Posts all work requests of the connection with one doorbell. With
-    /// [`Posting::List`](spindle_rdma_verbs::Posting::List), each full list costs a doorbell.
+    /// [`Posting::List`](spindle_rdma::Posting::List), each full list costs a doorbell.
     #[inline]
     pub(super) fn post_work(
         &mut self,

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use spindle_rdma_verbs::{CmChannel, CmId, CmToken, VerbsError};
+use spindle_rdma::{CmChannel, CmId, CmToken, VerbsError};
 
 use super::Shell;
 

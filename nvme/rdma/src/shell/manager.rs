@@ -1,6 +1,6 @@
 //! [`Manager`]: a core's event channel of the connection manager, which may come after the start.
 
-use spindle_rdma_verbs::{CmChannel, VerbsError};
+use spindle_rdma::{CmChannel, VerbsError};
 
 /// The event channel of one core. `None`: the machine had no RDMA device or no connection manager (the module
 /// `rdma_ucm`) at the last attempt.

@@ -41,7 +41,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use spindle_nvme_transport::admission::Admitted;
 use spindle_nvme_transport::{Connections, Holds};
 use spindle_nvme_transport::{Peer, TransportKind};
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     CmChannel, CmEvent, CmEventKind, CmId, CmToken, ConnectParams, VerbsError, WorkCompletion,
 };
 use spindle_reactor::clock::Nanos;

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use spindle_rdma_verbs::Device;
+use spindle_rdma::Device;
 use spindle_reactor::affinity::{available_cores, cores_without_pollers, leave_to_pollers};
 use spindle_reactor::mem::Area;
 

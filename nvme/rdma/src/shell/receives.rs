@@ -19,9 +19,7 @@
 
 use nvme_spec::Sqe;
 use nvme_spec::zerocopy::FromBytes;
-use spindle_rdma_verbs::{
-    Access, MemoryRegion, QueuePair, ReceivesError, Sge, SharedReceiveQueue, VerbsError,
-};
+use spindle_rdma::{Access, MemoryRegion, QueuePair, ReceivesError, Sge, SharedReceiveQueue, VerbsError};
 use spindle_reactor::mem::{Buf, Pool};
 
 use super::counts::Counts;

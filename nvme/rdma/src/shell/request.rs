@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES;
 use nvme_spec::rdma::{CmReject, CmRequest, CmStatus};
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_rdma_verbs::{CmEvent, CmId, DeviceLimits};
+use spindle_rdma::{CmEvent, CmId, DeviceLimits};
 
 /// Validated parameters of a connection request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,7 +17,7 @@
 
 use std::sync::Arc;
 
-use spindle_rdma_verbs::{SharedReceiveQueue, VerbsError};
+use spindle_rdma::{SharedReceiveQueue, VerbsError};
 
 use super::keys::SharedDevice;
 pub(super) use super::receives::CHUNK_SLOTS;

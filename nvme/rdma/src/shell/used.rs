@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use spindle_rdma_verbs::{CmChannel, CmId, Device, Found, VerbsError};
+use spindle_rdma::{CmChannel, CmId, Device, Found, VerbsError};
 use spindle_reactor::mem::{Area, PageSizes};
 
 use super::device_events::Opening;

@@ -14,7 +14,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_nvme_rdma::host::ENTRY_BYTES;
 use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     Access, CmChannel, CmEvent, CmEventKind, CmId, CompletionChannel, CompletionQueue, ConnectParams, Device,
     Domain, QueuePair, QueuePairConfig, VerbsError,
 };

@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use spindle_rdma_verbs::{Device, Domain, VerbsError};
+use spindle_rdma::{Device, Domain, VerbsError};
 
 /// Address of a far target's NVMe port, and its domain on one device.
 static DOMAINS: Mutex<Vec<(SocketAddr, Weak<Domain>)>> = Mutex::new(Vec::new());

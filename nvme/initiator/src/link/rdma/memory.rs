@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use spindle_nvme_rdma::host::{Keys, Piece};
 use spindle_nvme_rdma::registration::{Cache, CacheError, Limits, Registrar};
-use spindle_rdma_verbs::{Access, Domain, MemoryRegion, VerbsError};
+use spindle_rdma::{Access, Domain, MemoryRegion, VerbsError};
 use spindle_reactor::mem::{Area, Buf, NewUnmaps, Watch, unmaps};
 
 /// Registers memory in one domain. A registration keeps its memory mapped, so its address range cannot be

@@ -30,7 +30,7 @@ use spindle_nvme_rdma::host::{self, CloseCause, Conn, ENTRY_BYTES, HostConfig, H
 use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
 use spindle_nvme_rdma::work::{Completion, Op, Work};
 use spindle_nvme_transport::host::HostData;
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     CmChannel, CmEventKind, CmId, CompletionChannel, CompletionQueue, Domain, MemoryRegion, Operation,
     POLL_BATCH, QueuePair, SendData, Sge, VerbsError, WcStatus, WorkCompletion,
 };

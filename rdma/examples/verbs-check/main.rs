@@ -3,7 +3,7 @@
 //! Both ends are in this process. Prints a line for each check; the exit code says whether all passed.
 //!
 //! ```text
-//! cargo build -p spindle-rdma-verbs --example verbs-check
+//! cargo build -p spindle-rdma --example verbs-check
 //! scripts/lab/run -- bash -c 'ip link add d0 type dummy; ip addr add 10.9.1.1/24 dev d0
 //!   ip addr add fd09::1/64 dev d0 nodad; ip link set d0 mtu 4200 up
 //!   modprobe -a rdma_rxe rdma_ucm ib_uverbs; rdma link add rxe0 type rxe netdev d0
@@ -19,7 +19,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     Access, AsyncEvent, CmChannel, CmEventKind, CmId, Device, LIST_BATCH, Operation, Posting, QueuePair,
     SendData, Sge, WcStatus,
 };

@@ -33,7 +33,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     Access, CmChannel, CmEvent, CmEventKind, CmId, CompletionQueue, ConnectParams, Device, MemoryRegion,
     Operation, QueuePair, QueuePairConfig, SendData, Sge, WorkCompletion,
 };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use spindle_rdma_verbs::{
+use spindle_rdma::{
     CmChannel, CmEvent, CmEventKind, CmId, CompletionChannel, CompletionQueue, ConnectParams, Device,
     MemoryRegion, Posting, QueuePair, QueuePairConfig, Sge, SharedReceiveQueue, WorkCompletion,
 };
