@@ -66,7 +66,7 @@
 //! | [`spindle_rdma`] | libibverbs and librdmacm |
 //! | [`spindle_nvme_pcie`] | the user-space driver of NVMe drives |
 //! | [`spindle_nvme_initiator`] | the host side as a library |
-//! | [`spindle_disk_remote`] | a disk that is a namespace of another target |
+//! | [`spindle_target_remote`] | a disk that is a namespace of another target |
 //! | [`nvme_spec`] | wire types that the other crates use |
 //! | [`spindle_tests`] | the simulator, and a target inside a test (`embedded`) |
 //!
@@ -78,7 +78,7 @@
 //! [`spindle_nvme_pcie`]: ../spindle_nvme_pcie/index.html
 //! [`spindle_nvme_rdma`]: ../spindle_nvme_rdma/index.html
 //! [`spindle_rdma`]: ../spindle_rdma/index.html
-//! [`spindle_disk_remote`]: ../spindle_disk_remote/index.html
+//! [`spindle_target_remote`]: ../spindle_target_remote/index.html
 //! [`spindle_nvme_tcp`]: ../spindle_nvme_tcp/index.html
 //! [`spindle_tests`]: ../spindle_tests/index.html
 #![forbid(unsafe_code)]

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES;
 use spindle_disk::RamSpec;
-use spindle_disk_remote::RemoteDisk;
 use spindle_nvme_rdma::controller::CAPSULE_BYTES;
 use spindle_nvme_tcp::controller::Conn;
 use spindle_nvme_tcp::shell;
 use spindle_nvme_transport::TransportKind;
 use spindle_reactor::mem::Pages;
 use spindle_target::core::TargetCore;
+use spindle_target_remote::RemoteDisk;
 
 use super::plan::{DiskKind, DiskPlan, Plan};
 use crate::size::{Bytes, rounded};

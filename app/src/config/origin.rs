@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use spindle_disk::{DiskSource, OpenError};
-use spindle_disk_remote::{RemoteDisk, RemoteFacts, RemoteSpec};
 use spindle_nvme_pcie::{Drive, DriveError, Drives, PciAddress, Settings};
+use spindle_target_remote::{RemoteDisk, RemoteFacts, RemoteSpec};
 
 use super::machine::probe_nvme_function;
 use super::plan::{DiskKind, DiskPlan, Plan};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use nvme_spec::status::Status;
-use spindle_disk_remote::{Control, Shape};
 use spindle_nvme_initiator::Error;
 use spindle_reactor::clock::Nanos;
+use spindle_target_remote::{Control, Shape};
 
 use super::far::{Shared, lock};
 use super::plan::Kind;

@@ -8,11 +8,11 @@ use spindle_disk::{
     BlockRange, CacheSpec, CachedDisk, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest,
     Op, Owner, PolicyKind, Prepared, Token,
 };
-use spindle_disk_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
 use spindle_nvme_initiator::{Host, Identity, OptimisticOptions, Target};
 use spindle_nvme_transport::TransportKind;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
 
 use super::book::index;
 use super::cache::PAGE_BYTES;
