@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use comfy_table::{CellAlignment, Table};
-use spindle_disk::medium_id;
 use spindle_nvme_initiator::Target;
 use spindle_reactor::run::Idle;
+use spindle_target_disk::medium_id;
 use uuid::Uuid;
 
 use crate::cli::CheckArgs;
@@ -200,8 +200,8 @@ fn describe_changes(against: &Path, changes: &[Change]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use spindle_disk::DelaySpec;
     use spindle_reactor::clock::Nanos;
+    use spindle_target_disk::DelaySpec;
 
     use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use spindle_console::at_least_one;
 use spindle_console::size::Bytes;
-use spindle_disk::delay::{LATENCY_US_MAX, SEEK_US_MAX};
+use spindle_target_disk::delay::{LATENCY_US_MAX, SEEK_US_MAX};
 
 use crate::access::Access;
 use crate::disk::DiskAddress;

@@ -11,17 +11,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spindle_console::say;
-use spindle_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, READ_AHEAD_BYTES_MAX};
-use spindle_disk::file::{FileDisk, FileSpec};
-use spindle_disk::ng::{NgDisk, NgSpec};
-use spindle_disk::{
-    BlockRange, CacheCounts, CacheSpec, CacheUse, CachedDisk, CoreContext, DelayDisk, DelaySpec, Disk,
-    DiskError, DiskSource, Done, IoRequest, NullDisk, NullSpec, Op, OpenError, PolicyKind, Prepared, Token,
-};
 use spindle_nvme_pcie::{DriveError, Drives, PciAddress, PciAddressError, Settings};
 use spindle_reactor::affinity::{AffinityError, pin_current_thread};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Pages, Pool, PoolError, ZoneSpec};
+use spindle_target_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, READ_AHEAD_BYTES_MAX};
+use spindle_target_disk::file::{FileDisk, FileSpec};
+use spindle_target_disk::ng::{NgDisk, NgSpec};
+use spindle_target_disk::{
+    BlockRange, CacheCounts, CacheSpec, CacheUse, CachedDisk, CoreContext, DelayDisk, DelaySpec, Disk,
+    DiskError, DiskSource, Done, IoRequest, NullDisk, NullSpec, Op, OpenError, PolicyKind, Prepared, Token,
+};
 
 use crate::args::DiskArgs;
 use crate::random::Random;

@@ -12,8 +12,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use spindle_disk::Disk;
 use spindle_reactor::clock::Nanos;
+use spindle_target_disk::Disk;
 
 use crate::counters::{self, IoCounters, NamespaceCounters};
 use crate::env::{Env, NO_DISK};

@@ -20,11 +20,11 @@ use spindle_nvme_transport::ConnectionId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use spindle_disk::{CoreContext, DiskSource, Done, OpenError};
 use spindle_nvme_transport::{CloseReason, Transport, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pool, SHARE_BYTES};
 use spindle_reactor::slab::Slab;
+use spindle_target_disk::{CoreContext, DiskSource, Done, OpenError};
 
 use crate::busy::Busy;
 use crate::controller::Controller;

@@ -8,10 +8,10 @@ use spindle_nvme_transport::{ConnectionId, RequestId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use spindle_disk::{Disk, Done};
 use spindle_nvme_transport::CloseReason;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Holder, Pool, Share};
+use spindle_target_disk::{Disk, Done};
 
 use crate::busy::Busy;
 use crate::controller::ErrorRecord;

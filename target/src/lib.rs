@@ -58,7 +58,7 @@
 //! | crate | contents |
 //! |---|---|
 //! | [`spindle_nvme_transport`] | the interface between this crate and a connection: `Transport`, `Connections` |
-//! | [`spindle_disk`] | the interface of a disk: `DiskSource`, `Disk`; kinds `ram`, `null`, `file`, `ng` |
+//! | [`spindle_target_disk`] | the interface of a disk: `DiskSource`, `Disk`; kinds `ram`, `null`, `file`, `ng` |
 //! | [`spindle_nvme_tcp`] | NVMe/TCP: `controller::Conn`, and `shell::Shell` with the sockets |
 //! | [`spindle_reactor`] | the loop of a core (`run`), its memory (`mem`), sockets, io_uring, mailboxes |
 //! | [`spindle`] | the binary: configuration, `serve` (one `CoreLoop` per core), `bench`, `status` |

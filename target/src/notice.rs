@@ -100,7 +100,7 @@ pub enum Notice {
     },
     /// A disk of a new configuration could not be opened on a core.
     DiskOpen {
-        /// Text of the [`OpenError`](spindle_disk::OpenError).
+        /// Text of the [`OpenError`](spindle_target_disk::OpenError).
         reason: String,
     },
     /// Commands of an ended connection have been at a disk for longer than [`ORPHAN_MAX`]; the host's next

@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::{DiskSource, Geometry};
 use spindle_nvme_transport::TransportKind;
+use spindle_target_disk::{DiskSource, Geometry};
 
 use crate::counters::NamespaceCounters;
 use crate::discovery::DiscoveryLogs;

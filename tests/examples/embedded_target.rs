@@ -7,13 +7,13 @@ use std::error::Error;
 use std::sync::{Arc, atomic::AtomicBool};
 use std::time::Duration;
 
-use spindle_disk::{RamDisk, RamSpec};
 use spindle_nvme_initiator::{Controller, Host, Options, Pages, Pool, Target, TransportKind, ZoneSpec};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mailbox::{Mailbox, mesh};
 use spindle_reactor::net::Listener;
 use spindle_reactor::run::{Idle, Reactor};
 use spindle_target::{env::Message, snapshot::Snapshot};
+use spindle_target_disk::{RamDisk, RamSpec};
 use spindle_tests::{embedded, snapshot::SnapshotBuilder};
 
 const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:embedded";

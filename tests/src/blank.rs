@@ -1,10 +1,10 @@
 //! [`Blank`]: a disk without a medium, for measuring what is in front of it.
 
-use spindle_disk::{
-    CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, OpenError, Owner, ResizeError, Token, Usage,
-};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
+use spindle_target_disk::{
+    CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, OpenError, Owner, ResizeError, Token, Usage,
+};
 
 /// A disk whose reads leave the buffer as it is.
 #[derive(Debug, Clone, Copy)]

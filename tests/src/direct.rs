@@ -10,8 +10,6 @@ use nvme_spec::fabrics::{ConnectAttributes, ConnectData};
 use nvme_spec::nqn::Nqn;
 use nvme_spec::register::CC;
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{BlockRange, CoreContext, DiskSource, IoRequest, Op, Prepared, Token};
 use spindle_nvme_tcp::RxBatch;
 use spindle_nvme_tcp::controller::{Conn, ConnConfig};
 use spindle_nvme_tcp::host::{self, HostConfig, HostData, HostEvent};
@@ -21,6 +19,8 @@ use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{ControllerLimits, Snapshot};
+use spindle_target_disk::ram::{RamDisk, RamSpec};
+use spindle_target_disk::{BlockRange, CoreContext, DiskSource, IoRequest, Op, Prepared, Token};
 
 use crate::snapshot::SnapshotBuilder;
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use spindle_disk::DiskSource;
 use spindle_nvme_transport::TransportKind;
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::discovery::DiscoveryLogs;
 use spindle_target::snapshot::{
     AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
 };
+use spindle_target_disk::DiskSource;
 
 use crate::direct::name;
 

@@ -6,17 +6,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
-use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{
-    BlockRange, CacheSpec, CachedDisk, DiskError, DiskSource, Done, FileDisk, FileSpec, IoRequest, NullDisk,
-    NullSpec, Op, PolicyKind, Token,
-};
 use spindle_nvme_emulator::EmulatorSpec;
 use spindle_nvme_pcie::Settings;
 use spindle_nvme_transport::host::{HostData, HostEvent};
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_disk::ram::{RamDisk, RamSpec};
+use spindle_target_disk::{
+    BlockRange, CacheSpec, CachedDisk, DiskError, DiskSource, Done, FileDisk, FileSpec, IoRequest, NullDisk,
+    NullSpec, Op, PolicyKind, Token,
+};
 use spindle_tests::direct::Direct;
 use spindle_tests::drive::threads::Threads;
 use spindle_tests::drive::world::World;

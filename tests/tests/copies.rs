@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvme_spec::Sqe;
-use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
 use spindle_nvme_transport::DataPointer;
 use spindle_nvme_transport::host::HostData;
 use spindle_reactor::lock::locks_taken;
 use spindle_reactor::mem::{Pages, ZoneSpec, copied_bytes};
+use spindle_target_disk::ram::{RamDisk, RamSpec};
+use spindle_target_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
 use spindle_tests::drive::threads::Threads;
 use spindle_tests::fabric::direct::{Direct, IN_CAPSULE_BYTES, setting};
 use spindle_tests::script::{Answer, LIMITS, Queue, Rig, Setup};

@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
-use spindle_disk::DiskSource;
-use spindle_disk::null::{NullDisk, NullSpec};
 use spindle_nvme_tcp::host::{HostData, HostEvent};
 use spindle_reactor::mem::Buf;
+use spindle_target_disk::DiskSource;
+use spindle_target_disk::null::{NullDisk, NullSpec};
 use spindle_tests::direct::Direct;
 
 /// The core's pool has 8 buffers of 1 MiB.

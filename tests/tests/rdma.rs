@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
-use spindle_disk::DiskSource;
-use spindle_disk::fault::{Fault, FaultDisk};
-use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_nvme_rdma::controller::Phase;
 use spindle_nvme_transport::host::HostData;
 use spindle_nvme_transport::{CloseReason, Connections, Transport};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, ZoneSpec};
+use spindle_target_disk::DiskSource;
+use spindle_target_disk::fault::{Fault, FaultDisk};
+use spindle_target_disk::ram::{RamDisk, RamSpec};
 use spindle_tests::fabric::direct::{Direct, connect, end, setting};
 use spindle_tests::fabric::{Link, Setting, Weather};
 use spindle_tests::sim::disk::PoolDisk;

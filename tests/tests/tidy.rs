@@ -56,7 +56,7 @@ const UNSAFE: &[&str] = &[
 /// of a controller, its turn to write in a load that leaves the processor to others).
 const SLEEPS: &[&str] = &[
     "app/src/nvme/change.rs",
-    "disk/src/lock.rs",
+    "target/disk/src/lock.rs",
     "nvme/initiator/src/controller/bring_up.rs",
     "nvme/pcie/src/drive.rs",
     "tests/medium/src/stamps.rs",
@@ -378,7 +378,7 @@ fn no_transport_needs_the_target_and_none_is_needed_by_it() {
     }
     let of_target = crates_reached(&needs, "spindle-target");
     assert!(
-        of_target.contains("spindle-nvme-transport") && of_target.contains("spindle-disk"),
+        of_target.contains("spindle-nvme-transport") && of_target.contains("spindle-target-disk"),
         "{of_target:?}"
     );
     for name in ["spindle-nvme-tcp", "spindle-nvme-rdma", "spindle-rdma", "spindle-nvme-pcie"] {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use spindle_disk::DiskSource;
 use spindle_target::snapshot::{DiskId, DiskSlot, Snapshot};
+use spindle_target_disk::DiskSource;
 
 use crate::identity;
 

@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES;
-use spindle_disk::RamSpec;
 use spindle_nvme_rdma::controller::CAPSULE_BYTES;
 use spindle_nvme_tcp::controller::Conn;
 use spindle_nvme_tcp::shell;
 use spindle_nvme_transport::TransportKind;
 use spindle_reactor::mem::Pages;
 use spindle_target::core::TargetCore;
+use spindle_target_disk::RamSpec;
 use spindle_target_remote::RemoteDisk;
 
 use super::plan::{DiskKind, DiskPlan, Plan};
@@ -197,7 +197,7 @@ fn ram_items(disk: &Arc<DiskPlan>, is_rdma: bool) -> Vec<MemoryItem> {
 }
 
 /// Returns the memory of a disk's cache; empty without a cache. All of it becomes resident at the start: see
-/// [`CacheSpec::is_resident`](spindle_disk::CacheSpec::is_resident).
+/// [`CacheSpec::is_resident`](spindle_target_disk::CacheSpec::is_resident).
 fn cache_items(disk: &Arc<DiskPlan>, is_rdma: bool) -> Vec<MemoryItem> {
     let Some(spec) = disk.cache else { return Vec::new() };
     let is_huge = spec.pages == Pages::Huge;

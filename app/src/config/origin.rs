@@ -6,8 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use spindle_disk::{DiskSource, OpenError};
 use spindle_nvme_pcie::{Drive, DriveError, Drives, PciAddress, Settings};
+use spindle_target_disk::{DiskSource, OpenError};
 use spindle_target_remote::{RemoteDisk, RemoteFacts, RemoteSpec};
 
 use super::machine::probe_nvme_function;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use spindle_disk::{medium_id, ng};
+use spindle_target_disk::{medium_id, ng};
 
 use super::machine::{PathState, may_open, path_state};
 

@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::{CacheSpec, DelaySpec};
 use spindle_nvme_initiator::{OptimisticOptions, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_nvme_tcp::controller::ConnConfig;
@@ -18,6 +17,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::run::Idle;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits};
+use spindle_target_disk::{CacheSpec, DelaySpec};
 
 use crate::size::Bytes;
 

@@ -8,11 +8,11 @@ use std::fmt;
 use std::fmt::Write as _;
 
 use nvme_spec::nqn::NQN_BYTES_MAX;
-use spindle_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, READ_AHEAD_BYTES_MAX};
-use spindle_disk::delay::{BANDWIDTH_MAX, BANDWIDTH_MIN, LATENCY_US_MAX, SEEK_US_MAX};
 use spindle_reactor::slab::SLAB_ENTRIES_MAX;
 use spindle_target::shared::IO_QUEUES_MAX;
 use spindle_target::snapshot::NSID_MAX;
+use spindle_target_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, READ_AHEAD_BYTES_MAX};
+use spindle_target_disk::delay::{BANDWIDTH_MAX, BANDWIDTH_MIN, LATENCY_US_MAX, SEEK_US_MAX};
 
 use crate::size::Bytes;
 use crate::text::{alternatives, quoted};

@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::file::{FileDisk, FileSpec};
-use spindle_disk::ng::{NgDisk, NgFacts, NgSpec};
-use spindle_disk::{
-    CacheChange, CachedDisk, DelayDisk, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError,
-    signature,
-};
 use spindle_nvme_pcie::{DriveError, PciAddress};
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::discovery::DiscoveryLogs;
 use spindle_target::snapshot::{Listener, Namespace, Referral, Snapshot, Subsystem};
+use spindle_target_disk::file::{FileDisk, FileSpec};
+use spindle_target_disk::ng::{NgDisk, NgFacts, NgSpec};
+use spindle_target_disk::{
+    CacheChange, CachedDisk, DelayDisk, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError,
+    signature,
+};
 
 use super::disk_table::{DiskTable, Source};
 use super::machine::{self, PathState};
@@ -335,7 +335,8 @@ impl Drop for PreparedResize {
 /// device. The device is served anyway: its signatures normally come from the hosts that use it.
 fn log_signatures(plan: &DiskPlan) {
     let (DiskKind::File { path, .. } | DiskKind::Ng { path, .. }) = &plan.kind else { return };
-    let block = spindle_disk::ng::look_at(path).map_or_else(|_| path.clone(), |location| location.block_path);
+    let block =
+        spindle_target_disk::ng::look_at(path).map_or_else(|_| path.clone(), |location| location.block_path);
     let Ok(PathState::Block(medium)) = machine::path_state(&block) else { return };
     let found = File::open(&block).and_then(|mut device| signature::find(&mut device, medium.bytes));
     let holds = found.unwrap_or_default().join(", ");

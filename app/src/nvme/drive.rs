@@ -2,8 +2,8 @@
 
 use std::fs::File;
 
-use spindle_disk::signature;
 use spindle_nvme_pcie::PciAddress;
+use spindle_target_disk::signature;
 
 use super::change::{Busy, Machine};
 use super::root::Root;

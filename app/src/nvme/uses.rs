@@ -226,7 +226,7 @@ impl DeviceUses {
 }
 
 fn read_exports(root: &Root) -> Vec<(String, Option<String>, String)> {
-    let exports = spindle_disk::exports::all(&root.at(spindle_disk::exports::CONFIGFS));
+    let exports = spindle_target_disk::exports::all(&root.at(spindle_target_disk::exports::CONFIGFS));
     let known = exports.into_iter().map(|export| {
         let path = export.path.to_string_lossy().into_owned();
         let device = root.device(&path);

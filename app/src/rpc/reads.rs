@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 
 use nvme_spec::nqn::Nqn;
 use serde_json::{Value, json};
-use spindle_disk::{CacheCounts, CacheUse, DiskSource, OptimisticReads};
 use spindle_nvme_transport::TransportKind;
 use spindle_target::counters::IoTotals;
 use spindle_target::shared::ControllerShared;
 use spindle_target::snapshot::{AllowedHosts, Listener, Snapshot, Subsystem};
+use spindle_target_disk::{CacheCounts, CacheUse, DiskSource, OptimisticReads};
 use uuid::Uuid;
 
 use super::Failure;

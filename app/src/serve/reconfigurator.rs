@@ -18,12 +18,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use spindle_disk::OpenError;
 use spindle_nvme_pcie::PciAddress;
 use spindle_nvme_rdma::shell::check_address;
 use spindle_nvme_transport::TransportKind;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::snapshot::{Listener, Snapshot};
+use spindle_target_disk::OpenError;
 
 use self::open_attempts::{OpenAttempts, REMOTE_RETRY_PERIOD};
 use self::retired::{RETIRED_MAX, RetiredMemory, memory_of};

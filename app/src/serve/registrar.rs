@@ -18,12 +18,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use spindle_disk::DiskSource;
 use spindle_nvme_rdma::shell::{DiskArea, KnownDevices, RegisteredDisks};
 use spindle_reactor::mailbox::Remote;
 use spindle_reactor::mem::Area;
 use spindle_target::env::Message;
 use spindle_target::snapshot::Snapshot;
+use spindle_target_disk::DiskSource;
 
 use super::ServeError;
 use super::core_loop::{ACCEPTOR, CoreMessage, Handover, Listening};
@@ -158,9 +158,11 @@ fn disk_areas(snapshot: &Snapshot) -> Vec<DiskArea> {
 
 #[cfg(test)]
 mod tests {
-    use spindle_disk::{CoreContext, Disk, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage};
     use spindle_reactor::mailbox::mesh;
     use spindle_reactor::mem::Pages;
+    use spindle_target_disk::{
+        CoreContext, Disk, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage,
+    };
 
     use super::*;
     use crate::config::{Config, LocalDrives};

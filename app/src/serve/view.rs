@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use spindle_disk::CacheUse;
 use spindle_nvme_transport::TransportKind;
 use spindle_reactor::run::Turns;
 use spindle_target::shared::{ControllerShared, Registry};
 use spindle_target::snapshot::Snapshot;
+use spindle_target_disk::CacheUse;
 
 use super::core_loop::{PublishedListeners, RdmaListeners};
 use crate::config::{DiskPlan, Plan};

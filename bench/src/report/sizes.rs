@@ -6,7 +6,7 @@ use std::path::Path;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde_json::Value;
-use spindle_disk::{CacheCounts, CacheSpec};
+use spindle_target_disk::{CacheCounts, CacheSpec};
 
 use super::plot::{self, PlotError, TickAxis};
 use super::table::{format_latency, group_thousands};
@@ -85,8 +85,8 @@ fn render(runs: &[CacheRun]) -> Result<String, PlotError> {
 
 #[cfg(test)]
 mod tests {
-    use spindle_disk::PolicyKind;
     use spindle_reactor::mem::Pages;
+    use spindle_target_disk::PolicyKind;
 
     use super::super::example_result;
     use super::*;

@@ -4,9 +4,9 @@
 //! duplicate or late completion matches no command until the slot was used 64 times. Entries are written and
 //! read in place, because every I/O uses this table.
 
-use spindle_disk::{BlockRange, Op, Token};
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slot;
+use spindle_target_disk::{BlockRange, Op, Token};
 
 /// Maximum number of commands in flight. A CID has 10 bits for the slot; slot 1023 is not used, because CID
 /// FFFFh is reserved.

@@ -25,11 +25,13 @@ use std::sync::atomic::Ordering;
 
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::guard;
-use spindle_disk::{Abilities, BlockRange, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
+use spindle_target_disk::guard;
+use spindle_target_disk::{
+    Abilities, BlockRange, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Token,
+};
 
 use crate::commands::Commands;
 use crate::core_queue::{CommandWord, CoreQueue, QueueCommand, Setup};

@@ -7,13 +7,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nvme_spec::log::SmartLog;
-use spindle_disk::guard::CORES_MAX;
-use spindle_disk::{
+use spindle_reactor::lock::Lock;
+use spindle_reactor::mem::Area;
+use spindle_target_disk::guard::CORES_MAX;
+use spindle_target_disk::{
     CacheChange, CacheSpec, CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage,
     medium_id,
 };
-use spindle_reactor::lock::Lock;
-use spindle_reactor::mem::Area;
 
 use crate::core::NvmeCore;
 use crate::core_queue::CoreQueue;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use nvme_spec::io::{CopyCdw12, CopyRangeFormat0, DsmRange, ReadWriteCdw12};
 use nvme_spec::sqe::Sqe;
 use nvme_spec::zerocopy;
-use spindle_disk::{BlockRange, Op};
+use spindle_target_disk::{BlockRange, Op};
 
 use crate::commands::slot_of;
 use crate::core::Request;

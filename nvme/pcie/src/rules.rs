@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_spec::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespace, Nsfeat, Oncs, Vwc};
 use nvme_spec::status::Status;
-use spindle_disk::{Abilities, BlockRange, DiskError, Geometry, Op};
+use spindle_target_disk::{Abilities, BlockRange, DiskError, Geometry, Op};
 
 use crate::dma::PAGE_BYTES;
 use crate::entry::Task;

@@ -5,10 +5,10 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use nvme_spec::log::SmartLog;
-use spindle_disk::Op;
-use spindle_disk::guard::{CORES_MAX, Guard};
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
+use spindle_target_disk::Op;
+use spindle_target_disk::guard::{CORES_MAX, Guard};
 
 use crate::core_queue::CoreQueue;
 use crate::entry::Task;
@@ -124,7 +124,7 @@ pub(crate) struct State {
     pub(crate) namespaces: Vec<(Arc<Namespace>, Rules)>,
     pub(crate) core_queues: Vec<Arc<CoreQueue>>,
     pub(crate) health: Option<SmartLog>,
-    /// Pools mapped by [`DiskSource::prepare`](spindle_disk::DiskSource::prepare), until a core opens the
+    /// Pools mapped by [`DiskSource::prepare`](spindle_target_disk::DiskSource::prepare), until a core opens the
     /// disk.
     pub(crate) prepared: Vec<(Area, Box<dyn Mapping>)>,
     /// Cache memory of each disk, owned by the disk and the cores that have it open.

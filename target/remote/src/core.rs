@@ -11,14 +11,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use spindle_disk::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner,
-    Token,
-};
 use spindle_nvme_initiator::nvme_spec::status::Status;
 use spindle_nvme_initiator::{Failure, OptimisticOptions, Options, Refusal, Refused};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_disk::{
+    Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner,
+    Token,
+};
 
 use crate::attach::Attach;
 use crate::far::{Far, FarCompletion, FarQueue};

@@ -13,8 +13,8 @@
 //! An association is over when the far target has confirmed its end, or [`Ledger::fence_timeout`] after the
 //! loss.
 
-use spindle_disk::BlockRange;
 use spindle_reactor::clock::Nanos;
+use spindle_target_disk::BlockRange;
 
 /// Identifier of an entry; ascends in the order in which entries are added.
 pub(crate) type EntryId = u64;

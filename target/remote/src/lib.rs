@@ -57,8 +57,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nvme_spec::identify::Oncs;
-use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, OptimisticReads, ResizeError};
 use spindle_nvme_initiator::{Association, Clock, Identity, OptimisticOptions, Target};
+use spindle_target_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, OptimisticReads, ResizeError};
 
 use crate::claim::Claim;
 use crate::core::RemoteCore;
@@ -97,7 +97,7 @@ pub struct RemoteFacts {
     pub serial: String,
     /// MDTS in bytes; `u32::MAX` where the controller reports no limit.
     pub transfer_bytes_max: u32,
-    /// Identifiers of the namespace, the most reliable first: see [`spindle_disk::medium_id`].
+    /// Identifiers of the namespace, the most reliable first: see [`spindle_target_disk::medium_id`].
     pub medium_ids: Vec<String>,
     /// Identifiers that must be unchanged after a reconnect.
     pub identity: Identity,

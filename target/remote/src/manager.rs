@@ -9,12 +9,12 @@ use nvme_spec::admin::{AsyncEvent, AsyncNotice};
 use nvme_spec::identify::{IdentifyController, IdentifyNamespace, Nsattr, Oncs, Vwc};
 use nvme_spec::log::LogId;
 use nvme_spec::sqe::NSID_ALL;
-use spindle_disk::{Geometry, OpenError, medium_id};
 use spindle_nvme_initiator::{
     Association, Backoff, Clock, Controller, ControllerEvent, Error, Former, Namespace, Options, Target,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::Waker;
+use spindle_target_disk::{Geometry, OpenError, medium_id};
 
 use crate::claim::Claim;
 use crate::shared::{Control, Shape, Shared};

@@ -1,13 +1,13 @@
-//! A command of a core, from [`Disk::submit`](spindle_disk::Disk::submit) to its [`Done`], and its split into
+//! A command of a core, from [`Disk::submit`](spindle_target_disk::Disk::submit) to its [`Done`], and its split into
 //! pieces.
 
 use nvme_spec::Sqe;
 use nvme_spec::io::{DsmRange, ReadWriteCdw12};
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_disk::{BlockRange, DiskError, Done, Op, Token};
 use spindle_nvme_initiator::HostData;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
+use spindle_target_disk::{BlockRange, DiskError, Done, Op, Token};
 
 use crate::ledger::EntryId;
 
@@ -43,7 +43,7 @@ pub(crate) struct Request {
     pub(crate) must_bounce: bool,
     /// A command of the request is at the far target, or was lost with its association.
     pub(crate) is_outstanding: bool,
-    /// Cancelled by its submitter ([`Disk::cancel_owner`](spindle_disk::Disk::cancel_owner)).
+    /// Cancelled by its submitter ([`Disk::cancel_owner`](spindle_target_disk::Disk::cancel_owner)).
     pub(crate) is_cancelled: bool,
     /// The request's [`Done`] was returned with an error while its command is still at the far target.
     pub(crate) is_answered: bool,

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme_spec::identify::Oncs;
-use spindle_disk::{BlockRange, Geometry, OptimisticReads};
 use spindle_nvme_initiator::Error;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::Waker;
+use spindle_target_disk::{BlockRange, Geometry, OptimisticReads};
 
 use crate::RemoteSpec;
 use crate::attach::CoreCounts;

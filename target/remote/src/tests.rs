@@ -11,16 +11,16 @@ use std::time::Duration;
 use nvme_spec::Sqe;
 use nvme_spec::identify::Oncs;
 use nvme_spec::status::Status;
-use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, OptimisticReads,
-    Token, Waited,
-};
 use spindle_nvme_initiator::{
     Error, Failure, Host, HostData, Identity, Loss, OptimisticCounts, OptimisticOptions, Refusal, Refused,
     Target, TransportKind,
 };
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_disk::{
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, OptimisticReads,
+    Token, Waited,
+};
 
 use crate::{Control, Far, FarCompletion, FarQueue, RemoteDisk, RemoteFacts, RemoteSpec, Shape};
 

@@ -9,8 +9,8 @@ use nvme_spec::nqn::{Nqn, padded_ascii};
 use nvme_spec::sqe::SQE_BYTES;
 use nvme_spec::vendor::SpindleFeatures;
 use nvme_spec::zerocopy::little_endian::{U16, U32};
-use spindle_disk::Geometry;
 use spindle_nvme_transport::{RDMA_DESCRIPTORS_MAX, TransportKind};
+use spindle_target_disk::Geometry;
 
 use super::limits::{
     ABORTS_MAX, ASYNC_EVENTS_MAX, ERROR_ENTRIES, FIRMWARE, KEEP_ALIVE_UNITS, TEMPERATURE_CRITICAL_KELVIN,

@@ -9,8 +9,8 @@ use nvme_spec::feature::AsyncEventConfig;
 use nvme_spec::log::{CriticalWarning, SmartLog};
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::zerocopy::little_endian::{U16, U128};
-use spindle_disk::Health;
 use spindle_reactor::clock::Nanos;
+use spindle_target_disk::Health;
 
 use super::limits::TEMPERATURE_KELVIN;
 use super::{Context, Controller, Kind, State, event, identify};

@@ -18,10 +18,10 @@
 //! have an atomic write unit of one block: pieces would break a larger unit.
 
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, Disk, DiskError, Op};
 use spindle_nvme_transport::{ConnectionId, RequestId};
 use spindle_nvme_transport::{DataPointer, Transport};
 use spindle_reactor::mem::Buf;
+use spindle_target_disk::{BlockRange, Disk, DiskError, Op};
 
 use super::request::{IoCommand, IoOp, Request, State};
 use super::{Qpair, Role, Work, status_of, token};

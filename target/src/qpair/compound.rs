@@ -12,10 +12,10 @@ use nvme_spec::io::{CopyRangeFormat0, DsmRange};
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::{FromBytes, IntoBytes};
-use spindle_disk::{BlockRange, Disk, DiskError, Done, Op, Prepared, Token};
 use spindle_nvme_transport::Transport;
 use spindle_nvme_transport::{ConnectionId, RequestId};
 use spindle_reactor::mem::{Buf, Holder, Pool};
+use spindle_target_disk::{BlockRange, Disk, DiskError, Done, Op, Prepared, Token};
 
 use super::io::check_range;
 use super::request::{IoCommand, IoOp, Progress, Request, State};

@@ -10,10 +10,10 @@ use nvme_spec::opcode::IoOpcode;
 use nvme_spec::optimistic::PageReference;
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{Disk, Done, Geometry, IoRequest, Op, Prepared};
 use spindle_nvme_transport::{ConnectionId, RequestId};
 use spindle_nvme_transport::{DataPointer, FAST_PATH, Reply, Transport};
 use spindle_reactor::mem::{Buf, Reference};
+use spindle_target_disk::{Disk, Done, Geometry, IoRequest, Op, Prepared};
 
 use super::io;
 use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};

@@ -10,11 +10,11 @@
 
 use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
-use spindle_disk::{DiskError, Op, Prepared};
 use spindle_nvme_transport::Transport;
 use spindle_nvme_transport::{ConnectionId, RequestId};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Holder;
+use spindle_target_disk::{DiskError, Op, Prepared};
 
 use super::request::{IoCommand, IoOp, State};
 use super::{Qpair, Work, status_of, token};

@@ -10,8 +10,8 @@ use nvme_spec::opcode::IoOpcode;
 use nvme_spec::optimistic::GET_REFERENCES;
 use nvme_spec::sqe::{Fuse, Sqe};
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, Geometry};
 use spindle_nvme_transport::DataPointer;
+use spindle_target_disk::{BlockRange, Geometry};
 
 use super::references;
 use super::request::{Direction, IoCommand, IoOp};

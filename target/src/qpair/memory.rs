@@ -13,10 +13,10 @@
 //! the data of its Writes has arrived, and its Reads are small
 //! ([`FAST_PATH_BYTES_MAX`](super::fast_path::FAST_PATH_BYTES_MAX)).
 
-use spindle_disk::{Disk, Op, Prepared};
 use spindle_nvme_transport::RequestId;
 use spindle_nvme_transport::{DataPointer, Transport};
 use spindle_reactor::mem::{Buf, Holder, Pool, Share};
+use spindle_target_disk::{Disk, Op, Prepared};
 
 use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
 use super::{Qpair, Role, bulk, compound};

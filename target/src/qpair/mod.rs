@@ -38,12 +38,12 @@ use nvme_spec::cqe::Cqe;
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::{NSID_ALL, Sqe};
 use nvme_spec::status::Status;
-use spindle_disk::{DiskError, Done, Op, Owner, Token};
 use spindle_nvme_transport::admission::Admitted;
 use spindle_nvme_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::Slab;
+use spindle_target_disk::{DiskError, Done, Op, Owner, Token};
 
 use crate::controller::{Controller, ErrorRecord, limits};
 use crate::counters;

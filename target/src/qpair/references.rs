@@ -5,9 +5,9 @@ use nvme_spec::optimistic::{
 };
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, Disk, DiskError};
 use spindle_nvme_transport::{RequestId, Transport};
 use spindle_reactor::mem::{FRAME_BYTES, Reference};
+use spindle_target_disk::{BlockRange, Disk, DiskError};
 use zerocopy::IntoBytes;
 
 use super::request::{IoCommand, Request};

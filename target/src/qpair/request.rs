@@ -14,9 +14,9 @@
 
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{BlockRange, IoRequest, Op};
 use spindle_nvme_transport::RequestId;
 use spindle_reactor::mem::Buf;
+use spindle_target_disk::{BlockRange, IoRequest, Op};
 
 use spindle_nvme_transport::DataPointer;
 

@@ -92,7 +92,7 @@ impl Requests {
 impl<T: Transport> Qpair<T> {
     /// Takes the index of each closed disk out of the requests, so that none of them finds another disk that
     /// gets the index. These requests wait for the host or for memory, and end with
-    /// [`DiskError::Gone`](spindle_disk::DiskError::Gone).
+    /// [`DiskError::Gone`](spindle_target_disk::DiskError::Gone).
     pub(crate) fn forget_disks(&mut self, is_closed: impl Fn(usize) -> bool) {
         self.discharge_disks(&is_closed);
         for request in self.requests.all_mut() {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use nvme_spec::feature::FeatureId;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_nvme_transport::CloseReason;
 use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_tests::script::{CC_ENABLED, Host, Probe, Queue, Record, Rig, Setup, Want};
 
 use crate::{assert_ok, pool_disk};

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use nvme_spec::register::CC;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Broken, Fault, FaultControl, FaultDisk};
-use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, ResizeError,
-    Token, Usage,
-};
 use spindle_nvme_transport::DataPointer;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target::counters::IoTotals;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::fault::{Broken, Fault, FaultControl, FaultDisk};
+use spindle_target_disk::{
+    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, ResizeError,
+    Token, Usage,
+};
 use spindle_tests::script::{Answer, Asked, CC_DISABLED, Host, Probe, Queue, Record, Rig, Setup, Want};
 
 use crate::{assert_ok, pattern, pool_disk, ram_disk};

@@ -4,9 +4,9 @@ use nvme_spec::Sqe;
 use nvme_spec::log::{LogId, SmartLog};
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::zerocopy::FromBytes;
-use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_tests::script::{Host, Rig, Setup};
 
 use crate::{assert_ok, pool_disk, ram_disk};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use nvme_spec::register::CC;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_nvme_transport::{CloseReason, Connections, Event};
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
+use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_tests::script::{
     CC_DISABLED, Fetch, HOST, Host, Queue, Rig, Setup, Want, connect_data, connect_sqe,
 };

@@ -6,8 +6,8 @@ use nvme_spec::feature::FeatureId;
 use nvme_spec::log::LogId;
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::{BlockRange, DiskSource, Geometry, NullDisk, NullSpec, Op};
 use spindle_nvme_transport::DataPointer;
+use spindle_target_disk::{BlockRange, DiskSource, Geometry, NullDisk, NullSpec, Op};
 use spindle_tests::script::{Asked, Host, Probe, Queue, Record, Rig, Setup};
 
 use crate::{BLOCKS, assert_ok, assert_refused, kinds, pattern, pool_disk};

@@ -4,11 +4,11 @@ use nvme_spec::sqe::{Fuse, Sgl};
 use nvme_spec::tcp::{CapsuleCmd, Extent};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultDisk};
 use spindle_nvme_tcp::RxBatch;
 use spindle_nvme_tcp::host::{HostData, HostEvent};
 use spindle_nvme_transport::{CloseReason, Connections};
 use spindle_target::env::Message;
+use spindle_target_disk::fault::{Fault, FaultDisk};
 use spindle_tests::direct::Direct;
 use spindle_tests::script::{HOST, Line, Rig, Setup, Want, connect_data, connect_sqe};
 

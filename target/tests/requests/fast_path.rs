@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use nvme_spec::register::CC;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultDisk, OpKind};
-use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{DiskError, DiskSource};
 use spindle_nvme_transport::{CloseReason, Connections, DataPointer};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::fault::{Fault, FaultDisk, OpKind};
+use spindle_target_disk::ram::{RamDisk, RamSpec};
+use spindle_target_disk::{DiskError, DiskSource};
 use spindle_tests::script::{CC_DISABLED, Probe, Queue, Rig, Setup, Want};
 
 use crate::{assert_ok, assert_refused, pattern, pool_disk, ram_disk};
@@ -244,8 +244,10 @@ fn a_controller_that_is_disabled_does_nothing_at_once_either() {
 
 #[test]
 fn a_write_to_a_disk_that_is_read_only_is_refused_at_once_too() {
-    let (disk, asked) =
-        Probe::over(ram_disk(512), |geometry| spindle_disk::Geometry { is_read_only: true, ..geometry });
+    let (disk, asked) = Probe::over(ram_disk(512), |geometry| spindle_target_disk::Geometry {
+        is_read_only: true,
+        ..geometry
+    });
     let mut rig = Rig::new(Setup::small(vec![disk]));
     let host = rig.host();
     assert!(!send(&mut rig, &host.io, Sqe::write(1, 1, 7, 1, false), &[9; 512]));

@@ -1,9 +1,9 @@
 //! Disks that fail, at once or later: the status that the host gets, what is counted, what is noted.
 
 use nvme_spec::{Sqe, Status};
-use spindle_disk::DiskError;
-use spindle_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_target::notice::Notice;
+use spindle_target_disk::DiskError;
+use spindle_target_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_tests::script::{Rig, Setup};
 
 use crate::{able_disk, kinds, pool_disk};

@@ -8,13 +8,13 @@ use nvme_spec::register::ShutdownNotification;
 use nvme_spec::vendor::FormerAssociations;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_nvme_transport::CloseReason;
 use spindle_reactor::clock::Nanos;
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_target::orphaned_commands::ORPHAN_MAX;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_tests::direct::name;
 use spindle_tests::script::{
     Answer, CC_DISABLED, CC_ENABLED, HOST, Host, Queue, Rig, SUBSYSTEM, Setup, Want, connect_sqe,

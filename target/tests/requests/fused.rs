@@ -3,12 +3,12 @@
 use nvme_spec::identify::Cns;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultDisk, OpKind};
-use spindle_disk::{BlockRange, DiskError, Geometry};
 use spindle_nvme_transport::DataPointer;
 use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::FUSED_TIMEOUT;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::fault::{Fault, FaultDisk, OpKind};
+use spindle_target_disk::{BlockRange, DiskError, Geometry};
 use spindle_tests::script::{Answer, Asked, Host, Probe, Queue, Rig, Setup};
 
 use crate::{assert_ok, assert_refused, kinds, pattern, pool_disk, ram_disk};

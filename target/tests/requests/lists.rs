@@ -2,10 +2,10 @@
 
 use nvme_spec::feature::FeatureId;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultDisk, OpKind};
-use spindle_disk::{BlockRange, DiskError, Geometry, NullDisk, NullSpec, Op};
 use spindle_nvme_transport::DataPointer;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::fault::{Fault, FaultDisk, OpKind};
+use spindle_target_disk::{BlockRange, DiskError, Geometry, NullDisk, NullSpec, Op};
 use spindle_tests::script::{Asked, HOST, Probe, Queue, Rig, Setup, Want};
 
 use crate::{BLOCKS, able_disk, assert_ok, assert_refused, kinds, pattern, pool_disk, ram_disk};
@@ -345,7 +345,7 @@ fn a_copy_that_fails_says_which_range_was_not_copied_and_is_counted() {
     let (disk, control) = FaultDisk::new(pool_disk(512), 1);
     let mut rig = Rig::new(Setup::small(vec![disk]));
     let host = rig.host();
-    control.fail_range(spindle_disk::Broken { lba: 7..8, reads: true, writes: false });
+    control.fail_range(spindle_target_disk::Broken { lba: 7..8, reads: true, writes: false });
     let list = [(0, 2), (3, 2), (6, 4), (20, 1)];
     let answer = rig.run(&host.io, copy(100, &list), &sources(&list));
     assert_refused(&answer, Status::UNRECOVERED_READ_ERROR);
@@ -365,7 +365,7 @@ fn verify_reads_everything_and_fails_where_a_read_fails() {
     let seen: Vec<_> = record.take();
     let piece = |lba, blocks| Asked::Op(Op::Read, BlockRange { lba, blocks });
     assert_eq!(seen, [piece(3, 256), piece(259, 256), piece(515, 256), piece(771, 232)]);
-    control.fail_range(spindle_disk::Broken { lba: 1002..1003, reads: true, writes: false });
+    control.fail_range(spindle_target_disk::Broken { lba: 1002..1003, reads: true, writes: false });
     assert_refused(&rig.run(&host.io, Sqe::verify(1, 1, 3, 1000), &[]), Status::UNRECOVERED_READ_ERROR);
     assert_ok(&rig.run(&host.io, Sqe::verify(1, 1, 3, 999), &[]));
     rig.finish();
@@ -418,8 +418,8 @@ fn what_the_disk_fails_to_do_itself_fails_as_reads_and_writes_would() {
     let (disk, control) = FaultDisk::new(able_disk(512), 1);
     let mut rig = Rig::new(Setup::small(vec![disk]));
     let host = rig.host();
-    control.fail_range(spindle_disk::Broken { lba: 7..8, reads: true, writes: false });
-    control.fail_range(spindle_disk::Broken { lba: 110..111, reads: false, writes: true });
+    control.fail_range(spindle_target_disk::Broken { lba: 7..8, reads: true, writes: false });
+    control.fail_range(spindle_target_disk::Broken { lba: 110..111, reads: false, writes: true });
     let io = &host.io;
     assert_refused(&rig.run(io, Sqe::verify(1, 1, 0, 8), &[]), Status::UNRECOVERED_READ_ERROR);
     assert_refused(&rig.run(io, Sqe::compare(1, 1, 7, 1), &[0; 512]), Status::UNRECOVERED_READ_ERROR);

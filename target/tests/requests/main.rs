@@ -27,9 +27,9 @@ mod time;
 use std::sync::Arc;
 
 use nvme_spec::Status;
-use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{Abilities, DiskSource};
 use spindle_reactor::mem::Pages;
+use spindle_target_disk::ram::{RamDisk, RamSpec};
+use spindle_target_disk::{Abilities, DiskSource};
 use spindle_tests::script::Answer;
 use spindle_tests::sim::disk::PoolDisk;
 

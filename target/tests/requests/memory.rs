@@ -5,9 +5,9 @@ use std::sync::Arc;
 use nvme_spec::identify::Cns;
 use nvme_spec::register::CSTS;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::{Fault, FaultDisk, OpKind};
 use spindle_nvme_transport::Connections;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::{Fault, FaultDisk, OpKind};
 use spindle_tests::script::{HOST, Queue, Rig, Setup, Want};
 
 use crate::{assert_ok, pattern, pool_disk, ram_disk};

@@ -8,11 +8,11 @@ use nvme_spec::optimistic::{
 };
 use nvme_spec::zerocopy::FromBytes;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::DiskSource;
-use spindle_disk::cache::{CacheSpec, CachedDisk, PolicyKind};
 use spindle_reactor::mem::{Pages, SealedFrames};
 use spindle_target::shared::{ControllerShared, OptimisticService};
 use spindle_target::snapshot::AllowedHosts;
+use spindle_target_disk::DiskSource;
+use spindle_target_disk::cache::{CacheSpec, CachedDisk, PolicyKind};
 use spindle_tests::script::{Answer, Host, Rig, Setup};
 
 use crate::{assert_ok, pattern, pool_disk, ram_disk, ram_disk_with};

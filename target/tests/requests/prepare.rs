@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
-use spindle_disk::{
-    CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared, ResizeError,
-    Token, Usage,
-};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::{
+    CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared, ResizeError,
+    Token, Usage,
+};
 use spindle_tests::script::{Rig, Setup};
 
 use crate::{assert_ok, pattern, ram_disk};

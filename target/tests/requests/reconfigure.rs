@@ -6,12 +6,12 @@ use nvme_spec::identify::Cns;
 use nvme_spec::log::LogId;
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultDisk};
-use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
 use spindle_nvme_transport::CloseReason;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
+use spindle_target_disk::fault::{Fault, FaultDisk};
+use spindle_target_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
 use spindle_tests::direct::name;
 use spindle_tests::script::{HOST, Probe, Queue, Rig, Setup, Want};
 

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultDisk};
-use spindle_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
 use spindle_target::qpair::request::State;
+use spindle_target_disk::fault::{Fault, FaultDisk};
+use spindle_target_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
 use spindle_tests::loopback::Folder;
 use spindle_tests::script::{Host, Patience, Probe, Rig, Setup, Want};
 

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use nvme_spec::fabrics::ConnectData;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Nqn, Sqe, Status};
-use spindle_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_nvme_transport::Connections;
 use spindle_nvme_transport::admission::Admission;
 use spindle_reactor::clock::Nanos;
@@ -16,6 +15,7 @@ use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
+use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_tests::script::{HOST, Line, Queue, Rig, Setup, Want, connect_data, connect_sqe};
 
 use crate::{assert_ok, pool_disk};

@@ -9,14 +9,14 @@ use nvme_spec::identify::Cns;
 use nvme_spec::log::LogId;
 use nvme_spec::nqn::Nqn;
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_disk::DiskSource;
-use spindle_disk::ram::{RamDisk, RamSpec};
 use spindle_nvme_transport::{CloseReason, DataPointer};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Holder, Pages};
 use spindle_target::notice::Notice;
 use spindle_target::qpair::REPLY_TIMEOUT_SHORT;
 use spindle_target::qpair::request::State;
+use spindle_target_disk::DiskSource;
+use spindle_target_disk::ram::{RamDisk, RamSpec};
 use spindle_tests::script::{CC_ENABLED, HOST, Queue, Rig, Setup, Want, connect_data, connect_sqe};
 
 use crate::{assert_ok, pattern, pool_disk, ram_disk};

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use spindle_disk::{BlockRange, CoreContext, Disk, Done, IoRequest, Op, Owner, Prepared, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_disk::{BlockRange, CoreContext, Disk, Done, IoRequest, Op, Owner, Prepared, Token};
 
 use crate::Rig;
 use crate::stack::{CACHES, Layers, Stack, cache};
@@ -24,7 +24,7 @@ const TURNS_MAX: usize = 200_000;
 const TIME_MAX: Duration = Duration::from_secs(120);
 
 /// Result of a command: as in [`Done`], with the bytes of the buffer.
-pub(crate) type Ended = (Result<(), spindle_disk::DiskError>, Option<Vec<u8>>);
+pub(crate) type Ended = (Result<(), spindle_target_disk::DiskError>, Option<Vec<u8>>);
 
 /// See the module.
 pub struct Bench {
@@ -85,7 +85,7 @@ impl Bench {
         &mut *self.cores[core]
     }
 
-    pub(crate) fn source(&self) -> &dyn spindle_disk::DiskSource {
+    pub(crate) fn source(&self) -> &dyn spindle_target_disk::DiskSource {
         &*self.layers.source
     }
 

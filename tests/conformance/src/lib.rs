@@ -1,4 +1,4 @@
-//! The promises of [`Disk`](spindle_disk::Disk) that `docs/disk-contract.md` lists, checked for a kind of
+//! The promises of [`Disk`](spindle_target_disk::Disk) that `docs/disk-contract.md` lists, checked for a kind of
 //! disk and for every stack of layers over it.
 //!
 //! A kind implements [`Rig`] and calls [`check`]. Each promise is a function of [`promises`] or [`trouble`].
@@ -13,8 +13,8 @@ mod trouble;
 
 use std::sync::Arc;
 
-use spindle_disk::{DiskError, DiskSource};
 use spindle_reactor::clock::Nanos;
+use spindle_target_disk::{DiskError, DiskSource};
 
 pub use bench::Bench;
 pub use stack::Stack;
@@ -24,7 +24,7 @@ pub trait Rig {
     /// Returns the disk, of blocks of 512 bytes, at least 256 KiB, whose blocks are zero at first.
     fn source(&self) -> Arc<dyn DiskSource>;
 
-    /// Lets `time` pass for what is behind the disk. Returns the time for [`spindle_disk::Disk::poll`].
+    /// Lets `time` pass for what is behind the disk. Returns the time for [`spindle_target_disk::Disk::poll`].
     fn pass(&mut self, time: Nanos) -> Nanos;
 
     /// Returns true if the disk may have a cache in front of it: its reads fill the caller's buffers.

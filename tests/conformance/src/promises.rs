@@ -1,6 +1,6 @@
 //! Promises of a disk that works.
 
-use spindle_disk::{BlockRange, DiskError, Op};
+use spindle_target_disk::{BlockRange, DiskError, Op};
 
 use crate::Bench;
 use crate::bench::{BLOCK, CORES};

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use spindle_disk::delay::DelaySpec;
-use spindle_disk::{CacheSpec, CachedDisk, DelayDisk, DiskSource, FaultDisk, PolicyKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
+use spindle_target_disk::delay::DelaySpec;
+use spindle_target_disk::{CacheSpec, CachedDisk, DelayDisk, DiskSource, FaultDisk, PolicyKind};
 
 /// Layers over a disk, the uppermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Promises of a disk whose submitter or device goes, fails, or does not answer.
 
-use spindle_disk::{BlockRange, DiskError, Op, Token};
 use spindle_reactor::clock::Nanos;
+use spindle_target_disk::{BlockRange, DiskError, Op, Token};
 
 use crate::Bench;
 use crate::bench::{BLOCK, CORES, TURN};

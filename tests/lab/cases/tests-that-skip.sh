@@ -34,7 +34,7 @@ run() {
     done
 }
 
-run spindle-disk \
+run spindle-target-disk \
     file::tests::fua_and_flush_reach_the_medium \
     file::tests::a_block_device_is_a_disk \
     file::tests::blocks_smaller_than_those_of_the_device_are_zeroed_through_the_page_cache \

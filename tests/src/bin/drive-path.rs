@@ -6,11 +6,11 @@
 //! instructions of a run with 2 N less those of one with N, by N, are those of one command.
 #![forbid(unsafe_code)]
 
-use spindle_disk::{BlockRange, Disk, Done, IoRequest, Op, Token};
 use spindle_nvme_emulator::EmulatorSpec;
 use spindle_nvme_pcie::Settings;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
+use spindle_target_disk::{BlockRange, Disk, Done, IoRequest, Op, Token};
 use spindle_tests::drive::world::World;
 
 const DEPTH: u64 = 32;

@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
-use spindle_disk::{
-    BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Prepared, Token,
-};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_target_disk::{
+    BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Prepared, Token,
+};
 use spindle_tests::blank::Blank;
 
 /// Marks a write.

@@ -16,13 +16,13 @@ use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use nvme_spec::tcp::{CapsuleCmd, Extent};
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_disk::{
-    BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Prepared, Token,
-};
 use spindle_nvme_tcp::RxBatch;
 use spindle_nvme_transport::Connections;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
+use spindle_target_disk::{
+    BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Prepared, Token,
+};
 use spindle_tests::blank::Blank;
 use spindle_tests::direct::Direct;
 

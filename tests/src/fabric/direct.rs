@@ -7,7 +7,6 @@ use nvme_spec::fabrics::{ConnectAttributes, ConnectData};
 use nvme_spec::register::CC;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Cqe, Sqe};
-use spindle_disk::DiskSource;
 use spindle_nvme_rdma::controller::{Conn, ConnConfig};
 use spindle_nvme_rdma::host::{HostConfig, HostEvent};
 use spindle_nvme_transport::host::HostData;
@@ -15,6 +14,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
+use spindle_target_disk::DiskSource;
 
 use super::{Link, Setting, Weather};
 use crate::direct::{SUBSYSTEM, name, snapshot};

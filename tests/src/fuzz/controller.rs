@@ -11,7 +11,6 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use nvme_spec::register::CC;
-use spindle_disk::DiskSource;
 use spindle_nvme_tcp::controller::{Conn, ConnConfig};
 use spindle_nvme_tcp::host::HostData;
 use spindle_nvme_tcp::{Phase, RxBatch};
@@ -20,6 +19,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
+use spindle_target_disk::DiskSource;
 
 use super::bytes::Bytes;
 use crate::direct::{Link, snapshot};

@@ -12,9 +12,6 @@ use nvme_spec::optimistic::{ATTACH, GET_REFERENCES};
 use nvme_spec::register::CC;
 use nvme_spec::sqe::{Fuse, NSID_ALL};
 use nvme_spec::{Sqe, Status};
-use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
-use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{Abilities, DiskSource};
 use spindle_nvme_transport::DataPointer;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
@@ -23,6 +20,9 @@ use spindle_target::env::Message;
 use spindle_target::qpair::FUSED_TIMEOUT;
 use spindle_target::qpair::request::State;
 use spindle_target::snapshot::AllowedHosts;
+use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk};
+use spindle_target_disk::ram::{RamDisk, RamSpec};
+use spindle_target_disk::{Abilities, DiskSource};
 
 use super::bytes::Bytes;
 use crate::script::{

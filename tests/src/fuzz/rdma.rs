@@ -8,12 +8,12 @@
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
-use spindle_disk::DiskSource;
 use spindle_nvme_rdma::host::HostEvent;
 use spindle_nvme_transport::Connections;
 use spindle_nvme_transport::host::HostData;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::ZoneSpec;
+use spindle_target_disk::DiskSource;
 
 use super::bytes::Bytes;
 use crate::fabric::direct::{Direct, TURNS_MAX, connect, end, finish, setting};

@@ -18,8 +18,8 @@
 
 use std::collections::BTreeMap;
 
-use spindle_disk::{BlockRange, DiskError, Op};
 use spindle_reactor::clock::Nanos;
+use spindle_target_disk::{BlockRange, DiskError, Op};
 
 use super::plan::COMMAND_TIMEOUT;
 use crate::sim::counts::Counts;

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme_spec::optimistic::PageReference;
 use nvme_spec::status::Status;
-use spindle_disk::BlockRange;
 use spindle_reactor::clock::Nanos;
+use spindle_target_disk::BlockRange;
 
 use super::book::{Book, index};
 use super::cache::FarCache;

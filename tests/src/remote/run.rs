@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::Nqn;
-use spindle_disk::{
-    BlockRange, CacheSpec, CachedDisk, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest,
-    Op, Owner, PolicyKind, Prepared, Token,
-};
 use spindle_nvme_initiator::{Host, Identity, OptimisticOptions, Target};
 use spindle_nvme_transport::TransportKind;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_disk::{
+    BlockRange, CacheSpec, CachedDisk, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest,
+    Op, Owner, PolicyKind, Prepared, Token,
+};
 use spindle_target_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
 
 use super::book::index;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use nvme_spec::Sqe;
 use nvme_spec::io::ReadWriteCdw12;
 use nvme_spec::opcode::IoOpcode;
-use spindle_disk::BlockRange;
 use spindle_nvme_initiator::optimistic::Outcome;
 use spindle_nvme_initiator::{Error, Failure, HostData, Loss, OptimisticCounts, Refusal, Refused};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
+use spindle_target_disk::BlockRange;
 use spindle_target_remote::{Far, FarCompletion, FarQueue};
 
 use super::cache::{Client, SimAttaching};

@@ -20,7 +20,6 @@ use nvme_spec::fabrics::{ConnectAttributes, ConnectData};
 use nvme_spec::register::CC;
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
-use spindle_disk::DiskSource;
 use spindle_nvme_transport::{Connections, DataPointer, Event, Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Holder, Pages, Pool, ZoneSpec};
@@ -31,6 +30,7 @@ use spindle_target::qpair::Qpair;
 use spindle_target::qpair::request::State;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits, Snapshot};
+use spindle_target_disk::DiskSource;
 
 pub use line::{Answer, Fetch, LIMITS, Line, Part, stack_address};
 pub use patience::Patience;

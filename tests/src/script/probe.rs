@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use spindle_disk::{
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+use spindle_target_disk::{
     Abilities, BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner,
     Prepared, ResizeError, Token, Usage,
 };
-use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::Buf;
 
 /// What a disk was asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

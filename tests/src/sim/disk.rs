@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use spindle_disk::{
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+use spindle_target_disk::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
     OpenError, Owner, ResizeError, Token, Usage,
 };
-use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::Buf;
 
 /// A disk that reads into and writes from the pool's buffers.
 pub struct PoolDisk {

@@ -1,10 +1,10 @@
 //! What happens to a target besides commands: reload, resize, shutdown, power cut, a host that falls silent.
 
-use spindle_disk::{CacheSpec, DiskSource, PolicyKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target::core::TargetCore;
 use spindle_target::env::Message;
+use spindle_target_disk::{CacheSpec, DiskSource, PolicyKind};
 
 use super::carrier::Carrier;
 use super::history::{Fate, NEVER, What};

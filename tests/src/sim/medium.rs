@@ -5,12 +5,12 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use spindle_disk::{
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Buf;
+use spindle_target_disk::{
     Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
     OpenError, Owner, ResizeError, Token, Usage,
 };
-use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::Buf;
 
 use super::history::Left;
 use super::model::tag_of;

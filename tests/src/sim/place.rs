@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use spindle_disk::fault::{Fault, FaultControl, FaultDisk};
-use spindle_disk::ram::{RamDisk, RamSpec};
-use spindle_disk::{
-    Abilities, BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Token,
-};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool};
+use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk};
+use spindle_target_disk::ram::{RamDisk, RamSpec};
+use spindle_target_disk::{
+    Abilities, BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Token,
+};
 
 use super::history::{History, Left, NEVER, Time, What};
 use super::medium::{Plant, SimDisk, Spec};

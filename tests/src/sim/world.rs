@@ -5,8 +5,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::CachedDisk;
-use spindle_disk::fault::Fault;
 use spindle_nvme_transport::Connections;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
@@ -14,6 +12,8 @@ use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits, Snapshot};
+use spindle_target_disk::CachedDisk;
+use spindle_target_disk::fault::Fault;
 
 use super::carrier::Carrier;
 use super::counts::Counts;

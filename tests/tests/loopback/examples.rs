@@ -1,6 +1,6 @@
 //! The example programs that need neither arguments nor another process run to their end.
 
-#[path = "../../../disk/examples/disk_kind.rs"]
+#[path = "../../../target/disk/examples/disk_kind.rs"]
 mod disk_kind;
 #[path = "../../examples/embedded_target.rs"]
 mod embedded_target;

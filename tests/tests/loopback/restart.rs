@@ -166,7 +166,7 @@ fn a_disk_is_held_to_the_medium_that_it_was_made_for() {
         "{said}"
     );
     served.wait_for("configuration read again");
-    let other = spindle_disk::medium_id::at(&path).expect("there");
+    let other = spindle_target_disk::medium_id::at(&path).expect("there");
     folder.write(&held.replace(&id, &other[0]));
     served.signal(Signal::HUP);
     assert!(served.wait_for("all stays as it was").contains("is another one"));

@@ -1,7 +1,7 @@
 //! The cache of a disk: what it needs, which disks have one, what of it a reload can change.
 
-use spindle_disk::PolicyKind;
 use spindle_target::snapshot::Snapshot;
+use spindle_target_disk::PolicyKind;
 
 use super::*;
 use crate::config::memory::{self, AllocationPhase};

@@ -1,8 +1,8 @@
 //! A disk that is made slow: every kind may be, what the section needs, what of it a reload can change.
 
 use super::*;
-use spindle_disk::DelaySpec;
 use spindle_reactor::clock::Nanos;
+use spindle_target_disk::DelaySpec;
 
 fn spec(latency_us: u64, bandwidth: Option<u64>, seek_us: u64) -> DelaySpec {
     DelaySpec { latency: Nanos::from_us(latency_us), bandwidth, seek: Nanos::from_us(seek_us) }

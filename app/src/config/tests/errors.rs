@@ -714,7 +714,7 @@ fn a_medium_is_held_to_its_name() {
     let disk = |id: &str| {
         format!("[[disk]]\nname = \"f\"\nkind = \"file\"\npath = \"{path}\"\nmedium_id = \"{id}\"\n")
     };
-    let ids = spindle_disk::medium_id::at(Path::new(&path)).expect("there");
+    let ids = spindle_target_disk::medium_id::at(Path::new(&path)).expect("there");
     let wrong = errors(&[disk("eui.1"), LISTENER.to_owned()].concat());
     let Some(id) = ids.first() else {
         assert!(wrong[0].contains("has no name of its own to be known by"), "{wrong:?}");

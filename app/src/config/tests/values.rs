@@ -294,7 +294,7 @@ fn memory_is_a_sum_of_named_reasons() {
     let by_hand: u64 = items.iter().map(|sum| sum.each * sum.count).sum();
     assert_eq!(total_bytes(&items, AllocationPhase::Busy), by_hand);
     assert!(total_bytes(&items, AllocationPhase::Start) < total_bytes(&items, AllocationPhase::Filled));
-    let frames = spindle_disk::RamSpec {
+    let frames = spindle_target_disk::RamSpec {
         bytes: 64 << 20,
         block_bytes: 512,
         pages: Pages::Transparent,

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind};
 use spindle_nvme_initiator::{Host, OptimisticOptions, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
+use spindle_target_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind};
 
 use super::super::document::{Errors, Location, Node};
 use super::super::machine::{self, BackingFile, Machine, PathState};

@@ -1,6 +1,6 @@
 //! Cancels the requests of an owner: `Disk::cancel_owner`.
 
-use spindle_disk::{BlockRange, DiskError, Owner, Token};
+use spindle_target_disk::{BlockRange, DiskError, Owner, Token};
 
 use super::{NvmeCore, Request, done_of};
 use crate::entry::Task;

@@ -1,7 +1,7 @@
 //! [`GuardView`]: one core's view of its namespace's guard, and its compare-and-writes.
 //!
 //! Fused commands of the drive are not used, because few drives support them. The guard
-//! (`spindle_disk::guard`) excludes all other writes of one block, on every core, while its owner reads,
+//! (`spindle_target_disk::guard`) excludes all other writes of one block, on every core, while its owner reads,
 //! compares and writes.
 //!
 //! ```text
@@ -30,10 +30,10 @@
 
 use std::sync::Arc;
 
-use spindle_disk::compare_and_write::{BLOCK_BYTES_MAX, CompareAndWrite, CompareAndWriteQueue};
-use spindle_disk::guard::{GuardParticipant, Guarded, Hold};
-use spindle_disk::{BlockRange, Disk, DiskError, Done, Owner, Token};
 use spindle_reactor::mem::Buf;
+use spindle_target_disk::compare_and_write::{BLOCK_BYTES_MAX, CompareAndWrite, CompareAndWriteQueue};
+use spindle_target_disk::guard::{GuardParticipant, Guarded, Hold};
+use spindle_target_disk::{BlockRange, Disk, DiskError, Done, Owner, Token};
 
 use super::{NvmeCore, Request};
 use crate::core_queue::QueueCommand;

@@ -1,6 +1,6 @@
 //! The slow path of `poll`: sharers, guards, rest, and queue commands other than `Go`.
 
-use spindle_disk::Done;
+use spindle_target_disk::Done;
 
 use super::NvmeCore;
 use crate::core_queue::QueueCommand;

@@ -1,7 +1,7 @@
 //! Submission of requests that are not one Read or Write command, and of those that must wait.
 
-use spindle_disk::{BlockRange, DiskError, Done, Op, Token};
 use spindle_reactor::mem::Buf;
+use spindle_target_disk::{BlockRange, DiskError, Done, Op, Token};
 
 use super::{NvmeCore, Request, done_of};
 use crate::core_queue::QueueCommand;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use spindle_disk::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Prepared, Token,
-};
 use spindle_nvme_emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, Manager, Settings};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_disk::{
+    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Prepared, Token,
+};
 
 /// Milliseconds of virtual time in a turn.
 const TURN_MS: u64 = 1;
@@ -89,7 +89,7 @@ impl World {
         self.now
     }
 
-    pub fn health(&self) -> Option<spindle_disk::Health> {
+    pub fn health(&self) -> Option<spindle_target_disk::Health> {
         self.drive().disk("disk", 1).expect("namespace 1").health()
     }
 

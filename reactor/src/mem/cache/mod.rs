@@ -6,7 +6,7 @@
 //! is dropped instead of passed to [`CacheCore::take_back`], its doomed frames become free. Its other frames
 //! become free once they are invalidated: until then an index may still contain them.
 //!
-//! The index above (`spindle_disk::cache`) maps pages to frames.
+//! The index above (`spindle_target_disk::cache`) maps pages to frames.
 //! UNSAFETY: makes segments of a region; [`FrameWords`] excludes writes of a frame during other accesses.
 #![expect(unsafe_code, reason = "cuts a region into frames")]
 

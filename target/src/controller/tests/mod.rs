@@ -19,9 +19,9 @@ use nvme_spec::nqn::Nqn;
 use nvme_spec::register::{self, Cc};
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
-use spindle_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
 use spindle_nvme_transport::{Limits, Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
+use spindle_target_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
 
 use super::{ConnectedQueue, Context, Controller, Effect, Need, Outcome, connect as connect_command};
 use crate::counters::NamespaceCounters;

@@ -2,7 +2,7 @@
 //! order of their steps with a bounded number of preemptions, and every value that a load may see.
 //!
 //! [`Table`] is the product's. Writes, merges and moves around it are those of `publish.rs`, of single pages.
-//! The bytes of a frame are relaxed atomics here, as in `spindle_disk::cache::tests::weak`.
+//! The bytes of a frame are relaxed atomics here, as in `spindle_target_disk::cache::tests::weak`.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};

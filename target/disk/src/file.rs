@@ -3,7 +3,7 @@
 //! Each core has its own ring, in which the file and the core's buffers are registered. On the data path the
 //! cores share only words that rarely change, such as the size and the compare-and-write guard.
 //!
-//! `disk/src/backend.rs` describes the path of a request.
+//! `target/disk/src/backend.rs` describes the path of a request.
 //!
 //! With `is_polled`, reads and writes without FUA use a second ring with `IORING_SETUP_IOPOLL`. All other
 //! operations use the first ring: a write with FUA may end with a flush. The kernel does not poll for a

@@ -1,10 +1,10 @@
 //! A kind of disk: [`Disk`] for a read-only disk whose blocks are filled with their LBA. A kind that a target
-//! serves has a `DiskSource` too (`disk/src/null.rs` is short). Run: `cargo run --example disk_kind`.
+//! serves has a `DiskSource` too (`target/disk/src/null.rs` is short). Run: `cargo run --example disk_kind`.
 #![forbid(unsafe_code)]
 
-use spindle_disk::{BlockRange, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Token};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_disk::{BlockRange, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Token};
 
 struct LbaDisk;
 
