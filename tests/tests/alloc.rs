@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
-use spindle_nvme_emulator::EmulatorSpec;
 use spindle_nvme_pcie::Settings;
 use spindle_nvme_transport::host::{HostData, HostEvent};
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
@@ -21,6 +20,7 @@ use spindle_tests::direct::Direct;
 use spindle_tests::drive::threads::Threads;
 use spindle_tests::drive::world::World;
 use spindle_tests::fabric::direct as rdma;
+use spindle_tests_emulator::EmulatorSpec;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -1,6 +1,6 @@
 //! [`Function`]: a PCI function as the driver uses it, and [`Bus`], which opens it.
 //!
-//! Off the data path. Implemented by VFIO and by the emulator (`nvme/emulator`).
+//! Off the data path. Implemented by VFIO and by the emulator (`tests/emulator`).
 
 use std::fmt;
 use std::io;

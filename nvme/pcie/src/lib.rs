@@ -2,7 +2,7 @@
 //!
 //! A [`Function`] is one drive's PCI function: its registers ([`Bar`]) and DMA mappings ([`Function::map`]).
 //! VFIO implements the trait and, for tests, so does the in-process controller of the crate
-//! `spindle-nvme-emulator`. All other code of this crate is the same for both.
+//! `spindle-tests-emulator`. All other code of this crate is the same for both.
 //!
 //! ```text
 //!   the drive's thread:  Manager: enable, identify, make queues, watch, abort, reset, close

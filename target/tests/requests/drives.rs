@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvme_spec::{Sqe, Status};
-use spindle_nvme_emulator::{EmulatorSpec, Faults, Injection, NamespaceSpec};
 use spindle_nvme_pcie::Settings;
 use spindle_target::qpair::request::State;
 use spindle_target_disk::DiskSource;
 use spindle_tests::drive::threads::Threads;
 use spindle_tests::drive::world::World;
 use spindle_tests::script::{Answer, Queue, Rig, Setup, Want};
+use spindle_tests_emulator::{EmulatorSpec, Faults, Injection, NamespaceSpec};
 
 use crate::assert_ok;
 

@@ -6,12 +6,12 @@
 //! instructions of a run with 2 N less those of one with N, by N, are those of one command.
 #![forbid(unsafe_code)]
 
-use spindle_nvme_emulator::EmulatorSpec;
 use spindle_nvme_pcie::Settings;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target_disk::{BlockRange, Disk, Done, IoRequest, Op, Token};
 use spindle_tests::drive::world::World;
+use spindle_tests_emulator::EmulatorSpec;
 
 const DEPTH: u64 = 32;
 const BLOCKS: u64 = 1024;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use nvme_spec::identify::{Dlfeat, Oncs};
-use spindle_nvme_emulator::{EmulatorSpec, Faults, NamespaceSpec, SglSupport};
 use spindle_nvme_pcie::Settings;
+use spindle_tests_emulator::{EmulatorSpec, Faults, NamespaceSpec, SglSupport};
 
 use crate::sim::Rng;
 

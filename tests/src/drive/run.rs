@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use nvme_spec::log::CriticalWarning;
-use spindle_nvme_emulator::{Counters, EmulatorSpec, Faults};
 use spindle_reactor::mem::Buf;
 use spindle_target_disk::{BlockRange, CacheCounts, DiskError, Done, IoRequest, Op, Prepared, Token};
+use spindle_tests_emulator::{Counters, EmulatorSpec, Faults};
 
 use super::model::{Change, Stamp, Versions};
 use super::plan::Plan;

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use spindle_nvme_emulator::{Emulator, EmulatorSpec, NamespaceSpec};
 use spindle_nvme_pcie::{Drive, Settings, finish};
 use spindle_target_disk::DiskSource;
+use spindle_tests_emulator::{Emulator, EmulatorSpec, NamespaceSpec};
 
 /// Namespace 1 of a drive, served by threads until it is dropped.
 pub struct Threads {

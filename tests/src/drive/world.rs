@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spindle_nvme_emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, Manager, NvmeDisk, Settings};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target_disk::{CacheSpec, CachedDisk, CoreContext, Disk, DiskSource, Done, PolicyKind};
+use spindle_tests_emulator::{Emulator, EmulatorSpec};
 
 /// Most ends that a poll brings.
 const DONE_MAX: usize = 64;

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use nvme_spec::Cqe;
 use nvme_spec::Status;
 use nvme_spec::register::{CAP, CSTS, VS};
-use spindle_nvme_emulator::{EmulatorSpec, Injection, NamespaceSpec};
 use spindle_reactor::mem::ZoneSpec;
 use spindle_target_disk::{BlockRange, Done, IoRequest, Op, Token};
+use spindle_tests_emulator::{EmulatorSpec, Injection, NamespaceSpec};
 
 use super::bytes::Bytes;
 use crate::drive::Plan;

@@ -6,11 +6,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-use spindle_nvme_emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, DriveError, Settings};
 use spindle_target_disk::{
     CoreContext, Disk, DiskSource, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage,
 };
+use spindle_tests_emulator::{Emulator, EmulatorSpec};
 
 use super::open_attempts::{CHECK_PERIOD, DRIVE_RETRY_PERIOD, OPENING_CHECK_PERIOD, REMOTE_RETRY_PERIOD};
 use super::*;

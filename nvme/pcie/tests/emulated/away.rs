@@ -1,8 +1,8 @@
 //! Drives that are reset, that go and that come back: what becomes of requests and of the write cache.
 
 use nvme_spec::log::CriticalWarning;
-use spindle_nvme_emulator::{EmulatorSpec, Injection};
 use spindle_target_disk::{DiskError, Op};
+use spindle_tests_emulator::{EmulatorSpec, Injection};
 
 use crate::failures::settings;
 use crate::world::World;

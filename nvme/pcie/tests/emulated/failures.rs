@@ -6,9 +6,9 @@ use std::time::Duration;
 use nvme_spec::Status;
 use nvme_spec::admin::{AsyncEvent, AsyncEventType};
 use nvme_spec::log::{CriticalWarning, LogId};
-use spindle_nvme_emulator::{EmulatorSpec, Faults, Injection};
 use spindle_nvme_pcie::Settings;
 use spindle_target_disk::{CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Token};
+use spindle_tests_emulator::{EmulatorSpec, Faults, Injection};
 
 use crate::world::World;
 use crate::{range, small_blocks};

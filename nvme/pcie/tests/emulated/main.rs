@@ -13,8 +13,8 @@ mod swaps;
 mod world;
 mod zeroes;
 
-use spindle_nvme_emulator::{EmulatorSpec, NamespaceSpec};
 use spindle_target_disk::{BlockRange, DiskError, DiskSource, Op};
+use spindle_tests_emulator::{EmulatorSpec, NamespaceSpec};
 
 use world::World;
 

@@ -2,8 +2,8 @@
 
 use nvme_spec::Status;
 use nvme_spec::identify::Oncs;
-use spindle_nvme_emulator::{EmulatorSpec, Injection, NamespaceSpec};
 use spindle_target_disk::{Abilities, DiskError, Op};
+use spindle_tests_emulator::{EmulatorSpec, Injection, NamespaceSpec};
 
 use crate::failures::settings;
 use crate::world::World;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use nvme_spec::Status;
 use nvme_spec::identify::{Dlfeat, Oncs};
 use nvme_spec::register::{CC, CSTS, Cc, Csts, ShutdownNotification};
-use spindle_nvme_emulator::{Emulator, EmulatorSpec, Injection, NamespaceSpec};
 use spindle_nvme_pcie::{Bus, Drive, Settings, finish_within};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target_disk::{BlockRange, CoreContext, DiskError, DiskSource, IoRequest, Op, Token};
+use spindle_tests_emulator::{Emulator, EmulatorSpec, Injection, NamespaceSpec};
 
 use crate::failures::settings;
 use crate::world::World;

@@ -1,8 +1,8 @@
 //! Drives that need what they do not say.
 
-use spindle_nvme_emulator::EmulatorSpec;
 use spindle_nvme_pcie::PciId;
 use spindle_target_disk::Op;
+use spindle_tests_emulator::EmulatorSpec;
 
 use crate::failures::settings;
 use crate::world::World;

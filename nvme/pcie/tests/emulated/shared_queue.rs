@@ -1,8 +1,8 @@
 //! Drives that give fewer queue pairs than there are cores and namespaces.
 
 use nvme_spec::{Cqe, Status};
-use spindle_nvme_emulator::{EmulatorSpec, Injection};
 use spindle_target_disk::{CoreContext, DiskError, DiskSource, IoRequest, Op, Token};
+use spindle_tests_emulator::{EmulatorSpec, Injection};
 
 use crate::failures::{settings, turns};
 use crate::world::World;

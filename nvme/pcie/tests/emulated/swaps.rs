@@ -1,8 +1,8 @@
 //! Compare-and-writes: one step for writes of every core, whatever happens to the drive and to cores.
 
 use nvme_spec::Status;
-use spindle_nvme_emulator::{EmulatorSpec, Injection};
 use spindle_target_disk::{DiskError, Op};
+use spindle_tests_emulator::{EmulatorSpec, Injection};
 
 use crate::failures::settings;
 use crate::shared_queue::one_pair;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use spindle_nvme_emulator::{Emulator, EmulatorSpec};
 use spindle_nvme_pcie::{Drive, Manager, Settings};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target_disk::{
     BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Prepared, Token,
 };
+use spindle_tests_emulator::{Emulator, EmulatorSpec};
 
 /// Milliseconds of virtual time in a turn.
 const TURN_MS: u64 = 1;

@@ -9,9 +9,9 @@ use nvme_spec::pcie::{cq_head_doorbell, sq_tail_doorbell};
 use nvme_spec::register::{ACQ, AQA, ASQ, Aqa, CC, CSTS, Cc, Csts};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
-use spindle_nvme_emulator::{Emulator, EmulatorSpec, NamespaceSpec};
 use spindle_nvme_pcie::{Bar, Bus, DmaMemory};
 use spindle_reactor::alloc_count::{CountingAllocator, allocations_here};
+use spindle_tests_emulator::{Emulator, EmulatorSpec, NamespaceSpec};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
