@@ -1,7 +1,7 @@
 //! The fuzzers' corpora: everything in them is replayed, and a fixed number of mutants of it with a fixed
 //! seed.
 //!
-//! `fuzz/README.md` tells how to fuzz for longer. What a fuzzer finds goes into its corpus, under a name that
+//! `tests/fuzz/README.md` tells how to fuzz for longer. What a fuzzer finds goes into its corpus, under a name that
 //! says what it is.
 #![forbid(unsafe_code)]
 
@@ -21,7 +21,7 @@ const MUTANT_BYTES_MAX: usize = 16 << 10;
 const CORPORA_BYTES_MAX: u64 = 300 << 10;
 
 fn folder(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name)
 }
 
 /// The files of a corpus with their names, in the order of these.
@@ -42,7 +42,7 @@ fn corpus(name: &str) -> Vec<(String, Vec<u8>)> {
 fn replay(name: &str, body: Body) {
     for (file, bytes) in corpus(name) {
         let outcome = std::panic::catch_unwind(|| body(&bytes));
-        assert!(outcome.is_ok(), "fuzz/corpus/{name}/{file}");
+        assert!(outcome.is_ok(), "tests/fuzz/corpus/{name}/{file}");
     }
 }
 
@@ -66,7 +66,7 @@ fn smoke_with(name: &str, body: Body, mutants: usize) {
         if outcome.is_err() {
             let kept = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{seed}-{round}"));
             std::fs::write(&kept, &mutant).expect("room on the disk");
-            panic!("a mutant of fuzz/corpus/{name}/{file}, kept as {}", kept.display());
+            panic!("a mutant of tests/fuzz/corpus/{name}/{file}, kept as {}", kept.display());
         }
     }
 }
@@ -141,7 +141,7 @@ fn every_corpus_has_a_body_and_all_of_them_are_small() {
     let mut total = 0;
     for entry in std::fs::read_dir(folder("")).expect("corpora") {
         let name = entry.expect("an entry").file_name().to_string_lossy().into_owned();
-        assert!(ALL.iter().any(|(known, _)| *known == name), "fuzz/corpus/{name}");
+        assert!(ALL.iter().any(|(known, _)| *known == name), "tests/fuzz/corpus/{name}");
         total += corpus(&name).iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
     }
     assert!(total <= CORPORA_BYTES_MAX, "{total} bytes of corpora");

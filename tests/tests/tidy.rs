@@ -16,11 +16,11 @@ const NOT_OURS: &[&str] = &[
     ".git",
     "build",
     "target-dir",
-    "fuzz/corpus",
-    "fuzz/artifacts",
-    "fuzz/coverage",
-    "fuzz/target",
-    "fuzz/Cargo.lock",
+    "tests/fuzz/corpus",
+    "tests/fuzz/artifacts",
+    "tests/fuzz/coverage",
+    "tests/fuzz/target",
+    "tests/fuzz/Cargo.lock",
 ];
 
 /// Where `unsafe` may be, each file with its reason at its top.
@@ -243,7 +243,7 @@ fn unsafe_is_only_where_it_has_to_be() {
         // libFuzzer's macro needs it.
         let roots =
             ["reactor/src/lib.rs", "rdma/src/lib.rs", "tests/emulator/src/lib.rs", "nvme/pcie/src/lib.rs"];
-        let is_exempt = roots.contains(&source.path.as_str()) || source.path.starts_with("fuzz/");
+        let is_exempt = roots.contains(&source.path.as_str()) || source.path.starts_with("tests/fuzz/");
         if is_crate_root(&source.path) && !is_exempt && !source.text.contains("#![forbid(unsafe_code)]") {
             complaints.push(format!("{}: a crate without #![forbid(unsafe_code)]", source.path));
         }
@@ -256,7 +256,7 @@ fn unsafe_is_only_where_it_has_to_be() {
         let is_root = source.path == "Cargo.toml";
         let wanted =
             if is_root { "undocumented_unsafe_blocks = \"deny\"" } else { "[lints]\nworkspace = true" };
-        if !source.path.starts_with("fuzz/") && !source.text.contains(wanted) {
+        if !source.path.starts_with("tests/fuzz/") && !source.text.contains(wanted) {
             complaints.push(format!("{}: does not say {wanted:?}", source.path));
         }
     }
