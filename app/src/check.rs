@@ -20,7 +20,7 @@ use crate::config::{
 };
 use crate::size::{Bytes, rounded};
 use crate::text::table;
-use spindle_console::say;
+use spindle_app_bench::say;
 
 /// # Errors
 /// Errors of the file, or of the file of `--against`.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use spindle_bench::BenchArgs;
-use spindle_console::at_least_one;
+use spindle_app_bench::BenchArgs;
+use spindle_app_bench::console::at_least_one;
 use spindle_nvme_pcie::{PciAddress, PciAddressError};
 
 use crate::serve::control::SOCKET;

@@ -6,7 +6,7 @@ use clap::{Arg, Command, CommandFactory};
 use crate::cli::{Cli, CompletionsArgs};
 use crate::rpc::methods::METHODS;
 use crate::rpc::params::{Kind, Param};
-use spindle_console::say;
+use spindle_app_bench::say;
 
 pub fn run(args: &CompletionsArgs) {
     let mut script = Vec::new();

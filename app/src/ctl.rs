@@ -21,7 +21,7 @@ use crate::rpc::methods::{METHODS, reference};
 use crate::rpc::params::{Kind, Param};
 use crate::status;
 use crate::text::did_you_mean;
-use spindle_console::say;
+use spindle_app_bench::say;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {

@@ -13,7 +13,7 @@ use spindle_nvme_initiator::{
 };
 
 use crate::cli::DiscoverArgs;
-use spindle_console::say;
+use spindle_app_bench::say;
 
 /// Why no discovery log can be printed.
 #[derive(Debug, thiserror::Error)]

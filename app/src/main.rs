@@ -32,7 +32,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use cli::{Cli, Command};
-use spindle_console::{size, write_final_message};
+use spindle_app_bench::{size, write_final_message};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -57,7 +57,7 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
         }
         Command::Discover(args) => Ok(discover::run(&args)?),
         Command::Nvme(args) => Ok(nvme::run(&args.command)?),
-        Command::Bench(args) => spindle_bench::run(&args),
+        Command::Bench(args) => spindle_app_bench::run(&args),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::cli::StatusArgs;
 use crate::rpc::client::{CallError, call};
 use crate::size::Bytes;
 use crate::text::{printable, table};
-use spindle_console::say;
+use spindle_app_bench::say;
 
 /// Interval over which core utilization and I/O rates are measured.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);

@@ -38,7 +38,7 @@ use crate::text::printable;
 use change::{Machine, Step, ThisMachine};
 use drive::Drive;
 use root::Root;
-use spindle_console::say;
+use spindle_app_bench::say;
 
 /// sysfs file: writing a PCI address binds the function to the driver that matches it.
 const PROBE: &str = "/sys/bus/pci/drivers_probe";

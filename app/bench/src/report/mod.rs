@@ -26,7 +26,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::access::Access;
-use spindle_console::size::Bytes;
+use crate::size::Bytes;
 
 pub use progress::{PROGRESS_PERIOD, Progress};
 

@@ -6,7 +6,7 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 
 use super::super::table::format_latency;
 use super::percentile_of;
-use spindle_console::size::Bytes;
+use crate::size::Bytes;
 
 /// Most intervals between ticks of a linear axis.
 const LINEAR_TICKS_MAX: f64 = 10.0;

@@ -17,11 +17,13 @@
 
 mod access;
 mod args;
+pub mod console;
 mod disk;
 mod limit;
 mod random;
 mod report;
 mod run;
+pub mod size;
 mod verify;
 mod zipf;
 

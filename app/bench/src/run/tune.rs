@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc;
 use std::thread;
 
+use crate::say;
+use crate::size::Bytes;
 use serde_json::{Value, json};
-use spindle_console::say;
-use spindle_console::size::Bytes;
 use spindle_nvme_initiator::{TransportKind, split_transport};
 
 use super::{BenchError, measure, target};

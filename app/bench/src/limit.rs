@@ -33,14 +33,14 @@ mod server;
 use std::io;
 use std::time::Duration;
 
-use spindle_console::say;
+use crate::say;
 use spindle_reactor::affinity::{available_cores, pin_current_thread};
 use spindle_reactor::mem::RegionError;
 
 use crate::access::Access;
 use crate::args::{CorePair, LimitArgs, LineArgs};
 use crate::report::{self, BenchResult, Progress, Run};
-use spindle_console::size::Bytes;
+use crate::size::Bytes;
 
 /// Warm-up before the measured time, in which TCP windows grow and processor caches fill.
 const WARM_UP: Duration = Duration::from_millis(200);

@@ -1,10 +1,6 @@
-//! Command-line helpers of the subcommands of `spindle`: sizes with units ([`size`]), a parser of numbers
-//! from 1 up ([`at_least_one`]), output of results to standard output ([`say!`]), and a final message to
-//! standard error ([`write_final_message`]).
-
-#![forbid(unsafe_code)]
-
-pub mod size;
+//! Command-line helpers of the subcommands of `spindle`: a parser of numbers from 1 up ([`at_least_one`]),
+//! output of results to standard output ([`say!`](crate::say)), and a final message to standard error
+//! ([`write_final_message`]).
 
 use std::fmt::Arguments;
 use std::io::{self, Write};
@@ -23,7 +19,7 @@ const PIPE_BUF: usize = 4096;
 /// Prints a line of a result, as `println!` does; a failed write ends the process (see [`write_result`]).
 #[macro_export]
 macro_rules! say {
-    ($($line:tt)*) => { $crate::write_result(format_args!($($line)*)) };
+    ($($line:tt)*) => { $crate::console::write_result(format_args!($($line)*)) };
 }
 
 /// Writes a line of a result to standard output. If the write fails, the process exits with status 1.

@@ -11,7 +11,7 @@ use spindle_target_disk::{CacheCounts, CacheSpec};
 use super::plot::{self, PlotError, TickAxis};
 use super::table::{format_latency, group_thousands};
 use super::{BenchResult, json};
-use spindle_console::size::Bytes;
+use crate::size::Bytes;
 
 /// Result of a run with one cache.
 pub struct CacheRun {

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spindle_console::say;
+use crate::say;
 use spindle_nvme_pcie::{DriveError, Drives, PciAddress, PciAddressError, Settings};
 use spindle_reactor::affinity::{AffinityError, pin_current_thread};
 use spindle_reactor::clock::{Clock, Nanos};
@@ -27,8 +27,8 @@ use crate::args::DiskArgs;
 use crate::random::Random;
 use crate::report::sizes::{self, CacheRun};
 use crate::report::{self, BenchResult, Latencies, Run};
+use crate::size::Bytes;
 use crate::zipf::Zipf;
-use spindle_console::size::Bytes;
 
 /// Warm-up before the measured time, in which queues are created and caches fill.
 const WARM_UP: Duration = Duration::from_millis(500);

@@ -14,8 +14,8 @@ use spindle_nvme_initiator as initiator;
 
 use super::{BenchError, Plan, WARM_UP};
 use crate::args::BenchTargetArgs;
+use crate::size::Bytes;
 use crate::verify;
-use spindle_console::size::Bytes;
 
 /// Depth of an idle queue, within the controller's limit, and least depth that is requested: the default of a
 /// Linux host.

@@ -31,15 +31,15 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::say;
 use serde_json::json;
-use spindle_console::say;
 use spindle_nvme_initiator as initiator;
 use spindle_reactor::affinity::{AffinityError, pin_current_thread};
 
 use crate::access::Access;
 use crate::args::BenchTargetArgs;
 use crate::report::{self, BenchResult, Latencies, PROGRESS_PERIOD, Progress, Run};
-use spindle_console::size::Bytes;
+use crate::size::Bytes;
 
 use engine::{Engine, TurnClock};
 use job::{Check, Fill, Load, Tally};

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::console::at_least_one;
+use crate::size::Bytes;
 use clap::{Args, Subcommand};
-use spindle_console::at_least_one;
-use spindle_console::size::Bytes;
 use spindle_target_disk::delay::{LATENCY_US_MAX, SEEK_US_MAX};
 
 use crate::access::Access;

@@ -21,8 +21,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread::{self, ScopedJoinHandle, Thread};
 use std::time::Duration;
 
+use crate::say;
 use serde_json::json;
-use spindle_console::say;
 use spindle_reactor::affinity::available_cores;
 use spindle_reactor::clock::{Clock, Nanos};
 
@@ -31,8 +31,8 @@ use super::{LimitError, WARM_UP, choose_cores, pin};
 use crate::args::{CorePair, DeliveryArgs};
 use crate::report::json::rounded;
 use crate::report::{Latencies, median, per_second};
+use crate::size::Bytes;
 use ring::Ring;
-use spindle_console::size::Bytes;
 
 /// Bytes of a request: those of an NVMe submission queue entry.
 const REQUEST_BYTES: usize = 64;
