@@ -40,7 +40,7 @@ pub enum Command {
     Discover(DiscoverArgs),
     /// List NVMe drives, bind them to vfio-pci, return them to the kernel
     Nvme(NvmeArgs),
-    /// Measure a target, a local disk (`bench disk`) or bare sockets (`bench limit`)
+    /// Measure a target or a local disk (`bench disk`)
     Bench(BenchArgs),
     /// Print completions for a shell
     Completions(CompletionsArgs),

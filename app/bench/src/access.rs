@@ -22,6 +22,7 @@ pub enum Access {
 }
 
 impl Access {
+    /// Returns true if the addresses are random.
     #[must_use]
     pub fn is_random(self) -> bool {
         match self {

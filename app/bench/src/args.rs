@@ -1,7 +1,6 @@
 //! The command line of `spindle bench`. Doc comments of options are their help texts.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use crate::console::at_least_one;
@@ -27,20 +26,11 @@ pub struct BenchArgs {
 /// Subcommands of `spindle bench`; without one it measures a target.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Upper bound for NVMe/TCP on this machine: exchange the same bytes over loopback sockets, between two
-    /// pinned, busy-polling threads
-    Limit(LimitArgs),
     /// A local disk, without a network, through the drivers of the target
     Disk(DiskArgs),
-    /// Replies sent by the thread that receives the requests, compared with replies sent by a second thread
-    /// that polls or sleeps; over one loopback connection
-    Delivery(DeliveryArgs),
     /// A target's best in_capsule: writes of each size with in-capsule data, compared with writes whose data
     /// the target fetches
     Tune(TuneArgs),
-    /// Round trip of a cache line between two cores
-    #[command(hide = true)]
-    Line(LineArgs),
 }
 
 /// `spindle bench ADDRESS`.
@@ -122,35 +112,6 @@ pub struct BenchTargetArgs {
     pub output: OutputArgs,
 }
 
-/// `spindle bench limit`.
-#[derive(Debug, Args)]
-pub struct LimitArgs {
-    #[command(flatten)]
-    pub load: LoadArgs,
-    /// Size of the serving thread's payload memory; give the size of the disk that this is compared with
-    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
-    pub span: Bytes,
-    /// Connections; --qd is divided among them
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
-    pub connections: usize,
-    /// The cores to pin the serving and the requesting thread to; default: the first two
-    #[arg(long, value_name = "A,B")]
-    pub cores: Option<CorePair>,
-    /// In-capsule data: writes up to this size are sent with their request, larger ones after a
-    /// ready-to-transfer (R2T)
-    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
-    pub icd: Bytes,
-    /// TCP congestion control of both ends; a system's default may pace packets (bbr), which lowers the rate
-    /// even on loopback
-    #[arg(long, value_name = "NAME", default_value = "reno")]
-    pub congestion: String,
-    /// SO_SNDBUF and SO_RCVBUF of the serving end, as tcp.socket_buffer; 0: the kernel tunes them
-    #[arg(long, value_name = "SIZE", default_value = "0")]
-    pub socket_buffer: Bytes,
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
 /// `spindle bench disk DISK`.
 #[derive(Debug, Args)]
 pub struct DiskArgs {
@@ -197,43 +158,6 @@ pub struct DiskArgs {
     pub destroy_data: bool,
     #[command(flatten)]
     pub output: OutputArgs,
-}
-
-/// `spindle bench line`.
-#[derive(Debug, Args)]
-pub struct LineArgs {
-    /// The two cores; default: the first two
-    #[arg(long, value_name = "A,B")]
-    pub cores: Option<CorePair>,
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `spindle bench delivery`.
-#[derive(Debug, Args)]
-pub struct DeliveryArgs {
-    /// Bytes of a reply
-    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
-    pub bs: Bytes,
-    /// Requests in flight
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub qd: u16,
-    /// Measured time of each delivery in a round, after a short warm-up; a fraction is allowed
-    #[arg(long, value_name = "SECONDS", default_value = "1")]
-    #[arg(value_parser = seconds, allow_negative_numbers = true)]
-    pub seconds: Duration,
-    /// Rounds, each of which measures all deliveries; the result has their medians
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub rounds: u16,
-    /// The cores to pin the serving thread and the requester to; default: the first two
-    #[arg(long, value_name = "A,B")]
-    pub cores: Option<CorePair>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// `spindle bench tune ADDRESS`.
@@ -310,31 +234,16 @@ pub struct OutputArgs {
     pub plot: Option<PathBuf>,
 }
 
-/// Indices of two different cores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CorePair(pub usize, pub usize);
-
-impl FromStr for CorePair {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<CorePair, String> {
-        let wrong = || format!("`{text}` is not two core numbers with a comma between, as in 0,1");
-        let (first, second) = text.split_once(',').ok_or_else(wrong)?;
-        let core = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
-        let pair = CorePair(core(first)?, core(second)?);
-        if pair.0 == pair.1 {
-            return Err(format!("core {} cannot be both ends: each end polls without a pause", pair.0));
-        }
-        Ok(pair)
-    }
-}
-
 /// Largest `--keep-alive-tmo`: a day.
 const KEEP_ALIVE_SECONDS_MAX: i64 = 86_400;
 /// Largest `--seconds`: a day.
 const SECONDS_MAX: f64 = 86_400.0;
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// Parses a time of a measurement: 0.01 s to a day.
+///
+/// # Errors
+/// What is allowed, if `text` is something else.
+pub fn seconds(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a time; allowed are 0.01 to {SECONDS_MAX} seconds");
     let seconds: f64 = text.parse().map_err(|_| wrong())?;
     if (0.01..=SECONDS_MAX).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
@@ -374,10 +283,6 @@ mod tests {
         let load = &bench.target.load;
         assert_eq!((load.rw, load.mix, load.bs.get(), load.qd), (Access::RandRw, 30, 8192, 64));
 
-        let bench = parse("bench limit --span 1GiB --cores 1,0 --seconds 0.5 --json").expect("the limit");
-        let Some(BenchCommand::Limit(limit)) = bench.command else { panic!("the limit") };
-        assert_eq!((limit.span.get(), limit.cores), (1 << 30, Some(CorePair(1, 0))));
-        assert_eq!((limit.load.seconds, limit.output.json), (Duration::from_millis(500), true));
         assert!(parse("bench").expect_err("no address").to_string().contains("ADDRESS"));
     }
 
@@ -390,8 +295,6 @@ mod tests {
             ("bench a --rw both", ["--rw", "both", "randwrite"]),
             ("bench a --seconds -1", ["--seconds", "`-1`", "0.01 to 86400"]),
             ("bench a --seconds=0", ["--seconds", "`0`", "0.01 to 86400"]),
-            ("bench limit --cores 1,1", ["--cores", "core 1", "both ends"]),
-            ("bench limit --cores 1", ["--cores", "`1`", "0,1"]),
             ("bench disk null: --zipf 0", ["--zipf", "`0`", "above 0, at most 3"]),
             ("bench disk null: --zipf nan", ["--zipf", "`nan`", "above 0, at most 3"]),
             ("bench disk null: --zipf -1", ["--zipf", "`-1`", "above 0, at most 3"]),

@@ -1,4 +1,4 @@
-//! `spindle bench`: measures rate and latency of a target, a disk or the machine's sockets.
+//! `spindle bench`: measures rate and latency of a target or a disk.
 //!
 //! ```text
 //!   command        measures                               modules        driven through
@@ -6,22 +6,18 @@
 //!     --bare       a target, with a minimal TCP host      run::bare      sockets; initiator: admin queue
 //!   bench tune     a target's best in_capsule    run            initiator
 //!   bench disk     a local disk, without a network        disk, zipf     disk, nvme/pcie
-//!   bench limit    loopback sockets, the same bytes       limit          sockets
 //!   each of them ── BenchResult ── text, JSON, plot       report
 //! ```
-//!
-//! `bench delivery` and the hidden `bench line` are in `limit` too and print their own results.
 //!
 //! The command serves no disks and reads no configuration file.
 #![forbid(unsafe_code)]
 
-mod access;
+pub mod access;
 mod args;
 pub mod console;
 mod disk;
-mod limit;
-mod random;
-mod report;
+pub mod random;
+pub mod report;
 mod run;
 pub mod size;
 mod verify;
@@ -29,8 +25,8 @@ mod zipf;
 
 use std::error::Error;
 
-pub use args::BenchArgs;
 use args::BenchCommand;
+pub use args::{BenchArgs, LoadArgs, OutputArgs};
 
 /// Runs the measurement that `args` selects and prints its result to standard output.
 ///
@@ -40,10 +36,7 @@ use args::BenchCommand;
 pub fn run(args: &BenchArgs) -> Result<(), Box<dyn Error>> {
     match &args.command {
         None => Ok(run::run(&args.target)?),
-        Some(BenchCommand::Limit(args)) => Ok(limit::run(args)?),
         Some(BenchCommand::Disk(args)) => Ok(disk::run(args)?),
-        Some(BenchCommand::Delivery(args)) => Ok(limit::delivery::run(args)?),
         Some(BenchCommand::Tune(args)) => Ok(run::tune::run(args)?),
-        Some(BenchCommand::Line(args)) => Ok(limit::run_line(args)?),
     }
 }

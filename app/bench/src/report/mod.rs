@@ -5,10 +5,10 @@
 //! draws a bar during the run.
 //!
 //! ```text
-//!   bench, bench limit, bench disk ── BenchResult ──┬── table::render   text
-//!     └─ Progress (live, not bench disk)            ├── json::render    one object
-//!                                                   ├── plot::render    SVG
-//!   bench disk with several caches ─────────────────┴── sizes           the same, by cache size
+//!   bench, spindle-limit, bench disk ── BenchResult ──┬── table::render   text
+//!     └─ Progress (live, not bench disk)              ├── json::render    one object
+//!                                                     ├── plot::render    SVG
+//!   bench disk with several caches ───────────────────┴── sizes           the same, by cache size
 //! ```
 //!
 //! Latencies have three significant figures, from 1 ns to [`LATENCY_MAX`]; longer latencies count as
@@ -114,9 +114,9 @@ fn microseconds(nanoseconds: u64) -> f64 {
 /// Settings of a run, as reported. The JSON has no key for a setting that is `None`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
-    /// Subcommand, such as `bench limit`.
+    /// Subcommand, such as `spindle-limit`.
     pub tool: &'static str,
-    /// Address of the target, or the `DISK` argument; `None` for `bench limit`.
+    /// Address of the target, or the `DISK` argument; `None` for `spindle-limit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// Subsystem of the target; `None` except for `bench ADDRESS`.
@@ -141,13 +141,13 @@ pub struct Run {
     pub span: Option<Bytes>,
     /// Requested measured time, without the warm-up.
     pub seconds: f64,
-    /// Cores of pinned threads. `bench limit`: the server's and the requester's. Otherwise the measuring
+    /// Cores of pinned threads. `spindle-limit`: the server's and the requester's. Otherwise the measuring
     /// thread's, empty if `--core` does not pin it.
     pub cores: Vec<usize>,
     /// `true` with `--verify`, else `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verify: Option<bool>,
-    /// TCP congestion control of `bench limit`; `None`: the system's default, or another subcommand.
+    /// TCP congestion control of `spindle-limit`; `None`: the system's default, or another subcommand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub congestion: Option<String>,
 }
@@ -155,6 +155,7 @@ pub struct Run {
 /// Settings and results of a run.
 #[derive(Debug, Clone)]
 pub struct BenchResult {
+    /// Settings of the run.
     pub run: Run,
     /// Measured time, to which the rates refer.
     pub elapsed: Duration,
@@ -164,7 +165,7 @@ pub struct BenchResult {
     pub errors: u64,
     /// Latencies of the commands counted in `operations`.
     pub latency: Latencies,
-    /// Round trip in nanoseconds of a cache line between the two cores of `bench limit`: the longer of one
+    /// Round trip in nanoseconds of a cache line between the two cores of `spindle-limit`: the longer of one
     /// measurement before and one after the run. It shows how a hypervisor has placed the virtual cores.
     pub line_round_trip_ns: Option<f64>,
     /// Processor time of the polling threads over their elapsed time; `None` for `bench disk`. Below 0.97
@@ -193,7 +194,7 @@ pub fn per_second(count: u64, elapsed: Duration) -> f64 {
 }
 
 impl Run {
-    /// Returns the title of a table or plot, such as `bench limit: randread 4 KiB, depth 32 over 4 queues`.
+    /// Returns the title of a table or plot, such as `spindle-limit: randread 4 KiB, depth 32 over 4 queues`.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut text = format!("{}: {}", self.tool, self.rw);

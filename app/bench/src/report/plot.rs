@@ -39,13 +39,18 @@ const FONT: &str = "DejaVu Sans, Helvetica, Arial, sans-serif";
 /// Failure to draw or write a plot.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
+    /// No command was measured.
     #[error("there is nothing to plot: not one command was measured")]
     Empty,
+    /// The drawing library refused.
     #[error("cannot draw the plot: {0}")]
     Draw(String),
+    /// The file cannot be written.
     #[error("cannot write the plot to {path}: {source}")]
     Write {
+        /// The file.
         path: String,
+        /// Why.
         #[source]
         source: io::Error,
     },

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::pin;
 use crate::args::CorePair;
+use crate::pin;
 
 /// Round trips between two clock readings, so that the time of a reading does not matter.
 const BATCH: u64 = 500;

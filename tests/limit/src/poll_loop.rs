@@ -11,9 +11,9 @@ use rustix::net::{RecvFlags, recv};
 
 use spindle_reactor::mem::{Pages, Region};
 
-use super::LimitError;
-use super::message::{Cursor, Kind, Piece, UnknownKind};
-use super::outbox::{Outbox, PreparedMessages};
+use crate::LimitError;
+use crate::message::{Cursor, Kind, Piece, UnknownKind};
+use crate::outbox::{Outbox, PreparedMessages};
 
 /// Most bytes of one receive of blocks below [`DIRECT_RECEIVE_BYTES_MIN`]. Smaller receives need more system
 /// calls; larger ones do not stay in the core's cache.

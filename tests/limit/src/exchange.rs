@@ -10,11 +10,11 @@ use std::time::Instant;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size, set_tcp_congestion};
 use spindle_reactor::mem::{Pages, Region};
 
-use super::poll_loop::PollLoop;
-use super::requester::{Outcome, Requester};
-use super::server::Server;
-use super::{LimitError, Plan, pin};
-use crate::report::{PROGRESS_PERIOD, Progress};
+use crate::poll_loop::PollLoop;
+use crate::requester::{Outcome, Requester};
+use crate::server::Server;
+use crate::{LimitError, Plan, pin};
+use spindle_app_bench::report::{PROGRESS_PERIOD, Progress};
 
 /// Runs the exchange. If both ends fail, the error is the server's.
 pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitError> {
@@ -142,7 +142,7 @@ fn set_buffers(socket: &TcpStream, bytes: usize) -> Result<(), LimitError> {
 
 /// A short run on unpinned threads.
 #[cfg(test)]
-pub(super) fn small_plan(access: crate::access::Access) -> Plan {
+pub(super) fn small_plan(access: spindle_app_bench::access::Access) -> Plan {
     use std::time::Duration;
     Plan {
         access,
@@ -167,7 +167,7 @@ mod tests {
     use clap::ValueEnum;
 
     use super::*;
-    use crate::access::Access;
+    use spindle_app_bench::access::Access;
 
     fn run_hidden(plan: &Plan) -> Result<Outcome, LimitError> {
         run(plan, Progress::new("test", plan.measured, 4096, true))

@@ -1,10 +1,10 @@
 //! The serving end: sends blocks of the span for reads, and receives data into the span for writes.
 
-use super::Plan;
-use super::message::{Kind, Piece};
-use super::outbox::{Outbox, PreparedMessages};
-use super::poll_loop::Role;
-use crate::random::Random;
+use crate::Plan;
+use crate::message::{Kind, Piece};
+use crate::outbox::{Outbox, PreparedMessages};
+use crate::poll_loop::Role;
+use spindle_app_bench::random::Random;
 
 /// Number of prepared messages of each kind. Messages of a turn that wrap past the last one need a further
 /// slice.
@@ -120,11 +120,11 @@ mod tests {
     use std::net::{Shutdown, TcpStream};
     use std::thread;
 
-    use super::super::exchange::{connect, small_plan};
-    use super::super::message::{HEAD_BYTES, REQUEST_BYTES};
-    use super::super::poll_loop::PollLoop;
     use super::*;
-    use crate::access::Access;
+    use crate::crate::exchange::{connect, small_plan};
+    use crate::crate::message::{HEAD_BYTES, REQUEST_BYTES};
+    use crate::crate::poll_loop::PollLoop;
+    use spindle_app_bench::access::Access;
 
     /// Sends `bytes` in parts of `step` to a server whose span has block n filled with n. Returns the answer
     /// of `expected` bytes, and the span after it.

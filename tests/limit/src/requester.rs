@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::Plan;
-use super::message::{Kind, Piece};
-use super::outbox::{Outbox, PreparedMessages};
-use super::poll_loop::Role;
-use crate::random::Random;
-use crate::report::Latencies;
+use crate::Plan;
+use crate::message::{Kind, Piece};
+use crate::outbox::{Outbox, PreparedMessages};
+use crate::poll_loop::Role;
+use spindle_app_bench::random::Random;
+use spindle_app_bench::report::Latencies;
 
 /// Most bytes of memory for received payload. If the depth needs more, reads in flight share blocks.
 const READ_BUFFER_BYTES_MAX: usize = 256 << 20;

@@ -1,5 +1,5 @@
-//! `spindle bench limit`: upper bound for an NVMe/TCP target on this machine. Messages of the same sizes are
-//! exchanged over loopback sockets, without the protocol. `bench line`: round trip of a cache line.
+//! `spindle-limit`: upper bound for an NVMe/TCP target on this machine. Messages of the same sizes are
+//! exchanged over loopback sockets, without the protocol. `spindle-limit line`: round trip of a cache line.
 //!
 //! The exchange has two pinned, busy-polling threads of one process. The requester keeps `qd` requests in
 //! flight. The server normally answers all requests of one receive with one `send` or `sendmsg`. Neither
@@ -21,8 +21,10 @@
 //!
 //! Loopback only. `docs/lab-notes.md` lists the measured alternatives that were not faster.
 
+#![forbid(unsafe_code)]
+
+mod args;
 mod cache_line;
-pub mod delivery;
 mod exchange;
 mod message;
 mod outbox;
@@ -31,16 +33,19 @@ mod requester;
 mod server;
 
 use std::io;
+use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::say;
+use clap::Parser;
+use spindle_app_bench::access::Access;
+use spindle_app_bench::console::write_final_message;
+use spindle_app_bench::report::{self, BenchResult, Progress, Run};
+use spindle_app_bench::say;
+use spindle_app_bench::size::Bytes;
 use spindle_reactor::affinity::{available_cores, pin_current_thread};
 use spindle_reactor::mem::RegionError;
 
-use crate::access::Access;
-use crate::args::{CorePair, LimitArgs, LineArgs};
-use crate::report::{self, BenchResult, Progress, Run};
-use crate::size::Bytes;
+use args::{Cli, Command, CorePair, LimitArgs, LineArgs};
 
 /// Warm-up before the measured time, in which TCP windows grow and processor caches fill.
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -75,9 +80,9 @@ pub(crate) struct Plan {
     measured: Duration,
 }
 
-/// Failure of `bench limit`, `bench delivery` or `bench line`.
+/// Failure of a measurement.
 #[derive(Debug, thiserror::Error)]
-pub enum LimitError {
+pub(crate) enum LimitError {
     /// A core outside the process's affinity mask, or fewer than two cores in the mask.
     #[error("cannot pin the two ends to the cores {asked}: this process may use {allowed}")]
     Cores { asked: String, allowed: String },
@@ -108,8 +113,19 @@ impl LimitError {
     }
 }
 
-/// Runs `spindle bench limit` and prints the result.
-pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match &cli.command {
+        None => run(&cli.limit),
+        Some(Command::Line(args)) => run_line(args),
+    };
+    let Err(error) = outcome else { return ExitCode::SUCCESS };
+    write_final_message(format!("spindle-limit: {error}"));
+    ExitCode::FAILURE
+}
+
+/// Measures the exchange and prints the result.
+fn run(args: &LimitArgs) -> Result<(), LimitError> {
     let plan = Plan::new(args)?;
     let title = format!("limit {} {}", args.load.rw, args.load.bs);
     let total = plan.warm_up + plan.measured;
@@ -118,8 +134,8 @@ pub fn run(args: &LimitArgs) -> Result<(), LimitError> {
     show(args, &result)
 }
 
-/// Runs `spindle bench line` and prints the result.
-pub fn run_line(args: &LineArgs) -> Result<(), LimitError> {
+/// Measures the round trip of a cache line and prints the result.
+fn run_line(args: &LineArgs) -> Result<(), LimitError> {
     let cores = choose_cores(args.cores)?;
     let nanoseconds = cache_line::round_trip_ns(Some(cores));
     if args.json {
@@ -140,7 +156,7 @@ fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
     let after = cache_line::round_trip_ns(plan.cores);
     Ok(BenchResult {
         run: Run {
-            tool: "bench limit",
+            tool: "spindle-limit",
             address: None,
             nqn: None,
             rw: plan.access,
@@ -288,7 +304,7 @@ mod tests {
         let result = measure(&plan, progress).expect("runs");
         assert_eq!(result.latency.count(), result.operations);
         let json = report::json::render(&result).expect("renders");
-        assert_eq!(json["run"]["tool"], "bench limit");
+        assert_eq!(json["run"]["tool"], "spindle-limit");
         assert_eq!(json["run"]["mix"], 50);
         assert!(json["line_round_trip_ns"].is_number());
     }

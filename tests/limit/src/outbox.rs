@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 
-use super::message::Kind;
+use crate::message::Kind;
 
 /// Most slices of one `sendmsg` (UIO_MAXIOV).
 const IOV_MAX: usize = 1024;
