@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tests/lab/vfio.sh CHECK: in a guest with two drives (tests/lab/nvme.sh, drive_machine): what nvme/pcie promises
-# over VFIO, with CHECK, the example vfio-check of that crate: refusals, Identify, resets, two drives in one
+# over VFIO, with CHECK, the example vfio-check of tests/: refusals, Identify, resets, two drives in one
 # container, unplugging, pulling and unbinding while a process holds the drive. Says ok, or what failed.
 set -Eeuo pipefail
 trap 'echo "failed at $LINENO: $BASH_COMMAND" >&2' ERR

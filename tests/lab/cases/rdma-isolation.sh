@@ -5,7 +5,7 @@ skip_on nvmet 'its disks are devices and files'
 . "$LAB/far.sh"
 expect_kernel_log 'make_send_cqe: non-flush error status = 1[02]'
 peers=${SPINDLE%/*}/examples/optimistic-peers
-[ -x "$peers" ] || fail "no $peers: cargo build --release -p spindle-app -p spindle-nvme-initiator --bin spindle --example optimistic-peers"
+[ -x "$peers" ] || fail "no $peers: cargo build --release -p spindle-tests --no-default-features --features peers --example optimistic-peers"
 export SPINDLE_LOG=spindle_nvme_rdma=trace,info
 far_up "$(disk_file far "$FILE" 64MiB)"
 pattern "$WORK/data" 65536

@@ -3,7 +3,7 @@
 skip_on nvmet 'it has no cache'
 expect_kernel_log 'make_send_cqe: non-flush error status = 1[02]'
 peers=${SPINDLE%/*}/examples/optimistic-peers
-[ -x "$peers" ] || fail "no $peers: cargo build --release -p spindle-app -p spindle-nvme-initiator --bin spindle --example optimistic-peers"
+[ -x "$peers" ] || fail "no $peers: cargo build --release -p spindle-tests --no-default-features --features peers --example optimistic-peers"
 {
     printf '%s\n' '[rdma]' 'optimistic_port = 4430'
     reactor; control

@@ -1,7 +1,7 @@
 # queue pairs that never send Connect: an address has few of them, and none takes a host's place
 skip_on nvmet 'it has no limit for these'
 peers=${SPINDLE%/*}/examples/silent-peers
-[ -x "$peers" ] || fail "no $peers: cargo build --release -p spindle-app -p spindle-nvme-initiator --bin spindle --example silent-peers --example optimistic-peers"
+[ -x "$peers" ] || fail "no $peers: cargo build --release -p spindle-tests --no-default-features --features peers --example silent-peers"
 # serve_with LIMIT: a target with room for 8 connections, and so many of an address without Connect.
 serve_with() {
     config_ram

@@ -2,7 +2,7 @@
 //! (`tests/lab/cases/rdma-optimistic-peers.sh`, `rdma-isolation.sh`).
 //!
 //! ```text
-//! cargo build --release -p spindle-nvme-initiator --example optimistic-peers
+//! cargo build --release -p spindle-tests --no-default-features --features peers --example optimistic-peers
 //! scripts/lab/run -- .../optimistic-peers 10.9.1.1:4420 NQN OTHER_NQN
 //! scripts/lab/run -- .../optimistic-peers write 10.9.1.1:4420 MEMORY KEY
 //! ```

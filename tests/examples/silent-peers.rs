@@ -2,7 +2,7 @@
 //! (`tests/lab/cases/rdma-unconnected.sh`).
 //!
 //! ```text
-//! cargo build --release -p spindle-nvme-initiator --example silent-peers
+//! cargo build --release -p spindle-tests --no-default-features --features peers --example silent-peers
 //! scripts/lab/run -- .../silent-peers 10.9.1.1:4420 COUNT
 //! ```
 //! Prints how many were accepted, and how many refused because the target has no resources. Any other refusal
