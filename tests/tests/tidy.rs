@@ -4,7 +4,7 @@
 //! here is what they do not see.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const FILE_LINES_MAX: usize = 800;
@@ -341,71 +341,46 @@ fn every_dependency_has_its_reason() {
     assert_eq!(declared.difference(&used).collect::<Vec<_>>(), [""; 0], "in Cargo.toml, not used");
 }
 
-/// The crates that a Cargo.toml names as dependencies of what is shipped.
-fn crates_needed(manifest: &str) -> BTreeSet<String> {
-    let shipped = manifest.split("\n[").find_map(|section| section.strip_prefix("dependencies]"));
-    let names = shipped.unwrap_or_default().lines().filter_map(|line| line.split(['.', ' ']).next());
-    names.filter(|name| name.starts_with("spindle-") || *name == "nvme-spec").map(str::to_owned).collect()
+/// `scripts/crates` has the list of what a crate may use, and draws the picture of `docs/architecture.md`.
+#[test]
+fn crates_use_what_they_may_and_their_picture_is_true() {
+    let output = std::process::Command::new(root().join("scripts/crates")).arg("--check").output();
+    let output = output.expect("python3 is there");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Crate -> the crates that its manifest names; and the folder of each.
-fn crates() -> (BTreeMap<String, BTreeSet<String>>, BTreeMap<String, String>) {
-    let (mut needs, mut folders) = (BTreeMap::new(), BTreeMap::new());
-    for source in sources() {
-        let Some(folder) = source.path.strip_suffix("/Cargo.toml") else { continue };
-        let name = source.text.split('"').nth(1).unwrap_or_default().to_owned();
-        needs.insert(name.clone(), crates_needed(&source.text));
-        folders.insert(name, folder.to_owned());
-    }
-    (needs, folders)
-}
-
-/// All crates that `name` depends on, directly or not.
-fn crates_reached(needs: &BTreeMap<String, BTreeSet<String>>, name: &str) -> BTreeSet<String> {
-    let mut found = needs[name].clone();
-    for _ in 0..needs.len() {
-        found = found.iter().flat_map(|near| &needs[near]).chain(&found).cloned().collect();
-    }
-    found
-}
+/// At the top: a folder for each part, and the pages that a reader looks for there.
+const TOP: &[&str] = &[
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "README.md",
+    "SECURITY.md",
+    "app",
+    "conf",
+    "docs",
+    "nvme",
+    "rdma",
+    "reactor",
+    "rustfmt.toml",
+    "scripts",
+    "target",
+    "tests",
+];
 
 #[test]
-fn no_transport_needs_the_target_and_none_is_needed_by_it() {
-    let (needs, _) = crates();
-    for name in ["spindle-nvme-tcp", "spindle-nvme-rdma", "spindle-nvme-initiator"] {
-        let reached = crates_reached(&needs, name);
-        assert!(reached.len() > 2 && !reached.contains("spindle-target"), "{name} needs {reached:?}");
-    }
-    let of_target = crates_reached(&needs, "spindle-target");
-    assert!(
-        of_target.contains("spindle-nvme-transport") && of_target.contains("spindle-target-disk"),
-        "{of_target:?}"
+fn the_top_has_only_what_belongs_there_and_no_module_is_a_mod_rs() {
+    let sources = sources();
+    let is_dotted = |path: &str| path.starts_with('.');
+    let tops: BTreeSet<&str> =
+        sources.iter().filter_map(|source| source.path.split('/').next()).filter(|top| !is_dotted(top)).collect();
+    assert_eq!(tops, TOP.iter().copied().collect(), "the top of the repository");
+    let named_mod = |source: &&Source| source.path.rsplit('/').next() == Some("mod.rs");
+    assert_none(
+        &sources.iter().filter(named_mod).map(|it| format!("{}: name it x.rs, beside x/", it.path)).collect::<Vec<_>>(),
     );
-    for name in ["spindle-nvme-tcp", "spindle-nvme-rdma", "spindle-rdma", "spindle-nvme-pcie"] {
-        assert!(!of_target.contains(name), "the target needs {name}");
-    }
-}
-
-/// `scripts/crates` draws it.
-#[test]
-fn the_picture_of_the_crates_is_true() {
-    let (needs, folders) = crates();
-    let picture = std::fs::read_to_string(root().join("docs/crates.svg")).expect("the picture");
-    let arrows = picture.split("<title>").skip(1).filter_map(|rest| rest.split("</title>").next());
-    let drawn: BTreeSet<String> = arrows.map(str::to_owned).collect();
-    let mut wanted = BTreeSet::new();
-    let is_shipped = |name: &str| folders[name].split('/').next() != Some("tests");
-    for (name, near) in needs.iter().filter(|(name, _)| is_shipped(name)) {
-        // An arrow that others imply is left out.
-        let implied: BTreeSet<_> = near.iter().flat_map(|other| crates_reached(&needs, other)).collect();
-        let shown = near.difference(&implied).map(|of| format!("{} -> {}", folders[name], folders[of]));
-        wanted.extend(shown);
-    }
-    assert_eq!(drawn, wanted, "run scripts/crates");
-    let boxes = picture.split("</text>").filter_map(|part| part.rsplit_once('>')).map(|(_, name)| name);
-    let shown: BTreeSet<&str> = boxes.filter(|name| !name.trim().is_empty()).collect();
-    let shipped = needs.keys().filter(|name| is_shipped(name)).map(|name| folders[name].as_str());
-    assert_eq!(shown, shipped.collect(), "run scripts/crates");
 }
 
 /// What a link of a page names: a path from the page's folder.
