@@ -3,9 +3,9 @@
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
-use spindle_app_bench::{LoadArgs, OutputArgs};
 use spindle_app_bench::console::at_least_one;
 use spindle_app_bench::size::Bytes;
+use spindle_app_bench::{LoadArgs, OutputArgs};
 
 /// Upper bound for NVMe/TCP on this machine: exchange the same bytes over loopback sockets, between two
 /// pinned, busy-polling threads

@@ -97,7 +97,7 @@ fn region(address: PciAddress, device: &File, index: u32) -> Result<Region, Open
 }
 
 /// Returns the new value of the command register. Memory space is turned on whatever was read, to avoid
-/// SIGBUS (see `vfio/mod.rs`). INTx is disabled.
+/// SIGBUS (see `vfio.rs`). INTx is disabled.
 fn command_word(now: u16, is_master: bool) -> u16 {
     let master = if is_master { BUS_MASTER } else { 0 };
     now & !BUS_MASTER | MEMORY_SPACE | INTERRUPT_DISABLE | master
