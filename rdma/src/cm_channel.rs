@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_machine_without_rdma_says_so() {
         if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
-            return spindle_skip::skip("this machine has RDMA");
+            return spindle_tests_skip::skip("this machine has RDMA");
         }
         for error in [CmChannel::new(), CmChannel::if_listed()].map(|it| it.expect_err("no RDMA")) {
             assert_eq!(error.to_string(), "rdma_create_event_channel: No such device (19)");

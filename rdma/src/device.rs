@@ -528,7 +528,7 @@ mod tests {
     #[test]
     fn a_machine_without_rdma_has_no_devices_and_that_is_no_error() {
         if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
-            return spindle_skip::skip("this machine has RDMA");
+            return spindle_tests_skip::skip("this machine has RDMA");
         }
         assert!(Device::all().expect("no error").is_empty());
         assert!(Device::all().expect("again").is_empty());

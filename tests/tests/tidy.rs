@@ -533,7 +533,8 @@ fn what_may_be_skipped_runs_in_the_lab() {
     let mut count = 0;
     for source in sources.iter().filter(|source| source.is("rs") && !source.path.starts_with("tests/skip/")) {
         let tests = functions(source);
-        for (line, _) in source.lines().filter(|(_, text)| text.contains(concat!("spindle_skip", "::skip(")))
+        for (line, _) in
+            source.lines().filter(|(_, text)| text.contains(concat!("spindle_tests_skip", "::skip(")))
         {
             let inside = |first: usize, lines: usize| (first..first + lines).contains(&line);
             let Some((test, ..)) = tests.iter().find(|(_, first, lines)| inside(*first, *lines)) else {

@@ -395,7 +395,7 @@ mod tests {
             region.release(4096, 4096);
             let kept = region.pages() == Pages::Huge;
             if pages == Pages::Huge && !kept {
-                spindle_skip::skip("a region of reserved huge pages: none is free");
+                spindle_tests_skip::skip("a region of reserved huge pages: none is free");
             }
             assert_eq!(region.as_mut_slice()[4096], if kept { 7 } else { 0 });
         }
@@ -474,7 +474,7 @@ mod tests {
             // Without huge pages, or without a free one, the result says so.
             let is_told = matches!(settled, PageSizes::Mixed { small: 1.., all: 2 } | PageSizes::Unknown);
             assert!(is_told, "{settled:?}");
-            return spindle_skip::skip("no huge pages, or none free");
+            return spindle_tests_skip::skip("no huge pages, or none free");
         }
         let before = huge_kib(region.base());
         // As a trim of a RAM disk does before it is registered with a device.

@@ -154,7 +154,7 @@ mod tests {
         for address in addresses() {
             let Ok(listener) = Listener::bind(address, 16) else {
                 assert!(address.is_ipv6(), "IPv4 is everywhere");
-                spindle_skip::skip(format!("IPv6: cannot listen at {address}"));
+                spindle_tests_skip::skip(format!("IPv6: cannot listen at {address}"));
                 continue;
             };
             assert!(listener.accept().expect("accept").is_none());

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use spindle_disk_conformance::{Rig, check};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target_disk::{
     DiskError, DiskSource, Fault, FaultControl, FaultDisk, FileDisk, FileSpec, NullDisk, NullSpec, OpKind,
     RamDisk, RamSpec,
 };
+use spindle_tests_conformance::{Rig, check};
 
 const BYTES: u64 = 1 << 20;
 

@@ -453,7 +453,7 @@ fn a_file_that_is_mounted_alone_is_written_in_place() {
         command
     };
     if !shell(mount).status().is_ok_and(|status| status.success()) {
-        return spindle_skip::skip("a file that is mounted alone: no mounts may be made here");
+        return spindle_tests_skip::skip("a file that is mounted alone: no mounts may be made here");
     }
     let bare = shell(&format!("{mount} && exec \"$0\" serve -c \"$1\"")).spawn();
     let _bare = Bare(bare.expect("spindle starts"));

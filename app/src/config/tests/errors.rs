@@ -718,7 +718,7 @@ fn a_medium_is_held_to_its_name() {
     let wrong = errors(&[disk("eui.1"), LISTENER.to_owned()].concat());
     let Some(id) = ids.first() else {
         assert!(wrong[0].contains("has no name of its own to be known by"), "{wrong:?}");
-        return spindle_skip::skip("the file system of the temporary folder has no birth times");
+        return spindle_tests_skip::skip("the file system of the temporary folder has no birth times");
     };
     let expected = format!(
         "t.toml:5: disk[0].medium_id = \"eui.1\": must be a name of the medium that is meant; {path} is \

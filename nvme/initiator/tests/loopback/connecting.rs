@@ -74,7 +74,7 @@ fn nobody_at_the_address_and_nobody_who_answers_are_told_apart() {
 #[test]
 fn a_machine_without_rdma_says_so_and_nothing_else() {
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
-        return spindle_skip::skip("this machine has RDMA");
+        return spindle_tests_skip::skip("this machine has RDMA");
     }
     let address = "127.0.0.1:4420".parse().expect("an address");
     let target =

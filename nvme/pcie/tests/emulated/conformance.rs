@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use nvme_spec::status::Status;
-use spindle_disk_conformance::{Rig, check};
 use spindle_reactor::clock::Nanos;
 use spindle_target_disk::{DiskError, DiskSource};
+use spindle_tests_conformance::{Rig, check};
 use spindle_tests_emulator::{EmulatorSpec, Injection};
 
 use crate::failures::settings;

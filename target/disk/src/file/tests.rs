@@ -317,7 +317,7 @@ fn fua_and_flush_reach_the_medium() {
     let plain = |driver: &mut Driver| driver.write(0, &[1; 65536], false).expect("write");
     if (0..5).all(|_| bytes_left_in_cache(plain) == 0) {
         let folder = std::env::temp_dir();
-        return spindle_skip::skip(format!(
+        return spindle_tests_skip::skip(format!(
             "nothing is counted as cut before it was written: {} is in memory, or the kernel does not count",
             folder.display()
         ));
@@ -638,7 +638,7 @@ fn no_loop_devices() -> Option<String> {
 #[test]
 fn a_block_device_is_a_disk() {
     if let Some(reason) = no_loop_devices() {
-        return spindle_skip::skip(reason);
+        return spindle_tests_skip::skip(reason);
     }
     let at = TempPath::new();
     let backing = File::create(at.path()).expect("make");
@@ -673,7 +673,7 @@ fn a_block_device_is_a_disk() {
 #[test]
 fn blocks_smaller_than_those_of_the_device_are_zeroed_through_the_page_cache() {
     if let Some(reason) = no_loop_devices() {
-        return spindle_skip::skip(reason);
+        return spindle_tests_skip::skip(reason);
     }
     let at = TempPath::new();
     File::create(at.path()).expect("make").set_len(MIB).expect("size");

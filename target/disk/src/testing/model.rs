@@ -215,7 +215,7 @@ fn a_file_disk_reads_what_was_written() {
 fn a_file_disk_in_memory_reads_what_was_written_although_it_knows_no_zero_range() {
     let folder = Path::new("/dev/shm");
     if !folder.is_dir() {
-        return spindle_skip::skip("there is no /dev/shm");
+        return spindle_tests_skip::skip("there is no /dev/shm");
     }
     let at = TempPath::in_folder(folder);
     check(&*file(&at, 512, true), 5, 100, false);
@@ -334,6 +334,6 @@ fn no_count_is_lost_between_two_cores_that_compare_and_write() {
         let at = TempPath::in_folder(folder);
         count_up(&*file(&at, 512, true), 500);
     } else {
-        spindle_skip::skip("a file in memory: there is no /dev/shm");
+        spindle_tests_skip::skip("a file in memory: there is no /dev/shm");
     }
 }

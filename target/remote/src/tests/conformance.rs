@@ -2,7 +2,7 @@
 
 use nvme_spec::io::DsmRange;
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_disk_conformance::{Rig, check};
+use spindle_tests_conformance::{Rig, check};
 
 use super::*;
 
