@@ -32,7 +32,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use cli::{Cli, Command};
-use spindle_app_bench::{size, write_final_message};
+use spindle_app_bench::{console::write_final_message, size};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

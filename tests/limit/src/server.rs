@@ -121,9 +121,9 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::crate::exchange::{connect, small_plan};
-    use crate::crate::message::{HEAD_BYTES, REQUEST_BYTES};
-    use crate::crate::poll_loop::PollLoop;
+    use crate::exchange::{connect, small_plan};
+    use crate::message::{HEAD_BYTES, REQUEST_BYTES};
+    use crate::poll_loop::PollLoop;
     use spindle_app_bench::access::Access;
 
     /// Sends `bytes` in parts of `step` to a server whose span has block n filled with n. Returns the answer
