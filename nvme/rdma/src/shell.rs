@@ -14,7 +14,6 @@
 //! queue pair is destroyed and the remaining buffers of the connection are dropped.
 
 mod completions;
-mod counts;
 mod device;
 mod device_events;
 mod ending;
@@ -436,7 +435,7 @@ impl Shell {
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
         let Some(device) = &mut devices[link.device] else { return };
         let posted = link.post_receives(conn, device).map_err(|error| error.to_string());
-        let posted = posted.and_then(|()| link.post_work(conn, &device.keys, &mut device.counts));
+        let posted = posted.and_then(|()| link.post_work(conn, &device.keys));
         if let Err(error) = posted {
             if matches!(conn.phase(), Phase::Open | Phase::Draining) {
                 tracing::warn!(%error, "a connection cannot go on");

@@ -29,6 +29,7 @@ mod backend;
 pub mod cache;
 pub mod delay;
 pub mod exports;
+#[cfg(any(test, feature = "faults"))]
 pub mod fault;
 pub mod file;
 mod layer;
@@ -51,6 +52,7 @@ use spindle_reactor::mem::Buf;
 pub use backend::{compare_and_write, guard};
 pub use cache::{CacheChange, CacheCounts, CacheMode, CacheSpec, CacheUse, CachedDisk, PolicyKind};
 pub use delay::{DelayDisk, DelaySpec};
+#[cfg(any(test, feature = "faults"))]
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
 pub use file::{FileDisk, FileFacts, FileSpec};
 pub use ng::{NgDisk, NgFacts, NgSpec};

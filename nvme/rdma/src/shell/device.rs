@@ -9,7 +9,6 @@ use spindle_rdma::{CompletionChannel, CompletionQueue, POLL_BATCH, VerbsError, W
 
 use super::OWN_QUEUE_BIT;
 use super::completions::{CompletionQueues, Entries, Need, Reservation};
-use super::counts::Counts;
 use super::device_events::{DiskArea, Opening};
 use super::ending::DrainReporting;
 use super::keys::{KeyTable, SharedDevice, deregister};
@@ -61,7 +60,6 @@ pub(super) struct DeviceCore {
     pub(super) keys: KeyTable,
     /// Connections by queue pair number.
     pub(super) ids_by_number: HashMap<u32, ConnectionId, BuildHasherDefault<NumberHasher>>,
-    pub(super) counts: Counts,
     vector: u32,
     /// Completions polled by [`DeviceCore::arm`], not dispatched yet.
     polled: Vec<WorkCompletion>,
@@ -94,7 +92,6 @@ impl DeviceCore {
             drain_reporting: DrainReporting::default(),
             keys,
             ids_by_number: HashMap::default(),
-            counts: Counts::default(),
             vector: u32::try_from(opening.core).unwrap_or(0) % vectors,
             polled: Vec::with_capacity(64),
             is_lost: false,
@@ -120,7 +117,7 @@ impl DeviceCore {
     /// call.
     pub(super) fn post_receives(&mut self) {
         for SharedReceives { queue, receives, .. } in self.receives.all() {
-            let _ = receives.flush(&mut Queue::Shared(queue), &mut self.counts);
+            let _ = receives.flush(&mut Queue::Shared(queue));
         }
     }
 
@@ -174,10 +171,7 @@ impl DeviceCore {
         for completions in self.completions.iter_mut() {
             completions.queue.poll(|completion| into.push(completion));
         }
-        let count = into.len() - before;
-        self.counts.completions += count as u64;
-        self.counts.polls += u64::from(count > 0);
-        count > 0
+        into.len() > before
     }
 
     /// As [`DeviceCore::poll`], but polls the completion queues until they are empty.
@@ -234,11 +228,5 @@ impl DeviceCore {
         if let Some(SharedReceives { receives, .. }) = self.receives.posted_to(id) {
             receives.flushed(u32::try_from(id & u64::from(u32::MAX)).unwrap_or(u32::MAX));
         }
-    }
-}
-
-impl Drop for DeviceCore {
-    fn drop(&mut self) {
-        self.counts.log(self.shared.device().name());
     }
 }

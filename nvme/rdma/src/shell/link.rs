@@ -11,7 +11,6 @@ use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slot;
 
 use super::completions::Reservation;
-use super::counts::Counts;
 use super::device::DeviceCore;
 use super::ending::{End, EndState, Ending};
 use super::keys::{KeyTable, SharedDevice};
@@ -145,28 +144,20 @@ impl Link {
         while let Some(buf) = conn.next_buffer() {
             receives.give_back(buf);
         }
-        receives.flush(&mut queue, &mut device.counts)
+        receives.flush(&mut queue)
     }
 
     /// Posts all work requests of the connection with one doorbell. With
     /// [`Posting::List`](spindle_rdma::Posting::List), each full list costs a doorbell.
     #[inline]
-    pub(super) fn post_work(
-        &mut self,
-        conn: &mut Conn,
-        keys: &KeyTable,
-        counts: &mut Counts,
-    ) -> Result<(), String> {
+    pub(super) fn post_work(&mut self, conn: &mut Conn, keys: &KeyTable) -> Result<(), String> {
         let Some(first) = conn.next_work() else { return Ok(()) };
-        let posting = self.queue_pair.posting();
         let mut batch = self.queue_pair.batch();
-        let (mut next, mut count) = (Some(first), 0);
+        let mut next = Some(first);
         while let Some(work) = next {
             add(&mut batch, &work, conn, keys, self.heads.as_mut())?;
-            count += 1;
             next = conn.next_work();
         }
-        counts.add_work(count, posting);
         batch.submit().map_err(|error| error.to_string())
     }
 

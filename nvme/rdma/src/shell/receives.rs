@@ -22,7 +22,6 @@ use nvme_spec::zerocopy::FromBytes;
 use spindle_rdma::{Access, MemoryRegion, QueuePair, ReceivesError, Sge, SharedReceiveQueue, VerbsError};
 use spindle_reactor::mem::{Buf, Pool};
 
-use super::counts::Counts;
 use super::keys::SharedDevice;
 use crate::controller::{CAPSULE_BYTES, Capsule};
 
@@ -153,7 +152,7 @@ impl Receives {
             self.slots.push(ReceiveSlot { buf: Some(buf), is_posted: false, key });
             self.unposted.push(slot);
         }
-        let posted = self.flush(queue, &mut Counts::default());
+        let posted = self.flush(queue);
         if posted.is_err() {
             self.unposted.retain(|slot| *slot < before);
             // From the last: the next attempt takes the buffers in order again.
@@ -175,11 +174,7 @@ impl Receives {
 
     /// Posts the unposted slots. On failure, those from the failed one on stay unposted, for the next flush.
     #[inline]
-    pub(super) fn flush(
-        &mut self,
-        queue: &mut impl PostReceives,
-        counts: &mut Counts,
-    ) -> Result<(), VerbsError> {
+    pub(super) fn flush(&mut self, queue: &mut impl PostReceives) -> Result<(), VerbsError> {
         if self.unposted.is_empty() {
             return Ok(());
         }
@@ -191,7 +186,6 @@ impl Receives {
         });
         let outcome = queue.post(receives);
         let posted = outcome.map_or_else(|error| error.posted, |()| unposted.len()).min(unposted.len());
-        counts.add_receives(posted);
         for slot in unposted.drain(..posted) {
             if let Some(it) = slots.get_mut(slot as usize) {
                 it.is_posted = true;
@@ -294,7 +288,7 @@ mod tests {
     }
 
     fn flush(receives: &mut Receives, queue: &mut Fake) -> Result<(), i32> {
-        receives.flush(queue, &mut Counts::default()).map_err(|error| error.errno)
+        receives.flush(queue).map_err(|error| error.errno)
     }
 
     #[test]
