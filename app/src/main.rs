@@ -4,12 +4,14 @@
 //!   main ── cli (arguments) ──┬── serve, status, ctl         run a target; show its state; change it
 //!                             ├── check, discover            check a configuration; query a target
 //!                             ├── nvme                       list NVMe drives; bind them to vfio-pci or nvme
-//!                             ├── bench                      measure a target, disk or sockets (crate bench)
+//!                             ├── bench                      measure a target or a disk (`app/bench`)
 //!                             └── completions                print a completion script for a shell
 //! ```
 //!
 //! Each subcommand is a module or crate with a function `run`. This file prints the error of `run` with its
 //! sources. The exit status is 0 on success, 1 on an error, 2 on a wrong command line.
+//!
+//! It may use every crate but those of `tests/`. Begin with `serve.rs`: it starts a `CoreLoop` for each core.
 #![forbid(unsafe_code)]
 
 mod check;

@@ -1,4 +1,5 @@
-//! A safe interface to libibverbs and librdmacm. All `unsafe` code of RDMA is in this crate.
+//! A safe interface to libibverbs and librdmacm, with all `unsafe` of RDMA. It may use `reactor`. Begin with
+//! [`Device`] and [`QueuePair`]; `nvme/rdma/src/shell.rs` uses them on the data path.
 //!
 //! ```text
 //!   Device ─ Domain, MemoryRegion                CmChannel ─ next_event ─> CmEvent { ConnectRequest: CmId }
@@ -6,8 +7,7 @@
 //!      └─ SharedReceiveQueue ──────────────────┴──────────┴─ create_queue_pair ─> QueuePair ─ SendBatch
 //! ```
 //!
-//! **Drop order.** Objects may be dropped in any order, as each object keeps those that it needs alive. A
-//! queue pair keeps its identifier, completion queue, shared receive queue and device.
+//! **Drop order.** Any: a queue pair keeps its identifier, completion queue, shared receive queue and device.
 //!
 //! **Polled.** No call waits for the peer, and the data path (post, poll) does not allocate. Calls of the
 //! control path take locks and make system calls; registering or deregistering large memory takes seconds.
@@ -30,17 +30,14 @@
 //! it does not pass the data writes before it. A polled completion therefore implies that all data has
 //! arrived. By the rule above the caller does not access the buffer earlier.
 //!
-//! **Limits** are checked: a request with more segments or inline bytes than the queue was created for, or
-//! beyond its entries, is not posted and the verb returns an error. Earlier requests of the same batch may
-//! have been posted.
+//! **Limits** are checked: a request beyond the queue's segments, inline bytes or entries is not posted and
+//! the verb returns an error. Earlier requests of the same batch may have been posted.
 //!
-//! **Fork.** `ibv_fork_init` is not called: with it each registration would split mappings by `madvise`, also
-//! of huge pages, and keep a tree of pages under a lock. Only a child process that uses the parent's memory
-//! after the fork would need it. Spindle's child processes only call `exec`, and since Linux 5.12 the kernel
-//! copies pinned pages for the child, not for the parent.
+//! **Fork.** `ibv_fork_init` is not called: each registration would split mappings, also of huge pages. Child
+//! processes only call `exec`, and since Linux 5.12 the kernel copies pinned pages for the child.
 //!
 //! Not supported: datagrams, atomics, multicast, memory windows, SEND with immediate data, InfiniBand
-//! addresses, on-demand paging. The crate contains no NVMe.
+//! addresses, on-demand paging.
 
 mod address;
 mod batch;

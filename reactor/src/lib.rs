@@ -1,5 +1,5 @@
 //! The reactor: loop, memory, sockets, io_uring and mailboxes of a core's one pinned thread, without NVMe and
-//! without a transport protocol.
+//! without a transport protocol. It uses no other crate of Spindle. Begin with [`run`]: a turn of the loop.
 //!
 //! | module | contents |
 //! |---|---|

@@ -14,8 +14,10 @@
 //! | [`remote`] | the remote disk over a simulated far target |
 //! | [`fuzz`] | the bodies of the fuzzers |
 //!
-//! The tests themselves are in `tests/`: simulation seeds, two-process loopback, corpora, tidy rules; those
-//! of the request machine in `target/tests/requests`; the lab's bodies in `tests/lab`.
+//! The tests themselves are in `tests/tests`: simulation seeds, two-process loopback, corpora, tidy rules;
+//! those of the request machine in `target/tests/requests`. Beside: `lab` (cases with Linux hosts),
+//! `emulator` (a drive in the process), `conformance` (the contract of a disk), `fuzz`, `limit` (what bare
+//! sockets give), `medium` (disks that lose power), `skip`. They may use every crate. Begin with [`sim`].
 #![forbid(unsafe_code)]
 
 pub mod blank;
