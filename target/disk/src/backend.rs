@@ -1,5 +1,5 @@
 //! [`BackendCore`]: one core's handle on a disk whose commands end after `submit`. Used by the kinds `file`
-//! and `ng`.
+//! and `ng`, and by `BlankFile`, with which instructions are counted.
 //!
 //! ```text
 //!   submit ──> Request ── slab not full, not guarded ──────> begun ──> AsyncBackend ──> Done
@@ -12,6 +12,8 @@
 //! An [`AsyncBackend`] executes one operation at a time for each token: read, write, sync, or zero a piece.
 //! [`BackendCore`] implements sequencing, queueing and compare-and-write.
 
+#[cfg(feature = "blank-file")]
+pub mod blank;
 pub mod compare_and_write;
 mod core;
 pub mod guard;

@@ -49,6 +49,8 @@ use nvme_spec::status::{Status, StatusType};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
+#[cfg(feature = "blank-file")]
+pub use backend::blank::BlankFile;
 pub use backend::{compare_and_write, guard};
 pub use cache::{CacheChange, CacheCounts, CacheMode, CacheSpec, CacheUse, CachedDisk, PolicyKind};
 pub use delay::{DelayDisk, DelaySpec};
