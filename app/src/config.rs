@@ -111,8 +111,11 @@ impl Config {
     /// that this process has not given back yet. If the machine no longer allows a disk that does not change,
     /// the disk stays as it is, and the plan has notes.
     pub fn load_again(&self, text: String, retired: ResidentBytes) -> Result<Config, ConfigErrors> {
-        let machine = Machine::detect().beside(retired);
-        let refused = match parse_beside(&text, self.path(), &machine, Some(self.plan()), &[]) {
+        self.load_again_on(text, &Machine::detect().beside(retired))
+    }
+
+    fn load_again_on(&self, text: String, machine: &Machine) -> Result<Config, ConfigErrors> {
+        let refused = match parse_beside(&text, self.path(), machine, Some(self.plan()), &[]) {
             Ok(plan) => return Ok(self.with_plan(text, OnceLock::new(), plan)),
             Err(refused) => refused,
         };
@@ -121,7 +124,7 @@ impl Config {
         };
         sections.keep_disks(own);
         let known = sections.disk_plans();
-        let mut plan = parse_beside(&text, self.path(), &machine, Some(self.plan()), &known)?;
+        let mut plan = parse_beside(&text, self.path(), machine, Some(self.plan()), &known)?;
         let notes = refused.lines().map(|line| format!("disks that do not change stay as they are: {line}"));
         plan.notes.extend(notes);
         Ok(self.with_plan(text, sections.into(), plan))

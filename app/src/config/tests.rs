@@ -6,6 +6,7 @@ mod delay;
 mod errors;
 mod files;
 mod keys;
+mod recorded;
 mod reload;
 mod sections;
 mod slots;
