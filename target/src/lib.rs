@@ -1,5 +1,5 @@
 //! The NVMe-oF controller side of Spindle: subsystems, controllers, queue pairs, admin and I/O commands,
-//! discovery. **Read this crate first**; `docs/architecture.md` has the others and both paths in full.
+//! discovery. **Read this crate first**; `docs/architecture.md` has the others and all paths.
 //!
 //! The crate makes no system call, reads no clock and has no thread. Input: events of a connection
 //! ([`Transport`](spindle_nvme_transport::Transport)), completions of disks, time, messages of other cores.

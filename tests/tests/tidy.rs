@@ -424,6 +424,37 @@ fn links_and_scripts_are_there() {
     assert_none(&complaints);
 }
 
+/// `a/{b,c}` as `a/b` and `a/c`.
+fn expanded(path: &str) -> Vec<String> {
+    let Some((before, rest)) = path.split_once('{') else { return vec![path.to_owned()] };
+    let (inside, after) = rest.split_once('}').unwrap_or((rest, ""));
+    inside.split(',').flat_map(|part| expanded(&format!("{before}{part}{after}"))).collect()
+}
+
+#[test]
+fn the_paths_in_pages_are_there() {
+    // Of a file that the reader makes, or of several.
+    let is_pattern =
+        |path: &str| path.contains(['<', '*']) || path.contains("KIND") || path.contains("name.sh");
+    let mut complaints = Vec::new();
+    let mut count = 0;
+    for source in sources().iter().filter(|source| source.is("md") && source.path != "CHANGELOG.md") {
+        let is_part = |letter: char| letter.is_ascii_alphanumeric() || "._-/{},*<>".contains(letter);
+        for (line, text) in source.lines() {
+            let words = text.split(|letter| !is_part(letter)).map(|word| word.trim_matches(['.', ',']));
+            let is_path = |word: &&str| word.split_once('/').is_some_and(|(top, _)| TOP.contains(&top));
+            for path in words.filter(is_path).filter(|word| !is_pattern(word)).flat_map(expanded) {
+                count += 1;
+                if !root().join(path.trim_end_matches(['/', ','])).exists() {
+                    complaints.push(format!("{}:{line}: no {path}", source.path));
+                }
+            }
+        }
+    }
+    assert!(count > 200, "only {count} were found");
+    assert_none(&complaints);
+}
+
 /// What README's table "What it does" may call missing, and a word in the names of keys, sections and methods
 /// that it would have.
 const MISSING: &[(&str, &str)] = &[
