@@ -1,8 +1,8 @@
 //! The log: lines on standard error, as text or as JSON. Standard output is for results.
 //!
 //! The level is `log.level` of the configuration, also after a reload. The environment variable `SPINDLE_LOG`
-//! overrides that level, also for single crates (`SPINDLE_LOG=spindle_nvme_tcp=debug,info`). A thread writes the
-//! lines ([`queue`]), so that a log without a reader does not block a core. Panics are log lines too.
+//! overrides that level, also for single crates (`SPINDLE_LOG=spindle_nvme_tcp=debug,info`). A thread writes
+//! the lines ([`queue`]), so that a log without a reader does not block a core. Panics are log lines too.
 //!
 //! Callers limit the rate of lines that a peer can cause (`reactor::rate`), since only callers can identify
 //! the peer.

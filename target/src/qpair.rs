@@ -6,8 +6,8 @@
 //!     └───── no successful Connect in time, host error ───────┘
 //! ```
 //!
-//! `target/src/lib.rs` has the paths of a Read and a Write through this file. The `state` of a request changes
-//! only in this file and `qpair/`.
+//! `target/src/lib.rs` has the paths of a Read and a Write through this file. The `state` of a request
+//! changes only in this file and `qpair/`.
 //!
 //! Files: `request` (the states), `fast_path` (Reads and Writes without a request in the slab), `bulk` (large
 //! transfers in pieces), `io` (parse and check), `admin` (Connect, properties, admin commands, Abort),

@@ -1,7 +1,8 @@
 //! The bodies of the fuzzers: each takes any bytes and panics when the code under it breaks a promise.
 //!
-//! libFuzzer calls them from `tests/fuzz/fuzz_targets`; `tests/corpus.rs` replays everything under `tests/fuzz/corpus`
-//! and mutates it for a fixed number of rounds, so that what a fuzzer has found once stays found.
+//! libFuzzer calls them from `tests/fuzz/fuzz_targets`; `tests/corpus.rs` replays everything under
+//! `tests/fuzz/corpus` and mutates it for a fixed number of rounds, so that what a fuzzer has found once
+//! stays found.
 //!
 //! | body | bytes are | promises |
 //! |---|---|---|

@@ -1,8 +1,8 @@
 //! The fuzzers' corpora: everything in them is replayed, and a fixed number of mutants of it with a fixed
 //! seed.
 //!
-//! `tests/fuzz/README.md` tells how to fuzz for longer. What a fuzzer finds goes into its corpus, under a name that
-//! says what it is.
+//! `tests/fuzz/README.md` tells how to fuzz for longer. What a fuzzer finds goes into its corpus, under a
+//! name that says what it is.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;

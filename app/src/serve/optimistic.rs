@@ -1,4 +1,5 @@
-//! Optimistic reads: the service of `spindle-nvme-optimistic` with this target's controllers and configuration.
+//! Optimistic reads: the service of `spindle-nvme-optimistic` with this target's controllers and
+//! configuration.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -124,8 +124,8 @@ pub(crate) struct State {
     pub(crate) namespaces: Vec<(Arc<Namespace>, Rules)>,
     pub(crate) core_queues: Vec<Arc<CoreQueue>>,
     pub(crate) health: Option<SmartLog>,
-    /// Pools mapped by [`DiskSource::prepare`](spindle_target_disk::DiskSource::prepare), until a core opens the
-    /// disk.
+    /// Pools mapped by [`DiskSource::prepare`](spindle_target_disk::DiskSource::prepare), until a core opens
+    /// the disk.
     pub(crate) prepared: Vec<(Area, Box<dyn Mapping>)>,
     /// Cache memory of each disk, owned by the disk and the cores that have it open.
     fronts: Vec<Weak<Fronts>>,

@@ -13,7 +13,8 @@
 //!                                          (file, ng, nvme, remote, a cache miss, a long zeroing of ram)
 //! ```
 //!
-//! `target/disk/examples/disk_kind.rs` shows how to add a kind, `CONTRIBUTING.md` how to add its configuration.
+//! `target/disk/examples/disk_kind.rs` shows how to add a kind, `CONTRIBUTING.md` how to add its
+//! configuration.
 //!
 //! `docs/disk-contract.md` has the promises of a kind and of a layer, and `tests/conformance` checks them.
 //!

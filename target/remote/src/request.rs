@@ -1,5 +1,5 @@
-//! A command of a core, from [`Disk::submit`](spindle_target_disk::Disk::submit) to its [`Done`], and its split into
-//! pieces.
+//! A command of a core, from [`Disk::submit`](spindle_target_disk::Disk::submit) to its [`Done`], and its
+//! split into pieces.
 
 use nvme_spec::Sqe;
 use nvme_spec::io::{DsmRange, ReadWriteCdw12};

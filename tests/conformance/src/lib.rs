@@ -1,5 +1,5 @@
-//! The promises of [`Disk`](spindle_target_disk::Disk) that `docs/disk-contract.md` lists, checked for a kind of
-//! disk and for every stack of layers over it.
+//! The promises of [`Disk`](spindle_target_disk::Disk) that `docs/disk-contract.md` lists, checked for a kind
+//! of disk and for every stack of layers over it.
 //!
 //! A kind implements [`Rig`] and calls [`check`]. Each promise is a function of [`promises`] or [`trouble`].
 //! What a rig cannot do (hold commands, lose its device) is not checked for it; [`check`] returns what was
@@ -24,7 +24,8 @@ pub trait Rig {
     /// Returns the disk, of blocks of 512 bytes, at least 256 KiB, whose blocks are zero at first.
     fn source(&self) -> Arc<dyn DiskSource>;
 
-    /// Lets `time` pass for what is behind the disk. Returns the time for [`spindle_target_disk::Disk::poll`].
+    /// Lets `time` pass for what is behind the disk. Returns the time for
+    /// [`spindle_target_disk::Disk::poll`].
     fn pass(&mut self, time: Nanos) -> Nanos;
 
     /// Returns true if the disk may have a cache in front of it: its reads fill the caller's buffers.

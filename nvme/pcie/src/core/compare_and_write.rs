@@ -1,8 +1,8 @@
 //! [`GuardView`]: one core's view of its namespace's guard, and its compare-and-writes.
 //!
 //! Fused commands of the drive are not used, because few drives support them. The guard
-//! (`spindle_target_disk::guard`) excludes all other writes of one block, on every core, while its owner reads,
-//! compares and writes.
+//! (`spindle_target_disk::guard`) excludes all other writes of one block, on every core, while its owner
+//! reads, compares and writes.
 //!
 //! ```text
 //!   queued ─── guard free: take it ────────> clearing ── all cores answered ───> read ── differs ──> Done

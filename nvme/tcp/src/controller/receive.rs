@@ -66,9 +66,9 @@ impl Conn {
         Some(event)
     }
 
-    /// Implements [`Transport::peek_command`](spindle_nvme_transport::Transport::peek_command). Reads the SQE of
-    /// the second command of the batch without a check: it is the next SQE only if the first command has no
-    /// in-capsule data. `None`: the batch has fewer than 144 unread bytes, or the carry is not empty.
+    /// Implements [`Transport::peek_command`](spindle_nvme_transport::Transport::peek_command). Reads the SQE
+    /// of the second command of the batch without a check: it is the next SQE only if the first command has
+    /// no in-capsule data. `None`: the batch has fewer than 144 unread bytes, or the carry is not empty.
     #[inline]
     pub(super) fn peek_sqe(&self) -> Option<&Sqe> {
         let bytes: &[u8; 2 * COMMAND_BYTES] = self.wire.inbox.peek_batch()?;
