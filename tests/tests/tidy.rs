@@ -528,6 +528,15 @@ fn the_code_of_each_planted_fault_is_there_once() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// `scripts/lab/power-cut-planted` applies it to a copy of the tree.
+#[test]
+fn the_patch_of_the_power_cuts_applies() {
+    let command = &mut std::process::Command::new("git");
+    let output = command.args(["apply", "--check", "tests/lab/planted.patch"]).current_dir(root()).output();
+    let output = output.expect("git is there");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn no_file_knows_the_machine_it_was_made_on() {
     // In the guest of the lab this is a folder of its own.
