@@ -28,6 +28,7 @@ use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, MAXH2CDATA_MIN, PduTy
 use spindle_nvme_transport::{CloseReason, Event, FAST_PATH, Limits, Reply, Transport};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
+use spindle_reactor::net::{Received, Sent, Socket};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;

@@ -26,6 +26,7 @@ use nvme_spec::tcp::{ADMIN_IN_CAPSULE_BYTES, DIGEST_BYTES, PduType};
 use spindle_nvme_transport::host;
 pub use spindle_nvme_transport::host::{HostData, SubmitError, SubmitErrorKind};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::net::{Received, Sent, Socket};
 
 use crate::inbox::RxBatch;
 use crate::lifetime::Phase;

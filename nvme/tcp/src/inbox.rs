@@ -279,7 +279,7 @@ const HEADERS_BYTES: usize = 4096;
 /// receive was full and no direct receive follows it, whole batches are received again. A wrong prediction
 /// costs one system call or one copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Expectation {
+pub(crate) struct Expectation {
     expects_payload: bool,
     /// The last receive into the batch filled its limit of [`HEADERS_BYTES`].
     was_cut: bool,
@@ -289,8 +289,7 @@ impl Expectation {
     /// Returns the maximum bytes of the next receive into the batch. To be called once before each such
     /// receive.
     #[inline]
-    #[must_use]
-    pub fn batch_bytes(&mut self) -> usize {
+    pub(crate) fn batch_bytes(&mut self) -> usize {
         if self.was_cut {
             // The last limited receive was full, and no direct receive followed it.
             *self = Expectation::default();
@@ -301,13 +300,13 @@ impl Expectation {
     /// Records a receive into the batch. `is_full`: it returned as many bytes as [`Expectation::batch_bytes`]
     /// allowed.
     #[inline]
-    pub fn on_batch(&mut self, is_full: bool) {
+    pub(crate) fn on_batch(&mut self, is_full: bool) {
         self.was_cut = self.expects_payload && is_full;
     }
 
     /// Records a receive of a payload directly into its buffer.
     #[inline]
-    pub fn on_direct(&mut self) {
+    pub(crate) fn on_direct(&mut self) {
         *self = Expectation { expects_payload: true, was_cut: false };
     }
 }

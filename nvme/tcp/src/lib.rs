@@ -2,8 +2,9 @@
 //! [`shell`] that does the controller's socket I/O.
 //!
 //! **Protocol.** A `Conn` turns received bytes into events, and replies or commands into pieces of memory to
-//! send. It makes no system call, reads no clock and starts no thread. So the same code runs in a seeded
-//! simulator, in a fuzzer and in tests that pass single bytes. Implements NVMe/TCP Transport 1.0 and 1.1;
+//! send. It reads no clock, starts no thread, and makes no system call but in `send_to` and `receive_from`,
+//! which shells call. So the same code runs in a seeded simulator, in a fuzzer and in tests that pass single
+//! bytes. Implements NVMe/TCP Transport 1.0 and 1.1;
 //! section numbers are those of 1.0.
 //!
 //! **Flow.**
@@ -44,7 +45,6 @@ pub mod shell;
 mod violation;
 mod wire;
 
-pub use inbox::{Expectation, RxBatch};
+pub use inbox::RxBatch;
 pub use lifetime::Phase;
-pub use payload::DIRECT_PAYLOAD_MIN;
 pub use violation::Violation;

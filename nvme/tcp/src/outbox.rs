@@ -13,11 +13,15 @@ use arrayvec::ArrayVec;
 use nvme_spec::tcp::DIGEST_BYTES;
 use nvme_spec::zerocopy::{Immutable, IntoBytes};
 use spindle_reactor::mem::Buf;
+use spindle_reactor::net::{PIECES_MAX, Sent, Socket};
 
 use crate::digest;
 
 /// Zero bytes between header and data, at most 128 minus the header (NVMe/TCP 1.0 section 3.6.1, PAD).
 static PADDING: [u8; 128] = [0; 128];
+/// Maximum pieces of the list that is tried first. A list of [`PIECES_MAX`] occupies 16 KiB of stack, too
+/// much to set up for one PDU.
+const FEW_PIECES: usize = 16;
 
 /// The part of a PDU between head and tail.
 #[derive(Debug)]
@@ -83,6 +87,19 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> OutPdu<HEAD, TAIL, K> {
     #[inline]
     pub(crate) fn pad_to(&mut self, data_offset: u8) {
         self.pad_bytes = data_offset - self.head_bytes;
+    }
+
+    /// Sets padding, body and, with `has_digest`, data digest of a PDU whose head is set: `bytes` bytes of `buf`
+    /// from offset `at` on.
+    #[inline]
+    pub(crate) fn put_data(&mut self, data_offset: u8, buf: Buf, at: u32, bytes: u32, has_digest: bool) {
+        self.pad_to(data_offset);
+        if has_digest {
+            self.put_tail(&digest::of_buf(&buf, at as usize, bytes as usize).to_le_bytes(), false);
+        }
+        self.body = Body::Buf(buf);
+        self.body_at = at;
+        self.body_bytes = bytes;
     }
 
     /// Appends `part` to the tail, followed by its header digest if `has_digest`.
@@ -215,6 +232,22 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
             }
         }
         list.bytes
+    }
+
+    /// Sends the unsent pieces, at most [`PIECES_MAX`], by one `sendmsg`. Returns the result and the bytes passed
+    /// to `sendmsg`.
+    #[inline]
+    pub(crate) fn send_to(&self, socket: &Socket) -> (Sent, usize) {
+        let mut few = ArrayVec::<IoSlice<'_>, FEW_PIECES>::new();
+        let bytes = self.pieces(&mut few);
+        if few.is_full() { self.send_many_to(socket) } else { (socket.send_vectored(&few), bytes) }
+    }
+
+    #[inline(never)]
+    fn send_many_to(&self, socket: &Socket) -> (Sent, usize) {
+        let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_MAX>::new();
+        let bytes = self.pieces(&mut pieces);
+        (socket.send_vectored(&pieces), bytes)
     }
 
     /// Removes and returns the first PDU if `sent` covers its unsent bytes, and subtracts these from `sent`.

@@ -14,7 +14,7 @@ use crate::inbox::Inbox;
 /// Minimum bytes of a payload that a shell receives directly. Shorter ones are copied from the batch: one
 /// receive then takes many commands with their payloads, and one send answers them. A direct receive is of
 /// one payload. `scripts/compare/sizes` shows both.
-pub const DIRECT_PAYLOAD_MIN: usize = 128 << 10;
+pub(crate) const DIRECT_PAYLOAD_MIN: usize = 128 << 10;
 /// Minimum missing bytes for a direct receive. For less, a copy from the batch is cheaper than more pieces in
 /// `readv`.
 pub(crate) const DIRECT_BYTES_MIN: usize = 8 << 10;

@@ -22,17 +22,16 @@
 //! it, and for the time-outs of the core it makes receive passes ([`Connections::wants_pass`]).
 
 use spindle_nvme_transport::ConnectionId;
-use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use arrayvec::{ArrayString, ArrayVec};
+use arrayvec::ArrayString;
 use spindle_nvme_transport::admission::Admitted;
 use spindle_nvme_transport::{Connections, Holds, Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::{Interest, Received, Sent, Socket, Watcher};
 
 use crate::controller::{Conn, ConnConfig};
-use crate::{DIRECT_PAYLOAD_MIN, Expectation, Phase, RxBatch};
+use crate::{Phase, RxBatch};
 
 /// Settings of a shell. The documentation of each field contains the default and its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,16 +78,6 @@ const BUDGET_BYTES: usize = 64 << 10;
 /// cannot hold up the time-outs of the others. What its socket had when the pass began, at most some MiB
 /// (tcp_rmem), is then received.
 const RECEIVES_PER_PASS: u32 = 1024;
-/// Bytes of the batch that a direct receive may fill after its payload: the next header, and little data that
-/// must be copied.
-const AFTER_DIRECT_BYTES: usize = 2048;
-/// Maximum pieces of one `sendmsg` (UIO_MAXIOV).
-const PIECES_MAX: usize = 1024;
-/// Maximum pieces of the list that is tried first. A list of [`PIECES_MAX`] occupies 16 KiB of stack, too
-/// much to set up for one reply.
-const FEW_PIECES: usize = 16;
-/// Maximum pieces of a buffer that one direct receive fills: 256 KiB if no two pages are adjacent, else more.
-const DIRECT_PIECES_MAX: usize = 64;
 
 /// A connection's socket and its state in the shell.
 struct Link {
@@ -106,7 +95,6 @@ struct Link {
     is_shut: bool,
     /// Replies wait for those of disks; the connection is in `Shell::held` or `Shell::held_before`.
     is_held: bool,
-    expects: Expectation,
 }
 
 /// A connection that was accepted, for [`Shell::accept`].
@@ -209,7 +197,6 @@ impl Shell {
             is_full: false,
             is_shut: false,
             is_held: false,
-            expects: Expectation::default(),
         };
         if let Some(entry) = self.links.get_mut(id.index()) {
             *entry = Some(link);
@@ -478,15 +465,10 @@ impl Shell {
             return Receive::Empty;
         }
         let mut batch = self.batch.take().unwrap_or_else(|| RxBatch::new(self.config.batch_bytes));
-        let (received, direct, asked) = receive_into(&link.socket, conn, &mut batch, &mut link.expects);
+        let (received, is_whole) = conn.receive_from(&link.socket, &mut batch);
         let result = match received {
             Received::Bytes(count) => {
                 self.budget = self.budget.saturating_sub(1 + count / BUDGET_BYTES);
-                let into_payload = count.min(direct);
-                if into_payload > 0 {
-                    conn.received_direct(into_payload);
-                }
-                batch.filled(count - into_payload);
                 conn.load(batch);
                 core.step(id);
                 let Some(conn) = conn_of(core, id) else {
@@ -494,7 +476,7 @@ impl Shell {
                     return Receive::Partial;
                 };
                 batch = conn.unload();
-                if count == asked { Receive::Full } else { Receive::Partial }
+                if is_whole { Receive::Full } else { Receive::Partial }
             }
             Received::Empty => Receive::Empty,
             Received::Closed | Received::Failed(_) => {
@@ -660,18 +642,14 @@ fn send_queued<C: Connections<Conn: Holds<Conn>>>(
     }
     let mut has_sent = false;
     while !link.is_full && conn.wants_send() {
-        let (sent, bytes) = send_from(&link.socket, conn);
+        let (sent, is_full) = conn.send_to(&link.socket);
+        link.is_full = is_full;
         match sent {
             Sent::Bytes(count) => {
                 has_sent = true;
                 *budget = budget.saturating_sub(count / BUDGET_BYTES);
-                conn.sent(count);
-                link.is_full = count < bytes;
             }
-            Sent::Full => {
-                link.is_full = true;
-                break;
-            }
+            Sent::Full => break,
             Sent::Failed(_) => {
                 conn.on_reset();
                 core.step_sent(link.id);
@@ -682,48 +660,6 @@ fn send_queued<C: Connections<Conn: Holds<Conn>>>(
         conn = conn_of(core, link.id)?;
     }
     Some((conn.phase(), has_sent))
-}
-
-/// Sends the queued pieces, at most [`PIECES_MAX`], by one `sendmsg`. Returns the result and the bytes passed
-/// to `sendmsg`.
-#[inline]
-fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
-    let mut few = ArrayVec::<IoSlice<'_>, FEW_PIECES>::new();
-    let bytes = conn.send_pieces(&mut few);
-    if few.is_full() { send_many_from(socket, conn) } else { (socket.send_vectored(&few), bytes) }
-}
-
-#[inline(never)]
-fn send_many_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
-    let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_MAX>::new();
-    let bytes = conn.send_pieces(&mut pieces);
-    (socket.send_vectored(&pieces), bytes)
-}
-
-/// Receives once: into the expected payload followed by a small part of the batch, or into the batch alone.
-/// Returns the result, the requested bytes of the payload, and all requested bytes.
-#[inline]
-fn receive_into(
-    socket: &Socket,
-    conn: &mut Conn,
-    batch: &mut RxBatch,
-    expects: &mut Expectation,
-) -> (Received, usize, usize) {
-    let mut pieces = ArrayVec::<IoSliceMut<'_>, DIRECT_PIECES_MAX>::new();
-    let direct = conn.direct_target(&mut pieces, DIRECT_PAYLOAD_MIN);
-    let space = batch.space();
-    if direct == 0 {
-        let asked = space.len().min(expects.batch_bytes());
-        let received = socket.recv(&mut space[..asked]);
-        expects.on_batch(matches!(received, Received::Bytes(count) if count == asked));
-        return (received, 0, asked);
-    }
-    expects.on_direct();
-    let behind = space.len().min(AFTER_DIRECT_BYTES);
-    // Fails if the payload occupies all pieces: then nothing after the payload is received.
-    let has_room = pieces.try_push(IoSliceMut::new(&mut space[..behind])).is_ok();
-    let asked = direct + if has_room { behind } else { 0 };
-    (socket.recv_vectored(&mut pieces), direct, asked)
 }
 
 /// Result of one receive.

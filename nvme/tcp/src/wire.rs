@@ -6,12 +6,13 @@ use arrayvec::ArrayVec;
 use nvme_spec::tcp::{DIGEST_BYTES, PduType, TERM_REQ_DATA_BYTES_MAX, TermReq};
 use nvme_spec::zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::net::{Received, Socket};
 
 use crate::frame::{Agreed, Frame, check_header_digest, check_terminate};
-use crate::inbox::{Inbox, RxBatch};
+use crate::inbox::{Expectation, Inbox, RxBatch};
 use crate::lifetime::Lifetime;
 use crate::outbox::Outbox;
-use crate::payload::{Filled, Payload};
+use crate::payload::{DIRECT_PAYLOAD_MIN, Filled, Payload};
 use crate::violation::Violation;
 
 /// Public methods of both connection types that only use their field `wire`.
@@ -68,6 +69,29 @@ macro_rules! stream_methods {
             self.wire.outbox.pieces(out)
         }
 
+        /// Sends queued PDUs, as many as one `sendmsg` takes. Returns the result, and true if the socket is full.
+        #[inline]
+        pub fn send_to(&mut self, socket: &Socket) -> (Sent, bool) {
+            let (sent, bytes) = self.wire.outbox.send_to(socket);
+            let is_full = match sent {
+                Sent::Bytes(count) => {
+                    self.sent(count);
+                    count < bytes
+                }
+                Sent::Full => true,
+                Sent::Failed(_) => false,
+            };
+            (sent, is_full)
+        }
+
+        /// Receives once: into the payload being received and a small part of `batch`, or into `batch` alone.
+        /// [`Conn::load`] follows. Returns the result, and true if all requested bytes came: more may be in
+        /// the socket.
+        #[inline]
+        pub fn receive_from(&mut self, socket: &Socket, batch: &mut RxBatch) -> (Received, bool) {
+            self.wire.receive_from(socket, batch)
+        }
+
         /// Returns the phase, from which the shell derives the state of the socket.
         #[inline]
         #[must_use]
@@ -90,6 +114,12 @@ macro_rules! stream_methods {
     };
 }
 pub(crate) use stream_methods;
+
+/// Bytes of the batch that a direct receive may fill after its payload: the next header, and little data that
+/// must be copied.
+const AFTER_DIRECT_BYTES: usize = 2048;
+/// Maximum pieces of a buffer that one direct receive fills: 256 KiB if no two pages are adjacent, else more.
+const DIRECT_PIECES_MAX: usize = 64;
 
 /// A command whose in-capsule data is next in the stream and has no destination yet.
 #[derive(Debug, Clone, Copy)]
@@ -142,6 +172,7 @@ impl From<Violation> for Stop {
 pub(crate) struct Wire<const HEAD: usize, const TAIL: usize, Out, In> {
     pub(crate) inbox: Inbox,
     pub(crate) receiving: Receiving<In>,
+    expects: Expectation,
     pub(crate) outbox: Outbox<HEAD, TAIL, Out>,
     pub(crate) agreed: Agreed,
     pub(crate) lifetime: Lifetime,
@@ -154,6 +185,7 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         Wire {
             inbox: Inbox::default(),
             receiving: Receiving::Header,
+            expects: Expectation::default(),
             outbox: Outbox::default(),
             agreed: Agreed::INITIAL,
             lifetime: Lifetime::new(initialize_by, close_timeout),
@@ -167,6 +199,34 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
             self.inbox.clear();
         }
         self.inbox.unload()
+    }
+
+    #[inline]
+    pub(crate) fn receive_from(&mut self, socket: &Socket, batch: &mut RxBatch) -> (Received, bool) {
+        let batch_bytes = self.expects.batch_bytes();
+        let mut pieces = ArrayVec::<IoSliceMut<'_>, DIRECT_PIECES_MAX>::new();
+        let direct = self.direct_target(&mut pieces, DIRECT_PAYLOAD_MIN);
+        let space = batch.space();
+        let (received, asked) = if direct == 0 {
+            let asked = space.len().min(batch_bytes);
+            (socket.recv(&mut space[..asked]), asked)
+        } else {
+            let behind = space.len().min(AFTER_DIRECT_BYTES);
+            // Fails if the payload occupies all pieces: then nothing after the payload is received.
+            let has_room = pieces.try_push(IoSliceMut::new(&mut space[..behind])).is_ok();
+            (socket.recv_vectored(&mut pieces), direct + if has_room { behind } else { 0 })
+        };
+        drop(pieces);
+        let count = if let Received::Bytes(count) = received { count } else { 0 };
+        let is_whole = count > 0 && count == asked;
+        if direct > 0 {
+            self.expects.on_direct();
+            self.received_direct(count.min(direct));
+        } else {
+            self.expects.on_batch(is_whole);
+        }
+        batch.filled(count.saturating_sub(direct));
+        (received, is_whole)
     }
 
     /// As [`Payload::direct_target`]; 0 without a payload, and while the carry has unread bytes, which

@@ -3,8 +3,7 @@
 //! A turn sends everything that is queued, receives once, and reports the resulting events:
 //!
 //! ```text
-//!   wants_send ─ sendmsg ─> sent        direct_target ─ readv ─> received_direct ┐
-//!                                       else            recv ─> batch ─ load ────┴─> next_event.. ─ unload
+//!   wants_send ─ send_to (sendmsg)      receive_from (recv or readv) ─ load ─> next_event.. ─ unload
 //! ```
 //!
 //! The socket of a lost connection is closed by a reset, also when the process is killed. Without the reset
@@ -12,29 +11,24 @@
 //! still has the association, after a newer write of the same blocks over the next association. After an
 //! orderly end, or when every command was answered, the socket is closed without a reset.
 
-use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_nvme_tcp::host::{CloseCause, Conn, HostConfig, HostEvent};
-use spindle_nvme_tcp::{DIRECT_PAYLOAD_MIN, Expectation, Phase, RxBatch};
+use spindle_nvme_tcp::{Phase, RxBatch};
 use spindle_nvme_transport::host::HostData;
 use spindle_reactor::clock::{Clock, Nanos};
-use spindle_reactor::net::{Errno, PIECES_MAX, Received, Sent, Socket, Waker};
+use spindle_reactor::net::{Errno, Received, Sent, Socket, Waker};
 
 use super::LinkEvent;
 use crate::error::{Error, Loss};
 use crate::options::Options;
 use crate::qpair::Refusal;
 
-/// Most buffer segments per direct receive. A pool buffer has one segment, a frame store's buffer has many.
-const DIRECT_PIECES_MAX: usize = 64;
-/// Bytes of the batch that a direct receive may fill after its payload: enough for the next header, few to
-/// copy.
-const BEHIND_DIRECT_BYTES: usize = 2048;
+/// Bytes of the batch that receives ICResp.
+const FIRST_BATCH_BYTES: usize = 2048;
 /// Time limit of an orderly close.
 const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(2);
 /// TCP_USER_TIMEOUT in ms: the kernel ends the connection when sent bytes are not acknowledged for this time.
@@ -52,7 +46,6 @@ pub(crate) struct TcpLink {
     /// The socket's send buffer is full.
     is_full: bool,
     is_shut: bool,
-    expects: Expectation,
 }
 
 /// A connection attempt, in steps that do not block.
@@ -101,7 +94,7 @@ impl TcpOpening {
                 }
                 configure(&socket);
                 let link = TcpLink::new(socket, &self.options, self.depth);
-                self.step_icreq(Box::new(link), RxBatch::new(BEHIND_DIRECT_BYTES))
+                self.step_icreq(Box::new(link), RxBatch::new(FIRST_BATCH_BYTES))
             }
             Step::IcReq(link, batch) => self.step_icreq(link, batch),
             Step::Finished => Ok(None),
@@ -148,8 +141,7 @@ impl TcpLink {
             ..HostConfig::default()
         };
         let conn = Conn::new(config, Clock::now());
-        let expects = Expectation::default();
-        TcpLink { socket, conn, cause: None, is_full: false, is_shut: false, expects }
+        TcpLink { socket, conn, cause: None, is_full: false, is_shut: false }
     }
 
     /// Queues a command. The next [`TcpLink::send`] or [`TcpLink::turn`] sends it. An error returns the data.
@@ -181,26 +173,13 @@ impl TcpLink {
     /// Sends all queued bytes, or until the socket's send buffer is full.
     #[inline]
     pub(super) fn send(&mut self) {
-        if self.conn.wants_send() {
-            self.send_queued();
-        }
-    }
-
-    /// Sends queued bytes. Not inlined: its I/O vector takes 16 KiB of stack, which a turn without data to
-    /// send should not touch.
-    #[inline(never)]
-    fn send_queued(&mut self) {
         while self.conn.wants_send() {
-            let (sent, bytes) = send_from(&self.socket, &self.conn);
-            match sent {
-                Sent::Bytes(count) => {
-                    self.conn.sent(count);
-                    self.is_full = count < bytes;
-                }
-                Sent::Full => self.is_full = true,
-                Sent::Failed(errno) => return self.fail(Loss::Socket(errno)),
+            let (sent, is_full) = self.conn.send_to(&self.socket);
+            self.is_full = is_full;
+            if let Sent::Failed(errno) = sent {
+                return self.fail(Loss::Socket(errno));
             }
-            if self.is_full {
+            if is_full {
                 return;
             }
         }
@@ -211,17 +190,10 @@ impl TcpLink {
     #[inline]
     pub(super) fn turn(&mut self, batch: &mut RxBatch, mut on_event: impl FnMut(LinkEvent, bool)) -> bool {
         let has_sent = self.conn.wants_send();
-        if has_sent {
-            self.send_queued();
-        }
-        let (received, direct) = receive_into(&self.socket, &mut self.conn, batch, &mut self.expects);
+        self.send();
+        let (received, _) = self.conn.receive_from(&self.socket, batch);
         match received {
-            Received::Bytes(count) => {
-                let in_place = count.min(direct);
-                if in_place > 0 {
-                    self.conn.received_direct(in_place);
-                }
-                batch.filled(count - in_place);
+            Received::Bytes(_) => {
                 self.conn.load(std::mem::take(batch));
                 while let Some(event) = self.conn.next_event() {
                     self.emit(event, &mut on_event);
@@ -339,39 +311,6 @@ fn configure(socket: &Socket) {
         // `reno` is always available and needs no privilege.
         let _ = socket.set_congestion("reno");
     }
-}
-
-/// Sends as much as one call accepts. Returns the outcome and the number of bytes passed to the call.
-#[inline]
-fn send_from(socket: &Socket, conn: &Conn) -> (Sent, usize) {
-    let mut pieces = ArrayVec::<IoSlice<'_>, PIECES_MAX>::new();
-    let bytes = conn.send_pieces(&mut pieces);
-    (socket.send_vectored(&pieces), bytes)
-}
-
-/// Receives once: into the expected payload and part of the batch, or into the batch only. Returns the
-/// outcome and the payload bytes that the call could receive.
-#[inline]
-fn receive_into(
-    socket: &Socket,
-    conn: &mut Conn,
-    batch: &mut RxBatch,
-    expects: &mut Expectation,
-) -> (Received, usize) {
-    let mut pieces = ArrayVec::<IoSliceMut<'_>, DIRECT_PIECES_MAX>::new();
-    let direct = conn.direct_target(&mut pieces, DIRECT_PAYLOAD_MIN);
-    let space = batch.space();
-    if direct == 0 {
-        let asked = space.len().min(expects.batch_bytes());
-        let received = socket.recv(&mut space[..asked]);
-        expects.on_batch(matches!(received, Received::Bytes(count) if count == asked));
-        return (received, 0);
-    }
-    expects.on_direct();
-    let behind = space.len().min(BEHIND_DIRECT_BYTES);
-    // Fails when the payload's segments fill the vector: this receive then adds nothing to the batch.
-    let _ = pieces.try_push(IoSliceMut::new(&mut space[..behind]));
-    (socket.recv_vectored(&mut pieces), direct)
 }
 
 #[cfg(test)]

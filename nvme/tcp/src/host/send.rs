@@ -8,15 +8,11 @@ use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::Buf;
 
 use super::commands::{Direction, State};
-use super::{Conn, HEAD, HostData, SubmitError, SubmitErrorKind, TAIL};
-use crate::digest;
-use crate::frame::{Agreed, PDA};
-use crate::outbox::{Body, OutPdu};
+use super::{Conn, HostData, SubmitError, SubmitErrorKind};
+use crate::frame::PDA;
 
 /// MAXR2T, a zero-based value: one open R2T per command, as Linux.
 const MAX_R2T: u32 = 0;
-
-type Pdu = OutPdu<HEAD, TAIL, Option<u16>>;
 
 impl Conn {
     /// Queues ICReq (NVMe/TCP 1.0 section 3.6.2.1).
@@ -72,7 +68,7 @@ impl Conn {
         let capsule = CapsuleCmd::new(*sqe, agreed.flags(true), extent);
         let pdu = self.wire.outbox.push(Some(sqe.cid()));
         pdu.put_head(&capsule, agreed.header_digest);
-        put_data(pdu, agreed, extent, buf, 0, bytes);
+        pdu.put_data(extent.pdo, buf, 0, bytes, agreed.data_digest);
     }
 
     /// Queues the next H2CData of the command's current R2T (NVMe/TCP 1.0 section 3.6.2.7). The next one is
@@ -90,7 +86,7 @@ impl Conn {
         let header = H2cData::new(cid, ttag, offset, bytes, agreed.flags(true) | last, extent);
         let pdu = self.wire.outbox.push(Some(cid));
         pdu.put_head(&header, agreed.header_digest);
-        put_data(pdu, agreed, extent, buf, offset, bytes);
+        pdu.put_data(extent.pdo, buf, offset, bytes, agreed.data_digest);
     }
 
     fn extent(&self, hlen: u8, bytes: u32) -> Extent {
@@ -112,17 +108,6 @@ impl Conn {
             State::Waiting | State::Free => {}
         }
     }
-}
-
-/// Sets padding, body and data digest of a PDU whose head is set.
-fn put_data(pdu: &mut Pdu, agreed: Agreed, extent: Extent, buf: Buf, at: u32, bytes: u32) {
-    pdu.pad_to(extent.pdo);
-    if agreed.data_digest {
-        pdu.put_tail(&digest::of_buf(&buf, at as usize, bytes as usize).to_le_bytes(), false);
-    }
-    pdu.body = Body::Buf(buf);
-    pdu.body_at = at;
-    pdu.body_bytes = bytes;
 }
 
 fn host_data(direction: Direction, buf: Option<Buf>) -> HostData {
