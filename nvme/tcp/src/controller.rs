@@ -35,7 +35,7 @@ use crate::lifetime::Phase;
 use crate::outbox::{Body, Outbox};
 use crate::payload::Payload;
 use crate::violation::Violation;
-use crate::wire::{Receiving, Stop, Wire, stream_methods};
+use crate::wire::{CloseCause, Receiving, Stop, Wire, stream_methods};
 
 use capsule_stash::CapsuleStash;
 use transfers::{Transfer, TransferTarget, Transfers};
@@ -82,6 +82,8 @@ impl Default for ConnConfig {
     }
 }
 
+/// PDU-type of the terminate request.
+const TERM_REQ: PduType = PduType::C2H_TERM_REQ;
 /// Longest head: C2HData or R2T with its digest.
 const HEAD: usize = 24 + DIGEST_BYTES;
 /// Longest tail: data digest, CapsuleResp with its digest.
@@ -211,31 +213,6 @@ impl Conn {
         }
     }
 
-    /// Closes the connection if [`Conn::deadline`] has passed; while it is open, with
-    /// [`Violation::InitializeTimeout`]. A deadline of zero becomes `now` plus `close_timeout`.
-    pub fn on_time(&mut self, now: Nanos) {
-        if self.wire.lifetime.has_expired(now) {
-            if self.phase() == Phase::Open {
-                self.wire.violation.get_or_insert(Violation::InitializeTimeout);
-            }
-            self.abort();
-        }
-    }
-
-    /// Handles the host's shutdown of its sending side: no more bytes will arrive. Closes the connection,
-    /// except that a draining one sends its queued PDUs first.
-    pub fn on_peer_closed(&mut self) {
-        self.wire.lifetime.peer_closed();
-        if self.phase() == Phase::Closed {
-            self.abort();
-        }
-    }
-
-    /// Closes the connection without sending, such as after a failure of the socket (reset, broken pipe).
-    pub fn on_reset(&mut self) {
-        self.abort();
-    }
-
     /// Returns the count of PDUs not completely sent, the count of open R2Ts, and the unread bytes kept
     /// from earlier batches.
     #[must_use]
@@ -244,26 +221,16 @@ impl Conn {
     }
 
     /// Closes the connection without sending the queued PDUs, and drops all buffers.
-    fn abort(&mut self) {
-        self.wire.inbox.clear();
-        self.wire.receiving = Receiving::Header;
+    fn abort(&mut self, cause: CloseCause) {
+        self.end_transfers(cause);
         self.wire.outbox.clear(|_, _| ());
-        self.drop_buffers();
-        self.wire.lifetime.close();
+        self.wire.close();
     }
 
-    fn drop_buffers(&mut self) {
+    /// Drops the buffers of transfers. A controller does not report the cause.
+    fn end_transfers(&mut self, _cause: CloseCause) {
         self.transfers.clear();
         self.stash = CapsuleStash::default();
-    }
-
-    #[cold]
-    fn violate(&mut self, violation: Violation) {
-        self.drop_buffers();
-        self.wire.violate(violation, PduType::C2H_TERM_REQ, None);
-        if self.phase() == Phase::Closed {
-            self.abort();
-        }
     }
 
     /// Returns the next event of the stash or of received bytes, in any phase of the connection; `Closed` at
@@ -408,12 +375,12 @@ impl Transport for Conn {
             | CloseReason::HostError
             | CloseReason::Shutdown => {
                 if self.wire.lifetime.is_open() {
-                    self.drop_buffers();
+                    self.end_transfers(CloseCause::Requested);
                     self.wire.drain();
                 }
             }
             // The host does not respond.
-            CloseReason::KeepAliveExpired | CloseReason::ConnectTimeout => self.abort(),
+            CloseReason::KeepAliveExpired | CloseReason::ConnectTimeout => self.abort(CloseCause::Requested),
         }
     }
 

@@ -32,6 +32,7 @@ use crate::inbox::RxBatch;
 use crate::lifetime::Phase;
 use crate::outbox::Body;
 use crate::violation::Violation;
+pub use crate::wire::CloseCause;
 use crate::wire::{Receiving, Stop, Wire, stream_methods};
 
 use commands::Commands;
@@ -70,9 +71,9 @@ impl Default for HostConfig {
 
 /// Event of a TCP connection. After [`HostEvent::Ready`] (ICResp) [`Conn::max_h2c_data`] is known.
 pub type HostEvent = host::HostEvent<Violation>;
-/// Cause of the end of a TCP connection, with the [`Violation`] if there was one.
-pub type CloseCause = host::CloseCause<Violation>;
 
+/// PDU-type of the terminate request.
+const TERM_REQ: PduType = PduType::H2C_TERM_REQ;
 /// Longest head: CapsuleCmd with its digest.
 const HEAD: usize = 72 + DIGEST_BYTES;
 /// Longest tail: data digest.
@@ -155,59 +156,22 @@ impl Conn {
         }
     }
 
-    /// Closes the connection if [`Conn::deadline`] has passed; while it is open, with
-    /// [`Violation::InitializeTimeout`]. A deadline of zero becomes `now` plus `close_timeout`.
-    pub fn on_time(&mut self, now: Nanos) {
-        if self.wire.lifetime.has_expired(now) {
-            if self.phase() == Phase::Open {
-                self.wire.violation.get_or_insert(Violation::InitializeTimeout);
-            }
-            self.abort(CloseCause::Violation(Violation::InitializeTimeout));
-        }
-    }
-
-    /// Handles the controller's shutdown of its sending side: no more bytes will arrive. Closes the
-    /// connection, except that a draining one sends its queued PDUs first.
-    pub fn on_peer_closed(&mut self) {
-        self.cause.get_or_insert(CloseCause::ByPeer);
-        self.wire.lifetime.peer_closed();
-        if self.phase() == Phase::Closed {
-            self.abort(CloseCause::ByPeer);
-        }
-    }
-
-    /// Closes the connection without sending, as the socket failed (refused, reset, broken pipe).
-    pub fn on_reset(&mut self) {
-        self.abort(CloseCause::Failed);
-    }
-
     /// Closes the connection without sending the queued PDUs, and returns all buffers to their commands.
     fn abort(&mut self, cause: CloseCause) {
-        self.cause.get_or_insert(cause);
-        self.return_incoming_buf();
-        self.wire.inbox.clear();
+        self.end_transfers(cause);
         self.wire.outbox.clear(|key, body| {
             if let (Some(cid), Body::Buf(buf)) = (key, body) {
                 self.commands.return_buf(*cid, buf);
             }
         });
-        self.wire.lifetime.close();
+        self.wire.close();
     }
 
-    /// Ends the payload being received and returns its buffer to its command.
-    fn return_incoming_buf(&mut self) {
+    /// Ends the payload being received and returns its buffer to its command. Keeps the first cause.
+    fn end_transfers(&mut self, cause: CloseCause) {
+        self.cause.get_or_insert(cause);
         if let Receiving::Payload(payload) = std::mem::replace(&mut self.wire.receiving, Receiving::Header) {
             self.commands.return_buf(payload.key.cid, payload.buf);
-        }
-    }
-
-    #[cold]
-    fn violate(&mut self, violation: Violation) {
-        self.cause.get_or_insert(CloseCause::Violation(violation));
-        self.return_incoming_buf();
-        self.wire.violate(violation, PduType::H2C_TERM_REQ, None);
-        if self.phase() == Phase::Closed {
-            self.abort(CloseCause::Violation(violation));
         }
     }
 
@@ -271,8 +235,7 @@ impl Conn {
     /// follows. No effect if the end has begun.
     pub fn close(&mut self) {
         if self.wire.lifetime.is_open() {
-            self.cause.get_or_insert(CloseCause::Requested);
-            self.return_incoming_buf();
+            self.end_transfers(CloseCause::Requested);
             self.wire.drain();
         }
     }

@@ -5,6 +5,7 @@ use std::io::IoSliceMut;
 use arrayvec::ArrayVec;
 use nvme_spec::tcp::{DIGEST_BYTES, PduType, TERM_REQ_DATA_BYTES_MAX, TermReq};
 use nvme_spec::zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use spindle_nvme_transport::host;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::{Received, Socket};
 
@@ -15,7 +16,8 @@ use crate::outbox::Outbox;
 use crate::payload::{DIRECT_PAYLOAD_MIN, Filled, Payload};
 use crate::violation::Violation;
 
-/// Public methods of both connection types that only use their field `wire`.
+/// Methods of both connection types that use their field `wire`, and what each does when no more bytes are
+/// received (`end_transfers`) and when nothing is sent any more either (`abort`).
 macro_rules! stream_methods {
     () => {
         /// Loads a filled batch. `next_event` reads its bytes.
@@ -106,6 +108,40 @@ macro_rules! stream_methods {
             self.wire.lifetime.deadline()
         }
 
+        /// Closes the connection if [`Conn::deadline`] has passed; while it is open, with
+        /// [`Violation::InitializeTimeout`]. A deadline of zero becomes `now` plus `close_timeout`.
+        pub fn on_time(&mut self, now: Nanos) {
+            if self.wire.lifetime.has_expired(now) {
+                if self.phase() == Phase::Open {
+                    self.wire.violation.get_or_insert(Violation::InitializeTimeout);
+                }
+                self.abort(CloseCause::Violation(Violation::InitializeTimeout));
+            }
+        }
+
+        /// Handles the peer's shutdown of its sending side: no more bytes will arrive. Closes the connection,
+        /// except that a draining one sends its queued PDUs first.
+        pub fn on_peer_closed(&mut self) {
+            self.wire.lifetime.peer_closed();
+            if self.phase() == Phase::Closed {
+                self.abort(CloseCause::ByPeer);
+            }
+        }
+
+        /// Closes the connection without sending, as the socket failed (refused, reset, broken pipe).
+        pub fn on_reset(&mut self) {
+            self.abort(CloseCause::Failed);
+        }
+
+        #[cold]
+        fn violate(&mut self, violation: Violation) {
+            self.end_transfers(CloseCause::Violation(violation));
+            self.wire.violate(violation, TERM_REQ, None);
+            if self.phase() == Phase::Closed {
+                self.abort(CloseCause::Violation(violation));
+            }
+        }
+
         /// Returns the first protocol violation of the connection, for the log. `None`: there was none, or it
         /// was returned before.
         pub fn take_violation(&mut self) -> Option<Violation> {
@@ -114,6 +150,9 @@ macro_rules! stream_methods {
     };
 }
 pub(crate) use stream_methods;
+
+/// Cause of the end of a TCP connection, with the [`Violation`] if there was one.
+pub type CloseCause = host::CloseCause<Violation>;
 
 /// Bytes of the batch that a direct receive may fill after its payload: the next header, and little data that
 /// must be copied.
@@ -354,6 +393,13 @@ impl<const HEAD: usize, const TAIL: usize, Out: Default, In> Wire<HEAD, TAIL, Ou
         let bytes = [term.as_bytes(), header].concat().into_boxed_slice();
         self.outbox.push_bytes(bytes, key);
         self.drain();
+    }
+
+    /// Closes the connection without sending. The caller empties the outbox.
+    pub(crate) fn close(&mut self) {
+        self.inbox.clear();
+        self.receiving = Receiving::Header;
+        self.lifetime.close();
     }
 
     /// Stops receiving. The sending side is shut down after the queued PDUs were sent.
