@@ -4,8 +4,9 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command, CommandFactory};
 
 use crate::cli::{Cli, CompletionsArgs};
+use crate::config::Kind;
 use crate::rpc::methods::METHODS;
-use crate::rpc::params::{Kind, Param};
+use crate::rpc::params::Param;
 use spindle_app_bench::say;
 
 pub fn run(args: &CompletionsArgs) {

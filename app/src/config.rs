@@ -24,6 +24,7 @@ pub mod comments;
 mod disk_table;
 mod document;
 mod error;
+mod kind;
 mod machine;
 mod memory;
 mod origin;
@@ -47,6 +48,7 @@ use spindle_reactor::mem::ResidentBytes;
 
 pub use changes::{Change, Hosts, RunningState};
 pub use error::ConfigErrors;
+pub use kind::{Kind, Scalar};
 use machine::Machine;
 pub use machine::group_id;
 pub use memory::{AllocationPhase, memory_items, total_bytes};
@@ -61,7 +63,14 @@ pub use plan::{
     DiskKind, DiskPlan, ListenerPlan, LogFormat, LogPlan, Plan, SubsystemPlan, TcpPlan, cache_text,
     connect_line, delay_text, reachable_address,
 };
-pub use schema::{CNTLID_MAX, reference};
+use schema::EXAMPLE;
+pub use schema::reference;
+/// Kinds of keys that methods of the control socket write.
+pub mod kinds {
+    pub use super::schema::{BLOCK_BYTES, CNTLID, FAR_NSID, NSID};
+    pub use super::tree::{CACHE_MODE, CACHE_POLICY, TRANSPORT};
+}
+
 pub use sections::{Kind as SectionKind, Section, Sections};
 pub use snapshot::SnapshotError;
 
@@ -71,25 +80,6 @@ use crate::size::Bytes;
 
 /// The NQN of the built-in configuration and of the examples.
 pub const NQN_EXAMPLE: &str = "nqn.2026-01.io.spindle:default";
-
-/// The configuration without a file. A test checks that `conf/spindle.toml` has the same plan.
-const BUILTIN: &str = r#"
-[[disk]]
-name = "ram0"
-kind = "ram"
-size = "1GiB"
-
-[[listener]]
-address = "127.0.0.1:4420"
-
-[[subsystem]]
-nqn = "nqn.2026-01.io.spindle:default"
-allow_any_host = true
-
-[[subsystem.namespace]]
-nsid = 1
-disk = "ram0"
-"#;
 
 /// A validated configuration with the text and the file that it was read from.
 #[derive(Debug, Clone)]
@@ -158,17 +148,12 @@ impl Config {
         Config { source: None, text: text.to_owned(), sections: OnceLock::new(), plan }
     }
 
-    /// Returns the configuration without a file: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.
+    /// Returns the configuration without a file, `conf/spindle.toml`: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.
     pub fn builtin() -> Config {
         // The RAM disk allocates memory on write, so a machine with less than 1 GiB can start with it.
-        let plan = parse(BUILTIN, Path::new("the built-in configuration"), &Machine::with_unlimited_memory());
-        let (text, sections) = (BUILTIN.to_owned(), OnceLock::new());
-        Config {
-            source: None,
-            text,
-            sections,
-            plan: Arc::new(plan.unwrap_or_else(|errors| panic!("{errors}"))),
-        }
+        let plan = parse(EXAMPLE, Path::new("the built-in configuration"), &Machine::with_unlimited_memory());
+        let plan = plan.unwrap_or_else(|errors| panic!("{errors}"));
+        Config { source: None, text: EXAMPLE.to_owned(), sections: OnceLock::new(), plan: Arc::new(plan) }
     }
 
     /// Validates `sections`, what has changed in them also against the machine. The result has the source

@@ -16,9 +16,10 @@ use clap::CommandFactory;
 use serde_json::{Map, Value};
 
 use crate::cli::{Cli, CtlArgs, CtlCommand, StatusArgs};
+use crate::config::Kind;
 use crate::rpc::client::{CallError, call};
 use crate::rpc::methods::{METHODS, reference};
-use crate::rpc::params::{Kind, Param};
+use crate::rpc::params::Param;
 use crate::status;
 use crate::text::did_you_mean;
 use spindle_app_bench::say;
@@ -146,8 +147,8 @@ fn value_of(value: Option<&str>, kind: Option<&Kind>) -> Value {
     let Some(value) = value else { return Value::Bool(true) };
     let text = || Value::String(value.to_owned());
     match kind {
-        Some(Kind::Texts) if !value.starts_with('[') => value.split(',').map(Value::from).collect(),
-        Some(Kind::Text | Kind::Word(_) | Kind::Nqn | Kind::Uuid | Kind::Nguid) => text(),
+        Some(Kind::List(_)) if !value.starts_with('[') => value.split(',').map(Value::from).collect(),
+        Some(Kind::String | Kind::Word(_) | Kind::Nqn | Kind::Uuid | Kind::Nguid) => text(),
         _ => serde_json::from_str(value).unwrap_or_else(|_| text()),
     }
 }

@@ -147,9 +147,10 @@ impl<M: Send> Turn<'_, M> {
 }
 
 /// Behaviour of a core without work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Idle {
     /// Keeps polling.
+    #[default]
     Spin,
     /// Keeps polling for this time without work, then sleeps until a descriptor is ready.
     SleepAfter(Nanos),

@@ -175,7 +175,7 @@ pub struct Referral {
 }
 
 /// Limits of all controllers of the process.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ControllerLimits {
     /// Most entries of an I/O queue (MQES + 1), from 2; the configuration allows at most 1024. An admin queue
     /// may have [`ADMIN_QUEUE_ENTRIES`](nvme_spec::fabrics::ADMIN_QUEUE_ENTRIES) if that is more.

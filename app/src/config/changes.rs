@@ -1,27 +1,20 @@
 //! The difference between two plans, as a list for the log and `spindle check`. Settings that a running
 //! process cannot change are marked as refused; a reload with one of them changes nothing.
 //!
-//! Plan structs are destructured without `..`: a new field does not compile until its changes are handled
-//! here.
+//! The rows of [`super::schema`] say which keys are compared and what becomes of a change. Here is what a row
+//! cannot say: elements that come and go, and changes that depend on other keys.
 
-use std::fmt::{self, Debug};
+use std::fmt;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_nvme_initiator::{OptimisticOptions, Target};
-use spindle_nvme_rdma::shell::ShellConfig as RdmaConfig;
-use spindle_nvme_tcp::controller::ConnConfig;
-use spindle_nvme_tcp::shell::ShellConfig;
 use spindle_nvme_transport::TransportKind;
-use spindle_reactor::mem::{Pages, ZoneSpec};
-use spindle_reactor::run::Idle;
-use spindle_target::snapshot::{AllowedHosts, ControllerLimits};
+use spindle_target::snapshot::AllowedHosts;
 
-use super::plan::{
-    ControlPlan, DiskKind, DiskPlan, LimitsPlan, ListenerPlan, LogFormat, LogPlan, NamespacePlan, Plan,
-    PoolPlan, ReactorPlan, ReferralPlan, SubsystemPlan, TcpPlan, by_name, cache_text, delay_text,
-};
+use super::kind::Kind;
+use super::plan::{DiskPlan, ListenerPlan, NamespacePlan, Plan, ReferralPlan, SubsystemPlan, by_name};
+use super::schema::{self, Field, Key, Reload};
+use super::tree::{FromValue, Owner};
 use crate::size::Bytes;
 
 /// One difference between the running plan and the next.
@@ -38,12 +31,10 @@ pub enum Change {
 }
 
 const AT_START: &str = "is fixed at the start; restart to change it";
-const DISK_IDENTITY: &str = "would be another disk under the same name; give it a new name";
 const NO_RDMA_DEVICES: &str =
     "no listener was on RDMA at the start, so no device is open; restart to add one";
 const RECEIVES_TOO_SMALL: &str =
     "receives were made at the start for less, and are shared; restart to change it";
-const HOST_IDENTITY: &str = "hosts know the disk by it; restart when none is connected";
 
 impl Change {
     pub fn is_refused(&self) -> bool {
@@ -69,46 +60,22 @@ impl Plan {
 
     /// Returns the changes from `previous`, which is running now, to this plan.
     pub fn changes_from(&self, previous: &Plan, state: &RunningState<'_>) -> Vec<Change> {
-        let Plan {
-            reactor,
-            pool,
-            limits,
-            tcp,
-            rdma,
-            optimistic_port,
-            // Compared below by separate methods.
-            disks: _,
-            listeners: _,
-            subsystems: _,
-            referrals,
-            log,
-            control,
-            drain_deadline,
-            notes: _,
-        } = self;
-        let (mut changes, mut settings) = (Vec::new(), Vec::new());
-        reactor.changes(&previous.reactor, &mut changes);
-        pool.changes(&previous.pool, &mut changes);
-        limits.changes(&previous.limits, &mut changes, &mut settings);
-        rdma_changes(&previous.rdma, rdma, &mut changes);
-        compare_fixed(&mut changes, "rdma.optimistic_port", &previous.optimistic_port, optimistic_port);
-        tcp.changes(&previous.tcp, &mut changes);
-        control.changes(&previous.control, &mut changes);
-        log.changes(&previous.log, &mut changes, &mut settings);
-        let ms = Duration::as_millis;
-        compare_live(
-            &mut settings,
-            "shutdown.deadline_ms",
-            &ms(&previous.drain_deadline),
-            &ms(drain_deadline),
-        );
+        let mut settings = Vec::new();
+        for section in schema::ROOT {
+            if let Kind::Section(keys) = section.kind {
+                let field = |key: &str| format!("{}.{key}", section.name);
+                compare(keys.iter(), previous, self, field, &mut settings);
+            }
+        }
+        let (mut changes, mut settings): (Vec<_>, Vec<_>) =
+            settings.into_iter().partition(Change::is_refused);
         self.disk_changes(previous, state.is_open, &mut changes);
         self.listener_changes(previous, state.rdma_capsule, &mut changes);
         self.subsystem_changes(previous, &mut changes);
-        for referral in referrals.iter().filter(|referral| !previous.referrals.contains(referral)) {
+        for referral in self.referrals.iter().filter(|referral| !previous.referrals.contains(referral)) {
             changes.push(referral_change(referral, "added"));
         }
-        for referral in previous.referrals.iter().filter(|referral| !referrals.contains(referral)) {
+        for referral in previous.referrals.iter().filter(|referral| !self.referrals.contains(referral)) {
             changes.push(referral_change(referral, "removed"));
         }
         changes.append(&mut settings);
@@ -156,13 +123,17 @@ impl Plan {
             let was = before.as_ref().map_or(0, |before| before.in_capsule_bytes);
             match (before, rdma_capsule) {
                 (None, None) if is_rdma => {
-                    compare_refused(changes, &field("transport"), &"none", &"rdma", NO_RDMA_DEVICES);
+                    let (from, to) = ("none".to_owned().text(), transport.text());
+                    changes.extend(change(&field("transport"), &from, &to, Some(NO_RDMA_DEVICES)));
                 }
                 (_, Some(largest)) if is_rdma && was != is && is > largest => {
-                    compare_refused(changes, &field("in_capsule"), &was, &is, RECEIVES_TOO_SMALL);
+                    let reason = Some(RECEIVES_TOO_SMALL);
+                    changes.extend(change(&field("in_capsule"), &was.text(), &is.text(), reason));
                 }
                 (None, _) => changes.push(Change::ListenerAdded(transport, address)),
-                (Some(_), _) => compare_live(changes, &field("in_capsule"), &was, &is),
+                (Some(_), _) => {
+                    changes.extend(change(&field("in_capsule"), &was.text(), &is.text(), None));
+                }
             }
         }
         for listener in previous.listeners.iter().filter(|listener| find(self, listener).is_none()) {
@@ -213,280 +184,66 @@ fn differing<'a, T: PartialEq>(mut a: &'a [T], mut b: &'a [T]) -> (&'a [T], &'a 
     (a, b)
 }
 
-impl ReactorPlan {
-    fn changes(&self, before: &ReactorPlan, changes: &mut Vec<Change>) {
-        let ReactorPlan { cores, is_pinned, idle } = self;
-        compare_fixed(changes, "reactor.cores", &before.cores, cores);
-        compare_fixed(changes, "reactor.pin", &before.is_pinned, is_pinned);
-        compare_fixed(changes, "reactor.idle", &idle_text(before.idle), &idle_text(*idle));
+/// Adds the changes of the keys of a section, by their rows. `field` returns what a key is called.
+fn compare<T: Owner>(
+    keys: impl Iterator<Item = &'static Key>,
+    before: &T,
+    after: &T,
+    field: impl Fn(&str) -> String,
+    changes: &mut Vec<Change>,
+) {
+    for key in keys {
+        let Some(access) = T::access(&key.field) else { continue };
+        let reason = match key.reload {
+            Reload::Live => None,
+            Reload::Restart => Some(AT_START),
+            Reload::Identity(reason) => Some(reason),
+            Reload::Untold => continue,
+        };
+        let (Some(from), Some(to)) = ((access.read)(before), (access.read)(after)) else { continue };
+        // Both are of one zone.
+        let name = if key.name == "admin_buffer" { "admin_buffer, admin_count" } else { key.name };
+        changes.extend(change(&field(name), &from, &to, reason));
     }
 }
 
-impl PoolPlan {
-    fn changes(&self, before: &PoolPlan, changes: &mut Vec<Change>) {
-        let PoolPlan { pages, zones, admin_zones } = self;
-        compare_fixed(changes, "pool.pages", &pages_word(before.pages), &pages_word(*pages));
-        compare_fixed(changes, "pool.zone", &zones_text(&before.zones), &zones_text(zones));
-        let (was, is) = (zones_text(&before.admin_zones), zones_text(admin_zones));
-        compare_fixed(changes, "pool.admin_buffer, admin_count", &was, &is);
-    }
-}
-
-impl LimitsPlan {
-    fn changes(&self, before: &LimitsPlan, refused: &mut Vec<Change>, made: &mut Vec<Change>) {
-        let LimitsPlan {
-            controller,
-            io_queues_max,
-            connections,
-            unconnected_per_address,
-            disk_commands,
-            may_overcommit,
-        } = self;
-        let ControllerLimits {
-            queue_entries,
-            transfer_bytes,
-            bulk_unit,
-            keep_alive_ms_max,
-            discovery_keep_alive_ms,
-        } = controller;
-        let was = &before.controller;
-        compare_fixed(refused, "limits.queue_entries", &was.queue_entries, queue_entries);
-        compare_fixed(refused, "limits.transfer", &was.transfer_bytes, transfer_bytes);
-        compare_fixed(refused, "limits.connections", &before.connections, connections);
-        let unconnected = &before.unconnected_per_address;
-        compare_fixed(refused, "limits.unconnected_per_address", unconnected, unconnected_per_address);
-        compare_fixed(refused, "limits.disk_commands", &before.disk_commands, disk_commands);
-        compare_live(made, "limits.io_queues", &before.io_queues_max, io_queues_max);
-        compare_live(made, "limits.bulk_unit", &was.bulk_unit, bulk_unit);
-        compare_live(made, "limits.keep_alive_ms_max", &was.keep_alive_ms_max, keep_alive_ms_max);
-        compare_live(made, "limits.memory_overcommit", &before.may_overcommit, may_overcommit);
-        compare_live(made, "discovery.keep_alive_ms", &was.discovery_keep_alive_ms, discovery_keep_alive_ms);
-    }
-}
-
-impl TcpPlan {
-    fn changes(&self, before: &TcpPlan, changes: &mut Vec<Change>) {
-        let TcpPlan { shell, conn } = self;
-        let ShellConfig { batch_bytes, user_timeout_ms, socket_buffer_bytes, congestion } = shell;
-        let was = &before.shell;
-        compare_fixed(changes, "tcp.receive_batch", &was.batch_bytes, batch_bytes);
-        let (from, to) = (was.congestion.as_deref(), congestion.as_deref());
-        compare_fixed(changes, "tcp.congestion", &from.unwrap_or("system"), &to.unwrap_or("system"));
-        compare_fixed(changes, "tcp.user_timeout_ms", &was.user_timeout_ms, user_timeout_ms);
-        compare_fixed(changes, "tcp.socket_buffer", &was.socket_buffer_bytes, socket_buffer_bytes);
-        let ConnConfig {
-            // Compared for each listener, which may have another value.
-            in_capsule_bytes: _,
-            max_h2c_data,
-            // Copies of two keys of `[limits]`.
-            queue_entries: _,
-            transfer_bytes: _,
-            header_digest,
-            data_digest,
-            initialize_timeout,
-            close_timeout,
-        } = conn;
-        let was = &before.conn;
-        compare_fixed(changes, "tcp.max_h2c_data", &was.max_h2c_data, max_h2c_data);
-        compare_fixed(changes, "tcp.header_digest", &was.header_digest, header_digest);
-        compare_fixed(changes, "tcp.data_digest", &was.data_digest, data_digest);
-        let (from, to) = (was.initialize_timeout.as_ms(), initialize_timeout.as_ms());
-        compare_fixed(changes, "tcp.initialize_timeout_ms", &from, &to);
-        compare_fixed(changes, "tcp.close_timeout_ms", &was.close_timeout.as_ms(), &close_timeout.as_ms());
-    }
-}
-
-fn rdma_changes(before: &RdmaConfig, after: &RdmaConfig, changes: &mut Vec<Change>) {
-    let RdmaConfig { srq_entries, segments } = after;
-    compare_fixed(changes, "rdma.shared_receives", &before.srq_entries, srq_entries);
-    compare_fixed(changes, "rdma.segments", &before.segments, segments);
-}
-
-impl ControlPlan {
-    fn changes(&self, before: &ControlPlan, changes: &mut Vec<Change>) {
-        let ControlPlan { socket, group } = self;
-        compare_fixed(changes, "control.socket", &Optional(&before.socket), &Optional(socket));
-        compare_fixed(changes, "control.group", &Optional(&before.group), &Optional(group));
-    }
-}
-
-impl LogPlan {
-    fn changes(&self, before: &LogPlan, refused: &mut Vec<Change>, made: &mut Vec<Change>) {
-        let LogPlan { level, format, peer_lines_per_s } = self;
-        let format_word = |format| if format == LogFormat::Json { "json" } else { "text" };
-        compare_fixed(refused, "log.format", &format_word(before.format), &format_word(*format));
-        compare_fixed(refused, "log.peer_lines_per_s", &before.peer_lines_per_s, peer_lines_per_s);
-        let level_word = |level: tracing::Level| level.as_str().to_ascii_lowercase();
-        compare_live(made, "log.level", &level_word(before.level), &level_word(*level));
-    }
+/// Returns a change from one text to another; with `reason`, a refused one.
+fn change(field: &str, from: &str, to: &str, reason: Option<&str>) -> Option<Change> {
+    let change = format!("{field} from {from} to {to}");
+    (from != to).then(|| match reason {
+        Some(reason) => Change::Refused(format!("{change}: refused, {reason}")),
+        None => Change::Other(change),
+    })
 }
 
 impl DiskPlan {
     fn changes(&self, before: &DiskPlan, changes: &mut Vec<Change>) {
-        let DiskPlan { name, block_bytes, bytes, kind, medium: _, medium_id, cache, delay } = self;
-        let field = |key: &str| format!("disk {name:?}: {key}");
-        compare_refused(changes, &field("block_bytes"), &before.block_bytes, block_bytes, DISK_IDENTITY);
-        compare_refused(changes, &field("kind"), &before.kind.name(), &kind.name(), DISK_IDENTITY);
-        if before.kind.name() == kind.name() {
-            for (was, is) in kind_settings(&before.kind).into_iter().zip(kind_settings(kind)) {
-                compare_refused(changes, &field(is.key), &was.value, &is.value, is.reason);
-            }
-        }
-        compare_live(
-            changes,
-            &field("cache"),
-            &cache_text(before.cache.as_ref()),
-            &cache_text(cache.as_ref()),
-        );
-        let (was, is) = (delay_text(before.delay.as_ref()), delay_text(delay.as_ref()));
-        compare_refused(changes, &field("delay"), &was, &is, AT_START);
-        compare_live(changes, &field("medium_id"), &Optional(&before.medium_id), &Optional(medium_id));
-        if before.bytes != *bytes {
-            let (from, to) = (Bytes::new(before.bytes), Bytes::new(*bytes));
-            changes.push(Change::Other(format!("disk {name:?} resized from {from} to {to}")));
-        }
-    }
-}
-
-/// A key that only disks of some kinds have, and why a reload cannot change `value`.
-struct KindSetting {
-    key: &'static str,
-    value: FileText,
-    reason: &'static str,
-}
-
-/// Returns the settings of a disk's kind. Two disks of one kind have the same keys in the same order.
-fn kind_settings(kind: &DiskKind) -> Vec<KindSetting> {
-    let setting = |reason| {
-        move |key, value: &dyn Debug| KindSetting { key, value: FileText(format!("{value:?}")), reason }
-    };
-    let (of_identity, at_start) = (setting(DISK_IDENTITY), setting(AT_START));
-    match kind {
-        // `rdma.optimistic_port`, on which seals depend, is compared by itself.
-        DiskKind::Ram { pages, is_populated, has_seals: _ } => {
-            vec![of_identity("pages", &pages_word(*pages)), at_start("populate", is_populated)]
-        }
-        DiskKind::Null => Vec::new(),
-        // `create` has an effect only while the file is missing.
-        DiskKind::File { path, is_read_only, create: _, is_direct, is_polled } => vec![
-            of_identity("path", path),
-            of_identity("read_only", is_read_only),
-            of_identity("direct", is_direct),
-            at_start("poll", is_polled),
-        ],
-        DiskKind::Ng { path, is_read_only } => {
-            vec![of_identity("ng", path), of_identity("read_only", is_read_only)]
-        }
-        DiskKind::Nvme { address, namespace } => {
-            vec![of_identity("nvme", &address.to_string()), of_identity("namespace", namespace)]
-        }
-        DiskKind::Remote { target, namespace, command_timeout, quiesce, optimistic } => {
-            let Target { transport, address, nqn, host } = &**target;
-            let OptimisticOptions { directory_pages, is_eager } = optimistic.clone().unwrap_or_default();
-            let host = format!("{} (HOSTID {:032x})", host.nqn, u128::from_be_bytes(host.id));
-            vec![
-                of_identity("address", &address.to_string()),
-                of_identity("transport", &transport.to_string()),
-                of_identity("nqn", &nqn.to_string()),
-                of_identity("host_nqn", &host),
-                of_identity("namespace", namespace),
-                at_start("command_timeout_ms", &command_timeout.as_millis()),
-                at_start("quiesce_ms", &quiesce.as_millis()),
-                at_start("optimistic", &optimistic.is_some()),
-                at_start("optimistic_pages", &directory_pages),
-                at_start("optimistic_eager", &is_eager),
-            ]
+        let field = |key: &str| format!("disk {:?}: {key}", self.name);
+        let is_same_kind = before.kind.name() == self.kind.name();
+        let keys = schema::DISK.iter().filter(|key| is_same_kind || !matches!(key.field, Field::Variant(..)));
+        compare(keys, before, self, field, changes);
+        if before.bytes != self.bytes {
+            let (from, to) = (Bytes::new(before.bytes), Bytes::new(self.bytes));
+            changes.push(Change::Other(format!("disk {:?} resized from {from} to {to}", self.name)));
         }
     }
 }
 
 impl SubsystemPlan {
     fn changes(&self, before: &SubsystemPlan, changes: &mut Vec<Change>) {
-        let SubsystemPlan {
-            nqn,
-            serial,
-            model,
-            hosts,
-            optimistic_hosts,
-            listeners,
-            cntlid_range,
-            namespaces,
-        } = self;
-        let field = |name: &str| format!("subsystem {nqn}: {name}");
-        compare_refused(changes, &field("serial"), &before.serial, serial, HOST_IDENTITY);
-        compare_refused(changes, &field("model"), &before.model, model, HOST_IDENTITY);
-        let of_hosts = [
-            ("hosts", &before.hosts, hosts),
-            ("optimistic_hosts", &before.optimistic_hosts, optimistic_hosts),
-        ];
-        for (name, from, to) in of_hosts.into_iter().filter(|(_, from, to)| from != to) {
-            let (from, to) = (Hosts(from), Hosts(to));
-            changes.push(Change::Other(format!("{} from {from} to {to}", field(name))));
-        }
-        compare_live(changes, &field("listeners"), &before.listeners, listeners);
-        compare_live(changes, &field("cntlid_min"), &before.cntlid_range.0, &cntlid_range.0);
-        compare_live(changes, &field("cntlid_max"), &before.cntlid_range.1, &cntlid_range.1);
-        for namespace in namespaces {
+        let field = |name: &str| format!("subsystem {}: {name}", self.nqn);
+        compare(schema::SUBSYSTEM.iter(), before, self, field, changes);
+        for namespace in &self.namespaces {
             let is_same = |a: Option<[u8; 16]>, b: Option<[u8; 16]>| a.is_some() && a == b;
             let has_same_identity = |other: &&NamespacePlan| {
                 is_same(other.uuid, namespace.uuid) || is_same(other.nguid, namespace.nguid)
             };
             if let Some(other) = before.namespaces.iter().find(has_same_identity) {
                 let field = field(&format!("namespace {}: disk", namespace.nsid));
-                compare_refused(
-                    changes,
-                    &field,
-                    &other.disk,
-                    &namespace.disk,
-                    "hosts would take it for the disk with that UUID",
-                );
+                let reason = Some("hosts would take it for the disk with that UUID");
+                changes.extend(change(&field, &other.disk.text(), &namespace.disk.text(), reason));
             }
         }
-    }
-}
-
-/// A value in the syntax of the file; `Debug` prints it without quotes.
-#[derive(PartialEq)]
-struct FileText(String);
-
-impl Debug for FileText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// The value of an optional key; `Debug` prints `unset` for `None`.
-#[derive(PartialEq)]
-struct Optional<'a, T>(&'a Option<T>);
-
-impl<T: Debug> Debug for Optional<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(value) => value.fmt(f),
-            None => f.write_str("unset"),
-        }
-    }
-}
-
-fn pages_word(pages: Pages) -> &'static str {
-    match pages {
-        Pages::Base => "base",
-        Pages::Transparent => "transparent",
-        Pages::Huge => "huge",
-    }
-}
-
-fn zones_text(zones: &[ZoneSpec]) -> FileText {
-    let zone = |ZoneSpec { buffer_bytes, count }: &ZoneSpec| {
-        format!("{{ buffer = \"{}\", count = {count} }}", Bytes::new((*buffer_bytes).into()))
-    };
-    FileText(format!("[{}]", zones.iter().map(zone).collect::<Vec<_>>().join(", ")))
-}
-
-fn idle_text(idle: Idle) -> String {
-    match idle {
-        Idle::Spin => "spin".to_owned(),
-        Idle::SleepAfter(time) => format!("adaptive, adaptive_spin_us = {}", time.as_us()),
     }
 }
 
@@ -497,29 +254,6 @@ fn referral_change(ReferralPlan { transport, address }: &ReferralPlan, verb: &st
 fn namespace_change(nqn: &Nqn, namespace: &NamespacePlan, verb: &str) -> Change {
     let NamespacePlan { nsid, disk, uuid: _, nguid: _ } = namespace;
     Change::Other(format!("subsystem {nqn}: namespace {nsid} {verb}, disk {disk:?}"))
-}
-
-/// Compares a setting that is fixed at the start: a difference is refused.
-fn compare_fixed<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
-    compare_refused(changes, field, from, to, AT_START);
-}
-
-fn compare_refused<T: Debug + PartialEq>(
-    changes: &mut Vec<Change>,
-    field: &str,
-    from: &T,
-    to: &T,
-    reason: &'static str,
-) {
-    if from != to {
-        changes.push(Change::Refused(format!("{field} from {from:?} to {to:?}: refused, {reason}")));
-    }
-}
-
-fn compare_live<T: Debug + PartialEq>(changes: &mut Vec<Change>, field: &str, from: &T, to: &T) {
-    if from != to {
-        changes.push(Change::Other(format!("{field} from {from:?} to {to:?}")));
-    }
 }
 
 impl fmt::Display for Change {

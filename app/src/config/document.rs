@@ -18,12 +18,11 @@ use nvme_spec::nqn::Nqn;
 use spindle_nvme_pcie::PciAddress;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
-use uuid::Uuid;
 
 use super::error::ConfigError;
+use super::kind::{Kind, Scalar};
 use super::plan::DiskPlan;
-use super::schema::{self, Key, Kind, Preset, SOCKET_BYTES_MAX};
-use crate::size::Bytes;
+use super::schema::{self, Key, Preset};
 use crate::text::{nearest, shortened};
 
 /// Position, path and value of a key or section in the file, for errors.
@@ -89,8 +88,7 @@ pub type Errors = RefCell<Vec<ConfigError>>;
 /// Reads `text` and checks it against the schema. Errors are added to `errors`. `None`: `text` is not TOML.
 pub fn read(text: &str, errors: &Errors) -> Option<Node> {
     let (root, broken) = DeTable::parse_recoverable(text);
-    let line_ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
-    let reader = Reader { text, line_ends, errors };
+    let reader = Reader::new(text, errors);
     for error in &broken {
         let span = error.span().unwrap_or(0..0);
         let line_text = text.lines().nth(reader.line(span.start) - 1);
@@ -121,8 +119,7 @@ pub fn read_section(text: &str, path: &[&str]) -> Option<Node> {
         };
         keys = keys.iter().find(|key| key.name == *name)?.section()?;
     }
-    let line_ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
-    let reader = Reader { text, line_ends, errors: &errors };
+    let reader = Reader::new(text, &errors);
     let node = reader.section(table, keys, Location { line: 1, field: path.join("."), text: String::new() });
     errors.borrow().is_empty().then_some(node)
 }
@@ -152,7 +149,12 @@ struct Reader<'a> {
     errors: &'a Errors,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn new(text: &'a str, errors: &'a Errors) -> Reader<'a> {
+        let ends = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        Reader { text, line_ends: ends.map(|(at, _)| at).collect(), errors }
+    }
+
     fn line(&self, offset: usize) -> usize {
         self.line_ends.partition_point(|end| *end < offset) + 1
     }
@@ -289,7 +291,7 @@ impl Reader<'_> {
             let value = Value::List(leaves.into_iter().collect::<Option<_>>()?);
             return Some(Leaf { value, location });
         }
-        match scalar(kind, value.get_ref()) {
+        match kind.value(scalar(value.get_ref())) {
             Ok(value) => Some(Leaf { value, location }),
             Err(reason) => {
                 let reason = reason.map(|reason| format!("{reason}; ")).unwrap_or_default();
@@ -302,72 +304,13 @@ impl Reader<'_> {
 
 /// Returns the value of a default, `text` in the schema.
 pub(super) fn preset(kind: &Kind, text: &str) -> Option<Value> {
-    let value = DeValue::parse(text).ok()?;
-    scalar(kind, value.get_ref()).ok()
+    kind.value(scalar(DeValue::parse(text).ok()?.get_ref())).ok()
 }
 
-/// Returns the value if it matches `kind`. `Err(Some)` contains a reason besides "must be ..." of the kind.
-/// Refuses a UUID or NGUID of zeroes, and the kinds that are not scalars.
-fn scalar(kind: &Kind, value: &DeValue<'_>) -> Result<Value, Option<String>> {
-    let integer =
-        || value.as_integer().and_then(|number| u64::from_str_radix(number.as_str(), number.radix()).ok());
-    let text = value.as_str();
-    let found = match kind {
-        Kind::Flag => value.as_bool().map(Value::Flag),
-        Kind::Integer { min, max } => {
-            integer().filter(|number| (min..=max).contains(&number)).map(Value::Integer)
-        }
-        Kind::Number(allowed) => integer().filter(|number| allowed.contains(number)).map(Value::Integer),
-        Kind::Size { min, max, multiple } => {
-            let bytes = match text {
-                Some(text) => text.parse::<Bytes>().map_err(Some)?.get(),
-                None => integer().ok_or(None)?,
-            };
-            let is_allowed = (min..=max).contains(&&bytes) && bytes.is_multiple_of(*multiple);
-            is_allowed.then_some(Value::Integer(bytes))
-        }
-        Kind::Word(words) => {
-            text.filter(|text| words.contains(text)).map(|text| Value::Text(text.to_owned()))
-        }
-        Kind::Text { chars_max } => {
-            text.filter(|text| is_plain(text, *chars_max)).map(|text| Value::Text(text.to_owned()))
-        }
-        Kind::Nqn => match text.map(Nqn::new) {
-            Some(nqn) => Some(Value::Nqn(nqn.map_err(|error| Some(error.to_string()))?)),
-            None => None,
-        },
-        Kind::Uuid => {
-            text.and_then(|text| Uuid::try_parse(text).ok()).map(|uuid| Value::Identity(uuid.into_bytes()))
-        }
-        Kind::Nguid => text.and_then(nguid).map(Value::Identity),
-        Kind::Address => text
-            .and_then(|text| text.parse::<SocketAddr>().ok())
-            .filter(|address| address.port() != 0)
-            .map(Value::Address),
-        Kind::PciAddress => match text.map(str::parse::<PciAddress>) {
-            Some(address) => Some(Value::PciAddress(address.map_err(|error| Some(error.to_string()))?)),
-            None => None,
-        },
-        Kind::SocketOrNone => {
-            let is_one =
-                |text: &&str| text.starts_with('/') && text.len() <= SOCKET_BYTES_MAX && !text.contains('\0');
-            let text = text.filter(|text| text.is_empty() || is_one(text));
-            text.map(|text| Value::Path(text.into()))
-        }
-        Kind::Path => text.map(PathBuf::from).filter(|path| path.is_absolute()).map(Value::Path),
-        Kind::List(_) | Kind::Section(_) | Kind::Sections(_) => None,
-    };
-    found.filter(|found| *found != Value::Identity([0; 16])).ok_or(None)
-}
-
-fn is_plain(text: &str, chars_max: usize) -> bool {
-    let is_printable = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
-    is_printable && (1..=chars_max).contains(&text.len()) && text.trim() == text
-}
-
-fn nguid(text: &str) -> Option<[u8; 16]> {
-    let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_hex.then(|| u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)).flatten()
+fn scalar<'a>(value: &'a DeValue<'_>) -> Scalar<'a> {
+    let integer = value.as_integer().and_then(|it| u64::from_str_radix(it.as_str(), it.radix()).ok());
+    let flag = value.as_bool().map(Scalar::Flag);
+    flag.or(integer.map(Scalar::Integer)).or(value.as_str().map(Scalar::Text)).unwrap_or(Scalar::Other)
 }
 
 /// Returns `subsystem.namespace` for `subsystem[0].namespace`, the form of headings.
@@ -378,8 +321,7 @@ fn without_index(field: &str) -> String {
 /// Returns the message for an unknown key: a similar key, the section that has this key, or all keys of this
 /// section.
 fn unknown_key(name: &str, keys: &'static [Key]) -> String {
-    let told = || keys.iter().filter(|key| key.preset != Preset::FormerName);
-    if let Some(key) = nearest(name, told().map(|key| key.name)) {
+    if let Some(key) = nearest(name, keys.iter().map(|key| key.name)) {
         return format!("unknown key; did you mean {key:?}?");
     }
     let elsewhere =
@@ -387,7 +329,7 @@ fn unknown_key(name: &str, keys: &'static [Key]) -> String {
     if let Some((heading, ..)) = elsewhere {
         return format!("unknown key here; {name:?} belongs to {heading}");
     }
-    let all: Vec<&str> = told().map(|key| key.name).collect();
+    let all: Vec<&str> = keys.iter().map(|key| key.name).collect();
     format!("unknown key; allowed: {}", all.join(", "))
 }
 

@@ -128,10 +128,11 @@ pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
     for disk in &plan.disks {
         items.extend(ram_items(disk, is_rdma));
         items.extend(cache_items(disk, is_rdma));
-        if let DiskKind::Remote { optimistic, .. } = &disk.kind {
-            let known = if optimistic.is_some() { ", which pages the far cache has" } else { "" };
+        if let DiskKind::Remote { is_optimistic, optimistic, .. } = &disk.kind {
+            let known = if *is_optimistic { ", which pages the far cache has" } else { "" };
             let what = format!("pieces of long commands and what it receives{known}, a core");
-            let each = RemoteDisk::core_bytes(optimistic.as_ref(), plan.remote_depth()) as u64;
+            let each =
+                RemoteDisk::core_bytes(is_optimistic.then_some(optimistic), plan.remote_depth()) as u64;
             items.push(MemoryItem::of_disk(disk, what, each, AllocationPhase::Start, false).times(cores));
         }
     }

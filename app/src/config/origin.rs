@@ -156,7 +156,9 @@ impl Plan {
         if let DiskKind::File { .. } | DiskKind::Ng { .. } = &disk.kind {
             return Some(Origin::Path(Box::new(disk.clone())));
         }
-        let DiskKind::Remote { target, namespace, command_timeout, quiesce, optimistic } = &disk.kind else {
+        let DiskKind::Remote { target, namespace, command_timeout, quiesce, is_optimistic, optimistic } =
+            &disk.kind
+        else {
             return None;
         };
         let spec = RemoteSpec {
@@ -166,7 +168,7 @@ impl Plan {
             depth: self.remote_depth(),
             command_timeout: *command_timeout,
             quiesce: *quiesce,
-            optimistic: optimistic.clone(),
+            optimistic: is_optimistic.then(|| optimistic.clone()),
         };
         let (name, medium_id) = (disk.name.clone(), disk.medium_id.clone());
         Some(Origin::Remote(Box::new(RemotePlan { name, spec, medium_id })))

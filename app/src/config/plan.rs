@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_nvme_initiator::{OptimisticOptions, Target};
+use spindle_nvme_initiator::{Host, OptimisticOptions, Target};
 use spindle_nvme_pcie::PciAddress;
 use spindle_nvme_tcp::controller::ConnConfig;
 use spindle_nvme_tcp::shell::ShellConfig;
@@ -22,7 +22,7 @@ use spindle_target_disk::{CacheSpec, DelaySpec};
 use crate::size::Bytes;
 
 /// A validated configuration: consistent in itself and possible on this machine.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
     pub reactor: ReactorPlan,
     pub pool: PoolPlan,
@@ -46,7 +46,7 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReactorPlan {
     /// CPUs with one polling thread each: at least one, no duplicates, all in the affinity mask.
     pub cores: Vec<usize>,
@@ -62,13 +62,13 @@ impl ReactorPlan {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PoolPlan {
     pub pages: Pages,
     /// Zones of the data path in ascending order of buffer size; the largest buffer holds a whole transfer.
     pub zones: Vec<ZoneSpec>,
     /// Zones reserved for admin and Fabrics commands.
-    pub admin_zones: Vec<ZoneSpec>,
+    pub admin_zones: [ZoneSpec; 1],
 }
 
 impl PoolPlan {
@@ -79,7 +79,7 @@ impl PoolPlan {
 }
 
 /// `[limits]` and `[discovery]`. `controller` contains the limits that are part of a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LimitsPlan {
     pub controller: ControllerLimits,
     pub io_queues_max: u16,
@@ -92,7 +92,7 @@ pub struct LimitsPlan {
     pub may_overcommit: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TcpPlan {
     pub shell: ShellConfig,
     /// Defaults for connections; each listener has its own `in_capsule_bytes`.
@@ -163,6 +163,12 @@ pub fn cache_text(cache: Option<&CacheSpec>) -> String {
 }
 
 impl DiskPlan {
+    /// Returns a disk of a kind, for the keys of the file to be written to.
+    pub fn blank(kind: DiskKind) -> DiskPlan {
+        let (medium, name) = (DiskMedium::default(), String::new());
+        DiskPlan { name, block_bytes: 0, bytes: 0, kind, medium, medium_id: None, cache: None, delay: None }
+    }
+
     /// Returns the PCI address of the drive of an `nvme` disk; `None` for other kinds.
     #[must_use]
     pub fn address(&self) -> Option<PciAddress> {
@@ -206,7 +212,9 @@ pub enum DiskKind {
         /// association.
         quiesce: Duration,
         /// Pages of the far target's cache are read by RDMA READ.
-        optimistic: Option<OptimisticOptions>,
+        is_optimistic: bool,
+        /// How, if they are.
+        optimistic: OptimisticOptions,
     },
 }
 
@@ -233,6 +241,35 @@ impl DiskKind {
                 true
             }
         }
+    }
+
+    /// Returns the kind of this name, with values for the keys of the file to replace.
+    pub fn named(name: &str) -> Option<DiskKind> {
+        let path = PathBuf::new();
+        Some(match name {
+            "ram" => DiskKind::Ram { pages: Pages::Base, is_populated: false, has_seals: false },
+            "null" => DiskKind::Null,
+            "file" => {
+                let (is_read_only, create, is_direct, is_polled) = (false, false, false, false);
+                DiskKind::File { path, is_read_only, create, is_direct, is_polled }
+            }
+            "nvme" => DiskKind::Nvme { address: PciAddress::default(), namespace: 0 },
+            "ng" => DiskKind::Ng { path, is_read_only: false },
+            "remote" => DiskKind::Remote {
+                target: Box::new(Target {
+                    transport: TransportKind::Tcp,
+                    address: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+                    nqn: Nqn::discovery(),
+                    host: Host::of_this_machine(),
+                }),
+                namespace: 0,
+                command_timeout: Duration::ZERO,
+                quiesce: Duration::ZERO,
+                is_optimistic: false,
+                optimistic: OptimisticOptions::default(),
+            },
+            _ => return None,
+        })
     }
 
     pub fn name(&self) -> &'static str {
@@ -309,7 +346,7 @@ pub struct ReferralPlan {
 }
 
 /// `[control]`: the control socket.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ControlPlan {
     /// `None`: [`default_path`](crate::serve::control::default_path); an empty path: no socket.
     pub socket: Option<PathBuf>,
@@ -324,6 +361,12 @@ pub struct LogPlan {
     pub format: LogFormat,
     /// Most lines per second and core that peers can cause; the rest is counted.
     pub peer_lines_per_s: u32,
+}
+
+impl Default for LogPlan {
+    fn default() -> LogPlan {
+        LogPlan { level: tracing::Level::INFO, format: LogFormat::Text, peer_lines_per_s: 0 }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

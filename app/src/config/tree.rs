@@ -3,15 +3,28 @@
 //! Values have the kind that the schema states for their key. Reading a key as another type, or a key that
 //! the schema does not have, is a bug and panics.
 
+use std::fmt::{Debug, Display};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
+use spindle_nvme_initiator::Host;
 use spindle_nvme_pcie::PciAddress;
+use spindle_nvme_transport::TransportKind;
+use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Pages;
+use spindle_reactor::run::Idle;
+use spindle_target::snapshot::AllowedHosts;
+use spindle_target_disk::{CacheMode, PolicyKind};
+use tracing::Level;
 
+use super::changes::Hosts;
 use super::document::{Errors, Leaf, Location, Node, Value, preset};
-use super::schema::{Key, Preset};
+use super::kind::Kind;
+use super::plan::{DiskPlan, LogFormat, Plan, SubsystemPlan};
+use super::schema::{Access, Field, Key, Preset};
 
 /// A value with its location in the file, for errors.
 #[derive(Debug, Clone)]
@@ -20,31 +33,44 @@ pub struct Located<T> {
     pub location: Location,
 }
 
-/// Types that a [`Value`] converts to.
-pub trait FromValue: Sized {
+/// Types of fields of the plan, and others that a [`Value`] converts to.
+pub trait FromValue: Sized + Debug {
     /// Converts the value; `None` if the value has another kind or is out of range.
     fn from_value(value: &Value) -> Option<Self>;
+
+    /// Returns the value in the syntax of the file.
+    fn text(&self) -> String {
+        format!("{self:?}")
+    }
 }
 
+/// Types of which a [`Value`] has a variant; `as_text`: those that are strings in the file, by `Display`.
 macro_rules! from_value {
-    ($($variant:ident => $kind:ty),+ $(,)?) => {
+    ($($variant:ident => $kind:ty $(, $as_text:ident)?;)+) => {
         $(impl FromValue for $kind {
             fn from_value(value: &Value) -> Option<Self> {
                 if let Value::$variant(value) = value { Some(value.clone()) } else { None }
             }
+            $(fn text(&self) -> String {
+                $as_text(self)
+            })?
         })+
     };
 }
 
+fn quoted(value: &impl Display) -> String {
+    format!("{:?}", value.to_string())
+}
+
 from_value! {
-    Flag => bool,
-    Integer => u64,
-    Text => String,
-    Nqn => Nqn,
-    Identity => [u8; 16],
-    Address => SocketAddr,
-    Path => PathBuf,
-    PciAddress => PciAddress,
+    Flag => bool;
+    Integer => u64;
+    Text => String;
+    Nqn => Nqn, quoted;
+    Identity => [u8; 16];
+    Address => SocketAddr, quoted;
+    Path => PathBuf;
+    PciAddress => PciAddress, quoted;
 }
 
 macro_rules! from_integer {
@@ -59,13 +85,123 @@ macro_rules! from_integer {
 
 from_integer!(u16, u32, usize);
 
+/// Types whose values are words in the file, with the kind of their keys.
+macro_rules! words {
+    ($($name:ident: $kind:ty = $($word:literal => $value:expr),+;)+) => {
+        $(
+            pub const $name: Kind = Kind::Word(&[$($word),+]);
+
+            impl FromValue for $kind {
+                fn from_value(value: &Value) -> Option<Self> {
+                    let Value::Text(text) = value else { return None };
+                    [$(($word, $value)),+].into_iter().find(|(word, _)| word == text).map(|(_, value)| value)
+                }
+
+                fn text(&self) -> String {
+                    let words = [$(($word, $value)),+];
+                    let own = words.iter().find(|(_, value)| value == self);
+                    own.map_or_else(String::new, |(word, _)| quoted(word))
+                }
+            }
+        )+
+    };
+}
+
+words! {
+    TRANSPORT: TransportKind = "tcp" => TransportKind::Tcp, "rdma" => TransportKind::Rdma;
+    PAGES: Pages = "base" => Pages::Base, "transparent" => Pages::Transparent, "huge" => Pages::Huge;
+    CACHE_POLICY: PolicyKind = "s3-fifo" => PolicyKind::S3Fifo, "lru" => PolicyKind::Lru;
+    CACHE_MODE: CacheMode = "shared" => CacheMode::Shared, "exclusive" => CacheMode::Exclusive;
+    LOG_FORMAT: LogFormat = "text" => LogFormat::Text, "json" => LogFormat::Json;
+    LOG_LEVEL: Level = "error" => Level::ERROR, "warn" => Level::WARN, "info" => Level::INFO,
+        "debug" => Level::DEBUG, "trace" => Level::TRACE;
+}
+
+/// Types that are made of another one, and how they are shown.
+macro_rules! converted {
+    ($($kind:ty: $from:ty, $convert:expr, $text:expr;)+) => {
+        $(impl FromValue for $kind {
+            fn from_value(value: &Value) -> Option<Self> {
+                <$from>::from_value(value).map($convert)
+            }
+
+            fn text(&self) -> String {
+                let text: fn(&$kind) -> String = $text;
+                text(self)
+            }
+        })+
+    };
+}
+
+converted! {
+    // Milliseconds.
+    Nanos: u64, Nanos::from_ms, |it| it.as_ms().text();
+    Duration: u64, Duration::from_millis, |it| it.as_millis().to_string();
+    // The key `adaptive_spin_us` has the time.
+    Idle: String, |it| if it == "spin" { Idle::Spin } else { Idle::SleepAfter(Nanos::ZERO) }, |it| match it {
+        Idle::Spin => quoted(&"spin"),
+        Idle::SleepAfter(time) => quoted(&format!("adaptive, adaptive_spin_us = {}", time.as_us())),
+    };
+    Host: Nqn, Host::from_nqn, |it| {
+        quoted(&format!("{} (HOSTID {:032x})", it.nqn, u128::from_be_bytes(it.id)))
+    };
+    AllowedHosts: Vec<Nqn>, AllowedHosts::Only, |it| Hosts(it).to_string();
+}
+
+impl<T: FromValue> FromValue for Option<T> {
+    fn from_value(value: &Value) -> Option<Self> {
+        T::from_value(value).map(Some)
+    }
+
+    fn text(&self) -> String {
+        self.as_ref().map_or_else(|| "unset".to_owned(), T::text)
+    }
+}
+
+impl<T: FromValue> FromValue for Vec<T> {
+    fn from_value(value: &Value) -> Option<Self> {
+        let Value::List(leaves) = value else { return None };
+        leaves.iter().map(|leaf| T::from_value(&leaf.value)).collect()
+    }
+}
+
 impl<T: FromValue> FromValue for Vec<Located<T>> {
     fn from_value(value: &Value) -> Option<Self> {
-        if let Value::List(leaves) = value {
-            Some(leaves.iter().map(Located::from_leaf).collect())
-        } else {
-            None
-        }
+        let Value::List(leaves) = value else { return None };
+        Some(leaves.iter().map(Located::from_leaf).collect())
+    }
+}
+
+/// A part of the plan that has fields of rows.
+pub trait Owner: Sized + 'static {
+    /// Returns how to reach the field; `None`: it is one of another part.
+    fn access(field: &'static Field) -> Option<&'static Access<Self>>;
+
+    /// Whether a key is one of this part: of a disk, by its kind.
+    fn has(&self, _key: &Key) -> bool {
+        true
+    }
+}
+
+impl Owner for Plan {
+    fn access(field: &'static Field) -> Option<&'static Access<Plan>> {
+        if let Field::Plan(access) = field { Some(access) } else { None }
+    }
+}
+
+impl Owner for DiskPlan {
+    fn access(field: &'static Field) -> Option<&'static Access<DiskPlan>> {
+        if let Field::Disk(_, access) | Field::Variant(_, access) = field { Some(access) } else { None }
+    }
+
+    fn has(&self, key: &Key) -> bool {
+        key.is_of(self.kind.name())
+    }
+}
+
+impl Owner for SubsystemPlan {
+    fn access(field: &'static Field) -> Option<&'static Access<SubsystemPlan>> {
+        if let Field::Subsystem(access) = field { Some(access) } else { None }
     }
 }
 
@@ -108,6 +244,20 @@ impl Node {
                 let Key { kind, preset: Preset::Fixed(text), .. } = self.key(name) else { return None };
                 let location = Location { text: (*text).to_owned(), ..self.location.inside(name) };
                 Some(Located::from_leaf(&Leaf { value: preset(kind, text)?, location }))
+            }
+        }
+    }
+
+    /// Writes the values of the keys to their fields of `owner`, and the defaults of those that are not set.
+    pub fn fill<T: Owner>(&self, owner: &mut T) {
+        for key in self.keys.iter().filter(|key| owner.has(key)).collect::<Vec<_>>() {
+            let Some(access) = T::access(&key.field) else { continue };
+            match (self.leaves.get(key.name), key.preset) {
+                (Some(leaf), _) => leaf.iter().for_each(|leaf| (access.write)(owner, &leaf.value)),
+                (None, Preset::Fixed(text)) => {
+                    preset(&key.kind, text).iter().for_each(|value| (access.write)(owner, value));
+                }
+                (None, _) => {}
             }
         }
     }

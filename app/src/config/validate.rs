@@ -12,27 +12,20 @@
 pub mod disks;
 pub mod subsystems;
 
-use crate::config::plan::ListenerPlan;
 use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
-use spindle_nvme_tcp::controller::ConnConfig;
-use spindle_nvme_tcp::shell::ShellConfig;
 use spindle_nvme_transport::TransportKind;
-use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::{PIECES_MAX, Pages, ZoneSpec, can_serve};
+use spindle_reactor::mem::{PIECES_MAX, ZoneSpec, can_serve};
 use spindle_reactor::run::Idle;
 use spindle_target::snapshot::ControllerLimits;
 
 use super::document::{Errors, Location, Node};
+use super::kind::Kind;
 use super::machine::{Machine, group_id};
 use super::memory;
-use super::plan::{
-    ControlPlan, DiskKind, DiskPlan, LimitsPlan, LogFormat, LogPlan, Plan, PoolPlan, ReactorPlan, TcpPlan,
-    delay_text,
-};
+use super::plan::{DiskKind, DiskPlan, ListenerPlan, Plan, delay_text};
 use super::schema;
 use super::tree::Located;
 use crate::size::{Bytes, rounded};
@@ -62,43 +55,26 @@ const OTHER_FILES: u64 = 64 + 128;
 /// stays empty. `in_force`: the plan of this process, which is not checked against the machine again: cores
 /// and memory that it has are allowed.
 pub fn plan(root: &Node, machine: &Machine, in_force: Option<&Plan>, errors: &Errors) -> Plan {
-    let mut notes = Vec::new();
-    let reactor = reactor(root.section("reactor"), machine, in_force, errors, &mut notes);
-    let limits = limits(root, errors);
-    let pool = pool(root, errors);
-    let tcp = tcp(root.section("tcp"), &limits);
-    let rdma = rdma(root.section("rdma"));
-    let mut disks = disks::plan(
-        root.sections("disk"),
-        pool.pages,
-        machine,
-        machine.is_for_start && in_force.is_none(),
-        errors,
-    );
-    let listeners = subsystems::listeners(root, tcp.conn.in_capsule_bytes, errors);
-    let optimistic_port = root.section("rdma").get("optimistic_port");
-    // Whatever the listeners are: a cache whose settings change is replaced by an empty one.
-    for disk in &mut disks {
-        set_seals(disk, optimistic_port != 0);
+    let (mut notes, mut plan) = (Vec::new(), Plan::default());
+    for section in root.keys.iter().filter(|key| matches!(key.kind, Kind::Section(_))) {
+        root.section(section.name).fill(&mut plan);
     }
-    check_optimistic_port(root.section("rdma"), optimistic_port, &listeners, errors);
-    let subsystems = subsystems::subsystems(root, &listeners, errors);
-    let plan = Plan {
-        reactor,
-        pool,
-        limits,
-        tcp,
-        rdma,
-        optimistic_port,
-        disks,
-        listeners,
-        subsystems,
-        referrals: subsystems::referrals(root, errors),
-        log: log(root.section("log")),
-        control: control(root.section("control"), machine, errors),
-        drain_deadline: Duration::from_millis(root.section("shutdown").get("deadline_ms")),
-        notes: Vec::new(),
-    };
+    check_reactor(root.section("reactor"), &mut plan, machine, in_force, errors, &mut notes);
+    check_transfer(root.section("limits"), errors);
+    let ControllerLimits { queue_entries, transfer_bytes, .. } = plan.limits.controller;
+    (plan.tcp.conn.queue_entries, plan.tcp.conn.transfer_bytes) = (queue_entries, transfer_bytes);
+    plan.pool.zones = zones(root, errors);
+    let may_be_away = machine.is_for_start && in_force.is_none();
+    plan.disks = disks::plan(root.sections("disk"), plan.pool.pages, machine, may_be_away, errors);
+    plan.listeners = subsystems::listeners(root, plan.tcp.conn.in_capsule_bytes, errors);
+    // Whatever the listeners are: a cache whose settings change is replaced by an empty one.
+    for disk in &mut plan.disks {
+        set_seals(disk, plan.optimistic_port != 0);
+    }
+    check_optimistic_port(root.section("rdma"), &plan, errors);
+    plan.subsystems = subsystems::subsystems(root, &plan.listeners, errors);
+    plan.referrals = subsystems::referrals(root, errors);
+    check_group(root.section("control"), machine, errors);
     // Checks of invalid values would cause misleading errors.
     if errors.borrow().is_empty() {
         check_zones(root, &plan, errors);
@@ -131,122 +107,83 @@ fn set_seals(disk: &mut Arc<DiskPlan>, has_them: bool) {
 
 /// The group is looked up here only for `spindle check`: the start does so when it binds the socket, and a
 /// later change does not use it.
-fn control(node: &Node, machine: &Machine, errors: &Errors) -> ControlPlan {
-    let (socket, group) = (node.find("socket"), node.find::<String>("group"));
-    if let Some(group) = group.as_ref().filter(|_| !machine.is_for_start)
+fn check_group(node: &Node, machine: &Machine, errors: &Errors) {
+    if let Some(group) = node.find::<String>("group").filter(|_| !machine.is_for_start)
         && let Err(refusal) = group_id(&group.value)
     {
         group.refuse(errors, refusal);
     }
-    ControlPlan { socket: socket.map(|at| at.value), group: group.map(|at| at.value) }
 }
 
-fn reactor(
+/// Checks the cores, of which there is one by default, and notes those that spin.
+fn check_reactor(
     node: &Node,
+    plan: &mut Plan,
     machine: &Machine,
     in_force: Option<&Plan>,
     errors: &Errors,
     notes: &mut Vec<String>,
-) -> ReactorPlan {
+) {
     let is_in_use = |core: &usize| in_force.is_some_and(|plan| plan.reactor.cores.contains(core));
     let allowed = || alternatives(machine.cores.iter().map(usize::to_string));
-    let mut cores: Vec<usize> = Vec::new();
     match node.find::<Vec<Located<usize>>>("cores") {
         Some(list) => {
             if list.value.is_empty() {
                 list.refuse(errors, "must name at least one core");
             }
+            let mut known = HashSet::new();
             for core in list.value {
                 if !machine.cores.contains(&core.value) && !is_in_use(&core.value) {
                     core.refuse(errors, format!("must be a core that this process may use: {}", allowed()));
-                } else if cores.contains(&core.value) {
+                } else if known.contains(&core.value) {
                     core.refuse(errors, "the same core twice; each core has one thread");
                 }
-                cores.push(core.value);
+                known.insert(core.value);
             }
         }
-        None => cores.extend(machine.cores.first()),
+        None => plan.reactor.cores.extend(machine.cores.first()),
     }
-    let idle = match node.get::<String>("idle").as_str() {
-        "spin" => Idle::Spin,
-        _ => Idle::SleepAfter(Nanos::from_us(node.get("adaptive_spin_us"))),
-    };
-    if idle == Idle::Spin && cores.len() >= machine.cores.len() {
+    if plan.reactor.idle == Idle::Spin && plan.reactor.cores.len() >= machine.cores.len() {
         notes.push(format!(
             "reactor.idle = \"spin\" on every core that the process may use ({}): nothing else gets to run \
              there, the network stack included",
             allowed()
         ));
     }
-    ReactorPlan { cores, is_pinned: node.get("pin"), idle }
 }
 
-fn limits(root: &Node, errors: &Errors) -> LimitsPlan {
-    let node = root.section("limits");
-    if let Some(transfer) = node.find::<u64>("transfer")
-        && !transfer.value.is_power_of_two()
-    {
+fn check_transfer(node: &Node, errors: &Errors) {
+    let Some(transfer) = node.find::<u64>("transfer") else { return };
+    if !transfer.value.is_power_of_two() {
         let (below, above) = (1 << transfer.value.ilog2(), transfer.value.next_power_of_two());
-        let (below, above) = (Bytes::new(below), Bytes::new(above.min(schema::TRANSFER_BYTES_MAX)));
+        let (below, above) = (Bytes::new(below), Bytes::new(above.min(schema::TRANSFER_MAX)));
         transfer.refuse(errors, format!("must be a power of two, like \"{below}\" or \"{above}\""));
     }
-    LimitsPlan {
-        controller: ControllerLimits {
-            queue_entries: node.get("queue_entries"),
-            transfer_bytes: node.get("transfer"),
-            bulk_unit: node.get("bulk_unit"),
-            keep_alive_ms_max: node.get("keep_alive_ms_max"),
-            discovery_keep_alive_ms: root.section("discovery").get("keep_alive_ms"),
-        },
-        io_queues_max: node.get("io_queues"),
-        connections: node.get("connections"),
-        unconnected_per_address: node.get("unconnected_per_address"),
-        disk_commands: node.get("disk_commands"),
-        may_overcommit: node.get("memory_overcommit"),
-    }
 }
 
-fn pool(root: &Node, errors: &Errors) -> PoolPlan {
-    let node = root.section("pool");
-    let nodes = node.sections("zone");
-    let mut zones = zones(nodes, errors);
-    if nodes.len() > ZONES_MAX {
-        nodes[ZONES_MAX].location.refuse(errors, format!("there may be at most {ZONES_MAX} zones"));
-    }
+/// Returns the zones of the data path. The largest default buffer has room for the largest allowed transfer.
+fn zones(root: &Node, errors: &Errors) -> Vec<ZoneSpec> {
+    let nodes = root.section("pool").sections("zone");
     if nodes.is_empty() {
-        zones.extend(ZONES_DEFAULT);
+        return ZONES_DEFAULT.to_vec();
     }
-    let transfer = root.section("limits").find::<u64>("transfer");
+    let zones = ascending_zones(nodes, errors);
+    if let Some(node) = nodes.get(ZONES_MAX) {
+        node.location.refuse(errors, format!("there may be at most {ZONES_MAX} zones"));
+    }
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
-    let transfer = transfer.filter(|transfer| transfer.value > u64::from(largest) && largest > 0);
-    // The largest default buffer has room for the largest allowed transfer.
-    if let (Some(transfer), false) = (transfer, nodes.is_empty()) {
+    let transfer = root.section("limits").find::<u64>("transfer");
+    if let Some(transfer) = transfer.filter(|it| it.value > u64::from(largest) && largest > 0) {
         let (asked, has) = (Bytes::new(transfer.value), Bytes::new(largest.into()));
         let what = format!(
             "the largest buffer must hold a whole transfer, limits.transfer = {asked}, and has {has}"
         );
         last_zone_location(root, "buffer").refuse(errors, what);
     }
-    PoolPlan {
-        pages: pages(node),
-        zones,
-        admin_zones: vec![ZoneSpec {
-            buffer_bytes: node.get("admin_buffer"),
-            count: node.get("admin_count"),
-        }],
-    }
+    zones
 }
 
-/// Returns the value of `pages` of a section that has such a key.
-fn pages(node: &Node) -> Pages {
-    match node.get::<String>("pages").as_str() {
-        "base" => Pages::Base,
-        "huge" => Pages::Huge,
-        _ => Pages::Transparent,
-    }
-}
-
-fn zones(nodes: &[Arc<Node>], errors: &Errors) -> Vec<ZoneSpec> {
+fn ascending_zones(nodes: &[Arc<Node>], errors: &Errors) -> Vec<ZoneSpec> {
     let mut zones: Vec<ZoneSpec> = Vec::new();
     for node in nodes {
         let (Some(buffer), Some(count)) = (node.find::<u32>("buffer"), node.find::<u32>("count")) else {
@@ -267,52 +204,15 @@ fn zones(nodes: &[Arc<Node>], errors: &Errors) -> Vec<ZoneSpec> {
     zones
 }
 
-fn tcp(node: &Node, limits: &LimitsPlan) -> TcpPlan {
-    let ms = |name: &str| Nanos::from_ms(node.get(name));
-    let congestion = Some(node.get::<String>("congestion")).filter(|name| name != "system");
-    TcpPlan {
-        shell: ShellConfig {
-            batch_bytes: node.get("receive_batch"),
-            user_timeout_ms: node.get("user_timeout_ms"),
-            socket_buffer_bytes: node.get("socket_buffer"),
-            congestion: congestion.and_then(|name| name.parse().ok()),
-        },
-        conn: ConnConfig {
-            in_capsule_bytes: node.get("in_capsule"),
-            max_h2c_data: node.get("max_h2c_data"),
-            queue_entries: limits.controller.queue_entries,
-            transfer_bytes: limits.controller.transfer_bytes,
-            header_digest: node.get("header_digest"),
-            data_digest: node.get("data_digest"),
-            initialize_timeout: ms("initialize_timeout_ms"),
-            close_timeout: ms("close_timeout_ms"),
-        },
-    }
-}
-
-fn rdma(node: &Node) -> spindle_nvme_rdma::shell::ShellConfig {
-    spindle_nvme_rdma::shell::ShellConfig {
-        srq_entries: node.get("shared_receives"),
-        segments: node.get("segments"),
-    }
-}
-
 /// Refuses `rdma.optimistic_port` where an RDMA listener has the port.
-fn check_optimistic_port(node: &Node, port: u16, listeners: &[ListenerPlan], errors: &Errors) {
+fn check_optimistic_port(node: &Node, plan: &Plan, errors: &Errors) {
+    let port = plan.optimistic_port;
     let is_rdma = |it: &&ListenerPlan| it.transport == TransportKind::Rdma && it.address.port() == port;
-    let Some(listener) = listeners.iter().find(is_rdma).filter(|_| port != 0) else { return };
+    let Some(listener) = plan.listeners.iter().find(is_rdma).filter(|_| port != 0) else { return };
     if let Some(at) = node.find::<u16>("optimistic_port") {
         at.location
             .refuse(errors, format!("the RDMA listener {} has this port; take another", listener.address));
     }
-}
-
-fn log(node: &Node) -> LogPlan {
-    // An invalid level already has its own error.
-    let level = node.get::<String>("level").parse().unwrap_or(tracing::Level::INFO);
-    let is_json = node.get::<String>("format") == "json";
-    let format = if is_json { LogFormat::Json } else { LogFormat::Text };
-    LogPlan { level, format, peer_lines_per_s: node.get("peer_lines_per_s") }
 }
 
 /// Most bytes of a range list (Copy, Dataset Management).

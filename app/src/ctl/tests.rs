@@ -11,10 +11,10 @@ use crate::rpc::params::{Args, optional, required};
 
 static PARAMS: &[Param] = &[
     required("nqn", Kind::Nqn, ""),
-    optional("nsid", Kind::Whole { min: 1, max: 9 }, ""),
-    optional("names", Kind::Texts, ""),
+    optional("nsid", Kind::Integer { min: 1, max: 9 }, ""),
+    optional("names", Kind::List(&Kind::String), ""),
     optional("flag", Kind::Flag, ""),
-    optional("listen_address", Kind::Object(&[required("trsvcid", Kind::Text, "")]), ""),
+    optional("listen_address", Kind::Object(&[required("trsvcid", Kind::String, "")]), ""),
 ];
 
 fn given(words: &[&str]) -> Result<Value, String> {

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::edit::Edit;
-use super::params::{Args, Kind, Param};
+use super::params::{Args, Param};
 use super::wire::Request;
+use crate::config::Kind;
 use crate::serve::view::{Look, View};
 use crate::text::{did_you_mean, quoted};
 
@@ -82,7 +83,7 @@ fn param_text(param: &Param, path: &str) -> String {
         return inner.join("; ");
     }
     let required = if param.is_required { "**" } else { "" };
-    format!("{required}`{name}`{required}: {}. {}", param.kind, param.about)
+    format!("{required}`{name}`{required}: {:#}. {}", param.kind, param.about)
 }
 
 fn unknown_method(name: &str) -> Failure {

@@ -1,19 +1,17 @@
-//! Parameters of methods: their types ([`Kind`]) and the checked values of a call ([`Args`]).
+//! Parameters of methods, of the types of configuration keys ([`Kind`]), and the checked values of a call
+//! ([`Args`]).
 //!
 //! Type and range of all parameters are checked before the method runs. Errors contain the parameter, its
-//! value and the allowed values.
+//! value and the allowed values. Words are taken in any case, and an NGUID with hyphens.
 
 use std::net::{IpAddr, SocketAddr};
 
 use nvme_spec::nqn::Nqn;
 use serde_json::{Map, Value};
-use uuid::Uuid;
 
 use super::Failure;
-use crate::text::{alternatives, did_you_mean, quoted};
-
-/// Longest string parameter: PATH_MAX of Linux.
-const TEXT_BYTES_MAX: usize = 4096;
+use crate::config::{Kind, Scalar};
+use crate::text::{did_you_mean, quoted};
 
 #[derive(Debug)]
 pub struct Param {
@@ -21,32 +19,6 @@ pub struct Param {
     pub kind: Kind,
     pub is_required: bool,
     pub about: &'static str,
-}
-
-/// Type and range of a parameter.
-#[derive(Debug)]
-pub enum Kind {
-    Flag,
-    Whole {
-        min: u64,
-        max: u64,
-    },
-    /// One of these numbers.
-    Number(&'static [u64]),
-    /// A string of 1 to [`TEXT_BYTES_MAX`] bytes.
-    Text,
-    /// One of these strings, without regard to case.
-    Word(&'static [&'static str]),
-    /// A list of [`Kind::Text`].
-    Texts,
-    Nqn,
-    Uuid,
-    /// 32 hexadecimal digits, with or without hyphens, not all zeroes.
-    Nguid,
-    /// An object with these members.
-    Object(&'static [Param]),
-    /// Only this JSON value: other values select behavior of SPDK that Spindle does not have.
-    Only(&'static str),
 }
 
 pub const fn optional(name: &'static str, kind: Kind, about: &'static str) -> Param {
@@ -146,13 +118,13 @@ fn check(given: &Map<String, Value>, params: &'static [Param], path: &str) -> Re
             return Err(Failure::parameter(&field, Some(value), unknown_param(name, params)));
         };
         if !value.is_null() {
-            param.kind.check(&field, value)?;
+            check_value(&param.kind, &field, value)?;
         }
     }
     let is_given = |param: &Param| given.get(param.name).is_some_and(|value| !value.is_null());
     match params.iter().find(|param| param.is_required && !is_given(param)) {
         Some(missing) => {
-            let allowed = format!("must be given: {}", missing.kind);
+            let allowed = format!("must be given: {:#}", missing.kind);
             Err(Failure::parameter(&format!("{path}{}", missing.name), None, allowed))
         }
         None => Ok(()),
@@ -168,71 +140,40 @@ fn unknown_param(name: &str, params: &'static [Param]) -> String {
     format!("there is no such parameter; {meant}")
 }
 
-impl Kind {
-    fn check(&self, field: &str, value: &Value) -> Result<(), Failure> {
-        let text = value.as_str();
-        let is_right = match self {
-            Kind::Flag => value.is_boolean(),
-            Kind::Whole { min, max } => value.as_u64().is_some_and(|it| (min..=max).contains(&&it)),
-            Kind::Number(numbers) => value.as_u64().is_some_and(|it| numbers.contains(&it)),
-            Kind::Text => text.is_some_and(|text| (1..=TEXT_BYTES_MAX).contains(&text.len())),
-            Kind::Word(words) => {
-                text.is_some_and(|text| words.iter().any(|word| word.eq_ignore_ascii_case(text)))
-            }
-            Kind::Texts => match value.as_array() {
-                Some(list) => {
-                    let mut indexed = list.iter().enumerate();
-                    return indexed
-                        .try_for_each(|(at, element)| Kind::Text.check(&format!("{field}[{at}]"), element));
-                }
-                None => false,
-            },
-            Kind::Nqn => match text.map(Nqn::new) {
-                Some(Err(error)) => {
-                    return Err(Failure::parameter(field, Some(value), format!("{error}; must be {self}")));
-                }
-                Some(Ok(_)) => true,
-                None => false,
-            },
-            Kind::Uuid => text.and_then(|text| Uuid::parse_str(text).ok()).is_some_and(|it| !it.is_nil()),
-            Kind::Nguid => text.is_some_and(|text| nguid(text).is_some()),
-            Kind::Object(params) => match value.as_object() {
-                Some(object) => return check(object, params, &format!("{field}.")),
-                None => false,
-            },
-            Kind::Only(only) => serde_json::from_str(only).is_ok_and(|only: Value| only == *value),
-        };
-        if is_right { Ok(()) } else { Err(Failure::parameter(field, Some(value), format!("must be {self}"))) }
-    }
-}
-
-/// Returns an NGUID as 32 lower-case digits without hyphens; `None` if `text` is not [`Kind::Nguid`].
-pub fn nguid(text: &str) -> Option<String> {
-    let digits: String = text.chars().filter(|letter| *letter != '-').collect();
-    let is_hex = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    (is_hex && digits.bytes().any(|byte| byte != b'0')).then(|| digits.to_ascii_lowercase())
-}
-
-impl std::fmt::Display for Kind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Kind::Flag => f.write_str("true or false"),
-            Kind::Whole { min, max: u64::MAX } => write!(f, "a whole number from {min}"),
-            Kind::Whole { min, max } => write!(f, "a whole number from {min} to {max}"),
-            Kind::Number(numbers) => f.write_str(&alternatives(numbers.iter().map(u64::to_string))),
-            Kind::Text => write!(f, "a string of 1 to {TEXT_BYTES_MAX} bytes"),
-            Kind::Word(words) => f.write_str(&quoted(*words)),
-            Kind::Texts => f.write_str("a list of strings"),
-            Kind::Nqn => f.write_str("an NQN, like \"nqn.2026-01.io.spindle:a\""),
-            Kind::Uuid => f.write_str("a UUID, not all zeroes"),
-            Kind::Nguid => f.write_str("32 hexadecimal digits, not all zeroes"),
-            Kind::Object(params) => {
-                let names: Vec<_> = params.iter().map(|param| param.name).collect();
-                write!(f, "an object with {}", names.join(", "))
-            }
-            Kind::Only(only) => write!(f, "{only}: there is nothing else here"),
+fn check_value(kind: &Kind, field: &str, value: &Value) -> Result<(), Failure> {
+    let is_right = match (kind, value) {
+        (Kind::Object(params), Value::Object(object)) => return check(object, params, &format!("{field}.")),
+        (Kind::List(of), Value::Array(list)) => {
+            let mut indexed = list.iter().enumerate();
+            return indexed.try_for_each(|(at, element)| check_value(of, &format!("{field}[{at}]"), element));
         }
+        (Kind::Only(only), _) => serde_json::from_str(only).is_ok_and(|only: Value| only == *value),
+        (Kind::Word(words), Value::String(text)) => words.iter().any(|word| word.eq_ignore_ascii_case(text)),
+        (Kind::Nguid, Value::String(text)) => nguid(text).is_some(),
+        _ => match kind.value(scalar(value)) {
+            Ok(_) => true,
+            Err(None) => false,
+            Err(Some(reason)) => {
+                return Err(Failure::parameter(field, Some(value), format!("{reason}; must be {kind:#}")));
+            }
+        },
+    };
+    if is_right { Ok(()) } else { Err(Failure::parameter(field, Some(value), format!("must be {kind:#}"))) }
+}
+
+fn scalar(value: &Value) -> Scalar<'_> {
+    match value {
+        Value::Bool(flag) => Scalar::Flag(*flag),
+        Value::Number(number) => number.as_u64().map_or(Scalar::Other, Scalar::Integer),
+        Value::String(text) => Scalar::Text(text),
+        Value::Null | Value::Array(_) | Value::Object(_) => Scalar::Other,
     }
+}
+
+/// Returns an NGUID, which may have hyphens, as 32 lower-case digits; `None` if `text` is none.
+pub fn nguid(text: &str) -> Option<String> {
+    let digits = text.replace('-', "").to_ascii_lowercase();
+    Kind::Nguid.value(Scalar::Text(&digits)).ok().map(|_| digits)
 }
 
 #[cfg(test)]
@@ -243,17 +184,17 @@ mod tests {
 
     static PARAMS: &[Param] = &[
         required("nqn", Kind::Nqn, ""),
-        optional("nsid", Kind::Whole { min: 1, max: 9 }, ""),
+        optional("nsid", Kind::Integer { min: 1, max: 9 }, ""),
         optional("trtype", Kind::Word(&["tcp", "rdma"]), ""),
         optional("ana_reporting", Kind::Only("false"), ""),
         optional(
             "address",
-            Kind::Object(&[required("traddr", Kind::Text, ""), optional("trsvcid", Kind::Text, "")]),
+            Kind::Object(&[required("traddr", Kind::String, ""), optional("trsvcid", Kind::String, "")]),
             "",
         ),
         optional("uuid", Kind::Uuid, ""),
         optional("nguid", Kind::Nguid, ""),
-        optional("names", Kind::Texts, ""),
+        optional("names", Kind::List(&Kind::String), ""),
         optional("flag", Kind::Flag, ""),
     ];
 

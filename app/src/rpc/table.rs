@@ -1,47 +1,42 @@
 //! The table of methods. A parameter for a feature of SPDK that cannot be selected in Spindle has no effect.
 //! Most of these accept only the value that describes Spindle's behavior.
 
-use spindle_target::snapshot::NSID_MAX;
-
 use super::edit_disks::{attach, cache, create, create_file, delete, detach, resize};
 use super::methods::{Action, Change, Method, Read};
-use super::params::{Kind, Param, optional, required};
+use super::params::{Param, optional, required};
 use super::{config, edit, reads};
-use crate::config::CNTLID_MAX;
+use crate::config::Kind;
+use crate::config::kinds::{BLOCK_BYTES, CACHE_MODE, CACHE_POLICY, CNTLID, FAR_NSID, NSID, TRANSPORT};
 
 /// Selects one of SPDK's targets; Spindle has one.
 const TGT_NAME: Param = optional("tgt_name", Kind::Only("\"nvmf_tgt\""), "There is one target.");
 const NQN: Param = required("nqn", Kind::Nqn, "The subsystem.");
-const NAME: Param = required("name", Kind::Text, "The disk.");
-const ANY_NUMBER: Kind = Kind::Whole { min: 0, max: u64::MAX };
-const NEW_NAME: Param = required("name", Kind::Text, "Its name.");
-const BLOCKS: Param = required("num_blocks", Kind::Whole { min: 1, max: u64::MAX }, "Blocks.");
-const BLOCK_BYTES: Kind = Kind::Number(&[512, 4096]);
+const NAME: Param = required("name", Kind::String, "The disk.");
+const ANY_NUMBER: Kind = Kind::Integer { min: 0, max: u64::MAX };
+const NEW_NAME: Param = required("name", Kind::String, "Its name.");
+const BLOCKS: Param = required("num_blocks", Kind::Integer { min: 1, max: u64::MAX }, "Blocks.");
 const BLOCK_SIZE: Param = required("block_size", BLOCK_BYTES, "Bytes of a block.");
-const FILENAME: Param = required("filename", Kind::Text, "Path of the file or block device.");
+const FILENAME: Param = required("filename", Kind::String, "Path of the file or block device.");
 const NO_METADATA: Param = optional("md_size", ONLY_ZERO, "There is no metadata.");
 const NO_PROTECTION: Param = optional("dif_type", ONLY_ZERO, "There is no protection information.");
 const NO_DIF_LOCATION: Param = optional("dif_is_head_of_md", ONLY_FALSE, "The same.");
-const CNTLID: Kind = Kind::Whole { min: 1, max: CNTLID_MAX };
-const NSID: Kind = Kind::Whole { min: 1, max: NSID_MAX as u64 };
 const ONLY_FALSE: Kind = Kind::Only("false");
 const ONLY_ZERO: Kind = Kind::Only("0");
-const FABRIC_TRANSPORT: Kind = Kind::Word(&["tcp", "rdma"]);
 const ADDRESS_FAMILY: Kind = Kind::Word(&["ipv4", "ipv6"]);
 const LEVEL: Kind = Kind::Word(&["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"]);
 /// Disks have no UUID; namespaces do.
 const NO_UUID: Param = optional("uuid", Kind::Only("null"), "nvmf_subsystem_add_ns has it.");
-const NEW_SIZE: Param = required("new_size", Kind::Whole { min: 1, max: 1 << 42 }, "In MiB.");
+const NEW_SIZE: Param = required("new_size", Kind::Integer { min: 1, max: 1 << 42 }, "In MiB.");
 
 static ADDRESS: &[Param] = &[
-    required("trtype", FABRIC_TRANSPORT, "Transport."),
-    required("traddr", Kind::Text, "IP address."),
-    optional("trsvcid", Kind::Text, "Port."),
+    required("trtype", TRANSPORT, "Transport."),
+    required("traddr", Kind::String, "IP address."),
+    optional("trsvcid", Kind::String, "Port."),
     optional("adrfam", ADDRESS_FAMILY, "Family of the address."),
 ];
 
 static NAMESPACE: &[Param] = &[
-    required("bdev_name", Kind::Text, "The disk."),
+    required("bdev_name", Kind::String, "The disk."),
     optional("nsid", NSID, "Its number; without it the lowest that is free."),
     optional("uuid", Kind::Uuid, "By which hosts know it."),
     optional("nguid", Kind::Nguid, "The same."),
@@ -86,11 +81,11 @@ pub static METHODS: &[Method] = &[
     ]),
     read("nvmf_get_transports", reads::transports)
         .about("Transports, and what connections over them are limited to.")
-        .takes(&[optional("trtype", Kind::Text, "Only this one."), TGT_NAME]),
+        .takes(&[optional("trtype", Kind::String, "Only this one."), TGT_NAME]),
     change("nvmf_create_transport", edit::create_transport)
         .about("Transports are there; what the file fixes must be equal.")
         .takes(&[
-            required("trtype", FABRIC_TRANSPORT, "Transport."),
+            required("trtype", TRANSPORT, "Transport."),
             optional("max_queue_depth", ANY_NUMBER, "limits.queue_entries."),
             optional("max_io_qpairs_per_ctrlr", ANY_NUMBER, "limits.io_queues."),
             optional("in_capsule_data_size", ANY_NUMBER, "tcp.in_capsule."),
@@ -124,8 +119,8 @@ pub static METHODS: &[Method] = &[
         .about("A subsystem, without hosts, listeners and namespaces.")
         .takes(&[
             NQN,
-            optional("serial_number", Kind::Text, "Serial number."),
-            optional("model_number", Kind::Text, "Model number."),
+            optional("serial_number", Kind::String, "Serial number."),
+            optional("model_number", Kind::String, "Model number."),
             optional("allow_any_host", Kind::Flag, "Every host may connect."),
             optional("max_namespaces", ANY_NUMBER, "There is room for 1024, whatever is asked for."),
             optional("min_cntlid", CNTLID, "Lowest controller identifier."),
@@ -162,7 +157,11 @@ pub static METHODS: &[Method] = &[
         .takes(&[
             NQN,
             required("allow_any_host", Kind::Flag, "Or only those of the list."),
-            optional("hosts", Kind::Texts, "With false: the list from now on. Those in it stay connected."),
+            optional(
+                "hosts",
+                Kind::List(&Kind::String),
+                "With false: the list from now on. Those in it stay connected.",
+            ),
             TGT_NAME,
         ]),
     change("nvmf_subsystem_add_listener", edit::add_listener)
@@ -207,7 +206,7 @@ pub static METHODS: &[Method] = &[
     change("bdev_malloc_create", |edit, args| create(edit, args, "ram"))
         .about("A disk in memory (kind ram). Gives its name.")
         .takes(&[
-            optional("name", Kind::Text, "Its name; Malloc0 and so on without one."),
+            optional("name", Kind::String, "Its name; Malloc0 and so on without one."),
             BLOCKS,
             BLOCK_SIZE,
             NO_UUID,
@@ -262,12 +261,8 @@ pub static METHODS: &[Method] = &[
         .takes(&[
             NAME,
             required("size", ANY_NUMBER, "Bytes of pages, a multiple of 4096; 0 takes the cache away."),
-            optional(
-                "policy",
-                Kind::Word(&["s3-fifo", "lru"]),
-                "Which page goes; without it as it is, or s3-fifo.",
-            ),
-            optional("mode", Kind::Word(&["shared", "exclusive"]), "Without it as it is, or shared."),
+            optional("policy", CACHE_POLICY, "Which page goes; without it as it is, or s3-fifo."),
+            optional("mode", CACHE_MODE, "Without it as it is, or shared."),
             optional("read_ahead", ANY_NUMBER, "Bytes, as in the file. Without it as it is, or 256 KiB."),
             optional(
                 "sole_writer",
@@ -284,14 +279,14 @@ pub static METHODS: &[Method] = &[
              of its disks.",
         )
         .takes(&[
-            required("name", Kind::Text, "Of the controller; its disk is NAMEn1."),
+            required("name", Kind::String, "Of the controller; its disk is NAMEn1."),
             required("trtype", Kind::Word(&["pcie", "tcp", "rdma"]), "pcie: a drive bound to vfio-pci."),
-            required("traddr", Kind::Text, "PCI address, or IP address of another target."),
-            optional("trsvcid", Kind::Text, "Port; 4420 without one."),
+            required("traddr", Kind::String, "PCI address, or IP address of another target."),
+            optional("trsvcid", Kind::String, "Port; 4420 without one."),
             optional("adrfam", ADDRESS_FAMILY, "Family of the address."),
             optional("subnqn", Kind::Nqn, "Subsystem of the other target."),
             optional("hostnqn", Kind::Nqn, "As which host to connect."),
-            optional("namespace", Kind::Whole { min: 1, max: 0xffff_fffe }, "Which namespace; 1 without it."),
+            optional("namespace", FAR_NSID, "Which namespace; 1 without it."),
             optional("hdgst", ONLY_FALSE, "No digests."),
             optional("ddgst", ONLY_FALSE, "No digests."),
             optional("multipath", Kind::Only("\"disable\""), "There is one path."),
@@ -302,18 +297,18 @@ pub static METHODS: &[Method] = &[
         ]),
     change("bdev_nvme_detach_controller", detach)
         .about("Remove its disks and the namespaces of them.")
-        .takes(&[required("name", Kind::Text, "Of the controller.")]),
+        .takes(&[required("name", Kind::String, "Of the controller.")]),
     read("bdev_get_bdevs", reads::bdevs)
         .about("Disks. The space that a file uses, `bytes_used`, is that of an earlier question.")
         .takes(&[
-            optional("name", Kind::Text, "Only this one."),
+            optional("name", Kind::String, "Only this one."),
             optional("timeout", ANY_NUMBER, "It is not waited for."),
         ]),
     read("bdev_get_iostat", reads::iostat)
         .about("Traffic of each disk since the process was started, and what its cache has done.")
         .takes(&[
-            optional("name", Kind::Text, "Only this one."),
-            optional("names", Kind::Texts, "Only these."),
+            optional("name", Kind::String, "Only this one."),
+            optional("names", Kind::List(&Kind::String), "Only these."),
             optional("per_channel", Kind::Flag, "Of each core, as channels."),
             optional("by_host", Kind::Flag, "What a cache has done for each host, as hosts of it."),
             optional("reset_mode", Kind::Only("\"none\""), "Counters are never reset."),

@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::methods::{Action, Change, METHODS, validated};
-use super::params::{Args, Kind, Param};
+use super::params::{Args, Param};
 use super::wire::Request;
 use super::{Failure, INVALID_PARAMS, METHOD_NOT_FOUND};
+use crate::config::Kind;
 
 type Given = Map<String, Value>;
 
@@ -52,16 +53,24 @@ fn long() -> String {
 fn right(kind: &Kind) -> Value {
     match kind {
         Kind::Flag => json!(true),
-        Kind::Whole { max, .. } => json!(max),
+        Kind::Integer { max, .. } => json!(max),
         Kind::Number(numbers) => json!(numbers[0]),
-        Kind::Text => json!("x".repeat(4096)),
+        Kind::String => json!("x".repeat(4096)),
         Kind::Word(words) => json!(words[0].to_ascii_uppercase()),
-        Kind::Texts => json!(["a", "b"]),
+        Kind::List(_) => json!(["a", "b"]),
         Kind::Nqn => json!("n".repeat(223)),
         Kind::Uuid => json!("6f1b3b7e-9d7a-5c1e-8a55-0d9f3c2b1a00"),
         Kind::Nguid => json!("6f1b3b7e9d7a5c1e8a550d9f3c2b1a00"),
         Kind::Object(params) => right_of(params, true).into(),
         Kind::Only(only) => serde_json::from_str(only).expect("JSON"),
+        Kind::Size { .. }
+        | Kind::Text { .. }
+        | Kind::Address
+        | Kind::Path
+        | Kind::SocketOrNone
+        | Kind::PciAddress
+        | Kind::Section(_)
+        | Kind::Sections(_) => panic!("{kind}: no parameter is of this kind"),
     }
 }
 
@@ -78,8 +87,8 @@ fn wrong_of_its_type(kind: &Kind) -> Vec<Value> {
         None => serde_json::from_str("18446744073709551616").expect("JSON"),
     };
     match kind {
-        Kind::Flag | Kind::Texts | Kind::Object(_) => Vec::new(),
-        Kind::Whole { min, max } => {
+        Kind::Flag | Kind::List(_) | Kind::Object(_) => Vec::new(),
+        Kind::Integer { min, max } => {
             let below = min.checked_sub(1).map_or(json!(-1), |less| json!(less));
             vec![below, beyond(*max), json!(-1), json!(0.5), json!(i64::MIN), json!(1e30)]
         }
@@ -87,7 +96,7 @@ fn wrong_of_its_type(kind: &Kind) -> Vec<Value> {
             let near = numbers.iter().flat_map(|it| [json!(it - 1), json!(it + 1)]);
             near.chain([json!(0), json!(-1), json!(0.5), beyond(u64::MAX)]).collect()
         }
-        Kind::Text => vec![json!(""), json!(long())],
+        Kind::String => vec![json!(""), json!(long())],
         Kind::Word(words) => vec![json!(""), json!(long()), json!(format!("{}x", words[0]))],
         Kind::Nqn => vec![json!(""), json!("n".repeat(224)), json!("nqn.a\nb")],
         Kind::Uuid => {
@@ -109,6 +118,14 @@ fn wrong_of_its_type(kind: &Kind) -> Vec<Value> {
             Value::Null => Vec::new(),
             Value::Array(_) | Value::Object(_) => panic!("{only}: no such parameter is there"),
         },
+        Kind::Size { .. }
+        | Kind::Text { .. }
+        | Kind::Address
+        | Kind::Path
+        | Kind::SocketOrNone
+        | Kind::PciAddress
+        | Kind::Section(_)
+        | Kind::Sections(_) => panic!("{kind}: no parameter is of this kind"),
     }
 }
 
@@ -118,9 +135,9 @@ fn wrong(kind: &Kind) -> Vec<Wrong> {
     let is_other = |value: &Value| std::mem::discriminant(value) != std::mem::discriminant(&its);
     let others = types.into_iter().filter(is_other);
     let whole =
-        |value: Value| Wrong { given: value.clone(), part: "", value, allowed: format!("must be {kind}") };
+        |value: Value| Wrong { given: value.clone(), part: "", value, allowed: format!("must be {kind:#}") };
     let mut wrong: Vec<_> = others.chain(wrong_of_its_type(kind)).map(whole).collect();
-    if matches!(kind, Kind::Texts) {
+    if matches!(kind, Kind::List(_)) {
         let elements = [json!(7), json!(null), json!(""), json!(long()), json!(["a"])];
         wrong.extend(elements.into_iter().map(|element| {
             let allowed = "must be a string of 1 to 4096 bytes".to_owned();
@@ -152,7 +169,7 @@ fn cases(params: &[Param], path: &str, kinds: &mut HashSet<std::mem::Discriminan
             let mut without = required.clone();
             without.remove(param.name);
             for given in [without, with(param.name, json!(null))] {
-                let allowed = format!("must be given: {}", param.kind);
+                let allowed = format!("must be given: {:#}", param.kind);
                 cases.push(Case { given, field: field.clone(), value: json!(null), allowed });
             }
         }

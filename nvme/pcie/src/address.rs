@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Address of a PCI function; its text is `domain:bus:device.function` in hexadecimal, as in `0000:01:00.0`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     domain: u32,
     bus: u8,

@@ -28,7 +28,7 @@ use crate::affinity::current_node;
 pub const PIECES_MAX: usize = 32;
 
 /// Size and count of the buffers of one zone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ZoneSpec {
     /// Bytes of each buffer. For [`Pool::new`]: a multiple of 4096, at most 64 MiB.
     pub buffer_bytes: u32,

@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::unmaps::unmaps;
 
 /// Kind of memory pages of a region: requested, or obtained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Pages {
     /// The machine's base pages (4 KiB).
     Base,
     /// Base pages, with the advice to back them by transparent huge pages (2 MiB). Needs no set-up; the
     /// default.
+    #[default]
     Transparent,
     /// Reserved huge pages (`vm.nr_hugepages`). [`Region::map`] falls back to [`Pages::Transparent`] when too
     /// few are free.

@@ -14,7 +14,7 @@
 //! | `miss` | the same with a cold cache in front |
 //! | `file-read`, `file-write` | [`BlankFile`], whose commands end in a poll, with a cold cache in front |
 //!
-//! `file-read` and `file-write` have the layers of a file with a cache: `SwitchedCore`, `CachedCore` and
+//! `file-read` and `file-write` have the layers of a file with a cache: `CachedCore`, `CoreCache` and
 //! `BackendCore`, which keeps each command until the poll of the turn ends it, as it does for a file in the
 //! page cache. The replies are sent after the poll. In `miss` there is no `BackendCore`, and time stands
 //! still: the cache's budget is spent after 64 pages, and nearly every later read passes around it. In

@@ -341,7 +341,8 @@ fn disks_whose_keys_do_not_fit_their_kind() {
 /// Such a kind would pass the schema and have no plan.
 #[test]
 fn every_kind_of_the_schema_has_a_plan() {
-    use crate::config::schema::{self, Kind};
+    use crate::config::kind::Kind;
+    use crate::config::schema;
     use crate::config::validate::disks::NOT_SERVED;
     let sections = schema::sections();
     let (.., keys) = sections.iter().find(|(heading, ..)| heading == "[[disk]]").expect("disks");

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::config::Config;
-use crate::config::schema::{self, Key, Kind, Preset};
+use crate::config::kind::Kind;
+use crate::config::schema::{self, Preset};
 use crate::identity::{self, Data};
 
 fn repository(path: &str) -> String {
@@ -25,68 +26,26 @@ fn keys(text: &str) -> Vec<(String, String, String, bool)> {
     found
 }
 
-/// The words of a comment in lines of at most 110 characters, each after the first with its `# `.
-fn wrapped(words: &str) -> String {
-    let (mut text, mut column) = (String::new(), 2);
-    for word in words.split(' ') {
-        if column + word.len() > 110 {
-            text.push_str("\n# ");
-            column = 2;
-        } else if column > 2 {
-            text.push(' ');
-        }
-        text.push_str(word);
-        column += word.len() + 1;
-    }
-    text
-}
-
-/// The lines of the example for a key, to be pasted; a key without a fixed default is commented out.
-fn example(key: &Key) -> String {
-    let line = match key.preset {
-        Preset::Fixed(preset) => format!("{} = {preset}", key.name),
-        Preset::Required | Preset::Derived(_) | Preset::Section | Preset::FormerName => {
-            format!("#{} = VALUE", key.name)
-        }
-    };
-    format!("# {}\n{line}", wrapped(key.about))
-}
-
-#[test]
-fn a_missing_key_is_printed_as_the_example_needs_it() {
-    let (_, _, limits) =
-        schema::sections().into_iter().find(|(heading, ..)| heading == "[limits]").expect("limits");
-    let key = |name| limits.iter().find(|key| key.name == name).expect("a key");
-    let text = example(key("keep_alive_ms_max"));
-    let (about, line) = text.rsplit_once('\n').expect("two lines");
-    assert_eq!(line, "keep_alive_ms_max = 3600000");
-    assert!(
-        about.lines().count() > 1 && about.lines().all(|line| line.starts_with("# ") && line.len() <= 110)
-    );
-    let words = about.lines().filter_map(|line| line.strip_prefix("# ")).collect::<Vec<_>>().join(" ");
-    assert_eq!(words, key("keep_alive_ms_max").about);
-}
-
 /// Where the example deliberately differs from the default, and says so.
 const OTHER_THAN_DEFAULT: [(&str, &str); 1] = [("[[subsystem]]", "allow_any_host")];
 
 #[test]
 fn the_example_has_every_key_with_its_default_and_its_reason() {
-    let text = repository("conf/spindle.toml");
-    let found = keys(&text);
-    let words = text.lines().filter_map(|line| line.strip_prefix("# ")).collect::<Vec<_>>().join(" ");
-    for (heading, section, keys) in schema::sections() {
-        assert!(words.contains(section.about), "{heading}: {}", section.about);
-        for key in keys.iter().filter(|key| key.is_documented()) {
-            let mut of_key =
-                found.iter().filter(|(its, name, ..)| *its == heading && name == key.name).peekable();
-            assert!(of_key.peek().is_some(), "conf/spindle.toml: add to {heading}:\n\n{}", example(key));
-            let about = format!("# {}", wrapped(key.about));
-            assert!(words.contains(key.about), "conf/spindle.toml: {heading} {} needs:\n\n{about}", key.name);
+    let found = keys(&repository("conf/spindle.toml"));
+    for (heading, _, keys) in schema::sections() {
+        assert!(
+            schema::comment(&heading, &heading).is_some(),
+            "conf/spindle.toml: a comment above {heading}"
+        );
+        for key in keys.iter().filter(|key| key.section().is_none()) {
+            let name = key.name;
+            let mut of_key = found.iter().filter(|(its, key, ..)| *its == heading && key == name).peekable();
+            assert!(of_key.peek().is_some(), "conf/spindle.toml: {heading} has no {name}");
+            assert!(schema::comment(&heading, name).is_some(), "conf/spindle.toml: {heading}: why {name}?");
             if let Preset::Fixed(preset) = key.preset
-                && !OTHER_THAN_DEFAULT.contains(&(heading.as_str(), key.name))
+                && !OTHER_THAN_DEFAULT.contains(&(heading.as_str(), name))
             {
-                for (_, name, value, _) in of_key {
+                for (.., value, _) in of_key {
                     assert_eq!(value, preset, "{heading} {name}");
                 }
             }

@@ -97,7 +97,7 @@ fn every_value_has_every_key() {
             continue;
         }
         assert!(EVERY_VALUE.contains(&heading), "EVERY_VALUE has no section {heading}");
-        for key in keys.iter().filter(|key| key.is_documented()) {
+        for key in keys.iter().filter(|key| key.section().is_none()) {
             assert!(names.contains(&key.name), "EVERY_VALUE gives no value to {heading} {}", key.name);
         }
     }
@@ -380,27 +380,6 @@ fn what_is_allowed_but_perhaps_not_meant_is_noted() {
     for cuts in [[small, &file, LISTENER], [small, &ram("a"), &rdma], ["", &file, &rdma]] {
         assert!(!notes(&cuts.concat(), &machine()).contains("bulk_unit"), "{cuts:?}");
     }
-}
-
-#[test]
-fn the_former_huge_pages_of_a_disk_are_its_pages_and_not_told_of() {
-    let of = |more: &str| [LISTENER, &ram("h"), more].concat();
-    let pages = |more: &str| {
-        let DiskKind::Ram { pages, .. } = plan(&of(more)).disks[0].kind else { panic!("a RAM disk") };
-        pages
-    };
-    assert_eq!((pages(""), pages("pages = \"base\"\n")), (Pages::Transparent, Pages::Base));
-    assert_eq!((pages("pages = \"huge\"\n"), pages("huge_pages = true\n")), (Pages::Huge, Pages::Huge));
-    assert_eq!(pages("huge_pages = false\n"), Pages::Transparent);
-    assert_eq!(
-        errors(&of("huge_pages = true\npages = \"base\"\n")),
-        ["t.toml:7: disk[0].huge_pages = true: is the former name of pages, which is given as well; leave \
-             it out"]
-    );
-    assert!(errors(&of("huge_pages = 1\n"))[0].contains("must be true or false"));
-    let null = [LISTENER, &null("n"), "huge_pages = true\n"].concat();
-    assert!(errors(&null)[0].contains("a null disk has no memory of its own"));
-    assert!(!crate::config::reference().contains("huge_pages"));
 }
 
 #[test]

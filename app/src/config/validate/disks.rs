@@ -5,19 +5,18 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
-use spindle_nvme_initiator::{Host, OptimisticOptions, Target};
+use spindle_nvme_initiator::OptimisticOptions;
 use spindle_nvme_pcie::PciAddress;
-use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
-use spindle_target_disk::{CacheMode, CacheSpec, DelaySpec, PolicyKind};
+use spindle_target_disk::{CacheSpec, DelaySpec, PolicyKind};
 
 use super::super::document::{Errors, Location, Node};
 use super::super::machine::{self, BackingFile, Machine, PathState};
 use super::super::path_probe::{PathFacts, Paths};
 use super::super::plan::{DiskKind, DiskMedium, DiskPlan};
+use super::super::schema::Preset;
 use super::super::tree::Located;
 use super::subsystems::Unique;
 use crate::size::Bytes;
@@ -92,8 +91,8 @@ fn new_disk(
     errors: &Errors,
 ) -> Option<Arc<DiskPlan>> {
     let mut plan = disk(node, machine, paths, errors)?;
-    plan.cache = cache(node, &plan.kind, pages, errors);
-    plan.delay = delay(node, errors);
+    add_cache(node, &mut plan, pages, errors);
+    add_delay(node, &mut plan, errors);
     Some(Arc::new(plan))
 }
 
@@ -114,36 +113,37 @@ fn check_far(node: &Node, plan: &DiskPlan, far: &mut Unique<((&'static str, Stri
     }
 }
 
+/// Returns a disk without cache and delay.
 fn disk(node: &Node, machine: &Machine, paths: &Paths, errors: &Errors) -> Option<DiskPlan> {
-    let kind = kind_of(node, errors)?;
-    refuse_foreign_keys(node, &kind, errors);
-    match kind.as_str() {
-        "ram" => {
-            let pages = ram_pages(node, errors);
-            let is_populated = node.get("populate");
-            memory_disk(node, DiskKind::Ram { pages, is_populated, has_seals: false }, errors)
-        }
-        "null" => memory_disk(node, DiskKind::Null, errors),
-        "file" => file_disk(node, paths, errors),
-        "nvme" => nvme_disk(node, machine, errors),
-        "ng" => ng_disk(node, paths, errors),
-        "remote" => remote_disk(node, errors),
+    let word = kind_of(node, errors)?;
+    refuse_foreign_keys(node, &word, errors);
+    refuse_missing_keys(node, &word, errors);
+    let Some(kind) = DiskKind::named(&word) else {
         // Unreachable: the schema allows no other kind, which a test checks.
-        _ => {
-            node.refuse("kind", errors, NOT_SERVED);
-            None
+        node.refuse("kind", errors, NOT_SERVED);
+        return None;
+    };
+    let mut disk = DiskPlan::blank(kind);
+    node.fill(&mut disk);
+    match &disk.kind {
+        DiskKind::Ram { .. } | DiskKind::Null => {
+            let (size, block_bytes) = size_and_block_bytes(node, errors);
+            if size.is_none() && node.is_absent("size") {
+                node.refuse("size", errors, format!("missing; a {word} disk needs one, like \"1GiB\""));
+            }
+            size.and(block_bytes)?;
         }
+        DiskKind::File { .. } => {
+            let (size, block_bytes) = size_and_block_bytes(node, errors);
+            let (bytes, medium) = size_and_medium(node, size, block_bytes.unwrap_or(512), paths, errors)?;
+            block_bytes?;
+            (disk.bytes, disk.medium) = (bytes, medium);
+        }
+        DiskKind::Nvme { .. } => check_drive(node, machine, errors)?,
+        DiskKind::Ng { .. } => disk.medium = ng_medium(node, paths, errors)?,
+        DiskKind::Remote { .. } => check_target(node, errors)?,
     }
-}
-
-/// Returns the pages of a RAM disk. `huge_pages = true` is the former spelling of `pages = "huge"`; an error
-/// with both keys.
-fn ram_pages(node: &Node, errors: &Errors) -> Pages {
-    let Some(former) = node.given::<bool>("huge_pages") else { return super::pages(node) };
-    if node.location_of("pages").is_some() {
-        former.refuse(errors, "is the former name of pages, which is given as well; leave it out");
-    }
-    if former.value { Pages::Huge } else { Pages::Transparent }
+    Some(disk)
 }
 
 /// Returns capacity in bytes and block size. `None`: not set, or invalid. Checks that the capacity is a
@@ -157,32 +157,6 @@ fn size_and_block_bytes(node: &Node, errors: &Errors) -> (Option<Located<u64>>, 
         size.refuse(errors, format!("must be a multiple of block_bytes = {block_bytes}"));
     }
     (size, block_bytes)
-}
-
-/// Returns a disk without cache and delay, which [`plan`] adds.
-fn uncached_plan(node: &Node, (block_bytes, bytes): (u32, u64), kind: DiskKind) -> DiskPlan {
-    let (name, medium_id) = (node.get("name"), medium_id(node));
-    let medium = DiskMedium::default();
-    DiskPlan { name, block_bytes, bytes, kind, medium, medium_id, cache: None, delay: None }
-}
-
-/// Validates a `ram` or `null` disk.
-fn memory_disk(node: &Node, kind: DiskKind, errors: &Errors) -> Option<DiskPlan> {
-    let (size, block_bytes) = size_and_block_bytes(node, errors);
-    if size.is_none() && node.is_absent("size") {
-        let words = format!("missing; a {} disk needs one, like \"1GiB\"", kind.name());
-        node.refuse("size", errors, words);
-    }
-    Some(uncached_plan(node, (block_bytes?, size?.value), kind))
-}
-
-fn file_disk(node: &Node, paths: &Paths, errors: &Errors) -> Option<DiskPlan> {
-    let (size, block_bytes) = size_and_block_bytes(node, errors);
-    let (path, bytes, medium) = path_and_size(node, size, block_bytes.unwrap_or(512), paths, errors)?;
-    let (is_read_only, create) = (node.get("read_only"), node.get("create"));
-    let (is_direct, is_polled) = (node.get("direct"), node.get("poll"));
-    let kind = DiskKind::File { path, is_read_only, create, is_direct, is_polled };
-    Some(DiskPlan { medium, ..uncached_plan(node, (block_bytes?, bytes), kind) })
 }
 
 /// Returns the kind; without the key `kind`, the kind of the key `nvme` or `ng`. `None`: none of these keys
@@ -201,14 +175,9 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
     Some(kind.value)
 }
 
-/// Validates an `nvme` disk, whose size is known once the disk is open. A drive without vfio-pci as its
-/// driver is an error. An absent drive is an error only in `spindle check`; at the start the other disks are
-/// served.
-fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan> {
-    if node.is_absent("nvme") {
-        let words = "missing; an nvme disk needs the PCI address of its drive, like \"0000:01:00.0\"";
-        node.refuse("nvme", errors, words);
-    }
+/// Checks the drive of an `nvme` disk. A drive without vfio-pci as its driver is an error. An absent drive is
+/// an error only in `spindle check`; at the start the other disks are served. `None`: the address is invalid.
+fn check_drive(node: &Node, machine: &Machine, errors: &Errors) -> Option<()> {
     let address = node.find::<PciAddress>("nvme")?;
     let found = match machine::probe_nvme_function(address.value) {
         Ok(false) if !machine.is_for_start => {
@@ -219,18 +188,12 @@ fn nvme_disk(node: &Node, machine: &Machine, errors: &Errors) -> Option<DiskPlan
     if let Err(error) = found {
         address.refuse(errors, format!("must be a drive of this machine: {error}"));
     }
-    let kind = DiskKind::Nvme { address: address.value, namespace: node.get("namespace") };
-    Some(uncached_plan(node, (0, 0), kind))
+    Some(())
 }
 
-/// Validates an `ng` disk, whose size is known once the disk is open.
-fn ng_disk(node: &Node, paths: &Paths, errors: &Errors) -> Option<DiskPlan> {
-    if node.is_absent("ng") {
-        let words = "missing; an ng disk needs the generic device of its namespace, like \"/dev/ng0n1\"";
-        node.refuse("ng", errors, words);
-    }
+/// Returns the medium of an `ng` disk; `None` without a valid path.
+fn ng_medium(node: &Node, paths: &Paths, errors: &Errors) -> Option<DiskMedium> {
     let path = node.find::<PathBuf>("ng")?;
-    let is_read_only: bool = node.get("read_only");
     let facts = paths.facts(&path.value);
     let medium = match &facts.ng_block {
         // The generic device has the same identity as its block device: both are one medium.
@@ -254,72 +217,45 @@ fn ng_disk(node: &Node, paths: &Paths, errors: &Errors) -> Option<DiskPlan> {
     if !medium.is_away {
         check_medium_id(node, &path.value, &facts, errors);
     }
-    let kind = DiskKind::Ng { path: path.value, is_read_only };
-    Some(DiskPlan { medium, ..uncached_plan(node, (0, 0), kind) })
+    Some(medium)
 }
 
-/// Validates a `remote` disk, whose size is known once the disk is open. Does not contact the far target.
-fn remote_disk(node: &Node, errors: &Errors) -> Option<DiskPlan> {
-    for (key, example) in [("address", "192.0.2.7:4420"), ("nqn", "nqn.2026-01.io.spindle:far")] {
-        if node.is_absent(key) {
-            let words = format!("missing; a remote disk needs that of the other target, like \"{example}\"");
-            node.refuse(key, errors, words);
-        }
-    }
-    let (address, nqn) = (node.find::<SocketAddr>("address")?, node.find::<Nqn>("nqn")?);
+/// Checks the keys of a `remote` disk, without contacting the far target. `None`: it has no valid address or
+/// subsystem.
+fn check_target(node: &Node, errors: &Errors) -> Option<()> {
+    let (_, nqn) = (node.find::<SocketAddr>("address")?, node.find::<Nqn>("nqn")?);
     if nqn.value.is_discovery() {
         nqn.refuse(errors, "must be a subsystem with namespaces; this is the discovery service");
     }
-    let host =
-        node.given::<Nqn>("host_nqn").map_or_else(Host::of_this_machine, |at| Host::from_nqn(at.value));
-    let transport = super::subsystems::transport(node);
-    let target = Target { transport, address: address.value, nqn: nqn.value, host };
-    let ms = |key| Duration::from_millis(node.get::<u64>(key));
-    let kind = DiskKind::Remote {
-        target: Box::new(target),
-        namespace: node.get("namespace"),
-        command_timeout: ms("command_timeout_ms"),
-        quiesce: ms("quiesce_ms"),
-        optimistic: optimistic(node, errors),
-    };
-    Some(uncached_plan(node, (0, 0), kind))
-}
-
-/// Returns the settings of optimistic reads; `None` without them.
-fn optimistic(node: &Node, errors: &Errors) -> Option<OptimisticOptions> {
-    let pages = node.get::<u64>("optimistic_pages");
-    let directory_pages = usize::try_from(pages).unwrap_or(usize::MAX);
-    let options = OptimisticOptions { directory_pages, is_eager: node.get::<bool>("optimistic_eager") };
     if node.get::<bool>("optimistic") {
-        return Some(options);
+        return Some(());
     }
     // The default may be written out, as in conf/spindle.toml.
-    let default = OptimisticOptions::default();
+    let OptimisticOptions { directory_pages, is_eager } = OptimisticOptions::default();
     let is_set = [
-        ("optimistic_pages", options.directory_pages != default.directory_pages),
-        ("optimistic_eager", options.is_eager != default.is_eager),
+        ("optimistic_pages", node.get::<usize>("optimistic_pages") != directory_pages),
+        ("optimistic_eager", node.get::<bool>("optimistic_eager") != is_eager),
     ];
     for (key, _) in is_set.into_iter().filter(|(_, is_set)| *is_set) {
         if let Some(location) = node.location_of(key) {
             location.refuse(errors, "has no effect without optimistic = true; set that, or leave it out");
         }
     }
-    None
+    Some(())
 }
 
-/// Validates `[disk.cache]` of a disk; `None` without the section or its size.
-fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<CacheSpec> {
-    let section = node.section("cache");
+/// Adds `[disk.cache]` of a disk, if there is such a section with a size.
+fn add_cache(node: &Node, disk: &mut DiskPlan, pages: Pages, errors: &Errors) {
+    let (section, kind) = (node.section("cache"), &disk.kind);
     if !section.is_given {
-        return None;
+        return;
     }
     if !kind.can_have_cache() {
         let allowed = "a cache is for kind = \"file\", \"nvme\", \"ng\" or \"remote\"";
         let words = format!("{} disk has its data in memory already; {allowed}", with_article(kind.name()));
         section.location.refuse(errors, words);
     }
-    let is_remote = matches!(kind, DiskKind::Remote { .. });
-    match (section.get::<bool>("sole_writer"), is_remote) {
+    match (section.get::<bool>("sole_writer"), matches!(kind, DiskKind::Remote { .. })) {
         (false, true) => {
             let words = "must be true for a remote disk: it says that only this process writes to the far \
                          namespace, as the cache does not see other writes";
@@ -335,65 +271,27 @@ fn cache(node: &Node, kind: &DiskKind, pages: Pages, errors: &Errors) -> Option<
     if section.is_absent("size") {
         section.refuse("size", errors, "missing; a cache needs one, like \"1GiB\"");
     }
-    let is = |key: &str, word: &str| section.get::<String>(key) == word;
-    let policy = if is("policy", "lru") { PolicyKind::Lru } else { PolicyKind::S3Fifo };
-    let mode = if is("mode", "exclusive") { CacheMode::Exclusive } else { CacheMode::Shared };
-    // The schema bounds the value by READ_AHEAD_BYTES_MAX, which fits a u32.
-    let read_ahead = u32::try_from(section.get::<u64>("read_ahead")).unwrap_or(0);
-    Some(CacheSpec {
-        bytes: section.find::<u64>("size")?.value,
-        policy,
-        mode,
-        read_ahead,
-        pages,
-        has_seals: false,
-        is_resident: true,
-        is_paced: true,
-    })
+    let empty = CacheSpec::new(0, PolicyKind::S3Fifo, pages);
+    disk.cache =
+        section.find::<u64>("size").map(|_| CacheSpec { is_resident: true, is_paced: true, ..empty });
+    section.fill(disk);
 }
 
-/// Validates `[disk.delay]` of a disk; `None` without the section. A section without any delay is an error.
-fn delay(node: &Node, errors: &Errors) -> Option<DelaySpec> {
+/// Adds `[disk.delay]` of a disk, if there is such a section. One without any delay is an error.
+fn add_delay(node: &Node, disk: &mut DiskPlan, errors: &Errors) {
     let section = node.section("delay");
     if !section.is_given {
-        return None;
+        return;
     }
-    let keys = ["latency_us", "bandwidth", "seek_us"];
-    let values = keys.map(|key| section.find::<u64>(key).map(|at| at.value));
-    let [latency_us, bandwidth, seek_us] = values;
-    let (latency_us, seek_us) = (latency_us.unwrap_or(0), seek_us.unwrap_or(0));
+    disk.delay = Some(DelaySpec::default());
+    section.fill(disk);
     // An invalid value already has its own error.
-    let is_wrong = keys.iter().zip(values).any(|(key, value)| value.is_none() && !section.is_absent(key));
-    if latency_us == 0 && seek_us == 0 && bandwidth.is_none() && !is_wrong {
+    if disk.delay == Some(DelaySpec::default()) && section.leaves.values().all(Option::is_some) {
         let words =
             "delays nothing; set latency_us or seek_us above 0, or bandwidth, or leave the section out";
         section.location.refuse(errors, words);
     }
-    Some(DelaySpec { latency: Nanos::from_us(latency_us), bandwidth, seek: Nanos::from_us(seek_us) })
 }
-
-/// Keys that only disks of some kinds have, with these kinds. [`refuse_foreign_keys`] itself checks `size`,
-/// `block_bytes`, `pages` and `huge_pages`.
-const KIND_KEYS: [(&str, &[&str]); 18] = [
-    ("path", &["file"]),
-    ("populate", &["ram"]),
-    ("read_only", &["file", "ng"]),
-    ("create", &["file"]),
-    ("direct", &["file"]),
-    ("poll", &["file"]),
-    ("ng", &["ng"]),
-    ("medium_id", &["file", "nvme", "ng", "remote"]),
-    ("nvme", &["nvme"]),
-    ("namespace", &["nvme", "remote"]),
-    ("address", &["remote"]),
-    ("transport", &["remote"]),
-    ("nqn", &["remote"]),
-    ("host_nqn", &["remote"]),
-    ("command_timeout_ms", &["remote"]),
-    ("quiesce_ms", &["remote"]),
-    ("optimistic", &["remote"]),
-    ("optimistic_pages", &["remote"]),
-];
 
 /// Returns the kind with its article: `a file`, `an nvme`.
 fn with_article(kind: &str) -> String {
@@ -403,47 +301,46 @@ fn with_article(kind: &str) -> String {
 
 /// Refuses keys of other kinds, which would have no effect.
 fn refuse_foreign_keys(node: &Node, kind: &str, errors: &Errors) {
-    for (key, of) in KIND_KEYS.iter().filter(|(_, of)| !of.contains(&kind)) {
-        if let Some(location) = node.location_of(key) {
-            let of = quoted(*of).replace(", ", " or ");
-            location
-                .refuse(errors, format!("{} disk has no {key}; it is for kind = {of}", with_article(kind)));
-        }
+    for key in node.keys.iter().filter(|key| !key.is_of(kind)) {
+        let Some(location) = node.location_of(key.name) else { continue };
+        let (name, disk) = (key.name, format!("{} disk", with_article(kind)));
+        let words = match name {
+            "size" | "block_bytes" => {
+                let by = if kind == "remote" { "other target" } else { "drive" };
+                format!("the {by} says the {name} of its namespace; leave it out")
+            }
+            "pages" => format!("{disk} has no memory of its own; it is for kind = \"ram\""),
+            _ => {
+                format!("{disk} has no {name}; it is for kind = {}", key.disk_kinds())
+            }
+        };
+        location.refuse(errors, words);
     }
-    if ["nvme", "ng", "remote"].contains(&kind) {
-        let by = if kind == "remote" { "other target" } else { "drive" };
-        for (key, location) in ["size", "block_bytes"].map(|key| (key, node.location_of(key))) {
-            let words = || format!("the {by} says the {key} of its namespace; leave it out");
-            location.into_iter().for_each(|location| location.refuse(errors, words()));
-        }
-    }
-    for key in ["pages", "huge_pages"] {
-        if let Some(location) = node.location_of(key).filter(|_| kind != "ram") {
-            let words =
-                format!("{} disk has no memory of its own; it is for kind = \"ram\"", with_article(kind));
-            location.refuse(errors, words);
+}
+
+fn refuse_missing_keys(node: &Node, kind: &str, errors: &Errors) {
+    for key in node.keys.iter().filter(|key| key.is_of(kind)) {
+        let Preset::Needed(needs) = key.preset else { continue };
+        if node.is_absent(key.name) {
+            node.refuse(key.name, errors, format!("missing; {} disk needs {needs}", with_article(kind)));
         }
     }
 }
 
-/// Returns path, size in bytes and medium of a file disk; `None` after an error that leaves one of the first
-/// two unknown.
-fn path_and_size(
+/// Returns size in bytes and medium of a file disk; `None` after an error that leaves the size unknown.
+fn size_and_medium(
     node: &Node,
     size: Option<Located<u64>>,
     block_bytes: u32,
     paths: &Paths,
     errors: &Errors,
-) -> Option<(PathBuf, u64, DiskMedium)> {
-    if node.is_absent("path") {
-        node.refuse("path", errors, "missing; a file disk needs one, like \"/var/lib/spindle/disk0.img\"");
-    }
+) -> Option<(u64, DiskMedium)> {
     let path = node.find::<PathBuf>("path")?;
     let facts = paths.facts(&path.value);
     let state = match &facts.state {
         Ok(state) => state,
         Err(error) if paths.may_be_away && may_come(error) => {
-            return Some((path.value, size.map_or(0, |size| size.value), DiskMedium::away()));
+            return Some((size.map_or(0, |size| size.value), DiskMedium::away()));
         }
         Err(error) => {
             path.refuse(errors, format!("must be a file or block device that can be looked at: {error}"));
@@ -491,7 +388,7 @@ fn path_and_size(
         path.refuse(errors, format!("must be one that this process may {verb}: {error}"));
     }
     check_medium_id(node, &path.value, &facts, errors);
-    Some((path.value, bytes, medium_of(state)))
+    Some((bytes, medium_of(state)))
 }
 
 fn medium_of(state: &PathState) -> DiskMedium {
@@ -499,10 +396,6 @@ fn medium_of(state: &PathState) -> DiskMedium {
         PathState::Regular(medium) | PathState::Block(medium) => DiskMedium::known(medium.identity),
         PathState::Missing { .. } | PathState::Other(_) => DiskMedium::default(),
     }
-}
-
-fn medium_id(node: &Node) -> Option<String> {
-    node.given::<String>("medium_id").map(|at| at.value)
 }
 
 /// Checks the medium at `path` against `medium_id`; `snapshot` checks the open disk again. sysfs may lack
@@ -593,7 +486,7 @@ fn may_come(error: &io::Error) -> bool {
     !matches!(error.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput)
 }
 
-/// Returns path, size and medium of a file that does not exist yet; an error without `create`, unless the
+/// Returns size and medium of a file that does not exist yet; an error without `create`, unless the
 /// file may be away.
 fn missing_file(
     node: &Node,
@@ -602,11 +495,11 @@ fn missing_file(
     has_directory: bool,
     may_be_away: bool,
     errors: &Errors,
-) -> Option<(PathBuf, u64, DiskMedium)> {
+) -> Option<(u64, DiskMedium)> {
     let create = node.find::<bool>("create")?;
     if !create.value {
         if may_be_away {
-            return Some((path.value.clone(), size.map_or(0, |size| size.value), DiskMedium::away()));
+            return Some((size.map_or(0, |size| size.value), DiskMedium::away()));
         }
         path.refuse(errors, "there is no such file; create = true with a size makes a sparse one");
         return None;
@@ -623,5 +516,5 @@ fn missing_file(
         create.refuse(errors, format!("a file that is made needs a size as well, like size = \"{size}\""));
     }
     let medium = if has_directory { DiskMedium::default() } else { DiskMedium::away() };
-    Some((path.value.clone(), size?.value, medium))
+    Some((size?.value, medium))
 }

@@ -23,7 +23,7 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
     let mut listeners = Vec::new();
     for node in nodes {
         let Some(address) = node.find::<SocketAddr>("address") else { continue };
-        let transport = transport(node);
+        let transport: TransportKind = node.get("transport");
         let is_taken = |(kind, other): &&(TransportKind, Located<SocketAddr>)| {
             *kind == transport && overlap(other.value, address.value)
         };
@@ -44,14 +44,6 @@ pub fn listeners(root: &Node, in_capsule_bytes: u32, errors: &Errors) -> Vec<Lis
         addresses.push((transport, address));
     }
     listeners
-}
-
-/// Returns the transport of a listener, referral or far target; TCP by default.
-pub fn transport(node: &Node) -> TransportKind {
-    match node.find::<String>("transport") {
-        Some(word) if word.value == "rdma" => TransportKind::Rdma,
-        Some(_) | None => TransportKind::Tcp,
-    }
 }
 
 /// Returns the name of a listener without the key `name`.
@@ -93,7 +85,8 @@ pub fn subsystems(root: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
 pub fn referrals(root: &Node, errors: &Errors) -> Vec<ReferralPlan> {
     let mut known = Unique::default();
     let mut referral = |node: &Node| {
-        let (transport, address) = (transport(node), node.find::<SocketAddr>("address")?);
+        let (transport, address) =
+            (node.get::<TransportKind>("transport"), node.find::<SocketAddr>("address")?);
         if address.value.ip().is_unspecified() {
             let allowed = "must be an address at which hosts reach that service, which this is none of";
             address.refuse(errors, allowed);
@@ -163,9 +156,9 @@ fn subsystem<'a>(
     used: &mut UsedNames<'a>,
     errors: &Errors,
 ) -> Option<SubsystemPlan> {
-    let hosts = hosts(node, errors);
-    let listeners = listener_names(node, listeners, errors);
-    let cntlid_range = cntlid_range(node, errors);
+    check_hosts(node, errors);
+    check_listeners(node, listeners, errors);
+    check_cntlid_range(node, errors);
     // The namespaces of a subsystem with an invalid NQN are still validated.
     let nqn = node.find::<Nqn>("nqn");
     if let Some(nqn) = &nqn {
@@ -175,58 +168,48 @@ fn subsystem<'a>(
         used.nqns.insert_or_refuse(nqn.value, &nqn.location, "subsystem", errors);
     }
     let name = nqn.as_ref().map_or_else(Nqn::discovery, |nqn| nqn.value);
-    let serial = node.find::<String>("serial");
-    if let Some(serial) = &serial {
+    if let Some(serial) = node.find::<String>("serial") {
         used.serials.insert_or_refuse(serial.value.clone(), &serial.location, "subsystem", errors);
     }
-    let serial = serial.map_or_else(|| identity::serial(&name), |serial| serial.value);
-    let optimistic_hosts = optimistic_hosts(node, errors);
-    let namespaces = namespaces(node, &name, used, errors);
-    Some(SubsystemPlan {
-        nqn: nqn?.value,
-        serial,
-        model: node.get("model"),
-        hosts,
-        optimistic_hosts,
-        listeners,
-        cntlid_range,
-        namespaces,
-    })
+    let mut plan = SubsystemPlan {
+        nqn: name,
+        serial: identity::serial(&name),
+        model: String::new(),
+        hosts: AllowedHosts::Any,
+        optimistic_hosts: AllowedHosts::Any,
+        listeners: listeners.iter().map(|listener| listener.name.clone()).collect(),
+        cntlid_range: (0, 0),
+        namespaces: namespaces(node, &name, used, errors),
+    };
+    node.fill(&mut plan);
+    if node.get("allow_any_host") {
+        plan.hosts = AllowedHosts::Any;
+    }
+    nqn.map(|_| plan)
 }
 
-fn hosts(node: &Node, errors: &Errors) -> AllowedHosts {
+fn check_hosts(node: &Node, errors: &Errors) {
     let hosts = node.find::<Vec<Located<Nqn>>>("hosts");
     let is_any = node.find::<bool>("allow_any_host");
-    match (hosts, is_any) {
+    match (&hosts, &is_any) {
         (Some(hosts), Some(is_any)) if is_any.value && !hosts.value.is_empty() => {
             is_any.refuse(errors, "hosts lists who may connect; leave one of the two out");
-            AllowedHosts::Any
         }
-        (_, Some(is_any)) if is_any.value => AllowedHosts::Any,
-        (Some(hosts), _) => only(hosts, errors),
-        (None, is_any) => {
-            if is_any.is_some() && node.is_absent("hosts") {
-                let what = "missing; say who may connect: a list of host NQNs, or allow_any_host = true";
-                node.refuse("hosts", errors, what);
-            }
-            AllowedHosts::Only(Vec::new())
+        (_, Some(is_any)) if is_any.value => {}
+        (Some(hosts), _) => refuse_duplicates(&hosts.value, "host", errors),
+        (None, Some(_)) if node.is_absent("hosts") => {
+            let what = "missing; say who may connect: a list of host NQNs, or allow_any_host = true";
+            node.refuse("hosts", errors, what);
         }
+        (None, _) => {}
+    }
+    if let Some(hosts) = node.find::<Vec<Located<Nqn>>>("optimistic_hosts") {
+        refuse_duplicates(&hosts.value, "host", errors);
     }
 }
 
-fn optimistic_hosts(node: &Node, errors: &Errors) -> AllowedHosts {
-    node.find("optimistic_hosts").map_or(AllowedHosts::Any, |hosts| only(hosts, errors))
-}
-
-fn only(hosts: Located<Vec<Located<Nqn>>>, errors: &Errors) -> AllowedHosts {
-    refuse_duplicates(&hosts.value, "host", errors);
-    AllowedHosts::Only(hosts.value.into_iter().map(|host| host.value).collect())
-}
-
-fn listener_names(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> Vec<String> {
-    let Some(list) = node.find::<Vec<Located<String>>>("listeners") else {
-        return listeners.iter().map(|listener| listener.name.clone()).collect();
-    };
+fn check_listeners(node: &Node, listeners: &[ListenerPlan], errors: &Errors) {
+    let Some(list) = node.find::<Vec<Located<String>>>("listeners") else { return };
     for name in &list.value {
         if !listeners.iter().any(|listener| listener.name == name.value) {
             let all = quoted(listeners.iter().map(|listener| &listener.name));
@@ -234,7 +217,6 @@ fn listener_names(node: &Node, listeners: &[ListenerPlan], errors: &Errors) -> V
         }
     }
     refuse_duplicates(&list.value, "listener", errors);
-    list.value.into_iter().map(|name| name.value).collect()
 }
 
 /// Refuses duplicates in a list, which are probably typing errors.
@@ -245,15 +227,13 @@ fn refuse_duplicates<T: Clone + Eq + Hash>(list: &[Located<T>], what: &str, erro
     }
 }
 
-fn cntlid_range(node: &Node, errors: &Errors) -> (u16, u16) {
+fn check_cntlid_range(node: &Node, errors: &Errors) {
     let (min, max) = (node.find::<u16>("cntlid_min"), node.find::<u16>("cntlid_max"));
-    if let (Some(min), Some(max)) = (&min, &max)
-        && min.value > max.value
-    {
-        let location = if node.given::<u16>("cntlid_max").is_some() { &max.location } else { &min.location };
-        location.refuse(errors, format!("the range is empty: {} to {}", min.value, max.value));
+    let (Some(min), Some(max)) = (min, max) else { return };
+    if min.value > max.value {
+        let at = if node.is_absent("cntlid_max") { &min } else { &max };
+        at.refuse(errors, format!("the range is empty: {} to {}", min.value, max.value));
     }
-    (min.map_or(1, |min| min.value), max.map_or(1, |max| max.value))
 }
 
 fn namespaces<'a>(

@@ -61,8 +61,6 @@ pub const DISK_ROWS: &[Row] = &[
     row("disk.medium_id", r#""eui.0025385b71b0a3f1" | "" | "{x256}" | " a" | 1"#)
         .of(&["nvme", "ng", "remote"]),
     row("disk.pages", r#""base" | "huge" | "transparent" | "large" | true"#).of(RAM),
-    row("disk.huge_pages", r#"true | false | 0 | "true""#).of(RAM),
-    row("disk.huge_pages", "true").of(RAM).with("pages = \"huge\""),
     row("disk.populate", r#"true | false | 0 | "true""#).of(RAM),
     row("disk.cache.size", r#""2MiB" | "64KiB" | "32KiB" | 65537 | "64GiB" | "1PiB" | "1 parsec" | true"#)
         .of(CACHED),
