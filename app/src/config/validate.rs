@@ -1,11 +1,12 @@
-//! Builds the [`Plan`] from the tree of a file and checks rules between values and against the machine.
+//! Builds the [`Plan`] from the tree of a file, by the rows of its keys, and checks rules between values and
+//! against the machine.
 //!
 //! A failed check adds an error and validation continues, so that one run reports many errors. Zones are
 //! checked only if there is no error so far, and then memory. The plan is used only if there are no errors.
 //!
 //! | file | content |
 //! |---|---|
-//! | this | cores, pool, limits, NVMe/TCP, NVMe/RDMA, log, control socket; memory; notes |
+//! | this | cores, zones, largest transfer, port of optimistic reads, control socket; memory; notes |
 //! | [`disks`] | disks, with the files and devices at their paths |
 //! | [`subsystems`] | listeners, subsystems, namespaces, referrals |
 
