@@ -22,15 +22,11 @@ use spindle_reactor::slab::{Slab, Slot};
 
 use crate::error::Loss;
 use crate::link::{Link, LinkEvent};
-use crate::optimistic::{Optimistic, OptimisticCounts, Outcome, RdmaReader, References};
+use crate::optimistic::{Attached, OptimisticCounts, Outcome, PageRange, RdmaReader};
 
 /// Polling time of a wait before it sleeps: a few round trips of a fast target, in which most commands
 /// complete.
 const SPIN: Nanos = Nanos::from_us(50);
-
-/// Least depth at which an attached queue keeps one command for Get References: two are left, for a
-/// compare-and-write.
-const OWN_COMMAND_DEPTH: usize = 3;
 
 /// Status of an optimistic read whose ordinary read the connection has refused. The host may retry it.
 const REPEAT_REFUSED: Status = Status::COMMAND_TRANSIENT_TRANSPORT_ERROR;
@@ -188,10 +184,9 @@ pub(crate) struct Qpair {
     quiet_since: Nanos,
     command_timeout: Nanos,
     loss: Option<Loss>,
-    /// `None`: the queue is not attached.
-    optimistic: Option<Box<Optimistic<RdmaReader>>>,
-    /// Get References of an attached queue. Its command is not counted by `outstanding`.
-    references: Option<References>,
+    /// Optimistic reads; `None`: the queue is not attached. Their Get References is not counted by
+    /// `outstanding`.
+    attached: Option<Box<Attached<RdmaReader>>>,
 }
 
 impl Qpair {
@@ -207,44 +202,28 @@ impl Qpair {
             quiet_since: Nanos::ZERO,
             command_timeout: options.command_timeout.map_or(Nanos::MAX, Nanos::from),
             loss: None,
-            optimistic: None,
-            references: None,
+            attached: None,
         }
     }
 
-    /// Attaches the queue: reads of one page are optimistic where possible. Ends the connection before, if
-    /// there is one; its reads in flight become ordinary reads.
-    pub(crate) fn set_optimistic(
-        &mut self,
-        mut optimistic: Optimistic<RdmaReader>,
-        references: References,
-        now: Nanos,
-    ) {
-        if let Some(before) = &mut self.optimistic {
-            before.end();
-            self.poll_optimistic(now);
+    /// Attaches the queue: reads are optimistic where possible. Ends the connection before, if there is one;
+    /// its reads in flight become ordinary reads.
+    pub(crate) fn attach(&mut self, mut attached: Attached<RdmaReader>, now: Nanos) {
+        if let Some(former) = &mut self.attached {
+            former.end();
+            self.poll_attached(now);
         }
-        if let Some(counts) = self.optimistic_counts() {
-            optimistic.count_from(counts);
+        if let Some(former) = &self.attached {
+            attached.replace(former);
         }
-        self.optimistic = Some(Box::new(optimistic));
-        match &mut self.references {
-            Some(before) => before.replace(references),
-            None => self.references = Some(references),
-        }
-    }
-
-    /// Returns true while a command of this queue that the caller does not know of is outstanding.
-    #[inline]
-    fn has_own_command(&self) -> bool {
-        self.references.as_ref().is_some_and(References::is_outstanding)
+        self.attached = Some(Box::new(attached));
     }
 
     /// Returns the slot of the caller's next command; `None`: the queue is full. An attached queue keeps one
     /// slot for its own command.
     #[inline]
     fn next_slot(&self) -> Option<Slot> {
-        if self.references.is_some() && self.room() == 0 {
+        if self.attached.is_some() && self.room() == 0 {
             return None;
         }
         self.entries.next_slot()
@@ -253,96 +232,86 @@ impl Qpair {
     /// Queues a Get References if one is due and none is outstanding.
     #[cold]
     fn ask_references(&mut self) {
-        let Qpair { link, entries, optimistic: Some(optimistic), references: Some(references), .. } = self
-        else {
-            return;
-        };
-        let is_possible =
-            entries.capacity() >= OWN_COMMAND_DEPTH && optimistic.is_connected() && link.is_open();
-        let Some(slot) = entries.next_slot().filter(|_| is_possible) else { return };
-        let Some((mut sqe, buf)) = references.begin(slot, optimistic) else { return };
-        sqe.cid.set(cid_of(slot));
-        if link.submit(sqe, HostData::FromController(buf)).is_err() {
-            return references.on_refused();
-        }
-        optimistic.note(slot.index(), None);
-        let _ = entries.insert(Entry::Waiting);
-        if self.ordinary() == 1 {
-            self.quiet_since = Nanos::ZERO;
+        let Qpair { link, entries, attached: Some(attached), .. } = self else { return };
+        let Some(slot) = entries.next_slot().filter(|_| link.is_open()) else { return };
+        let is_sent = attached.ask(slot, |mut sqe, buf| {
+            sqe.cid.set(cid_of(slot));
+            link.submit(sqe, HostData::FromController(buf)).is_ok()
+        });
+        if is_sent {
+            let _ = entries.insert(Entry::Waiting);
+            if self.ordinary() == 1 {
+                self.quiet_since = Nanos::ZERO;
+            }
         }
     }
 
     /// Returns true while the queue is attached and its optimistic connection has not ended.
     #[inline]
     pub(crate) fn has_optimistic_connection(&self) -> bool {
-        self.optimistic.as_ref().is_some_and(|optimistic| optimistic.is_connected())
+        self.attached.as_ref().is_some_and(|attached| attached.is_connected())
     }
 
     /// Returns true when the queue must be polled in every turn, as its socket does not show all completions.
     pub(crate) fn is_polled(&self) -> bool {
-        self.optimistic.is_some() || self.link.socket().is_none()
+        self.attached.is_some() || self.link.socket().is_none()
     }
 
     /// Returns the counts of optimistic reads; `None`: the queue is not attached.
     pub(crate) fn optimistic_counts(&self) -> Option<OptimisticCounts> {
-        self.optimistic.as_ref().map(|optimistic| optimistic.counts())
+        self.attached.as_ref().map(|attached| attached.counts())
     }
 
     /// As [`Qpair::submit`], for a Read into `buf` of the bytes from `offset` on. The read is optimistic if
     /// that is possible.
     #[inline]
     pub(crate) fn submit_read(&mut self, sqe: Sqe, offset: u64, buf: Buf) -> Result<Ticket, Refused> {
-        match &self.optimistic {
+        match &self.attached {
             None => self.submit(sqe, HostData::FromController(buf)),
             Some(_) => self.submit_attached_read(sqe, offset, buf),
         }
     }
 
-    fn submit_attached_read(&mut self, mut sqe: Sqe, offset: u64, buf: Buf) -> Result<Ticket, Refused> {
-        let Some(slot) = self.next_slot().filter(|_| self.is_up()) else {
-            return self.submit(sqe, HostData::FromController(buf));
-        };
-        let Some(optimistic) = &mut self.optimistic else {
-            return self.submit(sqe, HostData::FromController(buf));
-        };
-        // Not with FUA or protection information.
-        let is_plain = sqe.cdw12() >> 16 == 0 && optimistic.is_connected();
-        let pages = optimistic.pages(sqe.nsid(), offset, buf.len()).filter(|_| is_plain);
-        sqe.cid.set(cid_of(slot));
-        let buf = match pages {
-            None => buf,
-            Some(pages) => match optimistic.try_read(slot.index(), pages, sqe, buf) {
-                Err(buf) => buf,
-                Ok(()) => {
-                    let _ = self.entries.insert(Entry::Waiting);
-                    self.outstanding += 1;
-                    return Ok(Ticket(slot));
-                }
-            },
-        };
-        let ticket = self.submit(sqe, HostData::FromController(buf))?;
-        if let Some(optimistic) = &mut self.optimistic {
-            optimistic.note(ticket.index(), pages);
+    fn submit_attached_read(&mut self, mut sqe: Sqe, offset: u64, mut buf: Buf) -> Result<Ticket, Refused> {
+        let mut pages = None;
+        if let (Some(slot), true) = (self.next_slot(), self.is_up())
+            && let Some(attached) = &mut self.attached
+        {
+            // Not with FUA or protection information.
+            let is_plain = sqe.cdw12() >> 16 == 0 && attached.is_connected();
+            pages = attached.pages(sqe.nsid(), offset, buf.len()).filter(|_| is_plain);
+            sqe.cid.set(cid_of(slot));
+            buf = match pages {
+                None => buf,
+                Some(pages) => match attached.try_read(slot.index(), pages, sqe, buf) {
+                    Err(buf) => buf,
+                    Ok(()) => {
+                        let _ = self.entries.insert(Entry::Waiting);
+                        self.outstanding += 1;
+                        return Ok(Ticket(slot));
+                    }
+                },
+            };
         }
-        Ok(ticket)
+        self.submit_noted(sqe, HostData::FromController(buf), pages)
     }
 
     /// Tells the directory of optimistic reads that bytes from `offset` on will change.
     #[inline]
     pub(crate) fn note_write(&mut self, nsid: u32, offset: u64, bytes: usize) {
-        if let Some(optimistic) = &mut self.optimistic {
-            optimistic.on_write(nsid, offset, bytes);
+        if let Some(attached) = &mut self.attached {
+            attached.on_write(nsid, offset, bytes);
         }
     }
 
     /// Takes the optimistic reads that have ended; rejected ones are sent as ordinary reads. Returns true if
     /// there was any.
-    fn poll_optimistic(&mut self, now: Nanos) -> bool {
+    fn poll_attached(&mut self, now: Nanos) -> bool {
         let (had_ordinary, mut has_repeated) = (self.ordinary() > 0, false);
-        let Qpair { link, entries, ready, outstanding, optimistic: Some(optimistic), .. } = self else {
+        let Qpair { link, entries, ready, outstanding, attached: Some(attached), .. } = self else {
             return false;
         };
-        let has_come = optimistic.poll(now, |index, outcome| {
+        let has_come = attached.poll(now, |index, outcome| {
             let Some(slot) = entries.slot_at(index) else { return };
             let done = match outcome {
                 Outcome::Accepted(buf) => {
@@ -382,13 +351,24 @@ impl Qpair {
     /// Returns the number of commands outstanding at the target, which the command timeout applies to.
     #[inline]
     fn ordinary(&self) -> usize {
-        let optimistic = self.optimistic.as_ref().map_or(0, |optimistic| optimistic.in_flight());
-        self.outstanding - optimistic + usize::from(self.has_own_command())
+        let (own, optimistic) = self.attached.as_ref().map_or((0, 0), |it| (it.own(), it.in_flight()));
+        self.outstanding - optimistic + own
     }
 
     /// Queues a command and sets its CID. The next `send` or `turn` sends the command.
     #[inline]
-    pub(crate) fn submit(&mut self, mut sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
+    pub(crate) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<Ticket, Refused> {
+        self.submit_noted(sqe, data, None)
+    }
+
+    /// `pages`: those of a Read that could be optimistic.
+    #[inline]
+    fn submit_noted(
+        &mut self,
+        mut sqe: Sqe,
+        data: HostData,
+        pages: Option<PageRange>,
+    ) -> Result<Ticket, Refused> {
         let Some(slot) = self.next_slot() else {
             return Err(Refused::new(Refusal::Full, data.into_buffer()));
         };
@@ -402,8 +382,8 @@ impl Qpair {
         // Cannot fail: `next_slot` has returned a free slot.
         let _ = self.entries.insert(Entry::Waiting);
         self.outstanding += 1;
-        if let Some(optimistic) = &mut self.optimistic {
-            optimistic.note(slot.index(), None);
+        if let Some(attached) = &mut self.attached {
+            attached.note(slot.index(), pages);
         }
         Ok(Ticket(slot))
     }
@@ -411,8 +391,8 @@ impl Qpair {
     #[inline]
     pub(crate) fn send(&mut self) {
         self.link.send();
-        if let Some(optimistic) = &mut self.optimistic {
-            optimistic.send();
+        if let Some(attached) = &mut self.attached {
+            attached.send();
         }
     }
 
@@ -420,13 +400,12 @@ impl Qpair {
     /// connection ended; an abort by this host may not count. Returns false after the end was reported.
     #[inline]
     pub(crate) fn turn(&mut self, batch: &mut RxBatch, now: Nanos) -> bool {
-        let Qpair { link, entries, ready, outstanding, loss, optimistic, references, .. } = self;
+        let Qpair { link, entries, ready, outstanding, loss, attached, .. } = self;
         if loss.is_some() {
             return false;
         }
         let mut has_completed = false;
         let mut ended = None;
-        let mut learner = optimistic.as_deref_mut();
         let mut has_come = link.turn(batch, now, |event, is_open| match event {
             LinkEvent::Completed { cid, cqe, buf, result } => {
                 let Some(slot) = entries.slot_at(usize::from(cid)) else { return };
@@ -436,16 +415,11 @@ impl Qpair {
                     Err(Status::HOST_PATHING_ERROR) if !is_open => Err(Failure::Lost),
                     Err(status) => Err(Failure::Status(status)),
                 };
-                if let Some(learner) = &mut learner {
-                    if let Some(references) = references
-                        && references.on_ended(slot, result.is_ok(), buf.as_ref(), learner)
-                    {
-                        entries.remove(slot);
-                        return;
-                    }
-                    if result.is_ok() && learner.is_connected() {
-                        learner.on_read(usize::from(cid), &cqe, buf.as_ref());
-                    }
+                if let Some(attached) = attached
+                    && attached.on_completed(slot, result.is_ok(), &cqe, buf.as_ref())
+                {
+                    entries.remove(slot);
+                    return;
                 }
                 *entry = Entry::Done(result, cqe, buf);
                 *outstanding -= 1;
@@ -454,14 +428,14 @@ impl Qpair {
             }
             LinkEvent::Closed(why) => ended = Some(why),
         });
-        if let (Some(optimistic), true) = (optimistic, ended.is_some()) {
-            optimistic.end();
+        if let (Some(attached), true) = (attached, ended.is_some()) {
+            attached.end();
         }
         // Before `loss` is set: reads that are repeated now are lost.
-        has_come |= self.poll_optimistic(now);
+        has_come |= self.poll_attached(now);
         if ended.is_some() {
             self.loss = ended;
-        } else if self.references.is_some() {
+        } else if self.attached.is_some() {
             self.ask_references();
         }
         if has_completed {
@@ -558,7 +532,7 @@ impl Qpair {
                 return Err(WaitError::TimedOut(timeout));
             }
             // The sleep does not end at the completion of an optimistic read.
-            let is_optimistic = self.optimistic.as_ref().is_some_and(|it| it.in_flight() > 0);
+            let is_optimistic = self.attached.as_ref().is_some_and(|it| it.in_flight() > 0);
             if now - active >= SPIN && !is_optimistic {
                 // Sleeps at most 100 ms at a time, so that `check_timeout` runs.
                 let part = (deadline - now).min(Nanos::from_ms(100));
@@ -584,9 +558,8 @@ impl Qpair {
     /// Returns the number of commands that can be queued now.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        let has_own = self.references.is_some() && self.entries.capacity() >= OWN_COMMAND_DEPTH;
-        let used = self.entries.len() - usize::from(self.has_own_command());
-        (self.entries.capacity() - usize::from(has_own)).saturating_sub(used)
+        let kept = self.attached.as_ref().map_or(0, |attached| attached.kept());
+        (self.entries.capacity() - self.entries.len()).saturating_sub(kept)
     }
 
     pub(crate) fn depth(&self) -> usize {

@@ -14,7 +14,9 @@ use nvme_spec::optimistic::{
 };
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Cqe, Sqe};
-use spindle_nvme_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageRange, PageReader};
+use spindle_nvme_initiator::optimistic::{
+    Attached, NamespacePages, OptimisticOptions, Outcome, PageRange, PageReader,
+};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
@@ -94,6 +96,10 @@ impl PageReader for Reader {
         self.0.borrow_mut().is_down = true;
     }
 
+    fn is_connected(&self) -> bool {
+        !self.0.borrow().is_down
+    }
+
     fn epoch(&self) -> u8 {
         EPOCH
     }
@@ -109,7 +115,7 @@ type Known = (PageReference, u64);
 struct Program<'a> {
     bytes: Bytes<'a>,
     line: Rc<RefCell<Line>>,
-    optimistic: Optimistic<Reader>,
+    optimistic: Attached<Reader>,
     pool: Pool,
     now: Nanos,
     /// By page: the newest reference that the client may have.
@@ -122,7 +128,8 @@ impl<'a> Program<'a> {
     fn new(bytes: Bytes<'a>) -> Program<'a> {
         let line = Rc::new(RefCell::new(Line::default()));
         let options = OptimisticOptions { directory_pages: 4096, ..OptimisticOptions::default() };
-        let optimistic = Optimistic::new(Reader(Rc::clone(&line)), 1, SLOTS, &options);
+        let namespace = NamespacePages::new(1, 4096, 0, &options);
+        let optimistic = Attached::new(Reader(Rc::clone(&line)), namespace, SLOTS).expect("memory");
         let zone = ZoneSpec { buffer_bytes: 16 << 10, count: 8 };
         let pool = Pool::new(&[zone], Pages::Base).expect("a pool");
         let now = Nanos::from_secs(1);

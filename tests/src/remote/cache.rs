@@ -2,7 +2,7 @@
 //! ([`Client`]), with the shipped client of the initiator.
 //!
 //! ```text
-//!   ordinary read of a page ── reference ──> Optimistic (shipped) ── post ──> SimReader: blocks and seal in
+//!   ordinary read of a page ── reference ──> Attached (shipped) ── post ──> SimReader: blocks and seal in
 //!                                                                             any order, in several turns
 //! ```
 //! Frame `n` contains page `n`. Its generation is odd while the frame has the newest content; a write makes
@@ -15,7 +15,7 @@ use std::rc::Rc;
 use nvme_spec::optimistic::PageReference;
 use nvme_spec::{Cqe, Sqe};
 use spindle_nvme_initiator::OptimisticCounts;
-use spindle_nvme_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageReader};
+use spindle_nvme_initiator::optimistic::{Attached, NamespacePages, OptimisticOptions, Outcome, PageReader};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
@@ -203,6 +203,10 @@ impl PageReader for SimReader {
         self.0.borrow_mut().is_up = false;
     }
 
+    fn is_connected(&self) -> bool {
+        self.0.borrow().is_up
+    }
+
     fn epoch(&self) -> u8 {
         self.0.borrow().epoch
     }
@@ -252,13 +256,14 @@ impl SimAttaching {
 /// The optimistic reads of a queue.
 pub struct Client {
     line: Rc<RefCell<Line>>,
-    optimistic: Optimistic<SimReader>,
+    optimistic: Attached<SimReader>,
 }
 
 impl Client {
     fn new(line: Rc<RefCell<Line>>, depth: usize) -> Client {
         let options = OptimisticOptions { directory_pages: 32, ..OptimisticOptions::default() };
-        let optimistic = Optimistic::new(SimReader(Rc::clone(&line)), 1, depth, &options);
+        let namespace = NamespacePages::new(1, 4096, 0, &options);
+        let optimistic = Attached::new(SimReader(Rc::clone(&line)), namespace, depth).expect("memory");
         Client { line, optimistic }
     }
 

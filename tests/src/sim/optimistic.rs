@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   Attach ── Service (tokens of the target) ──> SimReader: the frames and seals of a cache or RAM disk
-//!   ordinary Read, Get References ── references ──> Optimistic (shipped) ── post ──> SimReader: sectors and
+//!   ordinary Read, Get References ── references ──> Attached (shipped) ── post ──> SimReader: sectors and
 //!                                                        seals in any order
 //!                                                   <─ seals, data ── accepted: the judge hears of it
 //! ```
@@ -19,7 +19,9 @@ use std::sync::{Arc, Mutex};
 use nvme_spec::optimistic::{Attachment, PageEntry, Token};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Cqe, Sqe};
-use spindle_nvme_initiator::optimistic::{Optimistic, OptimisticOptions, Outcome, PageRange, PageReader};
+use spindle_nvme_initiator::optimistic::{
+    Attached, NamespacePages, OptimisticOptions, Outcome, PageRange, PageReader,
+};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, SealedFrames};
 use spindle_target::shared::{ControllerShared, OptimisticService};
@@ -158,6 +160,10 @@ impl PageReader for SimReader {
         self.0.borrow_mut().is_up = false;
     }
 
+    fn is_connected(&self) -> bool {
+        self.0.borrow().is_up
+    }
+
     fn epoch(&self) -> u8 {
         self.0.borrow().frames.epoch()
     }
@@ -168,9 +174,9 @@ impl PageReader for SimReader {
 }
 
 /// A namespace that the host reads optimistically.
-struct Attached {
+struct AttachedNamespace {
     line: Rc<RefCell<Line>>,
-    optimistic: Optimistic<SimReader>,
+    optimistic: Attached<SimReader>,
     /// By slot: first page, and when the read was posted.
     posted: [(u64, u64); SLOTS],
     /// Accepted reads of several pages.
@@ -184,7 +190,7 @@ pub struct Client {
     service: Arc<Service>,
     rng: Rng,
     /// By namespace.
-    attached: Vec<Option<Attached>>,
+    attached: Vec<Option<AttachedNamespace>>,
     /// Attach is on its way.
     pub is_attaching: bool,
     /// When the host may not read optimistically.
@@ -234,9 +240,15 @@ impl Client {
         let line = Rc::new(RefCell::new(line));
         let nsid = u32::try_from(place + 1).expect("few");
         let options = OptimisticOptions { directory_pages: 32, ..OptimisticOptions::default() };
-        let optimistic = Optimistic::new(SimReader(Rc::clone(&line)), nsid, SLOTS, &options);
-        self.attached[place] =
-            Some(Attached { line, optimistic, posted: [(0, 0); SLOTS], groups: 0, known: Vec::new() });
+        let namespace = NamespacePages::new(nsid, 4096, 0, &options);
+        let optimistic = Attached::new(SimReader(Rc::clone(&line)), namespace, SLOTS).expect("memory");
+        self.attached[place] = Some(AttachedNamespace {
+            line,
+            optimistic,
+            posted: [(0, 0); SLOTS],
+            groups: 0,
+            known: Vec::new(),
+        });
     }
 
     /// An ordinary Read of `place` has brought this.
@@ -330,7 +342,7 @@ impl Client {
     }
 }
 
-impl Attached {
+impl AttachedNamespace {
     fn know(&mut self, page: u64) {
         self.known.push(page);
         if self.known.len() > 8 {

@@ -21,7 +21,7 @@ use spindle_reactor::clock::Clock;
 use super::{ADMIN_BYTES_MAX, Controller};
 use crate::error::{Error, Loss};
 use crate::namespace::{Identity, Namespace};
-use crate::optimistic::{OptimisticGrant, OptimisticOpening, OptimisticOptions};
+use crate::optimistic::{NamespacePages, OptimisticGrant, OptimisticOpening, OptimisticOptions};
 use crate::qpair::{Completion, Failure, Qpair, Refusal, Ticket, WaitError};
 use crate::queue::IoQueue;
 
@@ -329,8 +329,16 @@ impl Controller {
         options: &OptimisticOptions,
     ) -> OptimisticGrant {
         let far = self.target.address;
-        let address = SocketAddr::new(far.ip(), attachment.port.get());
-        OptimisticGrant::new(address, far, attachment.token, namespace, options, &self.options)
+        let (nsid, block_bytes) = (namespace.nsid, namespace.block_bytes());
+        OptimisticGrant {
+            address: SocketAddr::new(far.ip(), attachment.port.get()),
+            far,
+            token: attachment.token,
+            namespace: NamespacePages::new(nsid, block_bytes, namespace.bytes(), options),
+            connect_timeout: self.options.connect_timeout,
+            registration: self.options.registration,
+            silence_max: self.options.optimistic_silence.into(),
+        }
     }
 
     /// Attaches a queue of this controller to the cache of a namespace: reads of 1 to 16 pages that the queue

@@ -7,27 +7,18 @@ const WAYS: usize = 8;
 /// Stands for an empty entry. Pages are below 2^40.
 const NO_PAGE: u64 = u64::MAX;
 
-/// Location and checksum of a page.
+/// Location and checksum of a page. 24 bytes: two or three entries in a cache line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct Entry {
+    page: u64,
     pub(crate) frame: u32,
     pub(crate) generation: u32,
     pub(crate) crc: u64,
 }
 
-/// 24 bytes: two or three entries in a cache line.
-#[derive(Debug, Clone, Copy)]
-struct Entry {
-    page: u64,
-    frame: u32,
-    generation: u32,
-    crc: u64,
-}
-
 const EMPTY: Entry = Entry { page: NO_PAGE, frame: 0, generation: 0, crc: 0 };
 
 /// A bounded table of pages; a full set replaces its entries in turn.
-#[derive(Debug)]
 pub(crate) struct Directory {
     sets: Box<[[Entry; WAYS]]>,
     /// Entry of a full set that is replaced next, for all sets.
@@ -55,10 +46,8 @@ impl Directory {
 
     /// Returns the entry of a page.
     #[inline]
-    pub(crate) fn find(&self, page: u64) -> Option<Known> {
-        let set = self.sets.get(self.set_of(page))?;
-        let entry = set.iter().find(|entry| entry.page == page)?;
-        Some(Known { frame: entry.frame, generation: entry.generation, crc: entry.crc })
+    pub(crate) fn find(&self, page: u64) -> Option<&Entry> {
+        self.sets.get(self.set_of(page))?.iter().find(|entry| entry.page == page)
     }
 
     /// Enters a page, in place of its old entry, of an empty one, or of another page.
@@ -97,7 +86,7 @@ mod tests {
         assert_eq!(directory.find(7), None);
         directory.insert(7, reference(1), 10);
         directory.insert(7, reference(2), 20);
-        assert_eq!(directory.find(7), Some(Known { frame: 2, generation: 5, crc: 20 }));
+        assert_eq!(directory.find(7), Some(&Entry { page: 7, frame: 2, generation: 5, crc: 20 }));
         directory.remove(7);
         assert_eq!(directory.find(7), None);
     }
@@ -107,7 +96,7 @@ mod tests {
         let mut directory = Directory::new(1024);
         for page in 0..10_000_u64 {
             directory.insert(page, reference(3), page);
-            assert!(directory.find(page).is_some_and(|known| known.crc == page));
+            assert!(directory.find(page).is_some_and(|entry| entry.crc == page));
         }
         let left = (0..10_000).filter(|page| directory.find(*page).is_some()).count();
         assert!((900..=1024).contains(&left), "{left}");

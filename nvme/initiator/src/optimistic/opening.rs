@@ -15,59 +15,22 @@ use spindle_reactor::clock::{Clock, Nanos};
 
 use super::connect::{Attempt, Handshake};
 use super::directory::Directory;
-use super::reader::{RdmaReader, seal_bytes};
-use super::{Optimistic, OptimisticOptions, READ_PAGES_MAX, References};
+use super::reader::seal_bytes;
+use super::{Attached, NamespacePages, OptimisticOptions, READ_PAGES_MAX};
 use crate::error::Error;
-use crate::namespace::Namespace;
-use crate::options::Options;
 use crate::queue::IoQueue;
 
 /// What one optimistic connection needs: address, token and an empty directory. The directory is allocated
 /// here, because the thread of a queue must not wait for so much memory.
 pub struct OptimisticGrant {
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// Address of the target's NVMe port.
-    far: SocketAddr,
-    token: Token,
-    namespace: Namespace,
-    directory: Directory,
-    options: OptimisticOptions,
-    connect_timeout: Duration,
-    registration: RegistrationLimits,
-    silence_max: Nanos,
-}
-
-impl OptimisticGrant {
-    pub(crate) fn new(
-        address: SocketAddr,
-        far: SocketAddr,
-        token: Token,
-        namespace: &Namespace,
-        optimistic: &OptimisticOptions,
-        options: &Options,
-    ) -> OptimisticGrant {
-        OptimisticGrant {
-            address,
-            far,
-            token,
-            namespace: *namespace,
-            directory: Directory::new(optimistic.directory_pages),
-            options: optimistic.clone(),
-            connect_timeout: options.connect_timeout,
-            registration: options.registration,
-            silence_max: options.optimistic_silence.into(),
-        }
-    }
-}
-
-impl std::fmt::Debug for OptimisticGrant {
-    /// Leaves the token out, which admits to the cache.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OptimisticGrant")
-            .field("address", &self.address)
-            .field("nsid", &self.namespace.nsid)
-            .finish_non_exhaustive()
-    }
+    pub(crate) far: SocketAddr,
+    pub(crate) token: Token,
+    pub(crate) namespace: NamespacePages,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) registration: RegistrationLimits,
+    pub(crate) silence_max: Nanos,
 }
 
 impl OptimisticOptions {
@@ -108,11 +71,8 @@ impl OptimisticOpening {
         let Some((attempt, _)) = &mut self.attempt else { return Ok(false) };
         let Some(accept) = self.handshake.step(attempt, now)? else { return Ok(false) };
         let Some((attempt, grant)) = self.attempt.take() else { return Ok(false) };
-        let OptimisticGrant { namespace, directory, options, registration, silence_max, .. } = grant;
-        let reader: RdmaReader = attempt.into_reader(accept, registration, silence_max)?;
-        let references = References::new(namespace, &options)?;
-        let optimistic = Optimistic::with_directory(reader, namespace.nsid, queue.depth(), directory);
-        queue.qpair.set_optimistic(optimistic, references, now);
+        let reader = attempt.into_reader(accept, grant.registration, grant.silence_max)?;
+        queue.qpair.attach(Attached::new(reader, grant.namespace, queue.depth())?, now);
         Ok(true)
     }
 

@@ -11,7 +11,7 @@ use spindle_rdma::{
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-use super::{Optimistic, OptimisticCounts, PAGE_BYTES, PageReader, READ_PAGES_MAX};
+use super::{PAGE_BYTES, PageReader, READ_PAGES_MAX};
 use crate::link::Registrations;
 
 /// Bytes of a seal.
@@ -33,7 +33,6 @@ pub(super) fn work_requests(slots: usize) -> usize {
 const CM_POLL_PERIOD: Nanos = Nanos::from_ms(1);
 
 /// Verbs objects, in drop order.
-#[derive(Debug)]
 pub(super) struct ReaderVerbs {
     pub(super) queue_pair: QueuePair,
     pub(super) queue: CompletionQueue,
@@ -45,7 +44,6 @@ pub(super) struct ReaderVerbs {
 }
 
 /// A read in flight.
-#[derive(Debug)]
 struct InFlight {
     buf: Buf,
     keys: Keys,
@@ -65,7 +63,6 @@ fn runs(frames: &[u32]) -> impl Iterator<Item = &[u32]> {
 }
 
 /// A connection to the optimistic service.
-#[derive(Debug)]
 pub(crate) struct RdmaReader {
     /// `None` after the end: the device accesses no buffer.
     verbs: Option<ReaderVerbs>,
@@ -153,19 +150,6 @@ impl RdmaReader {
         if has_ended {
             self.end();
         }
-    }
-}
-
-impl Optimistic<RdmaReader> {
-    /// Returns true until the connection has ended; without it all reads are ordinary.
-    #[inline]
-    pub(crate) fn is_connected(&self) -> bool {
-        self.reader.verbs.is_some()
-    }
-
-    /// Counts on from `counts`, those of the connection before.
-    pub(crate) fn count_from(&mut self, counts: OptimisticCounts) {
-        self.counts = counts;
     }
 }
 
@@ -269,6 +253,11 @@ impl PageReader for RdmaReader {
             // Fails if the target has disconnected already.
             let _ = verbs.id.disconnect();
         }
+    }
+
+    #[inline]
+    fn is_connected(&self) -> bool {
+        self.verbs.is_some()
     }
 
     fn epoch(&self) -> u8 {

@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 
+use nvme_spec::optimistic::{PageEntry, PageReference, page_checksum};
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_reactor::mem::Pool;
-use spindle_reactor::mem::{Pages, ZoneSpec};
+use nvme_spec::{Cqe, Sqe};
+use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::slab::Slab;
 
+use super::attached::{ANSWER_DUE, ASK_PAUSE, PAUSE, WANTED_MAX, WINDOW};
 use super::*;
 
 /// Frame `n` contains page `n`. A change of a page has the next odd generation.
@@ -61,6 +63,10 @@ impl PageReader for FakeReader {
         self.is_up = false;
     }
 
+    fn is_connected(&self) -> bool {
+        self.is_up
+    }
+
     fn epoch(&self) -> u8 {
         5
     }
@@ -71,17 +77,22 @@ impl PageReader for FakeReader {
 }
 
 struct World {
-    optimistic: Optimistic<FakeReader>,
+    optimistic: Attached<FakeReader>,
     pool: Pool,
     now: Nanos,
 }
 
 impl World {
     fn new() -> World {
+        World::with(&OptimisticOptions { directory_pages: 64, is_eager: false })
+    }
+
+    /// Of a namespace of 1000 blocks of 4 KiB.
+    fn with(options: &OptimisticOptions) -> World {
         let reader = FakeReader { generations: [1; 4], posted: VecDeque::new(), is_up: true, is_torn: false };
         let zone = ZoneSpec { buffer_bytes: 16_384, count: 16 };
-        let options = OptimisticOptions { directory_pages: 64, is_eager: false };
-        let mut optimistic = Optimistic::new(reader, 1, 8, &options);
+        let namespace = NamespacePages::new(1, 4096, 4_096_000, options);
+        let mut optimistic = Attached::new(reader, namespace, 8).expect("memory");
         let now = Nanos::from_secs(1);
         optimistic.poll(now, |_, _| ());
         World { optimistic, pool: Pool::new(&[zone], Pages::Base).expect("memory"), now }
@@ -249,32 +260,40 @@ fn several_pages_are_learned_by_get_references() {
 /// 1000 blocks of 4 KiB, of which the directory has 128.
 #[test]
 fn the_walk_of_a_new_connection_begins_at_the_first_page_whatever_the_former_one_has_asked() {
-    let mut world = World::new();
-    let options = OptimisticOptions { directory_pages: 128, is_eager: true };
-    let make = || References::new(crate::namespace::example(4096), &options).expect("memory");
-    let first_block = |sqe: Sqe| u64::from(sqe.cdw11()) << 32 | u64::from(sqe.cdw10());
+    let make = || World::with(&OptimisticOptions { directory_pages: 128, is_eager: true });
+    // The first block of what is asked for.
+    let ask = |world: &mut World, slot| {
+        let mut asked = None;
+        let is_sent = world.optimistic.ask(slot, |sqe, _| {
+            asked = Some(u64::from(sqe.cdw11()) << 32 | u64::from(sqe.cdw10()));
+            true
+        });
+        assert_eq!(is_sent, asked.is_some());
+        asked
+    };
     let mut slots = Slab::with_capacity(4);
     let (one, two) = (slots.insert(()).expect("free"), slots.insert(()).expect("free"));
-    let mut references = make();
-    let (sqe, buf) = references.begin(one, &mut world.optimistic).expect("the first pages");
-    assert_eq!(first_block(sqe), 0);
-    assert!(references.begin(two, &mut world.optimistic).is_none(), "one is outstanding");
-    references.replace(make());
-    assert!(references.is_outstanding(), "that of the former connection");
+    let mut former = make();
+    assert!(!former.optimistic.ask(one, |_, _| false), "the connection does not take it");
+    assert_eq!(ask(&mut former, one), Some(0), "the first pages");
+    assert_eq!(ask(&mut former, two), None, "one is outstanding");
+    let mut world = make();
+    world.optimistic.replace(&former.optimistic);
+    assert_eq!(world.optimistic.own(), 1, "that of the former connection");
     let entries = [PageEntry::new(PageReference { frame: 1, generation: 1, epoch: 5 }, 0); 4];
     let mut late = world.buf();
     late.copy_in(0, entries.as_bytes());
-    assert!(!references.on_ended(two, true, Some(&late), &mut world.optimistic), "not its slot");
-    assert!(references.on_ended(one, true, Some(&late), &mut world.optimistic));
+    let end =
+        |world: &mut World, slot| world.optimistic.on_completed(slot, true, &Cqe::default(), Some(&late));
+    assert!(!end(&mut world, two), "not its slot");
+    assert!(end(&mut world, one));
     assert_eq!(world.optimistic.counts().learned, 0, "references of the former connection");
-    drop(buf);
     for first in [0, 64] {
-        let (sqe, _) = references.begin(one, &mut world.optimistic).expect("the next pages");
-        assert_eq!(first_block(sqe), first);
-        assert!(references.on_ended(one, true, Some(&late), &mut world.optimistic));
+        assert_eq!(ask(&mut world, one), Some(first), "the next pages");
+        assert!(end(&mut world, one));
     }
     assert_eq!(world.optimistic.counts().learned, 8);
-    assert!(references.begin(one, &mut world.optimistic).is_none(), "the directory has no more");
+    assert_eq!(ask(&mut world, one), None, "the directory has no more");
 }
 
 #[test]
