@@ -41,7 +41,7 @@ use registrar::{NextSnapshot, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, SignalsInfo};
-use spindle_nvme_optimistic::Service;
+use spindle_nvme_optimistic::service::Service;
 use spindle_nvme_rdma::shell::{KnownDevices, SharedDevice};
 use spindle_nvme_transport::TransportKind;
 use spindle_nvme_transport::admission::Admission;

@@ -138,6 +138,14 @@ pub struct CmEvent {
     pub initiator_depth: u8,
 }
 
+impl CmEvent {
+    /// Returns the error number of a failure; `None`: the status is none.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        Some(self.status.saturating_neg()).filter(|errno| *errno > 0)
+    }
+}
+
 impl CmChannel {
     /// Creates a nonblocking event channel.
     ///

@@ -5,6 +5,7 @@
 //!   Device ─ Domain, MemoryRegion                CmChannel ─ next_event ─> CmEvent { ConnectRequest: CmId }
 //!      ├─ CompletionChannel ─ CompletionQueue ─┐     └─ CmId ─ resolve, listen, connect, accept, reject
 //!      └─ SharedReceiveQueue ──────────────────┴──────────┴─ create_queue_pair ─> QueuePair ─ SendBatch
+//!   Connector: the active side of a connection, step by step
 //! ```
 //!
 //! **Drop order.** Any: a queue pair keeps its identifier, completion queue, shared receive queue and device.
@@ -44,6 +45,7 @@ mod batch;
 mod cm_channel;
 mod cm_id;
 mod completion;
+mod connector;
 mod device;
 mod domain;
 mod error;
@@ -55,6 +57,7 @@ pub use batch::{Operation, SendBatch, SendData};
 pub use cm_channel::{CmChannel, CmEvent, CmEventKind, PRIVATE_DATA_BYTES_MAX};
 pub use cm_id::{CmId, CmToken, ConnectParams};
 pub use completion::{CompletionChannel, CompletionQueue, POLL_BATCH, WcStatus, WorkCompletion};
+pub use connector::{ConnectError, Connector, Progress};
 pub use device::{AsyncEvent, Device, DeviceLimits, Found};
 pub use domain::Domain;
 pub use error::VerbsError;

@@ -1,12 +1,11 @@
-//! Optimistic reads: the service of `spindle-nvme-optimistic` with this target's controllers and
-//! configuration.
+//! Optimistic reads: the service of `nvme/optimistic` with this target's controllers and configuration.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nvme_spec::optimistic::Attachment;
-use spindle_nvme_optimistic::{Grants, Hooks, Service, TOKEN_TTL};
+use spindle_nvme_optimistic::service::{self, Grants, Hooks, Service, TOKEN_TTL};
 use spindle_nvme_rdma::shell::KnownDevices;
 use spindle_nvme_transport::TransportKind;
 use spindle_reactor::mem::SealedFrames;
@@ -27,7 +26,7 @@ pub struct Owner {
     is_connected: bool,
 }
 
-impl spindle_nvme_optimistic::Owner for Owner {
+impl service::Owner for Owner {
     fn controller(&self) -> usize {
         Arc::as_ptr(&self.controller).addr()
     }

@@ -20,13 +20,13 @@ use nvme_spec::Sqe;
 use nvme_spec::admin::AsyncEvent;
 use nvme_spec::identify::{IdentifyController, Oaes};
 use nvme_spec::register::{Cap, Vs};
+use spindle_nvme_optimistic::client::OptimisticGrant;
 use spindle_nvme_transport::host::HostData;
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::net::Waker;
 
 use crate::error::{Error, Loss};
-use crate::optimistic::OptimisticGrant;
 use crate::options::{Options, Target};
 use crate::qpair::{Qpair, Ticket};
 

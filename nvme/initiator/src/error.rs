@@ -5,12 +5,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nvme_spec::fabrics::ConnectInvalid;
-use nvme_spec::optimistic::OptimisticStatus;
-use nvme_spec::rdma::CmStatus;
 use nvme_spec::status::Status;
+use spindle_nvme_optimistic::client;
 use spindle_nvme_rdma::host;
 use spindle_nvme_tcp::Violation;
-use spindle_rdma::{VerbsError, WcStatus};
+use spindle_rdma::{ConnectError, VerbsError, WcStatus};
 use spindle_reactor::mem::PoolError;
 use spindle_reactor::net::Errno;
 
@@ -47,23 +46,6 @@ pub enum Loss {
     Verb(VerbsError),
 }
 
-/// Reason for which an RDMA connection was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum RdmaRefusal {
-    /// Nothing listens at the address.
-    #[error("no target listens there")]
-    NoListener,
-    /// Rejected by the target with an NVMe/RDMA status.
-    #[error("the target refused: {}", .0.reason())]
-    Status(CmStatus),
-    /// Rejected by the target's service for optimistic reads.
-    #[error("the target refused: {}", .0.reason())]
-    Optimistic(OptimisticStatus),
-    /// Rejected with a reason code of the RDMA connection manager.
-    #[error("it was refused (reason {0})")]
-    Other(i32),
-}
-
 /// Errors of the control path; most name the failed step.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -76,28 +58,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// This machine has no RDMA device, or none for the address, or its kernel has no `rdma_ucm`.
-    #[error("this machine has no RDMA device, or its kernel no connection manager for it (rdma_ucm)")]
-    NoRdma,
-    /// A step of an RDMA connect has failed.
-    #[error("cannot connect to {address} over RDMA: {step}: {source}")]
-    Rdma {
-        /// Address of the target.
-        address: SocketAddr,
-        /// Name of the step.
-        step: &'static str,
-        /// The failed verbs call and its error number.
-        #[source]
-        source: VerbsError,
-    },
-    /// The target or its connection manager has rejected the connection.
-    #[error("cannot connect to {address} over RDMA: {why}")]
-    RdmaRefused {
-        /// Address of the target.
-        address: SocketAddr,
-        /// Reason of the rejection.
-        why: RdmaRefusal,
-    },
+    /// There is no RDMA connection.
+    #[error(transparent)]
+    Rdma(#[from] ConnectError),
+    /// There is no optimistic connection.
+    #[error(transparent)]
+    Optimistic(#[from] client::Error),
     /// The target has completed a command with an error status.
     #[error("{step}: the target answered: {status}{}", invalid_field_text(*invalid))]
     Status {
@@ -211,18 +177,5 @@ mod tests {
         };
         let text = error.to_string();
         assert!(text.contains("Connect") && text.contains("SUBNQN") && text.contains("0x182"), "{text}");
-    }
-
-    #[test]
-    fn a_refusal_over_rdma_says_why_in_nvmes_words() {
-        let address = "10.9.1.1:4420".parse().expect("an address");
-        let refused = |why| Error::RdmaRefused { address, why };
-        let error = refused(RdmaRefusal::Status(CmStatus::INVALID_HSQSIZE));
-        assert!(error.to_string().contains("HSQSIZE"), "{error}");
-        let error = refused(RdmaRefusal::NoListener);
-        assert!(error.to_string().contains("10.9.1.1:4420"), "{error}");
-        let source = VerbsError { verb: "rdma_resolve_addr", errno: 110 };
-        let error = Error::Rdma { address, step: "RDMA address", source };
-        assert!(error.to_string().contains("rdma_resolve_addr"), "{error}");
     }
 }

@@ -36,7 +36,6 @@ mod discover;
 mod error;
 mod link;
 mod namespace;
-pub mod optimistic;
 mod options;
 mod qpair;
 mod queue;
@@ -46,9 +45,8 @@ pub use address::{AddressError, DISCOVERY_PORT, NVME_RDMA_PORT, NVME_TCP_PORT, r
 pub use backoff::Backoff;
 pub use controller::{Association, Controller, ControllerEvent, Former, Opening};
 pub use discover::{DiscoveryLog, discover};
-pub use error::{Error, Loss, RdmaRefusal};
+pub use error::{Error, Loss};
 pub use namespace::{BlockRange, Identity, Namespace};
-pub use optimistic::{OptimisticCounts, OptimisticGrant, OptimisticOpening, OptimisticOptions};
 pub use options::{Host, Options, Target};
 pub use qpair::{Completion, Failure, Refusal, Refused, Ticket, WaitError};
 pub use queue::{IoQueue, RefusedPair};
@@ -57,7 +55,11 @@ pub use spindle_nvme_tcp::Violation;
 pub use spindle_nvme_transport::TransportKind;
 
 pub use nvme_spec;
+pub use spindle_nvme_optimistic::client::{
+    Opening as OptimisticOpening, OptimisticCounts, OptimisticGrant, OptimisticOptions,
+};
 pub use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
 pub use spindle_nvme_transport::host::HostData;
+pub use spindle_rdma::ConnectError;
 pub use spindle_reactor::clock::{Clock, Nanos};
 pub use spindle_reactor::mem::{Buf, Pages, Pool, PoolError, ZoneSpec};

@@ -23,7 +23,6 @@ use crate::options::{Options, Target};
 use crate::qpair::Refusal;
 
 use rdma::{RdmaLink, RdmaOpening};
-pub(crate) use rdma::{Registrations, domain_of};
 use tcp::{TcpLink, TcpOpening};
 
 /// Identifiers and depth of the queue of a connection. RDMA sends them in the private data of the connect

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use nvme_spec::status::Status;
 use nvme_spec::{Cqe, Sqe};
+use spindle_nvme_optimistic::client::{Attached, OptimisticCounts, Outcome, PageRange, RdmaReader};
 use spindle_nvme_tcp::RxBatch;
 use spindle_nvme_transport::host::{self, HostData};
 use spindle_reactor::clock::{Clock, Nanos};
@@ -22,7 +23,6 @@ use spindle_reactor::slab::{Slab, Slot};
 
 use crate::error::Loss;
 use crate::link::{Link, LinkEvent};
-use crate::optimistic::{Attached, OptimisticCounts, Outcome, PageRange, RdmaReader};
 
 /// Polling time of a wait before it sleeps: a few round trips of a fast target, in which most commands
 /// complete.
@@ -265,16 +265,11 @@ impl Qpair {
     /// As [`Qpair::submit`], for a Read into `buf` of the bytes from `offset` on. The read is optimistic if
     /// that is possible.
     #[inline]
-    pub(crate) fn submit_read(&mut self, sqe: Sqe, offset: u64, buf: Buf) -> Result<Ticket, Refused> {
-        match &self.attached {
-            None => self.submit(sqe, HostData::FromController(buf)),
-            Some(_) => self.submit_attached_read(sqe, offset, buf),
-        }
-    }
-
-    fn submit_attached_read(&mut self, mut sqe: Sqe, offset: u64, mut buf: Buf) -> Result<Ticket, Refused> {
+    pub(crate) fn submit_read(&mut self, mut sqe: Sqe, offset: u64, mut buf: Buf) -> Result<Ticket, Refused> {
         let mut pages = None;
-        if let (Some(slot), true) = (self.next_slot(), self.is_up())
+        if self.attached.is_some()
+            && self.is_up()
+            && let Some(slot) = self.next_slot()
             && let Some(attached) = &mut self.attached
         {
             // Not with FUA or protection information.

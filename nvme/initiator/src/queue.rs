@@ -7,13 +7,13 @@ use nvme_spec::io::{CopyRangeFormat0, DsmRange};
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::zerocopy::{Immutable, IntoBytes};
+use spindle_nvme_optimistic::client::{Opening, OptimisticCounts};
 use spindle_nvme_transport::host::HostData;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-use crate::error::Loss;
+use crate::error::{Error, Loss};
 use crate::namespace::{BlockRange, Namespace};
-use crate::optimistic::OptimisticCounts;
 use crate::qpair::{Completion, Qpair, Refusal, Refused, Ticket, WaitError};
 
 /// Most ranges of one Dataset Management or Copy command.
@@ -192,6 +192,27 @@ impl IoQueue {
     /// later calls.
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
         self.qpair.wait(ticket, timeout)
+    }
+
+    /// Advances an attempt to attach this queue, without blocking. The queue may be used meanwhile:
+    ///
+    /// ```text
+    ///   thread of the controller  begin_attach ─> poll ─> take_grant ── OptimisticGrant ──┐
+    ///                                                                                     v
+    ///   thread of the queue  OptimisticOpening::begin ─> step_attach (poll the queue meanwhile) ─> attached
+    /// ```
+    /// Returns true once it is attached. Must not be called afterwards or after an error; the queue stays as
+    /// it was then.
+    ///
+    /// # Errors
+    /// See [`Controller::attach`](crate::Controller::attach).
+    pub fn step_attach(&mut self, opening: &mut Opening, now: Nanos) -> Result<bool, Error> {
+        let attached = opening.step(now)?;
+        let is_attached = attached.is_some();
+        if let Some(attached) = attached {
+            self.qpair.attach(attached, now);
+        }
+        Ok(is_attached)
     }
 
     /// Returns the counts of optimistic reads; `None`: the queue is not attached

@@ -12,7 +12,7 @@
 //! | [`controller`] | the target's end: capsules, keyed SGLs, RDMA READ within credits, WRITE and SEND |
 //! | [`shell`] | one core's devices, queue pairs and connection manager, connected to the target's core |
 //! | [`host`] | the initiator's end |
-//! | [`registration`] | the initiator's pin-down cache |
+//! | [`registration`] | the initiator's pin-down cache, and the protection domain of each far target |
 //!
 //! Not supported: authentication, and more than one queue pair per connection.
 #![forbid(unsafe_code)]

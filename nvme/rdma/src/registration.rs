@@ -28,10 +28,16 @@
 //! **Limits** count all registrations that are not parked. Only idle registrations are dropped, so
 //! registrations in use by outstanding commands may exceed the limits.
 
+mod buffers;
+mod domains;
+
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 
 use spindle_reactor::slab::{SLAB_ENTRIES_MAX, Slab, Slot};
+
+pub use buffers::Registrations;
+pub use domains::domain_of;
 
 /// Granularity of registrations in bytes. Devices pin whole pages, and buffers in the same page share a
 /// registration.

@@ -109,7 +109,7 @@ impl Far for Association {
     }
 
     fn begin_attach(grant: OptimisticGrant, queue: &IoQueue, now: Nanos) -> Result<OptimisticOpening, Error> {
-        OptimisticOpening::begin(grant, queue, now)
+        Ok(OptimisticOpening::begin(grant, queue.depth(), now)?)
     }
 
     fn step_attach(
@@ -117,7 +117,7 @@ impl Far for Association {
         queue: &mut IoQueue,
         now: Nanos,
     ) -> Result<bool, Error> {
-        attaching.step(queue, now)
+        queue.step_attach(attaching, now)
     }
 }
 

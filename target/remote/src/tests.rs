@@ -12,8 +12,8 @@ use nvme_spec::Sqe;
 use nvme_spec::identify::Oncs;
 use nvme_spec::status::Status;
 use spindle_nvme_initiator::{
-    Error, Failure, Host, HostData, Identity, Loss, OptimisticCounts, OptimisticOptions, Refusal, Refused,
-    Target, TransportKind,
+    ConnectError, Error, Failure, Host, HostData, Identity, Loss, OptimisticCounts, OptimisticOptions,
+    Refusal, Refused, Target, TransportKind,
 };
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
@@ -106,7 +106,7 @@ impl Far for Fake {
     fn step_attach((): &mut (), queue: &mut FakeQueue, _: Nanos) -> Result<bool, Error> {
         match script(|script| script.attach) {
             None => Ok(false),
-            Some(false) => Err(Error::NoRdma),
+            Some(false) => Err(ConnectError::NoRdma.into()),
             Some(true) => {
                 queue.is_attached = true;
                 Ok(true)

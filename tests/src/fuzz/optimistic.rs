@@ -14,7 +14,7 @@ use nvme_spec::optimistic::{
 };
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Cqe, Sqe};
-use spindle_nvme_initiator::optimistic::{
+use spindle_nvme_optimistic::client::{
     Attached, NamespacePages, OptimisticOptions, Outcome, PageRange, PageReader,
 };
 use spindle_reactor::clock::Nanos;

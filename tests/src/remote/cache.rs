@@ -15,7 +15,7 @@ use std::rc::Rc;
 use nvme_spec::optimistic::PageReference;
 use nvme_spec::{Cqe, Sqe};
 use spindle_nvme_initiator::OptimisticCounts;
-use spindle_nvme_initiator::optimistic::{Attached, NamespacePages, OptimisticOptions, Outcome, PageReader};
+use spindle_nvme_optimistic::client::{Attached, NamespacePages, OptimisticOptions, Outcome, PageReader};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 

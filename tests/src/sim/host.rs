@@ -7,7 +7,7 @@ use nvme_spec::nqn::Nqn;
 use nvme_spec::register::{CC, CSTS};
 use nvme_spec::status::Status;
 use nvme_spec::zerocopy::IntoBytes;
-use spindle_nvme_initiator::optimistic::PageRange;
+use spindle_nvme_optimistic::client::PageRange;
 use spindle_nvme_transport::host::HostData;
 use spindle_reactor::mem::Pool;
 

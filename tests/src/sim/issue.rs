@@ -5,7 +5,7 @@ use nvme_spec::optimistic::PAGE_ENTRY_BYTES;
 use nvme_spec::register::CC;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::status::Status;
-use spindle_nvme_initiator::optimistic::PageRange;
+use spindle_nvme_optimistic::client::PageRange;
 use spindle_nvme_transport::host::HostData;
 use spindle_reactor::mem::Buf;
 

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use nvme_spec::optimistic::{Attachment, PageEntry, Token};
 use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Cqe, Sqe};
-use spindle_nvme_initiator::optimistic::{
+use spindle_nvme_optimistic::client::{
     Attached, NamespacePages, OptimisticOptions, Outcome, PageRange, PageReader,
 };
 use spindle_reactor::clock::Nanos;

@@ -15,13 +15,13 @@ use nvme_spec::status::Status;
 use nvme_spec::vendor::FormerAssociations;
 use nvme_spec::zerocopy::FromBytes;
 use nvme_spec::{Cqe, Sqe};
+use spindle_nvme_optimistic::client::{NamespacePages, Opening, OptimisticGrant, OptimisticOptions};
 use spindle_nvme_transport::host::HostData;
 use spindle_reactor::clock::Clock;
 
 use super::{ADMIN_BYTES_MAX, Controller};
 use crate::error::{Error, Loss};
 use crate::namespace::{Identity, Namespace};
-use crate::optimistic::{NamespacePages, OptimisticGrant, OptimisticOpening, OptimisticOptions};
 use crate::qpair::{Completion, Failure, Qpair, Refusal, Ticket, WaitError};
 use crate::queue::IoQueue;
 
@@ -335,7 +335,7 @@ impl Controller {
             far,
             token: attachment.token,
             namespace: NamespacePages::new(nsid, block_bytes, namespace.bytes(), options),
-            connect_timeout: self.options.connect_timeout,
+            timeout: self.options.connect_timeout,
             registration: self.options.registration,
             silence_max: self.options.optimistic_silence.into(),
         }
@@ -348,12 +348,12 @@ impl Controller {
     /// pages only. To be called before the queue is added to a
     /// [`QueueSet`](crate::QueueSet). Once [`IoQueue::has_optimistic_connection`] returns false, the queue
     /// can be attached again. Blocks for at most the connect timeout; [`Controller::begin_attach`] and
-    /// [`OptimisticOpening`] do not block.
+    /// [`IoQueue::step_attach`] do not block.
     ///
     /// # Errors
     /// [`Error::Status`] with Invalid Opcode: the target has no optimistic reads; Namespace Not Ready: the
-    /// namespace has no cache for them. [`Error::NoRdma`], [`Error::Rdma`] or [`Error::RdmaRefused`]: there
-    /// is no RDMA connection to the target's service. The queue stays as it was.
+    /// namespace has no cache for them. [`Error::Optimistic`]: there is no RDMA
+    /// connection to the target's service. The queue stays as it was.
     pub fn attach(
         &mut self,
         queue: &mut IoQueue,
@@ -362,7 +362,14 @@ impl Controller {
     ) -> Result<(), Error> {
         let attachment = self.attachment(namespace.nsid)?;
         let grant = self.grant(&attachment, namespace, options);
-        OptimisticOpening::begin(grant, queue, Clock::now())?.finish(queue)
+        let mut opening = Opening::begin(grant, queue.depth(), Clock::now())?;
+        loop {
+            let now = Clock::now();
+            if queue.step_attach(&mut opening, now)? {
+                return Ok(());
+            }
+            opening.wait_io(now);
+        }
     }
 }
 

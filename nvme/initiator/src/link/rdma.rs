@@ -15,8 +15,6 @@
 //! the command has completed or the queue pair is destroyed.
 
 mod connect;
-mod domains;
-mod memory;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,7 +25,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{SQE_BYTES, Sqe};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_nvme_rdma::host::{self, CloseCause, Conn, ENTRY_BYTES, HostConfig, HostEvent, Registered};
-use spindle_nvme_rdma::registration::Limits as RegistrationLimits;
+use spindle_nvme_rdma::registration::{Limits as RegistrationLimits, Registrations};
 use spindle_nvme_rdma::work::{Completion, Op, Work};
 use spindle_nvme_transport::host::HostData;
 use spindle_rdma::{
@@ -44,8 +42,6 @@ use crate::error::Loss;
 use crate::qpair::Refusal;
 
 pub(super) use connect::RdmaOpening;
-pub(crate) use domains::domain_of;
-pub(crate) use memory::Registrations;
 
 /// Bytes of a received completion queue entry.
 const REPLY_BYTES: u32 = 16;

@@ -8,7 +8,8 @@ use std::time::Duration;
 use spindle_nvme_initiator::nvme_spec::status::Status;
 use spindle_nvme_initiator::nvme_spec::{AdminOpcode, FabricsType};
 use spindle_nvme_initiator::{
-    Clock, Controller, ControllerEvent, Error, Host, Loss, Nanos, Options, Target, TransportKind, discover,
+    Clock, ConnectError, Controller, ControllerEvent, Error, Host, Loss, Nanos, Options, Target,
+    TransportKind, discover,
 };
 
 use super::fake::{Act, BLOCK, Disk, Fake, QUEUES, TRANSFER_BYTES, nqn, options};
@@ -80,7 +81,7 @@ fn a_machine_without_rdma_says_so_and_nothing_else() {
     let target =
         Target { transport: TransportKind::Rdma, address, nqn: nqn(), host: Host::from_uuid([7; 16]) };
     let error = Controller::connect(&target, &options()).expect_err("no RDMA");
-    assert!(matches!(error, Error::NoRdma), "{error}");
+    assert!(matches!(error, Error::Rdma(ConnectError::NoRdma)), "{error}");
     assert!(error.to_string().contains("no RDMA device"), "{error}");
 }
 

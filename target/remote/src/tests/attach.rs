@@ -19,7 +19,7 @@ impl World {
 
     fn refuse(&mut self, number: u64) {
         let handle = self.control.next_grant(number).expect("a core waits");
-        self.control.grant(handle, number, Err(Error::NoRdma));
+        self.control.grant(handle, number, Err(ConnectError::NoRdma.into()));
         self.turn();
     }
 

@@ -1,18 +1,22 @@
 //! [`RdmaReader`]: reads frames and seals over a queue pair of the target's optimistic service.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use nvme_spec::optimistic::OptimisticAccept;
 use spindle_nvme_rdma::host::Keys;
+use spindle_nvme_rdma::registration::{Registrations, domain_of};
 use spindle_rdma::{
-    CmChannel, CmId, CompletionQueue, MemoryRegion, Operation, QueuePair, SendData, Sge, VerbsError,
+    CmChannel, CmId, CompletionQueue, ConnectError, Device, MemoryRegion, Operation, QueuePair,
+    QueuePairConfig, SendData, Sge, VerbsError,
 };
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::Buf;
+use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_reactor::net::Errno;
 
+use super::opening::{Error, OptimisticGrant, STEP};
 use super::{PAGE_BYTES, PageReader, READ_PAGES_MAX};
-use crate::link::Registrations;
 
 /// Bytes of a seal.
 const SEAL_BYTES: u32 = 8;
@@ -25,22 +29,22 @@ pub(super) fn seal_bytes(slots: usize) -> usize {
 }
 /// Returns the work requests of the send queue for `slots` reads: two for each of them, and all that a read
 /// may need for each of the first 32. A read takes two for each run of adjacent frames.
-pub(super) fn work_requests(slots: usize) -> usize {
+fn work_requests(slots: usize) -> usize {
     2 * slots + 2 * (READ_PAGES_MAX - 1) * slots.min(32)
 }
 
 /// Period of polling the connection manager; each poll is a system call.
 const CM_POLL_PERIOD: Nanos = Nanos::from_ms(1);
 
-/// Verbs objects, in drop order.
-pub(super) struct ReaderVerbs {
-    pub(super) queue_pair: QueuePair,
-    pub(super) queue: CompletionQueue,
-    pub(super) region: MemoryRegion,
+/// Verbs objects, in drop order: the queue pair uses the objects after it.
+struct Verbs {
+    queue_pair: QueuePair,
+    queue: CompletionQueue,
+    region: MemoryRegion,
     /// Seals that were read, by slot.
-    pub(super) seals: Buf,
-    pub(super) id: CmId,
-    pub(super) channel: CmChannel,
+    seals: Buf,
+    /// `None` before the connection is established.
+    connection: Option<(CmId, CmChannel)>,
 }
 
 /// A read in flight.
@@ -50,22 +54,15 @@ struct InFlight {
     frames: ArrayVec<u32, READ_PAGES_MAX>,
 }
 
-impl InFlight {
-    /// Runs of adjacent frames.
-    fn runs(&self) -> impl Iterator<Item = &[u32]> {
-        runs(&self.frames)
-    }
-}
-
 /// Splits frames into runs of adjacent ones.
 fn runs(frames: &[u32]) -> impl Iterator<Item = &[u32]> {
     frames.chunk_by(|one, next| one.checked_add(1) == Some(*next))
 }
 
 /// A connection to the optimistic service.
-pub(crate) struct RdmaReader {
+pub struct RdmaReader {
     /// `None` after the end: the device accesses no buffer.
-    verbs: Option<ReaderVerbs>,
+    verbs: Option<Verbs>,
     accept: OptimisticAccept,
     registrations: Rc<Registrations>,
     /// By slot.
@@ -77,31 +74,68 @@ pub(crate) struct RdmaReader {
     queued: Vec<usize>,
     /// Time of the last completion, or of the first poll with reads in flight; zero until that.
     active: Nanos,
-    /// See [`Options::optimistic_silence`](crate::Options::optimistic_silence).
+    /// See [`OptimisticGrant`](super::OptimisticGrant).
     silence_max: Nanos,
     next_cm_poll: Nanos,
 }
 
 impl RdmaReader {
+    /// Creates the queue pair of `id`, in the domain of the target, and registers the memory of the seals.
+    /// Slots of commands are below `slots`.
     pub(super) fn new(
-        verbs: ReaderVerbs,
-        accept: OptimisticAccept,
-        registrations: Rc<Registrations>,
+        id: &CmId,
+        device: &Arc<Device>,
+        grant: &OptimisticGrant,
         slots: usize,
-        work_requests: usize,
-        silence_max: Nanos,
-    ) -> RdmaReader {
-        RdmaReader {
-            verbs: Some(verbs),
-            accept,
-            registrations,
+    ) -> Result<RdmaReader, Error> {
+        let failed = ConnectError::failed(grant.address, STEP);
+        let limits = device.limits();
+        let wanted = u32::try_from(slots).unwrap_or(u32::MAX);
+        // Two READs for each command.
+        let allowed = limits.send_wr / 2;
+        if !(1..=allowed).contains(&wanted) {
+            return Err(Error::Depth { wanted, allowed });
+        }
+        let send_wr = u32::try_from(work_requests(slots)).unwrap_or(u32::MAX).min(limits.send_wr);
+        // After a failure each work request has a completion.
+        let queue = CompletionQueue::new(device, send_wr, 0, None).map_err(&failed)?;
+        let domain = domain_of(device, grant.far).map_err(&failed)?;
+        let config = QueuePairConfig {
+            cq: &queue,
+            domain: Some(&domain),
+            srq: None,
+            send_wr,
+            recv_wr: 1,
+            send_sge: 1,
+            recv_sge: 1,
+            inline_bytes: 0,
+            posting: None,
+        };
+        let queue_pair = id.create_queue_pair(device, &config).map_err(&failed)?;
+        let bytes = u32::try_from(seal_bytes(slots)).unwrap_or(u32::MAX);
+        let pool = Pool::new(&[ZoneSpec { buffer_bytes: bytes, count: 1 }], Pages::Base)?;
+        let region = domain.register(pool.area(), limits.read_access()).map_err(&failed)?;
+        // Not `None`: the pool has a buffer of that size.
+        let seals = pool.take(bytes).ok_or_else(|| failed(NO_MEMORY))?;
+        Ok(RdmaReader {
+            verbs: Some(Verbs { queue_pair, queue, region, seals, connection: None }),
+            accept: OptimisticAccept::default(),
+            registrations: Registrations::of(&domain, grant.registration),
             reads: (0..slots).map(|_| None).collect(),
             in_flight: 0,
-            free: work_requests,
+            free: send_wr as usize,
             queued: Vec::with_capacity(slots),
             active: Nanos::ZERO,
-            silence_max,
+            silence_max: grant.silence_max,
             next_cm_poll: Nanos::ZERO,
+        })
+    }
+
+    /// The connection is established.
+    pub(super) fn on_established(&mut self, id: CmId, channel: CmChannel, accept: OptimisticAccept) {
+        self.accept = accept;
+        if let Some(verbs) = &mut self.verbs {
+            verbs.connection = Some((id, channel));
         }
     }
 
@@ -141,20 +175,15 @@ impl RdmaReader {
     /// Detects the end of the connection.
     #[cold]
     fn poll_cm(&mut self) {
-        let Some(verbs) = &self.verbs else { return };
-        let has_ended = match verbs.channel.next_event() {
-            Ok(Some(event)) => event.id == verbs.id.token(),
-            Ok(None) => false,
-            Err(_) => true,
-        };
-        if has_ended {
+        let Some(Verbs { connection: Some((_, channel)), .. }) = &self.verbs else { return };
+        if !matches!(channel.next_event(), Ok(None)) {
             self.end();
         }
     }
 }
 
-const ENDED: VerbsError =
-    VerbsError { verb: "ibv_post_send", errno: rustix::io::Errno::NOTCONN.raw_os_error() };
+const NO_MEMORY: VerbsError = VerbsError { verb: "ibv_reg_mr", errno: Errno::NOMEM.raw_os_error() };
+const ENDED: VerbsError = VerbsError { verb: "ibv_post_send", errno: Errno::NOTCONN.raw_os_error() };
 
 impl PageReader for RdmaReader {
     #[inline]
@@ -205,7 +234,7 @@ impl PageReader for RdmaReader {
         let before = self.in_flight;
         let RdmaReader { verbs, registrations, reads, in_flight, free, .. } = self;
         let mut is_broken = false;
-        if let Some(ReaderVerbs { queue, seals, .. }) = verbs
+        if let Some(Verbs { queue, seals, .. }) = verbs
             && *in_flight > 0
         {
             queue.poll(|completion| {
@@ -216,7 +245,7 @@ impl PageReader for RdmaReader {
                 let slot = usize::try_from(completion.id).unwrap_or(usize::MAX);
                 let Some(read) = reads.get_mut(slot).and_then(Option::take) else { return };
                 *in_flight -= 1;
-                *free += 2 * read.runs().count();
+                *free += 2 * runs(&read.frames).count();
                 registrations.release(&read.keys);
                 let mut found = [0; READ_PAGES_MAX];
                 for (at, found) in found.iter_mut().enumerate().take(read.frames.len()) {
@@ -249,9 +278,10 @@ impl PageReader for RdmaReader {
     #[cold]
     fn end(&mut self) {
         self.queued.clear();
-        if let Some(verbs) = self.verbs.take() {
+        let verbs = self.verbs.take();
+        if let Some(Verbs { connection: Some((id, _)), .. }) = &verbs {
             // Fails if the target has disconnected already.
-            let _ = verbs.id.disconnect();
+            let _ = id.disconnect();
         }
     }
 

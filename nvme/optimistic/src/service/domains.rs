@@ -10,7 +10,7 @@ use spindle_rdma::{Access, CompletionQueue, Device, Domain, MemoryRegion, VerbsE
 use spindle_reactor::mem::{Area, SealedFrames};
 use spindle_reactor::net::Waker;
 
-use crate::admission::CONNECTIONS_MAX;
+use super::admission::CONNECTIONS_MAX;
 
 /// Time that a domain is kept without a connection: a registration takes seconds for a large cache.
 const IDLE_MAX: Duration = Duration::from_secs(60);

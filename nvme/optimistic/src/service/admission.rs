@@ -11,7 +11,7 @@ use nvme_spec::optimistic::{OptimisticRequest, OptimisticStatus};
 use spindle_rdma::VerbsError;
 use spindle_reactor::mem::SealedFrames;
 
-use crate::grants::{Grant, Grants, Owner};
+use super::grants::{Grant, Grants, Owner};
 
 /// Most optimistic queue pairs of the process.
 pub const CONNECTIONS_MAX: usize = 1024;
@@ -113,7 +113,7 @@ mod tests {
     use nvme_spec::zerocopy::IntoBytes;
 
     use super::*;
-    use crate::grants::tests::frames;
+    use crate::service::grants::tests::frames;
 
     /// A host's controller, which may be revoked.
     #[derive(Clone)]

@@ -4,10 +4,12 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use spindle_nvme_rdma::host::{Keys, Piece};
-use spindle_nvme_rdma::registration::{Cache, CacheError, Limits, Registrar};
 use spindle_rdma::{Access, Domain, MemoryRegion, VerbsError};
 use spindle_reactor::mem::{Area, Buf, NewUnmaps, Watch, unmaps};
+use spindle_reactor::net::Errno;
+
+use super::{Cache, CacheError, Limits, Registrar};
+use crate::host::{Keys, Piece};
 
 /// Registers memory in one domain. A registration keeps its memory mapped, so its address range cannot be
 /// reused for other memory.
@@ -44,7 +46,7 @@ impl Registrar for DomainRegistrar {
 
 /// Registrations of one thread in one domain.
 #[derive(Debug)]
-pub(crate) struct Registrations {
+pub struct Registrations {
     domain: Arc<Domain>,
     limits: Limits,
     cache: RefCell<Cache<DomainRegistrar>>,
@@ -58,7 +60,7 @@ thread_local! {
 impl Registrations {
     /// Returns the registrations of this thread in this domain with these limits, created at first use. They
     /// are dropped with the last link.
-    pub(crate) fn of(domain: &Arc<Domain>, limits: Limits) -> Rc<Registrations> {
+    pub fn of(domain: &Arc<Domain>, limits: Limits) -> Rc<Registrations> {
         REGISTRATIONS.with_borrow_mut(|known| {
             known.retain(|one| one.strong_count() > 0);
             let is_same = |one: &Rc<Registrations>| Arc::ptr_eq(&one.domain, domain) && one.limits == limits;
@@ -76,7 +78,7 @@ impl Registrations {
     /// Registers a buffer, or finds its registrations. Returns its addresses and keys. An error releases what
     /// was acquired.
     #[inline]
-    pub(crate) fn acquire(&self, buf: &Buf) -> Result<Keys, VerbsError> {
+    pub fn acquire(&self, buf: &Buf) -> Result<Keys, VerbsError> {
         let mut cache = self.cache.borrow_mut();
         if let Some(all) = buf.as_slice() {
             return piece(&mut cache, buf, all.as_ptr() as usize, all.len()).map(Keys::one);
@@ -95,7 +97,7 @@ impl Registrations {
 
     /// Releases a buffer's registrations after its command has completed.
     #[inline]
-    pub(crate) fn release(&self, keys: &Keys) {
+    pub fn release(&self, keys: &Keys) {
         let mut cache = self.cache.borrow_mut();
         keys.pieces().iter().for_each(|piece| cache.release(piece.lease));
     }
@@ -104,7 +106,7 @@ impl Registrations {
     /// batch is parked. One call per turn, after sending, is enough: a registration keeps its memory mapped,
     /// so a lookup cannot find another area at the same address.
     #[inline]
-    pub(crate) fn tidy(&self) {
+    pub fn tidy(&self) {
         let mut cache = self.cache.borrow_mut();
         let news = self.unmaps.borrow_mut().visit_new(|range| cache.invalidate(range.start, range.len()));
         if news == NewUnmaps::Everything {
@@ -136,8 +138,8 @@ fn piece(
 }
 
 const VERB: &str = "ibv_reg_mr";
-const NO_MEMORY: i32 = rustix::io::Errno::NOMEM.raw_os_error();
-const BAD_ADDRESS: i32 = rustix::io::Errno::FAULT.raw_os_error();
+const NO_MEMORY: i32 = Errno::NOMEM.raw_os_error();
+const BAD_ADDRESS: i32 = Errno::FAULT.raw_os_error();
 
 /// Returns the area of an address of a buffer; `None` for heap memory. Unwritten blocks of a RAM disk are in
 /// the shared area of zeroes.

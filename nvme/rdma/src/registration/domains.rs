@@ -14,7 +14,7 @@ static DOMAINS: Mutex<Vec<(SocketAddr, Weak<Domain>)>> = Mutex::new(Vec::new());
 
 /// Returns the domain of the far target at `far` on `device`. It is freed after the last queue pair and
 /// registration.
-pub(crate) fn domain_of(device: &Arc<Device>, far: SocketAddr) -> Result<Arc<Domain>, VerbsError> {
+pub fn domain_of(device: &Arc<Device>, far: SocketAddr) -> Result<Arc<Domain>, VerbsError> {
     let mut known = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     known.retain(|(_, domain)| domain.strong_count() > 0);
     let is_of = |domain: &Arc<Domain>| Arc::ptr_eq(domain.device(), device);

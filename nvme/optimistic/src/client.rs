@@ -23,7 +23,6 @@
 //! ms.
 
 mod attached;
-mod connect;
 mod directory;
 mod opening;
 mod reader;
@@ -34,9 +33,12 @@ use nvme_spec::optimistic::OPTIMISTIC_PAGE_SHIFT;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
+use directory::Directory;
+use reader::seal_bytes;
+
 pub use attached::{Attached, NamespacePages, Outcome};
-pub use opening::{OptimisticGrant, OptimisticOpening};
-pub(crate) use reader::RdmaReader;
+pub use opening::{Error, Opening, OptimisticGrant};
+pub use reader::RdmaReader;
 
 const PAGE_BYTES: usize = 1 << OPTIMISTIC_PAGE_SHIFT;
 /// Most pages of an optimistic read: 64 KiB.
@@ -56,6 +58,16 @@ impl Default for OptimisticOptions {
     /// 262,144 pages, which are 1 GiB of the target's cache: 6 MiB. Not eager.
     fn default() -> OptimisticOptions {
         OptimisticOptions { directory_pages: 1 << 18, is_eager: false }
+    }
+}
+
+impl OptimisticOptions {
+    /// Returns the bytes of memory of one attached queue of `depth` commands: directory, seals, and what is
+    /// expected of the pages in flight.
+    #[must_use]
+    pub fn queue_bytes(&self, depth: u16) -> usize {
+        let slots = usize::from(depth);
+        Directory::bytes(self.directory_pages) + seal_bytes(slots) + slots * READ_PAGES_MAX * 16
     }
 }
 
