@@ -148,7 +148,8 @@ impl Config {
         Config { source: None, text: text.to_owned(), sections: OnceLock::new(), plan }
     }
 
-    /// Returns the configuration without a file, `conf/spindle.toml`: one RAM disk of 1 GiB for any host on 127.0.0.1:4420.
+    /// Returns the configuration without a file, `conf/spindle.toml`: one RAM disk of 1 GiB for any host on
+    /// 127.0.0.1:4420.
     pub fn builtin() -> Config {
         // The RAM disk allocates memory on write, so a machine with less than 1 GiB can start with it.
         let plan = parse(EXAMPLE, Path::new("the built-in configuration"), &Machine::with_unlimited_memory());

@@ -89,8 +89,8 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> OutPdu<HEAD, TAIL, K> {
         self.pad_bytes = data_offset - self.head_bytes;
     }
 
-    /// Sets padding, body and, with `has_digest`, data digest of a PDU whose head is set: `bytes` bytes of `buf`
-    /// from offset `at` on.
+    /// Sets padding, body and, with `has_digest`, data digest of a PDU whose head is set: `bytes` bytes of
+    /// `buf` from offset `at` on.
     #[inline]
     pub(crate) fn put_data(&mut self, data_offset: u8, buf: Buf, at: u32, bytes: u32, has_digest: bool) {
         self.pad_to(data_offset);
@@ -234,8 +234,8 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         list.bytes
     }
 
-    /// Sends the unsent pieces, at most [`PIECES_MAX`], by one `sendmsg`. Returns the result and the bytes passed
-    /// to `sendmsg`.
+    /// Sends the unsent pieces, at most [`PIECES_MAX`], by one `sendmsg`. Returns the result and the bytes
+    /// passed to `sendmsg`.
     #[inline]
     pub(crate) fn send_to(&self, socket: &Socket) -> (Sent, usize) {
         let mut few = ArrayVec::<IoSlice<'_>, FEW_PIECES>::new();

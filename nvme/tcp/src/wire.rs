@@ -71,7 +71,8 @@ macro_rules! stream_methods {
             self.wire.outbox.pieces(out)
         }
 
-        /// Sends queued PDUs, as many as one `sendmsg` takes. Returns the result, and true if the socket is full.
+        /// Sends queued PDUs, as many as one `sendmsg` takes. Returns the result, and true if the socket is
+        /// full.
         #[inline]
         pub fn send_to(&mut self, socket: &Socket) -> (Sent, bool) {
             let (sent, bytes) = self.wire.outbox.send_to(socket);
