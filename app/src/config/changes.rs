@@ -124,16 +124,17 @@ impl Plan {
             match (before, rdma_capsule) {
                 (None, None) if is_rdma => {
                     let (from, to) = ("none".to_owned().text(), transport.text());
-                    changes.extend(change(&field("transport"), &from, &to, Some(NO_RDMA_DEVICES)));
+                    changes.push(change(&field("transport"), &from, &to, Some(NO_RDMA_DEVICES)));
                 }
                 (_, Some(largest)) if is_rdma && was != is && is > largest => {
                     let reason = Some(RECEIVES_TOO_SMALL);
-                    changes.extend(change(&field("in_capsule"), &was.text(), &is.text(), reason));
+                    changes.push(change(&field("in_capsule"), &was.text(), &is.text(), reason));
                 }
                 (None, _) => changes.push(Change::ListenerAdded(transport, address)),
-                (Some(_), _) => {
-                    changes.extend(change(&field("in_capsule"), &was.text(), &is.text(), None));
+                (Some(_), _) if was != is => {
+                    changes.push(change(&field("in_capsule"), &was.text(), &is.text(), None));
                 }
+                (Some(_), _) => {}
             }
         }
         for listener in previous.listeners.iter().filter(|listener| find(self, listener).is_none()) {
@@ -203,17 +204,19 @@ fn compare<T: Owner>(
         let (Some(from), Some(to)) = ((access.read)(before), (access.read)(after)) else { continue };
         // Both are of one zone.
         let name = if key.name == "admin_buffer" { "admin_buffer, admin_count" } else { key.name };
-        changes.extend(change(&field(name), &from, &to, reason));
+        if !access.same.map_or(from == to, |same| same(before, after)) {
+            changes.push(change(&field(name), &from, &to, reason));
+        }
     }
 }
 
 /// Returns a change from one text to another; with `reason`, a refused one.
-fn change(field: &str, from: &str, to: &str, reason: Option<&str>) -> Option<Change> {
+fn change(field: &str, from: &str, to: &str, reason: Option<&str>) -> Change {
     let change = format!("{field} from {from} to {to}");
-    (from != to).then(|| match reason {
+    match reason {
         Some(reason) => Change::Refused(format!("{change}: refused, {reason}")),
         None => Change::Other(change),
-    })
+    }
 }
 
 impl DiskPlan {
@@ -238,10 +241,11 @@ impl SubsystemPlan {
             let has_same_identity = |other: &&NamespacePlan| {
                 is_same(other.uuid, namespace.uuid) || is_same(other.nguid, namespace.nguid)
             };
-            if let Some(other) = before.namespaces.iter().find(has_same_identity) {
+            let same = before.namespaces.iter().find(has_same_identity);
+            if let Some(other) = same.filter(|other| other.disk != namespace.disk) {
                 let field = field(&format!("namespace {}: disk", namespace.nsid));
                 let reason = Some("hosts would take it for the disk with that UUID");
-                changes.extend(change(&field, &other.disk.text(), &namespace.disk.text(), reason));
+                changes.push(change(&field, &other.disk.text(), &namespace.disk.text(), reason));
             }
         }
     }

@@ -86,6 +86,8 @@ pub struct Access<T> {
     pub write: fn(&mut T, &Value),
     /// Returns the value as the list of changes has it; `None`: there is no such field, or it is not told of.
     pub read: fn(&T) -> Option<String>,
+    /// Compares the values where two of them may have one text; `None`: the texts are compared.
+    pub same: Option<fn(&T, &T) -> bool>,
 }
 
 /// Most characters of the name of a disk or listener.
@@ -157,12 +159,12 @@ pub const BLOCK_BYTES: Kind = Kind::Number(&[512, 4096]);
 
 /// Access to a field that the list of changes shows by another row.
 const fn write_only<T>(write: fn(&mut T, &Value)) -> Access<T> {
-    Access { write, read: |_| None }
+    Access { write, read: |_| None, same: None }
 }
 
 /// Access to what [`super::validate`] writes.
 const fn read_only<T>(read: fn(&T) -> Option<String>) -> Access<T> {
-    Access { write: |_, _| {}, read }
+    Access { write: |_, _| {}, read, same: None }
 }
 
 /// Sets a field. A value of another type is a bug of the row, which a test finds.
@@ -178,7 +180,11 @@ fn set_us(field: &mut Nanos, value: &Value) {
 
 macro_rules! access {
     ($($field:tt)+) => {
-        Access { write: |it, value| set(&mut it.$($field)+, value), read: |it| Some(it.$($field)+.text()) }
+        Access {
+            write: |it, value| set(&mut it.$($field)+, value),
+            read: |it| Some(it.$($field)+.text()),
+            same: Some(|before, after| before.$($field)+ == after.$($field)+),
+        }
     };
 }
 
@@ -229,6 +235,16 @@ macro_rules! of {
                     None
                 }
             },
+            same: Some(|before, after| {
+                fn value(disk: &DiskPlan) -> Option<impl PartialEq> {
+                    if let $(DiskKind::$kind { $field, .. })|+ = &disk.kind {
+                        Some(&(*$field) $($inner)*)
+                    } else {
+                        None
+                    }
+                }
+                value(before) == value(after)
+            }),
         }
     };
 }
@@ -278,6 +294,7 @@ static POOL: &[Key] = rows! {
     key("admin_buffer", size(8192, 1 << 20, 4096), "\"16KiB\"") => Restart, Field::Plan(Access {
             write: |plan, value| set(&mut plan.pool.admin_zones[0].buffer_bytes, value),
             read: |plan| Some(zones_text(&plan.pool.admin_zones)),
+            same: None,
         }),
     key("admin_count", integer(4, 4096), "32") => Untold, plan!(pool.admin_zones[0].count),
 };
@@ -315,6 +332,7 @@ static TCP: &[Key] = rows! {
             plan.tcp.shell.congestion = name.and_then(|name| name.parse().ok());
         },
         read: |plan| Some(plan.tcp.shell.congestion.as_deref().unwrap_or("system").to_owned().text()),
+        same: None,
     }),
     key("user_timeout_ms", integer(0, DAY_MS), "30000") => Restart, plan!(tcp.shell.user_timeout_ms),
     key("socket_buffer", size(0, 64 << 20, 1), "0") => Restart, plan!(tcp.shell.socket_buffer_bytes),

@@ -59,6 +59,25 @@ fn the_example_has_every_key_with_its_default_and_its_reason() {
     }
 }
 
+/// What of the example is no default.
+const LEAST: &str = r#"
+[[disk]]
+name = "ram0"
+kind = "ram"
+size = "1GiB"
+
+[[listener]]
+address = "127.0.0.1:4420"
+
+[[subsystem]]
+nqn = "nqn.2026-01.io.spindle:default"
+allow_any_host = true
+
+[[subsystem.namespace]]
+nsid = 1
+disk = "ram0"
+"#;
+
 #[test]
 fn the_example_is_what_runs_without_a_file() {
     let endless = Machine { available_bytes: u64::MAX, memory_bytes: u64::MAX, ..Machine::detect() };
@@ -72,6 +91,10 @@ fn the_example_is_what_runs_without_a_file() {
     // On a machine that keeps core 0 from this process the built-in takes another.
     of_file.reactor.cores.clone_from(&builtin.reactor.cores);
     assert_eq!(of_file, builtin);
+    // All that the example has besides is a default.
+    let least = Config::of(LEAST).plan().clone();
+    of_file.reactor.cores.clone_from(&least.reactor.cores);
+    assert_eq!(of_file, least);
 }
 
 #[test]

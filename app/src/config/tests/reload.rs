@@ -28,6 +28,17 @@ fn changes(from: &str, to: &str) -> Vec<String> {
 }
 
 #[test]
+fn a_reload_compares_values_and_not_their_texts() {
+    let socket = |path: &str| format!("[control]\nsocket = \"{path}\"\n");
+    assert_eq!(changes(&socket("/run/spindle//s"), &socket("/run/spindle/s")), [""; 0]);
+    let file =
+        |path: &str| format!("[[disk]]\nname = \"a\"\nkind = \"file\"\nsize = \"1MiB\"\npath = \"{path}\"\n");
+    assert_eq!(changes(&file("/tmp//a"), &file("/tmp/a")), [""; 0]);
+    let named = subsystem("s", &[]).replace("allow_any_host = true", "hosts = [\"any\"]");
+    assert_eq!(changes(&subsystem("s", &[]), &named).len(), 1);
+}
+
+#[test]
 fn a_first_snapshot_has_all_that_the_file_says() {
     let referral = "[[referral]]\naddress = \"10.0.0.2:8009\"\n";
     let snapshot = snapshot(&plan(&[&two_disks(), referral].concat()), None);

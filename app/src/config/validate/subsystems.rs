@@ -175,7 +175,8 @@ fn subsystem<'a>(
         nqn: name,
         serial: identity::serial(&name),
         model: String::new(),
-        hosts: AllowedHosts::Any,
+        // Closed, unless the file says otherwise.
+        hosts: AllowedHosts::Only(Vec::new()),
         optimistic_hosts: AllowedHosts::Any,
         listeners: listeners.iter().map(|listener| listener.name.clone()).collect(),
         cntlid_range: (0, 0),
