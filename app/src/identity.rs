@@ -69,7 +69,7 @@ pub enum Data<'a> {
     Named(&'a str),
     /// The name of the disk and its life.
     Living(&'a str, &'a str),
-    /// The identity seed of the far namespace (`DiskSource::identity_seed`).
+    /// The identity seed of the far namespace (`Disk::identity_seed`).
     Far(&'a str),
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use spindle_reactor::clock::Nanos;
-use spindle_target_disk::Disk;
+use spindle_target_disk::DiskChannel;
 
 use crate::counters::{self, IoCounters, NamespaceCounters};
 use crate::env::{Env, NO_DISK};
@@ -70,7 +70,7 @@ impl Busy {
 
     /// Adds `took`, the length of the turn that ended, to the busy time of each busy namespace. A namespace
     /// is busy if it completed commands in the turn, or its disk has commands of this core.
-    pub(crate) fn end_turn(&mut self, took: Nanos, disks: &[Option<Box<dyn Disk>>]) {
+    pub(crate) fn end_turn(&mut self, took: Nanos, disks: &[Option<Box<dyn DiskChannel>>]) {
         for namespace in &mut self.active {
             let counters = namespace.counters.core(self.core);
             let commands = Some(commands_of(counters));

@@ -52,7 +52,7 @@ use spindle_reactor::clock::Nanos;
 
 pub use self::connect::{ConnectRefusal, Connected, ConnectedQueue, connect};
 pub use self::error_log::ErrorRecord;
-pub use self::lifetime::{Effect, State};
+pub use self::lifetime::{ControllerState, Effect};
 pub(crate) use self::log::Window;
 pub use self::log::{DISCOVERY_PAGES, IO_PAGES};
 
@@ -182,7 +182,7 @@ pub struct Controller {
     /// The state that all cores use.
     pub shared: Arc<ControllerShared>,
     kind: Kind,
-    state: State,
+    state: ControllerState,
     cc: Cc,
     transport: TransportKind,
     in_capsule_bytes: u32,
@@ -233,7 +233,7 @@ impl Controller {
         Controller {
             shared,
             kind,
-            state: State::Disabled,
+            state: ControllerState::Disabled,
             cc: Cc::new(),
             transport: cx.peer.transport,
             in_capsule_bytes: limits.in_capsule_bytes,
@@ -368,25 +368,25 @@ impl Controller {
         }
         self.state = state;
         match state {
-            State::Enabled => {
+            ControllerState::Enabled => {
                 // Traffic before the enable does not count: keep alive starts now.
                 let _ = self.shared.take_traffic();
                 self.keep_alive.start(now);
                 self.shared.set_ready(true);
             }
-            State::Disabled => {
+            ControllerState::Disabled => {
                 self.shared.set_ready(false);
                 self.shared.note_reset();
                 self.keep_alive.stop(now);
                 self.reset(now);
             }
-            State::ShutDown => {
+            ControllerState::ShutDown => {
                 self.shared.set_ready(false);
                 self.keep_alive.stop(now);
                 self.events.reset(self.events.enabled);
                 self.aborts = 0;
             }
-            State::Failed | State::Removed => self.shared.set_gone(),
+            ControllerState::Failed | ControllerState::Removed => self.shared.set_gone(),
         }
         self.is_quiescing = effect == Effect::CloseIoQueues && self.shared.taken_qids() > 0;
         effect

@@ -24,7 +24,7 @@ use spindle_nvme_transport::{CloseReason, Transport, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pool, SHARE_BYTES};
 use spindle_reactor::slab::Slab;
-use spindle_target_disk::{CoreContext, DiskSource, Done, OpenError};
+use spindle_target_disk::{ChannelContext, Disk, Done, OpenError};
 
 use crate::busy::Busy;
 use crate::controller::Controller;
@@ -94,7 +94,7 @@ pub struct TargetCore<T: Transport> {
     disk_depth: u32,
     /// The disk of each handle in [`Env::disks`]. The last reference of this core, which keeps the disk's
     /// slot in use ([`DiskSlot`](crate::snapshot::DiskSlot)).
-    sources: Vec<Option<Arc<dyn DiskSource>>>,
+    sources: Vec<Option<Arc<dyn Disk>>>,
     /// True while a disk that was removed from the configuration has commands in flight.
     is_closing_disks: bool,
     /// Why disks of the newest configuration are not open on this core.
@@ -184,7 +184,7 @@ impl<T: Transport> TargetCore<T> {
         let snapshot = Arc::clone(&env.snapshot);
         env.disks.resize_with(snapshot.disks.len().max(env.disks.len()), || None);
         self.sources.resize(env.disks.len(), None);
-        let context = CoreContext { core: env.core, pool: env.pool.clone(), depth: self.disk_depth };
+        let context = ChannelContext { core: env.core, pool: env.pool.clone(), depth: self.disk_depth };
         let handles = env.disks.iter_mut().zip(&mut self.sources);
         for ((handle, opened), source) in handles.zip(&snapshot.disks) {
             match (opened.as_ref(), source) {

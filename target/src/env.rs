@@ -11,7 +11,7 @@ use std::sync::Arc;
 use spindle_nvme_transport::CloseReason;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Holder, Pool, Share};
-use spindle_target_disk::{Disk, Done};
+use spindle_target_disk::{DiskChannel, Done};
 
 use crate::busy::Busy;
 use crate::controller::ErrorRecord;
@@ -97,7 +97,7 @@ pub struct Env {
     /// Buffers that only admin and Connect commands use, so that I/O cannot starve them.
     pub admin_pool: Pool,
     /// This core's disks, by [`DiskId`]; `None`: removed, or could not be opened.
-    pub disks: Vec<Option<Box<dyn Disk>>>,
+    pub disks: Vec<Option<Box<dyn DiskChannel>>>,
     /// Messages with the index of the receiving core, which may be this core. Drained by this core and its
     /// shell.
     pub outbox: VecDeque<(usize, Message)>,
@@ -174,13 +174,13 @@ pub(crate) const DONE_BATCH: usize = 1024;
 impl Env {
     /// This core's handle on the disk with this index; `None`: the disk was removed or could not be opened.
     #[inline]
-    pub fn disk(&mut self, disk: usize) -> Option<&mut (dyn Disk + 'static)> {
+    pub fn disk(&mut self, disk: usize) -> Option<&mut (dyn DiskChannel + 'static)> {
         self.disks.get_mut(disk)?.as_deref_mut()
     }
 
     /// As [`Env::disk`], by shared reference.
     #[inline]
-    pub(crate) fn disk_ref(&self, disk: usize) -> Option<&dyn Disk> {
+    pub(crate) fn disk_ref(&self, disk: usize) -> Option<&dyn DiskChannel> {
         self.disks.get(disk)?.as_deref()
     }
 

@@ -58,7 +58,7 @@ use former::ConnectBlocked;
 pub use fused::FUSED_TIMEOUT;
 pub(crate) use memory::Retried;
 use memory::{Bounds, Taken, reads_into_pool, take_buffers};
-use request::{Direction, IoCommand, IoOp, Request, State, Work};
+use request::{Direction, IoCommand, IoOp, Request, RequestState, Work};
 use requests::Requests;
 
 /// Longest time from accept to the success of Connect; a Connect that waits for orphaned commands has
@@ -149,7 +149,7 @@ pub(crate) fn token(qpair: ConnectionId, slot: RequestId) -> Token {
     Token(u64::from(qpair.to_wire()) << 32 | u64::from(slot.to_wire()))
 }
 
-/// Owner of all tokens of a queue pair, for `Disk::cancel_owner`.
+/// Owner of all tokens of a queue pair, for `DiskChannel::cancel_owner`.
 #[inline]
 pub(crate) fn owner(qpair: ConnectionId) -> Owner {
     token(qpair, RequestId::from_wire(0)).owner()
@@ -228,7 +228,7 @@ impl<T: Transport> Qpair<T> {
 
     /// Number of requests in `state`.
     #[must_use]
-    pub fn count(&self, state: State) -> usize {
+    pub fn count(&self, state: RequestState) -> usize {
         self.requests.iter().filter(|(_, request)| request.state == state).count()
     }
 
@@ -352,11 +352,11 @@ impl<T: Transport> Qpair<T> {
     #[inline]
     fn step_buffer(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
+        assert!(matches!(request.state, RequestState::New | RequestState::NeedBuffer), "{:?}", request.state);
         let Work::Io(io) = request.work else { return };
         let disk_bytes = self.role.disk_bytes(io.disk);
         // A new command does not overtake those of its queue that wait for memory.
-        let is_behind = request.state == State::New && !self.waiting.is_empty();
+        let is_behind = request.state == RequestState::New && !self.waiting.is_empty();
         let bounds = Bounds { is_behind, disk_bytes, bulk_unit: self.bulk_unit };
         match take_buffers(env, request, &io, bounds) {
             Taken::All => {}
@@ -370,7 +370,7 @@ impl<T: Transport> Qpair<T> {
                 return self.finish(slot, Status::SUCCESS, reference, Some(data));
             }
             Taken::Nothing => {
-                if request.state == State::New {
+                if request.state == RequestState::New {
                     env.waits += 1;
                     self.wait_for_buffer(slot);
                 }
@@ -396,7 +396,7 @@ impl<T: Transport> Qpair<T> {
     #[inline]
     fn fetch(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::Fetching;
+        request.state = RequestState::Fetching;
         if let Some(buf) = request.buf.take() {
             let cid = request.cid();
             self.fetches.begin();
@@ -416,7 +416,7 @@ impl<T: Transport> Qpair<T> {
         self.fetches.end();
         self.discharge(slot);
         let Some(request) = self.requests.get_mut(slot) else { return };
-        assert_eq!(request.state, State::Fetching, "data for a request that did not ask for it");
+        assert_eq!(request.state, RequestState::Fetching, "data for a request that did not ask for it");
         if matches!(self.role, Role::Closing) {
             return; // no new step while closing; the buffer is freed
         }
@@ -444,7 +444,7 @@ impl<T: Transport> Qpair<T> {
     fn step_execute(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Io(io) = request.work else { return };
-        request.state = State::Executing;
+        request.state = RequestState::Executing;
         let op = match io.op {
             IoOp::Read => Op::Read,
             IoOp::Write { fua } => Op::Write { fua },
@@ -472,10 +472,10 @@ impl<T: Transport> Qpair<T> {
     /// Handles the completion of a disk command: a whole command, a step, a piece or a fused pair.
     pub(crate) fn on_done(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId, done: Done) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        if request.state == State::Bulk {
+        if request.state == RequestState::Bulk {
             return self.on_piece_done(id, env, slot, done.result, done.buf);
         }
-        assert_eq!(request.state, State::Executing, "a disk completed a request twice");
+        assert_eq!(request.state, RequestState::Executing, "a disk completed a request twice");
         let Work::Io(io) = request.work else { return };
         if request.partner.is_some() {
             return self.on_fused_done(env, slot, done.result);
@@ -569,8 +569,8 @@ impl<T: Transport> Qpair<T> {
     #[inline]
     pub(crate) fn finish(&mut self, slot: RequestId, status: Status, result: u64, data: Option<Buf>) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        assert_ne!(request.state, State::Replying, "answered twice");
-        request.state = State::Replying;
+        assert_ne!(request.state, RequestState::Replying, "answered twice");
+        request.state = RequestState::Replying;
         request.buf = None;
         request.aux = None;
         let cid = request.cid();
@@ -648,7 +648,7 @@ impl<T: Transport> Qpair<T> {
         }
         let request = self.requests.remove(slot);
         debug_assert!(
-            request.is_none_or(|request| request.state == State::Replying),
+            request.is_none_or(|request| request.state == RequestState::Replying),
             "sent before it was answered"
         );
     }
@@ -660,24 +660,24 @@ impl<T: Transport> Qpair<T> {
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.front().copied() else { break };
             match self.requests.get(slot).map(|request| request.state) {
-                Some(State::NeedBuffer) => match self.requests.get(slot).map(|request| request.work) {
+                Some(RequestState::NeedBuffer) => match self.requests.get(slot).map(|request| request.work) {
                     Some(Work::Io(io)) if io.is_fused => self.retry_fused(env, slot),
                     Some(Work::Io(_)) => self.step_buffer(id, env, slot),
                     _ => self.retry_admin_buffer(env, slot),
                 },
-                Some(State::NeedStepBuffer) => self.resume_step(id, env, slot),
+                Some(RequestState::NeedStepBuffer) => self.resume_step(id, env, slot),
                 _ => {}
             }
             if self.waiting.front() != Some(&slot) {
                 continue; // the request left the queue: the queue pair was closed
             }
             let state = self.requests.get(slot).map(|request| request.state);
-            if state == Some(State::NeedBuffer) {
+            if state == Some(RequestState::NeedBuffer) {
                 break; // no request overtakes the oldest
             }
             has_progress = true;
             self.waiting.pop_front();
-            if state == Some(State::NeedStepBuffer) {
+            if state == Some(RequestState::NeedStepBuffer) {
                 self.waiting.push_back(slot); // its next step follows in the next turn, behind the others
             }
         }

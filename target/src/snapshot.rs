@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_transport::TransportKind;
-use spindle_target_disk::{DiskSource, Geometry};
+use spindle_target_disk::{Disk, Geometry};
 
 use crate::counters::NamespaceCounters;
 use crate::discovery::DiscoveryLogs;
@@ -27,7 +27,7 @@ pub struct DiskSlot {
     /// Number of the disk; no two disks of a process have the same.
     pub number: u64,
     /// The disk that has the slot, or the last that had it.
-    pub disk: Weak<dyn DiskSource>,
+    pub disk: Weak<dyn Disk>,
 }
 
 impl DiskSlot {
@@ -50,7 +50,7 @@ pub struct Namespace {
     /// Disk of the namespace; a core finds its handle by this index.
     pub disk: DiskId,
     /// The same disk, for size, usage and health, which need no handle of a core.
-    pub source: Arc<dyn DiskSource>,
+    pub source: Arc<dyn Disk>,
     /// Geometry when this snapshot was built, so that a resize is a difference between two snapshots.
     pub geometry: Geometry,
     /// RFC 4122 UUID; all zero: none.
@@ -211,7 +211,7 @@ pub struct Snapshot {
     /// Incremented by each reload that changes anything; 1 at start.
     pub generation: u64,
     /// All disks of the process, by [`DiskId`]; `None`: the disk was removed.
-    pub disks: Vec<Option<Arc<dyn DiskSource>>>,
+    pub disks: Vec<Option<Arc<dyn Disk>>>,
     /// Use of each slot of `disks`, for who makes the next snapshot; the cores do not read it.
     pub slots: Vec<DiskSlot>,
     /// Listeners; each keeps its index over all snapshots of a process.

@@ -3,7 +3,7 @@
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target_disk::{
-    CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, OpenError, Owner, ResizeError, Token, Usage,
+    ChannelContext, Disk, DiskChannel, Done, Geometry, IoRequest, OpenError, Owner, ResizeError, Token, Usage,
 };
 
 /// A disk whose reads leave the buffer as it is.
@@ -13,7 +13,7 @@ pub struct Blank {
     pub blocks: u64,
 }
 
-impl DiskSource for Blank {
+impl Disk for Blank {
     fn name(&self) -> &'static str {
         "blank"
     }
@@ -34,7 +34,7 @@ impl DiskSource for Blank {
         }
     }
 
-    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, _context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         Ok(Box::new(*self))
     }
 
@@ -47,9 +47,9 @@ impl DiskSource for Blank {
     }
 }
 
-impl Disk for Blank {
+impl DiskChannel for Blank {
     fn geometry(&self) -> Geometry {
-        DiskSource::geometry(self)
+        Disk::geometry(self)
     }
 
     fn submit(&mut self, token: Token, _request: &IoRequest, buf: Option<Buf>) -> Option<Done> {

@@ -20,7 +20,7 @@ use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{ControllerLimits, Snapshot};
 use spindle_target_disk::ram::{RamDisk, RamSpec};
-use spindle_target_disk::{BlockRange, CoreContext, DiskSource, IoRequest, Op, Prepared, Token};
+use spindle_target_disk::{BlockRange, ChannelContext, Disk, IoRequest, Op, Prepared, Token};
 
 use crate::snapshot::SnapshotBuilder;
 
@@ -30,7 +30,7 @@ pub const SUBSYSTEM: &str = "nqn.2026-01.io.spindle:direct";
 /// One subsystem with one namespace on `disk`, on 127.0.0.1:4420.
 #[must_use]
 pub fn snapshot(
-    disk: &Arc<dyn DiskSource>,
+    disk: &Arc<dyn Disk>,
     cores: usize,
     in_capsule_bytes: u32,
     transfer_bytes: u32,
@@ -79,11 +79,11 @@ fn pool() -> Pool {
 /// # Panics
 /// When there is no memory.
 #[must_use]
-pub fn written_disk(bytes: u64, block_bytes: u32) -> Arc<dyn DiskSource> {
+pub fn written_disk(bytes: u64, block_bytes: u32) -> Arc<dyn Disk> {
     let spec = RamSpec { bytes, block_bytes, pages: Pages::Transparent, has_seals: false };
-    let disk: Arc<dyn DiskSource> = RamDisk::new("ram", spec).expect("a disk");
+    let disk: Arc<dyn Disk> = RamDisk::new("ram", spec).expect("a disk");
     // Past the target and without copies, which take long where instructions are counted.
-    let mut core = disk.open(&CoreContext { core: 0, pool: pool(), depth: 1 }).expect("a core");
+    let mut core = disk.open(&ChannelContext { core: 0, pool: pool(), depth: 1 }).expect("a core");
     let blocks = (1 << 20) / block_bytes;
     for lba in (0..bytes / u64::from(block_bytes)).step_by(blocks as usize) {
         let range = BlockRange { lba, blocks };
@@ -112,7 +112,7 @@ impl Direct {
     /// # Panics
     /// When the target does not play along.
     #[must_use]
-    pub fn on(disk: &Arc<dyn DiskSource>) -> Direct {
+    pub fn on(disk: &Arc<dyn Disk>) -> Direct {
         let admin_zone = ZoneSpec { buffer_bytes: 8192, count: 4 };
         let settings = CoreSettings {
             core: 0,

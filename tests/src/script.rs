@@ -27,10 +27,10 @@ use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::Qpair;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::{AllowedHosts, ControllerLimits, Snapshot};
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 
 pub use line::{Answer, Fetch, LIMITS, Line, Part, stack_address};
 pub use patience::Patience;
@@ -54,7 +54,7 @@ pub struct Setup {
     /// Number of cores.
     pub cores: usize,
     /// Disks, by [`DiskId`](spindle_target::snapshot::DiskId).
-    pub disks: Vec<Option<Arc<dyn DiskSource>>>,
+    pub disks: Vec<Option<Arc<dyn Disk>>>,
     /// The disk of namespace 1, 2, ...
     pub namespaces: Vec<Option<usize>>,
     /// Zones of each core's pool.
@@ -80,7 +80,7 @@ pub struct Setup {
 impl Setup {
     /// One core, memory for a few commands.
     #[must_use]
-    pub fn small(disks: Vec<Arc<dyn DiskSource>>) -> Setup {
+    pub fn small(disks: Vec<Arc<dyn Disk>>) -> Setup {
         Setup {
             cores: 1,
             namespaces: (0..disks.len()).map(Some).collect(),
@@ -101,13 +101,13 @@ impl Setup {
     ///
     /// # Panics
     /// When there is none.
-    pub fn remove(&mut self, nsid: usize) -> Arc<dyn DiskSource> {
+    pub fn remove(&mut self, nsid: usize) -> Arc<dyn Disk> {
         let index = self.namespaces[nsid - 1].take().expect("a namespace");
         self.disks[index].take().expect("a disk")
     }
 
     /// Add a namespace on this disk, which gets an identifier of its own: none is used twice.
-    pub fn add(&mut self, nsid: usize, disk: Arc<dyn DiskSource>) {
+    pub fn add(&mut self, nsid: usize, disk: Arc<dyn Disk>) {
         self.namespaces.resize(self.namespaces.len().max(nsid), None);
         self.namespaces[nsid - 1] = Some(self.disks.len());
         self.disks.push(Some(disk));
@@ -529,9 +529,13 @@ impl Rig {
 
     /// Requests of a queue in each state that has any.
     #[must_use]
-    pub fn states(&self, queue: &Queue) -> Vec<(State, usize)> {
+    pub fn states(&self, queue: &Queue) -> Vec<(RequestState, usize)> {
         let Some(qpair) = self.cores[queue.core].qpair(queue.id) else { return Vec::new() };
-        State::ALL.iter().map(|state| (*state, qpair.count(*state))).filter(|(_, count)| *count > 0).collect()
+        RequestState::ALL
+            .iter()
+            .map(|state| (*state, qpair.count(*state)))
+            .filter(|(_, count)| *count > 0)
+            .collect()
     }
 
     /// The new configuration goes to all cores.

@@ -8,7 +8,7 @@ use spindle_target::discovery::DiscoveryLogs;
 use spindle_target::snapshot::{
     AllowedHosts, ControllerLimits, DiskId, Listener, Namespace, Snapshot, Subsystem,
 };
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 
 use crate::direct::name;
 
@@ -26,7 +26,7 @@ pub struct SnapshotBuilder {
     /// Of these, the hosts that may read caches by RDMA.
     pub optimistic_hosts: AllowedHosts,
     /// Disks, by [`DiskId`].
-    pub disks: Vec<Option<Arc<dyn DiskSource>>>,
+    pub disks: Vec<Option<Arc<dyn Disk>>>,
     /// The disk of namespace 1, 2, ...
     pub namespaces: Vec<Option<usize>>,
     /// Which listeners are open: 127.0.0.1, from port 4420 on.
@@ -42,7 +42,7 @@ pub struct SnapshotBuilder {
 impl SnapshotBuilder {
     /// One core, one listener for NVMe/TCP, every host, a namespace for each disk.
     #[must_use]
-    pub fn new(subsystem: &'static str, disks: &[Arc<dyn DiskSource>]) -> SnapshotBuilder {
+    pub fn new(subsystem: &'static str, disks: &[Arc<dyn Disk>]) -> SnapshotBuilder {
         SnapshotBuilder {
             generation: 1,
             cores: 1,

@@ -13,7 +13,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target_disk::ram::{RamDisk, RamSpec};
 use spindle_target_disk::{
-    BlockRange, CacheSpec, CachedDisk, DiskError, DiskSource, Done, FileDisk, FileSpec, IoRequest, NullDisk,
+    BlockRange, CacheSpec, CachedDisk, Disk, DiskError, Done, FileDisk, FileSpec, IoRequest, NullDisk,
     NullSpec, Op, PolicyKind, Token,
 };
 use spindle_tests::direct::Direct;
@@ -108,7 +108,7 @@ fn rdma_round(direct: &mut rdma::Direct, round: u64) {
 }
 
 #[track_caller]
-fn assert_no_allocation(disk: &Arc<dyn DiskSource>) {
+fn assert_no_allocation(disk: &Arc<dyn Disk>) {
     let before = allocations_here();
     let mut direct = Direct::on(disk);
     assert!(allocations_here() > before, "the counter counts");
@@ -151,7 +151,7 @@ fn no_command_on_a_null_disk_allocates() {
 }
 
 /// A file disk, and the file.
-fn file(name: &str) -> (Arc<dyn DiskSource>, PathBuf) {
+fn file(name: &str) -> (Arc<dyn Disk>, PathBuf) {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.img", std::process::id()));
     let spec = FileSpec { create_bytes: Some(BYTES), is_direct: false, ..FileSpec::new(&path, BLOCK) };
     (FileDisk::new("file", &spec).expect("a disk"), path)
@@ -171,7 +171,7 @@ fn no_command_on_a_cached_disk_allocates() {
         let (inner, path) = file(policy.name());
         let spec = CacheSpec { read_ahead: 64 << 10, ..CacheSpec::new(cache_bytes, policy, Pages::Base) };
         let disk = CachedDisk::new(inner, Some(&spec)).expect("a cache");
-        assert_no_allocation(&(Arc::clone(&disk) as Arc<dyn DiskSource>));
+        assert_no_allocation(&(Arc::clone(&disk) as Arc<dyn Disk>));
         let counts = disk.counts();
         assert!(counts.hits > 1000 && counts.written > 100, "{counts:?}");
         assert!(counts.evictions > 1000 || cache_bytes > 1 << 20, "{counts:?}");

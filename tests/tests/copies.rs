@@ -15,7 +15,7 @@ use spindle_nvme_transport::host::HostData;
 use spindle_reactor::lock::locks_taken;
 use spindle_reactor::mem::{Pages, ZoneSpec, copied_bytes};
 use spindle_target_disk::ram::{RamDisk, RamSpec};
-use spindle_target_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
+use spindle_target_disk::{Disk, FileDisk, FileSpec, NullDisk, NullSpec};
 use spindle_tests::drive::threads::Threads;
 use spindle_tests::fabric::direct::{Direct, IN_CAPSULE_BYTES, setting};
 use spindle_tests::script::{Answer, LIMITS, Queue, Rig, Setup};
@@ -33,11 +33,11 @@ const BYTES: u64 = 16 << 20;
 /// A command that takes longer hangs.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
-fn disks() -> (TempPath, Vec<Arc<dyn DiskSource>>) {
+fn disks() -> (TempPath, Vec<Arc<dyn Disk>>) {
     let at = TempPath(std::env::temp_dir().join(format!("spindle-copies-{}", std::process::id())));
     let ram = RamSpec { bytes: BYTES, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     let file = FileSpec { create_bytes: Some(BYTES), ..FileSpec::new(&at.0, 4096) };
-    let disks: Vec<Arc<dyn DiskSource>> = vec![
+    let disks: Vec<Arc<dyn Disk>> = vec![
         Arc::new(RamDisk::with_slack("ram", ram, 4 << 20).expect("a disk")),
         FileDisk::new("file", &file).expect("a disk"),
         NullDisk::new("null", NullSpec { bytes: BYTES, block_bytes: 4096 }).expect("a disk"),
@@ -126,7 +126,7 @@ fn data_in_a_capsule_is_copied_once_and_within_a_ram_disk_once_more() {
 #[test]
 fn a_write_of_part_of_a_page_copies_the_rest_of_it() {
     let spec = RamSpec { bytes: BYTES, block_bytes: 512, pages: Pages::Base, has_seals: false };
-    let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"));
+    let disk: Arc<dyn Disk> = Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"));
     let mut rig = Rig::new(Setup::small(vec![disk]));
     let host = rig.host();
     let count = copied(|| {
@@ -174,7 +174,7 @@ fn over_rdma_only_capsules_and_small_writes_to_ram_are_copied() {
 #[test]
 fn over_rdma_a_capsule_is_copied_once_and_within_a_ram_disk_once_more() {
     let spec = RamSpec { bytes: BYTES, block_bytes: 512, pages: Pages::Base, has_seals: false };
-    let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"));
+    let disk: Arc<dyn Disk> = Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"));
     let mut direct = Direct::on(&disk, &zones(), setting(1));
     for blocks in 1..=8 {
         let buf = direct.pool.take(blocks * 512).expect("the host's own");

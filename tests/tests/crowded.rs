@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nvme_spec::Sqe;
 use spindle_nvme_tcp::host::{HostData, HostEvent};
 use spindle_reactor::mem::Buf;
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 use spindle_target_disk::null::{NullDisk, NullSpec};
 use spindle_tests::direct::Direct;
 
@@ -15,7 +15,7 @@ use spindle_tests::direct::Direct;
 #[test]
 fn small_writes_that_wait_for_memory_let_the_data_of_large_ones_by() {
     let spec = NullSpec { bytes: 1 << 30, block_bytes: 512 };
-    let disk: Arc<dyn DiskSource> = NullDisk::new("null", spec).expect("a disk");
+    let disk: Arc<dyn Disk> = NullDisk::new("null", spec).expect("a disk");
     let mut direct = Direct::on(&disk);
     let mut sent = 0;
     let mut send = |direct: &mut Direct, bytes: u32| {

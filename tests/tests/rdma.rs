@@ -9,7 +9,7 @@ use spindle_nvme_transport::host::HostData;
 use spindle_nvme_transport::{CloseReason, Connections, Transport};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, ZoneSpec};
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 use spindle_target_disk::fault::{Fault, FaultDisk};
 use spindle_target_disk::ram::{RamDisk, RamSpec};
 use spindle_tests::fabric::direct::{Direct, connect, end, setting};
@@ -17,7 +17,7 @@ use spindle_tests::fabric::{Link, Setting, Weather};
 use spindle_tests::sim::disk::PoolDisk;
 use spindle_tests::sim::{self, Rng};
 
-fn ram() -> Arc<dyn DiskSource> {
+fn ram() -> Arc<dyn Disk> {
     let spec = RamSpec { bytes: 4 << 20, block_bytes: 512, pages: Pages::Base, has_seals: false };
     Arc::new(RamDisk::with_slack("ram", spec, 1 << 20).expect("a disk"))
 }

@@ -145,7 +145,7 @@ fn a_completion_that_is_told_twice_is_noticed() {
 
 #[test]
 fn writes_of_a_host_that_is_gone_are_noticed_when_they_land_after_its_reconnect() {
-    // A disk whose `Disk::cancel_owner` does nothing.
+    // A disk whose `DiskChannel::cancel_owner` does nothing.
     let (leaves_permille, stuck_permille) = (5, 200);
     let busy = |swarm| Swarm { leaves_permille, stuck_permille, cuts_ppm: 500, ..swarm };
     assert_noticed_with(Plant::Unforgotten, &[], &NO_ORDER, busy);

@@ -1,5 +1,5 @@
-//! `spindle bench disk DISK`: measures a local disk, without a network, through the [`Disk`] interface that
-//! the target uses. One thread submits and polls; `--core` pins it.
+//! `spindle bench disk DISK`: measures a local disk, without a network, through the [`DiskChannel`] interface
+//! that the target uses. One thread submits and polls; `--core` pins it.
 //!
 //! The result is the most that one core of `spindle serve` can reach with the disk at this queue depth. It
 //! can be compared with `fio` on the kernel's driver.
@@ -19,8 +19,8 @@ use spindle_target_disk::cache::{CACHE_BYTES_MAX, CACHE_BYTES_MIN, READ_AHEAD_BY
 use spindle_target_disk::file::{FileDisk, FileSpec};
 use spindle_target_disk::ng::{NgDisk, NgSpec};
 use spindle_target_disk::{
-    BlockRange, CacheCounts, CacheSpec, CacheUse, CachedDisk, CoreContext, DelayDisk, DelaySpec, Disk,
-    DiskError, DiskSource, Done, IoRequest, NullDisk, NullSpec, Op, OpenError, PolicyKind, Prepared, Token,
+    BlockRange, CacheCounts, CacheSpec, CacheUse, CachedDisk, ChannelContext, DelayDisk, DelaySpec, Disk,
+    DiskChannel, DiskError, Done, IoRequest, NullDisk, NullSpec, Op, OpenError, PolicyKind, Prepared, Token,
 };
 
 use crate::args::DiskArgs;
@@ -193,7 +193,7 @@ fn run_one(
     Ok((end?, cache))
 }
 
-fn open(place: &DiskAddress) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
+fn open(place: &DiskAddress) -> Result<Arc<dyn Disk>, DiskBenchError> {
     Ok(match place {
         DiskAddress::Nvme(address, namespace) => {
             Drives::here().open(*address, Settings::default())?.disk("bench", *namespace)?
@@ -204,7 +204,7 @@ fn open(place: &DiskAddress) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
     })
 }
 
-fn with_delay(args: &DiskArgs, disk: Arc<dyn DiskSource>) -> Result<Arc<dyn DiskSource>, DiskBenchError> {
+fn with_delay(args: &DiskArgs, disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, DiskBenchError> {
     let (latency, seek) = (Nanos::from_us(args.latency_us), Nanos::from_us(args.seek_us));
     let spec = DelaySpec { latency, bandwidth: args.bandwidth.map(Bytes::get), seek };
     if spec == DelaySpec::default() { Ok(disk) } else { Ok(DelayDisk::new(disk, &spec)?) }
@@ -247,7 +247,7 @@ fn caches(args: &DiskArgs) -> Result<Vec<CacheSpec>, DiskBenchError> {
 
 /// Disk, load and counters of the measuring thread. A unit is the blocks of one command.
 struct Engine {
-    disk: Box<dyn Disk>,
+    disk: Box<dyn DiskChannel>,
     run: Run,
     pool: Pool,
     unit_blocks: u32,
@@ -266,7 +266,7 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(args: &DiskArgs, source: &dyn DiskSource) -> Result<Engine, DiskBenchError> {
+    fn new(args: &DiskArgs, source: &dyn Disk) -> Result<Engine, DiskBenchError> {
         let geometry = source.geometry();
         let refuse = |option, value: String, rule: String| Err(DiskBenchError::Size { option, value, rule });
         let (bytes, qd) = (args.load.bs.get(), args.load.qd);
@@ -285,7 +285,7 @@ impl Engine {
         let depth = u32::try_from(qd).unwrap_or(u32::MAX);
         let zone = ZoneSpec { buffer_bytes: unit_bytes.next_multiple_of(4096), count: depth };
         let pool = Pool::new(&[zone], Pages::Huge)?;
-        let disk = source.open(&CoreContext { core: 0, pool: pool.clone(), depth })?;
+        let disk = source.open(&ChannelContext { core: 0, pool: pool.clone(), depth })?;
         let run = Run {
             tool: "bench disk",
             address: Some(args.disk.to_string()),

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use spindle_target::snapshot::{DiskId, DiskSlot, Snapshot};
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 
 use crate::identity;
 
-pub type Source = Arc<dyn DiskSource>;
+pub type Source = Arc<dyn Disk>;
 
 /// The disks of the next snapshot.
 pub struct DiskTable {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use spindle_nvme_pcie::{Drive, DriveError, Drives, PciAddress, Settings};
-use spindle_target_disk::{DiskSource, OpenError};
+use spindle_target_disk::{Disk, OpenError};
 use spindle_target_remote::{RemoteDisk, RemoteFacts, RemoteSpec};
 
 use super::machine::probe_nvme_function;
@@ -65,14 +65,14 @@ pub enum Opened {
     /// handle exists.
     Drive(PciAddress),
     /// The disk of a far target, file or device.
-    Disk(Arc<dyn DiskSource>),
+    Disk(Arc<dyn Disk>),
 }
 
 /// An opened origin, and the handle that keeps its drive open until a snapshot contains the drive's disks.
 pub type OpenedOrigin = (Opened, Option<Arc<Drive>>);
 
 /// Connects to a far target and opens its namespace. Blocks.
-pub type OpenRemote = dyn Fn(&RemotePlan) -> Result<Arc<dyn DiskSource>, SnapshotError> + Send + Sync;
+pub type OpenRemote = dyn Fn(&RemotePlan) -> Result<Arc<dyn Disk>, SnapshotError> + Send + Sync;
 
 /// Functions that open origins; tests replace them.
 #[derive(Clone)]
@@ -177,7 +177,7 @@ impl Plan {
 
 /// Connects to the far target and checks `medium_id`. Another medium is an error like any other and is
 /// retried. So the target starts whether the far target answers before or after the first snapshot.
-fn open_remote(plan: &RemotePlan) -> Result<Arc<dyn DiskSource>, SnapshotError> {
+fn open_remote(plan: &RemotePlan) -> Result<Arc<dyn Disk>, SnapshotError> {
     let disk = RemoteDisk::new(&plan.name, &plan.spec)?;
     let RemoteFacts { serial, model, transfer_bytes_max, medium_ids, .. } = disk.facts();
     check_medium_id(&plan.name, plan.medium_id.as_deref(), medium_ids)?;

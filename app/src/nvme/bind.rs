@@ -57,7 +57,7 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
             None => refusals.push(no_drive(machine.root(), address, &all)),
         }
     }
-    let mut plan = Plan { pages: BTreeMap::new(), program: None };
+    let mut plan = BindPlan { pages: BTreeMap::new(), program: None };
     if let Some(wanted) = args.huge_pages {
         match persist::plan_pages(machine.root(), &drives, wanted) {
             Ok(pages) => plan.pages = pages,
@@ -87,14 +87,14 @@ pub fn run(args: &NvmeBindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(
 }
 
 /// Changes of the command besides binding.
-struct Plan {
+struct BindPlan {
     /// Reserved and wanted count of huge pages by sysfs file, from [`persist::plan_pages`].
     pages: BTreeMap<String, (u64, u64)>,
     /// Path of the program that the udev rules run; `None` without `--persist`.
     program: Option<String>,
 }
 
-impl Plan {
+impl BindPlan {
     /// Prints all steps without running them (`--dry-run`).
     fn print(&self, root: &Root, drives: &[&Drive], out: Out<'_>) {
         let mut steps = module_steps(root, drives);

@@ -10,7 +10,7 @@ use spindle_nvme_transport::TransportKind;
 use spindle_target::counters::IoTotals;
 use spindle_target::shared::ControllerShared;
 use spindle_target::snapshot::{AllowedHosts, Listener, Snapshot, Subsystem};
-use spindle_target_disk::{CacheCounts, CacheUse, DiskSource, OptimisticReads};
+use spindle_target_disk::{CacheCounts, CacheUse, Disk, OptimisticReads};
 use uuid::Uuid;
 
 use super::Failure;
@@ -261,7 +261,7 @@ fn product_name(kind: &str) -> &'static str {
 
 /// Returns the open disks of the parameters `name` and `names`, or all without them; an error for an unknown
 /// name.
-fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn DiskSource>>, Failure> {
+fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn Disk>>, Failure> {
     let Some(snapshot) = &look.snapshot else { return Ok(Vec::new()) };
     let all: Vec<_> = snapshot.disks.iter().flatten().cloned().collect();
     let named = args.text("name").map(|name| ("name", name));
@@ -280,7 +280,7 @@ fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn DiskSource>>, Failu
 pub fn bdevs(look: &Look<'_>, args: &Args) -> MethodResult {
     let snapshot = &look.snapshot;
     let namespaces = || snapshot.iter().flat_map(|it| &it.subsystems).flat_map(|it| it.active());
-    let describe = |disk: &Arc<dyn DiskSource>| {
+    let describe = |disk: &Arc<dyn Disk>| {
         let geometry = disk.geometry();
         let namespace = namespaces().find(|it| it.source.name() == disk.name());
         json!({
@@ -386,7 +386,7 @@ pub fn iostat(look: &Look<'_>, args: &Args) -> MethodResult {
     let snapshot = &look.snapshot;
     let subsystems = || snapshot.iter().flat_map(|it| &it.subsystems);
     let namespaces = || subsystems().flat_map(|it| it.active().map(move |namespace| (&it.nqn, namespace)));
-    let describe = |disk: &Arc<dyn DiskSource>| {
+    let describe = |disk: &Arc<dyn Disk>| {
         let found = namespaces().find(|(_, it)| it.source.name() == disk.name());
         let counters = found.map(|(_, it)| &it.counters);
         if args.flag("per_channel") {

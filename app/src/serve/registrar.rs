@@ -23,7 +23,7 @@ use spindle_reactor::mailbox::Remote;
 use spindle_reactor::mem::Area;
 use spindle_target::env::Message;
 use spindle_target::snapshot::Snapshot;
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 
 use super::ServeError;
 use super::core_loop::{ACCEPTOR, CoreMessage, Handover, Listening};
@@ -98,9 +98,9 @@ impl RegistrarThread {
     }
 
     /// Registers the pools with disks that are new in `next`, before the cores open them.
-    fn prepare(&self, known: &[Weak<dyn DiskSource>], next: &Snapshot) {
+    fn prepare(&self, known: &[Weak<dyn Disk>], next: &Snapshot) {
         let known: HashSet<_> = known.iter().map(|known| known.as_ptr().cast::<()>()).collect();
-        let is_known = |source: &&Arc<dyn DiskSource>| known.contains(&Arc::as_ptr(source).cast::<()>());
+        let is_known = |source: &&Arc<dyn Disk>| known.contains(&Arc::as_ptr(source).cast::<()>());
         for source in next.disks.iter().flatten().filter(|source| !is_known(source)) {
             self.pools.iter().for_each(|pool| source.prepare(pool));
         }
@@ -144,15 +144,14 @@ pub fn send(remote: &Remote<CoreMessage>, core: usize, message: &CoreMessage, ha
     }
 }
 
-fn sources(snapshot: &Snapshot) -> Vec<Weak<dyn DiskSource>> {
+fn sources(snapshot: &Snapshot) -> Vec<Weak<dyn Disk>> {
     snapshot.disks.iter().flatten().map(Arc::downgrade).collect()
 }
 
 /// Returns the memory of the disks from and to which data is transferred directly, without a pool buffer.
 fn disk_areas(snapshot: &Snapshot) -> Vec<DiskArea> {
-    let area = |source: &Arc<dyn DiskSource>| {
-        Some(DiskArea { name: source.name().to_owned(), area: source.area()? })
-    };
+    let area =
+        |source: &Arc<dyn Disk>| Some(DiskArea { name: source.name().to_owned(), area: source.area()? });
     snapshot.disks.iter().flatten().filter_map(area).collect()
 }
 
@@ -161,16 +160,16 @@ mod tests {
     use spindle_reactor::mailbox::mesh;
     use spindle_reactor::mem::Pages;
     use spindle_target_disk::{
-        CoreContext, Disk, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage,
+        ChannelContext, DiskChannel, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage,
     };
 
     use super::*;
     use crate::config::{Config, LocalDrives};
 
     /// Records each call of `prepare`: the name of the thread and the address of the pool.
-    struct Noted(Arc<dyn DiskSource>, std::sync::Mutex<Vec<(String, usize)>>);
+    struct Noted(Arc<dyn Disk>, std::sync::Mutex<Vec<(String, usize)>>);
 
-    impl DiskSource for Noted {
+    impl Disk for Noted {
         fn name(&self) -> &str {
             self.0.name()
         }
@@ -184,7 +183,7 @@ mod tests {
             let thread = std::thread::current().name().unwrap_or_default().to_owned();
             self.1.lock().expect("not poisoned").push((thread, pool.base().addr().get()));
         }
-        fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+        fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
             self.0.open(context)
         }
         fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -202,7 +201,7 @@ mod tests {
         let noted = Arc::new(Noted(null, std::sync::Mutex::default()));
         let mut next = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
         let disks = &mut Arc::get_mut(&mut next).expect("not shared").disks;
-        let source: Arc<dyn DiskSource> = noted.clone();
+        let source: Arc<dyn Disk> = noted.clone();
         disks.push(Some(source));
         let mut mailbox = mesh::<CoreMessage>(1, 16).expect("mailboxes").pop().expect("one");
         let pools: Vec<Area> = (0..2).map(|_| Area::map(1, Pages::Base).expect("memory")).collect();

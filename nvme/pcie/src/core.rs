@@ -1,4 +1,4 @@
-//! [`NvmeCore`]: one core's handle on a namespace, with a queue pair and the requests in progress.
+//! [`NvmeChannel`]: one core's handle on a namespace, with a queue pair and the requests in progress.
 //!
 //! ```text
 //!   submit, core awake, nothing waits, Read or Write of one command with at most two PRP entries:
@@ -30,7 +30,7 @@ use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_target_disk::guard;
 use spindle_target_disk::{
-    Abilities, BlockRange, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Token,
+    Abilities, BlockRange, DiskChannel, DiskError, Done, Geometry, IoRequest, Op, Owner, Token,
 };
 
 use crate::commands::Commands;
@@ -38,7 +38,7 @@ use crate::core_queue::{CommandWord, CoreQueue, QueueCommand, Setup};
 use crate::entry::{Task, make_entry};
 use crate::queue::Completion;
 use crate::rules::{Deallocating, Namespace, Rules, disk_error, is_transient};
-use crate::shared::Shared;
+use crate::shared::DriveShared;
 use crate::shared_queue::SharedQueue;
 
 use compare_and_write::GuardView;
@@ -54,7 +54,7 @@ pub(crate) struct Request {
     /// Blocks that have no NVMe command yet, at the end of the request's range. After a failure or a
     /// cancellation, `blocks` is 0 and `lba` is the first block that never had a command.
     remaining: BlockRange,
-    /// First block of the range. For a flush, the value of `NvmeCore::changes` at its submission.
+    /// First block of the range. For a flush, the value of `NvmeChannel::changes` at its submission.
     pub(crate) lba: u64,
     pub(crate) buf: Option<Buf>,
     /// Number of NVMe commands of this request that are at the drive or in `retries`.
@@ -71,9 +71,9 @@ struct Part {
     tries: u8,
 }
 
-pub(crate) struct NvmeCore {
+pub(crate) struct NvmeChannel {
     core_queue: Arc<CoreQueue>,
-    shared: Arc<Shared>,
+    shared: Arc<DriveShared>,
     namespace: Arc<Namespace>,
     /// Rules at the creation of the disk source, used while `setup` is `None`.
     rules: Rules,
@@ -108,21 +108,21 @@ pub(crate) struct NvmeCore {
     /// until a flush.
     changes: u64,
     flushed: u64,
-    /// Value of `Shared::losses` at this core's last flush that reported a loss; at first
-    /// `Shared::losses_reported`.
+    /// Value of `DriveShared::losses` at this core's last flush that reported a loss; at first
+    /// `DriveShared::losses_reported`.
     losses_reported: u64,
 }
 
-impl NvmeCore {
+impl NvmeChannel {
     pub(crate) fn new(
         core_queue: Arc<CoreQueue>,
-        shared: Arc<Shared>,
+        shared: Arc<DriveShared>,
         namespace: Arc<Namespace>,
         rules: Rules,
         participant: guard::GuardParticipant,
-    ) -> NvmeCore {
+    ) -> NvmeChannel {
         let depth = core_queue.depth as usize;
-        NvmeCore {
+        NvmeChannel {
             // Not the current word: the manager may already have published a command, which this core must
             // apply.
             word: CommandWord::INITIAL,
@@ -218,7 +218,7 @@ impl NvmeCore {
     }
 
     /// Returns the result of a flush that the drive completed: `MediaWrite` if a loss was recorded that no
-    /// flush of this core has reported yet. `changes` is the value of `NvmeCore::changes` at the flush's
+    /// flush of this core has reported yet. `changes` is the value of `NvmeChannel::changes` at the flush's
     /// submission.
     #[cold]
     fn end_flush(&mut self, changes: u64) -> Result<(), DiskError> {
@@ -634,7 +634,7 @@ fn done_of(request: Request, result: Result<(), DiskError>) -> Done {
     Done { token: request.token, result, buf: request.buf }
 }
 
-impl Disk for NvmeCore {
+impl DiskChannel for NvmeChannel {
     #[inline]
     fn geometry(&self) -> Geometry {
         self.namespace.geometry(self.rules())
@@ -721,7 +721,7 @@ impl Disk for NvmeCore {
     }
 }
 
-impl Drop for NvmeCore {
+impl Drop for NvmeChannel {
     /// Closes the core queue. With commands in flight, leaks the buffers of all begun requests, because the
     /// drive may still access them.
     fn drop(&mut self) {

@@ -11,17 +11,17 @@ use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::Area;
 use spindle_target_disk::guard::CORES_MAX;
 use spindle_target_disk::{
-    CacheChange, CacheSpec, CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage,
-    medium_id,
+    CacheChange, CacheSpec, ChannelContext, Disk, DiskChannel, Geometry, Health, OpenError, ResizeError,
+    Usage, medium_id,
 };
 
-use crate::core::NvmeCore;
+use crate::core::NvmeChannel;
 use crate::core_queue::CoreQueue;
 use crate::fronts::Fronts;
 use crate::function::Bus;
 use crate::manager::Manager;
 use crate::rules::{Deallocating, Namespace, Rules};
-use crate::shared::{DriveFacts, NotOpened, Settings, Shared};
+use crate::shared::{DriveFacts, DriveShared, NotOpened, Settings};
 use crate::shared_queue::OWN_COMMANDS_MAX;
 
 /// Interval of manager steps while the manager has work in progress.
@@ -68,7 +68,7 @@ pub struct DriveError {
 
 /// An open drive. After its drop, its manager's thread shuts the drive down; see [`finish`].
 pub struct Drive {
-    shared: Arc<Shared>,
+    shared: Arc<DriveShared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -87,7 +87,7 @@ impl Drive {
         ended: &Arc<AtomicBool>,
     ) -> Result<Arc<Drive>, DriveError> {
         let address = bus.address();
-        let shared = Shared::new(address.clone(), settings);
+        let shared = DriveShared::new(address.clone(), settings);
         let (its, end) = (Arc::clone(&shared), ManagerEnd(Arc::clone(&shared), Arc::clone(ended)));
         let run = move || {
             let _end = end;
@@ -112,7 +112,7 @@ impl Drive {
     /// [`Drive::facts`] is `Some`.
     #[must_use]
     pub fn stepped(bus: Arc<dyn Bus>, settings: Settings) -> (Arc<Drive>, Manager) {
-        let shared = Shared::new(bus.address(), settings);
+        let shared = DriveShared::new(bus.address(), settings);
         let manager = Manager::new(Arc::clone(&shared), bus);
         (Arc::new(Drive { shared, thread: None }), manager)
     }
@@ -187,7 +187,7 @@ impl Drop for Drive {
 
 /// Drop guard of a manager's thread. When the thread ends or panics, the guard sets an error as the first
 /// result if there is none, and then publishes that the manager has ended.
-struct ManagerEnd(Arc<Shared>, Arc<AtomicBool>);
+struct ManagerEnd(Arc<DriveShared>, Arc<AtomicBool>);
 
 impl Drop for ManagerEnd {
     fn drop(&mut self) {
@@ -221,7 +221,7 @@ impl NvmeDisk {
     }
 }
 
-impl DiskSource for NvmeDisk {
+impl Disk for NvmeDisk {
     fn name(&self) -> &str {
         &self.name
     }
@@ -295,7 +295,7 @@ impl DiskSource for NvmeDisk {
 
     /// Registers a core queue. Requests wait until the manager has made its queue pair. Fails if
     /// [`CORES_MAX`] cores have the namespace open, or if the pool cannot be mapped.
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         let shared = &self.drive.shared;
         let mut state = shared.state();
         let depth = context.depth.clamp(1, OWN_COMMANDS_MAX);
@@ -329,7 +329,7 @@ impl DiskSource for NvmeDisk {
         state.core_queues.push(Arc::clone(&core_queue));
         drop(state);
         let namespace = Arc::clone(&self.namespace);
-        Ok(Box::new(NvmeCore::new(core_queue, Arc::clone(shared), namespace, self.rules, participant)))
+        Ok(Box::new(NvmeChannel::new(core_queue, Arc::clone(shared), namespace, self.rules, participant)))
     }
 
     /// Accepts only the current size of the namespace.
@@ -391,13 +391,13 @@ mod tests {
         id.lbaf[0].lbads = 9;
         let namespace = Arc::new(Namespace::new(1, &id, &controller).expect("fits"));
         let rules = Rules::new(&namespace, &controller, &nvm, 0);
-        let shared = Shared::new("drive".to_owned(), Settings::default());
+        let shared = DriveShared::new("drive".to_owned(), Settings::default());
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("a pool");
         let core_queue = Arc::new(CoreQueue::new(0, 1, 4, pool.area(), None));
         // Between the two lines of open() that make the core queue known and the handle.
         core_queue.set_queue_command(QueueCommand::Rewind);
         let participant = shared.state().guard(1).join().expect("a line");
-        let mut core = NvmeCore::new(Arc::clone(&core_queue), shared, namespace, rules, participant);
+        let mut core = NvmeChannel::new(Arc::clone(&core_queue), shared, namespace, rules, participant);
         assert!(!core_queue.has_answered());
         core.poll(Nanos::ZERO, &mut Vec::with_capacity(4));
         assert!(core_queue.has_answered(), "or the manager waits for ever, and the requests with it");

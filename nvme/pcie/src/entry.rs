@@ -21,7 +21,7 @@ use crate::rules::{Deallocating, Rules, Zeroing};
 /// Operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// An operation of `Disk::submit`.
+    /// An operation of `DiskChannel::submit`.
     Op(Op),
     /// A deallocation too large for Write Zeroes ([`Rules::may_deallocate_by_zeroes`]), done by Dataset
     /// Management.

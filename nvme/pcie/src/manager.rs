@@ -40,7 +40,7 @@ use crate::dma::{DmaError, DmaMemory};
 use crate::function::{Bus, Function, MapError, OpenFunctionError};
 use crate::quirks::Quirks;
 use crate::rules::{Namespace, UnfitNamespace};
-use crate::shared::{NotOpened, Shared, TICK_MS};
+use crate::shared::{DriveShared, NotOpened, TICK_MS};
 
 use away::Absence;
 use bring_up::Controller;
@@ -127,7 +127,7 @@ const RESETS_MAX: u32 = 3;
 
 /// Control of one drive: state, queues and recovery of its controller. [`Manager::step`] does the work.
 pub struct Manager {
-    shared: Arc<Shared>,
+    shared: Arc<DriveShared>,
     now: Rc<Cell<u64>>,
     is_busy: Rc<Cell<bool>>,
     task: Pin<Box<dyn Future<Output = ()>>>,
@@ -135,7 +135,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    pub(crate) fn new(shared: Arc<Shared>, bus: Arc<dyn Bus>) -> Manager {
+    pub(crate) fn new(shared: Arc<DriveShared>, bus: Arc<dyn Bus>) -> Manager {
         let (now, is_busy) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
         let task = ManagerTask {
             shared: Arc::clone(&shared),
@@ -184,7 +184,7 @@ impl Manager {
 
 /// State of the manager's future.
 struct ManagerTask {
-    shared: Arc<Shared>,
+    shared: Arc<DriveShared>,
     bus: Arc<dyn Bus>,
     now: Rc<Cell<u64>>,
     is_busy: Rc<Cell<bool>>,

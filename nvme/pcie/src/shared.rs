@@ -1,4 +1,4 @@
-//! [`Shared`]: state of one drive that its manager, cores and disk sources share; [`Settings`].
+//! [`DriveShared`]: state of one drive that its manager, cores and disk sources share; [`Settings`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
@@ -117,14 +117,14 @@ impl Offloaded {
 
 /// State that rarely changes, behind a lock that the data path does not take.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct DriveState {
     /// The open function; `None` while the drive is away.
     pub(crate) function: Option<Arc<dyn Function>>,
     pub(crate) facts: Option<DriveFacts>,
     pub(crate) namespaces: Vec<(Arc<Namespace>, Rules)>,
     pub(crate) core_queues: Vec<Arc<CoreQueue>>,
     pub(crate) health: Option<SmartLog>,
-    /// Pools mapped by [`DiskSource::prepare`](spindle_target_disk::DiskSource::prepare), until a core opens
+    /// Pools mapped by [`Disk::prepare`](spindle_target_disk::Disk::prepare), until a core opens
     /// the disk.
     pub(crate) prepared: Vec<(Area, Box<dyn Mapping>)>,
     /// Cache memory of each disk, owned by the disk and the cores that have it open.
@@ -135,7 +135,7 @@ pub(crate) struct State {
     guards: Vec<(u32, Arc<Guard>)>,
 }
 
-impl State {
+impl DriveState {
     pub(crate) fn guard(&mut self, nsid: u32) -> Arc<Guard> {
         if let Some((_, guard)) = self.guards.iter().find(|(of, _)| *of == nsid) {
             return Arc::clone(guard);
@@ -172,10 +172,10 @@ pub(crate) struct NotOpened {
     pub(crate) is_absent: bool,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct DriveShared {
     pub(crate) address: String,
     pub(crate) settings: Settings,
-    state: Lock<State>,
+    state: Lock<DriveState>,
     /// Cache memory for the manager to unmap.
     pub(crate) released: Released,
     changed: Condvar,
@@ -196,9 +196,9 @@ pub(crate) struct Shared {
     pub(crate) offloaded: Offloaded,
 }
 
-impl Shared {
-    pub(crate) fn new(address: String, settings: Settings) -> Arc<Shared> {
-        Arc::new(Shared {
+impl DriveShared {
+    pub(crate) fn new(address: String, settings: Settings) -> Arc<DriveShared> {
+        Arc::new(DriveShared {
             address,
             settings,
             state: Lock::default(),
@@ -214,7 +214,7 @@ impl Shared {
         })
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, DriveState> {
         self.state.lock()
     }
 

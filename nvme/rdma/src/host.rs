@@ -42,7 +42,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::work::{Completion, Op, Span, Work};
 
-use commands::{Capsule, Commands, DataPlacement, State};
+use commands::{Capsule, CommandState, Commands, DataPlacement};
 use sends::Sends;
 
 /// Maximum descriptors of one command: the MSDBD of Spindle's controller.
@@ -328,9 +328,9 @@ impl Conn {
         };
         command.cqe = cqe;
         if command.capsule == Capsule::Sending {
-            command.state = State::Ended;
+            command.state = CommandState::Ended;
         } else {
-            command.state = State::Done;
+            command.state = CommandState::Done;
             self.finished.push_back(cid);
         }
     }
@@ -356,8 +356,8 @@ impl Conn {
         let Some(command) = self.commands.get_mut(chain) else { return };
         if command.capsule == Capsule::Sending {
             command.capsule = Capsule::Sent;
-            if command.state == State::Ended {
-                command.state = State::Done;
+            if command.state == CommandState::Ended {
+                command.state = CommandState::Done;
                 self.finished.push_back(command.sqe.cid());
             }
         }

@@ -1,14 +1,14 @@
-//! A kind of disk: [`Disk`] for a read-only disk whose blocks are filled with their LBA. A kind that a target
-//! serves has a `DiskSource` too (`target/disk/src/null.rs` is short). Run: `cargo run --example disk_kind`.
+//! A kind of disk: [`DiskChannel`] for a read-only disk whose blocks are filled with their LBA. A kind that a
+//! target serves has a `Disk` too (`target/disk/src/null.rs` is short). Run: `cargo run --example disk_kind`.
 #![forbid(unsafe_code)]
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_target_disk::{BlockRange, Disk, DiskError, Done, Geometry, IoRequest, Op, Owner, Token};
+use spindle_target_disk::{BlockRange, DiskChannel, DiskError, Done, Geometry, IoRequest, Op, Owner, Token};
 
 struct LbaDisk;
 
-impl Disk for LbaDisk {
+impl DiskChannel for LbaDisk {
     fn geometry(&self) -> Geometry {
         Geometry {
             block_bytes: 4096,

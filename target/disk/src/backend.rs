@@ -1,5 +1,5 @@
-//! [`BackendCore`]: one core's handle on a disk whose commands end after `submit`. Used by the kinds `file`
-//! and `ng`, and by `BlankFile`, with which instructions are counted.
+//! [`BackendChannel`]: one core's handle on a disk whose commands end after `submit`. Used by the kinds
+//! `file` and `ng`, and by `BlankFile`, with which instructions are counted.
 //!
 //! ```text
 //!   submit ──> Request ── slab not full, not guarded ──────> begun ──> AsyncBackend ──> Done
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! An [`AsyncBackend`] executes one operation at a time for each token: read, write, sync, or zero a piece.
-//! [`BackendCore`] implements sequencing, queueing and compare-and-write.
+//! [`BackendChannel`] implements sequencing, queueing and compare-and-write.
 
 #[cfg(feature = "blank-file")]
 pub mod blank;
@@ -28,7 +28,7 @@ use spindle_reactor::mem::Buf;
 
 use crate::{DiskError, Geometry};
 
-pub(crate) use self::core::{BackendCore, requests_of};
+pub(crate) use self::core::{BackendChannel, requests_of};
 pub(crate) use request::Request;
 
 /// Completion of an operation of an [`AsyncBackend`].

@@ -1,8 +1,8 @@
 //! A read cache in front of a disk: pages of 4 KiB in memory, shared by all cores. Lookups take no lock.
 //!
 //! ```text
-//!   core 0: CachedCore ── inner Disk of core 0      hit: index -> pinned frame -> reply sent from the frame
-//!   core 1: CachedCore ── inner Disk of core 1      miss: frame entered -> filled by the inner disk ->
+//! core 0: CachedChannel ── inner Disk of core 0      hit: index -> pinned frame -> reply sent from the frame
+//!   core 1: CachedChannel ── inner Disk of core 1      miss: frame entered -> filled by the inner disk ->
 //!              └──── Shared: frames, index, policy             published -> reply sent from the frame
 //! ```
 //!
@@ -20,7 +20,7 @@
 //! disk in use, and `sizes.rs` estimates the hit ratio at other sizes.
 //!
 //! Not done here: write-back; contents across restarts. The cache detects changes by other users of the
-//! medium only if the inner disk reports them ([`DiskSource::on_foreign_change`]), and then drops all pages.
+//! medium only if the inner disk reports them ([`Disk::on_foreign_change`]), and then drops all pages.
 //!
 //! Limits: a read of more than 128 pages (512 KiB) does not fill the cache. Up to 512 pages (2 MiB), such a
 //! read is answered from the cache if all its pages are cached. A partial page at the end of the disk is not
@@ -47,9 +47,9 @@ use std::time::{Duration, Instant};
 
 use spindle_reactor::mem::{Area, MemoryWatch, Pages, SealedFrames};
 
-use self::shared::Shared;
+use self::shared::CacheShared;
 use self::switch::{Switch, SwitchedCore};
-use crate::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError};
+use crate::{ChannelContext, Disk, DiskChannel, Geometry, OpenError, ResizeError};
 
 pub use self::counts::CacheCounts;
 
@@ -127,8 +127,8 @@ pub struct CacheSpec {
 }
 
 impl CacheSpec {
-    /// Returns settings with [`CacheMode::Shared`], without read-ahead, and with memory that the cores make
-    /// resident, without a limit of the pages that enter.
+    /// Returns settings with [`CacheMode::CacheShared`], without read-ahead, and with memory that the cores
+    /// make resident, without a limit of the pages that enter.
     #[must_use]
     pub const fn new(bytes: u64, policy: PolicyKind, pages: Pages) -> CacheSpec {
         CacheSpec {
@@ -176,7 +176,7 @@ pub struct CacheUse {
 
 /// A disk with an optional cache, shared by all cores. See the module.
 pub struct CachedDisk {
-    inner: Arc<dyn DiskSource>,
+    inner: Arc<dyn Disk>,
     switch: Arc<Switch>,
     /// The disk was created with a cache. A cache changes page by page, so no atomic writes of several blocks
     /// are reported. This remains so after the cache is removed, because hosts read the atomic size once.
@@ -190,17 +190,17 @@ impl Drop for CachedDisk {
     }
 }
 
-/// A prepared change for [`DiskSource::set_cache`]: a new cache; `None`: removal of the cache.
-pub struct CacheChange(Option<Arc<Shared>>);
+/// A prepared change for [`Disk::set_cache`]: a new cache; `None`: removal of the cache.
+pub struct CacheChange(Option<Arc<CacheShared>>);
 
-fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<Shared>>, OpenError> {
+fn make(inner: &dyn Disk, spec: Option<&CacheSpec>) -> Result<Option<Arc<CacheShared>>, OpenError> {
     let Some(spec) = spec else { return Ok(None) };
     if !(CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&spec.bytes) {
         let allowed = format!("{CACHE_BYTES_MIN} to {CACHE_BYTES_MAX} bytes");
         return Err(OpenError::setting(inner.name(), "cache.size", spec.bytes, allowed));
     }
     crate::release::start();
-    let made = Shared::new(spec);
+    let made = CacheShared::new(spec);
     let (mut shared, memory) =
         made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
     shared.mapped = inner.map_memory(&shared.frames.area())?;
@@ -212,12 +212,12 @@ fn make(inner: &dyn DiskSource, spec: Option<&CacheSpec>) -> Result<Option<Arc<S
 
 impl CachedDisk {
     /// Creates a cached disk over `inner`, whose reads must fill the submitted buffers. Without a `spec` all
-    /// commands go to `inner`; [`DiskSource::set_cache`] can add a cache later.
+    /// commands go to `inner`; [`Disk::set_cache`] can add a cache later.
     ///
     /// # Errors
     /// [`OpenError`] when the size is out of range, or the memory cannot be reserved or mapped for the device
     /// of `inner`.
-    pub fn new(inner: Arc<dyn DiskSource>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
+    pub fn new(inner: Arc<dyn Disk>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
         let switch = Arc::new(Switch::new(make(&*inner, spec)?));
         let weak = Arc::downgrade(&switch);
         inner.on_foreign_change(Box::new(move || {
@@ -236,12 +236,12 @@ impl CachedDisk {
     }
 
     #[cfg(test)]
-    fn shared(&self) -> Arc<Shared> {
+    fn shared(&self) -> Arc<CacheShared> {
         self.switch.wanted().expect("a cache")
     }
 }
 
-impl DiskSource for CachedDisk {
+impl Disk for CachedDisk {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -256,14 +256,14 @@ impl DiskSource for CachedDisk {
         Geometry { atomic_blocks, ..geometry }
     }
 
-    fn inner(&self) -> Option<&dyn DiskSource> {
+    fn inner(&self) -> Option<&dyn Disk> {
         Some(&*self.inner)
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         // The inner disk also executes reads that fill frames, up to `depth` of them.
         let depth = context.depth.saturating_mul(2);
-        let inner = self.inner.open(&CoreContext { pool: context.pool.clone(), depth, ..*context })?;
+        let inner = self.inner.open(&ChannelContext { pool: context.pool.clone(), depth, ..*context })?;
         Ok(Box::new(SwitchedCore::new(inner, &self.switch, context, self.has_single_blocks)))
     }
 

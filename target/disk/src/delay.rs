@@ -22,7 +22,7 @@
 //! of both. Flush, Deallocate and Write Zeroes with deallocation transfer nothing: they wait for the device
 //! work of earlier commands and for the latency.
 //!
-//! The clock is the argument of [`Disk::poll`]. A command's time begins with the first poll after its
+//! The clock is the argument of [`DiskChannel::poll`]. A command's time begins with the first poll after its
 //! submission. The layer neither sleeps nor spins. `poll` returns true while a command waits only for its
 //! time.
 //!
@@ -47,7 +47,7 @@ use self::device::{Device, Reservation, Work};
 use crate::layer::{Call, Commands, inner_token, number_of};
 use crate::shape::block_shift;
 use crate::{
-    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared,
+    BlockRange, ChannelContext, Disk, DiskChannel, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared,
     ResizeError, Token,
 };
 
@@ -74,14 +74,14 @@ pub struct DelaySpec {
 
 /// The delay layer over one disk, shared by all cores. See the module.
 pub struct DelayDisk {
-    inner: Arc<dyn DiskSource>,
+    inner: Arc<dyn Disk>,
     device: Arc<Device>,
 }
 
 impl DelayDisk {
     /// Adds a delay layer over `inner`. Fails with [`OpenError::Setting`] if a setting is out of range.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
-    pub fn new(inner: Arc<dyn DiskSource>, spec: &DelaySpec) -> Result<Arc<dyn DiskSource>, OpenError> {
+    pub fn new(inner: Arc<dyn Disk>, spec: &DelaySpec) -> Result<Arc<dyn Disk>, OpenError> {
         let refuse =
             |field, value: u64, allowed| Err(OpenError::setting(inner.name(), field, value, allowed));
         for (field, time, max) in
@@ -100,7 +100,7 @@ impl DelayDisk {
     }
 }
 
-impl DiskSource for DelayDisk {
+impl Disk for DelayDisk {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -113,13 +113,13 @@ impl DiskSource for DelayDisk {
         self.inner.geometry()
     }
 
-    fn inner(&self) -> Option<&dyn DiskSource> {
+    fn inner(&self) -> Option<&dyn Disk> {
         Some(&*self.inner)
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         let depth = context.depth as usize;
-        Ok(Box::new(DelayCore {
+        Ok(Box::new(DelayChannel {
             inner: self.inner.open(context)?,
             device: Arc::clone(&self.device),
             commands: Commands::with_capacity(depth),
@@ -157,8 +157,8 @@ struct Entry {
 }
 
 /// One core's handle on the layer.
-struct DelayCore {
-    inner: Box<dyn Disk>,
+struct DelayChannel {
+    inner: Box<dyn DiskChannel>,
     device: Arc<Device>,
     commands: Commands<Entry>,
     /// Commands submitted since the last poll, in order.
@@ -179,7 +179,7 @@ struct DelayCore {
     now: Nanos,
 }
 
-impl DelayCore {
+impl DelayChannel {
     fn work(&self, op: Op, range: BlockRange) -> Work {
         match op {
             Op::Read
@@ -258,16 +258,16 @@ impl DelayCore {
     }
 }
 
-impl Disk for DelayCore {
+impl DiskChannel for DelayChannel {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 
-    fn inner(&self) -> Option<&dyn Disk> {
+    fn inner(&self) -> Option<&dyn DiskChannel> {
         Some(&*self.inner)
     }
 
-    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+    fn inner_mut(&mut self) -> Option<&mut dyn DiskChannel> {
         Some(&mut *self.inner)
     }
 

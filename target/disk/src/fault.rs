@@ -31,13 +31,13 @@ pub use control::{Broken, Fault, FaultControl, OpKind};
 
 use crate::layer::{Call, Commands, inner_token, number_of};
 use crate::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, OpenError, Owner,
+    BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, Geometry, IoRequest, OpenError, Owner,
     Prepared, ResizeError, Token,
 };
 
 /// The fault layer over one disk, shared by all cores. See the module.
 pub struct FaultDisk {
-    inner: Arc<dyn DiskSource>,
+    inner: Arc<dyn Disk>,
     control: Arc<FaultControl>,
 }
 
@@ -46,13 +46,13 @@ impl FaultDisk {
     /// rates are 0.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     #[must_use]
-    pub fn new(inner: Arc<dyn DiskSource>, seed: u64) -> (Arc<dyn DiskSource>, Arc<FaultControl>) {
+    pub fn new(inner: Arc<dyn Disk>, seed: u64) -> (Arc<dyn Disk>, Arc<FaultControl>) {
         let control = Arc::new(FaultControl::new(seed));
         (Arc::new(FaultDisk { inner, control: Arc::clone(&control) }), control)
     }
 }
 
-impl DiskSource for FaultDisk {
+impl Disk for FaultDisk {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -65,15 +65,15 @@ impl DiskSource for FaultDisk {
         self.inner.geometry()
     }
 
-    fn inner(&self) -> Option<&dyn DiskSource> {
+    fn inner(&self) -> Option<&dyn Disk> {
         Some(&*self.inner)
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         // The generation is loaded first: a change between the two loads causes one more refresh.
         let generation = self.control.generation();
         let (depth, settings) = (context.depth as usize, self.control.settings());
-        Ok(Box::new(FaultCore {
+        Ok(Box::new(FaultChannel {
             inner: self.inner.open(context)?,
             control: Arc::clone(&self.control),
             draws: Draws::new(self.control.seed, context.core as u64),
@@ -131,7 +131,7 @@ enum Until {
 
 /// The faults drawn for a command.
 #[derive(Debug, Clone, Copy)]
-struct Plan {
+struct FaultPlan {
     token: Token,
     error: Option<DiskError>,
     /// The inner disk executes the command, even if `error` is set.
@@ -154,7 +154,7 @@ struct Held {
 
 enum HeldStage {
     /// Not submitted to the inner disk yet.
-    Before(Plan, Call),
+    Before(FaultPlan, Call),
     /// Executed, or failed without effect. The completion is held.
     After(Done),
 }
@@ -169,12 +169,12 @@ impl Held {
 }
 
 /// One core's handle on the layer.
-struct FaultCore {
-    inner: Box<dyn Disk>,
+struct FaultChannel {
+    inner: Box<dyn DiskChannel>,
     control: Arc<FaultControl>,
     draws: Draws,
     /// Plans of the commands at the inner disk.
-    plans: Commands<Plan>,
+    plans: Commands<FaultPlan>,
     held: Vec<Held>,
     /// Commands of `held` that are released in this poll; empty between polls.
     due: Vec<Held>,
@@ -190,7 +190,7 @@ struct FaultCore {
     polls: u64,
 }
 
-impl FaultCore {
+impl FaultChannel {
     /// Copies the control's settings if they have changed.
     fn refresh(&mut self) {
         let generation = self.control.generation();
@@ -208,7 +208,7 @@ impl FaultCore {
         kind: OpKind,
         range: BlockRange,
         from: Option<BlockRange>,
-    ) -> Plan {
+    ) -> FaultPlan {
         let plan = self.draw_plan(token, kind, range, from);
         if plan.error.is_some() {
             self.control.count(Fault::Error);
@@ -221,7 +221,13 @@ impl FaultCore {
 
     /// Draws the faults of a command, always with the same number of draws. `from`: source of a copy,
     /// otherwise `None`. A disk that is gone, and broken blocks, replace a drawn error.
-    fn draw_plan(&mut self, token: Token, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Plan {
+    fn draw_plan(
+        &mut self,
+        token: Token,
+        kind: OpKind,
+        range: BlockRange,
+        from: Option<BlockRange>,
+    ) -> FaultPlan {
         self.refresh();
         let (settings, draws) = (&self.settings, &mut self.draws);
         let is_error = draws.hits(settings.per_million(Fault::Error, kind));
@@ -239,7 +245,7 @@ impl FaultCore {
         };
         let until = hold.map(|(_, until)| until);
         let is_before = side & 1 == 0;
-        let mut plan = Plan {
+        let mut plan = FaultPlan {
             token,
             error: is_error.then(|| settings.error(kind)),
             has_effect: !is_error || has_effect,
@@ -263,7 +269,7 @@ impl FaultCore {
         self.settings.broken.iter().find_map(|broken| of_source(broken).or_else(|| broken.error(kind, range)))
     }
 
-    fn begin(&mut self, plan: Plan, call: Call) -> Option<Done> {
+    fn begin(&mut self, plan: FaultPlan, call: Call) -> Option<Done> {
         match plan.hold_before {
             Some(until) => {
                 self.held.push(Held { until, order: plan.order, stage: HeldStage::Before(plan, call) });
@@ -273,7 +279,7 @@ impl FaultCore {
         }
     }
 
-    fn take_effect(&mut self, plan: Plan, call: Call) -> Option<Done> {
+    fn take_effect(&mut self, plan: FaultPlan, call: Call) -> Option<Done> {
         if !plan.has_effect {
             return self.end(plan, Done { token: plan.token, result: Ok(()), buf: call.into_buf() });
         }
@@ -289,7 +295,7 @@ impl FaultCore {
         self.end(plan, Done { token: plan.token, ..done })
     }
 
-    fn end(&mut self, plan: Plan, mut done: Done) -> Option<Done> {
+    fn end(&mut self, plan: FaultPlan, mut done: Done) -> Option<Done> {
         if let Some(error) = plan.error {
             done.result = Err(error);
         }
@@ -333,16 +339,16 @@ impl FaultCore {
     }
 }
 
-impl Disk for FaultCore {
+impl DiskChannel for FaultChannel {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 
-    fn inner(&self) -> Option<&dyn Disk> {
+    fn inner(&self) -> Option<&dyn DiskChannel> {
         Some(&*self.inner)
     }
 
-    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+    fn inner_mut(&mut self) -> Option<&mut dyn DiskChannel> {
         Some(&mut *self.inner)
     }
 

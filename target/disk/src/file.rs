@@ -43,7 +43,7 @@ use crate::lock::LOCK_WAIT;
 use crate::medium_id;
 use crate::release;
 use crate::shape::size_refusal;
-use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError, Usage};
+use crate::{ChannelContext, Disk, DiskChannel, DiskError, Geometry, OpenError, ResizeError, Usage};
 
 use space::SpaceUse;
 
@@ -51,7 +51,7 @@ pub use open::{FileFacts, FileSpec};
 
 /// A disk in a file, shared by all cores. See the module.
 pub struct FileDisk {
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
     facts: FileFacts,
     /// As of the open: the file stays the same.
     medium_ids: Vec<String>,
@@ -60,7 +60,7 @@ pub struct FileDisk {
 }
 
 /// State shared by the cores.
-struct Shared {
+struct FileShared {
     name: String,
     path: PathBuf,
     file: Arc<File>,
@@ -86,7 +86,7 @@ struct PreparedSize {
     disk: u64,
 }
 
-impl Shared {
+impl FileShared {
     fn geometry(&self) -> Geometry {
         Geometry {
             block_bytes: self.block_bytes,
@@ -142,7 +142,7 @@ impl FileDisk {
         spindle_reactor::uring::probe().map_err(system)?;
         let opened = open::open(name, spec, lock_wait)?;
         release::start();
-        let shared = Shared {
+        let shared = FileShared {
             name: name.to_owned(),
             path: spec.path.clone(),
             file: Arc::new(opened.file),
@@ -180,7 +180,7 @@ impl Drop for FileDisk {
     }
 }
 
-impl DiskSource for FileDisk {
+impl Disk for FileDisk {
     fn name(&self) -> &str {
         &self.shared.name
     }
@@ -193,7 +193,7 @@ impl DiskSource for FileDisk {
         self.shared.geometry()
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         Ok(Box::new(ring::open(Arc::clone(&self.shared), context)?))
     }
 
@@ -242,7 +242,7 @@ impl DiskSource for FileDisk {
         self.shared.undo_growth(prepared.take());
     }
 
-    /// Asks the file system nothing after [`DiskSource::prepare_resize`] with the same size.
+    /// Asks the file system nothing after [`Disk::prepare_resize`] with the same size.
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
         let is_prepared = self.shared.prepared().is_some_and(|prepared| prepared.disk == bytes);
         if !is_prepared {

@@ -3,9 +3,9 @@
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
-use crate::{BlockRange, Disk, Done, IoRequest, Owner, Token, Waited};
+use crate::{BlockRange, DiskChannel, Done, IoRequest, Owner, Token, Waited};
 
-/// A command with the arguments of the [`Disk`] method that submits it.
+/// A command with the arguments of the [`DiskChannel`] method that submits it.
 pub(crate) enum Call {
     Op(IoRequest, Option<Buf>),
     CompareAndWrite { range: BlockRange, expected: Buf, data: Buf },
@@ -14,7 +14,7 @@ pub(crate) enum Call {
 
 impl Call {
     #[inline]
-    pub(crate) fn submit(self, disk: &mut dyn Disk, token: Token) -> Option<Done> {
+    pub(crate) fn submit(self, disk: &mut dyn DiskChannel, token: Token) -> Option<Done> {
         match self {
             Call::Op(request, buf) => disk.submit(token, &request, buf),
             Call::CompareAndWrite { range, expected, data } => {

@@ -1,8 +1,8 @@
 //! Disks: the interface between the target core and disks, the disk kinds `ram`, `null`, `file` and `ng`, and
 //! the cache, delay and fault layers.
 //!
-//! A [`DiskSource`] is one disk of the configuration, shared by all cores. Each core opens the disk once and
-//! receives its own [`Disk`] handle. A handle needs no lock. A core calls `submit`, then `poll` until
+//! A [`Disk`] is one disk of the configuration, shared by all cores. Each core opens the disk once and
+//! receives its own [`DiskChannel`] handle. A handle needs no lock. A core calls `submit`, then `poll` until
 //! [`Done`] is returned.
 //!
 //! ```text
@@ -61,7 +61,7 @@ pub use file::{FileDisk, FileFacts, FileSpec};
 pub use ng::{NgDisk, NgFacts, NgSpec};
 pub use null::{NullDisk, NullSpec};
 pub use ram::{RamDisk, RamSpec};
-pub use source::{CoreContext, DiskSource, Health, OpenError, OptimisticReads, ResizeError, Usage};
+pub use source::{ChannelContext, Disk, Health, OpenError, OptimisticReads, ResizeError, Usage};
 
 /// Most blocks in one command: the length of a Dataset Management range has 32 bits (NVM Command Set 3.2.3).
 pub const BLOCKS_MAX: u32 = u32::MAX;
@@ -83,7 +83,7 @@ pub struct Geometry {
     pub can_deallocate: bool,
     /// Longest write, in blocks, that is atomic: no reader sees a part of its data. At least 1.
     pub atomic_blocks: u32,
-    /// [`Disk::compare_and_write`] of one block is atomic for all cores.
+    /// [`DiskChannel::compare_and_write`] of one block is atomic for all cores.
     pub can_compare_and_write: bool,
 }
 
@@ -124,7 +124,7 @@ pub enum Op {
         fua: bool,
     },
     /// Frees the space of the range (Dataset Management, Deallocate). Freed blocks read as zeroes if
-    /// [`DiskSource::deallocated_is_zero`]. A drive may skip part of a large range, which keeps its data.
+    /// [`Disk::deallocated_is_zero`]. A drive may skip part of a large range, which keeps its data.
     Deallocate,
     /// Compares the range with the buffer. Ends with [`DiskError::CompareDiffers`] if the bytes differ, and
     /// with [`DiskError::NotSupported`] without [`Abilities::compare`].
@@ -146,19 +146,19 @@ impl Op {
     }
 }
 
-/// Optional operations of a disk, see [`Disk::abilities`]. The caller composes a missing operation from reads
-/// and writes.
+/// Optional operations of a disk, see [`DiskChannel::abilities`]. The caller composes a missing operation
+/// from reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Abilities {
     /// The disk executes [`Op::Compare`].
     pub compare: bool,
     /// The disk executes [`Op::Verify`].
     pub verify: bool,
-    /// The disk executes [`Disk::copy`].
+    /// The disk executes [`DiskChannel::copy`].
     pub copy: bool,
-    /// [`Disk::prepare`] returns `Ready` for every Read. The delay layer returns `Later` instead; the fault
-    /// layer returns `Fill` for a read with a fault. [`Disk::submit`] of a Read without a buffer returns a
-    /// buffer that pins the data.
+    /// [`DiskChannel::prepare`] returns `Ready` for every Read. The delay layer returns `Later` instead; the
+    /// fault layer returns `Fill` for a read with a fault. [`DiskChannel::submit`] of a Read without a buffer
+    /// returns a buffer that pins the data.
     pub reads_in_place: bool,
 }
 
@@ -193,8 +193,8 @@ pub enum DiskError {
     /// the device allows a retry. Made by [`DiskError::device`].
     #[error("the device says: {0}")]
     Device(Status),
-    /// Cancelled by [`Disk::cancel_owner`]; the command may have been executed in part, in whole or not at
-    /// all.
+    /// Cancelled by [`DiskChannel::cancel_owner`]; the command may have been executed in part, in whole or
+    /// not at all.
     #[error("cancelled: its submitter is gone")]
     Cancelled,
 }
@@ -254,7 +254,7 @@ impl Token {
     }
 }
 
-/// Submitter of a command: a queue pair of the core. [`Disk::cancel_owner`] cancels its commands.
+/// Submitter of a command: a queue pair of the core. [`DiskChannel::cancel_owner`] cancels its commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner(pub u32);
 
@@ -341,7 +341,7 @@ impl Waited {
     }
 }
 
-/// Memory for the data of a Read or Write: the result of [`Disk::prepare`].
+/// Memory for the data of a Read or Write: the result of [`DiskChannel::prepare`].
 #[derive(Debug)]
 pub enum Prepared {
     /// The Read has ended. The buffer pins its data in the disk's memory until it is dropped.
@@ -360,19 +360,19 @@ pub enum Prepared {
 }
 
 /// One core's handle on a disk.
-pub trait Disk {
+pub trait DiskChannel {
     /// Returns the current geometry.
     fn geometry(&self) -> Geometry;
 
     /// Returns the inner disk of a layer; `None`: this is no layer. The default implementations of
     /// `page_in_memory`, `free_bytes`, `abilities` and `may_still_write` forward to the inner disk.
-    fn inner(&self) -> Option<&dyn Disk> {
+    fn inner(&self) -> Option<&dyn DiskChannel> {
         None
     }
 
-    /// As [`Disk::inner`], for `reconfigure`, whose default implementation forwards too. Every layer has
-    /// both.
-    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+    /// As [`DiskChannel::inner`], for `reconfigure`, whose default implementation forwards too. Every layer
+    /// has both.
+    fn inner_mut(&mut self) -> Option<&mut dyn DiskChannel> {
         None
     }
 
@@ -394,23 +394,24 @@ pub trait Disk {
     /// cores together. Callers limit their share by this number. `u64::MAX`: the disk provides no memory for
     /// Writes.
     fn free_bytes(&self) -> u64 {
-        self.inner().map_or(u64::MAX, Disk::free_bytes)
+        self.inner().map_or(u64::MAX, DiskChannel::free_bytes)
     }
 
     /// Begins a command. Returns `Some` if the command has ended already. The disk queues commands beyond its
     /// depth, in order of submission.
     ///
     /// `buf` by operation:
-    /// - Read: the destination, from the pool or [`Disk::prepare`]. `None` after [`Prepared::Later`], or with
+    /// - Read: the destination, from the pool or [`DiskChannel::prepare`]. `None` after [`Prepared::Later`],
+    /// or with
     ///   [`Abilities::reads_in_place`].
-    /// - Write: the data, in a buffer from the pool or [`Disk::prepare`].
+    /// - Write: the data, in a buffer from the pool or [`DiskChannel::prepare`].
     /// - Compare: the expected bytes, in a buffer from the pool.
     /// - Others: `None`.
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done>;
 
     /// Writes `data` to a range of one block if the block equals `expected`, atomically for all cores. `data`
-    /// is from [`Disk::prepare`] of a Write, or from the pool after [`Prepared::Pool`]; `expected` is from
-    /// the pool. Ends with [`DiskError::CompareDiffers`] if the block differs, and with
+    /// is from [`DiskChannel::prepare`] of a Write, or from the pool after [`Prepared::Pool`]; `expected` is
+    /// from the pool. Ends with [`DiskError::CompareDiffers`] if the block differs, and with
     /// [`DiskError::NotSupported`] without [`Geometry::can_compare_and_write`].
     fn compare_and_write(
         &mut self,
@@ -427,12 +428,12 @@ pub trait Disk {
     /// commands that exceed the limits of its device. The abilities may change between commands; a command
     /// whose ability was lost meanwhile ends with an error.
     fn abilities(&self) -> Abilities {
-        self.inner().map_or_else(Abilities::default, Disk::abilities)
+        self.inner().map_or_else(Abilities::default, DiskChannel::abilities)
     }
 
     /// Copies the blocks `from` to as many blocks starting at `to`. The caller ensures that both ranges are
     /// on the disk and do not overlap. A copy that fails may have copied any of the blocks.
-    /// [`Disk::compare_and_write`] is atomic with respect to copies, as to writes. Ends with
+    /// [`DiskChannel::compare_and_write`] is atomic with respect to copies, as to writes. Ends with
     /// [`DiskError::NotSupported`] without [`Abilities::copy`].
     fn copy(&mut self, token: Token, from: BlockRange, to: u64, fua: bool) -> Option<Done> {
         let _ = (from, to, fua);
@@ -450,7 +451,7 @@ pub trait Disk {
     ///
     /// Returns the number of completions that the disk still returns for `owner`. After the last completion,
     /// nothing that `owner` submitted on this core reaches the medium, except writes that
-    /// [`Disk::may_still_write`] reports.
+    /// [`DiskChannel::may_still_write`] reports.
     fn cancel_owner(&mut self, owner: Owner) -> usize;
 
     /// Returns true while these blocks may still be changed by a write, of any core, that has ended with an
@@ -459,7 +460,7 @@ pub trait Disk {
         self.inner().is_some_and(|inner| inner.may_still_write(range))
     }
 
-    /// Applies to this core the changes set on the [`DiskSource`]. Called after the configuration has
+    /// Applies to this core the changes set on the [`Disk`]. Called after the configuration has
     /// changed.
     fn reconfigure(&mut self) {
         if let Some(inner) = self.inner_mut() {

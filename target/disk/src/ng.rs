@@ -4,7 +4,7 @@
 //! driver has poll queues, and with Linux 6.1 or later, completions are polled, without interrupts.
 //!
 //! ```text
-//!   BackendCore ── read, write, sync, zero ──> NgBackend ── pieces for the drive ──> PassRing ──> drive
+//!   BackendChannel ── read, write, sync, zero ──> NgBackend ── pieces for the drive ──> PassRing ──> drive
 //!                                                ^  │                                 │
 //!                                                └──┴─ next piece, or the same again ─┘
 //! ```
@@ -33,8 +33,8 @@ use spindle_reactor::uring::PassRing;
 use spindle_reactor::uring::admin::Namespace;
 
 use crate::backend::guard::{CORES_MAX, Guard};
-use crate::backend::{BackendCore, ZeroMethods, requests_of};
-use crate::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError};
+use crate::backend::{BackendChannel, ZeroMethods, requests_of};
+use crate::{ChannelContext, Disk, DiskChannel, Geometry, OpenError, ResizeError};
 
 pub use open::{NgFacts, NgSpec};
 pub use place::{NgBlockDevice, look_at};
@@ -49,11 +49,11 @@ pub struct NgDisk {
     device: File,
     namespace: Namespace,
     facts: NgFacts,
-    shared: Arc<Shared>,
+    shared: Arc<NgShared>,
 }
 
 /// State shared by the cores.
-struct Shared {
+struct NgShared {
     limits: Limits,
     zero_methods: ZeroMethods,
     guard: Arc<Guard>,
@@ -62,9 +62,9 @@ struct Shared {
     _block_device: Option<File>,
 }
 
-impl Shared {
-    fn new(limits: Limits, block_device: Option<File>) -> Shared {
-        Shared {
+impl NgShared {
+    fn new(limits: Limits, block_device: Option<File>) -> NgShared {
+        NgShared {
             limits,
             zero_methods: ZeroMethods::new(limits.can_deallocate, limits.zero_bytes_max > 0),
             guard: Guard::new(CORES_MAX),
@@ -100,7 +100,7 @@ impl NgDisk {
             device: opened.device,
             namespace: opened.namespace,
             facts: opened.facts,
-            shared: Arc::new(Shared::new(opened.limits, opened.block_device)),
+            shared: Arc::new(NgShared::new(opened.limits, opened.block_device)),
         }))
     }
 
@@ -111,7 +111,7 @@ impl NgDisk {
     }
 }
 
-impl DiskSource for NgDisk {
+impl Disk for NgDisk {
     fn name(&self) -> &str {
         &self.name
     }
@@ -124,7 +124,7 @@ impl DiskSource for NgDisk {
         self.shared.geometry()
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         let shared = &self.shared;
         let system = |verb: &str| {
             let verb = format!("{verb} {}", self.path.display());
@@ -137,7 +137,7 @@ impl DiskSource for NgDisk {
         let ring = PassRing::new(entries, &context.pool, device.into(), &self.namespace, is_polled)
             .map_err(system("set up io_uring for"))?;
         let medium = NgBackend::new(ring, Arc::clone(shared), entries);
-        Ok(Box::new(BackendCore::new(&self.name, medium, &shared.guard, context)?))
+        Ok(Box::new(BackendChannel::new(&self.name, medium, &shared.guard, context)?))
     }
 
     /// Refuses a change of the size, which the drive determines.

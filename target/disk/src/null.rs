@@ -12,7 +12,7 @@ use spindle_reactor::mem::Buf;
 
 use crate::shape::{block_shift, checked_blocks, size_refusal};
 use crate::{
-    Abilities, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared,
+    Abilities, ChannelContext, Disk, DiskChannel, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared,
     ResizeError, Token, Usage,
 };
 
@@ -47,7 +47,7 @@ fn geometry(block_bytes: u32, block_count: &AtomicU64) -> Geometry {
 impl NullDisk {
     /// Creates a null disk. Fails with [`OpenError::Setting`] if the size or block size is not allowed.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
-    pub fn new(name: &str, spec: NullSpec) -> Result<Arc<dyn DiskSource>, OpenError> {
+    pub fn new(name: &str, spec: NullSpec) -> Result<Arc<dyn Disk>, OpenError> {
         let block_count = checked_blocks(name, spec.bytes, spec.block_bytes)?;
         Ok(Arc::new(NullDisk {
             name: name.to_owned(),
@@ -57,7 +57,7 @@ impl NullDisk {
     }
 }
 
-impl DiskSource for NullDisk {
+impl Disk for NullDisk {
     fn name(&self) -> &str {
         &self.name
     }
@@ -70,8 +70,11 @@ impl DiskSource for NullDisk {
         geometry(self.block_bytes, &self.block_count)
     }
 
-    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(NullCore { block_bytes: self.block_bytes, block_count: Arc::clone(&self.block_count) }))
+    fn open(&self, _context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
+        Ok(Box::new(NullChannel {
+            block_bytes: self.block_bytes,
+            block_count: Arc::clone(&self.block_count),
+        }))
     }
 
     fn prepare_resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -91,12 +94,12 @@ impl DiskSource for NullDisk {
 }
 
 /// One core's handle on a null disk.
-pub struct NullCore {
+pub struct NullChannel {
     block_bytes: u32,
     block_count: Arc<AtomicU64>,
 }
 
-impl Disk for NullCore {
+impl DiskChannel for NullChannel {
     #[inline]
     fn geometry(&self) -> Geometry {
         geometry(self.block_bytes, &self.block_count)
@@ -147,9 +150,9 @@ mod tests {
     use super::*;
     use crate::BlockRange;
 
-    fn context() -> CoreContext {
+    fn context() -> ChannelContext {
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 2 }], Pages::Base).expect("pool");
-        CoreContext { core: 0, pool, depth: 8 }
+        ChannelContext { core: 0, pool, depth: 8 }
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! A disk in memory, shared by all cores without a lock.
 //!
 //! A read pins the frames of its data, and the reply is sent from the frames. A write is received into fresh
-//! frames of the disk ([`Disk::prepare`]), which `submit` swaps into the page table. If a page is written in
-//! part, the rest is copied from its old frame. Pages of a write that are not whole extents (64 KiB) are then
-//! copied to their place on the disk. Frames: [`spindle_reactor::mem`].
+//! frames of the disk ([`DiskChannel::prepare`]), which `submit` swaps into the page table. If a page is
+//! written in part, the rest is copied from its old frame. Pages of a write that are not whole extents (64
+//! KiB) are then copied to their place on the disk. Frames: [`spindle_reactor::mem`].
 //!
 //! ```text
 //!   Read          prepare: pin the frames                      -> Ready, with the pins
@@ -29,7 +29,7 @@ use spindle_reactor::mem::{Area, Buf, FRAME_BYTES, FrameCore, FrameStore, Memory
 use crate::release;
 use crate::shape::{block_shift, checked_blocks, size_refusal};
 use crate::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
+    Abilities, BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, Geometry, IoRequest, Op,
     OpenError, Owner, Prepared, ResizeError, Token, Usage,
 };
 
@@ -83,18 +83,18 @@ impl RamSpec {
 
 /// A RAM disk, shared by all cores. See the module.
 pub struct RamDisk {
-    shared: Arc<Shared>,
+    shared: Arc<RamShared>,
     bytes_max: u64,
 }
 
-struct Shared {
+struct RamShared {
     name: String,
     store: Arc<FrameStore>,
     block_bytes: u32,
     block_count: AtomicU64,
 }
 
-impl Shared {
+impl RamShared {
     fn geometry(&self) -> Geometry {
         Geometry {
             block_bytes: self.block_bytes,
@@ -117,7 +117,7 @@ impl RamDisk {
     /// [`OpenError`] when a setting is out of range, the address space cannot be reserved, or the frames
     /// exceed 16 TiB.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
-    pub fn new(name: &str, spec: RamSpec) -> Result<Arc<dyn DiskSource>, OpenError> {
+    pub fn new(name: &str, spec: RamSpec) -> Result<Arc<dyn Disk>, OpenError> {
         Ok(Arc::new(Self::with_slack(name, spec, RamSpec::slack_bytes_default())?))
     }
 
@@ -128,7 +128,7 @@ impl RamDisk {
         release::start();
         let store = FrameStore::new(spec.bytes, slack_bytes, spec.pages, spec.has_seals)
             .map_err(|source| OpenError::Memory { disk: name.to_owned(), source })?;
-        let shared = Shared {
+        let shared = RamShared {
             name: name.to_owned(),
             store,
             block_bytes: spec.block_bytes,
@@ -153,10 +153,10 @@ impl RamDisk {
         self.shared.store.pages()
     }
 
-    /// Opens the handle of one core, as [`DiskSource::open`], but returns the concrete type.
+    /// Opens the handle of one core, as [`Disk::open`], but returns the concrete type.
     #[must_use]
-    pub fn open_core(&self, context: &CoreContext) -> RamCore {
-        RamCore {
+    pub fn open_core(&self, context: &ChannelContext) -> RamChannel {
+        RamChannel {
             frames: self.shared.store.core(),
             shift: block_shift(self.shared.block_bytes),
             shared: Arc::clone(&self.shared),
@@ -179,7 +179,7 @@ impl RamDisk {
     }
 }
 
-impl DiskSource for RamDisk {
+impl Disk for RamDisk {
     fn name(&self) -> &str {
         &self.shared.name
     }
@@ -192,7 +192,7 @@ impl DiskSource for RamDisk {
         self.shared.geometry()
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         Ok(Box::new(self.open_core(context)))
     }
 
@@ -282,15 +282,15 @@ impl Zeroing {
 }
 
 /// One core's handle on a RAM disk.
-pub struct RamCore {
+pub struct RamChannel {
     frames: Rc<FrameCore>,
     shift: u32,
-    shared: Arc<Shared>,
+    shared: Arc<RamShared>,
     /// Zeroings in progress, served round-robin.
     zeroings: VecDeque<Zeroing>,
 }
 
-impl RamCore {
+impl RamChannel {
     #[cold]
     fn submit_zeroes(&mut self, token: Token, range: BlockRange, is_released: bool) -> Option<Done> {
         let at = range.offset(self.shift);
@@ -325,7 +325,7 @@ impl RamCore {
     }
 }
 
-impl Disk for RamCore {
+impl DiskChannel for RamChannel {
     #[inline]
     fn geometry(&self) -> Geometry {
         self.shared.geometry()

@@ -1,4 +1,4 @@
-//! [`DiskSource`]: one disk of the configuration, shared by all cores. Also the parameters, errors, space use
+//! [`Disk`]: one disk of the configuration, shared by all cores. Also the parameters, errors, space use
 //! and health of a disk.
 
 use std::any::Any;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use spindle_reactor::mem::{Area, MemoryWatch, Pool, SealedFrames};
 
 use crate::cache::{CacheChange, CacheSpec, CacheUse};
-use crate::{Disk, Geometry};
+use crate::{DiskChannel, Geometry};
 
-/// Parameters of [`DiskSource::open`] for one core.
-pub struct CoreContext {
+/// Parameters of [`Disk::open`] for one core.
+pub struct ChannelContext {
     /// Index of the core in the configuration, from 0.
     pub core: usize,
     /// The core's buffer pool; its zones can be registered with a device.
@@ -142,7 +142,7 @@ impl ResizeError {
 
     /// Refuses every size except the current size: for a disk whose medium determines the size. `what`: the
     /// medium's name in the error message.
-    pub fn unless_same(disk: &dyn DiskSource, bytes: u64, what: &str) -> Result<(), ResizeError> {
+    pub fn unless_same(disk: &dyn Disk, bytes: u64, what: &str) -> Result<(), ResizeError> {
         let has = disk.geometry().bytes();
         if bytes == has {
             return Ok(());
@@ -152,7 +152,7 @@ impl ResizeError {
 }
 
 /// One disk of the configuration, shared by all cores.
-pub trait DiskSource: Send + Sync {
+pub trait Disk: Send + Sync {
     /// Returns the disk's name in the configuration.
     fn name(&self) -> &str;
 
@@ -166,12 +166,12 @@ pub trait DiskSource: Send + Sync {
 
     /// Returns the inner disk of a layer; `None`: this is no layer. All default implementations forward to
     /// the inner disk, except `prepare_cache` and `set_cache`.
-    fn inner(&self) -> Option<&dyn DiskSource> {
+    fn inner(&self) -> Option<&dyn Disk> {
         None
     }
 
     /// Registers a core's pool with the device, which pins the pool's pages. Slow: not called on a reactor
-    /// core. [`DiskSource::open`] reports errors and registers a pool that was not registered here.
+    /// core. [`Disk::open`] reports errors and registers a pool that was not registered here.
     fn prepare(&self, pool: &Area) {
         if let Some(inner) = self.inner() {
             inner.prepare(pool);
@@ -189,9 +189,9 @@ pub trait DiskSource: Send + Sync {
     }
 
     /// Opens the handle of one core; fails with the [`OpenError`] of the disk or its device.
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError>;
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError>;
 
-    /// Executes the steps of [`DiskSource::resize`] that can fail, such as the growth of a file. The geometry
+    /// Executes the steps of [`Disk::resize`] that can fail, such as the growth of a file. The geometry
     /// does not change yet. With this step several disks are resized together or not at all.
     ///
     /// # Errors
@@ -200,7 +200,7 @@ pub trait DiskSource: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.prepare_resize(bytes))
     }
 
-    /// Undoes the last [`DiskSource::prepare_resize`]: restores the former size of the medium.
+    /// Undoes the last [`Disk::prepare_resize`]: restores the former size of the medium.
     fn cancel_resize(&self) {
         if let Some(inner) = self.inner() {
             inner.cancel_resize();
@@ -216,7 +216,7 @@ pub trait DiskSource: Send + Sync {
     /// Returns the space in use; the full size of the disk if its use is not known.
     fn usage(&self) -> Usage {
         let all = || Usage { bytes_used: self.geometry().bytes() };
-        self.inner().map_or_else(all, DiskSource::usage)
+        self.inner().map_or_else(all, Disk::usage)
     }
 
     /// Returns the health of the medium; `None` for a medium that reports no health.
@@ -227,13 +227,13 @@ pub trait DiskSource: Send + Sync {
     /// Returns true if blocks freed by [`Op::Deallocate`](crate::Op::Deallocate) read as zeroes. If false,
     /// freed blocks may keep their data: Dataset Management is a hint to a drive (NVM Command Set 3.2.3).
     fn deallocated_is_zero(&self) -> bool {
-        self.inner().is_none_or(DiskSource::deallocated_is_zero)
+        self.inner().is_none_or(Disk::deallocated_is_zero)
     }
 
     /// Returns the identifiers of the medium, the most reliable first: see [`medium_id`](crate::medium_id).
     /// Empty for a medium without identifiers.
     fn medium_ids(&self) -> Vec<String> {
-        self.inner().map_or_else(Vec::new, DiskSource::medium_ids)
+        self.inner().map_or_else(Vec::new, Disk::medium_ids)
     }
 
     /// Returns a text that is unique to the medium and stable across restarts. The namespace identifiers for
@@ -252,7 +252,7 @@ pub trait DiskSource: Send + Sync {
         }
     }
 
-    /// Executes the steps of [`DiskSource::set_cache`] that can fail: allocates and maps the memory of a new
+    /// Executes the steps of [`Disk::set_cache`] that can fail: allocates and maps the memory of a new
     /// cache. `None`: the cache already matches `spec`.
     ///
     /// # Errors
@@ -264,8 +264,8 @@ pub trait DiskSource: Send + Sync {
     }
 
     /// Adds, replaces or removes the cache while the disk is in use. Each core switches after
-    /// [`Disk::reconfigure`], once its commands in flight have ended. A new cache is empty. No effect on a
-    /// disk that supports no cache.
+    /// [`DiskChannel::reconfigure`], once its commands in flight have ended. A new cache is empty. No effect
+    /// on a disk that supports no cache.
     fn set_cache(&self, change: CacheChange) {
         drop(change);
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 
-use crate::{BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Prepared, Token};
+use crate::{BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, IoRequest, Op, Prepared, Token};
 
 /// Timeout of a command. Long: a flush may wait for other writers of the machine.
 pub(crate) const TEST_TIME_MAX: Duration = Duration::from_secs(300);
@@ -63,7 +63,7 @@ pub(crate) fn pool() -> Pool {
 /// One disk handle, used as by the target.
 pub(crate) struct Driver {
     pub(crate) pool: Pool,
-    pub(crate) disk: Box<dyn Disk>,
+    pub(crate) disk: Box<dyn DiskChannel>,
     pub(crate) block_bytes: u32,
     pub(crate) token_next: u64,
     /// Time passed to the disk; advances by 1 microsecond per poll.
@@ -73,13 +73,13 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(source: &dyn DiskSource) -> Driver {
+    pub(crate) fn new(source: &dyn Disk) -> Driver {
         Driver::with_depth(source, 0, 32)
     }
 
-    pub(crate) fn with_depth(source: &dyn DiskSource, core: usize, depth: u32) -> Driver {
+    pub(crate) fn with_depth(source: &dyn Disk, core: usize, depth: u32) -> Driver {
         let pool = pool();
-        let disk = source.open(&CoreContext { core, pool: pool.clone(), depth }).expect("opens");
+        let disk = source.open(&ChannelContext { core, pool: pool.clone(), depth }).expect("opens");
         let block_bytes = disk.geometry().block_bytes;
         let (done, now) = (Vec::with_capacity(8), Nanos::ZERO);
         Driver { pool, disk, block_bytes, token_next: 1, now, done, ended: Vec::new() }
@@ -89,7 +89,7 @@ impl Driver {
         range.blocks * self.block_bytes
     }
 
-    /// A buffer for a write with `data`, from the disk or the pool, as [`Disk::prepare`] decides.
+    /// A buffer for a write with `data`, from the disk or the pool, as [`DiskChannel::prepare`] decides.
     pub(crate) fn buffer(&mut self, range: BlockRange, data: &[u8]) -> Buf {
         let mut buf = match self.disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None) {
             Prepared::Fill(buf) => buf,

@@ -1,4 +1,4 @@
-//! The contract of `Disk` (`docs/disk-contract.md`) for the kinds of this crate.
+//! The contract of `DiskChannel` (`docs/disk-contract.md`) for the kinds of this crate.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target_disk::{
-    DiskError, DiskSource, Fault, FaultControl, FaultDisk, FileDisk, FileSpec, NullDisk, NullSpec, OpKind,
-    RamDisk, RamSpec,
+    Disk, DiskError, Fault, FaultControl, FaultDisk, FileDisk, FileSpec, NullDisk, NullSpec, OpKind, RamDisk,
+    RamSpec,
 };
 use spindle_tests_conformance::{Rig, check};
 
@@ -34,7 +34,7 @@ impl Drop for TempFile {
 
 /// A disk of memory or of a file.
 struct Simple {
-    source: Arc<dyn DiskSource>,
+    source: Arc<dyn Disk>,
     now: Nanos,
     /// Faults of the device.
     control: Option<Arc<FaultControl>>,
@@ -43,14 +43,14 @@ struct Simple {
 }
 
 impl Simple {
-    fn of(source: Arc<dyn DiskSource>) -> Box<dyn Rig> {
+    fn of(source: Arc<dyn Disk>) -> Box<dyn Rig> {
         Box::new(Simple { source, now: Nanos::from_secs(1), control: None, is_held: false, _file: None })
     }
 
     fn file(has_faults: bool) -> Box<dyn Rig> {
         let file = TempFile::new();
         let spec = FileSpec { create_bytes: Some(BYTES), ..FileSpec::new(&file.0, 512) };
-        let disk: Arc<dyn DiskSource> = FileDisk::new("disk", &spec).expect("a file");
+        let disk: Arc<dyn Disk> = FileDisk::new("disk", &spec).expect("a file");
         let (source, control) = if has_faults {
             let (source, control) = FaultDisk::new(disk, 3);
             (source, Some(control))
@@ -62,7 +62,7 @@ impl Simple {
 }
 
 impl Rig for Simple {
-    fn source(&self) -> Arc<dyn DiskSource> {
+    fn source(&self) -> Arc<dyn Disk> {
         Arc::clone(&self.source)
     }
 

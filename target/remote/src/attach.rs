@@ -17,7 +17,7 @@ use spindle_nvme_initiator::{Backoff, Error, OptimisticCounts};
 use spindle_reactor::clock::Nanos;
 
 use crate::far::{Far, FarQueue};
-use crate::shared::Shared;
+use crate::shared::RemoteShared;
 
 /// First and longest wait between attempts. A cache that was removed may be added again at any time; an
 /// attempt costs the far target one admin command.
@@ -49,7 +49,7 @@ impl CoreCounts {
     }
 }
 
-enum State<F: Far> {
+enum AttachState<F: Far> {
     Idle,
     /// The manager was asked for a grant.
     Wanted,
@@ -60,7 +60,7 @@ enum State<F: Far> {
 
 /// See the module.
 pub(crate) struct Attach<F: Far> {
-    state: State<F>,
+    state: AttachState<F>,
     backoff: Backoff,
     /// Time of the next step.
     next: Nanos,
@@ -75,7 +75,7 @@ impl<F: Far> Attach<F> {
     pub(crate) fn new(counts: Arc<CoreCounts>, seed: u64) -> Attach<F> {
         let (first, longest) = BACKOFF_WAITS;
         Attach {
-            state: State::Idle,
+            state: AttachState::Idle,
             backoff: Backoff::new(first, longest, seed),
             next: Nanos::ZERO,
             is_failure_logged: false,
@@ -95,24 +95,24 @@ impl<F: Far> Attach<F> {
     pub(crate) fn step(
         &mut self,
         queue: &mut F::Queue,
-        (shared, handle): (&Shared<F>, usize),
+        (shared, handle): (&RemoteShared<F>, usize),
         number: u64,
         now: Nanos,
     ) {
         self.next = now + STEP_PERIOD;
         let result = match &mut self.state {
-            State::Idle => {
+            AttachState::Idle => {
                 shared.want_grant(handle, number);
-                self.state = State::Wanted;
+                self.state = AttachState::Wanted;
                 Ok(())
             }
-            State::Wanted => match shared.take_grant(handle, number) {
+            AttachState::Wanted => match shared.take_grant(handle, number) {
                 None => Ok(()),
                 Some(Ok(grant)) => F::begin_attach(grant, queue, now)
-                    .map(|attaching| self.state = State::Opening(Box::new(attaching))),
+                    .map(|attaching| self.state = AttachState::Opening(Box::new(attaching))),
                 Some(Err(error)) => Err(error),
             },
-            State::Opening(attaching) => match F::step_attach(attaching, queue, now) {
+            AttachState::Opening(attaching) => match F::step_attach(attaching, queue, now) {
                 Ok(false) => Ok(()),
                 Ok(true) => {
                     self.on_attached(shared, now);
@@ -120,7 +120,7 @@ impl<F: Far> Attach<F> {
                 }
                 Err(error) => Err(error),
             },
-            State::Attached(since) => {
+            AttachState::Attached(since) => {
                 if !queue.has_optimistic_connection() {
                     let since = *since;
                     tracing::debug!(disk = shared.name, handle, "an optimistic connection has ended");
@@ -134,13 +134,13 @@ impl<F: Far> Attach<F> {
         }
     }
 
-    fn on_attached(&mut self, shared: &Shared<F>, now: Nanos) {
-        self.state = State::Attached(now);
+    fn on_attached(&mut self, shared: &RemoteShared<F>, now: Nanos) {
+        self.state = AttachState::Attached(now);
         self.counts.is_attached.store(true, Ordering::Relaxed);
         shared.on_attached(std::mem::take(&mut self.is_failure_logged));
     }
 
-    fn on_failed(&mut self, shared: &Shared<F>, error: &Error, now: Nanos) {
+    fn on_failed(&mut self, shared: &RemoteShared<F>, error: &Error, now: Nanos) {
         self.is_failure_logged |= shared.on_attach_failed(error);
         self.wait(now);
     }
@@ -152,7 +152,7 @@ impl<F: Far> Attach<F> {
     }
 
     fn wait(&mut self, now: Nanos) {
-        self.state = State::Idle;
+        self.state = AttachState::Idle;
         self.next = now + self.backoff.next_wait().into();
     }
 
@@ -168,11 +168,11 @@ impl<F: Far> Attach<F> {
     /// The queue is lost, and its optimistic connection with it.
     pub(crate) fn on_queue_lost(&mut self, now: Nanos) {
         self.former = (self.counts.accepted(), self.counts.rejected());
-        match std::mem::replace(&mut self.state, State::Idle) {
+        match std::mem::replace(&mut self.state, AttachState::Idle) {
             // What is left of the wait after a failure still applies.
-            State::Idle => {}
-            State::Wanted | State::Opening(_) => self.wait(now),
-            State::Attached(since) => self.on_ended(since, now),
+            AttachState::Idle => {}
+            AttachState::Wanted | AttachState::Opening(_) => self.wait(now),
+            AttachState::Attached(since) => self.on_ended(since, now),
         }
     }
 }

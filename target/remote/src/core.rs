@@ -1,4 +1,4 @@
-//! [`RemoteCore`]: one core's handle on a remote disk, with an I/O queue of its own.
+//! [`RemoteChannel`]: one core's handle on a remote disk, with an I/O queue of its own.
 //!
 //! ```text
 //!   Away ── an association is up ──> Opening ── connected ──> Up ── lost, or another association ──> Away
@@ -16,8 +16,8 @@ use spindle_nvme_initiator::{Failure, OptimisticOptions, Options, Refusal, Refus
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target_disk::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner,
-    Token,
+    Abilities, BlockRange, ChannelContext, DiskChannel, DiskError, Done, Geometry, IoRequest, Op, OpenError,
+    Owner, Token,
 };
 
 use crate::attach::Attach;
@@ -54,7 +54,7 @@ enum Link<F: Far> {
 }
 
 /// One core's handle on a remote disk.
-pub(crate) struct RemoteCore<F: Far> {
+pub(crate) struct RemoteChannel<F: Far> {
     handle: usize,
     qid: u16,
     depth: u16,
@@ -94,8 +94,11 @@ pub(crate) struct RemoteCore<F: Far> {
     shared: Arc<Users<F>>,
 }
 
-impl<F: Far> RemoteCore<F> {
-    pub(crate) fn new(shared: Arc<Users<F>>, context: &CoreContext) -> Result<RemoteCore<F>, OpenError> {
+impl<F: Far> RemoteChannel<F> {
+    pub(crate) fn new(
+        shared: Arc<Users<F>>,
+        context: &ChannelContext,
+    ) -> Result<RemoteChannel<F>, OpenError> {
         let pool = Pool::new(&[SMALL, BOUNCE], Pages::Base).map_err(|error| {
             let verb = "take memory for pieces of long commands";
             OpenError::system(&shared.name, verb, std::io::Error::other(error.to_string()))
@@ -121,7 +124,7 @@ impl<F: Far> RemoteCore<F> {
             .fold(u64::from(qid), |seed, byte| seed.wrapping_mul(31).wrapping_add((*byte).into()));
         let optimistic = shared.spec.optimistic.as_ref();
         let attach = optimistic.map(|_| Box::new(Attach::new(shared.add_counts(), seed)));
-        Ok(RemoteCore {
+        Ok(RemoteChannel {
             handle: shared.open(),
             attach,
             qid,
@@ -527,7 +530,7 @@ fn is_blocked<F: Far>(shared: &Users<F>, request: &Request, now: Nanos) -> bool 
     shared.with_ledger(now, |ledger| ledger.is_blocked(id, request.range, is_write))
 }
 
-impl<F: Far> Disk for RemoteCore<F> {
+impl<F: Far> DiskChannel for RemoteChannel<F> {
     fn geometry(&self) -> Geometry {
         self.view.shape.geometry
     }
@@ -610,7 +613,7 @@ impl<F: Far> Disk for RemoteCore<F> {
     }
 }
 
-impl<F: Far> Drop for RemoteCore<F> {
+impl<F: Far> Drop for RemoteChannel<F> {
     fn drop(&mut self) {
         let number = if let Link::Up(_, number) = &self.link { *number } else { 0 };
         let writes = self.sent.iter().flatten().filter(|request| request.op.is_write());

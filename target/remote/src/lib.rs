@@ -58,11 +58,13 @@ use std::time::Duration;
 
 use nvme_spec::identify::Oncs;
 use spindle_nvme_initiator::{Association, Clock, Identity, OptimisticOptions, Target};
-use spindle_target_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, OptimisticReads, ResizeError};
+use spindle_target_disk::{
+    ChannelContext, Disk, DiskChannel, Geometry, OpenError, OptimisticReads, ResizeError,
+};
 
 use crate::claim::Claim;
-use crate::core::RemoteCore;
-use crate::shared::Shared;
+use crate::core::RemoteChannel;
+use crate::shared::RemoteShared;
 
 pub use far::{Far, FarCompletion, FarQueue};
 pub use shared::{Control, Shape};
@@ -112,15 +114,15 @@ pub struct RemoteDisk<F: Far = Association> {
 /// State shared by the disk and its cores. It is dropped with the last of them, which stops the manager:
 /// commands in flight of a removed disk need the association until they end.
 struct Users<F: Far> {
-    shared: Arc<Shared<F>>,
+    shared: Arc<RemoteShared<F>>,
     /// `None`: the caller provides the associations ([`RemoteDisk::with_far`]).
     claim: Option<Claim>,
 }
 
 impl<F: Far> Deref for Users<F> {
-    type Target = Shared<F>;
+    type Target = RemoteShared<F>;
 
-    fn deref(&self) -> &Shared<F> {
+    fn deref(&self) -> &RemoteShared<F> {
         &self.shared
     }
 }
@@ -159,7 +161,7 @@ impl<F: Far> RemoteDisk<F> {
         shape: Shape,
         abilities: Oncs,
     ) -> (Arc<RemoteDisk<F>>, Control<F>) {
-        let shared = Arc::new(Shared::new(name, spec, abilities, shape, None));
+        let shared = Arc::new(RemoteShared::new(name, spec, abilities, shape, None));
         let disk = RemoteDisk { shared: Arc::new(Users { shared: Arc::clone(&shared), claim: None }), facts };
         (Arc::new(disk), Control(shared))
     }
@@ -171,7 +173,7 @@ impl<F: Far> RemoteDisk<F> {
     }
 }
 
-impl<F: Far> DiskSource for RemoteDisk<F> {
+impl<F: Far> Disk for RemoteDisk<F> {
     fn name(&self) -> &str {
         &self.shared.name
     }
@@ -188,8 +190,8 @@ impl<F: Far> DiskSource for RemoteDisk<F> {
         self.shared.on_foreign_change(act);
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(RemoteCore::new(Arc::clone(&self.shared), context)?))
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
+        Ok(Box::new(RemoteChannel::new(Arc::clone(&self.shared), context)?))
     }
 
     /// Refuses every size except the current one: only the far target can change the size.

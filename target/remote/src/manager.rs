@@ -17,7 +17,7 @@ use spindle_reactor::net::Waker;
 use spindle_target_disk::{Geometry, OpenError, medium_id};
 
 use crate::claim::Claim;
-use crate::shared::{Control, Shape, Shared};
+use crate::shared::{Control, RemoteShared, Shape};
 use crate::{RemoteFacts, RemoteSpec};
 
 /// Poll period of the controller; short compared to its keep-alive timeout.
@@ -51,7 +51,7 @@ struct Connected {
     identify: Box<IdentifyNamespace>,
 }
 
-type Opened = Result<(Arc<Shared<Association>>, Claim, RemoteFacts), OpenError>;
+type Opened = Result<(Arc<RemoteShared<Association>>, Claim, RemoteFacts), OpenError>;
 
 /// Starts the manager thread and waits for the result of its first connection attempt. The thread itself
 /// connects, because a controller must stay on the thread that connected it.
@@ -101,7 +101,7 @@ fn connect_first(
         tracing::warn!(disk = name, "{place}: the far target {what}");
     }
     let abilities = Oncs::from_bits(controller.identify().oncs.get());
-    let shared = Shared::new(name, spec, abilities, shape, Some(waker.clone()));
+    let shared = RemoteShared::new(name, spec, abilities, shape, Some(waker.clone()));
     let control = Control(Arc::new(shared));
     control.set_fence_timeout(fence_timeout(spec, &controller));
     control.up(1, controller.association(), shape);

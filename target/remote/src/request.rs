@@ -1,5 +1,5 @@
-//! A command of a core, from [`Disk::submit`](spindle_target_disk::Disk::submit) to its [`Done`], and its
-//! split into pieces.
+//! A command of a core, from [`DiskChannel::submit`](spindle_target_disk::DiskChannel::submit) to its
+//! [`Done`], and its split into pieces.
 
 use nvme_spec::Sqe;
 use nvme_spec::io::{DsmRange, ReadWriteCdw12};
@@ -43,7 +43,8 @@ pub(crate) struct Request {
     pub(crate) must_bounce: bool,
     /// A command of the request is at the far target, or was lost with its association.
     pub(crate) is_outstanding: bool,
-    /// Cancelled by its submitter ([`Disk::cancel_owner`](spindle_target_disk::Disk::cancel_owner)).
+    /// Cancelled by its submitter
+    /// ([`DiskChannel::cancel_owner`](spindle_target_disk::DiskChannel::cancel_owner)).
     pub(crate) is_cancelled: bool,
     /// The request's [`Done`] was returned with an error while its command is still at the far target.
     pub(crate) is_answered: bool,

@@ -1,9 +1,9 @@
-//! [`Shared`]: state that the manager and the cores of a remote disk share. [`Control`]: the manager's handle
-//! on it. [`Shape`] and [`View`]: the parts that cores copy.
+//! [`RemoteShared`]: state that the manager and the cores of a remote disk share. [`Control`]: the manager's
+//! handle on it. [`Shape`] and [`View`]: the parts that cores copy.
 //!
 //! The state is under one lock. A core locks it only to make a change, after a change, or while the ledger
-//! has entries. Each change increments [`Shared::version`], which a core loads once per turn. If the version
-//! has changed, the core copies a [`View`].
+//! has entries. Each change increments [`RemoteShared::version`], which a core loads once per turn. If the
+//! version has changed, the core copies a [`View`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,7 +53,7 @@ enum GrantRequest<G> {
     Answered(u64, Result<G, Error>),
 }
 
-struct State<F: Far> {
+struct RemoteState<F: Far> {
     number: u64,
     association: Option<Arc<F>>,
     /// The identity of the namespace was verified on this association.
@@ -64,7 +64,7 @@ struct State<F: Far> {
     grants: Vec<GrantRequest<F::Grant>>,
 }
 
-impl<F: Far> State<F> {
+impl<F: Far> RemoteState<F> {
     fn view(&self, is_optimistic: bool) -> View {
         let association = self.association.as_ref().filter(|_| is_optimistic);
         View {
@@ -84,7 +84,7 @@ impl<F: Far> State<F> {
 }
 
 /// Shared state of a remote disk.
-pub(crate) struct Shared<F: Far> {
+pub(crate) struct RemoteShared<F: Far> {
     pub(crate) name: String,
     pub(crate) spec: RemoteSpec,
     /// [`RemoteSpec::command_timeout`] in the unit of the clock.
@@ -92,7 +92,7 @@ pub(crate) struct Shared<F: Far> {
     /// Optional NVM commands of the far controller.
     pub(crate) abilities: Oncs,
     version: AtomicU64,
-    state: Mutex<State<F>>,
+    state: Mutex<RemoteState<F>>,
     /// Newest association on which a core has lost its queue or failed to connect it; 0: none.
     lost: AtomicU64,
     pub(crate) is_stopped: AtomicBool,
@@ -109,15 +109,15 @@ pub(crate) struct Shared<F: Far> {
     is_attached_logged: AtomicBool,
 }
 
-impl<F: Far> Shared<F> {
+impl<F: Far> RemoteShared<F> {
     pub(crate) fn new(
         name: &str,
         spec: &RemoteSpec,
         abilities: Oncs,
         shape: Shape,
         waker: Option<Waker>,
-    ) -> Shared<F> {
-        let state = State {
+    ) -> RemoteShared<F> {
+        let state = RemoteState {
             number: 0,
             association: None,
             is_checked: false,
@@ -125,7 +125,7 @@ impl<F: Far> Shared<F> {
             ledger: Ledger::default(),
             grants: Vec::new(),
         };
-        Shared {
+        RemoteShared {
             name: name.to_owned(),
             spec: spec.clone(),
             command_timeout: spec.command_timeout.into(),
@@ -154,12 +154,12 @@ impl<F: Far> Shared<F> {
             .for_each(|act| act());
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<F>> {
+    fn lock(&self) -> MutexGuard<'_, RemoteState<F>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state and increments `version`, by which the cores detect the change.
-    fn change<T>(&self, change: impl FnOnce(&mut State<F>) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut RemoteState<F>) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state);
         self.version.fetch_add(1, Ordering::Release);
@@ -282,7 +282,7 @@ impl<F: Far> Shared<F> {
         self.wake_manager();
     }
 
-    /// Returns the manager's answer to [`Shared::want_grant`]; `None`: no answer yet.
+    /// Returns the manager's answer to [`RemoteShared::want_grant`]; `None`: no answer yet.
     pub(crate) fn take_grant(&self, handle: usize, number: u64) -> Option<Result<F::Grant, Error>> {
         let mut state = self.lock();
         let request = state.grants.get_mut(handle)?;
@@ -345,7 +345,7 @@ impl<F: Far> Shared<F> {
 }
 
 /// The manager's handle, by which it reports associations to the cores.
-pub struct Control<F: Far>(pub(crate) Arc<Shared<F>>);
+pub struct Control<F: Far>(pub(crate) Arc<RemoteShared<F>>);
 
 impl<F: Far> Control<F> {
     /// Reports that association `number` (from 1, ascending) is up and its namespace was verified; `shape` is

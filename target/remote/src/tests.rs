@@ -18,7 +18,7 @@ use spindle_nvme_initiator::{
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target_disk::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, OptimisticReads,
+    BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, Geometry, IoRequest, Op, OptimisticReads,
     Token, Waited,
 };
 
@@ -199,7 +199,7 @@ impl FarQueue for FakeQueue {
 struct World {
     disk: Arc<RemoteDisk<Fake>>,
     control: Control<Fake>,
-    cores: Vec<Box<dyn Disk>>,
+    cores: Vec<Box<dyn DiskChannel>>,
     pool: Pool,
     now: Nanos,
     done: Vec<Done>,
@@ -251,7 +251,7 @@ impl World {
         let zones =
             [ZoneSpec { buffer_bytes: 4096, count: 32 }, ZoneSpec { buffer_bytes: 1 << 18, count: 4 }];
         let pool = Pool::new(&zones, Pages::Base).expect("a pool");
-        let open = |core| disk.open(&CoreContext { core, pool: pool.clone(), depth: 64 }).expect("opened");
+        let open = |core| disk.open(&ChannelContext { core, pool: pool.clone(), depth: 64 }).expect("opened");
         let cores = (0..cores).map(open).collect();
         control.set_fence_timeout(Nanos::from_secs(10));
         let (now, done, shape) = (Clock::now(), Vec::with_capacity(64), shape());

@@ -94,7 +94,7 @@ impl Kind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum State {
+enum EventState {
     #[default]
     Quiet,
     Pending,
@@ -104,7 +104,7 @@ enum State {
 /// Events of one controller, and the number of parked AERs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Events {
-    states: [State; KINDS.len()],
+    states: [EventState; KINDS.len()],
     /// Value of the Asynchronous Event Configuration feature.
     pub(super) enabled: u32,
     pub(super) parked_aers: u8,
@@ -114,7 +114,7 @@ impl Events {
     /// Creates the state without events and parked AERs; `enabled` is the value of feature 0Bh.
     #[must_use]
     pub fn new(enabled: u32) -> Events {
-        Events { states: [State::Quiet; KINDS.len()], enabled, parked_aers: 0 }
+        Events { states: [EventState::Quiet; KINDS.len()], enabled, parked_aers: 0 }
     }
 
     /// Sets feature 0Bh; drops pending and reported events that it disables.
@@ -122,7 +122,7 @@ impl Events {
         self.enabled = enabled;
         for (kind, state) in KINDS.into_iter().zip(&mut self.states) {
             if enabled & kind.enable_bits() == 0 {
-                *state = State::Quiet;
+                *state = EventState::Quiet;
             }
         }
     }
@@ -147,8 +147,8 @@ impl Events {
         let is_enabled = self.enabled & kind.enable_bits() != 0;
         let state = self.state(kind);
         match *state {
-            State::Quiet if is_enabled => *state = State::Pending,
-            State::Quiet | State::Pending | State::Reported => {}
+            EventState::Quiet if is_enabled => *state = EventState::Pending,
+            EventState::Quiet | EventState::Pending | EventState::Reported => {}
         }
     }
 
@@ -160,11 +160,14 @@ impl Events {
         }
         let told = self.states;
         let is_masked = |kind: Kind| {
-            KINDS.into_iter().zip(told).any(|(other, state)| state == State::Reported && other.masks(kind))
+            KINDS
+                .into_iter()
+                .zip(told)
+                .any(|(other, state)| state == EventState::Reported && other.masks(kind))
         };
         let kind =
-            KINDS.into_iter().find(|kind| *self.state(*kind) == State::Pending && !is_masked(*kind))?;
-        *self.state(kind) = State::Reported;
+            KINDS.into_iter().find(|kind| *self.state(*kind) == EventState::Pending && !is_masked(*kind))?;
+        *self.state(kind) = EventState::Reported;
         self.parked_aers -= 1;
         Some(kind.result())
     }
@@ -173,7 +176,7 @@ impl Events {
     pub fn on_log_read(&mut self, page: LogId) {
         for (kind, state) in KINDS.into_iter().zip(&mut self.states) {
             if kind.log_page() == page {
-                *state = State::Quiet;
+                *state = EventState::Quiet;
             }
         }
     }
@@ -184,7 +187,7 @@ impl Events {
         *self = Events::new(enabled);
     }
 
-    fn state(&mut self, kind: Kind) -> &mut State {
+    fn state(&mut self, kind: Kind) -> &mut EventState {
         &mut self.states[kind as usize]
     }
 }

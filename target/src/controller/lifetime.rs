@@ -16,7 +16,7 @@
 
 /// State of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum ControllerState {
     /// Connected; CC.EN is 0. Ends by Property Set or the end of the admin connection. Fails when the host
     /// loses its access, or after [`ASSOCIATION_TIMEOUT`](super::limits::ASSOCIATION_TIMEOUT).
     Disabled,
@@ -65,38 +65,43 @@ pub enum Effect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
     /// State after the transition.
-    pub state: State,
+    pub state: ControllerState,
     /// Action of the caller.
     pub effect: Effect,
 }
 
 /// All states, for tests.
-pub const STATES: [State; 5] =
-    [State::Disabled, State::Enabled, State::ShutDown, State::Failed, State::Removed];
+pub const STATES: [ControllerState; 5] = [
+    ControllerState::Disabled,
+    ControllerState::Enabled,
+    ControllerState::ShutDown,
+    ControllerState::Failed,
+    ControllerState::Removed,
+];
 
 /// All events, for tests.
 pub const EVENTS: [Event; 6] =
     [Event::Enable, Event::Disable, Event::Shutdown, Event::Expire, Event::Revoke, Event::Remove];
 
-impl State {
+impl ControllerState {
     /// True while commands other than Fabrics commands are accepted.
     #[must_use]
     pub fn is_ready(self) -> bool {
-        self == State::Enabled
+        self == ControllerState::Enabled
     }
 
     /// True in the states from which the controller can only be removed.
     #[must_use]
     pub fn is_over(self) -> bool {
-        matches!(self, State::Failed | State::Removed)
+        matches!(self, ControllerState::Failed | ControllerState::Removed)
     }
 }
 
 /// Returns the transition of `event` in `state`.
 #[must_use]
-pub const fn step(state: State, event: Event) -> Step {
+pub const fn step(state: ControllerState, event: Event) -> Step {
+    use ControllerState::{Disabled, Enabled, Failed, Removed, ShutDown};
     use Effect::{CloseAll, CloseIoQueues, None};
-    use State::{Disabled, Enabled, Failed, Removed, ShutDown};
     let (state, effect) = match (state, event) {
         (Disabled | ShutDown, Event::Enable) => (Enabled, None),
         (Enabled | Failed, Event::Enable) => (state, None),

@@ -7,7 +7,7 @@ use nvme_spec::register::{
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 
-use super::lifetime::{Effect, Event, State};
+use super::lifetime::{ControllerState, Effect, Event};
 use super::limits::READY_TIMEOUT_UNITS;
 use super::{Context, Controller, Kind};
 use crate::refusal::{Refusal, field};
@@ -51,15 +51,18 @@ impl Controller {
     #[must_use]
     pub fn csts(&self) -> Csts {
         let shst = match self.state {
-            State::ShutDown if self.is_quiescing => ShutdownStatus::OCCURRING,
-            State::ShutDown => ShutdownStatus::COMPLETE,
-            State::Disabled | State::Enabled | State::Failed | State::Removed => ShutdownStatus::NORMAL,
+            ControllerState::ShutDown if self.is_quiescing => ShutdownStatus::OCCURRING,
+            ControllerState::ShutDown => ShutdownStatus::COMPLETE,
+            ControllerState::Disabled
+            | ControllerState::Enabled
+            | ControllerState::Failed
+            | ControllerState::Removed => ShutdownStatus::NORMAL,
         };
         // RDY follows EN, but is cleared only once the I/O queues are closed and no disk has their commands
         // (or `ORPHAN_MAX` has passed). A shutdown does not change RDY (section 3.6.1); a failure clears it.
-        let is_resetting = self.state == State::Disabled && self.is_quiescing;
+        let is_resetting = self.state == ControllerState::Disabled && self.is_quiescing;
         let rdy = (self.cc.en() || is_resetting) && !self.state.is_over();
-        Csts::new().with_rdy(rdy).with_cfs(self.state == State::Failed).with_shst(shst.0)
+        Csts::new().with_rdy(rdy).with_cfs(self.state == ControllerState::Failed).with_shst(shst.0)
     }
 
     pub(super) fn property_get(&self, sqe: &Sqe) -> Result<u64, Refusal> {

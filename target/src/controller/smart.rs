@@ -13,7 +13,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_target_disk::Health;
 
 use super::limits::TEMPERATURE_KELVIN;
-use super::{Context, Controller, Kind, State, event, identify};
+use super::{Context, Controller, ControllerState, Kind, event, identify};
 use crate::counters::IoTotals;
 use crate::refusal::Refusal;
 
@@ -92,7 +92,7 @@ impl Controller {
     /// critical warning that the host has enabled raises an event. If no warning is enabled, the drives are
     /// not queried.
     pub fn check_health(&mut self, cx: &Context<'_>) {
-        if self.state != State::Enabled || cx.now < self.health.next_check {
+        if self.state != ControllerState::Enabled || cx.now < self.health.next_check {
             return;
         }
         self.health.next_check = cx.now + HEALTH_PERIOD;

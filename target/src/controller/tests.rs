@@ -21,7 +21,9 @@ use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_nvme_transport::{Limits, Peer, TransportKind};
 use spindle_reactor::clock::Nanos;
-use spindle_target_disk::{CoreContext, Disk, DiskSource, Geometry, Health, OpenError, ResizeError, Usage};
+use spindle_target_disk::{
+    ChannelContext, Disk, DiskChannel, Geometry, Health, OpenError, ResizeError, Usage,
+};
 
 use super::{ConnectedQueue, Context, Controller, Effect, Need, Outcome, connect as connect_command};
 use crate::counters::NamespaceCounters;
@@ -67,7 +69,7 @@ impl Shape {
     }
 }
 
-impl DiskSource for Shape {
+impl Disk for Shape {
     fn name(&self) -> &'static str {
         "shape"
     }
@@ -80,7 +82,7 @@ impl DiskSource for Shape {
         Geometry { block_count: self.blocks.load(Ordering::Relaxed), ..self.geometry }
     }
 
-    fn open(&self, _: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, _: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         unreachable!("controllers open no disk")
     }
 

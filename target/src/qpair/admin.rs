@@ -17,7 +17,7 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 use super::former::ConnectBlocked;
-use super::request::State;
+use super::request::RequestState;
 use super::{CONNECT_TIMEOUT, IoRole, Qpair, Role, Work};
 use crate::controller::{
     self, ConnectRefusal, Connected, ConnectedQueue, Context, Effect, Need, Outcome, connect,
@@ -102,7 +102,7 @@ impl<T: Transport> Qpair<T> {
     fn take_admin_buffer(&mut self, env: &mut Env, slot: RequestId, bytes: u32) {
         let (holder, incoming) = (self.admin_holder(env), self.incoming_holder(env));
         let Some(request) = self.requests.get_mut(slot) else { return };
-        assert!(matches!(request.state, State::New | State::NeedBuffer), "{:?}", request.state);
+        assert!(matches!(request.state, RequestState::New | RequestState::NeedBuffer), "{:?}", request.state);
         let is_to_host = matches!(request.work, Work::Admin { is_to_host: true, .. });
         if is_to_host {
             request.buf = env.admin_share(holder, bytes).take_contiguous(bytes);
@@ -115,7 +115,7 @@ impl<T: Transport> Qpair<T> {
         }
         if request.buf.is_none() {
             env.is_admin_short = true;
-            if request.state == State::New {
+            if request.state == RequestState::New {
                 env.waits += 1;
                 self.wait_for_buffer(slot);
             }
@@ -170,7 +170,7 @@ impl<T: Transport> Qpair<T> {
         // On a fresh queue `connect_blocked` is never an End Former Associations.
         let Some(ConnectBlocked::Connect(bytes)) = self.connect_blocked.take() else { return };
         let connect_blocked =
-            self.requests.iter().find(|(_, request)| request.state == State::ConnectBlocked);
+            self.requests.iter().find(|(_, request)| request.state == RequestState::ConnectBlocked);
         if let Some(slot) = connect_blocked.map(|(slot, _)| slot) {
             self.try_connect(env, slot, &bytes);
         }
@@ -216,8 +216,8 @@ impl<T: Transport> Qpair<T> {
     /// heap and frees its buffer, since the admin pool is small.
     fn block_connect(&mut self, env: &Env, slot: RequestId, bytes: &ConnectBytes) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        if request.state != State::ConnectBlocked {
-            request.state = State::ConnectBlocked;
+        if request.state != RequestState::ConnectBlocked {
+            request.state = RequestState::ConnectBlocked;
             request.buf = None;
             self.connect_deadline = env.now + ORPHAN_MAX + CONNECT_TIMEOUT;
         }
@@ -387,7 +387,7 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn step_admin_execute(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let Work::Admin { zeroes, is_to_host, .. } = request.work else { return };
-        request.state = State::Executing;
+        request.state = RequestState::Executing;
         let Role::Admin(controller) = &mut self.role else { return };
         let mut buf = request.buf.take();
         if let (Some(buf), true) = (&mut buf, is_to_host) {
@@ -417,7 +417,7 @@ impl<T: Transport> Qpair<T> {
             Outcome::Reply { status, result, .. } => self.finish(slot, status, result, None),
             Outcome::ParkAsyncEvent => {
                 if let Some(request) = self.requests.get_mut(slot) {
-                    request.state = State::Parked;
+                    request.state = RequestState::Parked;
                 }
                 let is_held = self.parked_aers.try_push(slot).is_ok();
                 debug_assert!(is_held, "the controller holds no more than AERL + 1");
@@ -490,7 +490,7 @@ impl<T: Transport> Qpair<T> {
         let Role::Admin(controller) = &self.role else { return };
         let controller = Arc::clone(&controller.shared);
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::Aborting;
+        request.state = RequestState::Aborting;
         request.progress.index = 0;
         let from = AbortFrom { core: env.core, qpair: env.current, slot };
         env.broadcast(&Message::Abort { controller, qid: sqid, cid, from });
@@ -499,7 +499,7 @@ impl<T: Transport> Qpair<T> {
     /// Counts the answer of one core to an Abort, and completes the Abort after the last answer.
     pub(crate) fn on_abort_answer(&mut self, env: &mut Env, slot: RequestId, is_aborted: bool) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        assert_eq!(request.state, State::Aborting, "an answer that was not asked for");
+        assert_eq!(request.state, RequestState::Aborting, "an answer that was not asked for");
         request.progress.index += 1;
         request.progress.is_writing |= is_aborted;
         if usize::try_from(request.progress.index).is_ok_and(|answers| answers >= env.cores) {
@@ -536,11 +536,11 @@ impl<T: Transport> Qpair<T> {
     /// ends without effect.
     pub(crate) fn abort(&mut self, env: &mut Env, cid: u16, except: Option<RequestId>) -> bool {
         let found = self.requests.iter().find(|(slot, request)| {
-            request.cid() == cid && Some(*slot) != except && request.state != State::Replying
+            request.cid() == cid && Some(*slot) != except && request.state != RequestState::Replying
         });
         let Some((slot, state)) = found.map(|(slot, request)| (slot, request.state)) else { return false };
         match state {
-            State::Parked => {
+            RequestState::Parked => {
                 self.parked_aers.retain(|held| *held != slot);
                 if let Role::Admin(controller) = &mut self.role {
                     controller.async_event_aborted();
@@ -548,24 +548,24 @@ impl<T: Transport> Qpair<T> {
                 self.refuse(env, slot, Refusal::of(Status::ABORTED_BY_REQUEST, None));
                 true
             }
-            State::NeedBuffer if self.fused_first != Some(slot) && !self.is_paired(slot) => {
+            RequestState::NeedBuffer if self.fused_first != Some(slot) && !self.is_paired(slot) => {
                 self.waiting.retain(|waiting| *waiting != slot);
                 self.refuse(env, slot, Refusal::of(Status::ABORTED_BY_REQUEST, None));
                 true
             }
-            State::Fetching => {
+            RequestState::Fetching => {
                 self.abort_fetch(env, slot);
                 true
             }
-            State::Bulk => self.abort_bulk(slot),
-            State::New
-            | State::NeedBuffer
-            | State::Executing
-            | State::NeedStepBuffer
-            | State::Fused
-            | State::Aborting
-            | State::ConnectBlocked
-            | State::Replying => false,
+            RequestState::Bulk => self.abort_bulk(slot),
+            RequestState::New
+            | RequestState::NeedBuffer
+            | RequestState::Executing
+            | RequestState::NeedStepBuffer
+            | RequestState::Fused
+            | RequestState::Aborting
+            | RequestState::ConnectBlocked
+            | RequestState::Replying => false,
         }
     }
 

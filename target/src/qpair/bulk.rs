@@ -21,9 +21,9 @@ use nvme_spec::status::Status;
 use spindle_nvme_transport::{ConnectionId, RequestId};
 use spindle_nvme_transport::{DataPointer, Transport};
 use spindle_reactor::mem::Buf;
-use spindle_target_disk::{BlockRange, Disk, DiskError, Op};
+use spindle_target_disk::{BlockRange, DiskChannel, DiskError, Op};
 
-use super::request::{IoCommand, IoOp, Request, State};
+use super::request::{IoCommand, IoOp, Request, RequestState};
 use super::{Qpair, Role, Work, status_of, token};
 use crate::env::Env;
 use crate::refusal::Refusal;
@@ -47,7 +47,7 @@ enum Step {
 /// Length in bytes of a piece of a Read or Write of more than `unit` bytes: `unit` rounded down to whole
 /// blocks. 0: the command is not split.
 #[cold]
-pub(super) fn piece_unit(disk: &dyn Disk, pointer: DataPointer, io: &IoCommand, unit: u32) -> u32 {
+pub(super) fn piece_unit(disk: &dyn DiskChannel, pointer: DataPointer, io: &IoCommand, unit: u32) -> u32 {
     let is_at_host = matches!(pointer, DataPointer::Host { .. });
     let is_atomic = io.is_fused || disk.geometry().atomic_blocks > 1;
     if is_at_host && !is_atomic { unit >> io.block_shift << io.block_shift } else { 0 }
@@ -57,7 +57,7 @@ impl<T: Transport> Qpair<T> {
     /// Begins a bulk transfer, or resumes one that waited for a buffer.
     pub(super) fn begin_bulk(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::Bulk;
+        request.state = RequestState::Bulk;
         self.advance_bulk(id, env, slot);
     }
 
@@ -67,7 +67,7 @@ impl<T: Transport> Qpair<T> {
         while matches!(self.role, Role::Io(_)) {
             let may_take = self.waiting.is_empty();
             let Some(request) = self.requests.get_mut(slot) else { return };
-            assert_eq!(request.state, State::Bulk, "a piece of a request that is elsewhere");
+            assert_eq!(request.state, RequestState::Bulk, "a piece of a request that is elsewhere");
             let Work::Io(io) = request.work else { return };
             match next_step(request, &io, env, may_take) {
                 Step::Submit { range, buf } => self.submit_piece(id, env, slot, &io, range, buf),
@@ -171,7 +171,7 @@ impl<T: Transport> Qpair<T> {
         result: Result<(), Status>,
     ) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        assert_eq!(request.state, State::Bulk, "a piece for a request that did not ask for it");
+        assert_eq!(request.state, RequestState::Bulk, "a piece for a request that did not ask for it");
         self.fetches.end();
         request.pieces.on_wire -= 1;
         if matches!(self.role, Role::Closing) {
@@ -194,7 +194,7 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn step_sent_part(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId, buf: Buf) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.pieces.on_wire -= 1;
-        if request.state == State::Bulk {
+        if request.state == RequestState::Bulk {
             request.buf = Some(buf);
             self.advance_bulk(id, env, slot);
         }

@@ -1,8 +1,8 @@
 //! Commands of several disk steps: Compare, Verify, Copy, Deallocate with its ranges, Flush of all
 //! namespaces.
 //!
-//! A disk with the ability (`Disk::abilities`) executes a Compare, Verify or Copy itself; otherwise the
-//! command becomes reads and writes. The choice is made once, when the command begins.
+//! A disk with the ability (`DiskChannel::abilities`) executes a Compare, Verify or Copy itself; otherwise
+//! the command becomes reads and writes. The choice is made once, when the command begins.
 //!
 //! One loop executes all of them: it computes the next [`Step`], submits the step, and passes its result to
 //! the next. With a disk that completes in `submit` (RAM) the loop executes at most [`STEPS_PER_TURN`] steps.
@@ -15,10 +15,10 @@ use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_nvme_transport::Transport;
 use spindle_nvme_transport::{ConnectionId, RequestId};
 use spindle_reactor::mem::{Buf, Holder, Pool};
-use spindle_target_disk::{BlockRange, Disk, DiskError, Done, Op, Prepared, Token};
+use spindle_target_disk::{BlockRange, DiskChannel, DiskError, Done, Op, Prepared, Token};
 
 use super::io::check_range;
-use super::request::{IoCommand, IoOp, Progress, Request, State};
+use super::request::{IoCommand, IoOp, Progress, Request, RequestState};
 use super::{IoRole, Qpair, Role, Work, reads_into_pool, status_of, token};
 use crate::controller::limits;
 use crate::env::{Env, NO_DISK};
@@ -82,7 +82,7 @@ pub(super) fn is_compound(op: IoOp) -> bool {
 }
 
 /// True when the disk has a command for `op` and executes it itself.
-pub(super) fn is_offloaded(disk: &dyn Disk, op: IoOp) -> bool {
+pub(super) fn is_offloaded(disk: &dyn DiskChannel, op: IoOp) -> bool {
     match op {
         IoOp::Compare => disk.abilities().compare,
         IoOp::Verify => disk.abilities().verify,
@@ -121,7 +121,7 @@ impl<T: Transport> Qpair<T> {
         let mut done = done;
         for _ in 0..STEPS_PER_TURN {
             let Some(request) = self.requests.get_mut(slot) else { return };
-            assert_eq!(request.state, State::Executing, "a step of a request that is elsewhere");
+            assert_eq!(request.state, RequestState::Executing, "a step of a request that is elsewhere");
             let Work::Io(io) = request.work else { return };
             let Role::Io(role) = &self.role else { return };
             let step = next_step(request, &io, role, env, done.take());
@@ -172,7 +172,7 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn wait_for_next_step(&mut self, slot: RequestId) {
         if let Some(request) = self.requests.get_mut(slot) {
             let was_waiting = self.waiting.contains(&slot);
-            request.state = State::NeedStepBuffer;
+            request.state = RequestState::NeedStepBuffer;
             if !was_waiting {
                 self.waiting.push_back(slot);
             }
@@ -182,11 +182,11 @@ impl<T: Transport> Qpair<T> {
     /// Resumes a compound command or a bulk transfer that waited between two steps.
     pub(super) fn resume_step(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        assert_eq!(request.state, State::NeedStepBuffer, "a step of a request that is elsewhere");
+        assert_eq!(request.state, RequestState::NeedStepBuffer, "a step of a request that is elsewhere");
         if request.pieces.unit > 0 {
             return self.begin_bulk(id, env, slot);
         }
-        request.state = State::Executing;
+        request.state = RequestState::Executing;
         let done = if std::mem::take(&mut request.progress.has_outcome) {
             Some((Ok(()), request.aux.take()))
         } else {
@@ -208,7 +208,7 @@ impl<T: Transport> Qpair<T> {
 }
 
 /// Submits a step to the disk. `Some`: the step completed at once; `None`: the step is in flight.
-fn submit_step(disk: &mut dyn Disk, token: Token, io: &IoCommand, step: Step) -> Option<Done> {
+fn submit_step(disk: &mut dyn DiskChannel, token: Token, io: &IoCommand, step: Step) -> Option<Done> {
     match step {
         Step::Submit { op, range, buf, .. } => disk.submit(token, &io.request(op, range), buf),
         Step::Copy { from, to, fua, .. } => disk.copy(token, from, to, fua),

@@ -13,10 +13,10 @@ use nvme_spec::status::Status;
 use spindle_nvme_transport::{ConnectionId, RequestId};
 use spindle_nvme_transport::{DataPointer, FAST_PATH, Reply, Transport};
 use spindle_reactor::mem::{Buf, Reference};
-use spindle_target_disk::{Disk, Done, Geometry, IoRequest, Op, Prepared};
+use spindle_target_disk::{DiskChannel, Done, Geometry, IoRequest, Op, Prepared};
 
 use super::io;
-use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
+use super::request::{DataMemory, IoCommand, IoOp, Request, RequestState, Work};
 use super::{IoRole, Qpair, Role, token};
 use crate::counters;
 use crate::env::Env;
@@ -29,7 +29,7 @@ pub(crate) const FAST_PATH_BYTES_MAX: u32 = 32 << 10;
 /// A command that passed [`check`]. A Write to a read-only disk also passes; `write_fast_path` rejects it.
 struct Checked<'r, 'e> {
     namespace: &'r Namespace,
-    disk: &'e mut (dyn Disk + 'static),
+    disk: &'e mut (dyn DiskChannel + 'static),
     geometry: Geometry,
     request: IoRequest,
 }
@@ -152,7 +152,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// Creates the request of a Read whose data is not in memory, and continues on the slab path. `prepared`
-    /// is the result of `Disk::prepare`.
+    /// is the result of `DiskChannel::prepare`.
     fn continue_read(
         &mut self,
         id: ConnectionId,
@@ -227,7 +227,7 @@ impl<T: Transport> Qpair<T> {
         let mut request = Request::new(*sqe, DataPointer::InCapsule { bytes });
         // `check` accepted the command in this turn, so `check_io` does not fail.
         request.work = super::check_io(role, env, &request).map_or(Work::None, Work::Io);
-        request.state = State::Executing;
+        request.state = RequestState::Executing;
         let is_inserted = self.requests.insert(request).is_some_and(|own| own == slot);
         debug_assert!(is_inserted, "the slab gave another place than it said");
         // The reply needs the state of the command, which RDMA keeps by slot.

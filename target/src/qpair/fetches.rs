@@ -13,7 +13,7 @@ use spindle_nvme_transport::Transport;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Holder;
 
-use super::request::State;
+use super::request::RequestState;
 use super::{Qpair, Role};
 use crate::env::Env;
 use crate::notice::Notice;
@@ -158,7 +158,7 @@ impl<T: Transport> Qpair<T> {
         if matches!(self.role, Role::Closing) {
             return false;
         }
-        let slotted = if self.requests.is_empty() { 0 } else { self.count(State::Replying) };
+        let slotted = if self.requests.is_empty() { 0 } else { self.count(RequestState::Replying) };
         let outstanding = u32::try_from(slotted + self.fast_path_inflight as usize).unwrap_or(u32::MAX);
         let stalled = self.reply_stalls.stalled_for(env.now, outstanding, self.replies_sent);
         self.notice_stalled(env, stalled, "it does not take the data of its reads");

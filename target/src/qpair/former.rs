@@ -20,7 +20,7 @@ use spindle_nvme_transport::{CloseReason, Transport};
 use spindle_reactor::clock::Nanos;
 
 use super::admin::ConnectBytes;
-use super::request::State;
+use super::request::RequestState;
 use super::{Qpair, Role};
 use crate::env::{Env, Message};
 use crate::notice::Notice;
@@ -74,7 +74,7 @@ impl<T: Transport> Qpair<T> {
             });
         }
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::ConnectBlocked;
+        request.state = RequestState::ConnectBlocked;
         let ended = u16::try_from(former.len()).unwrap_or(u16::MAX);
         let deadline = env.now + ORPHAN_MAX;
         self.connect_blocked = Some(ConnectBlocked::EndFormer(PendingEndFormer { slot, ended, deadline }));

@@ -16,7 +16,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Holder;
 use spindle_target_disk::{DiskError, Op, Prepared};
 
-use super::request::{IoCommand, IoOp, State};
+use super::request::{IoCommand, IoOp, RequestState};
 use super::{Qpair, Work, status_of, token};
 use crate::env::Env;
 use crate::refusal::{Refusal, field};
@@ -105,27 +105,27 @@ impl<T: Transport> Qpair<T> {
     fn end_half(&mut self, env: &mut Env, slot: RequestId, refusal: Refusal) {
         let Some(request) = self.requests.find_mut(slot) else { return };
         match request.state {
-            State::Fetching => {
+            RequestState::Fetching => {
                 if self.stop_fetch(slot, refusal.status) {
                     self.refuse(env, slot, refusal);
                 }
             }
-            State::Bulk => {
+            RequestState::Bulk => {
                 request.abort_status.get_or_insert(refusal.status);
             }
-            State::Replying => {}
-            State::NeedBuffer => {
+            RequestState::Replying => {}
+            RequestState::NeedBuffer => {
                 // Removed now, since the queue for memory may not advance for a long time.
                 self.waiting.retain(|waiting| *waiting != slot);
                 self.refuse(env, slot, refusal);
             }
-            State::New
-            | State::Executing
-            | State::NeedStepBuffer
-            | State::Fused
-            | State::Parked
-            | State::Aborting
-            | State::ConnectBlocked => self.refuse(env, slot, refusal),
+            RequestState::New
+            | RequestState::Executing
+            | RequestState::NeedStepBuffer
+            | RequestState::Fused
+            | RequestState::Parked
+            | RequestState::Aborting
+            | RequestState::ConnectBlocked => self.refuse(env, slot, refusal),
         }
     }
 
@@ -141,7 +141,7 @@ impl<T: Transport> Qpair<T> {
             self.fused_first.take_if(|first| *first == slot);
             return self.end_pair(env, slot, partner, status_of(DiskError::Gone));
         };
-        let is_behind = is_claimed || !self.waiting.is_empty() && request.state == State::New;
+        let is_behind = is_claimed || !self.waiting.is_empty() && request.state == RequestState::New;
         let share = env.pool.share(Holder::host(io.client));
         let write = io.request(Op::Write { fua: false }, io.range);
         let both = match (!is_behind).then(|| disk.prepare(&write, None)) {
@@ -150,7 +150,7 @@ impl<T: Transport> Qpair<T> {
             Some(Prepared::Wait | Prepared::Later | Prepared::Ready(_)) | None => None,
         };
         let Some((Some(expected), Some(data))) = both else {
-            if request.state == State::New {
+            if request.state == RequestState::New {
                 env.waits += 1;
                 self.wait_for_buffer(slot);
             }
@@ -181,10 +181,10 @@ impl<T: Transport> Qpair<T> {
             request.partner = Some(first);
         }
         let is_first_waiting =
-            self.requests.find(first).is_some_and(|request| request.state == State::NeedBuffer);
+            self.requests.find(first).is_some_and(|request| request.state == RequestState::NeedBuffer);
         if is_first_waiting {
             if let Some(request) = self.requests.find_mut(second) {
-                request.state = State::NeedBuffer; // `begin_first` begins the second
+                request.state = RequestState::NeedBuffer; // `begin_first` begins the second
             }
             return self.stash_capsule(second);
         }
@@ -214,7 +214,7 @@ impl<T: Transport> Qpair<T> {
         failure: Option<Status>,
     ) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::Fused;
+        request.state = RequestState::Fused;
         let (partner, is_first) = (request.partner, request.sqe.fuse() == Fuse::FIRST);
         if let Some(status) = failure {
             // A second half that arrives later is refused, since its first half is missing.
@@ -222,7 +222,8 @@ impl<T: Transport> Qpair<T> {
             return self.end_pair(env, slot, partner, status);
         }
         let Some(partner) = partner else { return };
-        let is_ready = self.requests.find(partner).is_some_and(|request| request.state == State::Fused);
+        let is_ready =
+            self.requests.find(partner).is_some_and(|request| request.state == RequestState::Fused);
         if !is_ready {
             return;
         }
@@ -232,11 +233,11 @@ impl<T: Transport> Qpair<T> {
 
     fn execute_pair(&mut self, id: ConnectionId, env: &mut Env, first: RequestId, second: RequestId) {
         let expected = self.requests.find_mut(first).and_then(|request| {
-            request.state = State::Executing;
+            request.state = RequestState::Executing;
             request.buf.take()
         });
         let Some(request) = self.requests.find_mut(second) else { return };
-        request.state = State::Executing;
+        request.state = RequestState::Executing;
         let (Work::Io(io), Some(data), Some(expected)) = (request.work, request.buf.take(), expected) else {
             return;
         };

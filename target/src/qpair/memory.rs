@@ -16,9 +16,9 @@
 use spindle_nvme_transport::RequestId;
 use spindle_nvme_transport::{DataPointer, Transport};
 use spindle_reactor::mem::{Buf, Holder, Pool, Share};
-use spindle_target_disk::{Disk, Op, Prepared};
+use spindle_target_disk::{DiskChannel, Op, Prepared};
 
-use super::request::{DataMemory, IoCommand, IoOp, Request, State, Work};
+use super::request::{DataMemory, IoCommand, IoOp, Request, RequestState, Work};
 use super::{Qpair, Role, bulk, compound};
 use crate::env::Env;
 use crate::shared::{HostMemory, memory_group};
@@ -63,7 +63,7 @@ impl<T: Transport> Qpair<T> {
     #[cold]
     pub(super) fn wait_for_buffer(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::NeedBuffer;
+        request.state = RequestState::NeedBuffer;
         self.waiting.push_back(slot);
         self.stash_capsule(slot);
     }
@@ -81,10 +81,10 @@ impl<T: Transport> Qpair<T> {
     pub(crate) fn waits_for(&self, env: &Env) -> Option<WaitsFor> {
         let request = self.requests.get(*self.waiting.front()?)?;
         Some(match request.work {
-            Work::Io(_) if request.state == State::NeedStepBuffer && request.progress.has_outcome => {
+            Work::Io(_) if request.state == RequestState::NeedStepBuffer && request.progress.has_outcome => {
                 WaitsFor::Turn
             }
-            Work::Io(io) if request.state == State::NeedStepBuffer => {
+            Work::Io(io) if request.state == RequestState::NeedStepBuffer => {
                 let piece = u64::from(request.progress.piece) << io.block_shift;
                 let bytes = u64::from(request.pieces.unit).max(piece).max(1);
                 WaitsFor::Step { bytes: u32::try_from(bytes).unwrap_or(u32::MAX) }
@@ -213,7 +213,7 @@ fn is_above(env: &Env, disk_bytes: u64, disk: usize) -> bool {
 
 /// Bytes of the largest pool buffer that [`take_buffers`] takes for a command that is neither Read nor Write;
 /// 0: it takes none.
-fn list_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
+fn list_bytes(disk: &dyn DiskChannel, pool: &Pool, io: &IoCommand) -> u32 {
     match io.op {
         IoOp::Compare | IoOp::References | IoOp::Deallocate { .. } | IoOp::Hint => io.data_bytes,
         IoOp::Copy { .. } => piece_bytes(disk, pool, io).max(io.data_bytes),
@@ -235,7 +235,7 @@ fn pool_bytes(env: &Env, request: &Request, io: &IoCommand) -> Option<u32> {
 
 /// Bytes of the pool buffer into which a Compare, Verify or Copy reads its pieces; 0 where the disk executes
 /// the command itself or reads into its own memory.
-fn piece_bytes(disk: &dyn Disk, pool: &Pool, io: &IoCommand) -> u32 {
+fn piece_bytes(disk: &dyn DiskChannel, pool: &Pool, io: &IoCommand) -> u32 {
     if disk.abilities().reads_in_place || compound::is_offloaded(disk, io.op) {
         0
     } else if io.op == IoOp::Compare {
@@ -319,7 +319,7 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand,
 /// As [`take_buffers`], for a Read or a Write.
 #[inline]
 fn take_data(
-    disk: &mut dyn Disk,
+    disk: &mut dyn DiskChannel,
     share: Share<'_>,
     request: &mut Request,
     io: &IoCommand,
@@ -356,7 +356,7 @@ impl Request {
     /// Records that the disk uses buffers of the pool. Sets the length of a piece for a transfer of more than
     /// `bulk_unit` bytes, where [`bulk::piece_unit`] allows pieces.
     #[inline]
-    pub(super) fn set_pool(&mut self, disk: &dyn Disk, io: &IoCommand, bulk_unit: u32) {
+    pub(super) fn set_pool(&mut self, disk: &dyn DiskChannel, io: &IoCommand, bulk_unit: u32) {
         self.data_memory = DataMemory::Pool;
         if io.data_bytes > bulk_unit {
             self.pieces.unit = bulk::piece_unit(disk, self.pointer, io, bulk_unit);

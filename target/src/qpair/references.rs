@@ -7,7 +7,7 @@ use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_nvme_transport::{RequestId, Transport};
 use spindle_reactor::mem::{FRAME_BYTES, Reference};
-use spindle_target_disk::{BlockRange, Disk, DiskError};
+use spindle_target_disk::{BlockRange, DiskChannel, DiskError};
 use zerocopy::IntoBytes;
 
 use super::request::{IoCommand, Request};
@@ -67,7 +67,7 @@ impl<T: Transport> Qpair<T> {
 
 /// Entry of the page at `offset`. The buffer pins the frame, so that its content does not change between the
 /// checksum and the reference, which is taken last: a page that has changed since has none.
-fn page_entry(disk: &dyn Disk, offset: u64) -> PageEntry {
+fn page_entry(disk: &dyn DiskChannel, offset: u64) -> PageEntry {
     let entry = || {
         let page = disk.page_in_memory(offset)?;
         page.page_reference()?; // spares the checksum of a page without a seal

@@ -22,7 +22,7 @@ use spindle_nvme_transport::DataPointer;
 
 /// State of a request. The text of each state has the event that ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum RequestState {
     /// The command has just arrived; another state follows within the same call.
     New,
     /// Waits for a buffer of the pool, of the admin pool or of the disk; the second half of a fused pair
@@ -52,20 +52,20 @@ pub enum State {
     Replying,
 }
 
-impl State {
+impl RequestState {
     /// All states, in the order of their declaration, for tests and the simulator.
-    pub const ALL: [State; 11] = [
-        State::New,
-        State::NeedBuffer,
-        State::Fetching,
-        State::Executing,
-        State::NeedStepBuffer,
-        State::Bulk,
-        State::Fused,
-        State::Parked,
-        State::Aborting,
-        State::ConnectBlocked,
-        State::Replying,
+    pub const ALL: [RequestState; 11] = [
+        RequestState::New,
+        RequestState::NeedBuffer,
+        RequestState::Fetching,
+        RequestState::Executing,
+        RequestState::NeedStepBuffer,
+        RequestState::Bulk,
+        RequestState::Fused,
+        RequestState::Parked,
+        RequestState::Aborting,
+        RequestState::ConnectBlocked,
+        RequestState::Replying,
     ];
 }
 
@@ -122,7 +122,7 @@ impl IoCommand {
     }
 }
 
-/// Kind of memory for the data of a Read or Write, from the result of `Disk::prepare`.
+/// Kind of memory for the data of a Read or Write, from the result of `DiskChannel::prepare`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DataMemory {
     /// `prepare` was not called yet, or returned `Ready`, `Fill` or `Later`.
@@ -265,7 +265,7 @@ pub struct Pieces {
 #[derive(Debug)]
 pub struct Request {
     /// State, changed only by `qpair`.
-    pub state: State,
+    pub state: RequestState,
     /// Status with which the request ends once the transport and the disk have returned its buffers. Set when
     /// the request is aborted, a piece fails, or the other half of a fused pair fails or is missing; else
     /// `None`.
@@ -301,7 +301,7 @@ impl Request {
     #[must_use]
     pub fn new(sqe: Sqe, pointer: DataPointer) -> Request {
         Request {
-            state: State::New,
+            state: RequestState::New,
             abort_status: None,
             work: Work::None,
             pointer,

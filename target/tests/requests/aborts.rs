@@ -7,7 +7,7 @@ use nvme_spec::sqe::Fuse;
 use nvme_spec::{Sqe, Status};
 use spindle_nvme_transport::CloseReason;
 use spindle_reactor::clock::Nanos;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_tests::script::{CC_ENABLED, Host, Probe, Queue, Record, Rig, Setup, Want};
 
@@ -136,7 +136,7 @@ fn a_command_that_the_disk_has_is_not_aborted_and_ends_as_it_would() {
     on_one_and_two_cores(|Fixture { rig, host, control, .. }| {
         control.set_all(Fault::Drop, 1_000_000);
         rig.send(&host.io, Sqe::read(1, 1, 0, 1), 512);
-        assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
+        assert_eq!(rig.states(&host.io), [(RequestState::Executing, 1)]);
         assert!(!abort(rig, &host.admin, 1, 1));
         assert_eq!(rig.answer(&host.io), None);
         control.release_dropped();
@@ -148,7 +148,7 @@ fn a_command_that_the_disk_has_is_not_aborted_and_ends_as_it_would() {
 fn a_long_command_between_two_steps_is_not_aborted() {
     on_one_and_two_cores(|Fixture { rig, host, .. }| {
         rig.send(&host.io, Sqe::verify(1, 1, 0, 2048), 0);
-        assert_eq!(rig.states(&host.io), [(State::NeedStepBuffer, 1)]);
+        assert_eq!(rig.states(&host.io), [(RequestState::NeedStepBuffer, 1)]);
         assert!(!abort(rig, &host.admin, 1, 1));
         assert_ok(&rig.finish_command(&host.io, 1, &[]));
     });
@@ -159,7 +159,7 @@ fn a_first_half_that_has_its_data_is_not_aborted() {
     on_one_and_two_cores(|Fixture { rig, host, .. }| {
         rig.send(&host.io, Sqe::compare(1, 1, 0, 1).with_fuse(Fuse::FIRST), 512);
         rig.bring(&host.io, 1, &[0; 512]);
-        assert_eq!(rig.states(&host.io), [(State::Fused, 1)]);
+        assert_eq!(rig.states(&host.io), [(RequestState::Fused, 1)]);
         assert!(!abort(rig, &host.admin, 1, 1));
         rig.send(&host.io, Sqe::write(2, 1, 0, 1, false).with_fuse(Fuse::SECOND), 512);
         rig.bring(&host.io, 2, &[1; 512]);
@@ -174,7 +174,7 @@ fn a_first_half_that_has_its_data_is_not_aborted() {
 fn what_is_answered_or_was_never_there_is_not_aborted() {
     on_one_and_two_cores(|Fixture { rig, host, .. }| {
         rig.send(&host.io, Sqe::read(1, 1, 0, 1), 512);
-        assert_eq!(rig.states(&host.io), [(State::Replying, 1)]);
+        assert_eq!(rig.states(&host.io), [(RequestState::Replying, 1)]);
         assert!(!abort(rig, &host.admin, 1, 1));
         assert!(!abort(rig, &host.admin, 1, 99), "no such command");
         assert!(!abort(rig, &host.admin, 2, 1), "no such queue");
@@ -213,7 +213,7 @@ fn a_held_event_request_is_aborted_and_its_place_is_free_again() {
         rig.send(&host.admin, Sqe::async_event_request(5), 0);
         rig.send(&host.admin, Sqe::async_event_request(6), 0);
         assert_eq!(rig.answers(&host.admin), []);
-        assert_eq!(rig.states(&host.admin), [(State::Parked, 4)]);
+        assert_eq!(rig.states(&host.admin), [(RequestState::Parked, 4)]);
     });
 }
 
@@ -224,7 +224,7 @@ fn admin_commands_are_aborted_while_they_wait_for_memory_or_data() {
         rig.send(&host.admin, set(1), 512);
         rig.send(&host.admin, set(2), 512);
         rig.send(&host.admin, set(3), 512);
-        assert_eq!(rig.states(&host.admin), [(State::NeedBuffer, 1), (State::Fetching, 2)]);
+        assert_eq!(rig.states(&host.admin), [(RequestState::NeedBuffer, 1), (RequestState::Fetching, 2)]);
         rig.send(&host.admin, Sqe::abort(0x500, 0, 3), 0);
         rig.send(&host.admin, Sqe::abort(0x501, 0, 1), 0);
         let seen: Vec<_> =
@@ -247,7 +247,7 @@ fn the_fifth_abort_at_a_time_is_one_too_many() {
     }
     let answer = rig.answer(&host.admin).expect("an answer");
     assert_eq!((answer.cid, answer.status.code()), (5, Status::ABORT_LIMIT_EXCEEDED));
-    assert_eq!(rig.states(&host.admin), [(State::Aborting, 4)]);
+    assert_eq!(rig.states(&host.admin), [(RequestState::Aborting, 4)]);
     rig.is_mail_held = false;
     rig.turn();
     let answers = rig.answers(&host.admin);
@@ -297,7 +297,7 @@ fn an_answer_for_an_abort_whose_queue_has_ended_goes_to_nobody() {
     rig.set_cc(&admin, CC_ENABLED);
     rig.send(&admin, Sqe::abort(3, 1, 99), 0);
     let before = rig.states(&admin);
-    assert_eq!(before, [(State::Aborting, 1)]);
+    assert_eq!(before, [(RequestState::Aborting, 1)]);
     let old = rig.mail[2].pop_front().expect("the answer");
     rig.cores[0].on_message(old);
     assert_eq!(rig.states(&admin), before);

@@ -9,11 +9,11 @@ use spindle_nvme_transport::DataPointer;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target::counters::IoTotals;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::fault::{Broken, Fault, FaultControl, FaultDisk};
 use spindle_target_disk::{
-    BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, ResizeError,
-    Token, Usage,
+    BlockRange, ChannelContext, Disk, DiskChannel, Done, Geometry, IoRequest, Op, OpenError, Owner,
+    ResizeError, Token, Usage,
 };
 use spindle_tests::script::{Answer, Asked, CC_DISABLED, Host, Probe, Queue, Record, Rig, Setup, Want};
 
@@ -31,7 +31,7 @@ struct Fixture {
 }
 
 /// A host on a disk behind so many buffers of a piece each.
-fn fixture_on(disk: Arc<dyn DiskSource>, buffers: u32) -> Fixture {
+fn fixture_on(disk: Arc<dyn Disk>, buffers: u32) -> Fixture {
     let (disk, control) = FaultDisk::new(disk, 1);
     let (disk, record) = Probe::over(disk, |geometry| geometry);
     let zones = vec![(UNIT, buffers)];
@@ -128,7 +128,7 @@ fn a_piece_of_a_write_is_on_the_wire_while_the_one_before_is_at_the_disk() {
     let data = pattern(1, 5 * PIECE);
     fixture.rig.send(&io, write(1, 40), data.len());
     assert_eq!(io.line.parts(), [(1, 0, PIECE), (1, UNIT, PIECE)], "two buffers, no more");
-    assert_eq!(fixture.rig.states(&io), [(State::Bulk, 1)]);
+    assert_eq!(fixture.rig.states(&io), [(RequestState::Bulk, 1)]);
     fixture.rig.bring_part(&io, 1, 0, &data[..PIECE], Ok(()));
     for piece in 0..5_u32 {
         let next: Vec<_> = if piece < 4 { vec![(1, (piece + 1) * UNIT, PIECE)] } else { vec![] };
@@ -184,10 +184,10 @@ fn a_piece_of_a_read_is_at_the_disk_while_the_one_before_is_on_the_wire() {
     fixture.let_go();
     sent(&mut fixture, 2 * UNIT);
     assert_eq!((fixture.asked(), io.line.parts()), (vec![(32, 8)], vec![on_wire(3 * UNIT)]), "both work");
-    assert_eq!(fixture.rig.states(&io), [(State::Bulk, 1)]);
+    assert_eq!(fixture.rig.states(&io), [(RequestState::Bulk, 1)]);
     fixture.let_go();
     // The answer follows the last part at once, and takes none of the wire's buffers away.
-    assert_eq!(fixture.rig.states(&io), [(State::Replying, 1)]);
+    assert_eq!(fixture.rig.states(&io), [(RequestState::Replying, 1)]);
     assert_eq!(io.line.parts(), [on_wire(3 * UNIT), on_wire(4 * UNIT)]);
     assert_eq!(fixture.free(), 14 * u64::from(UNIT));
     sent(&mut fixture, 3 * UNIT);
@@ -214,7 +214,7 @@ fn both_ways(block_bytes: u32, buffers: u32, fault: Option<Fault>) {
             if !move_part(rig, &io, data) {
                 rig.turn();
             }
-            io.line.parts().is_empty() && rig.states(&io) == [(State::Replying, 1)]
+            io.line.parts().is_empty() && rig.states(&io) == [(RequestState::Replying, 1)]
         };
         rig.send(&io, Sqe::write(1, 1, lba, blocks, true), data.len());
         assert!((0..10_000).any(|_| is_over(&mut rig, &mut data)), "{:?}", rig.states(&io));
@@ -372,7 +372,7 @@ fn a_read_is_aborted_wherever_it_is_and_ends_when_disk_and_wire_have_given_back(
     // While it waits for its first buffer.
     let _all: Vec<_> = std::iter::from_fn(|| fixture.rig.cores[0].pools().0.take(UNIT)).collect();
     fixture.rig.send(&io, read(1, 32), 4 * PIECE);
-    assert_eq!(fixture.rig.states(&io), [(State::NeedBuffer, 1)]);
+    assert_eq!(fixture.rig.states(&io), [(RequestState::NeedBuffer, 1)]);
     assert!(abort(&mut fixture));
     assert_eq!(fixture.rig.answer(&io).map(|answer| answer.status), Some(Status::ABORTED_BY_REQUEST));
     drop(_all);
@@ -388,7 +388,7 @@ fn go(fixture: &mut Fixture, sqe: Sqe, steps: usize) -> bool {
         if step % 3 == 2 || !move_part(&mut fixture.rig, &io, &mut data) {
             fixture.let_go();
         }
-        if fixture.rig.states(&io) == [(State::Replying, 1)] && io.line.parts().is_empty() {
+        if fixture.rig.states(&io) == [(RequestState::Replying, 1)] && io.line.parts().is_empty() {
             return false;
         }
     }
@@ -438,7 +438,7 @@ fn with_one_buffer_disk_and_wire_take_turns_and_commands_wait_in_order() {
     let io = fixture.host.io.clone();
     fixture.rig.send(&io, write(1, 24), 3 * PIECE);
     fixture.rig.send(&io, read(2, 24), 3 * PIECE);
-    assert_eq!(fixture.rig.states(&io), [(State::NeedBuffer, 1), (State::Bulk, 1)]);
+    assert_eq!(fixture.rig.states(&io), [(RequestState::NeedBuffer, 1), (RequestState::Bulk, 1)]);
     for offset in [0, UNIT, 2 * UNIT] {
         assert_eq!(io.line.parts(), [(1, offset, PIECE)]);
         fixture.rig.bring_part(&io, 1, offset, &[9; PIECE], Ok(()));
@@ -467,7 +467,7 @@ fn the_second_buffer_is_not_taken_from_who_waits_nor_beyond_the_share() {
     }
     let begun = [(1, 0, PIECE)];
     assert_eq!((second.line.parts(), third.line.parts()), (begun.to_vec(), begun.to_vec()));
-    assert_eq!(fixture.rig.states(&fourth), [(State::NeedBuffer, 1)]);
+    assert_eq!(fixture.rig.states(&fourth), [(RequestState::NeedBuffer, 1)]);
     // Buffers come free, and go to those who wait and not to one that has begun.
     fixture.control.set_all(Fault::Drop, 0);
     for offset in [0, UNIT, 2 * UNIT] {
@@ -550,15 +550,15 @@ fn what_may_not_be_cut_is_not() {
 }
 
 /// A disk that keeps the buffers of writes until [`KEPT`] is cleared.
-struct Keeping(Arc<dyn DiskSource>);
+struct Keeping(Arc<dyn Disk>);
 
-struct KeepingCore(Box<dyn Disk>);
+struct KeepingChannel(Box<dyn DiskChannel>);
 
 thread_local! {
     static KEPT: RefCell<Vec<Buf>> = const { RefCell::new(Vec::new()) };
 }
 
-impl DiskSource for Keeping {
+impl Disk for Keeping {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -571,8 +571,8 @@ impl DiskSource for Keeping {
         self.0.geometry()
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(KeepingCore(self.0.open(context)?)))
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
+        Ok(Box::new(KeepingChannel(self.0.open(context)?)))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -584,7 +584,7 @@ impl DiskSource for Keeping {
     }
 }
 
-impl Disk for KeepingCore {
+impl DiskChannel for KeepingChannel {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
@@ -619,7 +619,7 @@ fn where_the_disk_keeps_the_last_buffer_the_command_waits_for_it_to_come_home() 
         fixture.rig.bring_part(&io, 1, offset, &vec![7; bytes], Ok(()));
         if offset < 2 * UNIT {
             fixture.rig.turn();
-            assert_eq!(fixture.rig.states(&io), [(State::NeedStepBuffer, 1)]);
+            assert_eq!(fixture.rig.states(&io), [(RequestState::NeedStepBuffer, 1)]);
         }
         KEPT.with_borrow_mut(Vec::clear);
         fixture.rig.turn();

@@ -5,7 +5,7 @@ use nvme_spec::log::{LogId, SmartLog};
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::zerocopy::FromBytes;
 use spindle_reactor::clock::Nanos;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_tests::script::{Host, Rig, Setup};
 
@@ -32,7 +32,7 @@ fn a_namespace_is_busy_while_its_disk_has_a_command() {
     control.set(Fault::Drop, OpKind::Write, 1_000_000);
     rig.send(&host.io, Sqe::write(1, 1, 0, 1, false), 512);
     rig.bring(&host.io, 1, &[1; 512]);
-    assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
+    assert_eq!(rig.states(&host.io), [(RequestState::Executing, 1)]);
     rig.pass(Nanos(3 * MINUTE.0));
     assert_eq!(busy_minutes(&mut rig, &host), [3, 0, 3]);
     control.release_dropped();

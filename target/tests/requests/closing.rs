@@ -6,7 +6,7 @@ use nvme_spec::register::CC;
 use nvme_spec::sqe::Fuse;
 use nvme_spec::{Sqe, Status};
 use spindle_nvme_transport::{CloseReason, Connections, Event};
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_tests::script::{
@@ -16,24 +16,24 @@ use spindle_tests::script::{
 use crate::{assert_ok, pool_disk};
 
 /// The states in which a request can be between two calls. `New` is left within one.
-const STATES: [State; 10] = [
-    State::NeedBuffer,
-    State::Fetching,
-    State::Executing,
-    State::NeedStepBuffer,
-    State::Bulk,
-    State::Fused,
-    State::Parked,
-    State::Aborting,
-    State::ConnectBlocked,
-    State::Replying,
+const STATES: [RequestState; 10] = [
+    RequestState::NeedBuffer,
+    RequestState::Fetching,
+    RequestState::Executing,
+    RequestState::NeedStepBuffer,
+    RequestState::Bulk,
+    RequestState::Fused,
+    RequestState::Parked,
+    RequestState::Aborting,
+    RequestState::ConnectBlocked,
+    RequestState::Replying,
 ];
 
 #[test]
 fn every_state_is_looked_at() {
     let mut all = STATES.to_vec();
-    all.push(State::New);
-    for state in State::ALL {
+    all.push(RequestState::New);
+    for state in RequestState::ALL {
         assert!(all.contains(&state), "{state:?} is new: bring a queue into it here");
     }
 }
@@ -68,47 +68,48 @@ fn fixture(cores: usize, buffers: u32) -> Fixture {
 }
 
 /// Bring a request of the host into this state, with as much memory as goes with it; which queue it is on.
-fn enter(fixture: &mut Fixture, state: State) -> Queue {
+fn enter(fixture: &mut Fixture, state: RequestState) -> Queue {
     let Fixture { rig, host, control } = fixture;
     let io = host.io.clone();
     match state {
-        State::New => panic!("left within a call"),
-        State::NeedBuffer => {
+        RequestState::New => panic!("left within a call"),
+        RequestState::NeedBuffer => {
             for cid in 1..=3 {
                 rig.send(&io, Sqe::write(cid, 1, 0, 1, false), 512);
             }
         }
-        State::Fetching => rig.send(&io, Sqe::write(1, 1, 0, 1, false), 512),
-        State::Executing => {
+        RequestState::Fetching => rig.send(&io, Sqe::write(1, 1, 0, 1, false), 512),
+        RequestState::Executing => {
             control.set_all(Fault::Drop, 1_000_000);
             rig.send(&io, Sqe::read(1, 1, 0, 1), 512);
             rig.send(&io, Sqe::verify(2, 1, 0, 8), 0);
         }
-        State::NeedStepBuffer => rig.send(&io, Sqe::verify(1, 1, 0, 2048), 0),
+        RequestState::NeedStepBuffer => rig.send(&io, Sqe::verify(1, 1, 0, 2048), 0),
         // Three pieces, of which two are on the wire.
-        State::Bulk => rig.send(&io, Sqe::read(1, 1, 0, 24), 24 * 512),
-        State::Fused => {
+        RequestState::Bulk => rig.send(&io, Sqe::read(1, 1, 0, 24), 24 * 512),
+        RequestState::Fused => {
             rig.send(&io, Sqe::compare(1, 1, 0, 1).with_fuse(Fuse::FIRST), 512);
             rig.bring(&io, 1, &[0; 512]);
         }
-        State::Parked => rig.send(&host.admin, Sqe::async_event_request(1), 0),
-        State::Aborting => {
+        RequestState::Parked => rig.send(&host.admin, Sqe::async_event_request(1), 0),
+        RequestState::Aborting => {
             rig.is_mail_held = true;
             rig.send(&host.admin, Sqe::abort(1, 1, 99), 0);
         }
-        State::ConnectBlocked => {
+        RequestState::ConnectBlocked => {
             control.set_all(Fault::Drop, 1_000_000);
             rig.send(&io, Sqe::read(1, 1, 0, 1), 512);
             rig.hang_up(&io);
             let queue = rig.accept(0);
             rig.send(&queue, connect_sqe(Want::admin()), 1024);
             rig.bring(&queue, 0, &connect_data(Want::admin(), HOST));
-            assert_eq!(rig.states(&queue), [(State::ConnectBlocked, 1)]);
+            assert_eq!(rig.states(&queue), [(RequestState::ConnectBlocked, 1)]);
             return queue;
         }
-        State::Replying => rig.send(&io, Sqe::read(1, 1, 0, 1), 512),
+        RequestState::Replying => rig.send(&io, Sqe::read(1, 1, 0, 1), 512),
     }
-    let queue = if matches!(state, State::Parked | State::Aborting) { host.admin.clone() } else { io };
+    let queue =
+        if matches!(state, RequestState::Parked | RequestState::Aborting) { host.admin.clone() } else { io };
     assert!(rig.states(&queue).iter().any(|(now, _)| *now == state), "{state:?}: {:?}", rig.states(&queue));
     queue
 }
@@ -140,7 +141,7 @@ fn a_queue_may_end_in_every_state_by_every_way_and_leaves_nothing_behind() {
     for state in STATES {
         for by in ENDS {
             for cores in [1, 2] {
-                if state == State::Aborting && cores == 1 {
+                if state == RequestState::Aborting && cores == 1 {
                     continue; // with one core an Abort is answered within the call
                 }
                 let mut fixture = fixture(cores, 2);
@@ -149,8 +150,10 @@ fn a_queue_may_end_in_every_state_by_every_way_and_leaves_nothing_behind() {
                 let Fixture { mut rig, host, control } = fixture;
                 let is_over =
                     rig.cores[host.io.core].qpair(host.io.id).is_none() || host.io.line.closed().is_some();
-                let is_admin_only =
-                    matches!((state, by), (State::Parked | State::Aborting, End::HungUp | End::Overrun));
+                let is_admin_only = matches!(
+                    (state, by),
+                    (RequestState::Parked | RequestState::Aborting, End::HungUp | End::Overrun)
+                );
                 assert!(is_over || is_admin_only, "{state:?} {by:?}");
                 // The disk answers now, or after the transport is gone.
                 for is_gone_first in [false, true] {
@@ -170,7 +173,7 @@ fn a_queue_may_end_in_every_state_by_every_way_and_leaves_nothing_behind() {
 #[test]
 fn completions_of_a_queue_that_has_ended_touch_no_queue_in_its_place() {
     let mut fixture = fixture(1, 6);
-    let old = enter(&mut fixture, State::Executing);
+    let old = enter(&mut fixture, RequestState::Executing);
     let Fixture { mut rig, host, control } = fixture;
     rig.hang_up(&old);
     // Not of the same number: that one's is taken as long as the disk has something of it.
@@ -179,7 +182,7 @@ fn completions_of_a_queue_that_has_ended_touch_no_queue_in_its_place() {
     // Commands in the same places, with the same identifiers.
     rig.send(&new, Sqe::read(1, 1, 0, 1), 512);
     rig.send(&new, Sqe::read(2, 1, 0, 1), 512);
-    assert_eq!(rig.states(&new), [(State::Executing, 2)]);
+    assert_eq!(rig.states(&new), [(RequestState::Executing, 2)]);
     control.release_dropped();
     rig.turn();
     rig.turn();

@@ -7,7 +7,7 @@ use nvme_spec::log::LogId;
 use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::{Sqe, Status};
 use spindle_nvme_transport::DataPointer;
-use spindle_target_disk::{BlockRange, DiskSource, Geometry, NullDisk, NullSpec, Op};
+use spindle_target_disk::{BlockRange, Disk, Geometry, NullDisk, NullSpec, Op};
 use spindle_tests::script::{Asked, Host, Probe, Queue, Record, Rig, Setup};
 
 use crate::{BLOCKS, assert_ok, assert_refused, kinds, pattern, pool_disk};
@@ -177,14 +177,14 @@ fn with_the_write_cache_turned_off_every_write_is_on_the_medium_when_it_is_answe
 
 #[test]
 fn a_flush_of_one_namespace_or_of_all_reaches_the_disks() {
-    let disks: Vec<(Arc<dyn DiskSource>, Record)> =
+    let disks: Vec<(Arc<dyn Disk>, Record)> =
         (0..20).map(|_| Probe::over(pool_disk(512), |geometry| geometry)).collect();
     let mut setup = Setup::small(disks.iter().map(|(disk, _)| Arc::clone(disk)).collect());
     drop(setup.remove(3));
     let mut rig = Rig::new(setup);
     let host = rig.host();
-    let flushed = |disks: &[(Arc<dyn DiskSource>, Record)]| -> Vec<usize> {
-        let count = |(_, record): &(Arc<dyn DiskSource>, Record)| record.take().len();
+    let flushed = |disks: &[(Arc<dyn Disk>, Record)]| -> Vec<usize> {
+        let count = |(_, record): &(Arc<dyn Disk>, Record)| record.take().len();
         disks.iter().map(count).collect()
     };
     assert_ok(&rig.run(&host.io, Sqe::flush(1, 2), &[]));

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use nvme_spec::{Sqe, Status};
 use spindle_nvme_pcie::Settings;
-use spindle_target::qpair::request::State;
-use spindle_target_disk::DiskSource;
+use spindle_target::qpair::request::RequestState;
+use spindle_target_disk::Disk;
 use spindle_tests::drive::threads::Threads;
 use spindle_tests::drive::world::World;
 use spindle_tests::script::{Answer, Queue, Rig, Setup, Want};
@@ -48,7 +48,7 @@ fn a_loaded_drive_that_is_removed_answers_what_it_has_before_it_is_closed() {
     // No more than its queue takes, and memory for all: nothing waits for anything else.
     (0..60).for_each(|cid| rig.send(&io, Sqe::read(cid, 1, u64::from(cid), 1), 4096));
     rig.turn();
-    assert_eq!(rig.states(&io), [(State::Executing, 60)]);
+    assert_eq!(rig.states(&io), [(RequestState::Executing, 60)]);
     assert!(!rig.cores[0].is_disk_idle(), "the drive has 60 commands");
     drop(rig.setup.remove(1));
     rig.publish();
@@ -76,7 +76,7 @@ fn a_drive_that_a_reload_takes_out_answers_what_it_has_before_it_is_shut_down() 
     let spec = EmulatorSpec { namespaces: vec![namespace], ..EmulatorSpec::default() };
     let mut world = World::new(spec, Settings::default(), 0, 64);
     // The configuration alone has the drive: it is not needed any more when no core has the old one.
-    let disk: Arc<dyn DiskSource> = world.disk.take().expect("in service");
+    let disk: Arc<dyn Disk> = world.disk.take().expect("in service");
     let mut rig = Rig::new(Setup { zones: vec![(4096, 256)], ..Setup::small(vec![disk]) });
     let (_admin, cntlid) = rig.admin(0, 0);
     let io = rig.io(0, Want { entries: 128, ..Want::io(cntlid, 1) });
@@ -85,7 +85,7 @@ fn a_drive_that_a_reload_takes_out_answers_what_it_has_before_it_is_shut_down() 
     assert_ok(&rig.answer(&io).expect("its queue pair is made"));
     (0..60).for_each(|cid| rig.send(&io, Sqe::read(cid, 1, u64::from(cid), 1), 4096));
     turns(&mut rig, &mut world, 1, false);
-    assert_eq!(rig.states(&io), [(State::Executing, 60)]);
+    assert_eq!(rig.states(&io), [(RequestState::Executing, 60)]);
     drop(rig.setup.remove(1));
     rig.publish();
     turns(&mut rig, &mut world, 1000, false);

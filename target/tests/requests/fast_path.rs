@@ -8,10 +8,10 @@ use nvme_spec::{Sqe, Status};
 use spindle_nvme_transport::{CloseReason, Connections, DataPointer};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_target_disk::ram::{RamDisk, RamSpec};
-use spindle_target_disk::{DiskError, DiskSource};
+use spindle_target_disk::{Disk, DiskError};
 use spindle_tests::script::{CC_DISABLED, Probe, Queue, Rig, Setup, Want};
 
 use crate::{assert_ok, assert_refused, pattern, pool_disk, ram_disk};
@@ -123,7 +123,7 @@ fn a_disk_that_fails_such_a_command_or_takes_its_time_is_waited_for() {
         control.set(Fault::Error, kind, 0);
         control.set(Fault::Drop, kind, 1_000_000);
         give(&mut rig, 2);
-        assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
+        assert_eq!(rig.states(&host.io), [(RequestState::Executing, 1)]);
         assert!(rig.cores[0].has_submitted(host.io.id), "{kind:?}: the disk has it");
         let counted = [Fault::Error, Fault::Drop].map(|fault| control.injected(fault));
         assert_eq!((counted, control.reads_in_place()), ([1, 1], 0), "{kind:?}: each is counted once");
@@ -147,7 +147,7 @@ fn a_disk_that_gives_no_memory_for_writes_fetches_as_ever() {
     let mut rig = Rig::new(Setup::small(vec![pool_disk(512)]));
     let host = rig.host();
     assert!(!send(&mut rig, &host.io, Sqe::write(1, 1, 7, 1, false), &[9; 512]));
-    assert_eq!(rig.states(&host.io), [(State::Fetching, 1)]);
+    assert_eq!(rig.states(&host.io), [(RequestState::Fetching, 1)]);
     assert_ok(&rig.finish_command(&host.io, 1, &[9; 512]));
     assert_eq!(rig.read(&host.io, Sqe::read(2, 1, 7, 1), 512).data, [9; 512]);
     rig.finish();
@@ -161,9 +161,9 @@ fn such_a_write_does_not_pass_what_waits_for_memory() {
     // The only buffer, and one that waits for it.
     rig.send(&host.io, Sqe::write(1, 1, 0, 1, false), 512);
     rig.send(&host.io, Sqe::write(2, 1, 1, 1, false), 512);
-    assert_eq!(rig.states(&host.io), [(State::NeedBuffer, 1), (State::Fetching, 1)]);
+    assert_eq!(rig.states(&host.io), [(RequestState::NeedBuffer, 1), (RequestState::Fetching, 1)]);
     assert!(!send(&mut rig, &host.io, Sqe::write(3, 2, 7, 1, false), &[3; 512]), "it has its turn");
-    assert_eq!(rig.states(&host.io), [(State::NeedBuffer, 2), (State::Fetching, 1)]);
+    assert_eq!(rig.states(&host.io), [(RequestState::NeedBuffer, 2), (RequestState::Fetching, 1)]);
     for cid in 1..=3 {
         assert_ok(&rig.finish_command(&host.io, cid, &[3; 512]));
     }
@@ -174,13 +174,13 @@ fn such_a_write_does_not_pass_what_waits_for_memory() {
 #[test]
 fn such_a_write_passes_waits_for_the_pool_and_not_for_its_disk() {
     let spec = RamSpec { bytes: 1 << 20, block_bytes: 512, pages: Pages::Base, has_seals: false };
-    let ram: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, 256 << 10).expect("a disk"));
+    let ram: Arc<dyn Disk> = Arc::new(RamDisk::with_slack("ram", spec, 256 << 10).expect("a disk"));
     let setup = Setup { zones: vec![(4096, 1)], connections: 64, ..Setup::small(vec![pool_disk(512), ram]) };
     let mut rig = Rig::new(setup);
     let [first, second, third] = [1, 2, 3].map(|number| rig.host_number(number).io);
     rig.send(&first, Sqe::write(1, 1, 0, 1, false), 512);
     rig.send(&second, Sqe::write(1, 1, 1, 1, false), 512);
-    assert_eq!(rig.states(&second), [(State::NeedBuffer, 1)]);
+    assert_eq!(rig.states(&second), [(RequestState::NeedBuffer, 1)]);
     assert!(send(&mut rig, &third, Sqe::write(1, 2, 7, 1, false), &[3; 512]), "it needs no buffer");
     assert_ok(&rig.answer(&third).expect("an answer"));
     assert_ok(&rig.finish_command(&first, 1, &[3; 512]));

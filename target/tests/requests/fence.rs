@@ -13,7 +13,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
 use spindle_target::orphaned_commands::ORPHAN_MAX;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_tests::direct::name;
 use spindle_tests::script::{
@@ -87,7 +87,7 @@ fn fixture(cores: usize) -> Fixture {
     control.set(Fault::Drop, OpKind::Write, 1_000_000);
     rig.send(&host.io, Sqe::write(1, 1, 0, 1, false), 512);
     rig.bring(&host.io, 1, &[1; 512]);
-    assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
+    assert_eq!(rig.states(&host.io), [(RequestState::Executing, 1)]);
     // Writes from now on take no time: the disk is slow for this one.
     control.set(Fault::Drop, OpKind::Write, 0);
     Fixture { rig, host, control }
@@ -131,7 +131,7 @@ fn a_former_controller_with_a_write_at_a_disk_is_ended_and_waited_for_and_what_i
         let mut it = fixture(cores);
         // Arrived, and not begun: its data is not here.
         it.rig.send(&it.host.io, Sqe::write(2, 1, 8, 1, false), 512);
-        assert_eq!(it.rig.states(&it.host.io), [(State::Fetching, 1), (State::Executing, 1)]);
+        assert_eq!(it.rig.states(&it.host.io), [(RequestState::Fetching, 1), (RequestState::Executing, 1)]);
         let (admin, cntlid) = admin_of(&mut it.rig, cores - 1, HOST, HOST_ID);
         assert_eq!(it.host.io.line.closed(), None, "the target takes it for alive");
         begin(&mut it.rig, &admin, TOKEN);
@@ -142,7 +142,7 @@ fn a_former_controller_with_a_write_at_a_disk_is_ended_and_waited_for_and_what_i
         // Other commands go on meanwhile.
         assert_ok(&it.rig.run(&admin, Sqe::keep_alive(5), &[]));
         it.rig.pass(Nanos::from_secs(5));
-        assert_eq!(it.rig.states(&admin), [(State::ConnectBlocked, 1)]);
+        assert_eq!(it.rig.states(&admin), [(RequestState::ConnectBlocked, 1)]);
         it.release();
         let answer = it.rig.answer(&admin).expect("nothing is at the disk any more");
         assert_ok(&answer);

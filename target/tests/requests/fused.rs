@@ -6,7 +6,7 @@ use nvme_spec::{Sqe, Status};
 use spindle_nvme_transport::DataPointer;
 use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::FUSED_TIMEOUT;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_target_disk::{BlockRange, DiskError, Geometry};
 use spindle_tests::script::{Answer, Asked, Host, Probe, Queue, Rig, Setup};
@@ -159,9 +159,9 @@ fn a_first_half_whose_second_does_not_come_gives_its_memory_back_and_the_queue_g
     rig.bring(&lone.io, COMPARE, &[0; 512]);
     rig.send(&other.io, Sqe::read(1, 1, 0, 1), 512);
     rig.turn();
-    assert_eq!(rig.states(&other.io), [(State::NeedBuffer, 1)], "all memory is the first half's");
+    assert_eq!(rig.states(&other.io), [(RequestState::NeedBuffer, 1)], "all memory is the first half's");
     rig.pass(Nanos(FUSED_TIMEOUT.0 - Nanos::from_secs(1).0));
-    assert_eq!(rig.states(&lone.io), [(State::Fused, 1)]);
+    assert_eq!(rig.states(&lone.io), [(RequestState::Fused, 1)]);
     rig.pass(Nanos::from_secs(2));
     assert_refused(&rig.answer(&lone.io).expect("an answer"), Status::ABORTED_MISSING_FUSED);
     assert_ok(&rig.answer(&other.io).expect("an answer"));
@@ -373,7 +373,7 @@ fn a_disk_that_fails_the_pair_fails_the_half_that_it_could_not_do() {
         rig.send(&host.io, second(1, 5), 512);
         rig.bring(&host.io, COMPARE, &[0; 512]);
         rig.bring(&host.io, WRITE, &[1; 512]);
-        assert_eq!(rig.states(&host.io), [(State::Executing, 2)]);
+        assert_eq!(rig.states(&host.io), [(RequestState::Executing, 2)]);
         let (compare, write) = pair(&mut rig, &host.io);
         let (wrong, other) = if failed == COMPARE { (compare, write) } else { (write, compare) };
         assert_eq!(wrong.status, status);
@@ -397,7 +397,7 @@ fn a_pair_waits_for_the_memory_of_both_halves_and_then_is_one() {
     rig.send(io, first(1, 5), 512);
     rig.send(io, second(1, 5), 512);
     rig.turn();
-    assert_eq!(rig.states(io), [(State::NeedBuffer, 2), (State::Fetching, 1)]);
+    assert_eq!(rig.states(io), [(RequestState::NeedBuffer, 2), (RequestState::Fetching, 1)]);
     rig.bring(io, 1, &[3; 512]);
     assert_eq!(rig.answer(io).map(|answer| answer.cid), Some(1));
     rig.turn();
@@ -435,7 +435,7 @@ fn a_waiting_first_half_whose_second_does_not_come_is_answered_and_leaves_the_li
     let io = &host.io;
     rig.send(io, Sqe::write(1, 1, 9, 1, false), 512);
     rig.send(io, first(1, 5), 512);
-    assert_eq!(rig.states(io), [(State::NeedBuffer, 1), (State::Fetching, 1)]);
+    assert_eq!(rig.states(io), [(RequestState::NeedBuffer, 1), (RequestState::Fetching, 1)]);
     rig.send(io, Sqe::read(2, 1, 9, 1), 512);
     rig.turn();
     let answers: Vec<_> = rig.answers(io).iter().map(|answer| (answer.cid, answer.status.code())).collect();

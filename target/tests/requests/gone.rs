@@ -9,7 +9,7 @@ use spindle_nvme_transport::CloseReason;
 use spindle_reactor::clock::Nanos;
 use spindle_target::notice::Notice;
 use spindle_target::orphaned_commands::ORPHAN_MAX;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_tests::script::{
     Answer, CC_DISABLED, CC_ENABLED, HOST, Host, Queue, Rig, SUBSYSTEM, Setup, Want, connect_data,
@@ -37,7 +37,7 @@ fn fixture(cores: usize) -> Fixture {
     control.set(Fault::Drop, OpKind::Write, 1_000_000);
     rig.send(&host.io, Sqe::write(1, 1, 0, 1, false), 512);
     rig.bring(&host.io, 1, &[1; 512]);
-    assert_eq!(rig.states(&host.io), [(State::Executing, 1)]);
+    assert_eq!(rig.states(&host.io), [(RequestState::Executing, 1)]);
     // Writes from now on take no time: the disk is slow for this one.
     control.set(Fault::Drop, OpKind::Write, 0);
     Fixture { rig, host, control }
@@ -215,7 +215,7 @@ fn a_connect_that_waits_holds_none_of_the_few_buffers_for_connects() {
     let mut it = fixture(1);
     it.rig.hang_up(&it.host.io);
     let waiting: Vec<Queue> = (0..4).map(|_| begin_connect(&mut it.rig, 0, HOST).0).collect();
-    assert!(waiting.iter().all(|queue| it.rig.states(queue) == [(State::ConnectBlocked, 1)]));
+    assert!(waiting.iter().all(|queue| it.rig.states(queue) == [(RequestState::ConnectBlocked, 1)]));
     let (_, answer) = begin_connect(&mut it.rig, 0, "nqn.2026-01.io.spindle:other");
     assert_ok(&answer.expect("at once"));
     // Nor does the end of the target wait for them.
@@ -236,7 +236,7 @@ fn a_long_write_zeroes_of_a_host_that_is_gone_stops() {
     }
     rig.send(&host.io, Sqe::write_zeroes(2, 1, 0, 2048, true), 0);
     rig.turn();
-    assert_eq!(rig.states(&host.io), [(State::Executing, 1)], "a turn is too short for all of it");
+    assert_eq!(rig.states(&host.io), [(RequestState::Executing, 1)], "a turn is too short for all of it");
     rig.hang_up(&host.io);
     rig.hang_up(&host.admin);
     (0..200).for_each(|_| rig.turn());

@@ -3,7 +3,7 @@
 use nvme_spec::feature::FeatureId;
 use nvme_spec::{Sqe, Status};
 use spindle_nvme_transport::DataPointer;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::fault::{Fault, FaultDisk, OpKind};
 use spindle_target_disk::{BlockRange, DiskError, Geometry, NullDisk, NullSpec, Op};
 use spindle_tests::script::{Asked, HOST, Probe, Queue, Rig, Setup, Want};
@@ -194,7 +194,7 @@ fn copies_and_verifies_of_many_pieces_take_turns_with_others() {
     let host = rig.host();
     let io = &host.io;
     rig.send(io, Sqe::verify(1, 1, 0, 16_384), 0);
-    assert_eq!(rig.states(io), [(State::NeedStepBuffer, 1)]);
+    assert_eq!(rig.states(io), [(RequestState::NeedStepBuffer, 1)]);
     let mut turns = 0;
     let answer = loop {
         // A read that comes in between is answered in its own turn.
@@ -233,7 +233,7 @@ fn copies_that_wait_for_memory_hold_none_of_it() {
     let writers: Vec<_> = (1..=writes.len()).map(|number| queue(&mut rig, number)).collect();
     for (writer, (lba, blocks)) in writers.iter().zip(&writes) {
         rig.send(writer, Sqe::write(100, 1, *lba, *blocks, false), *blocks as usize * 4096);
-        assert_eq!(rig.states(writer), [(State::Fetching, 1)]);
+        assert_eq!(rig.states(writer), [(RequestState::Fetching, 1)]);
     }
     // Copies of what they will overwrite.
     let copies: Vec<(u64, u32)> = (0..23).map(|index| (index * 32, 32)).chain([(736, 31)]).collect();
@@ -243,7 +243,7 @@ fn copies_that_wait_for_memory_hold_none_of_it() {
         rig.turn();
         rig.bring(&io, cid, &sources(&[*range]));
     }
-    assert_eq!(rig.states(&io), [(State::NeedStepBuffer, copies.len())]);
+    assert_eq!(rig.states(&io), [(RequestState::NeedStepBuffer, copies.len())]);
     let mut answers = Vec::new();
     for (writer, (_, blocks)) in writers.iter().zip(&writes) {
         rig.bring(writer, 100, &vec![2; *blocks as usize * 4096]);

@@ -6,7 +6,7 @@ use nvme_spec::identify::Cns;
 use nvme_spec::register::CSTS;
 use nvme_spec::{Sqe, Status};
 use spindle_nvme_transport::Connections;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::{Fault, FaultDisk, OpKind};
 use spindle_tests::script::{HOST, Queue, Rig, Setup, Want};
 
@@ -30,7 +30,7 @@ fn commands_wait_for_memory_in_the_order_in_which_they_came() {
     for cid in 0..6 {
         rig.send(&io, write(cid), 512);
     }
-    assert_eq!(rig.states(&io), [(State::NeedBuffer, 4), (State::Fetching, 2)]);
+    assert_eq!(rig.states(&io), [(RequestState::NeedBuffer, 4), (RequestState::Fetching, 2)]);
     assert_eq!(rig.cores[0].usage().waits, 4);
     for cid in 0..6 {
         rig.turn();
@@ -52,12 +52,12 @@ fn replies_of_disks_do_not_wait_for_commands_that_got_memory_later() {
     for cid in [1, 2] {
         rig.send(&host.io, Sqe::read(cid, 1, 0, 1), 512);
     }
-    assert_eq!(rig.states(&host.io), [(State::NeedBuffer, 1), (State::Executing, 1)]);
+    assert_eq!(rig.states(&host.io), [(RequestState::NeedBuffer, 1), (RequestState::Executing, 1)]);
     control.release_dropped();
     rig.turn();
     assert_eq!(rig.answer(&host.io).map(|answer| answer.cid), Some(1));
     rig.cores[0].poll();
-    assert_eq!(rig.states(&host.io), [(State::Executing, 1)], "the disk has the other");
+    assert_eq!(rig.states(&host.io), [(RequestState::Executing, 1)], "the disk has the other");
     assert!(!rig.cores[0].has_submitted(host.io.id));
     control.release_dropped();
     rig.turn();
@@ -77,12 +77,13 @@ fn a_turn_takes_all_that_a_disk_has_ended() {
         for cid in 0..READS {
             rig.send(queue, Sqe::read(cid, 1, 0, 1), 512);
         }
-        assert_eq!(rig.states(queue), [(State::Executing, READS.into())]);
+        assert_eq!(rig.states(queue), [(RequestState::Executing, READS.into())]);
     }
     control.release_dropped();
     rig.cores[0].poll();
     for queue in &queues {
-        let executing = rig.states(queue).iter().filter(|(state, _)| *state == State::Executing).count();
+        let executing =
+            rig.states(queue).iter().filter(|(state, _)| *state == RequestState::Executing).count();
         assert_eq!(executing, 0, "240 in one turn");
     }
 }
@@ -146,7 +147,7 @@ fn a_large_command_that_waits_does_not_hold_up_another_queues_small_ones() {
     let large = |cid| Sqe::write(cid, 1, 0, 128, false);
     rig.send(&a, large(1), 64 << 10);
     rig.send(&a, large(2), 64 << 10);
-    assert_eq!(rig.states(&a), [(State::NeedBuffer, 1), (State::Fetching, 1)]);
+    assert_eq!(rig.states(&a), [(RequestState::NeedBuffer, 1), (RequestState::Fetching, 1)]);
     for cid in 10..20 {
         rig.send(&b, write(cid), 512);
         rig.turn();
@@ -186,7 +187,7 @@ fn admin_commands_connect_and_keep_alive_are_served_with_all_data_buffers_taken(
     let (mut rig, admin, [io, _]) = two_queues(&[(4096, 1)]);
     rig.send(&io, write(1), 512);
     rig.send(&io, write(2), 512);
-    assert_eq!(rig.states(&io), [(State::NeedBuffer, 1), (State::Fetching, 1)]);
+    assert_eq!(rig.states(&io), [(RequestState::NeedBuffer, 1), (RequestState::Fetching, 1)]);
     assert_ok(&rig.read(&admin, Sqe::identify(1, Cns::CONTROLLER, 0, 0), 4096));
     let other = rig.accept(0);
     assert_ok(&rig.try_connect(&other, Want::admin(), HOST));
@@ -194,7 +195,7 @@ fn admin_commands_connect_and_keep_alive_are_served_with_all_data_buffers_taken(
     for cid in [2, 3, 4] {
         rig.send(&admin, Sqe::identify(cid, Cns::CONTROLLER, 0, 0), 4096);
     }
-    assert_eq!(rig.states(&admin), [(State::NeedBuffer, 1), (State::Replying, 2)]);
+    assert_eq!(rig.states(&admin), [(RequestState::NeedBuffer, 1), (RequestState::Replying, 2)]);
     rig.send(&admin, Sqe::keep_alive(5), 0);
     rig.send(&admin, Sqe::property_get(6, false, CSTS), 0);
     rig.send(&admin, Sqe::async_event_request(7), 0);

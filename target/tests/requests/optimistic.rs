@@ -11,7 +11,7 @@ use nvme_spec::{Sqe, Status};
 use spindle_reactor::mem::{Pages, SealedFrames};
 use spindle_target::shared::{ControllerShared, OptimisticService};
 use spindle_target::snapshot::AllowedHosts;
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 use spindle_target_disk::cache::{CacheSpec, CachedDisk, PolicyKind};
 use spindle_tests::script::{Answer, Host, Rig, Setup};
 
@@ -38,7 +38,7 @@ impl OptimisticService for Service {
     }
 }
 
-fn cached(has_seals: bool) -> Arc<dyn DiskSource> {
+fn cached(has_seals: bool) -> Arc<dyn Disk> {
     let spec = CacheSpec { has_seals, ..CacheSpec::new(1 << 20, PolicyKind::S3Fifo, Pages::Base) };
     CachedDisk::new(pool_disk(512), Some(&spec)).expect("a disk")
 }
@@ -50,7 +50,7 @@ struct World {
 }
 
 impl World {
-    fn new(disk: Arc<dyn DiskSource>, tokens: u32) -> World {
+    fn new(disk: Arc<dyn Disk>, tokens: u32) -> World {
         let mut rig = Rig::new(Setup::small(vec![disk]));
         let frames = Arc::default();
         let service = Service { left: Mutex::new(tokens), frames: Arc::clone(&frames) };

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use nvme_spec::Sqe;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::{
-    CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared, ResizeError,
-    Token, Usage,
+    ChannelContext, Disk, DiskChannel, Done, Geometry, IoRequest, Op, OpenError, Owner, Prepared,
+    ResizeError, Token, Usage,
 };
 use spindle_tests::script::{Rig, Setup};
 
 use crate::{assert_ok, pattern, ram_disk};
 
 /// A RAM disk that says of Reads what [`SAYS`] has, and then what it always says.
-struct Saying(Arc<dyn DiskSource>);
+struct Saying(Arc<dyn Disk>);
 
-struct SayingCore(Box<dyn Disk>);
+struct SayingChannel(Box<dyn DiskChannel>);
 
 #[derive(Debug, Clone, Copy)]
 enum Says {
@@ -33,7 +33,7 @@ thread_local! {
     static ASKED: RefCell<Vec<IoRequest>> = const { RefCell::new(Vec::new()) };
 }
 
-impl DiskSource for Saying {
+impl Disk for Saying {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -46,8 +46,8 @@ impl DiskSource for Saying {
         self.0.geometry()
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(SayingCore(self.0.open(context)?)))
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
+        Ok(Box::new(SayingChannel(self.0.open(context)?)))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -59,7 +59,7 @@ impl DiskSource for Saying {
     }
 }
 
-impl Disk for SayingCore {
+impl DiskChannel for SayingChannel {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
@@ -111,7 +111,7 @@ fn a_read_is_answered_whatever_its_disk_says_and_the_disk_is_asked_again_only_wh
         rig.send(&host.io, Sqe::read(2, 1, 7, 2), 1024);
         let waits = says.iter().filter(|it| matches!(it, Wait)).count();
         for _ in 0..waits {
-            assert_eq!(rig.states(&host.io), [(State::NeedBuffer, 1)], "{says:?}");
+            assert_eq!(rig.states(&host.io), [(RequestState::NeedBuffer, 1)], "{says:?}");
             assert_eq!(rig.answer(&host.io), None);
             rig.turn();
         }

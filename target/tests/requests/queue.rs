@@ -8,7 +8,7 @@ use spindle_nvme_transport::{CloseReason, DataPointer, Event};
 use spindle_reactor::clock::Nanos;
 use spindle_target::notice::Notice;
 use spindle_target::qpair::CONNECT_TIMEOUT;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_tests::script::{CC_DISABLED, CC_ENABLED, HOST, Rig, Setup, Want, connect_data, connect_sqe};
 
 use crate::{assert_ok, assert_refused, pool_disk, ram_disk};
@@ -295,7 +295,7 @@ fn a_shutdown_or_a_reset_forgets_event_requests_without_an_answer_and_others_may
             for cid in 1..=4 {
                 rig.send(&host.admin, Sqe::async_event_request(cid), 0);
             }
-            assert_eq!(rig.states(&host.admin), [(State::Parked, 4)]);
+            assert_eq!(rig.states(&host.admin), [(RequestState::Parked, 4)]);
             assert_eq!(rig.answers(&host.admin), []);
             rig.finish();
         }

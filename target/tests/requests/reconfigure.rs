@@ -8,10 +8,10 @@ use nvme_spec::sqe::NSID_ALL;
 use nvme_spec::{Sqe, Status};
 use spindle_nvme_transport::CloseReason;
 use spindle_target::notice::Notice;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_target_disk::fault::{Fault, FaultDisk};
-use spindle_target_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
+use spindle_target_disk::{ChannelContext, Disk, DiskChannel, Geometry, OpenError, ResizeError, Usage};
 use spindle_tests::direct::name;
 use spindle_tests::script::{HOST, Probe, Queue, Rig, Setup, Want};
 
@@ -167,7 +167,10 @@ fn commands_in_flight_over_the_end_of_their_namespace_end_each_with_an_answer() 
     rig.send(io, Sqe::write(2, 1, 0, 1, false), 512);
     rig.send(io, Sqe::write(3, 1, 0, 1, false), 512);
     rig.send(io, Sqe::write(4, 1, 0, 1, false), 512);
-    assert_eq!(rig.states(io), [(State::NeedBuffer, 1), (State::Fetching, 2), (State::Executing, 1)]);
+    assert_eq!(
+        rig.states(io),
+        [(RequestState::NeedBuffer, 1), (RequestState::Fetching, 2), (RequestState::Executing, 1)]
+    );
     drop(rig.setup.remove(1));
     rig.publish();
     control.release_dropped();
@@ -251,9 +254,9 @@ fn a_host_that_is_no_longer_allowed_loses_its_queues_on_all_cores_and_others_kee
 }
 
 /// A disk that does not open.
-struct Locked(Arc<dyn DiskSource>);
+struct Locked(Arc<dyn Disk>);
 
-impl DiskSource for Locked {
+impl Disk for Locked {
     fn name(&self) -> &'static str {
         "locked"
     }
@@ -266,7 +269,7 @@ impl DiskSource for Locked {
         self.0.geometry()
     }
 
-    fn open(&self, _: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, _: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         let (field, value, allowed) = ("path", "locked".to_owned(), "a disk that opens".to_owned());
         Err(OpenError::Setting { disk: "locked".to_owned(), field, value, allowed })
     }

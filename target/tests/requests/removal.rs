@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use nvme_spec::{Sqe, Status};
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target_disk::fault::{Fault, FaultDisk};
-use spindle_target_disk::{DiskSource, FileDisk, FileSpec, NullDisk, NullSpec};
+use spindle_target_disk::{Disk, FileDisk, FileSpec, NullDisk, NullSpec};
 use spindle_tests::loopback::Folder;
 use spindle_tests::script::{Host, Patience, Probe, Rig, Setup, Want};
 
@@ -16,7 +16,7 @@ use crate::{able_disk, assert_ok, pattern, pool_disk, ram_disk};
 const LOAD: u16 = 100;
 const BYTES: usize = 4096;
 
-fn rig(disk: Arc<dyn DiskSource>) -> (Rig, Host) {
+fn rig(disk: Arc<dyn Disk>) -> (Rig, Host) {
     let zones = vec![(4096, 400), (128 << 10, 4)];
     let mut rig = Rig::new(Setup { zones, ..Setup::small(vec![disk, pool_disk(512)]) });
     let (admin, cntlid) = rig.admin(0, 0);
@@ -26,7 +26,7 @@ fn rig(disk: Arc<dyn DiskSource>) -> (Rig, Host) {
 
 /// Load the disk behind namespace 1, take it away, and go on until all is answered. `step` does the disk's
 /// work, or (false) all but that.
-fn remove_loaded(disk: Arc<dyn DiskSource>, kind: &str, mut step: impl FnMut(bool)) {
+fn remove_loaded(disk: Arc<dyn Disk>, kind: &str, mut step: impl FnMut(bool)) {
     let block = disk.geometry().block_bytes;
     let blocks = u32::try_from(BYTES).expect("small") / block;
     let (mut rig, host) = rig(disk);
@@ -111,7 +111,7 @@ fn a_command_that_waits_ends_with_its_disk_and_does_not_reach_the_one_that_gets_
         rig.send(&host.io, Sqe::write(2, 2, 0, 1, false), 512);
         rig.send(&host.io, Sqe::write(3, 2, 1, 1, false), 512);
         rig.send(&host.io, Sqe::compare(4, 1, 0, 1), block);
-        assert!(rig.states(&host.io).iter().any(|(state, _)| *state == State::NeedBuffer));
+        assert!(rig.states(&host.io).iter().any(|(state, _)| *state == RequestState::NeedBuffer));
         let former = Arc::downgrade(&rig.setup.remove(1));
         rig.publish();
         assert_eq!(former.strong_count(), 0, "nobody has it");

@@ -13,7 +13,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_target::core::TargetCore;
 use spindle_target::env::Message;
 use spindle_target::notice::Notice;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk, OpKind};
 use spindle_tests::script::{HOST, Line, Queue, Rig, Setup, Want, connect_data, connect_sqe};
@@ -109,7 +109,7 @@ fn with_waiting_connect(connections: usize) -> (Rig, Queue, Arc<FaultControl>) {
 fn begin_connect(rig: &mut Rig, queue: &Queue) {
     rig.send(queue, connect_sqe(Want::admin()), 1024);
     rig.bring(queue, 0, &connect_data(Want::admin(), HOST));
-    assert_eq!(rig.states(queue), [(State::ConnectBlocked, 1)]);
+    assert_eq!(rig.states(queue), [(RequestState::ConnectBlocked, 1)]);
 }
 
 #[test]

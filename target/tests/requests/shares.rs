@@ -14,8 +14,8 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Holder, Pages};
 use spindle_target::notice::Notice;
 use spindle_target::qpair::REPLY_TIMEOUT_SHORT;
-use spindle_target::qpair::request::State;
-use spindle_target_disk::DiskSource;
+use spindle_target::qpair::request::RequestState;
+use spindle_target_disk::Disk;
 use spindle_target_disk::ram::{RamDisk, RamSpec};
 use spindle_tests::script::{CC_ENABLED, HOST, Queue, Rig, Setup, Want, connect_data, connect_sqe};
 
@@ -45,14 +45,14 @@ fn who_is_above_its_share_waits_alone_and_the_core_may_sleep() {
     for cid in 0..20 {
         rig.send(greedy, write(cid), 512);
     }
-    assert_eq!(rig.states(greedy), [(State::NeedBuffer, 16), (State::Fetching, 4)]);
+    assert_eq!(rig.states(greedy), [(RequestState::NeedBuffer, 16), (RequestState::Fetching, 4)]);
     rig.turn();
     assert!(rig.cores[0].is_quiet(), "only the greedy one's own buffers would help it");
     // No other queue lines up behind it.
     for cid in 0..4 {
         rig.send(second, write(cid), 512);
     }
-    assert_eq!(rig.states(second), [(State::NeedBuffer, 2), (State::Fetching, 2)]);
+    assert_eq!(rig.states(second), [(RequestState::NeedBuffer, 2), (RequestState::Fetching, 2)]);
     rig.send(third, write(1), 512);
     assert_eq!(third.line.fetching(), [1], "one that has none finds one");
     // What comes back goes to the one that has less.
@@ -75,7 +75,7 @@ fn a_share_of_the_pool_keeps_nobody_from_the_memory_of_a_disk() {
     for cid in 0..6 {
         rig.send(&greedy, write(cid), 512);
     }
-    assert_eq!(rig.states(&greedy), [(State::NeedBuffer, 3), (State::Fetching, 3)]);
+    assert_eq!(rig.states(&greedy), [(RequestState::NeedBuffer, 3), (RequestState::Fetching, 3)]);
     // At once, with its data from the capsule.
     other.line.set_in_capsule(&pattern(3, 512));
     rig.send_pointer(&other, Sqe::write(1, 2, 0, 1, false), Ok(DataPointer::InCapsule { bytes: 512 }));
@@ -277,7 +277,7 @@ fn hosts_that_keep_what_another_waits_for_are_closed_before_its_time_is_over() {
     rig.send(first, write(2), 512);
     rig.send(second, write(1), 512);
     rig.send(third, write(1), 512);
-    assert_eq!(rig.states(third), [(State::NeedBuffer, 1)]);
+    assert_eq!(rig.states(third), [(RequestState::NeedBuffer, 1)]);
     (0..9).for_each(|_| rig.pass(Nanos::from_secs(1)));
     assert_eq!((first.line.closed(), second.line.closed()), (None, None));
     (0..3).for_each(|_| rig.pass(Nanos::from_secs(1)));
@@ -296,7 +296,7 @@ fn hosts_that_keep_what_another_waits_for_are_closed_before_its_time_is_over() {
 /// Two hosts on a RAM disk of 1 MiB that is full, with so much slack beside; block size 4 KiB.
 fn two_hosts_on_ram(slack: u64, cores: usize) -> (Rig, Queue, Queue) {
     let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base, has_seals: false };
-    let disk: Arc<dyn DiskSource> = Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a disk"));
+    let disk: Arc<dyn Disk> = Arc::new(RamDisk::with_slack("ram", spec, slack).expect("a disk"));
     let mut rig = Rig::new(Setup { cores, ..Setup::small(vec![disk]) });
     let queue = |rig: &mut Rig, core| {
         rig.host_nqn.push('x');
@@ -409,7 +409,7 @@ fn a_host_that_does_not_read_large_answers_leaves_others_a_share_of_a_ram_disks_
                 assert_ok(&rig.answer(&good).expect("an answer"));
             }
         }
-        assert!(rig.states(&bad).iter().any(|(state, _)| *state == State::NeedBuffer));
+        assert!(rig.states(&bad).iter().any(|(state, _)| *state == RequestState::NeedBuffer));
         // What it takes makes room for what waits.
         let mut answers = 0;
         while let Some(answer) = rig.answer(&bad) {
@@ -497,7 +497,7 @@ fn admin_commands_whose_data_does_not_come_take_a_share_of_their_host_only() {
 
 #[test]
 fn memory_of_one_disk_is_no_reason_to_wait_for_that_of_another() {
-    let ram = |name, slack| -> Arc<dyn DiskSource> {
+    let ram = |name, slack| -> Arc<dyn Disk> {
         let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base, has_seals: false };
         Arc::new(RamDisk::with_slack(name, spec, slack).expect("a disk"))
     };
@@ -510,7 +510,7 @@ fn memory_of_one_disk_is_no_reason_to_wait_for_that_of_another() {
     let (silent, busy) = (queue(&mut rig), queue(&mut rig));
     let write = |cid: u16, nsid| Sqe::write(cid, nsid, u64::from(cid % 8) * 32, 32, false);
     (0..100).for_each(|cid| rig.send(&silent, write(cid, 2), 128 << 10));
-    assert!(rig.states(&silent).contains(&(State::NeedBuffer, 100 - silent.line.fetching().len())));
+    assert!(rig.states(&silent).contains(&(RequestState::NeedBuffer, 100 - silent.line.fetching().len())));
     // 12.5 MiB: more than the second disk has in all.
     (0..100).for_each(|cid| rig.send(&busy, write(cid, 1), 128 << 10));
     assert_eq!(busy.line.fetching().len(), 100);

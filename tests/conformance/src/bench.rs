@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_target_disk::{BlockRange, CoreContext, Disk, Done, IoRequest, Op, Owner, Prepared, Token};
+use spindle_target_disk::{
+    BlockRange, ChannelContext, DiskChannel, Done, IoRequest, Op, Owner, Prepared, Token,
+};
 
 use crate::Rig;
 use crate::stack::{CACHES, Layers, Stack, cache};
@@ -29,7 +31,7 @@ pub(crate) type Ended = (Result<(), spindle_target_disk::DiskError>, Option<Vec<
 /// See the module.
 pub struct Bench {
     /// Cores are dropped before the disk.
-    cores: Vec<Box<dyn Disk>>,
+    cores: Vec<Box<dyn DiskChannel>>,
     layers: Layers,
     pub(crate) rig: Box<dyn Rig>,
     pub(crate) stack: Stack,
@@ -52,7 +54,7 @@ impl Bench {
         let pool = Pool::new(&zones, Pages::Base).expect("a pool");
         let layers = stack.over(rig.source());
         let open = |core| {
-            let context = CoreContext { core, pool: pool.clone(), depth: 64 };
+            let context = ChannelContext { core, pool: pool.clone(), depth: 64 };
             layers.source.open(&context).expect("opens")
         };
         let cores = (0..CORES).map(open).collect();
@@ -81,11 +83,11 @@ impl Bench {
         format!("{} of {:?} over {}", self.promise, self.stack, self.layers.source.kind())
     }
 
-    pub(crate) fn disk(&mut self, core: usize) -> &mut dyn Disk {
+    pub(crate) fn disk(&mut self, core: usize) -> &mut dyn DiskChannel {
         &mut *self.cores[core]
     }
 
-    pub(crate) fn source(&self) -> &dyn spindle_target_disk::DiskSource {
+    pub(crate) fn source(&self) -> &dyn spindle_target_disk::Disk {
         &*self.layers.source
     }
 

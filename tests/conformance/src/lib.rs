@@ -1,5 +1,5 @@
-//! The promises of [`Disk`](spindle_target_disk::Disk) that `docs/disk-contract.md` lists, checked for a kind
-//! of disk and for every stack of layers over it.
+//! The promises of [`DiskChannel`](spindle_target_disk::DiskChannel) that `docs/disk-contract.md` lists,
+//! checked for a kind of disk and for every stack of layers over it.
 //!
 //! A kind implements [`Rig`] and calls [`check`]. Each promise is a function of [`promises`] or [`trouble`].
 //! What a rig cannot do (hold commands, lose its device) is not checked for it; [`check`] returns what was
@@ -14,7 +14,7 @@ mod trouble;
 use std::sync::Arc;
 
 use spindle_reactor::clock::Nanos;
-use spindle_target_disk::{DiskError, DiskSource};
+use spindle_target_disk::{Disk, DiskError};
 
 pub use bench::Bench;
 pub use stack::Stack;
@@ -22,10 +22,10 @@ pub use stack::Stack;
 /// One disk of a kind, and what is behind it. Methods with a default are what a kind may be unable to do.
 pub trait Rig {
     /// Returns the disk, of blocks of 512 bytes, at least 256 KiB, whose blocks are zero at first.
-    fn source(&self) -> Arc<dyn DiskSource>;
+    fn source(&self) -> Arc<dyn Disk>;
 
     /// Lets `time` pass for what is behind the disk. Returns the time for
-    /// [`spindle_target_disk::Disk::poll`].
+    /// [`spindle_target_disk::DiskChannel::poll`].
     fn pass(&mut self, time: Nanos) -> Nanos;
 
     /// Returns true if the disk may have a cache in front of it: its reads fill the caller's buffers.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target_disk::delay::DelaySpec;
-use spindle_target_disk::{CacheSpec, CachedDisk, DelayDisk, DiskSource, FaultDisk, PolicyKind};
+use spindle_target_disk::{CacheSpec, CachedDisk, DelayDisk, Disk, FaultDisk, PolicyKind};
 
 /// Layers over a disk, the uppermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub enum Stack {
 
 /// What a stack is made of.
 pub(crate) struct Layers {
-    pub(crate) source: Arc<dyn DiskSource>,
+    pub(crate) source: Arc<dyn Disk>,
     /// The cache to switch.
-    pub(crate) switched: Option<Arc<dyn DiskSource>>,
+    pub(crate) switched: Option<Arc<dyn Disk>>,
 }
 
 pub(crate) const DELAY: Nanos = Nanos::from_ms(2);
@@ -59,19 +59,19 @@ impl Stack {
         matches!(self, Stack::Cache | Stack::Switched | Stack::CacheOverDelay | Stack::DelayOverCache)
     }
 
-    pub(crate) fn over(self, disk: Arc<dyn DiskSource>) -> Layers {
+    pub(crate) fn over(self, disk: Arc<dyn Disk>) -> Layers {
         let delayed = |disk| {
             DelayDisk::new(disk, &DelaySpec { latency: DELAY, ..DelaySpec::default() }).expect("a delay")
         };
         let cached = |disk| CachedDisk::new(disk, Some(&cache(64 << 10))).expect("a cache");
-        let (source, switched): (Arc<dyn DiskSource>, Option<Arc<dyn DiskSource>>) = match self {
+        let (source, switched): (Arc<dyn Disk>, Option<Arc<dyn Disk>>) = match self {
             Stack::Plain => (disk, None),
             Stack::Delay => (delayed(disk), None),
             Stack::Fault => (FaultDisk::new(disk, 1).0, None),
             Stack::Cache => (cached(disk), None),
             Stack::Switched => {
                 let cached = cached(disk);
-                (Arc::clone(&cached) as Arc<dyn DiskSource>, Some(cached))
+                (Arc::clone(&cached) as Arc<dyn Disk>, Some(cached))
             }
             Stack::CacheOverDelay => (cached(delayed(disk)), None),
             Stack::DelayOverCache => (delayed(cached(disk)), None),

@@ -9,7 +9,7 @@
 use spindle_nvme_pcie::Settings;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
-use spindle_target_disk::{BlockRange, Disk, Done, IoRequest, Op, Token};
+use spindle_target_disk::{BlockRange, DiskChannel, Done, IoRequest, Op, Token};
 use spindle_tests::drive::world::World;
 use spindle_tests_emulator::EmulatorSpec;
 
@@ -17,13 +17,13 @@ const DEPTH: u64 = 32;
 const BLOCKS: u64 = 1024;
 
 #[inline(never)]
-fn counted_submit(disk: &mut dyn Disk, token: Token, request: &IoRequest, buf: Option<Buf>) {
+fn counted_submit(disk: &mut dyn DiskChannel, token: Token, request: &IoRequest, buf: Option<Buf>) {
     let done = disk.submit(token, request, buf);
     assert!(done.is_none(), "it is given to the drive");
 }
 
 #[inline(never)]
-fn counted_poll(disk: &mut dyn Disk, done: &mut Vec<Done>) {
+fn counted_poll(disk: &mut dyn DiskChannel, done: &mut Vec<Done>) {
     disk.poll(Nanos::ZERO, done);
 }
 

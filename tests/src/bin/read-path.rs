@@ -14,10 +14,10 @@
 //! | `miss` | the same with a cold cache in front |
 //! | `file-read`, `file-write` | [`BlankFile`], whose commands end in a poll, with a cold cache in front |
 //!
-//! `file-read` and `file-write` have the layers of a file with a cache: `CachedCore`, `CoreCache` and
-//! `BackendCore`, which keeps each command until the poll of the turn ends it, as it does for a file in the
-//! page cache. The replies are sent after the poll. In `miss` there is no `BackendCore`, and time stands
-//! still: the cache's budget is spent after 64 pages, and nearly every later read passes around it. In
+//! `file-read` and `file-write` have the layers of a file with a cache: `CachedChannel`, `CoreCache` and
+//! `BackendChannel`, which keeps each command until the poll of the turn ends it, as it does for a file in
+//! the page cache. The replies are sent after the poll. In `miss` there is no `BackendChannel`, and time
+//! stands still: the cache's budget is spent after 64 pages, and nearly every later read passes around it. In
 //! `file-read` time passes, and one read in 64 enters its page. What the ring of a file does in user space
 //! is not counted.
 #![forbid(unsafe_code)]
@@ -35,8 +35,8 @@ use spindle_nvme_transport::Connections;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target_disk::{
-    BlankFile, BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind,
-    Prepared, Token,
+    BlankFile, BlockRange, CacheSpec, CachedDisk, ChannelContext, Disk, IoRequest, Op, PolicyKind, Prepared,
+    Token,
 };
 use spindle_tests::blank::Blank;
 use spindle_tests::direct::Direct;
@@ -47,12 +47,12 @@ const BLOCKS: u64 = 65_536;
 const FILE_NANOS: u64 = 2000;
 
 /// A disk with a cache in which all of it is.
-fn cached() -> Arc<dyn DiskSource> {
+fn cached() -> Arc<dyn Disk> {
     let spec = CacheSpec::new(BLOCKS * 4096 * 11 / 10, PolicyKind::S3Fifo, Pages::Transparent);
     let disk = CachedDisk::new(Arc::new(Blank { blocks: BLOCKS }), Some(&spec)).expect("a cache");
     let zone = ZoneSpec { buffer_bytes: 4096, count: 1 };
     let pool = Pool::new(&[zone], Pages::Base).expect("a pool");
-    let mut core = disk.open(&CoreContext { core: 0, pool, depth: 1 }).expect("a core");
+    let mut core = disk.open(&ChannelContext { core: 0, pool, depth: 1 }).expect("a core");
     let mut done = Vec::with_capacity(1);
     for lba in 0..BLOCKS {
         let request = IoRequest::new(Op::Read, BlockRange { lba, blocks: 1 });
@@ -67,7 +67,7 @@ fn cached() -> Arc<dyn DiskSource> {
 
 /// The disk with a cold cache of half of it, as a configuration makes it, but without the thread that makes
 /// the memory resident: its instructions would be counted, and the core's do not depend on it.
-fn cold(disk: Arc<dyn DiskSource>) -> Arc<dyn DiskSource> {
+fn cold(disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
     let spec = CacheSpec::new(BLOCKS * 4096 / 2, PolicyKind::S3Fifo, Pages::Transparent);
     let spec = CacheSpec { is_paced: true, read_ahead: 256 << 10, ..spec };
     CachedDisk::new(disk, Some(&spec)).expect("a cache")
@@ -79,7 +79,7 @@ fn target(kind: &str) -> Direct {
     match kind {
         "" | "read" | "write" => Direct::new(BLOCKS * 4096, 4096),
         "hit" => Direct::on(&cached()),
-        "uncached" => Direct::on(&(CachedDisk::new(blank, None).expect("a disk") as Arc<dyn DiskSource>)),
+        "uncached" => Direct::on(&(CachedDisk::new(blank, None).expect("a disk") as Arc<dyn Disk>)),
         "miss" => Direct::on(&cold(blank)),
         "file-read" | "file-write" => Direct::on(&cold(BlankFile::new(BLOCKS))),
         other => panic!("{other:?} is no kind"),

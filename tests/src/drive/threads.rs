@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use spindle_nvme_pcie::{Drive, Settings, finish};
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 use spindle_tests_emulator::{Emulator, EmulatorSpec, NamespaceSpec};
 
 /// Namespace 1 of a drive, served by threads until it is dropped.
 pub struct Threads {
-    disk: Option<Arc<dyn DiskSource>>,
+    disk: Option<Arc<dyn Disk>>,
     /// The drive.
     pub emulator: Emulator,
     stop: Arc<AtomicBool>,
@@ -45,7 +45,7 @@ impl Threads {
         };
         let thread = Some(std::thread::spawn(run));
         let drive = Drive::open(Arc::new(emulator.clone()), Settings::default()).expect("opens");
-        let disk: Arc<dyn DiskSource> = drive.disk("drive", 1).expect("namespace 1");
+        let disk: Arc<dyn Disk> = drive.disk("drive", 1).expect("namespace 1");
         Threads { disk: Some(disk), emulator, stop, is_paused, thread }
     }
 
@@ -54,7 +54,7 @@ impl Threads {
     /// # Panics
     /// Never.
     #[must_use]
-    pub fn disk(&self) -> &Arc<dyn DiskSource> {
+    pub fn disk(&self) -> &Arc<dyn Disk> {
         self.disk.as_ref().expect("until it is dropped")
     }
 

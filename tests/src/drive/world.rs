@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use spindle_nvme_pcie::{Drive, Manager, NvmeDisk, Settings};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
-use spindle_target_disk::{CacheSpec, CachedDisk, CoreContext, Disk, DiskSource, Done, PolicyKind};
+use spindle_target_disk::{CacheSpec, CachedDisk, ChannelContext, Disk, DiskChannel, Done, PolicyKind};
 use spindle_tests_emulator::{Emulator, EmulatorSpec};
 
 /// Most ends that a poll brings.
@@ -15,7 +15,7 @@ const DONE_MAX: usize = 64;
 /// One core.
 pub struct Core {
     /// Its handle; `None` while it is closed.
-    pub disk: Option<Box<dyn Disk>>,
+    pub disk: Option<Box<dyn DiskChannel>>,
     /// Its memory.
     pub pool: Pool,
     /// Bytes that are free in it when all of it is home.
@@ -27,7 +27,7 @@ pub struct World {
     /// The drive and its place.
     pub emulator: Emulator,
     /// The drive as the process holds it, until it is closed.
-    pub disk: Option<Arc<dyn DiskSource>>,
+    pub disk: Option<Arc<dyn Disk>>,
     /// The same without a cache.
     pub nvme: Option<Arc<NvmeDisk>>,
     /// Stepped by hand.
@@ -105,7 +105,7 @@ impl World {
         let spec = CacheSpec::new(bytes, PolicyKind::S3Fifo, Pages::Base);
         let disk = self.disk.take().expect("not closed");
         let cached = CachedDisk::new(disk, Some(&spec)).expect("a cache");
-        self.disk = Some(Arc::clone(&cached) as Arc<dyn DiskSource>);
+        self.disk = Some(Arc::clone(&cached) as Arc<dyn Disk>);
         (0..self.cores.len()).for_each(|core| self.open(core));
         cached
     }
@@ -122,7 +122,7 @@ impl World {
     /// Give a core a queue, if the drive has one.
     pub fn open(&mut self, index: usize) {
         let (Some(core), Some(source)) = (self.cores.get_mut(index), &self.disk) else { return };
-        let context = CoreContext { core: index, pool: core.pool.clone(), depth: self.depth };
+        let context = ChannelContext { core: index, pool: core.pool.clone(), depth: self.depth };
         core.disk = source.open(&context).ok();
     }
 

@@ -14,7 +14,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 
 use super::{Link, Setting, Weather};
 use crate::direct::{SUBSYSTEM, name, snapshot};
@@ -75,7 +75,7 @@ impl Direct {
     /// # Panics
     /// When the target does not play along.
     #[must_use]
-    pub fn on(disk: &Arc<dyn DiskSource>, zones: &[ZoneSpec], io: Setting) -> Direct {
+    pub fn on(disk: &Arc<dyn Disk>, zones: &[ZoneSpec], io: Setting) -> Direct {
         let registry = Arc::new(Registry::default());
         let settings = CoreSettings {
             core: 0,

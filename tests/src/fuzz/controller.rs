@@ -19,7 +19,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::shared::Registry;
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 
 use super::bytes::Bytes;
 use crate::direct::{Link, snapshot};
@@ -66,7 +66,7 @@ impl Scene {
     /// When there is no memory for it.
     #[must_use]
     pub fn new() -> Scene {
-        let disk: Arc<dyn DiskSource> = PoolDisk::create(512, 256);
+        let disk: Arc<dyn Disk> = PoolDisk::create(512, 256);
         let registry = Arc::new(Registry::default());
         let settings = CoreSettings {
             core: 0,

@@ -18,11 +18,11 @@ use spindle_reactor::mem::Pages;
 use spindle_target::controller::IO_PAGES;
 use spindle_target::env::Message;
 use spindle_target::qpair::FUSED_TIMEOUT;
-use spindle_target::qpair::request::State;
+use spindle_target::qpair::request::RequestState;
 use spindle_target::snapshot::AllowedHosts;
 use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_target_disk::ram::{RamDisk, RamSpec};
-use spindle_target_disk::{Abilities, DiskSource};
+use spindle_target_disk::{Abilities, Disk};
 
 use super::bytes::Bytes;
 use crate::script::{
@@ -49,7 +49,7 @@ struct Program<'a> {
     bytes: Bytes<'a>,
     rig: Rig,
     control: Arc<FaultControl>,
-    disks: [Arc<dyn DiskSource>; 2],
+    disks: [Arc<dyn Disk>; 2],
     peers: Vec<Peer>,
     is_draining: bool,
 }
@@ -77,7 +77,7 @@ impl<'a> Program<'a> {
         let (disk, control) = FaultDisk::new(disk, 1);
         let spec = RamSpec { bytes: BLOCKS * 4096, block_bytes: 4096, pages: Pages::Base, has_seals: true };
         let ram = RamDisk::with_slack("ram", spec, 64 << 10).expect("a disk");
-        let disks: [Arc<dyn DiskSource>; 2] = [disk, Arc::new(ram)];
+        let disks: [Arc<dyn Disk>; 2] = [disk, Arc::new(ram)];
         let setup = Setup {
             cores: 2,
             zones: vec![(4096, 3), (16 << 10, 1)],
@@ -325,7 +325,7 @@ impl<'a> Program<'a> {
         self.control.set_all(Fault::Delay, 0);
         self.bring_all();
         // Only then: it is long enough for other time-outs, too.
-        if self.peers.iter().any(|peer| self.has(peer, State::Fused)) {
+        if self.peers.iter().any(|peer| self.has(peer, RequestState::Fused)) {
             self.rig.pass(Nanos(FUSED_TIMEOUT.0 + Nanos::from_secs(1).0));
             self.bring_all();
         }
@@ -342,7 +342,7 @@ impl<'a> Program<'a> {
         self.rig.finish();
     }
 
-    fn has(&self, peer: &Peer, state: State) -> bool {
+    fn has(&self, peer: &Peer, state: RequestState) -> bool {
         self.rig.states(&peer.queue).iter().any(|(its, _)| *its == state)
     }
 
@@ -369,7 +369,7 @@ impl<'a> Program<'a> {
                 continue;
             }
             let states = self.rig.states(&peer.queue);
-            let is_endless = |(state, _): &(State, usize)| *state == State::Parked;
+            let is_endless = |(state, _): &(RequestState, usize)| *state == RequestState::Parked;
             assert!(states.iter().all(is_endless), "requests that never end: {states:?}");
             let left: usize = states.iter().map(|(_, count)| count).sum();
             // Event requests at a reset or a shutdown: they have no answer.

@@ -13,7 +13,7 @@ use spindle_nvme_transport::Connections;
 use spindle_nvme_transport::host::HostData;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::ZoneSpec;
-use spindle_target_disk::DiskSource;
+use spindle_target_disk::Disk;
 
 use super::bytes::Bytes;
 use crate::fabric::direct::{Direct, TURNS_MAX, connect, end, finish, setting};
@@ -137,7 +137,7 @@ pub fn run(bytes: &[u8]) {
     let mut bytes = Bytes::new(bytes);
     let begin = bytes.below(3);
     let mut rng = Rng::new(u64::from(bytes.byte()));
-    let disk: Arc<dyn DiskSource> = PoolDisk::create(512, 256);
+    let disk: Arc<dyn Disk> = PoolDisk::create(512, 256);
     let zones = [ZoneSpec { buffer_bytes: 4096, count: 4 }, ZoneSpec { buffer_bytes: 64 << 10, count: 2 }];
     let mut direct = Direct::on(&disk, &zones, setting(1));
     let mut links = match begin {

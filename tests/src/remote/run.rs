@@ -9,8 +9,8 @@ use spindle_nvme_transport::TransportKind;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target_disk::{
-    BlockRange, CacheSpec, CachedDisk, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest,
-    Op, Owner, PolicyKind, Prepared, Token,
+    BlockRange, CacheSpec, CachedDisk, ChannelContext, Disk, DiskChannel, DiskError, Done, Geometry,
+    IoRequest, Op, Owner, PolicyKind, Prepared, Token,
 };
 use spindle_target_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
 
@@ -59,7 +59,7 @@ impl Report {
 }
 
 struct Core {
-    disk: Option<Box<dyn Disk>>,
+    disk: Option<Box<dyn DiskChannel>>,
     pool: Pool,
     /// Of them the large one.
     _large: Option<Buf>,
@@ -74,7 +74,7 @@ struct Sim {
     plan: Plan,
     rng: Rng,
     world: Shared,
-    source: Arc<dyn DiskSource>,
+    source: Arc<dyn Disk>,
     /// The cache in front of it.
     cached: Option<Arc<CachedDisk>>,
     manager: Manager,
@@ -189,7 +189,7 @@ impl Sim {
         let cores = (0..plan.cores).map(core).collect();
         let spec = CacheSpec::new(CACHE_BYTES, PolicyKind::S3Fifo, Pages::Base);
         let cached = plan.is_cached.then(|| CachedDisk::new(source.clone(), Some(&spec)).expect("a cache"));
-        let source: Arc<dyn DiskSource> = cached.clone().map_or(source as _, |cached| cached as _);
+        let source: Arc<dyn Disk> = cached.clone().map_or(source as _, |cached| cached as _);
         let mut sim = Sim {
             plan,
             rng: Rng::new(seed ^ 0x5117),
@@ -212,7 +212,7 @@ impl Sim {
 
     fn open(&mut self, core: usize) {
         let own = &mut self.cores[core];
-        let context = CoreContext { core, pool: own.pool.clone(), depth: 32 };
+        let context = ChannelContext { core, pool: own.pool.clone(), depth: 32 };
         own.disk = Some(self.source.open(&context).expect("memory"));
         own.owners.clear();
         for _ in 0..self.rng.between(1, 3) {

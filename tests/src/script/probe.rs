@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target_disk::{
-    Abilities, BlockRange, CoreContext, Disk, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner,
-    Prepared, ResizeError, Token, Usage,
+    Abilities, BlockRange, ChannelContext, Disk, DiskChannel, Done, Geometry, IoRequest, Op, OpenError,
+    Owner, Prepared, ResizeError, Token, Usage,
 };
 
 /// What a disk was asked to do.
@@ -29,7 +29,7 @@ pub enum Asked {
 
 /// The layer, shared by all cores.
 pub struct Probe {
-    inner: Arc<dyn DiskSource>,
+    inner: Arc<dyn Disk>,
     shape: Shape,
     asked: Arc<Mutex<Vec<Asked>>>,
 }
@@ -57,14 +57,14 @@ impl Record {
 impl Probe {
     /// Over `inner`, with the shape that `shape` makes of its own.
     #[must_use]
-    pub fn over(inner: Arc<dyn DiskSource>, shape: Shape) -> (Arc<dyn DiskSource>, Record) {
+    pub fn over(inner: Arc<dyn Disk>, shape: Shape) -> (Arc<dyn Disk>, Record) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let probe = Probe { inner, shape, asked: Arc::clone(&asked) };
         (Arc::new(probe), Record(asked))
     }
 }
 
-impl DiskSource for Probe {
+impl Disk for Probe {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -77,9 +77,9 @@ impl DiskSource for Probe {
         (self.shape)(self.inner.geometry())
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         let inner = self.inner.open(context)?;
-        Ok(Box::new(ProbeCore { inner, shape: self.shape, asked: Arc::clone(&self.asked) }))
+        Ok(Box::new(ProbeChannel { inner, shape: self.shape, asked: Arc::clone(&self.asked) }))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -91,13 +91,13 @@ impl DiskSource for Probe {
     }
 }
 
-struct ProbeCore {
-    inner: Box<dyn Disk>,
+struct ProbeChannel {
+    inner: Box<dyn DiskChannel>,
     shape: Shape,
     asked: Arc<Mutex<Vec<Asked>>>,
 }
 
-impl ProbeCore {
+impl ProbeChannel {
     fn note(&self, asked: Asked) {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(asked);
     }
@@ -109,7 +109,7 @@ impl ProbeCore {
     }
 }
 
-impl Disk for ProbeCore {
+impl DiskChannel for ProbeChannel {
     fn geometry(&self) -> Geometry {
         (self.shape)(self.inner.geometry())
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target_disk::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
+    Abilities, BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, Geometry, IoRequest, Op,
     OpenError, Owner, ResizeError, Token, Usage,
 };
 
@@ -19,13 +19,13 @@ pub struct PoolDisk {
 impl PoolDisk {
     /// All zeroes.
     #[must_use]
-    pub fn create(block_bytes: u32, block_count: u64) -> Arc<dyn DiskSource> {
+    pub fn create(block_bytes: u32, block_count: u64) -> Arc<dyn Disk> {
         PoolDisk::with_abilities(block_bytes, block_count, Abilities::default())
     }
 
     /// The same, and it does these itself.
     #[must_use]
-    pub fn with_abilities(block_bytes: u32, block_count: u64, abilities: Abilities) -> Arc<dyn DiskSource> {
+    pub fn with_abilities(block_bytes: u32, block_count: u64, abilities: Abilities) -> Arc<dyn Disk> {
         let geometry = Geometry {
             block_bytes,
             block_count,
@@ -40,7 +40,7 @@ impl PoolDisk {
     }
 }
 
-impl DiskSource for PoolDisk {
+impl Disk for PoolDisk {
     fn name(&self) -> &str {
         "pool-disk"
     }
@@ -53,7 +53,7 @@ impl DiskSource for PoolDisk {
         self.geometry
     }
 
-    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, _context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         let (bytes, geometry, abilities) = (Arc::clone(&self.bytes), self.geometry, self.abilities);
         Ok(Box::new(PoolCore { bytes, geometry, abilities }))
     }
@@ -85,7 +85,7 @@ impl PoolCore {
     }
 }
 
-impl Disk for PoolCore {
+impl DiskChannel for PoolCore {
     fn geometry(&self) -> Geometry {
         self.geometry
     }

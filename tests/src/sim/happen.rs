@@ -4,7 +4,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
 use spindle_target::core::TargetCore;
 use spindle_target::env::Message;
-use spindle_target_disk::{CacheSpec, DiskSource, PolicyKind};
+use spindle_target_disk::{CacheSpec, Disk, PolicyKind};
 
 use super::carrier::Carrier;
 use super::history::{Fate, NEVER, What};

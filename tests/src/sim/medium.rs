@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 use spindle_target_disk::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
+    Abilities, BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, Geometry, IoRequest, Op,
     OpenError, Owner, ResizeError, Token, Usage,
 };
 
@@ -231,7 +231,7 @@ fn geometry(spec: &Spec, blocks: usize) -> Geometry {
     }
 }
 
-impl DiskSource for SimDisk {
+impl Disk for SimDisk {
     fn name(&self) -> &'static str {
         "medium"
     }
@@ -244,8 +244,8 @@ impl DiskSource for SimDisk {
         geometry(&self.spec, lock(&self.state).blocks)
     }
 
-    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(SimDiskCore {
+    fn open(&self, _context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
+        Ok(Box::new(SimDiskChannel {
             spec: self.spec,
             state: Arc::clone(&self.state),
             running: Vec::new(),
@@ -301,7 +301,7 @@ struct Running {
     not_before: u64,
 }
 
-struct SimDiskCore {
+struct SimDiskChannel {
     spec: Spec,
     state: Arc<Mutex<State>>,
     running: Vec<Running>,
@@ -309,7 +309,7 @@ struct SimDiskCore {
     polls: u64,
 }
 
-impl SimDiskCore {
+impl SimDiskChannel {
     fn begin(&mut self, mut running: Running) -> Option<Done> {
         let is_slow = lock(&self.state).rng.permille(self.spec.slow_permille);
         if is_slow {
@@ -437,7 +437,7 @@ fn bytes_of(spec: &Spec, buf: &Buf, at: usize) -> Vec<u8> {
     bytes
 }
 
-impl Disk for SimDiskCore {
+impl DiskChannel for SimDiskChannel {
     fn geometry(&self) -> Geometry {
         geometry(&self.spec, lock(&self.state).blocks)
     }

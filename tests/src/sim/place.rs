@@ -7,7 +7,7 @@ use spindle_reactor::mem::{Pages, Pool};
 use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk};
 use spindle_target_disk::ram::{RamDisk, RamSpec};
 use spindle_target_disk::{
-    Abilities, BlockRange, CacheSpec, CachedDisk, CoreContext, DiskSource, IoRequest, Op, PolicyKind, Token,
+    Abilities, BlockRange, CacheSpec, CachedDisk, ChannelContext, Disk, IoRequest, Op, PolicyKind, Token,
 };
 
 use super::history::{History, Left, NEVER, Time, What};
@@ -21,13 +21,13 @@ pub struct SimNamespace {
     /// Its number.
     pub nsid: u32,
     /// As the target sees it.
-    pub source: Arc<dyn DiskSource>,
+    pub source: Arc<dyn Disk>,
     /// Faults of its disk.
     pub control: Arc<FaultControl>,
     /// The cache of its disk, where it has one.
     pub cache: Option<Arc<CachedDisk>>,
     /// Its disk, without the faults.
-    inner: Arc<dyn DiskSource>,
+    inner: Arc<dyn Disk>,
     /// When it is such a one.
     pub medium: Option<Arc<SimDisk>>,
     /// The configuration has it.
@@ -46,7 +46,7 @@ pub struct SimNamespace {
 }
 
 /// The disk of namespace `index` as drawn.
-fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<SimDisk>>) {
+fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn Disk>, Option<Arc<SimDisk>>) {
     // One of each kind, where there are several.
     let slack = if index % 2 == 1 && swarm.slack_bytes.is_some() { None } else { swarm.slack_bytes };
     if let Some(slack) = slack {
@@ -68,17 +68,17 @@ fn inner_disk(swarm: &Swarm, index: usize) -> (Arc<dyn DiskSource>, Option<Arc<S
         plant: swarm.plant,
         seed: swarm.seed.wrapping_add(index as u64),
     }));
-    (Arc::clone(&medium) as Arc<dyn DiskSource>, Some(medium))
+    (Arc::clone(&medium) as Arc<dyn Disk>, Some(medium))
 }
 
 /// The disk as the target sees it: with faults, and a cache in front where one was drawn or comes later.
 struct Dressed {
-    source: Arc<dyn DiskSource>,
+    source: Arc<dyn Disk>,
     control: Arc<FaultControl>,
     cache: Option<Arc<CachedDisk>>,
 }
 
-fn dressed(swarm: &Swarm, inner: &Arc<dyn DiskSource>, has_own_memory: bool) -> Dressed {
+fn dressed(swarm: &Swarm, inner: &Arc<dyn Disk>, has_own_memory: bool) -> Dressed {
     let (source, control) = with_faults(swarm, inner);
     let policy = if swarm.seed & 16 == 0 { PolicyKind::S3Fifo } else { PolicyKind::Lru };
     let spec = |bytes| CacheSpec {
@@ -91,10 +91,10 @@ fn dressed(swarm: &Swarm, inner: &Arc<dyn DiskSource>, has_own_memory: bool) -> 
         return Dressed { source, control, cache: None };
     }
     let cache = CachedDisk::new(source, swarm.cache_bytes.map(spec).as_ref()).expect("a cache");
-    Dressed { source: Arc::clone(&cache) as Arc<dyn DiskSource>, control, cache: Some(cache) }
+    Dressed { source: Arc::clone(&cache) as Arc<dyn Disk>, control, cache: Some(cache) }
 }
 
-fn with_faults(swarm: &Swarm, inner: &Arc<dyn DiskSource>) -> (Arc<dyn DiskSource>, Arc<FaultControl>) {
+fn with_faults(swarm: &Swarm, inner: &Arc<dyn Disk>) -> (Arc<dyn Disk>, Arc<FaultControl>) {
     let (source, control) = FaultDisk::new(Arc::clone(inner), swarm.seed);
     for (fault, rate) in
         [Fault::Error, Fault::Delay, Fault::Drop, Fault::Reorder].into_iter().zip(swarm.faults)
@@ -184,7 +184,7 @@ impl SimNamespace {
         let bytes = self.swarm.block_bytes;
         let zone = spindle_reactor::mem::ZoneSpec { buffer_bytes: 4096, count: 2 };
         let pool = Pool::new(&[zone], Pages::Base).expect("a pool");
-        let context = CoreContext { core: 0, pool: pool.clone(), depth: 1 };
+        let context = ChannelContext { core: 0, pool: pool.clone(), depth: 1 };
         let mut disk = self.inner.open(&context).expect("it is open elsewhere");
         (0..self.history.len())
             .map(|block| {

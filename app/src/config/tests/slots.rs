@@ -12,7 +12,7 @@ use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
 use spindle_target::snapshot::Snapshot;
-use spindle_target_disk::{CoreContext, Disk, DiskSource, Geometry, OpenError, ResizeError, Usage};
+use spindle_target_disk::{ChannelContext, Disk, DiskChannel, Geometry, OpenError, ResizeError, Usage};
 
 use super::*;
 use crate::config::LocalDrives;
@@ -90,9 +90,9 @@ fn a_hundred_thousand_disks_that_came_and_went_leave_the_table_as_long_as_it_was
 }
 
 /// A disk that counts how often it is asked for its name, which is what a search through all disks does.
-struct Asked(Arc<dyn DiskSource>, Arc<AtomicU32>);
+struct Asked(Arc<dyn Disk>, Arc<AtomicU32>);
 
-impl DiskSource for Asked {
+impl Disk for Asked {
     fn name(&self) -> &str {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.name()
@@ -103,7 +103,7 @@ impl DiskSource for Asked {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         self.0.open(context)
     }
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -125,7 +125,7 @@ fn names_asked(count: usize) -> u32 {
     let mut first = next(&plan_of(&names[..count]), None);
     let asked = Arc::new(AtomicU32::new(0));
     for disk in &mut Arc::get_mut(&mut first).expect("not shared").disks {
-        *disk = disk.take().map(|disk| Arc::new(Asked(disk, Arc::clone(&asked))) as Arc<dyn DiskSource>);
+        *disk = disk.take().map(|disk| Arc::new(Asked(disk, Arc::clone(&asked))) as Arc<dyn Disk>);
     }
     let plan = plan_of(&names);
     let second = next(&plan, Some(&first));

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use spindle_nvme_pcie::{Drive, DriveError, Settings};
 use spindle_target_disk::{
-    CoreContext, Disk, DiskSource, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage,
+    ChannelContext, Disk, DiskChannel, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage,
 };
 use spindle_tests_emulator::{Emulator, EmulatorSpec};
 
@@ -86,11 +86,11 @@ impl DriveSource for Bays {
 
 /// A namespace of another target.
 struct FarDisk {
-    disk: Arc<dyn DiskSource>,
+    disk: Arc<dyn Disk>,
     is_read_only: Arc<AtomicBool>,
 }
 
-impl DiskSource for FarDisk {
+impl Disk for FarDisk {
     fn name(&self) -> &str {
         self.disk.name()
     }
@@ -103,7 +103,7 @@ impl DiskSource for FarDisk {
         Geometry { is_read_only: self.is_read_only.load(Ordering::Relaxed), ..self.disk.geometry() }
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         self.disk.open(context)
     }
 
@@ -138,7 +138,7 @@ struct FarTargets {
     asked: AtomicUsize,
     is_read_only: Arc<AtomicBool>,
     /// Disks that were made.
-    disks: Mutex<Vec<Weak<dyn DiskSource>>>,
+    disks: Mutex<Vec<Weak<dyn Disk>>>,
 }
 
 impl FarTargets {
@@ -150,7 +150,7 @@ impl FarTargets {
         self.asked.load(Ordering::Relaxed)
     }
 
-    fn open(&self, plan: &RemotePlan) -> Result<Arc<dyn DiskSource>, SnapshotError> {
+    fn open(&self, plan: &RemotePlan) -> Result<Arc<dyn Disk>, SnapshotError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let answers = locked(&self.answers).get(&plan.name).cloned();
         match answers.unwrap_or(Answers::No("refused")) {

@@ -120,11 +120,11 @@ pub(super) struct Connecting {
     options: Options,
     name: QueueName,
     pool: Pool,
-    state: State,
+    state: OpeningState,
     deadline: Nanos,
 }
 
-enum State {
+enum OpeningState {
     Link(LinkOpening),
     /// Connect is outstanding.
     Connect(Box<Qpair>, Ticket),
@@ -140,7 +140,7 @@ impl Connecting {
         name: QueueName,
         now: Nanos,
     ) -> Result<Connecting, Error> {
-        let state = State::Link(LinkOpening::begin(target, options, name)?);
+        let state = OpeningState::Link(LinkOpening::begin(target, options, name)?);
         let deadline = now + options.connect_timeout.into();
         let (target, options, pool) = (target.clone(), options.clone(), pool.clone());
         Ok(Connecting { target, options, name, pool, state, deadline })
@@ -148,17 +148,17 @@ impl Connecting {
 
     fn step_name(&self) -> &'static str {
         match &self.state {
-            State::Link(link) => link.name(),
-            State::Connect(..) | State::Finished if self.name.qid == 0 => "Connect",
-            State::Connect(..) | State::Finished => "Connect (I/O queue)",
+            OpeningState::Link(link) => link.name(),
+            OpeningState::Connect(..) | OpeningState::Finished if self.name.qid == 0 => "Connect",
+            OpeningState::Connect(..) | OpeningState::Finished => "Connect (I/O queue)",
         }
     }
 
     /// Returns the timeout of the current step.
     fn timeout(&self) -> Duration {
         match self.state {
-            State::Link(_) | State::Finished => self.options.connect_timeout,
-            State::Connect(..) => self.options.connect_answer_timeout,
+            OpeningState::Link(_) | OpeningState::Finished => self.options.connect_timeout,
+            OpeningState::Connect(..) => self.options.connect_answer_timeout,
         }
     }
 
@@ -166,16 +166,16 @@ impl Connecting {
     /// when the current step has timed out.
     pub(super) fn step(&mut self, now: Nanos) -> Result<Option<(Qpair, u16)>, Error> {
         let before = self.step_name();
-        let connected = self.step_state(now).inspect_err(|_| self.state = State::Finished)?;
+        let connected = self.step_state(now).inspect_err(|_| self.state = OpeningState::Finished)?;
         let step = self.step_name();
         if connected.is_some() {
             return Ok(connected);
         }
         if step != before {
             self.deadline = now + self.timeout().into();
-        } else if now >= self.deadline && !matches!(self.state, State::Finished) {
+        } else if now >= self.deadline && !matches!(self.state, OpeningState::Finished) {
             let after = self.timeout();
-            self.state = State::Finished;
+            self.state = OpeningState::Finished;
             if step == SOCKET {
                 let source = std::io::ErrorKind::TimedOut.into();
                 return Err(Error::Connect { address: self.target.address, source });
@@ -187,16 +187,16 @@ impl Connecting {
 
     fn step_state(&mut self, now: Nanos) -> Result<Option<(Qpair, u16)>, Error> {
         match &mut self.state {
-            State::Finished => Ok(None),
-            State::Link(opening) => {
+            OpeningState::Finished => Ok(None),
+            OpeningState::Link(opening) => {
                 let Some(link) = opening.step()? else { return Ok(None) };
                 let mut qpair = Qpair::new(link, self.name.depth, &self.options);
                 let ticket = self.submit_connect(&mut qpair)?;
                 qpair.send();
-                self.state = State::Connect(Box::new(qpair), ticket);
+                self.state = OpeningState::Connect(Box::new(qpair), ticket);
                 Ok(None)
             }
-            State::Connect(qpair, ticket) => {
+            OpeningState::Connect(qpair, ticket) => {
                 qpair.poll(now);
                 // Sends the Connect data if an R2T was received.
                 qpair.send();
@@ -213,9 +213,9 @@ impl Connecting {
                 if self.name.qid != 0 && result.cntlid() != self.name.cntlid {
                     return Err(Error::Answer { step, what: "it names another controller" });
                 }
-                match std::mem::replace(&mut self.state, State::Finished) {
-                    State::Connect(qpair, _) => Ok(Some((*qpair, result.cntlid()))),
-                    State::Link(_) | State::Finished => Ok(None),
+                match std::mem::replace(&mut self.state, OpeningState::Finished) {
+                    OpeningState::Connect(qpair, _) => Ok(Some((*qpair, result.cntlid()))),
+                    OpeningState::Link(_) | OpeningState::Finished => Ok(None),
                 }
             }
         }
@@ -253,9 +253,9 @@ impl Connecting {
             }
             let left = (self.deadline - now).as_duration();
             match &mut self.state {
-                State::Link(link) => link.wait_io(left),
-                State::Connect(qpair, _) => qpair.link.wait_io(left, None),
-                State::Finished => {}
+                OpeningState::Link(link) => link.wait_io(left),
+                OpeningState::Connect(qpair, _) => qpair.link.wait_io(left, None),
+                OpeningState::Finished => {}
             }
         }
     }

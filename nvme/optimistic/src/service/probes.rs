@@ -31,7 +31,7 @@ pub(crate) trait Probed {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum ProbeState {
     /// No probe is posted; the next one is due at this time.
     Due(Instant),
     /// A probe is posted; the connection is over at this time.
@@ -44,13 +44,13 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Probe {
     id: u64,
-    state: State,
+    state: ProbeState,
 }
 
 impl Probe {
     /// `id` is used by no other connection of the process.
     pub(crate) fn new(id: u64, now: Instant) -> Probe {
-        Probe { id, state: State::Due(now + PROBE_PERIOD) }
+        Probe { id, state: ProbeState::Due(now + PROBE_PERIOD) }
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -58,13 +58,13 @@ impl Probe {
     }
 
     pub(crate) fn is_posted(&self) -> bool {
-        matches!(self.state, State::Posted(_))
+        matches!(self.state, ProbeState::Posted(_))
     }
 
     /// The probe has completed.
     pub(crate) fn completed(&mut self, is_ok: bool, now: Instant) {
         if self.is_posted() {
-            self.state = if is_ok { State::Due(now + PROBE_PERIOD) } else { State::Failed };
+            self.state = if is_ok { ProbeState::Due(now + PROBE_PERIOD) } else { ProbeState::Failed };
         }
     }
 }
@@ -74,11 +74,11 @@ impl Probe {
 pub(crate) fn is_over(connection: &mut impl Probed, may_post: bool, now: Instant) -> bool {
     let Probe { id, state } = *connection.probe();
     match state {
-        State::Failed => true,
-        State::Posted(end) => now >= end,
-        State::Due(at) if now < at || !may_post => false,
-        State::Due(_) => {
-            connection.probe().state = State::Posted(now + ANSWER_MAX);
+        ProbeState::Failed => true,
+        ProbeState::Posted(end) => now >= end,
+        ProbeState::Due(at) if now < at || !may_post => false,
+        ProbeState::Due(_) => {
+            connection.probe().state = ProbeState::Posted(now + ANSWER_MAX);
             connection.post(id).is_err()
         }
     }

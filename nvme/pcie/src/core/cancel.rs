@@ -1,11 +1,11 @@
-//! Cancels the requests of an owner: `Disk::cancel_owner`.
+//! Cancels the requests of an owner: `DiskChannel::cancel_owner`.
 
 use spindle_target_disk::{BlockRange, DiskError, Owner, Token};
 
-use super::{NvmeCore, Request, done_of};
+use super::{NvmeChannel, Request, done_of};
 use crate::entry::Task;
 
-impl NvmeCore {
+impl NvmeChannel {
     /// Ends all requests of `owner` that have no command at the drive. Marks the others as cancelled, so that
     /// they submit no more commands. Returns the number of `owner`'s requests and results that remain.
     #[cold]

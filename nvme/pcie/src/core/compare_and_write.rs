@@ -33,9 +33,9 @@ use std::sync::Arc;
 use spindle_reactor::mem::Buf;
 use spindle_target_disk::compare_and_write::{BLOCK_BYTES_MAX, CompareAndWrite, CompareAndWriteQueue};
 use spindle_target_disk::guard::{GuardParticipant, Guarded, Hold};
-use spindle_target_disk::{BlockRange, Disk, DiskError, Done, Owner, Token};
+use spindle_target_disk::{BlockRange, DiskChannel, DiskError, Done, Owner, Token};
 
-use super::{NvmeCore, Request};
+use super::{NvmeChannel, Request};
 use crate::core_queue::QueueCommand;
 use crate::entry::Task;
 
@@ -107,7 +107,7 @@ impl Drop for OrphanedGuard {
     }
 }
 
-impl NvmeCore {
+impl NvmeChannel {
     #[cold]
     pub(super) fn submit_compare_and_write(
         &mut self,

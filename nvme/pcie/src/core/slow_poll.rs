@@ -2,11 +2,11 @@
 
 use spindle_target_disk::Done;
 
-use super::NvmeCore;
+use super::NvmeChannel;
 use crate::core_queue::QueueCommand;
 use crate::shared_queue::SharedQueue;
 
-impl NvmeCore {
+impl NvmeChannel {
     /// Under `Go` and `Replay`, adds the sharers that the manager assigned since the last call, and checks
     /// the time limits of all sharers' commands.
     pub(super) fn take_sharers(&mut self) {

@@ -3,12 +3,12 @@
 use spindle_reactor::mem::Buf;
 use spindle_target_disk::{BlockRange, DiskError, Done, Op, Token};
 
-use super::{NvmeCore, Request, done_of};
+use super::{NvmeChannel, Request, done_of};
 use crate::core_queue::QueueCommand;
 use crate::entry::Task;
 use crate::rules::{Deallocating, Rules};
 
-impl NvmeCore {
+impl NvmeChannel {
     /// Submits a request that `start_whole` could not submit. Returns the result of a request that needs no
     /// command.
     #[inline(never)]

@@ -25,10 +25,10 @@ pub(super) trait Iommu: Send + Sync {
 
 pub(super) struct Table<I> {
     iommu: I,
-    state: Lock<State>,
+    state: Lock<IovaTableState>,
 }
 
-struct State {
+struct IovaTableState {
     space: IovaSpace,
     /// Mapped areas by address and length in bytes.
     areas: BTreeMap<(usize, usize), MappedArea>,
@@ -45,7 +45,7 @@ struct MappedArea {
 impl<I: Iommu + 'static> Table<I> {
     /// Creates a table without mappings and without usable IOVA ranges.
     pub(super) fn new(iommu: I) -> Arc<Table<I>> {
-        let state = State { space: IovaSpace::new(), areas: BTreeMap::new() };
+        let state = IovaTableState { space: IovaSpace::new(), areas: BTreeMap::new() };
         Arc::new(Table { iommu, state: Lock::new(state) })
     }
 

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spindle_reactor::mem::Pages;
-use spindle_target_disk::{
-    BlockRange, CacheSpec, CachedDisk, DiskError, DiskSource, Op, OpenError, PolicyKind,
-};
+use spindle_target_disk::{BlockRange, CacheSpec, CachedDisk, Disk, DiskError, Op, OpenError, PolicyKind};
 use spindle_tests_emulator::{EmulatorSpec, Injection, NamespaceSpec, SglSupport};
 
 use crate::failures::settings;

@@ -1,10 +1,10 @@
-//! The contract of `Disk` (`docs/disk-contract.md`) for a drive, emulated.
+//! The contract of `DiskChannel` (`docs/disk-contract.md`) for a drive, emulated.
 
 use std::sync::Arc;
 
 use nvme_spec::status::Status;
 use spindle_reactor::clock::Nanos;
-use spindle_target_disk::{DiskError, DiskSource};
+use spindle_target_disk::{Disk, DiskError};
 use spindle_tests_conformance::{Rig, check};
 use spindle_tests_emulator::{EmulatorSpec, Injection};
 
@@ -16,7 +16,7 @@ use crate::world::World;
 const FAILING: usize = 64;
 
 struct DriveRig {
-    source: Arc<dyn DiskSource>,
+    source: Arc<dyn Disk>,
     world: World,
     is_held: bool,
 }
@@ -36,7 +36,7 @@ impl Drop for DriveRig {
 }
 
 impl Rig for DriveRig {
-    fn source(&self) -> Arc<dyn DiskSource> {
+    fn source(&self) -> Arc<dyn Disk> {
         Arc::clone(&self.source)
     }
 

@@ -7,7 +7,7 @@ use nvme_spec::Status;
 use nvme_spec::admin::{AsyncEvent, AsyncEventType};
 use nvme_spec::log::{CriticalWarning, LogId};
 use spindle_nvme_pcie::Settings;
-use spindle_target_disk::{CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Token};
+use spindle_target_disk::{ChannelContext, Disk, DiskChannel, DiskError, Done, IoRequest, Op, Token};
 use spindle_tests_emulator::{EmulatorSpec, Faults, Injection};
 
 use crate::world::World;
@@ -267,13 +267,13 @@ fn aborts_resets_and_events_do_not_wait_for_a_slow_admin_command() {
 }
 
 /// A drive with a core that the caller polls, whose queue is the first, and one of the world's.
-fn world_with_one_that_hangs() -> (World, Box<dyn Disk>) {
+fn world_with_one_that_hangs() -> (World, Box<dyn DiskChannel>) {
     world_with_one_that_hangs_of(EmulatorSpec { timeout: 2, ..small_blocks() }, settings())
 }
 
-fn world_with_one_that_hangs_of(spec: EmulatorSpec, settings: Settings) -> (World, Box<dyn Disk>) {
+fn world_with_one_that_hangs_of(spec: EmulatorSpec, settings: Settings) -> (World, Box<dyn DiskChannel>) {
     let mut world = World::with(spec, settings, 0);
-    let context = CoreContext { core: 7, pool: world.pool.clone(), depth: 4 };
+    let context = ChannelContext { core: 7, pool: world.pool.clone(), depth: 4 };
     let mut hung = world.drive().disk("disk", 1).expect("namespace 1").open(&context).expect("opened");
     turns(&mut world, hung.as_mut(), 200);
     world.open();
@@ -282,7 +282,7 @@ fn world_with_one_that_hangs_of(spec: EmulatorSpec, settings: Settings) -> (Worl
 }
 
 /// Turns in which a core works that is not one of the world's; what it has done.
-pub fn turns(world: &mut World, core: &mut dyn Disk, count: u64) -> Vec<Done> {
+pub fn turns(world: &mut World, core: &mut dyn DiskChannel, count: u64) -> Vec<Done> {
     let mut done = Vec::with_capacity(16);
     for _ in 0..count {
         world.turn();
@@ -328,7 +328,7 @@ fn a_core_that_hangs_does_not_hold_up_the_reset_of_its_drive() {
 }
 
 /// A read of the core that hangs, which the drive executes after `steps`.
-fn slow_read(world: &mut World, hung: &mut dyn Disk, steps: u64) {
+fn slow_read(world: &mut World, hung: &mut dyn DiskChannel, steps: u64) {
     world.emulator.inject(Injection::Delay { steps, is_executed_late: true });
     let buf = world.pool.take(512).expect("room");
     assert!(hung.submit(Token(1), &IoRequest::new(Op::Read, range(9, 1)), Some(buf)).is_none());

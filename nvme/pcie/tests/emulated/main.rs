@@ -13,7 +13,7 @@ mod swaps;
 mod world;
 mod zeroes;
 
-use spindle_target_disk::{BlockRange, DiskError, DiskSource, Op};
+use spindle_target_disk::{BlockRange, Disk, DiskError, Op};
 use spindle_tests_emulator::{EmulatorSpec, NamespaceSpec};
 
 use world::World;

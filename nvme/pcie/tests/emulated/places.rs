@@ -11,7 +11,7 @@ use nvme_spec::register::{CC, CSTS, Cc, Csts, ShutdownNotification};
 use spindle_nvme_pcie::{Bus, Drive, Settings, finish_within};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
-use spindle_target_disk::{BlockRange, CoreContext, DiskError, DiskSource, IoRequest, Op, Token};
+use spindle_target_disk::{BlockRange, ChannelContext, Disk, DiskError, IoRequest, Op, Token};
 use spindle_tests_emulator::{Emulator, EmulatorSpec, Injection, NamespaceSpec};
 
 use crate::failures::settings;
@@ -82,7 +82,7 @@ fn a_drive_that_is_wanted_back_is_let_go_and_comes_back() {
 #[test]
 fn a_core_that_does_not_answer_is_said_once() {
     let mut world = World::with(small_blocks(), settings(), 0);
-    let context = CoreContext { core: 0, pool: world.pool.clone(), depth: 4 };
+    let context = ChannelContext { core: 0, pool: world.pool.clone(), depth: 4 };
     let core = world.drive().disk("disk", 1).expect("namespace 1").open(&context).expect("opened");
     assert_eq!(logged(|| world.run_for(29_000)), 0);
     assert_eq!(logged(|| world.run_for(60_000)), 1);
@@ -345,7 +345,7 @@ fn a_core_that_hangs_keeps_the_process_no_longer_than_is_allowed() {
     let disk = drive.disk("disk", 1).expect("namespace 1");
     let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("a pool");
     let (buf, blocks) = (pool.take(4096), 4096 / disk.geometry().block_bytes);
-    let mut core = disk.open(&CoreContext { core: 0, pool, depth: 4 }).expect("opens");
+    let mut core = disk.open(&ChannelContext { core: 0, pool, depth: 4 }).expect("opens");
     // It has its queue pair when a command has ended.
     let mut done = Vec::with_capacity(4);
     let end = Instant::now() + Duration::from_secs(20);

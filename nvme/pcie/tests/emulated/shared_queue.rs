@@ -1,7 +1,7 @@
 //! Drives that give fewer queue pairs than there are cores and namespaces.
 
 use nvme_spec::{Cqe, Status};
-use spindle_target_disk::{CoreContext, DiskError, DiskSource, IoRequest, Op, Token};
+use spindle_target_disk::{ChannelContext, Disk, DiskError, IoRequest, Op, Token};
 use spindle_tests_emulator::{EmulatorSpec, Injection};
 
 use crate::failures::{settings, turns};
@@ -166,7 +166,7 @@ fn a_namespace_without_a_queue_pair_works_with_that_of_another_one() {
     let namespace = small_blocks().namespaces.remove(0);
     let mut world = World::with(EmulatorSpec { namespaces: vec![namespace; 2], ..one_pair() }, settings(), 1);
     world.write(3, &[1; 512], false).expect("written to namespace 1");
-    let context = CoreContext { core: 0, pool: world.pool.clone(), depth: 64 };
+    let context = ChannelContext { core: 0, pool: world.pool.clone(), depth: 64 };
     let mut second = world.drive().disk("second", 2).expect("namespace 2").open(&context).expect("opened");
     let mut buf = world.pool.take(512).expect("room");
     buf.copy_in(0, &[2; 512]);
@@ -182,7 +182,7 @@ fn a_namespace_without_a_queue_pair_works_with_that_of_another_one() {
 #[test]
 fn sharers_of_a_core_that_hangs_go_on_when_it_does() {
     let mut world = World::with(one_pair(), settings(), 0);
-    let context = CoreContext { core: 7, pool: world.pool.clone(), depth: 64 };
+    let context = ChannelContext { core: 7, pool: world.pool.clone(), depth: 64 };
     let mut host = world.drive().disk("disk", 1).expect("namespace 1").open(&context).expect("opened");
     turns(&mut world, host.as_mut(), 200);
     world.open();

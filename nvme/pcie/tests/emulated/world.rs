@@ -6,7 +6,7 @@ use spindle_nvme_pcie::{Drive, Manager, Settings};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
 use spindle_target_disk::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Prepared, Token,
+    BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, IoRequest, Op, Owner, Prepared, Token,
 };
 use spindle_tests_emulator::{Emulator, EmulatorSpec};
 
@@ -20,7 +20,7 @@ pub struct World {
     /// Until it is closed.
     drive: Option<Arc<Drive>>,
     manager: Manager,
-    cores: Vec<Box<dyn Disk>>,
+    cores: Vec<Box<dyn DiskChannel>>,
     /// What each core's last poll returned.
     pub is_busy: Vec<bool>,
     pub pool: Pool,
@@ -66,8 +66,8 @@ impl World {
     }
 
     /// One more core, on this disk.
-    pub fn open_on(&mut self, source: &dyn DiskSource) {
-        let context = CoreContext { core: self.cores.len(), pool: self.pool.clone(), depth: 64 };
+    pub fn open_on(&mut self, source: &dyn Disk) {
+        let context = ChannelContext { core: self.cores.len(), pool: self.pool.clone(), depth: 64 };
         self.cores.push(source.open(&context).expect("opened"));
     }
 
@@ -197,7 +197,7 @@ impl World {
         assert_eq!(self.emulator.mappings(), 0, "nothing is mapped");
     }
 
-    pub fn disk(&self, core: usize) -> &dyn Disk {
+    pub fn disk(&self, core: usize) -> &dyn DiskChannel {
         self.cores[core].as_ref()
     }
 

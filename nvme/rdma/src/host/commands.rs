@@ -15,7 +15,7 @@ use spindle_reactor::slab::Slot;
 use super::{HostEvent, Registered};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum CommandState {
     /// The CID can be used for a new command.
     Free,
     /// Submitted; no completion queue entry yet.
@@ -50,7 +50,7 @@ pub(super) enum DataPlacement {
 
 #[derive(Debug)]
 pub(super) struct Command {
-    pub(super) state: State,
+    pub(super) state: CommandState,
     pub(super) capsule: Capsule,
     pub(super) placement: DataPlacement,
     /// Changes with each use of the CID; 0 before the first use only.
@@ -64,7 +64,7 @@ pub(super) struct Command {
 impl Command {
     fn new() -> Command {
         Command {
-            state: State::Free,
+            state: CommandState::Free,
             capsule: Capsule::Sent,
             placement: DataPlacement::Entry,
             generation: 0,
@@ -96,7 +96,7 @@ impl Commands {
     /// Returns true if `cid` is in range and unused.
     #[inline]
     pub(super) fn is_free(&self, cid: u16) -> bool {
-        self.commands.get(usize::from(cid)).is_some_and(|command| command.state == State::Free)
+        self.commands.get(usize::from(cid)).is_some_and(|command| command.state == CommandState::Free)
     }
 
     /// Stores a submitted command; [`Commands::is_free`] must be true for its CID.
@@ -104,7 +104,7 @@ impl Commands {
     pub(super) fn start(&mut self, sqe: Sqe, placement: DataPlacement, data: Option<Registered>) {
         let Some(command) = self.commands.get_mut(usize::from(sqe.cid())) else { return };
         self.outstanding += 1;
-        command.state = State::Waiting;
+        command.state = CommandState::Waiting;
         command.capsule = Capsule::Queued;
         command.placement = placement;
         command.generation = command.generation.checked_add(1).unwrap_or(1);
@@ -117,14 +117,14 @@ impl Commands {
     #[inline]
     pub(super) fn posted(&mut self, cid: u16) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
-        (command.state == State::Waiting && command.capsule != Capsule::Queued).then_some(command)
+        (command.state == CommandState::Waiting && command.capsule != Capsule::Queued).then_some(command)
     }
 
     /// Returns the command with `cid` if its capsule is not posted yet.
     #[inline]
     pub(super) fn queued(&mut self, cid: u16) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
-        (command.state == State::Waiting && command.capsule == Capsule::Queued).then_some(command)
+        (command.state == CommandState::Waiting && command.capsule == Capsule::Queued).then_some(command)
     }
 
     fn index(chain: Slot) -> (usize, u16) {
@@ -137,22 +137,22 @@ impl Commands {
     pub(super) fn get(&self, chain: Slot) -> Option<&Command> {
         let (index, generation) = Self::index(chain);
         let command = self.commands.get(index)?;
-        (command.generation == generation && command.state != State::Free).then_some(command)
+        (command.generation == generation && command.state != CommandState::Free).then_some(command)
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, chain: Slot) -> Option<&mut Command> {
         let (index, generation) = Self::index(chain);
         let command = self.commands.get_mut(index)?;
-        (command.generation == generation && command.state != State::Free).then_some(command)
+        (command.generation == generation && command.state != CommandState::Free).then_some(command)
     }
 
     /// Frees `cid` and returns its [`HostEvent::Completed`]; `None` if `cid` is free already.
     #[inline]
     pub(super) fn end(&mut self, cid: u16) -> Option<HostEvent> {
-        let command = self.commands.get_mut(usize::from(cid)).filter(|it| it.state != State::Free)?;
+        let command = self.commands.get_mut(usize::from(cid)).filter(|it| it.state != CommandState::Free)?;
         self.outstanding -= 1;
-        command.state = State::Free;
+        command.state = CommandState::Free;
         let cqe = command.cqe;
         let status = cqe.status();
         let result = if status.is_success() { Ok(()) } else { Err(status) };
@@ -162,12 +162,12 @@ impl Commands {
     /// Ends any outstanding command and returns its event: with its completion queue entry if that has
     /// arrived, else with `status`. `None`: there is no outstanding command.
     pub(super) fn take_any(&mut self, status: Status) -> Option<HostEvent> {
-        let index = self.commands.iter().position(|command| command.state != State::Free)?;
+        let index = self.commands.iter().position(|command| command.state != CommandState::Free)?;
         let cid = u16::try_from(index).ok()?;
         let command = self.commands.get_mut(index)?;
         match command.state {
-            State::Ended | State::Done => {}
-            State::Waiting | State::Free => command.cqe = Cqe::new(cid, status),
+            CommandState::Ended | CommandState::Done => {}
+            CommandState::Waiting | CommandState::Free => command.cqe = Cqe::new(cid, status),
         }
         self.end(cid)
     }

@@ -19,7 +19,7 @@ use spindle_nvme_transport::Event;
 use spindle_reactor::mem::Buf;
 
 #[derive(Debug)]
-enum State {
+enum StashState {
     /// The data is being received; the request has no memory yet.
     Arriving,
     /// The data is complete, or has a wrong digest (`Err`); the request has no memory yet.
@@ -30,7 +30,7 @@ enum State {
 
 #[derive(Debug, Default)]
 pub(super) struct CapsuleStash {
-    entries: Vec<(RequestId, State)>,
+    entries: Vec<(RequestId, StashState)>,
     fetched: VecDeque<(RequestId, Buf, Result<(), Status>)>,
 }
 
@@ -38,11 +38,11 @@ impl CapsuleStash {
     /// Adds an entry. Returns a heap buffer of `bytes` into which the data is to be received.
     #[cold]
     pub(super) fn begin(&mut self, slot: RequestId, bytes: u32) -> Buf {
-        self.entries.push((slot, State::Arriving));
+        self.entries.push((slot, StashState::Arriving));
         Buf::heap(bytes)
     }
 
-    fn take(&mut self, slot: RequestId) -> Option<State> {
+    fn take(&mut self, slot: RequestId) -> Option<StashState> {
         let at = self.entries.iter().position(|(other, _)| *other == slot)?;
         Some(self.entries.swap_remove(at).1)
     }
@@ -52,9 +52,9 @@ impl CapsuleStash {
     /// meanwhile.
     pub(super) fn end(&mut self, slot: RequestId, data: Buf, result: Result<(), Status>) {
         match self.take(slot) {
-            Some(State::Requested(buf)) => self.copy_out(slot, &data, buf, result),
-            Some(State::Arriving) => self.entries.push((slot, State::Received(data, result))),
-            Some(State::Received(..)) | None => {}
+            Some(StashState::Requested(buf)) => self.copy_out(slot, &data, buf, result),
+            Some(StashState::Arriving) => self.entries.push((slot, StashState::Received(data, result))),
+            Some(StashState::Received(..)) | None => {}
         }
     }
 
@@ -71,9 +71,9 @@ impl CapsuleStash {
     #[cold]
     fn fetch_stashed(&mut self, slot: RequestId, buf: Buf) -> Option<Buf> {
         match self.take(slot) {
-            Some(State::Received(data, result)) => self.copy_out(slot, &data, buf, result),
-            Some(State::Arriving) => self.entries.push((slot, State::Requested(buf))),
-            Some(State::Requested(_)) | None => return Some(buf),
+            Some(StashState::Received(data, result)) => self.copy_out(slot, &data, buf, result),
+            Some(StashState::Arriving) => self.entries.push((slot, StashState::Requested(buf))),
+            Some(StashState::Requested(_)) | None => return Some(buf),
         }
         None
     }

@@ -14,7 +14,7 @@ use spindle_reactor::mem::Buf;
 use super::HostEvent;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum CommandState {
     /// The CID can be submitted.
     Free,
     /// Submitted; no completion yet.
@@ -32,7 +32,7 @@ pub(super) enum Direction {
 
 #[derive(Debug)]
 pub(super) struct Command {
-    pub(super) state: State,
+    pub(super) state: CommandState,
     pub(super) direction: Direction,
     /// The outbox contains the command's buffer.
     pub(super) is_sending: bool,
@@ -65,7 +65,7 @@ pub(super) struct Commands {
 impl Commands {
     pub(super) fn new(entries: u16) -> Self {
         let free = || Command {
-            state: State::Free,
+            state: CommandState::Free,
             direction: Direction::None,
             is_sending: false,
             has_last_pdu: false,
@@ -84,12 +84,12 @@ impl Commands {
     #[inline]
     pub(super) fn start(&mut self, cid: u16, direction: Direction, bytes: u32) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;
-        if command.state != State::Free {
+        if command.state != CommandState::Free {
             return None;
         }
         debug_assert!(command.buf.is_none() && !command.is_sending);
         self.outstanding += 1;
-        command.state = State::Waiting;
+        command.state = CommandState::Waiting;
         command.direction = direction;
         command.has_last_pdu = false;
         command.is_damaged = false;
@@ -103,7 +103,7 @@ impl Commands {
     /// not wait.
     #[inline]
     pub(super) fn waiting(&mut self, cid: u16) -> Option<&mut Command> {
-        self.commands.get_mut(usize::from(cid)).filter(|command| command.state == State::Waiting)
+        self.commands.get_mut(usize::from(cid)).filter(|command| command.state == CommandState::Waiting)
     }
 
     /// Returns the command of a CID that this end stored with a payload or a queued PDU.
@@ -113,7 +113,7 @@ impl Commands {
     #[inline]
     pub(super) fn outstanding_mut(&mut self, cid: u16) -> &mut Command {
         let command = &mut self.commands[usize::from(cid)];
-        assert!(command.state != State::Free, "data of command {cid:#x}, which is free");
+        assert!(command.state != CommandState::Free, "data of command {cid:#x}, which is free");
         command
     }
 
@@ -128,9 +128,9 @@ impl Commands {
     #[inline]
     pub(super) fn end(&mut self, cid: u16, cqe: Cqe) -> Option<HostEvent> {
         let command = self.commands.get_mut(usize::from(cid))?;
-        debug_assert!(command.state != State::Free && !command.is_sending);
+        debug_assert!(command.state != CommandState::Free && !command.is_sending);
         self.outstanding -= 1;
-        command.state = State::Free;
+        command.state = CommandState::Free;
         let status = cqe.status();
         let result = match status.is_success() {
             true if command.is_damaged => Err(Status::COMMAND_TRANSIENT_TRANSPORT_ERROR),
@@ -149,11 +149,11 @@ impl Commands {
     /// Ends one outstanding command: with `status`, or with its stored completion in state `Ended`. `None`:
     /// no command is outstanding.
     pub(super) fn end_any(&mut self, status: Status) -> Option<HostEvent> {
-        let index = self.commands.iter().position(|command| command.state != State::Free)?;
+        let index = self.commands.iter().position(|command| command.state != CommandState::Free)?;
         let cid = u16::try_from(index).ok()?;
         match self.commands[index].state {
-            State::Ended => self.take_ended(cid),
-            State::Waiting | State::Free => self.end(cid, Cqe::new(cid, status)),
+            CommandState::Ended => self.take_ended(cid),
+            CommandState::Waiting | CommandState::Free => self.end(cid, Cqe::new(cid, status)),
         }
     }
 }

@@ -9,7 +9,7 @@ use nvme_spec::tcp::{
     SUCCESS, pda_bytes,
 };
 
-use super::commands::{Direction, State};
+use super::commands::{CommandState, Direction};
 use super::{Conn, HostEvent, Incoming};
 use crate::frame::{Agreed, Frame, check_initialize};
 use crate::payload::{Filled, Payload};
@@ -147,7 +147,7 @@ impl Conn {
         }
         let is_sending = command.is_sending;
         if is_sending {
-            command.state = State::Ended;
+            command.state = CommandState::Ended;
             command.cqe = cqe;
         }
         self.wire.inbox.consume(frame.header_bytes as usize);

@@ -7,7 +7,7 @@ use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sgl, Sqe};
 use spindle_reactor::mem::Buf;
 
-use super::commands::{Direction, State};
+use super::commands::{CommandState, Direction};
 use super::{Conn, HostData, SubmitError, SubmitErrorKind};
 use crate::frame::PDA;
 
@@ -101,11 +101,11 @@ impl Conn {
         self.commands.return_buf(cid, buf);
         let command = self.commands.outstanding_mut(cid);
         match command.state {
-            State::Ended => self.finished.push_back(cid),
-            State::Waiting if command.queued < command.moved && self.wire.lifetime.is_open() => {
+            CommandState::Ended => self.finished.push_back(cid),
+            CommandState::Waiting if command.queued < command.moved && self.wire.lifetime.is_open() => {
                 self.queue_h2c_data(cid);
             }
-            State::Waiting | State::Free => {}
+            CommandState::Waiting | CommandState::Free => {}
         }
     }
 }

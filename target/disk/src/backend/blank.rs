@@ -1,7 +1,7 @@
 //! [`BlankFile`]: a disk without a medium whose commands end in a poll, as those of a file do. For counting
 //! what is in front of the kernel; only with the feature `blank-file`.
 //!
-//! Its requests go through [`BackendCore`], as those of `file` and `ng` do. In the place of the ring is a
+//! Its requests go through [`BackendChannel`], as those of `file` and `ng` do. In the place of the ring is a
 //! list: `send` ends all operations in it, as io_uring_enter does for a file in the page cache, and
 //! `collect` passes them on. Reads leave the buffer as it is, and writes are discarded.
 
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use spindle_reactor::mem::Buf;
 
 use super::guard::{CORES_MAX, Guard};
-use super::{AsyncBackend, BackendCore, Ended, Request, ZeroMethod, ZeroMethods, requests_of};
-use crate::{CoreContext, Disk, DiskError, DiskSource, Geometry, OpenError, ResizeError};
+use super::{AsyncBackend, BackendChannel, Ended, Request, ZeroMethod, ZeroMethods, requests_of};
+use crate::{ChannelContext, Disk, DiskChannel, DiskError, Geometry, OpenError, ResizeError};
 
 const NAME: &str = "blank-file";
 
@@ -43,7 +43,7 @@ fn geometry(block_count: u64) -> Geometry {
     }
 }
 
-impl DiskSource for BlankFile {
+impl Disk for BlankFile {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -56,12 +56,12 @@ impl DiskSource for BlankFile {
         geometry(self.block_count)
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         // Room for an operation of each request and one of the compare-and-write, as in a ring.
         let operations = Vec::with_capacity(requests_of(context) as usize + 1);
         let (block_count, zero_methods) = (self.block_count, ZeroMethods::new(false, false));
         let backend = BlankBackend { block_count, zero_methods, operations, ended: 0 };
-        Ok(Box::new(BackendCore::new(NAME, backend, &self.guard, context)?))
+        Ok(Box::new(BackendChannel::new(NAME, backend, &self.guard, context)?))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {

@@ -1,4 +1,4 @@
-//! [`BackendCore`]: the requests and compare-and-writes of one core, and their progress in each poll.
+//! [`BackendChannel`]: the requests and compare-and-writes of one core, and their progress in each poll.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use spindle_reactor::slab::{Slab, Slot};
 
 use super::compare_and_write::{CompareAndWrite, CompareAndWriteQueue, Phase};
 use super::guard::{self, Guard};
-use super::request::{Request, State, Zeroing};
+use super::request::{BackendState, Request, Zeroing};
 use super::{AsyncBackend, Ended};
 use crate::shape::block_shift;
 use crate::{
-    BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner, Token,
+    BlockRange, ChannelContext, DiskChannel, DiskError, Done, Geometry, IoRequest, Op, OpenError, Owner,
+    Token,
 };
 
 /// Most requests of a core at its backend: the usual depth of a queue of an NVMe drive.
@@ -24,7 +25,7 @@ const COMPARE_AND_WRITE_TOKEN: u64 = u64::MAX;
 
 /// One core's handle on a disk. `backend` is dropped first: its drop waits for its operations, which must end
 /// before the drop of `compare_and_writes`.
-pub(crate) struct BackendCore<M: AsyncBackend> {
+pub(crate) struct BackendChannel<M: AsyncBackend> {
     backend: M,
     compare_and_writes: CompareAndWriteQueue,
     shift: u32,
@@ -44,11 +45,11 @@ pub(crate) struct BackendCore<M: AsyncBackend> {
 
 /// Returns the most requests of a core at its backend: the core's depth, but 1 to [`REQUESTS_MAX`]. The
 /// backend needs capacity for one more operation, for the compare-and-write.
-pub(crate) fn requests_of(context: &CoreContext) -> u32 {
+pub(crate) fn requests_of(context: &ChannelContext) -> u32 {
     context.depth.clamp(1, REQUESTS_MAX)
 }
 
-impl<M: AsyncBackend> BackendCore<M> {
+impl<M: AsyncBackend> BackendChannel<M> {
     /// Creates the handle of one core on `disk`. `backend` must have capacity for one operation more than
     /// [`requests_of`] returns.
     ///
@@ -58,14 +59,14 @@ impl<M: AsyncBackend> BackendCore<M> {
         disk: &str,
         backend: M,
         guard: &Arc<Guard>,
-        context: &CoreContext,
-    ) -> Result<BackendCore<M>, OpenError> {
+        context: &ChannelContext,
+    ) -> Result<BackendChannel<M>, OpenError> {
         let Some(participant) = guard.join() else {
             let allowed = format!("at most {} cores can have one disk open", guard::CORES_MAX);
             return Err(OpenError::setting(disk, "cores", guard::CORES_MAX + 1, allowed));
         };
         let (entries, depth) = (requests_of(context) as usize, context.depth as usize);
-        Ok(BackendCore {
+        Ok(BackendChannel {
             shift: block_shift(backend.geometry().block_bytes),
             backend,
             compare_and_writes: CompareAndWriteQueue::new(participant),
@@ -108,7 +109,7 @@ impl<M: AsyncBackend> BackendCore<M> {
         let (range, offset) = (request.range, request.range.offset(self.shift));
         match request.op {
             Op::Read | Op::Write { .. } => {
-                request.state = State::Transfer;
+                request.state = BackendState::Transfer;
                 let Some(buf) = request.buf.take() else {
                     return self.end(slot, Err(DiskError::Internal), None);
                 };
@@ -132,7 +133,7 @@ impl<M: AsyncBackend> BackendCore<M> {
 
     fn step_sync(&mut self, slot: Slot) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::Sync;
+        request.state = BackendState::Sync;
         self.backend.sync(u64::from(slot.to_wire()));
     }
 
@@ -150,7 +151,7 @@ impl<M: AsyncBackend> BackendCore<M> {
     /// ends the request.
     fn step_piece(&mut self, slot: Slot, zeroing: Zeroing) {
         let Some(request) = self.requests.get_mut(slot) else { return };
-        request.state = State::Zeroing(zeroing);
+        request.state = BackendState::Zeroing(zeroing);
         let bytes = zeroing.piece_bytes(self.backend.zero_bytes_max(zeroing.method));
         if bytes == 0 {
             return if request.syncs_last() { self.step_sync(slot) } else { self.end(slot, Ok(()), None) };
@@ -166,8 +167,10 @@ impl<M: AsyncBackend> BackendCore<M> {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let error = ended.result.as_ref().err();
         match request.state {
-            State::Zeroing(_) if request.is_cancelled => self.end(slot, Err(DiskError::Cancelled), None),
-            State::Zeroing(zeroing) => match error {
+            BackendState::Zeroing(_) if request.is_cancelled => {
+                self.end(slot, Err(DiskError::Cancelled), None)
+            }
+            BackendState::Zeroing(zeroing) => match error {
                 None => {
                     let done = zeroing.piece_bytes(self.backend.zero_bytes_max(zeroing.method));
                     self.step_piece(slot, Zeroing { at: zeroing.at + done, ..zeroing });
@@ -180,8 +183,8 @@ impl<M: AsyncBackend> BackendCore<M> {
                     }
                 },
             },
-            State::New | State::Transfer | State::Sync => {
-                let is_sync = matches!(request.state, State::Sync);
+            BackendState::New | BackendState::Transfer | BackendState::Sync => {
+                let is_sync = matches!(request.state, BackendState::Sync);
                 let is_write = !matches!(request.op, Op::Read);
                 if let Some(error) = error.filter(|_| is_sync || request.is_durable()) {
                     self.backend.on_durable_error(is_sync, error);
@@ -327,7 +330,7 @@ impl<M: AsyncBackend> BackendCore<M> {
     }
 }
 
-impl<M: AsyncBackend> Disk for BackendCore<M> {
+impl<M: AsyncBackend> DiskChannel for BackendChannel<M> {
     #[inline]
     fn geometry(&self) -> Geometry {
         self.backend.geometry()

@@ -33,7 +33,7 @@ impl Zeroing {
 
 /// Backend operation that a request waits for. `New`: no operation has begun.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum State {
+pub(crate) enum BackendState {
     New,
     Transfer,
     Zeroing(Zeroing),
@@ -47,14 +47,14 @@ pub(crate) struct Request {
     pub(super) range: BlockRange,
     /// Buffer of a Read or Write; `None` while the backend has it.
     pub(super) buf: Option<Buf>,
-    pub(super) state: State,
+    pub(super) state: BackendState,
     /// Cancelled by its submitter: no further operation is begun, and the request ends with `Cancelled`.
     pub(super) is_cancelled: bool,
 }
 
 impl Request {
     pub(super) fn new(token: Token, op: Op, range: BlockRange, buf: Option<Buf>) -> Request {
-        Request { token, op, range, buf, state: State::New, is_cancelled: false }
+        Request { token, op, range, buf, state: BackendState::New, is_cancelled: false }
     }
 
     /// Returns true for a zeroing whose last operation is a sync.

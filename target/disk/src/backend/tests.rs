@@ -9,9 +9,9 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use super::guard::Guard;
-use super::{AsyncBackend, BackendCore, Ended, Request, ZeroMethod, ZeroMethods};
+use super::{AsyncBackend, BackendChannel, Ended, Request, ZeroMethod, ZeroMethods};
 use crate::testing::pool;
-use crate::{BlockRange, CoreContext, Disk, DiskError, Done, Geometry, IoRequest, Op, Token};
+use crate::{BlockRange, ChannelContext, DiskChannel, DiskError, Done, Geometry, IoRequest, Op, Token};
 
 /// One block of zeroes that cannot be written, and what it was told of that: a sync, or a durable write.
 struct Failing {
@@ -101,13 +101,13 @@ impl AsyncBackend for Failing {
 
 #[test]
 fn only_what_was_to_be_durable_is_told_to_the_medium() {
-    let context = CoreContext { core: 0, pool: pool(), depth: 4 };
+    let context = ChannelContext { core: 0, pool: pool(), depth: 4 };
     let told = Rc::default();
     let medium = Failing::new(&told, false);
-    let mut core = BackendCore::new("d", medium, &Guard::new(1), &context).expect("opens");
+    let mut core = BackendChannel::new("d", medium, &Guard::new(1), &context).expect("opens");
     let range = BlockRange { lba: 0, blocks: 1 };
     let block = || context.pool.take(512).expect("a buffer");
-    let end = |core: &mut BackendCore<Failing>| -> Done {
+    let end = |core: &mut BackendChannel<Failing>| -> Done {
         let mut done = Vec::with_capacity(1);
         while done.is_empty() {
             core.poll(Nanos::ZERO, &mut done);
@@ -134,10 +134,11 @@ fn only_what_was_to_be_durable_is_told_to_the_medium() {
 
 #[test]
 fn every_core_knows_that_a_write_of_a_medium_that_broke_may_still_be_done() {
-    let context = CoreContext { core: 0, pool: pool(), depth: 4 };
+    let context = ChannelContext { core: 0, pool: pool(), depth: 4 };
     let (told, guard) = (Rc::default(), Guard::new(2));
-    let open =
-        |is_broken| BackendCore::new("d", Failing::new(&told, is_broken), &guard, &context).expect("opens");
+    let open = |is_broken| {
+        BackendChannel::new("d", Failing::new(&told, is_broken), &guard, &context).expect("opens")
+    };
     let (mut broken, other) = (open(true), open(false));
     let block = |lba| BlockRange { lba, blocks: 1 };
     for (token, op) in [(1, Op::Read), (2, Op::Write { fua: false })] {

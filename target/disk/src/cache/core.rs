@@ -1,4 +1,4 @@
-//! [`CachedCore`]: one core's handle on a cached disk.
+//! [`CachedChannel`]: one core's handle on a cached disk.
 //!
 //! ```text
 //!   read   prepare: all pages found            -> Ready
@@ -34,13 +34,13 @@ use super::ahead::{Fetch, Streams};
 use super::budget::{Budget, Misses};
 use super::counts::{CoreCounts, NO_HOST};
 use super::index::{FirstBucket, Found, NO_FRAME};
-use super::plan::{NoFrame, Plan, PlanContext, Run};
-use super::shared::{Shared, Stay};
+use super::plan::{NoFrame, ReadContext, ReadPlan, Run};
+use super::shared::{CacheShared, Stay};
 use super::sweeps::Sweep;
 use crate::layer::{Call, Commands, between, is_own, number_of, own_token};
 use crate::shape::block_shift;
 use crate::{
-    Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
+    Abilities, BlockRange, ChannelContext, DiskChannel, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
 };
 
 const FRAME: u64 = FRAME_BYTES as u64;
@@ -49,8 +49,8 @@ const FRAME: u64 = FRAME_BYTES as u64;
 const FILL_PAGES_MAX: u64 = 128;
 /// Pages of the longest read that is answered from the cache: 2 MiB.
 const HIT_PAGES_MAX: u64 = 512;
-/// Reads with a [`Plan`] for which a core allocates memory at open. Memory for further reads is allocated on
-/// demand.
+/// Reads with a [`ReadPlan`] for which a core allocates memory at open. Memory for further reads is allocated
+/// on demand.
 const READY_MAX: usize = 64;
 /// Buffers allocated at open for one read: for its pieces and its data.
 const BUFFERS_A_READ: usize = 8;
@@ -91,7 +91,7 @@ enum Entry {
 /// One core's part of a cache: the shared state, and the core's frame handle, counters and commands in
 /// flight.
 struct CoreCache {
-    shared: Arc<Shared>,
+    shared: Arc<CacheShared>,
     frames: Rc<CacheCore>,
     counts: CoreCounts,
     commands: Commands<Entry>,
@@ -104,19 +104,19 @@ struct CoreCache {
     budget: Budget,
     /// For written pages that stay. Apart from `budget`: a load that reads and writes needs both.
     stays_budget: Budget,
-    /// The read for which [`Disk::prepare`] last returned `Later`, until the read is submitted or the plan is
-    /// dropped.
-    prepared: Option<(IoRequest, Plan)>,
+    /// The read for which [`DiskChannel::prepare`] last returned `Later`, until the read is submitted or the
+    /// plan is dropped.
+    prepared: Option<(IoRequest, ReadPlan)>,
     /// Empty plans for reuse.
-    plans: Vec<Plan>,
+    plans: Vec<ReadPlan>,
     stays: Vec<Vec<Stay>>,
 }
 
 /// One core's handle on a cached disk.
-pub(super) struct CachedCore {
+pub(super) struct CachedChannel {
     /// Declared first, so dropped first. Its drop waits for the commands in flight, so the writes of `cache`
     /// have ended when `cache` is dropped.
-    inner: Box<dyn Disk>,
+    inner: Box<dyn DiskChannel>,
     cache: CoreCache,
     pool: Pool,
     shift: u32,
@@ -148,15 +148,15 @@ pub(super) struct CachedCore {
 }
 
 impl CoreCache {
-    fn context(&self, host: u16) -> PlanContext<'_> {
-        PlanContext { shared: &self.shared, frames: &self.frames, counts: self.counts.host_counts(host) }
+    fn context(&self, host: u16) -> ReadContext<'_> {
+        ReadContext { shared: &self.shared, frames: &self.frames, counts: self.counts.host_counts(host) }
     }
 
     /// Returns the read at `slot` and the context for its plan; `None` for another kind of command.
-    fn read(&mut self, slot: u32) -> Option<(&mut Read, PlanContext<'_>)> {
+    fn read(&mut self, slot: u32) -> Option<(&mut Read, ReadContext<'_>)> {
         let Entry::Read(read) = self.commands.get_mut(slot)? else { return None };
         let counts = self.counts.host_counts(read.request.client);
-        Some((read, PlanContext { shared: &self.shared, frames: &self.frames, counts }))
+        Some((read, ReadContext { shared: &self.shared, frames: &self.frames, counts }))
     }
 
     fn end_read(&mut self, slot: u32) {
@@ -166,7 +166,7 @@ impl CoreCache {
         }
     }
 
-    fn put_plan(&mut self, mut plan: Plan) {
+    fn put_plan(&mut self, mut plan: ReadPlan) {
         plan.clear(&self.context(NO_HOST));
         self.plans.push(plan);
     }
@@ -200,13 +200,13 @@ impl Drop for CoreCache {
     }
 }
 
-impl CachedCore {
+impl CachedChannel {
     pub(super) fn new(
-        inner: Box<dyn Disk>,
-        shared: Arc<Shared>,
-        context: &CoreContext,
+        inner: Box<dyn DiskChannel>,
+        shared: Arc<CacheShared>,
+        context: &ChannelContext,
         now: Nanos,
-    ) -> CachedCore {
+    ) -> CachedChannel {
         let depth = context.depth as usize;
         let predicted_bucket = shared.index.first_bucket(0);
         let window_max = fetch::window_max(shared.spec.read_ahead, shared.words().len());
@@ -222,10 +222,10 @@ impl CachedCore {
             budget: budget(),
             stays_budget: budget(),
             prepared: None,
-            plans: (0..depth.min(READY_MAX)).map(|_| Plan::new()).collect(),
+            plans: (0..depth.min(READY_MAX)).map(|_| ReadPlan::new()).collect(),
             stays: Vec::with_capacity(depth),
         };
-        CachedCore {
+        CachedChannel {
             shift: block_shift(inner.geometry().block_bytes),
             inner,
             cache,
@@ -248,7 +248,7 @@ impl CachedCore {
     }
 
     /// Removes the cache and returns the inner disk. No command may be in flight.
-    pub(super) fn into_inner(self) -> Box<dyn Disk> {
+    pub(super) fn into_inner(self) -> Box<dyn DiskChannel> {
         debug_assert_eq!(self.in_flight(), 0, "a cache goes while commands are in flight");
         self.inner
     }
@@ -332,7 +332,7 @@ fn is_once(request: &IoRequest) -> bool {
 
 /// Records a hit; reports the collected hits to the policy once there are [`TOUCHES_MAX`].
 #[inline(never)]
-fn touch(shared: &Shared, touches: &mut Vec<u32>, frame: u32) {
+fn touch(shared: &CacheShared, touches: &mut Vec<u32>, frame: u32) {
     touches.push(frame);
     if touches.len() >= TOUCHES_MAX {
         shared.touch(touches);
@@ -351,7 +351,7 @@ fn sample(cache: &CoreCache, samples: &mut Vec<u64>, page: u64) {
 }
 
 /// Processing of reads.
-impl CachedCore {
+impl CachedChannel {
     fn offset_and_bytes(&self, request: &IoRequest) -> (u64, u32) {
         (request.range.offset(self.shift), request.range.data_bytes(self.shift))
     }
@@ -364,7 +364,7 @@ impl CachedCore {
         if self.misses.are_many() && self.skips(request, page, bytes) {
             return Prepared::Pool;
         }
-        let Shared { index, frames, .. } = &*self.cache.shared;
+        let CacheShared { index, frames, .. } = &*self.cache.shared;
         let guess = match self.predicted {
             (expected, frame) if expected == page => frame,
             _ => index.guess(index.first_bucket(page)),
@@ -472,7 +472,7 @@ impl CachedCore {
         let is_cached = bytes > 0 && !is_last_part && count <= HIT_PAGES_MAX;
         let fills = is_cached && count <= FILL_PAGES_MAX && !is_once;
         let is_open = self.cache.budget.is_open(self.now);
-        let mut plan = self.cache.plans.pop().unwrap_or_else(Plan::new);
+        let mut plan = self.cache.plans.pop().unwrap_or_else(ReadPlan::new);
         let context = self.cache.context(request.client);
         let counts = context.counts.host;
         let is_planned = if fills && is_open {
@@ -521,7 +521,7 @@ impl CachedCore {
             // Submitted without `prepare`, or after another call of `prepare` or `poll`: passes around the
             // cache.
             None => {
-                let mut plan = self.cache.plans.pop().unwrap_or_else(Plan::new);
+                let mut plan = self.cache.plans.pop().unwrap_or_else(ReadPlan::new);
                 (plan.offset, plan.bytes) = self.offset_and_bytes(request);
                 let pages = u64::from(plan.bytes).div_ceil(FRAME);
                 self.cache.counts.of(request.client).passed.add(pages);
@@ -661,7 +661,7 @@ impl CachedCore {
     }
 }
 
-impl CachedCore {
+impl CachedChannel {
     /// Cancels the command at `slot` if it is a read, or a write with an unfinished sweep, of `owner`.
     /// Returns its completion. The pieces of a read continue.
     fn cancel(&mut self, slot: u32, owner: Owner) -> Option<Done> {
@@ -686,17 +686,17 @@ impl CachedCore {
     }
 }
 
-impl Disk for CachedCore {
+impl DiskChannel for CachedChannel {
     #[inline]
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 
-    fn inner(&self) -> Option<&dyn Disk> {
+    fn inner(&self) -> Option<&dyn DiskChannel> {
         Some(&*self.inner)
     }
 
-    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+    fn inner_mut(&mut self) -> Option<&mut dyn DiskChannel> {
         Some(&mut *self.inner)
     }
 

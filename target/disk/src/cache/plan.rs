@@ -1,4 +1,4 @@
-//! [`Plan`]: the pages of one read, the state of each, and the reads of the disk that fill missing pages.
+//! [`ReadPlan`]: the pages of one read, the state of each, and the reads of the disk that fill missing pages.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use spindle_reactor::mem::{Buf, CacheCore, FRAME_BYTES, Filling, KeptPin, Pin};
 use super::counts::HostCounts;
 use super::index::{Found, PageBuckets};
 use super::policy::InsertReason;
-use super::shared::{Admission, Shared};
+use super::shared::{Admission, CacheShared};
 
 const FRAME: u64 = FRAME_BYTES as u64;
 /// Most pages of one run: 128 KiB.
@@ -37,7 +37,7 @@ pub(super) struct Run {
 #[derive(Debug)]
 pub(super) struct NoFrame;
 
-pub(super) struct Plan {
+pub(super) struct ReadPlan {
     /// Byte offset of the read on the disk.
     pub(super) offset: u64,
     pub(super) bytes: u32,
@@ -55,13 +55,13 @@ struct Open<'a> {
 }
 
 /// Context of a plan's methods: the cache, the core's frame handle and the counters.
-pub(super) struct PlanContext<'a> {
-    pub(super) shared: &'a Shared,
+pub(super) struct ReadContext<'a> {
+    pub(super) shared: &'a CacheShared,
     pub(super) frames: &'a Rc<CacheCore>,
     pub(super) counts: HostCounts<'a>,
 }
 
-impl PlanContext<'_> {
+impl ReadContext<'_> {
     /// Dooms and frees the frames of a run that will not be read.
     pub(super) fn give_up(&self, buf: Buf) {
         let taken = self.frames.take_back(buf, |filling| self.end(filling));
@@ -82,11 +82,11 @@ impl PlanContext<'_> {
     }
 }
 
-impl Plan {
+impl ReadPlan {
     /// Returns an empty plan with capacity for 128 pages and 64 runs, which suffices for reads of common
     /// size.
-    pub(super) fn new() -> Plan {
-        Plan {
+    pub(super) fn new() -> ReadPlan {
+        ReadPlan {
             offset: 0,
             bytes: 0,
             pages: Vec::with_capacity(128),
@@ -103,7 +103,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`NoFrame`]: no frame is available for a page. The plan is empty again.
-    pub(super) fn make(&mut self, context: &PlanContext<'_>, offset: u64, bytes: u32) -> Result<(), NoFrame> {
+    pub(super) fn make(&mut self, context: &ReadContext<'_>, offset: u64, bytes: u32) -> Result<(), NoFrame> {
         (self.offset, self.bytes) = (offset, bytes);
         let end = (offset + u64::from(bytes)).div_ceil(FRAME);
         let mut open = None;
@@ -140,7 +140,7 @@ impl Plan {
     /// A page that another command fills is waited for (`joins`), or counts as missing.
     pub(super) fn find(
         &mut self,
-        context: &PlanContext<'_>,
+        context: &ReadContext<'_>,
         offset: u64,
         bytes: u32,
         is_once: bool,
@@ -170,7 +170,7 @@ impl Plan {
     }
 
     /// Enters the missing pages of a read-ahead. Pages without an available frame are not read ahead.
-    pub(super) fn make_ahead(&mut self, context: &PlanContext<'_>, first: u64, count: u32) {
+    pub(super) fn make_ahead(&mut self, context: &ReadContext<'_>, first: u64, count: u32) {
         (self.offset, self.bytes, self.is_ahead) = (first * FRAME, count * FRAME_BYTES, true);
         let shared = context.shared;
         let mut open = None;
@@ -201,7 +201,7 @@ impl Plan {
     /// # Errors
     /// [`NoFrame`]: no frame is available for a page. The read passes around the cache once its own pieces
     /// have completed.
-    pub(super) fn retry_waiting(&mut self, context: &PlanContext<'_>) -> Result<(), NoFrame> {
+    pub(super) fn retry_waiting(&mut self, context: &ReadContext<'_>) -> Result<(), NoFrame> {
         let first = self.first_page();
         for (page, state) in (first..).zip(&mut self.pages) {
             if !matches!(state, Page::Waiting) {
@@ -244,7 +244,7 @@ impl Plan {
     }
 
     /// Returns the data of the read and leaves the plan empty. Panics unless every page is pinned.
-    pub(super) fn data(&mut self, context: &PlanContext<'_>) -> Buf {
+    pub(super) fn data(&mut self, context: &ReadContext<'_>) -> Buf {
         let skip = u32::try_from(self.offset % FRAME).unwrap_or(0);
         let words = context.shared.words();
         let pins = self.pages.drain(..).map(|page| match page {
@@ -256,7 +256,7 @@ impl Plan {
 
     /// Handles the end of a run: publishes its frames, unless a write has doomed them, and pins their pages.
     /// After an error (`is_read` is false), frees the frames and marks the pages as waiting.
-    pub(super) fn on_read(&mut self, context: &PlanContext<'_>, buf: Buf, is_read: bool) {
+    pub(super) fn on_read(&mut self, context: &ReadContext<'_>, buf: Buf, is_read: bool) {
         let first = self.first_page();
         let taken = context.frames.take_back(buf, |filling| {
             let at = filling.page().checked_sub(first).and_then(|at| usize::try_from(at).ok());
@@ -278,14 +278,14 @@ impl Plan {
     /// Handles the loss of buffers: if no piece is at the disk, pages that are still `Own` lie in buffers
     /// that the disk has kept. Dooms their frames, because the disk may still write to them, and marks the
     /// pages as waiting. The drop of the buffers frees the frames.
-    pub(super) fn on_lost(&mut self, context: &PlanContext<'_>) {
+    pub(super) fn on_lost(&mut self, context: &ReadContext<'_>) {
         self.doom(context, 0..u64::MAX);
         self.pages.iter_mut().filter(|page| matches!(page, Page::Own(_))).for_each(|it| *it = Page::Waiting);
     }
 
     /// Dooms the frames that this read fills for `pages`, and removes their entries. Only this read may then
     /// use the data.
-    pub(super) fn doom(&self, context: &PlanContext<'_>, pages: std::ops::Range<u64>) {
+    pub(super) fn doom(&self, context: &ReadContext<'_>, pages: std::ops::Range<u64>) {
         let words = context.shared.words();
         for (page, state) in (self.first_page()..).zip(&self.pages).filter(|(page, _)| pages.contains(page)) {
             let Page::Own(frame) = *state else { continue };
@@ -301,7 +301,7 @@ impl Plan {
     }
 
     /// Empties the plan: drops the pins and frees the frames of runs that were not submitted.
-    pub(super) fn clear(&mut self, context: &PlanContext<'_>) {
+    pub(super) fn clear(&mut self, context: &ReadContext<'_>) {
         self.is_ahead = false;
         self.runs.drain(..).for_each(|run| context.give_up(run.buf));
         for page in self.pages.drain(..) {
@@ -324,7 +324,7 @@ enum Lookup<'a> {
 }
 
 /// Looks up a page, and enters a missing page.
-fn look_up<'a>(context: &PlanContext<'a>, buckets: PageBuckets) -> Result<Lookup<'a>, NoFrame> {
+fn look_up<'a>(context: &ReadContext<'a>, buckets: PageBuckets) -> Result<Lookup<'a>, NoFrame> {
     let shared = context.shared;
     match shared.index.find(shared.words(), buckets) {
         Found::Present(pin) => {
@@ -343,7 +343,7 @@ fn look_up<'a>(context: &PlanContext<'a>, buckets: PageBuckets) -> Result<Lookup
 }
 
 fn add<'a>(
-    context: &PlanContext<'_>,
+    context: &ReadContext<'_>,
     runs: &mut Vec<Run>,
     open: &mut Option<Open<'a>>,
     page: u64,
@@ -356,7 +356,7 @@ fn add<'a>(
     open.get_or_insert_with(|| Open { page, frames: ArrayVec::new() }).frames.push(filling);
 }
 
-fn close(context: &PlanContext<'_>, runs: &mut Vec<Run>, open: Option<Open<'_>>) {
+fn close(context: &ReadContext<'_>, runs: &mut Vec<Run>, open: Option<Open<'_>>) {
     if let Some(Open { page, frames }) = open {
         runs.push(Run { page, buf: context.frames.filling(frames.into_iter()) });
     }

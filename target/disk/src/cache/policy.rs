@@ -12,7 +12,7 @@ use super::lists::Lists;
 
 /// State of a frame for a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum FrameState {
     /// The frame's page was invalidated.
     Gone,
     /// The frame is pinned or being filled: not evictable now.
@@ -25,7 +25,7 @@ pub enum State {
 /// Access of a policy to the frames of its shard.
 pub trait Frames {
     /// Returns the current state of a frame.
-    fn state(&self, frame: u32) -> State;
+    fn state(&self, frame: u32) -> FrameState;
     /// Sets the heat of a frame.
     fn set_heat(&self, frame: u32, heat: u8);
     /// Returns the hash of the page in a frame.
@@ -129,17 +129,17 @@ impl Policy for S3Fifo {
             let queue = if is_main { MAIN } else { SMALL };
             let frame = self.lists.pop_back(queue)?;
             match (frames.state(frame), queue) {
-                (State::Gone, _) => {}
-                (State::Busy, _) => self.lists.push_front(queue, frame),
-                (State::Heat(heat), SMALL) if heat >= PROMOTED_HEAT => {
+                (FrameState::Gone, _) => {}
+                (FrameState::Busy, _) => self.lists.push_front(queue, frame),
+                (FrameState::Heat(heat), SMALL) if heat >= PROMOTED_HEAT => {
                     frames.set_heat(frame, 0);
                     self.lists.push_front(MAIN, frame);
                 }
-                (State::Heat(heat), MAIN) if heat > 0 => {
+                (FrameState::Heat(heat), MAIN) if heat > 0 => {
                     frames.set_heat(frame, heat - 1);
                     self.lists.push_front(MAIN, frame);
                 }
-                (State::Heat(_), _) => {
+                (FrameState::Heat(_), _) => {
                     if queue == SMALL {
                         self.ghost.insert(frames.hash(frame));
                     }
@@ -195,9 +195,9 @@ impl Policy for Lru {
         for _ in 0..EXAMINED_MAX {
             let frame = self.lists.pop_back(MAIN)?;
             match frames.state(frame) {
-                State::Gone => {}
-                State::Busy => self.lists.push_front(MAIN, frame),
-                State::Heat(_) => {
+                FrameState::Gone => {}
+                FrameState::Busy => self.lists.push_front(MAIN, frame),
+                FrameState::Heat(_) => {
                     self.ghost.insert(frames.hash(frame));
                     return Some(frame);
                 }
@@ -259,9 +259,9 @@ impl Policy for Exclusive {
                 return self.kept.victim(frames);
             };
             match frames.state(frame) {
-                State::Gone => {}
-                State::Busy => self.read_by_host.push_front(READ_BY_HOST, frame),
-                State::Heat(_) => return Some(frame),
+                FrameState::Gone => {}
+                FrameState::Busy => self.read_by_host.push_front(READ_BY_HOST, frame),
+                FrameState::Heat(_) => return Some(frame),
             }
         }
         // None of the examined frames is evictable: tries the pages that no host has read.

@@ -1,5 +1,5 @@
-//! [`Shared`]: state of one cache, shared by all cores: frames, index, shards with their policies, sweeps and
-//! counters.
+//! [`CacheShared`]: state of one cache, shared by all cores: frames, index, shards with their policies,
+//! sweeps and counters.
 //!
 //! The frames are divided into shards by the page's first bucket. A shard has its own policy and free frames,
 //! under a lock. Misses, written pages that are entered again, and reports of hits take the lock. No core
@@ -17,7 +17,7 @@ use spindle_reactor::mem::{
 use super::counts::{AllCounts, HostCounts};
 use super::index::{Found, Index, Inserted, PageBuckets, Was, Write, mix};
 use super::lists::LIST_BYTES;
-use super::policy::{Exclusive, Frames, Ghost, InsertReason, Lru, Policy, S3Fifo, State};
+use super::policy::{Exclusive, FrameState, Frames, Ghost, InsertReason, Lru, Policy, S3Fifo};
 use super::sizes::Sizes;
 use super::sweeps::{RANGES, Sweeps};
 use super::{CacheMode, CacheSpec, PolicyKind};
@@ -28,7 +28,7 @@ const SHARD_FRAMES_MIN: u32 = 4096;
 const SHARDS_MAX: u32 = 64;
 /// Most victims that a miss tries before the read passes around the cache.
 const VICTIMS_MAX: u32 = 8;
-/// Frames of a cache whose pages are counted at each call of [`Shared::present`]: a pass over more takes
+/// Frames of a cache whose pages are counted at each call of [`CacheShared::present`]: a pass over more takes
 /// longer than 1 ms.
 const COUNTED_ALWAYS: u32 = 1 << 18;
 /// How long the count of a larger cache is used again.
@@ -48,7 +48,7 @@ struct ShardState {
 }
 
 /// State of one cache, shared by all cores. See the module.
-pub(super) struct Shared {
+pub(super) struct CacheShared {
     pub(super) spec: CacheSpec,
     pub(super) frames: Arc<CacheFrames>,
     pub(super) index: Index,
@@ -57,7 +57,7 @@ pub(super) struct Shared {
     pub(super) counts: Arc<AllCounts>,
     pub(super) sizes: Sizes,
     pub(super) wants_touches: bool,
-    /// Last count of [`Shared::present`], and its time.
+    /// Last count of [`CacheShared::present`], and its time.
     counted: Mutex<Option<(Instant, u32)>>,
     /// Time until all of the memory was resident. Empty until then, and if the kernel refused.
     pub(super) resident_after: Arc<OnceLock<Duration>>,
@@ -75,7 +75,7 @@ pub(super) struct Stay {
     sweeps: u64,
 }
 
-/// Result of [`Shared::admit`].
+/// Result of [`CacheShared::admit`].
 pub(super) enum Admission<'a> {
     /// Another core has published the page since the miss.
     Present(Pin<'a>),
@@ -120,10 +120,10 @@ pub(super) fn policy_for(spec: &CacheSpec, frames: u32) -> Box<dyn Policy> {
     }
 }
 
-impl Shared {
+impl CacheShared {
     /// Returns the state of a new cache, and with [`CacheSpec::is_resident`] the memory that is to be made
     /// resident.
-    pub(super) fn new(spec: &CacheSpec) -> Result<(Shared, Option<CacheMemory>), RegionError> {
+    pub(super) fn new(spec: &CacheSpec) -> Result<(CacheShared, Option<CacheMemory>), RegionError> {
         let (shards, shard_frames) = shape(spec.bytes);
         let (frames, rights, memory) = if spec.is_resident {
             let made = CacheFrames::withheld(shards, shard_frames, spec.pages, spec.has_seals)?;
@@ -134,7 +134,7 @@ impl Shared {
         };
         let policy = || policy_for(spec, shard_frames);
         let shard = |right| Mutex::new(ShardState { right, policy: policy() });
-        let shared = Shared {
+        let shared = CacheShared {
             spec: *spec,
             index: Index::new(frames.words().len()),
             frames,
@@ -309,13 +309,13 @@ struct View<'a> {
 }
 
 impl Frames for View<'_> {
-    fn state(&self, frame: u32) -> State {
+    fn state(&self, frame: u32) -> FrameState {
         let frame = self.first + frame;
         match self.words.heat(frame) {
-            None if self.words.is_filling(frame) => State::Busy,
-            None => State::Gone,
-            Some(_) if self.words.is_pinned(frame) => State::Busy,
-            Some(heat) => State::Heat(heat),
+            None if self.words.is_filling(frame) => FrameState::Busy,
+            None => FrameState::Gone,
+            Some(_) if self.words.is_pinned(frame) => FrameState::Busy,
+            Some(heat) => FrameState::Heat(heat),
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::{Mutex, TryLockError};
 use super::CacheSpec;
 use super::counts::Counts;
 use super::index::mix;
-use super::policy::{Frames, InsertReason, Policy, State};
+use super::policy::{FrameState, Frames, InsertReason, Policy};
 use super::shared::policy_for;
 
 /// log2 of the sampling divisors: one page in 32 to one in 256. Processing a sampled page costs up to 300 ns.
@@ -152,15 +152,15 @@ impl SimulatedCache {
 }
 
 impl Frames for SimulatedFrames {
-    fn state(&self, frame: u32) -> State {
+    fn state(&self, frame: u32) -> FrameState {
         let at = frame as usize;
         #[cfg(test)]
         if self.pinned[at] {
-            return State::Busy;
+            return FrameState::Busy;
         }
         match self.page[at] {
-            NO_PAGE => State::Gone,
-            _ => State::Heat(self.heat[at].get()),
+            NO_PAGE => FrameState::Gone,
+            _ => FrameState::Heat(self.heat[at].get()),
         }
     }
 

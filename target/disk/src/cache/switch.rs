@@ -14,8 +14,8 @@
 //! A core switches when none of its commands is in flight: new commands are queued until the commands in
 //! flight have ended. Then the core confirms the stage. The step from Announcing to Cached does not wait.
 //!
-//! A core switches only after [`Disk::reconfigure`]. By then the rest of the new configuration, such as the
-//! registration of the cache's memory, is valid on the core.
+//! A core switches only after [`DiskChannel::reconfigure`]. By then the rest of the new configuration, such
+//! as the registration of the cache's memory, is valid on the core.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,24 +24,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
 
-use super::core::CachedCore;
-use super::shared::Shared;
+use super::core::CachedChannel;
+use super::shared::CacheShared;
 use crate::layer::Call;
 use crate::release::{Former, release};
 use crate::{
-    Abilities, BlockRange, CoreContext, Disk, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
+    Abilities, BlockRange, ChannelContext, DiskChannel, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
 };
 
 /// Stage of the switch, see the module. The cores enter a stage one after the other.
 #[derive(Clone)]
 enum Stage {
     Plain,
-    Announcing(Arc<Shared>),
-    Cached(Arc<Shared>),
+    Announcing(Arc<CacheShared>),
+    Cached(Arc<CacheShared>),
 }
 
 impl Stage {
-    fn cache(&self) -> Option<&Arc<Shared>> {
+    fn cache(&self) -> Option<&Arc<CacheShared>> {
         match self {
             Stage::Plain => None,
             Stage::Announcing(shared) | Stage::Cached(shared) => Some(shared),
@@ -52,7 +52,7 @@ impl Stage {
 struct SwitchState {
     stage: Stage,
     /// The requested cache; `None`: no cache.
-    wanted: Option<Arc<Shared>>,
+    wanted: Option<Arc<CacheShared>>,
     /// Number of calls of [`Switch::set_wanted`].
     request: u64,
     /// By core: the generation that the core has confirmed.
@@ -67,13 +67,13 @@ pub(super) struct Switch {
 }
 
 /// Gives caches back that no core gets any more. The frames outlive a cache while replies are sent from them.
-fn release_all(caches: Vec<Arc<Shared>>) {
+fn release_all(caches: Vec<Arc<CacheShared>>) {
     let frames: Vec<Former> = caches.iter().map(|cache| Arc::clone(&cache.frames) as Former).collect();
     release(caches.into_iter().map(|cache| cache as Former).chain(frames));
 }
 
 impl Switch {
-    pub(super) fn new(shared: Option<Arc<Shared>>) -> Switch {
+    pub(super) fn new(shared: Option<Arc<CacheShared>>) -> Switch {
         let stage = shared.clone().map_or(Stage::Plain, Stage::Cached);
         let now = SwitchState { stage, wanted: shared, request: 0, cores: Vec::new() };
         Switch { state: Mutex::new(now), generation: AtomicU64::new(0) }
@@ -84,7 +84,7 @@ impl Switch {
     }
 
     /// Returns the cache in use and the requested one, if it is another.
-    fn caches(&self) -> Vec<Arc<Shared>> {
+    fn caches(&self) -> Vec<Arc<CacheShared>> {
         let now = self.lock();
         let mut caches: Vec<_> = now.stage.cache().cloned().into_iter().chain(now.wanted.clone()).collect();
         drop(now);
@@ -92,9 +92,9 @@ impl Switch {
         caches
     }
 
-    /// Requests the cache `shared`, or no cache. Each core starts to switch at [`Disk::reconfigure`]. The
-    /// memory of a former cache is given back by another thread.
-    pub(super) fn set_wanted(&self, shared: Option<Arc<Shared>>) {
+    /// Requests the cache `shared`, or no cache. Each core starts to switch at [`DiskChannel::reconfigure`].
+    /// The memory of a former cache is given back by another thread.
+    pub(super) fn set_wanted(&self, shared: Option<Arc<CacheShared>>) {
         let mut former = self.caches();
         former.retain(|it| shared.as_ref().is_none_or(|shared| !Arc::ptr_eq(it, shared)));
         // Before any core can begin to switch, and so to stop announcing its writes to a former cache:
@@ -116,14 +116,14 @@ impl Switch {
     }
 
     /// Returns the requested cache; `None`: no cache.
-    pub(super) fn wanted(&self) -> Option<Arc<Shared>> {
+    pub(super) fn wanted(&self) -> Option<Arc<CacheShared>> {
         self.lock().wanted.clone()
     }
 
     /// Drops all pages of the cache in use. Releases the lock first, because dropping the pages of a large
     /// cache takes milliseconds.
     pub(super) fn drop_all(&self) {
-        let mut done: Option<Arc<Shared>> = None;
+        let mut done: Option<Arc<CacheShared>> = None;
         loop {
             let cache = self.lock().stage.cache().cloned();
             let Some(cache) = cache.filter(|it| done.as_ref().is_none_or(|done| !Arc::ptr_eq(it, done)))
@@ -161,9 +161,9 @@ impl Switch {
 
 /// Disk handle for a core's commands, by stage.
 enum Path {
-    Plain(Box<dyn Disk>),
-    Announcing(Box<CachedCore>),
-    Cached(Box<CachedCore>),
+    Plain(Box<dyn DiskChannel>),
+    Announcing(Box<CachedChannel>),
+    Cached(Box<CachedChannel>),
     /// Placeholder while a method of [`SwitchedCore`] replaces the path.
     Moving,
 }
@@ -197,9 +197,9 @@ pub(super) struct SwitchedCore {
 
 impl SwitchedCore {
     pub(super) fn new(
-        inner: Box<dyn Disk>,
+        inner: Box<dyn DiskChannel>,
         switch: &Arc<Switch>,
-        context: &CoreContext,
+        context: &ChannelContext,
         has_single_blocks: bool,
     ) -> SwitchedCore {
         let mut now = switch.lock();
@@ -236,7 +236,7 @@ impl SwitchedCore {
         }
     }
 
-    fn disk(&mut self) -> &mut dyn Disk {
+    fn disk(&mut self) -> &mut dyn DiskChannel {
         match &mut self.path {
             Path::Plain(disk) => &mut **disk,
             Path::Announcing(core) | Path::Cached(core) => &mut **core,
@@ -244,7 +244,7 @@ impl SwitchedCore {
         }
     }
 
-    fn as_disk(&self) -> &dyn Disk {
+    fn as_disk(&self) -> &dyn DiskChannel {
         match &self.path {
             Path::Plain(disk) => &**disk,
             Path::Announcing(core) | Path::Cached(core) => &**core,
@@ -256,7 +256,7 @@ impl SwitchedCore {
     /// Cached.
     fn enter_stage(&mut self, stage: &Stage) {
         let path = std::mem::replace(&mut self.path, Path::Moving);
-        let context = CoreContext { core: self.core, pool: self.pool.clone(), depth: self.depth };
+        let context = ChannelContext { core: self.core, pool: self.pool.clone(), depth: self.depth };
         let inner = |path| match path {
             Path::Plain(inner) => inner,
             Path::Announcing(core) | Path::Cached(core) => core.into_inner(),
@@ -266,15 +266,18 @@ impl SwitchedCore {
             (Stage::Plain, path) => Path::Plain(inner(path)),
             (Stage::Announcing(_), Path::Cached(core) | Path::Announcing(core)) => Path::Announcing(core),
             (Stage::Cached(_), Path::Announcing(core)) => Path::Cached(core),
-            (Stage::Announcing(shared), path) => Path::Announcing(Box::new(CachedCore::new(
+            (Stage::Announcing(shared), path) => Path::Announcing(Box::new(CachedChannel::new(
                 inner(path),
                 Arc::clone(shared),
                 &context,
                 self.now,
             ))),
-            (Stage::Cached(shared), path) => {
-                Path::Cached(Box::new(CachedCore::new(inner(path), Arc::clone(shared), &context, self.now)))
-            }
+            (Stage::Cached(shared), path) => Path::Cached(Box::new(CachedChannel::new(
+                inner(path),
+                Arc::clone(shared),
+                &context,
+                self.now,
+            ))),
         };
     }
 
@@ -330,17 +333,17 @@ impl SwitchedCore {
     }
 }
 
-impl Disk for SwitchedCore {
+impl DiskChannel for SwitchedCore {
     #[inline]
     fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    fn inner(&self) -> Option<&dyn Disk> {
+    fn inner(&self) -> Option<&dyn DiskChannel> {
         Some(self.as_disk())
     }
 
-    fn inner_mut(&mut self) -> Option<&mut dyn Disk> {
+    fn inner_mut(&mut self) -> Option<&mut dyn DiskChannel> {
         Some(self.disk())
     }
 

@@ -18,7 +18,7 @@ use spindle_reactor::mem::Pages;
 
 use super::{CacheMode, CacheSpec, CachedDisk, PolicyKind};
 use crate::testing::{TempPath, model, steady};
-use crate::{DiskSource, Fault, FaultDisk, FileDisk, FileSpec, OpKind, OpenError};
+use crate::{Disk, Fault, FaultDisk, FileDisk, FileSpec, OpKind, OpenError};
 
 fn spec(bytes: u64, policy: PolicyKind) -> CacheSpec {
     CacheSpec::new(bytes, policy, Pages::Base)
@@ -85,7 +85,7 @@ fn sizes_out_of_range_are_refused_by_name() {
     let inner = file(&path, 512);
     for bytes in [0, super::CACHE_BYTES_MIN - 1, super::CACHE_BYTES_MAX + 1, u64::MAX] {
         let refused =
-            CachedDisk::new(Arc::clone(&inner) as Arc<dyn DiskSource>, Some(&spec(bytes, PolicyKind::Lru)));
+            CachedDisk::new(Arc::clone(&inner) as Arc<dyn Disk>, Some(&spec(bytes, PolicyKind::Lru)));
         let Err(OpenError::Setting { field, value, .. }) = refused.map(drop) else { panic!("{bytes}") };
         assert_eq!((field, value), ("cache.size", bytes.to_string()));
     }

@@ -38,30 +38,30 @@ fn seek(seek: u64) -> DelaySpec {
     DelaySpec { seek: us(seek), ..DelaySpec::default() }
 }
 
-fn ram() -> Arc<dyn DiskSource> {
+fn ram() -> Arc<dyn Disk> {
     let spec = RamSpec { bytes: BLOCKS * BLOCK, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     RamDisk::new("r", spec).expect("ram disk")
 }
 
-fn null() -> Arc<dyn DiskSource> {
+fn null() -> Arc<dyn Disk> {
     NullDisk::new("n", NullSpec { bytes: BLOCKS * BLOCK, block_bytes: 4096 }).expect("null disk")
 }
 
-fn slow(inner: Arc<dyn DiskSource>, spec: DelaySpec) -> Arc<dyn DiskSource> {
+fn slow(inner: Arc<dyn Disk>, spec: DelaySpec) -> Arc<dyn Disk> {
     DelayDisk::new(inner, &spec).expect("a slow disk")
 }
 
 /// A core that is told what time it is.
 struct Rig {
-    disk: Box<dyn Disk>,
+    disk: Box<dyn DiskChannel>,
     pool: Pool,
     is_busy: bool,
 }
 
 impl Rig {
-    fn new(source: &dyn DiskSource) -> Rig {
+    fn new(source: &dyn Disk) -> Rig {
         let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 16 }], Pages::Base).expect("pool");
-        let context = CoreContext { core: 0, pool: pool.clone(), depth: 16 };
+        let context = ChannelContext { core: 0, pool: pool.clone(), depth: 16 };
         Rig { disk: source.open(&context).expect("opens"), pool, is_busy: false }
     }
 
@@ -316,9 +316,9 @@ fn settings_out_of_range_are_refused_by_name() {
 }
 
 /// A disk that counts how often it is told of a change.
-struct Told(Arc<dyn DiskSource>, Arc<AtomicUsize>);
+struct Told(Arc<dyn Disk>, Arc<AtomicUsize>);
 
-impl DiskSource for Told {
+impl Disk for Told {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -331,8 +331,8 @@ impl DiskSource for Told {
         self.0.geometry()
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(ToldCore(self.0.open(context)?, Arc::clone(&self.1))))
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
+        Ok(Box::new(ToldChannel(self.0.open(context)?, Arc::clone(&self.1))))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -340,9 +340,9 @@ impl DiskSource for Told {
     }
 }
 
-struct ToldCore(Box<dyn Disk>, Arc<AtomicUsize>);
+struct ToldChannel(Box<dyn DiskChannel>, Arc<AtomicUsize>);
 
-impl Disk for ToldCore {
+impl DiskChannel for ToldChannel {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
@@ -375,7 +375,7 @@ impl Disk for ToldCore {
 #[test]
 fn every_layer_passes_on_that_the_configuration_has_changed() {
     let cache = CacheSpec::new(1 << 20, PolicyKind::Lru, Pages::Base);
-    type Layer<'a> = &'a dyn Fn(Arc<dyn DiskSource>) -> Arc<dyn DiskSource>;
+    type Layer<'a> = &'a dyn Fn(Arc<dyn Disk>) -> Arc<dyn Disk>;
     let layers: [(&str, Layer<'_>); 4] = [
         ("delay", &|inner| slow(inner, latency(10))),
         ("fault", &|inner| FaultDisk::new(inner, 1).0),

@@ -34,13 +34,13 @@ pub enum OpKind {
     WriteZeroes,
     /// Dataset Management, Deallocate.
     Deallocate,
-    /// [`crate::Disk::compare_and_write`]. [`Broken`] treats these commands as a read and a write.
+    /// [`crate::DiskChannel::compare_and_write`]. [`Broken`] treats these commands as a read and a write.
     CompareAndWrite,
     /// Compares. [`Broken`] treats these commands as reads.
     Compare,
     /// Verifies. [`Broken`] treats these commands as reads.
     Verify,
-    /// [`crate::Disk::copy`]. [`Broken`] treats the destination as a write, the source as a read.
+    /// [`crate::DiskChannel::copy`]. [`Broken`] treats the destination as a write, the source as a read.
     Copy,
 }
 
@@ -58,7 +58,7 @@ impl OpKind {
         OpKind::Copy,
     ];
 
-    /// Returns the kind of an operation for [`crate::Disk::submit`].
+    /// Returns the kind of an operation for [`crate::DiskChannel::submit`].
     #[must_use]
     pub fn of(op: Op) -> OpKind {
         match op {

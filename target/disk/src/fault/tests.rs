@@ -11,37 +11,37 @@ use crate::{NullDisk, NullSpec, RamDisk, RamSpec};
 const ALWAYS: u32 = 1_000_000;
 const ONE: BlockRange = BlockRange { lba: 3, blocks: 1 };
 
-fn context(core: usize) -> CoreContext {
+fn context(core: usize) -> ChannelContext {
     let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 64 }], Pages::Base).expect("pool");
-    CoreContext { core, pool, depth: 64 }
+    ChannelContext { core, pool, depth: 64 }
 }
 
-fn over_null(seed: u64) -> (Box<dyn Disk>, Arc<FaultControl>) {
+fn over_null(seed: u64) -> (Box<dyn DiskChannel>, Arc<FaultControl>) {
     let null = NullDisk::new("n", NullSpec { bytes: 1 << 30, block_bytes: 4096 }).expect("null disk");
     let (source, control) = FaultDisk::new(null, seed);
     (source.open(&context(0)).expect("opens"), control)
 }
 
-fn over_ram(seed: u64) -> (Box<dyn Disk>, Arc<FaultControl>) {
+fn over_ram(seed: u64) -> (Box<dyn DiskChannel>, Arc<FaultControl>) {
     let spec = RamSpec { bytes: 1 << 20, block_bytes: 4096, pages: Pages::Base, has_seals: false };
     let (source, control) = FaultDisk::new(RamDisk::new("r", spec).expect("ram disk"), seed);
     (source.open(&context(0)).expect("opens"), control)
 }
 
-fn frames(disk: &mut dyn Disk, range: BlockRange) -> Buf {
+fn frames(disk: &mut dyn DiskChannel, range: BlockRange) -> Buf {
     let prepared = disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None);
     let Prepared::Fill(buf) = prepared else { panic!("no frames are free") };
     buf
 }
 
-fn write(disk: &mut dyn Disk, token: u64, range: BlockRange, fill: u8) -> Option<Done> {
+fn write(disk: &mut dyn DiskChannel, token: u64, range: BlockRange, fill: u8) -> Option<Done> {
     let mut buf = frames(disk, range);
     buf.segments_mut().for_each(|segment| segment.fill(fill));
     disk.submit(Token(token), &IoRequest::new(Op::Write { fua: false }, range), Some(buf))
 }
 
 /// The byte that a block is filled with, read when nothing is set to fail.
-fn fill_of(disk: &mut dyn Disk, range: BlockRange) -> u8 {
+fn fill_of(disk: &mut dyn DiskChannel, range: BlockRange) -> u8 {
     let done = disk.submit(Token(99), &IoRequest::new(Op::Read, range), None).expect("at once");
     done.buf.and_then(|buf| buf.as_slice().map(|bytes| bytes[0])).expect("a pin")
 }

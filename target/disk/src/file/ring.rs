@@ -12,10 +12,10 @@ use spindle_reactor::mem::Buf;
 use spindle_reactor::uring::{Completion, FileIndex, FileRing};
 
 use super::syncs::Syncs;
-use super::{Shared, disk_error};
+use super::{FileShared, disk_error};
 use crate::backend::request::ZERO_WRITE_BYTES;
-use crate::backend::{AsyncBackend, BackendCore, Ended, Request, ZeroMethod, ZeroMethods, requests_of};
-use crate::{CoreContext, DiskError, Geometry, OpenError};
+use crate::backend::{AsyncBackend, BackendChannel, Ended, Request, ZeroMethod, ZeroMethods, requests_of};
+use crate::{ChannelContext, DiskError, Geometry, OpenError};
 
 /// Most bytes punched or zeroed per call. The file system keeps the inode locked meanwhile, which blocks
 /// other writes.
@@ -35,19 +35,22 @@ pub(super) struct FileBackend {
     cached: Option<(FileIndex, Syncs)>,
     /// Second ring, for polled reads and writes without FUA, and the file's index in this ring.
     polled: Option<(FileRing, FileIndex)>,
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
 }
 
 /// One core's handle on a file disk.
-pub(super) type FileCore = BackendCore<FileBackend>;
+pub(super) type FileChannel = BackendChannel<FileBackend>;
 
-pub(super) fn open(shared: Arc<Shared>, context: &CoreContext) -> Result<FileCore, OpenError> {
+pub(super) fn open(shared: Arc<FileShared>, context: &ChannelContext) -> Result<FileChannel, OpenError> {
     let (name, guard) = (shared.name.clone(), Arc::clone(&shared.guard));
-    BackendCore::new(&name, open_backend(shared, context)?, &guard, context)
+    BackendChannel::new(&name, open_backend(shared, context)?, &guard, context)
 }
 
 /// Sets up the rings of one core. Fails if io_uring or a further file descriptor is not available.
-pub(super) fn open_backend(shared: Arc<Shared>, context: &CoreContext) -> Result<FileBackend, OpenError> {
+pub(super) fn open_backend(
+    shared: Arc<FileShared>,
+    context: &ChannelContext,
+) -> Result<FileBackend, OpenError> {
     let system = |verb: &str| {
         let verb = format!("{verb} {}", shared.path.display());
         |source: io::Error| OpenError::system(&shared.name, verb, source)

@@ -362,7 +362,7 @@ fn once_the_page_cache_lost_data_no_core_hears_that_a_flush_was_good() {
 fn a_flush_that_fails_through_the_page_cache_is_the_last_that_is_tried() {
     // A pipe cannot be synced.
     let (_read_end, write_end) = io::pipe().expect("pipe");
-    let shared = |is_direct| Shared {
+    let shared = |is_direct| FileShared {
         name: "f".to_owned(),
         path: PathBuf::new(),
         file: Arc::new(File::from(std::os::fd::OwnedFd::from(write_end.try_clone().expect("dup")))),
@@ -392,7 +392,7 @@ fn syncs_through_the_page_cache_that_are_asked_for_at_once_all_end() {
     for is_direct in [false, true] {
         let at = TempPath::new();
         let source = FileDisk::new("f", &FileSpec { is_direct, ..spec(&at, MIB) }).expect("file disk");
-        let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
+        let context = ChannelContext { core: 0, pool: crate::testing::pool(), depth: 4 };
         let mut medium = ring::open_backend(Arc::clone(&source.shared), &context).expect("opens");
         for round in 0..3 {
             let tokens = [1, 2, 3, 4].map(|token| token + 10 * round);
@@ -413,7 +413,7 @@ fn only_errors_of_the_medium_are_kept_from_a_write_with_fua() {
     let at = TempPath::new();
     let spec = FileSpec { is_direct: false, ..spec(&at, MIB) };
     let source = FileDisk::new("f", &spec).expect("file disk");
-    let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
+    let context = ChannelContext { core: 0, pool: crate::testing::pool(), depth: 4 };
     let medium = ring::open_backend(Arc::clone(&source.shared), &context).expect("opens");
     let has_lost_data = || source.shared.has_lost_data.load(Ordering::Relaxed);
     medium.on_durable_error(false, &io::Error::from(Errno::NOSPC));
@@ -429,7 +429,7 @@ fn only_errors_of_the_medium_are_kept_from_a_write_with_fua() {
 fn a_core_does_not_clear_a_guard_over_its_own_write_in_flight() {
     let at = TempPath::new();
     let source = disk(&at, MIB);
-    let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
+    let context = ChannelContext { core: 0, pool: crate::testing::pool(), depth: 4 };
     let mut writer = ring::open(Arc::clone(&source.shared), &context).expect("opens");
     let buf = context.pool.take(32768);
     assert!(

@@ -12,7 +12,7 @@ use spindle_reactor::mem::Buf;
 use spindle_reactor::slab::{Slab, Slot};
 use spindle_reactor::uring::{PassCommand, PassDone, PassError, PassRing};
 
-use super::Shared;
+use super::NgShared;
 use crate::backend::request::ZERO_WRITE_BYTES;
 use crate::backend::{AsyncBackend, Ended, Request, ZeroMethod, ZeroMethods};
 use crate::shape::block_shift;
@@ -90,7 +90,7 @@ struct Transfer {
 pub(super) struct NgBackend<D> {
     drive: D,
     transfers: Slab<Transfer>,
-    shared: Arc<Shared>,
+    shared: Arc<NgShared>,
     shift: u32,
     /// Completed commands; empty between polls.
     done: Vec<PassDone>,
@@ -98,7 +98,7 @@ pub(super) struct NgBackend<D> {
 
 impl<D: Drive> NgBackend<D> {
     /// Creates the backend of one core. `drive` must have capacity for `entries` commands.
-    pub(super) fn new(drive: D, shared: Arc<Shared>, entries: u32) -> NgBackend<D> {
+    pub(super) fn new(drive: D, shared: Arc<NgShared>, entries: u32) -> NgBackend<D> {
         let shift = block_shift(shared.limits.block_bytes);
         let entries = entries as usize;
         let (transfers, done) = (Slab::with_capacity(entries), Vec::with_capacity(entries));

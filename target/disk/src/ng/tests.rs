@@ -19,12 +19,12 @@ use spindle_reactor::uring::{PassCommand, PassDone, PassError};
 use super::backend::{Drive, NgBackend};
 use super::open::Limits;
 use super::place::{NgBlockDevice, polls_passthrough};
-use super::{NgSpec, Shared};
-use crate::backend::{BackendCore, requests_of};
+use super::{NgShared, NgSpec};
+use crate::backend::{BackendChannel, requests_of};
 use crate::testing::model::check;
 use crate::testing::{Driver, Random, TempPath};
 use crate::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Geometry, IoRequest, Op, OpenError, Owner,
+    BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Geometry, IoRequest, Op, OpenError, Owner,
     ResizeError, Usage,
 };
 
@@ -130,7 +130,7 @@ impl Drive for FakeDrive {
 
 /// A disk on such a drive.
 struct FakeNg {
-    shared: Arc<Shared>,
+    shared: Arc<NgShared>,
     state: Arc<Mutex<State>>,
 }
 
@@ -160,7 +160,7 @@ impl FakeNg {
             knows_zeroes: true,
             random: Random(1),
         };
-        FakeNg { shared: Arc::new(Shared::new(limits, None)), state: Arc::new(Mutex::new(state)) }
+        FakeNg { shared: Arc::new(NgShared::new(limits, None)), state: Arc::new(Mutex::new(state)) }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -178,14 +178,14 @@ impl FakeNg {
         self.state().ends.extend(ends);
     }
 
-    fn medium(&self, context: &CoreContext, is_gone: bool) -> NgBackend<FakeDrive> {
+    fn medium(&self, context: &ChannelContext, is_gone: bool) -> NgBackend<FakeDrive> {
         let state = Arc::clone(&self.state);
         let drive = FakeDrive { state, begun: Vec::new(), ended: Vec::new(), is_gone };
         NgBackend::new(drive, Arc::clone(&self.shared), requests_of(context) + 1)
     }
 }
 
-impl DiskSource for FakeNg {
+impl Disk for FakeNg {
     fn name(&self) -> &str {
         "fake"
     }
@@ -198,9 +198,9 @@ impl DiskSource for FakeNg {
         self.shared.geometry()
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         let medium = self.medium(context, false);
-        Ok(Box::new(BackendCore::new("fake", medium, &self.shared.guard, context)?))
+        Ok(Box::new(BackendChannel::new("fake", medium, &self.shared.guard, context)?))
     }
 
     fn resize(&self, _: u64) -> Result<(), ResizeError> {
@@ -398,9 +398,9 @@ fn a_status_of_the_drive_means_the_same_to_the_host() {
 #[test]
 fn a_ring_that_breaks_ends_everything_as_gone() {
     let disk = FakeNg::new(limits(512));
-    let context = CoreContext { core: 0, pool: crate::testing::pool(), depth: 4 };
+    let context = ChannelContext { core: 0, pool: crate::testing::pool(), depth: 4 };
     let medium = disk.medium(&context, true);
-    let mut core = BackendCore::new("fake", medium, &disk.shared.guard, &context).expect("opens");
+    let mut core = BackendChannel::new("fake", medium, &disk.shared.guard, &context).expect("opens");
     let range = crate::BlockRange { lba: 0, blocks: 8 };
     for token in 0..6 {
         assert!(

@@ -7,24 +7,24 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-fn context() -> CoreContext {
+fn context() -> ChannelContext {
     let pool = Pool::new(&[ZoneSpec { buffer_bytes: 4096, count: 4 }], Pages::Base).expect("pool");
-    CoreContext { core: 0, pool, depth: 4 }
+    ChannelContext { core: 0, pool, depth: 4 }
 }
 
-fn disk(bytes: u64, slack_bytes: u64) -> (RamDisk, RamCore) {
+fn disk(bytes: u64, slack_bytes: u64) -> (RamDisk, RamChannel) {
     let spec = RamSpec { bytes, block_bytes: 512, pages: Pages::Base, has_seals: false };
     let source = RamDisk::with_slack("r", spec, slack_bytes).expect("ram disk");
     let core = source.open_core(&context());
     (source, core)
 }
 
-fn frames(disk: &mut RamCore, range: BlockRange) -> Option<Buf> {
+fn frames(disk: &mut RamChannel, range: BlockRange) -> Option<Buf> {
     let prepared = disk.prepare(&IoRequest::new(Op::Write { fua: false }, range), None);
     if let Prepared::Fill(buf) = prepared { Some(buf) } else { None }
 }
 
-fn write(disk: &mut RamCore, lba: u64, blocks: u32, fill: u8) {
+fn write(disk: &mut RamChannel, lba: u64, blocks: u32, fill: u8) {
     let range = BlockRange { lba, blocks };
     let mut buf = frames(disk, range).expect("frames");
     buf.segments_mut().for_each(|segment| segment.fill(fill));
@@ -34,7 +34,7 @@ fn write(disk: &mut RamCore, lba: u64, blocks: u32, fill: u8) {
     assert!(done.buf.is_none(), "the disk keeps the frames");
 }
 
-fn reads_as(disk: &mut RamCore, lba: u64, blocks: u32, fill: u8) -> bool {
+fn reads_as(disk: &mut RamChannel, lba: u64, blocks: u32, fill: u8) -> bool {
     let done =
         disk.submit(Token(2), &IoRequest::new(Op::Read, BlockRange { lba, blocks }), None).expect("at once");
     let buf = done.buf.expect("a pin");
@@ -43,7 +43,7 @@ fn reads_as(disk: &mut RamCore, lba: u64, blocks: u32, fill: u8) -> bool {
 }
 
 /// Turns until nothing is in flight, bounded; the tokens that ended.
-fn drain(disk: &mut RamCore, turns_max: u32) -> (u32, Vec<u64>) {
+fn drain(disk: &mut RamChannel, turns_max: u32) -> (u32, Vec<u64>) {
     let mut done = Vec::with_capacity(4);
     let mut turns = 0;
     while disk.in_flight() > 0 {
@@ -196,7 +196,7 @@ fn compare_and_write_changes_one_block_or_nothing() {
     write(&mut disk, 0, 16, 1);
     let range = BlockRange { lba: 9, blocks: 1 };
     let expected = Buf::zeroes(512);
-    let fresh = |disk: &mut RamCore| {
+    let fresh = |disk: &mut RamChannel| {
         let mut buf = frames(disk, range).expect("frame");
         buf.copy_in(0, &[7; 512]);
         buf

@@ -6,14 +6,14 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use crate::{
-    Abilities, BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op,
+    Abilities, BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, Geometry, IoRequest, Op,
     OpenError, Owner, Prepared, ResizeError, Token,
 };
 
 /// The layer. The inner disk must provide the memory of reads and writes, as a RAM disk does.
-pub(crate) struct Able(pub(crate) Arc<dyn DiskSource>);
+pub(crate) struct Able(pub(crate) Arc<dyn Disk>);
 
-impl DiskSource for Able {
+impl Disk for Able {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -26,8 +26,8 @@ impl DiskSource for Able {
         self.0.geometry()
     }
 
-    fn open(&self, context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
-        Ok(Box::new(AbleCore(self.0.open(context)?)))
+    fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
+        Ok(Box::new(AbleChannel(self.0.open(context)?)))
     }
 
     fn resize(&self, bytes: u64) -> Result<(), ResizeError> {
@@ -35,16 +35,16 @@ impl DiskSource for Able {
     }
 }
 
-struct AbleCore(Box<dyn Disk>);
+struct AbleChannel(Box<dyn DiskChannel>);
 
-impl AbleCore {
+impl AbleChannel {
     fn read(&mut self, token: Token, range: BlockRange) -> Result<Buf, DiskError> {
         let done = self.0.submit(token, &IoRequest::new(Op::Read, range), None).expect("at once");
         done.result.map(|()| done.buf.expect("a read has a buffer"))
     }
 }
 
-impl Disk for AbleCore {
+impl DiskChannel for AbleChannel {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }

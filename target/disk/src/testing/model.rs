@@ -8,8 +8,8 @@ use std::time::Instant;
 use super::able::Able;
 use super::{Driver, Random, TEST_TIME_MAX, TempPath};
 use crate::{
-    BlockRange, CacheSpec, CachedDisk, DelayDisk, DelaySpec, DiskError, DiskSource, Fault, FaultDisk,
-    FileDisk, FileSpec, Op, OpKind, PolicyKind, RamDisk, RamSpec, Token,
+    BlockRange, CacheSpec, CachedDisk, DelayDisk, DelaySpec, Disk, DiskError, Fault, FaultDisk, FileDisk,
+    FileSpec, Op, OpKind, PolicyKind, RamDisk, RamSpec, Token,
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Pages;
@@ -89,7 +89,7 @@ fn begin(driver: &mut Driver, random: &mut Random) -> Vec<Expectation> {
 
 /// Runs `rounds` batches of random commands. With `may_fail` commands may end with errors; a failed command
 /// must change nothing.
-pub(crate) fn check(source: &dyn DiskSource, seed: u64, rounds: u32, may_fail: bool) {
+pub(crate) fn check(source: &dyn Disk, seed: u64, rounds: u32, may_fail: bool) {
     let mut driver = Driver::new(source);
     let mut model = Model { bytes: vec![0; BYTES_USIZE], block_bytes: driver.block_bytes as usize };
     let mut random = Random(seed);
@@ -179,7 +179,7 @@ fn check_abilities(driver: &mut Driver, model: &mut Model, random: &mut Random, 
     }
 }
 
-fn ram(block_bytes: u32) -> Arc<dyn DiskSource> {
+fn ram(block_bytes: u32) -> Arc<dyn Disk> {
     RamDisk::new("ram", RamSpec { bytes: BYTES, block_bytes, pages: Pages::Base, has_seals: false })
         .expect("ram disk")
 }
@@ -225,7 +225,7 @@ fn a_file_disk_in_memory_reads_what_was_written_although_it_knows_no_zero_range(
 fn what_a_faulty_disk_acknowledges_is_as_it_says() {
     for seed in 0..4 {
         let at = TempPath::new();
-        let below: Arc<dyn DiskSource> = match seed {
+        let below: Arc<dyn Disk> = match seed {
             0 | 3 => file(&at, 4096, true),
             1 => Arc::new(Able(ram(512))),
             _ => ram(512),
@@ -241,7 +241,7 @@ fn what_a_faulty_disk_acknowledges_is_as_it_says() {
 }
 
 /// A delay layer with all three settings, scaled to the driver's clock.
-fn slow(below: Arc<dyn DiskSource>) -> Arc<dyn DiskSource> {
+fn slow(below: Arc<dyn Disk>) -> Arc<dyn Disk> {
     let (latency, seek) = (Nanos::from_us(7), Nanos::from_us(20));
     DelayDisk::new(below, &DelaySpec { latency, seek, bandwidth: Some(1 << 30) }).expect("slow")
 }
@@ -250,7 +250,7 @@ fn slow(below: Arc<dyn DiskSource>) -> Arc<dyn DiskSource> {
 fn a_slow_disk_reads_what_was_written() {
     for seed in 0..6 {
         let at = TempPath::new();
-        let below: Arc<dyn DiskSource> = match seed {
+        let below: Arc<dyn Disk> = match seed {
             0 => file(&at, 4096, true),
             1 => Arc::new(Able(ram(512))),
             2 => slow(ram(512)),
@@ -297,7 +297,7 @@ impl Counter {
 
 /// Two cores on one thread, polled in random order: their compare-and-writes count up one block, among writes
 /// beside it.
-fn count_up(source: &dyn DiskSource, count: u64) {
+fn count_up(source: &dyn Disk, count: u64) {
     let counter = |core| Counter { driver: Driver::with_depth(source, core, 4), swap: None, beside: None };
     let mut cores = [counter(0), counter(1)];
     let mut random = Random(11);

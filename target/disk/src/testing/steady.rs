@@ -8,7 +8,7 @@ use spindle_reactor::mem::{Buf, Pages};
 
 use super::{TempPath, pool};
 use crate::{
-    BlockRange, CoreContext, DelayDisk, DelaySpec, Disk, DiskSource, Done, FileDisk, FileSpec, IoRequest,
+    BlockRange, ChannelContext, DelayDisk, DelaySpec, Disk, DiskChannel, Done, FileDisk, FileSpec, IoRequest,
     NullDisk, NullSpec, Op, Prepared, RamDisk, RamSpec, Token,
 };
 
@@ -17,7 +17,7 @@ const DEPTH: u64 = 16;
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Submits 16 commands of several kinds and waits for all completions.
-fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, blocks: u32) {
+fn round(disk: &mut dyn DiskChannel, context: &ChannelContext, done: &mut Vec<Done>, blocks: u32) {
     let mut left = DEPTH;
     for token in 0..DEPTH {
         let range = BlockRange { lba: token * u64::from(blocks), blocks };
@@ -56,8 +56,8 @@ fn round(disk: &mut dyn Disk, context: &CoreContext, done: &mut Vec<Done>, block
     assert_eq!(left, 0, "all ended");
 }
 
-pub(crate) fn check(source: &dyn DiskSource, rounds: u32) {
-    let context = CoreContext { core: 0, pool: pool(), depth: 32 };
+pub(crate) fn check(source: &dyn Disk, rounds: u32) {
+    let context = ChannelContext { core: 0, pool: pool(), depth: 32 };
     let mut disk = source.open(&context).expect("opens");
     let mut done = Vec::with_capacity(32);
     for blocks in [1, 8, 100] {

@@ -1,4 +1,5 @@
-//! The contract of `Disk` (`docs/disk-contract.md`), with a far target that executes commands on memory.
+//! The contract of `DiskChannel` (`docs/disk-contract.md`), with a far target that executes commands on
+//! memory.
 
 use nvme_spec::io::DsmRange;
 use nvme_spec::zerocopy::IntoBytes;
@@ -55,8 +56,8 @@ impl FarRig {
 }
 
 impl Rig for FarRig {
-    fn source(&self) -> Arc<dyn DiskSource> {
-        Arc::clone(&self.world.disk) as Arc<dyn DiskSource>
+    fn source(&self) -> Arc<dyn Disk> {
+        Arc::clone(&self.world.disk) as Arc<dyn Disk>
     }
 
     fn pass(&mut self, time: Nanos) -> Nanos {

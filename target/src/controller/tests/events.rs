@@ -4,7 +4,7 @@ use nvme_spec::feature::{AsyncEventConfig, FeatureId};
 use nvme_spec::log::{CriticalWarning, LogId};
 
 use super::*;
-use crate::controller::{Expired, State};
+use crate::controller::{ControllerState, Expired};
 
 const NAMESPACE_CHANGED: u32 = 0x0004_0002;
 const DISCOVERY_CHANGED: u32 = 0x0070_f002;
@@ -112,7 +112,7 @@ fn a_host_that_loses_its_subsystem_or_its_right_loses_its_controller() {
     for new in [gone, forbidden] {
         let mut controller = old.io();
         assert_eq!(controller.on_snapshot(&old.snapshot, &new.snapshot), Effect::CloseAll);
-        assert!(controller.shared.is_gone() && controller.state == State::Failed);
+        assert!(controller.shared.is_gone() && controller.state == ControllerState::Failed);
         assert!(controller.need(&new.cx(), &Sqe::keep_alive(1)).is_err());
     }
 }

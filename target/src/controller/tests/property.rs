@@ -3,7 +3,7 @@
 use nvme_spec::register::{Csts, NSSR_RESET};
 
 use super::*;
-use crate::controller::State;
+use crate::controller::ControllerState;
 
 fn get(world: &World, controller: &mut Controller, size8: bool, offset: u32) -> Result<u64, Refused> {
     match controller.property(&world.cx(), &Sqe::property_get(1, size8, offset)).0 {
@@ -73,7 +73,7 @@ fn only_cc_is_written_and_only_as_four_bytes() {
         assert_eq!(outcome, Outcome::Reply { status: INVALID, result: 0, field: Some(field) });
         assert_eq!(effect, Effect::None);
     }
-    assert_eq!(controller.state, State::Enabled);
+    assert_eq!(controller.state, ControllerState::Enabled);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn one_write_may_enable_and_shut_down_and_a_shutdown_may_come_before_any_enable(
     let world = World::new();
     let mut controller = world.connect(SUBSYSTEM, 0);
     assert_eq!(world.set_cc(&mut controller, enabled().with_shn(1)), Ok(Effect::CloseIoQueues));
-    assert_eq!(controller.state, State::ShutDown);
+    assert_eq!(controller.state, ControllerState::ShutDown);
     let mut controller = world.connect(SUBSYSTEM, 0);
     assert_eq!(world.set_cc(&mut controller, Cc::new().with_shn(2)), Ok(Effect::CloseIoQueues));
     let status = csts(&world, &mut controller);
@@ -142,7 +142,10 @@ fn a_configuration_that_it_cannot_have_is_refused_and_changes_nothing() {
     ];
     for cc in bad {
         assert_eq!(world.set_cc(&mut controller, cc), Err(INVALID), "{cc:?}");
-        assert_eq!((controller.state, csts(&world, &mut controller).into_bits()), (State::Disabled, 0));
+        assert_eq!(
+            (controller.state, csts(&world, &mut controller).into_bits()),
+            (ControllerState::Disabled, 0)
+        );
     }
     // Linux writes its configuration first and enables after.
     assert_eq!(world.set_cc(&mut controller, enabled().with_css(0b110).with_en(false)), Ok(Effect::None));

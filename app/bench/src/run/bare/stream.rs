@@ -26,7 +26,7 @@ const PLEN: u32 = 24;
 
 /// Use of a CID: by which kind of command, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum StreamState {
     Free,
     Read,
     Write,
@@ -35,7 +35,7 @@ enum State {
 /// Command of a CID; the last one if the CID is free.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    state: State,
+    state: StreamState,
     /// Bytes of the data that were announced by C2HData, requested by R2T, or sent in the capsule.
     moved: u32,
     sent: Nanos,
@@ -79,7 +79,8 @@ pub(super) enum Event {
 impl Commands {
     /// Creates the table for CIDs below `depth`; each command moves `bytes` bytes.
     pub(super) fn new(depth: u16, bytes: u32) -> Commands {
-        let free = Entry { state: State::Free, moved: 0, sent: Nanos::ZERO, command: Command::default() };
+        let free =
+            Entry { state: StreamState::Free, moved: 0, sent: Nanos::ZERO, command: Command::default() };
         Commands { entries: vec![free; depth.into()].into_boxed_slice(), bytes, outstanding: 0 }
     }
 
@@ -92,14 +93,14 @@ impl Commands {
     /// Marks a free CID as in flight since `now`.
     #[inline]
     pub(super) fn begin(&mut self, cid: u16, command: Command, is_in_capsule: bool, now: Nanos) {
-        let state = if command.is_read { State::Read } else { State::Write };
+        let state = if command.is_read { StreamState::Read } else { StreamState::Write };
         let moved = if is_in_capsule { self.bytes } else { 0 };
         self.entries[usize::from(cid)] = Entry { state, moved, sent: now, command };
         self.outstanding += 1;
     }
 
     #[inline]
-    fn in_state(&mut self, cid: u16, state: State) -> Option<&mut Entry> {
+    fn in_state(&mut self, cid: u16, state: StreamState) -> Option<&mut Entry> {
         self.entries.get_mut(usize::from(cid)).filter(|entry| entry.state == state)
     }
 
@@ -125,12 +126,12 @@ impl Commands {
     #[inline]
     fn end(&mut self, cid: u16, status: Status) -> Result<Event, Violation> {
         let expected = self.bytes;
-        let entry = self.entries.get_mut(usize::from(cid)).filter(|entry| entry.state != State::Free);
+        let entry = self.entries.get_mut(usize::from(cid)).filter(|entry| entry.state != StreamState::Free);
         let Some(entry) = entry else { return Err(Violation::CompletionCid(cid)) };
         if status.is_success() && entry.moved != expected {
             return Err(Violation::DataShort { cid, received: entry.moved, expected });
         }
-        entry.state = State::Free;
+        entry.state = StreamState::Free;
         self.outstanding -= 1;
         Ok(Event::Ended(Ended { cid, status, sent: entry.sent, command: entry.command }))
     }
@@ -140,7 +141,7 @@ impl Commands {
 struct Part {
     pdu_type: PduType,
     /// State that the command must have.
-    state: State,
+    state: StreamState,
     cid: u16,
     offset: u32,
     bytes: u32,
@@ -237,7 +238,7 @@ impl Stream {
         if bytes == 0 || bytes != allowed {
             return Err(Violation::Datal { pdu_type, datal: bytes, allowed });
         }
-        let end = commands.add_part(&Part { pdu_type, state: State::Read, cid, offset, bytes })?;
+        let end = commands.add_part(&Part { pdu_type, state: StreamState::Read, cid, offset, bytes })?;
         if header.has(SUCCESS) {
             if !header.has(LAST_PDU) {
                 let expected = "SUCCESS only together with LAST_PDU";
@@ -259,7 +260,7 @@ fn on_request(request: &R2t, commands: &mut Commands) -> Result<Event, Violation
     if bytes == 0 {
         return Err(Violation::R2tEmpty(cid));
     }
-    commands.add_part(&Part { pdu_type: PduType::R2T, state: State::Write, cid, offset, bytes })?;
+    commands.add_part(&Part { pdu_type: PduType::R2T, state: StreamState::Write, cid, offset, bytes })?;
     Ok(Event::Requested(Request { cid, ttag: request.ttag.get(), offset, bytes }))
 }
 

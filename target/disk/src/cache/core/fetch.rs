@@ -6,8 +6,8 @@
 
 use super::super::ahead::{Fetch, ReadInfo};
 use super::super::counts::NO_HOST;
-use super::super::plan::Plan;
-use super::{CachedCore, Entry, FETCHES_MAX, FRAME, FRAME_BYTES, FREQUENCY, Read};
+use super::super::plan::ReadPlan;
+use super::{CachedChannel, Entry, FETCHES_MAX, FRAME, FRAME_BYTES, FREQUENCY, Read};
 use crate::{BlockRange, IoRequest, Op};
 
 /// Access Frequency "speculative read". Linux sets this value for its own read-ahead.
@@ -27,7 +27,7 @@ pub(super) fn window_max(read_ahead_bytes: u32, frames: u32) -> u32 {
     (read_ahead_bytes / FRAME_BYTES).min(frames / 32)
 }
 
-impl CachedCore {
+impl CachedChannel {
     /// Handles the first read of a page that was read ahead: counts the page as useful and reports the read
     /// to the stream detection.
     #[cold]
@@ -103,7 +103,7 @@ impl CachedCore {
             let first = fetch.step.checked_mul(piece).and_then(|step| fetch.first.checked_add_signed(step));
             let Some(first) = first.filter(|first| *first < pages) else { return };
             let count = u32::try_from(pages - first).unwrap_or(u32::MAX).min(fetch.pages);
-            let mut plan = self.cache.plans.pop().unwrap_or_else(Plan::new);
+            let mut plan = self.cache.plans.pop().unwrap_or_else(ReadPlan::new);
             plan.make_ahead(&self.cache.context(client), first, count);
             if plan.runs.is_empty() {
                 self.cache.put_plan(plan);

@@ -2,7 +2,7 @@
 
 use spindle_reactor::clock::Nanos;
 
-use super::super::plan::Plan;
+use super::super::plan::ReadPlan;
 use crate::layer::between;
 use crate::{DiskError, IoRequest, Token, Waited};
 
@@ -11,7 +11,7 @@ pub(super) struct Read {
     /// `None`: a read-ahead, or a cancelled read whose [`Done`](crate::Done) was returned already.
     pub(super) token: Option<Token>,
     pub(super) request: IoRequest,
-    pub(super) plan: Plan,
+    pub(super) plan: ReadPlan,
     /// Number of pieces at the inner disk.
     pub(super) at_disk: u32,
     /// The whole read is passed to the inner disk once its pieces have completed.
@@ -23,7 +23,7 @@ pub(super) struct Read {
 }
 
 impl Read {
-    pub(super) fn new(token: Option<Token>, request: &IoRequest, plan: Plan, since: Nanos) -> Read {
+    pub(super) fn new(token: Option<Token>, request: &IoRequest, plan: ReadPlan, since: Nanos) -> Read {
         Read { token, request: *request, plan, at_disk: 0, passes_around: false, failed: None, since }
     }
 

@@ -5,8 +5,8 @@ use spindle_reactor::mem::{Buf, FRAME_BYTES};
 
 use super::super::counts::NO_HOST;
 use super::super::policy::InsertReason;
-use super::super::shared::{Admission, Shared, Stay};
-use super::{CachedCore, CoreCache, Entry, FRAME};
+use super::super::shared::{Admission, CacheShared, Stay};
+use super::{CachedChannel, CoreCache, Entry, FRAME};
 use crate::layer::Call;
 use crate::{BlockRange, Done, IoRequest, Op, Token};
 
@@ -65,7 +65,7 @@ impl CoreCache {
     }
 }
 
-impl CachedCore {
+impl CachedChannel {
     /// Begins a command that changes blocks: announces its pages and submits it to the inner disk. A command
     /// of more than [`ANNOUNCED_PAGES_MAX`] pages waits for a sweep first.
     pub(super) fn write(&mut self, token: Token, range: BlockRange, call: Call) -> Option<Done> {
@@ -98,7 +98,7 @@ impl CachedCore {
         let Some(slot) = self.sweeping.pop_front() else { return };
         let Some(entry) = self.cache.commands.get_mut(slot) else { return };
         let Entry::Sweeping { token, pages, sweep, .. } = entry else { return };
-        let Shared { sweeps, index, frames, .. } = &*self.cache.shared;
+        let CacheShared { sweeps, index, frames, .. } = &*self.cache.shared;
         if sweep.is_none() {
             *sweep = sweeps.begin(pages.clone());
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::held::HeldDisk;
 use super::rules::{PAGE, Rig, read};
 use super::{CacheMode, CacheSpec, CachedDisk, PolicyKind, spec};
-use crate::{DiskSource, IoRequest};
+use crate::{Disk, IoRequest};
 
 fn rig(disk_pages: usize, cache_bytes: u64, read_ahead: u32) -> Rig {
     let (inner, control) = HeldDisk::create(512, disk_pages * PAGE);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::rules::{PAGE, Rig, range, read};
 use super::{PolicyKind, spec};
-use crate::{DiskError, DiskSource, IoRequest, Op, OpenError, Owner, Token};
+use crate::{Disk, DiskError, IoRequest, Op, OpenError, Owner, Token};
 
 /// Want a cache of so many bytes, or none.
 fn want(rig: &Rig, bytes: Option<u64>) {

@@ -10,8 +10,8 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Area, Buf};
 
 use crate::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, Geometry, IoRequest, Op, OpenError, Owner,
-    ResizeError, Token, Usage, Waited,
+    BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, Geometry, IoRequest, Op, OpenError,
+    Owner, ResizeError, Token, Usage, Waited,
 };
 
 /// What a test sets and sees.
@@ -56,7 +56,7 @@ pub(super) struct HeldDisk {
 
 impl HeldDisk {
     /// Byte `n` of the disk is the number of its page.
-    pub(super) fn create(block_bytes: u32, bytes: usize) -> (Arc<dyn DiskSource>, Arc<Control>) {
+    pub(super) fn create(block_bytes: u32, bytes: usize) -> (Arc<dyn Disk>, Arc<Control>) {
         let content = (0..bytes).map(|at| (at / 4096).to_le_bytes()[0]).collect();
         let places = Mutex::new(Vec::with_capacity(1000));
         let control = Arc::new(Control { bytes: Mutex::new(content), places, ..Control::default() });
@@ -65,7 +65,7 @@ impl HeldDisk {
     }
 }
 
-impl DiskSource for HeldDisk {
+impl Disk for HeldDisk {
     fn name(&self) -> &'static str {
         "held"
     }
@@ -86,9 +86,9 @@ impl DiskSource for HeldDisk {
         }
     }
 
-    fn open(&self, _context: &CoreContext) -> Result<Box<dyn Disk>, OpenError> {
+    fn open(&self, _context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         let control = Arc::clone(&self.control);
-        Ok(Box::new(HeldCore {
+        Ok(Box::new(HeldChannel {
             control,
             geometry: self.geometry(),
             pending: VecDeque::new(),
@@ -117,7 +117,7 @@ impl Drop for Mapped {
     }
 }
 
-struct HeldCore {
+struct HeldChannel {
     control: Arc<Control>,
     geometry: Geometry,
     pending: VecDeque<(IoRequest, Done)>,
@@ -128,14 +128,14 @@ fn takes_one(count: &AtomicU64) -> bool {
     count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok()
 }
 
-impl HeldCore {
+impl HeldChannel {
     fn span(&self, range: BlockRange) -> std::ops::Range<usize> {
         let at = usize::try_from(range.lba).expect("small") * self.geometry.block_bytes as usize;
         at..at + range.blocks as usize * self.geometry.block_bytes as usize
     }
 }
 
-impl Disk for HeldCore {
+impl DiskChannel for HeldChannel {
     fn geometry(&self) -> Geometry {
         self.geometry
     }

@@ -9,8 +9,8 @@ use spindle_reactor::clock::Nanos;
 use super::held::HeldDisk;
 use super::rules::{PAGE, Rig, read};
 use super::{CacheSpec, CachedDisk, PolicyKind, spec};
-use crate::DiskSource;
-use crate::cache::Shared;
+use crate::Disk;
+use crate::cache::CacheShared;
 use crate::cache::switch::Switch;
 
 const LATER: Nanos = Nanos::from_secs(1);
@@ -204,7 +204,7 @@ fn little_is_read_ahead_from_a_disk_that_executes_reads_on_the_core() {
 fn only_memory_that_is_resident_is_used_and_nothing_is_evicted_until_all_is() {
     let spec = CacheSpec { is_resident: true, ..spec(4 << 20, PolicyKind::S3Fifo) };
     let (inner, control) = HeldDisk::create(512, 2048 * PAGE);
-    let (shared, memory) = Shared::new(&spec).expect("memory");
+    let (shared, memory) = CacheShared::new(&spec).expect("memory");
     let mut memory = memory.expect("it is not resident yet");
     let switch = Arc::new(Switch::new(Some(Arc::new(shared))));
     let source = Arc::new(CachedDisk { inner, switch, has_single_blocks: true });

@@ -12,14 +12,14 @@ use super::{CachedDisk, PolicyKind, spec};
 use crate::cache::CacheCounts;
 use crate::testing::pool;
 use crate::{
-    BlockRange, CoreContext, Disk, DiskError, DiskSource, Done, IoRequest, Op, Owner, Prepared, Token,
+    BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, IoRequest, Op, Owner, Prepared, Token,
 };
 
 pub(super) const PAGE: usize = 4096;
 
 /// One core's handle on a cached disk of 512-byte blocks.
 pub(super) struct Rig {
-    pub(super) disk: Box<dyn Disk>,
+    pub(super) disk: Box<dyn DiskChannel>,
     pub(super) source: Arc<CachedDisk>,
     pub(super) control: Arc<Control>,
     pool: Pool,
@@ -50,7 +50,7 @@ impl Rig {
 
     pub(super) fn on(source: Arc<CachedDisk>, control: Arc<Control>) -> Rig {
         let pool = pool();
-        let context = CoreContext { core: 0, pool: pool.clone(), depth: 64 };
+        let context = ChannelContext { core: 0, pool: pool.clone(), depth: 64 };
         let disk = source.open(&context).expect("opens");
         Rig { disk, source, control, pool, done: Vec::with_capacity(64) }
     }
@@ -464,7 +464,7 @@ fn frames_of_a_buffer_that_is_dropped_before_its_end_is_told_are_free() {
         assert!(rig.begin(1, read(0, 4 * PAGE)).is_none());
         assert!(rig.other().begin(2, read(PAGE, PAGE)).is_none(), "it waits for the fill");
         if disk_goes {
-            rig.disk = rig.source.open(&CoreContext { core: 0, pool: pool(), depth: 64 }).expect("opens");
+            rig.disk = rig.source.open(&ChannelContext { core: 0, pool: pool(), depth: 64 }).expect("opens");
         } else {
             assert_eq!(rig.wait(1).result, Err(DiskError::Gone));
         }

@@ -9,7 +9,7 @@ use spindle_reactor::mem::Buf;
 use super::held::HeldDisk;
 use super::{CachedDisk, PolicyKind, spec};
 use crate::testing::{Random, pool};
-use crate::{BlockRange, CoreContext, Disk, DiskSource, Done, IoRequest, Op, Prepared, Token};
+use crate::{BlockRange, ChannelContext, Disk, DiskChannel, Done, IoRequest, Op, Prepared, Token};
 
 const PAGE: u32 = 4096;
 /// More than the cache has room for.
@@ -24,7 +24,7 @@ struct Asked {
 }
 
 struct Core<'a> {
-    disk: Box<dyn Disk>,
+    disk: Box<dyn DiskChannel>,
     /// The newest version of each page that was acknowledged.
     acknowledged: &'a [AtomicU64],
     asked: Vec<Asked>,
@@ -102,9 +102,9 @@ fn slot(page: u64) -> usize {
     usize::try_from(page).expect("small")
 }
 
-fn run(source: &dyn DiskSource, acknowledged: &[AtomicU64], changes: &AtomicU64, core: u64) {
+fn run(source: &dyn Disk, acknowledged: &[AtomicU64], changes: &AtomicU64, core: u64) {
     let pool = pool();
-    let context = CoreContext { core: usize::from(core == 1), pool: pool.clone(), depth: 64 };
+    let context = ChannelContext { core: usize::from(core == 1), pool: pool.clone(), depth: 64 };
     let disk = source.open(&context).expect("opens");
     let (asked, random) = (Vec::new(), Random(core + 1));
     let mut it = Core { disk, acknowledged, asked, random, changes, told: 0 };

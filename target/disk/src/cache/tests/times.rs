@@ -6,7 +6,7 @@ use spindle_reactor::clock::Nanos;
 
 use super::rules::{PAGE, Rig, read};
 use super::{PolicyKind, spec};
-use crate::{DiskError, DiskSource, IoRequest, Op, Token};
+use crate::{Disk, DiskError, IoRequest, Op, Token};
 
 const BEGIN: Nanos = Nanos::from_secs(100);
 
