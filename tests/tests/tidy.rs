@@ -62,39 +62,6 @@ const SLEEPS: &[&str] = &[
     "tests/medium/src/stamps.rs",
 ];
 
-/// Names that were replaced by those of `docs/glossary.md`, as whole words.
-const REPLACED: &[&str] = &[
-    "ActiveSwap",
-    "Aside",
-    "Barred",
-    "COLD_AFTER",
-    "Deaf",
-    "Guests",
-    "Leftover",
-    "Leftovers",
-    "MediumCore",
-    "OnLoss",
-    "Served",
-    "SwapState",
-    "Tries",
-    "UNSLOTTED",
-    "copy_past_caches",
-    "enum Order",
-    "enum Place",
-    "enum Way",
-    "has_deaf",
-    "is_hot",
-    "patiently",
-    "poll_hot",
-    "set_aside",
-    "struct Gate",
-    "struct Medium",
-    "struct Place",
-    "struct Swap",
-    "trait Medium",
-    "unslotted",
-];
-
 /// A file of the repository.
 struct Source {
     /// From the root of the repository.
@@ -279,27 +246,6 @@ fn nothing_is_left_out_left_over_or_slept_through() {
             if is_asleep || never.iter().any(|word| text.contains(word)) {
                 complaints.push(format!("{}:{line}: {}", source.path, text.trim()));
             }
-        }
-    }
-    assert_none(&complaints);
-}
-
-/// `word` in `text`, and no longer word.
-fn has_word(text: &str, word: &str) -> bool {
-    let goes_on = |other: Option<char>| other.is_some_and(|other| other.is_alphanumeric() || other == '_');
-    text.match_indices(word).any(|(at, _)| {
-        !goes_on(text[..at].chars().next_back()) && !goes_on(text[at + word.len()..].chars().next())
-    })
-}
-
-#[test]
-fn replaced_names_do_not_come_back() {
-    assert!(has_word("a Deaf one", "Deaf") && !has_word("Deafness", "Deaf") && !has_word("a_Deaf", "Deaf"));
-    let mut complaints = Vec::new();
-    for source in rust_sources().iter().filter(|source| source.path != "tests/tests/tidy.rs") {
-        for (line, text) in source.lines() {
-            let found = REPLACED.iter().filter(|word| has_word(text, word));
-            complaints.extend(found.map(|word| format!("{}:{line}: {word} was replaced", source.path)));
         }
     }
     assert_none(&complaints);
