@@ -286,8 +286,8 @@ pub(crate) struct Expectation {
 }
 
 impl Expectation {
-    /// Returns the maximum bytes of the next receive into the batch. To be called once before each such
-    /// receive.
+    /// Returns the maximum bytes of the next receive into the batch. To be called once before each receive; a
+    /// direct one sets the expectation itself ([`Expectation::on_direct`]).
     #[inline]
     pub(crate) fn batch_bytes(&mut self) -> usize {
         if self.was_cut {

@@ -1,11 +1,10 @@
-//! NVMe/TCP: the protocol of both ends without sockets ([`controller::Conn`], [`host::Conn`]), and the
-//! [`shell`] that does the controller's socket I/O.
+//! NVMe/TCP: the protocol of both ends ([`controller::Conn`], [`host::Conn`]), and the [`shell`] that has the
+//! controller's sockets.
 //!
 //! **Protocol.** A `Conn` turns received bytes into events, and replies or commands into pieces of memory to
-//! send. It reads no clock, starts no thread, and makes no system call but in `send_to` and `receive_from`,
-//! which shells call. So the same code runs in a seeded simulator, in a fuzzer and in tests that pass single
-//! bytes. Implements NVMe/TCP Transport 1.0 and 1.1;
-//! section numbers are those of 1.0.
+//! send. It owns no socket, reads no clock and starts no thread; only `send_to` and `receive_from` use the
+//! caller's socket. So the same code runs in a seeded simulator, in a fuzzer and in tests that pass single
+//! bytes. Implements NVMe/TCP Transport 1.0 and 1.1; section numbers are those of 1.0.
 //!
 //! **Flow.**
 //! ```text
