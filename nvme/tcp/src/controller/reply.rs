@@ -8,6 +8,8 @@ use spindle_reactor::mem::Buf;
 
 use super::Conn;
 use super::transfers::Transfer;
+use crate::digest;
+use crate::outbox::Body;
 
 impl Conn {
     /// Queues the data, if any, and then the completion.
@@ -40,7 +42,13 @@ impl Conn {
         let header = C2hData::new(cqe.cid(), 0, bytes, flags, Extent { pdo: self.data_offset, plen });
         let pdu = self.wire.outbox.push(Some(slot));
         pdu.put_head(&header, agreed.header_digest);
-        pdu.put_data(self.data_offset, buf, 0, bytes, agreed.data_digest);
+        // Not by `put_data`, which costs 7 instructions more of each read: `body_at` is 0 already.
+        pdu.pad_to(self.data_offset);
+        if agreed.data_digest {
+            pdu.put_tail(&digest::of_buf(&buf, 0, buf.len()).to_le_bytes(), false);
+        }
+        pdu.body = Body::Buf(buf);
+        pdu.body_bytes = bytes;
         if !omits_cqe {
             pdu.put_tail(&CapsuleResp::new(*cqe, agreed.header_digest), agreed.header_digest);
         }
