@@ -91,6 +91,7 @@ impl<T> Commands<T> {
         0..u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
     }
 
+    #[cfg(any(test, feature = "faults"))]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().flatten()
     }
