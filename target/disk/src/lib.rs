@@ -402,8 +402,7 @@ pub trait DiskChannel {
     ///
     /// `buf` by operation:
     /// - Read: the destination, from the pool or [`DiskChannel::prepare`]. `None` after [`Prepared::Later`],
-    /// or with
-    ///   [`Abilities::reads_in_place`].
+    ///   or with [`Abilities::reads_in_place`].
     /// - Write: the data, in a buffer from the pool or [`DiskChannel::prepare`].
     /// - Compare: the expected bytes, in a buffer from the pool.
     /// - Others: `None`.
