@@ -165,7 +165,7 @@ mod tests {
         file("dev/block/259:1/uuid", "c1b9d5a2-30f9-4f0e-9b0d-8c8c4e5b7e11\n");
         file("dev/block/259:1/nguid", "00010203-0405-0607-0809-0a0b0c0d0e0f\n");
         file("dev/block/259:1/eui", "00 01 02 03 04 05 06 07\n");
-        file("dev/block/8:0/device/wwid", "t10.ATA     DiskChannel  X\n");
+        file("dev/block/8:0/device/wwid", "t10.ATA     Disk  X\n");
         file("dev/block/252:0/dm/uuid", "LVM-abc\n");
         file("dev/block/253:1/serial", "\n");
         let of = |major, minor| of_block_in(sys.path(), major, minor);
