@@ -57,13 +57,14 @@ pub enum Preset {
 /// What a running process does with another value of a key.
 #[derive(Debug, Clone, Copy)]
 pub enum Reload {
-    /// It is in force at once.
+    /// The process takes it without a restart.
     Live,
     /// It is refused until a restart.
     Restart,
     /// It is refused because hosts or data would take it for something else. The text says why.
     Identity(&'static str),
-    /// Another row, or [`super::changes`] itself, tells of it.
+    /// The list of changes has no line of this row: another row or [`super::changes`] has one, or the value
+    /// has an effect only later (`create`).
     Untold,
 }
 

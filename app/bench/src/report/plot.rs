@@ -48,9 +48,9 @@ pub enum PlotError {
     /// The file cannot be written.
     #[error("cannot write the plot to {path}: {source}")]
     Write {
-        /// The file.
+        /// Path of the plot, of `--plot`.
         path: String,
-        /// Why.
+        /// Error of the file system.
         #[source]
         source: io::Error,
     },

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::kind::Kind;
-use crate::config::schema::{self, Key, Preset, ROOT};
+use crate::config::schema::{self, Key, Preset, ROOT, Reload};
 
 /// A wrong value as it stands in the file, and what is said about it.
 struct Wrong {
@@ -233,4 +233,47 @@ fn what_is_named_twice_in_a_list_or_told_twice_and_referrals_to_nowhere() {
     assert!(errors(&nowhere)[0].starts_with("t.toml:2: referral[0].address = \"0.0.0.0:8009\": must be an"));
     // Another transport is another place.
     plan(&[referral, referral, "transport = \"rdma\"\n"].concat());
+}
+
+/// A new key belongs here only if other code has its line: a reload accepts its change without one.
+#[test]
+fn the_keys_whose_row_has_no_line_in_the_list_of_changes_are_these() {
+    let untold = |key: &&Key| key.section().is_none() && matches!(key.reload, Reload::Untold);
+    let names: Vec<String> = schema::sections()
+        .iter()
+        .flat_map(|(heading, _, keys)| {
+            keys.iter().filter(untold).map(move |key| format!("{heading} {}", key.name))
+        })
+        .collect();
+    let wanted = [
+        "[reactor] adaptive_spin_us",
+        "[pool] admin_count",
+        "[[pool.zone]] buffer",
+        "[[pool.zone]] count",
+        "[tcp] in_capsule",
+        "[[disk]] name",
+        "[[disk]] size",
+        "[[disk]] create",
+        "[disk.cache] size",
+        "[disk.cache] policy",
+        "[disk.cache] mode",
+        "[disk.cache] read_ahead",
+        "[disk.cache] sole_writer",
+        "[disk.delay] latency_us",
+        "[disk.delay] bandwidth",
+        "[disk.delay] seek_us",
+        "[[listener]] address",
+        "[[listener]] transport",
+        "[[listener]] name",
+        "[[listener]] in_capsule",
+        "[[subsystem]] nqn",
+        "[[subsystem]] allow_any_host",
+        "[[subsystem.namespace]] nsid",
+        "[[subsystem.namespace]] disk",
+        "[[subsystem.namespace]] uuid",
+        "[[subsystem.namespace]] nguid",
+        "[[referral]] address",
+        "[[referral]] transport",
+    ];
+    assert_eq!(names, wanted);
 }

@@ -164,7 +164,7 @@ fn add_reload(lines: &mut Vec<String>, what: &str, reload: &Reload, known: &[Str
         Reload::Refused(refused) => add(lines, what, reason(refused), refused),
         Reload::Made { changes, notes, is_other_plan } => {
             let verdict = match (changes.is_empty(), is_other_plan) {
-                (false, _) => "in force at once",
+                (false, _) => "in force without a restart",
                 (true, true) => "taken over, and nothing is said",
                 (true, false) => "nothing changes",
             };

@@ -172,8 +172,9 @@ impl QueuePairParts {
             inline_bytes: INLINE_BYTES,
             posting: None,
         };
-        let mut queue_pair = id.create_queue_pair(device, &config).map_err(failed("queue pair"))?;
+        // Before the queue pair, which is then dropped first where the receives cannot all be posted.
         let memory = make_memory(&domain, address, name.depth, entries)?;
+        let mut queue_pair = id.create_queue_pair(device, &config).map_err(failed("queue pair"))?;
         let receives = (0..entries).map(|index| (RECEIVE | u64::from(index), memory.reply_sge(index)));
         queue_pair.post_receives(receives).map_err(VerbsError::from).map_err(failed("receives"))?;
         Ok(QueuePairParts { queue_pair, queue, completions, memory, domain })
