@@ -22,7 +22,6 @@ mod threads;
 pub mod view;
 
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -34,18 +33,19 @@ use self::control::Control;
 use self::reconfigurator::{Changed, Reconfigurator};
 use self::view::{CoreView, View};
 use core_loop::{
-    ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, DiskError, DiskErrors, Handover, Listening,
+    ACCEPTOR, CoreLoop, CoreMessage, CoreReady, CoreSetup, DiskError, DiskErrors, Listening,
     PublishedListeners, RdmaListeners, RdmaSetup,
 };
-use registrar::{NextSnapshot, Registrar};
+use registrar::{NextSnapshot, RdmaMemory, Registrar};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, SignalsInfo};
 use spindle_nvme_optimistic::service::Service;
-use spindle_nvme_rdma::shell::{KnownDevices, SharedDevice};
+use spindle_nvme_rdma::shell::{KnownDevices, Registrar as RdmaRegistrar, SharedDevice};
 use spindle_nvme_transport::TransportKind;
 use spindle_nvme_transport::admission::Admission;
 use spindle_reactor::mailbox::{Remote, mesh};
+use spindle_reactor::mem::Area;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::env::Message;
 use spindle_target::shared::Registry;
@@ -379,9 +379,8 @@ impl Running {
         // Sends without the registrar, whose thread has panicked: changes that need no registered memory
         // still work.
         if let Err((next, listeners)) = next {
-            let listeners = Handover::new((next.generation, listeners));
-            self.send(ACCEPTOR..ACCEPTOR + 1, &CoreMessage::Listen(listeners));
-            self.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
+            self.send(ACCEPTOR, CoreMessage::Listen((next.generation, listeners)));
+            self.broadcast(|| CoreMessage::Target(Message::Snapshot(Arc::clone(&next))));
         }
     }
 
@@ -429,14 +428,12 @@ impl Running {
         self.disk_errors.iter().flat_map(of_core).collect()
     }
 
-    fn broadcast(&self, message: &CoreMessage) {
-        self.send(0..self.threads.len(), message);
+    fn broadcast(&self, message: impl Fn() -> CoreMessage) {
+        (0..self.threads.len()).for_each(|core| self.send(core, message()));
     }
 
-    fn send(&self, cores: Range<usize>, message: &CoreMessage) {
-        for (core, thread) in self.threads.iter().enumerate().filter(|(core, _)| cores.contains(core)) {
-            registrar::send(&self.remote, core, message, || thread.is_finished());
-        }
+    fn send(&self, core: usize, message: CoreMessage) {
+        registrar::send(&self.remote, core, message, || self.threads[core].is_finished());
     }
 
     /// Ends the optimistic connections that the current configuration does not allow. False: not within 10 s.
@@ -446,7 +443,7 @@ impl Running {
 
     fn shut_down(mut self, deadline: Duration) -> Result<(), ServeError> {
         self.optimistic = None;
-        self.broadcast(&CoreMessage::Target(Message::Shutdown));
+        self.broadcast(|| CoreMessage::Target(Message::Shutdown));
         let end = Instant::now() + deadline;
         let mut is_late = false;
         while self.threads.iter().any(|thread| !thread.is_finished()) {
@@ -513,7 +510,7 @@ fn start(
     let disk_errors: DiskErrors = (0..cores).map(|_| Mutex::default()).collect();
     let admission = Admission::new(plan.limits.unconnected_per_address);
     let (stop, mut listeners) = (Arc::new(AtomicBool::new(false)), Some(listeners));
-    let mut rdma = open_rdma(plan, snapshot)?;
+    let (mut rdma, devices) = open_rdma(plan, snapshot)?;
     let ((ready, is_ready), answer_max) = (mpsc::channel(), ADVERTISED_MAX);
     let mut threads = Vec::new();
     for (core, (mailbox, cpu)) in mailboxes.into_iter().zip(cpus.iter().copied()).enumerate() {
@@ -555,13 +552,25 @@ fn start(
     }
     drop(ready);
     let ready = wait_ready(cores, &is_ready).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
-    let (pools, turns): (Vec<_>, Vec<_>) = ready.into_iter().map(|core| (core.pool, core.turns)).unzip();
+    let (pools, turns): (Vec<_>, Vec<_>) = ready.into_iter().map(|core| (core.pools, core.turns)).unzip();
     let core_views = cpus.into_iter().zip(turns).map(|(cpu, turns)| CoreView { cpu, turns }).collect();
     let view = Arc::new(View::new(core_views, loads, registry, (plan, snapshot), rdma.published));
     let optimistic = optimistic::start(plan, rdma.known.clone(), &view)?;
-    let (devices, first) = (plan.rdma_capsule().map(|_| rdma.known), Arc::clone(snapshot));
-    let registrar = Some(Registrar::start(devices, pools, first, cores, remote.clone(), Arc::clone(&stop))?);
+    let memory = plan.rdma_capsule().map(|_| register(devices, rdma.known, pools.as_flattened()));
+    let memory = memory.transpose().inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+    let (pools, first) = (pools.into_iter().map(|[io, _]| io).collect(), Arc::clone(snapshot));
+    let registrar = Some(Registrar::start(memory, pools, first, cores, remote.clone(), Arc::clone(&stop))?);
     Ok(Running { remote, threads, stop, view, advertised, disk_errors, registrar, optimistic, answer_max })
+}
+
+/// Registers the cores' pools with the RDMA devices.
+fn register(
+    devices: Vec<Arc<SharedDevice>>,
+    known: KnownDevices,
+    pools: &[Area],
+) -> Result<Box<dyn RdmaMemory>, ServeError> {
+    let registrar = RdmaRegistrar::new(devices, known, pools.to_vec());
+    Ok(Box::new(registrar.map_err(|error| ServeError::Start(format!("RDMA: {error}")))?))
 }
 
 /// Waits until each core is ready or one has failed. The result is sorted by core.
@@ -608,7 +617,7 @@ fn listen_beside(
 }
 
 /// Opens the RDMA devices if the snapshot has an RDMA listener. There may be none yet.
-fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> {
+fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<(RdmaSetup, Vec<Arc<SharedDevice>>), ServeError> {
     let is_rdma = |(_, listener): &(usize, &Listener)| listener.transport == TransportKind::Rdma;
     let listeners = snapshot.listeners.iter().enumerate().filter(is_rdma);
     let listeners: Vec<_> = listeners.map(|(index, listener)| (listener.address, index)).collect();
@@ -621,7 +630,7 @@ fn open_rdma(plan: &Plan, snapshot: &Snapshot) -> Result<RdmaSetup, ServeError> 
     let known = KnownDevices::new(&devices);
     let in_capsule_bytes = plan.rdma_capsule().unwrap_or(0);
     let published = PublishedListeners::default();
-    Ok(RdmaSetup { devices: devices.into(), known, in_capsule_bytes, listeners, published })
+    Ok((RdmaSetup { known, in_capsule_bytes, listeners, published }, devices))
 }
 
 /// Logs the open listeners of a transport that are bound and, if there are any, all namespaces. Logs the

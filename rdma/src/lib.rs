@@ -61,7 +61,7 @@ pub use connector::{ConnectError, Connector, Progress};
 pub use device::{AsyncEvent, Device, DeviceLimits, Found};
 pub use domain::Domain;
 pub use error::VerbsError;
-pub use memory::{Access, MemoryRegion, Sge};
+pub use memory::{Access, MemoryRegion, RegisterPermit, Sge};
 pub use queue_pair::{LIST_BATCH, Posting, QueuePair, QueuePairConfig, RNR_0_64_MS};
 pub use receive::{RECEIVES_BATCH, ReceivesError, SharedReceiveQueue};
 

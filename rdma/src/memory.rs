@@ -102,16 +102,35 @@ unsafe impl Send for MemoryRegion {}
 // SAFETY: as for `Send`: shared references only read constant fields.
 unsafe impl Sync for MemoryRegion {}
 
+/// Permission to register memory of any size. Registration pins each page, which takes seconds for a large
+/// area. A reactor core has no permit, so it cannot register such memory.
+#[derive(Debug)]
+pub struct RegisterPermit(());
+
+impl RegisterPermit {
+    /// Returns a permit for a thread that may block.
+    #[must_use]
+    pub fn of_blocking_thread() -> RegisterPermit {
+        RegisterPermit(())
+    }
+}
+
 impl Device {
-    /// Registers all of `area`, as [`Device::register_part`]; with the same errors.
-    pub fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<MemoryRegion, VerbsError> {
+    /// Registers all of `area`, as [`Device::register_part`]; with the same errors. Blocks: see
+    /// [`RegisterPermit`].
+    pub fn register(
+        self: &Arc<Self>,
+        _: &RegisterPermit,
+        area: Area,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
         let bytes = area.bytes();
         self.register_part(area, 0, bytes, access)
     }
 
     /// Registers `bytes` of `area` from `offset`, with relaxed ordering if the device supports it: data must
-    /// not be accessed before its completion (see the crate's documentation). Pins the memory, which takes
-    /// seconds for a large area.
+    /// not be accessed before its completion (see the crate's documentation). For the memory of one queue or
+    /// connection, which is small enough for a reactor core to pin.
     ///
     /// # Errors
     /// EINVAL: the part is empty or not within the area. EACCES: the area is read-only and `access` allows

@@ -129,13 +129,10 @@ impl<M: Send> Turn<'_, M> {
         }
     }
 
-    /// Sends a copy of `message` to every core but this one.
-    pub fn send_to_others(&mut self, message: &M)
-    where
-        M: Clone,
-    {
+    /// Sends a message to every core but this one.
+    pub fn send_to_others(&mut self, message: impl Fn() -> M) {
         let own = self.core();
-        (0..self.cores()).filter(|to| *to != own).for_each(|to| self.send(to, message.clone()));
+        (0..self.cores()).filter(|to| *to != own).for_each(|to| self.send(to, message()));
     }
 
     /// Returns true while the backlog is empty. While it is not empty, a poller that can keep messages itself

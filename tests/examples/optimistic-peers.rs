@@ -78,7 +78,7 @@ fn open(to: SocketAddr, private_data: &[u8]) -> Outcome<(Peer, CmEvent)> {
         posting: None,
     };
     let queue_pair = id.create_queue_pair(device, &config)?;
-    let memory = device.register(Area::map(4096, Pages::Base)?, Access::LOCAL_WRITE)?;
+    let memory = device.register_part(Area::map(4096, Pages::Base)?, 0, 4096, Access::LOCAL_WRITE)?;
     let initiator_depth = device.limits().initiator_depth;
     // A target of NVMe needs one, for its READs of data.
     id.connect(&ConnectParams { private_data, initiator_depth, responder_resources: 1 })?;

@@ -99,7 +99,7 @@ impl Queue {
         let pool = Pool::new(&[ZoneSpec { buffer_bytes, count: 1 }], Pages::Base)?;
         let memory = pool.take_contiguous(buffer_bytes).ok_or("no memory")?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let region = device.register(pool.area(), access)?;
+        let region = device.register_part(pool.area(), 0, pool.area().bytes(), access)?;
         let address = memory.as_slice().ok_or("not contiguous")?.as_ptr() as u64;
         let request = CmRequest::new(qid, entries_of(qid), cntlid);
         let parameters = ConnectParams {

@@ -44,19 +44,19 @@ use super::ServeError;
 use crate::config::Plan;
 
 /// A message from another core or thread.
-#[derive(Clone)]
 pub enum CoreMessage {
     Target(Message),
     /// An accepted TCP connection, for the receiving core to take over.
-    Accept(Arc<Handover<AdmittedTcp>>),
+    Accept(Box<AdmittedTcp>),
     /// An RDMA connection request, for the receiving core to accept.
-    AcceptRdma(Arc<Handover<AdmittedRdma>>),
+    AcceptRdma(Box<AdmittedRdma>),
     /// New TCP listeners; sent to core [`ACCEPTOR`].
-    Listen(Arc<Handover<NewListeners>>),
-    /// An RDMA device was added, removed or failed; or a core's buffer pools, to register with new devices.
+    Listen(NewListeners),
+    /// An RDMA device was added, removed or failed, or has other memory.
     Rdma(rdma::DeviceMessage),
-    /// Registered memory of the disks of the current or the next snapshot.
-    RdmaMemory(Arc<rdma::RegisteredDisks>),
+    /// All cores have been sent the devices and memory of the first snapshot; sent to core [`ACCEPTOR`],
+    /// which opens its RDMA listeners.
+    ListenRdma,
 }
 
 /// A listening TCP socket and the index of its listener in the snapshot.
@@ -68,27 +68,9 @@ type AdmittedTcp = (Accepted, Admitted, usize);
 /// A connection request, which contains the index of its listener, and its admission.
 type AdmittedRdma = (rdma::Request, Admitted);
 
-/// A value that cannot be cloned, for a [`CoreMessage`], which must be `Clone`. The first `take` returns the
-/// value, later calls return `None`.
-pub struct Handover<A> {
-    value: std::sync::Mutex<Option<A>>,
-}
-
-impl<A> Handover<A> {
-    pub fn new(value: A) -> Arc<Self> {
-        Arc::new(Handover { value: std::sync::Mutex::new(Some(value)) })
-    }
-
-    fn take(&self) -> Option<A> {
-        self.value.lock().ok().and_then(|mut value| value.take())
-    }
-}
-
 /// The RDMA devices, shared by all cores, and the RDMA listeners of a core.
 #[derive(Clone)]
 pub struct RdmaSetup {
-    /// The RDMA devices at the start, if the configuration has an RDMA listener; may be empty.
-    pub devices: Arc<[Arc<rdma::SharedDevice>]>,
     /// The current devices, updated as devices are added and removed; shared with the registrar.
     pub known: rdma::KnownDevices,
     /// In-capsule data for which each posted receive has space, in bytes.
@@ -126,8 +108,8 @@ pub struct CoreSetup {
 pub struct CoreReady {
     /// Index, from 0.
     pub core: usize,
-    /// Memory of the core's pool, for registration with devices.
-    pub pool: Area,
+    /// Memory of the core's pools, for registration with devices: of I/O and of admin commands.
+    pub pools: [Area; 2],
     /// Durations of the core's turns.
     pub turns: Arc<Turns>,
 }
@@ -148,7 +130,7 @@ pub struct CoreLoop {
     shared: Core,
     reactor: Reactor<CoreMessage>,
     stop: Arc<AtomicBool>,
-    pool: Area,
+    pools: [Area; 2],
 }
 
 impl CoreLoop {
@@ -167,13 +149,12 @@ impl CoreLoop {
         let start = |error: &dyn std::fmt::Display| ServeError::Start(error.to_string());
         let pool = Pool::new(&plan.pool.zones, plan.pool.pages).map_err(|error| start(&error))?;
         let admin_pool = Pool::new(&plan.pool.admin_zones, Pages::Base).map_err(|error| start(&error))?;
-        let area = pool.area();
+        let pools = [pool.area(), admin_pool.area()];
         let reactor = Reactor::new(mailbox, plan.reactor.idle).map_err(|error| start(&error))?;
         let mut rdma = None;
         if plan.rdma_capsule().is_some() {
-            let areas = [pool.area(), admin_pool.area()];
             let watcher = reactor.watcher(RDMA_INDEX);
-            rdma = Some(RdmaPoller::new(&setup, snapshot.generation, &areas, watcher)?);
+            rdma = Some(RdmaPoller::new(&setup, snapshot.generation, &pools, watcher)?);
         }
         let generation = snapshot.generation;
         let target = TargetCore::new(CoreSettings {
@@ -202,13 +183,13 @@ impl CoreLoop {
         pollers.push(Box::new(TargetPoller::new(setup.core, plan.log.peer_lines_per_s)));
         let published = (setup.loads, setup.advertised, setup.disk_errors);
         let shared = Core::new(target, setup.core, published, setup.admission);
-        Ok(CoreLoop { pollers, shared, reactor, stop: setup.stop, pool: area })
+        Ok(CoreLoop { pollers, shared, reactor, stop: setup.stop, pools })
     }
 
     pub fn ready(&self) -> CoreReady {
         CoreReady {
             core: self.shared.core(),
-            pool: self.pool.clone(),
+            pools: self.pools.clone(),
             turns: Arc::clone(self.reactor.turns()),
         }
     }

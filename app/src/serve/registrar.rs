@@ -1,24 +1,23 @@
-//! [`Registrar`]: a thread that registers memory with devices before the cores receive a snapshot. It
-//! registers the cores' pools with new drives, and the memory of disks with the RDMA devices.
+//! [`Registrar`]: the thread that registers memory with devices, and searches for RDMA devices.
 //!
 //! ```text
-//!   snapshot ──> new disks: prepare with each pool ──> register (seconds for a large RAM disk)
-//!            ──> RdmaMemory to all cores ──> Listen to core ACCEPTOR ──> the snapshot to all cores
+//!   snapshot ──> new disks: prepare with each pool ──> register with the RDMA devices
+//!            ──> devices and their keys to all cores ──> Listen to core ACCEPTOR ──> the snapshot to all cores
+//!   10 times a second: RDMA devices that have come or gone ──> all cores
 //! ```
 //!
-//! Both registrations pin every page. At the start the cores serve TCP in the meantime, and open the RDMA
-//! listeners after `RdmaMemory`. Without RDMA listeners no memory is registered with RDMA devices.
-//!
-//! Only the cores own RDMA devices and registrations, so that a removed device is closed once the cores drop
-//! it.
+//! Registration pins every page, which takes seconds for a large RAM disk. At the start the cores serve TCP
+//! in the meantime, and open the RDMA listeners afterwards. Without RDMA listeners no memory is registered
+//! with RDMA devices.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use spindle_nvme_rdma::shell::{DiskArea, KnownDevices, RegisteredDisks};
+use spindle_nvme_rdma::shell::{DeviceMessage, DiskArea, Registrar as RdmaRegistrar};
+use spindle_nvme_transport::TransportKind;
 use spindle_reactor::mailbox::Remote;
 use spindle_reactor::mem::Area;
 use spindle_target::env::Message;
@@ -26,7 +25,12 @@ use spindle_target::snapshot::Snapshot;
 use spindle_target_disk::Disk;
 
 use super::ServeError;
-use super::core_loop::{ACCEPTOR, CoreMessage, Handover, Listening};
+use super::core_loop::{ACCEPTOR, CoreMessage, Listening};
+
+/// Period of the search for RDMA devices. Reads one directory and the state of each device.
+const SEARCH_PERIOD: Duration = Duration::from_millis(100);
+/// Wait for a snapshot where there is nothing to search for.
+const FOREVER: Duration = Duration::from_secs(1 << 32);
 
 /// Handle of the thread. Once the handle is dropped, the thread sends the queued snapshots and ends.
 pub struct Registrar(Sender<NextSnapshot>);
@@ -34,12 +38,42 @@ pub struct Registrar(Sender<NextSnapshot>);
 /// A snapshot for all cores, and the sockets of the listeners that are new in it.
 pub type NextSnapshot = (Arc<Snapshot>, Vec<Listening>);
 
+/// Registers memory with RDMA devices; tests implement it without devices. Both return messages for all
+/// cores.
+pub trait RdmaMemory: Send {
+    /// Registers the memory of the disks of the next snapshot.
+    fn change(&mut self, next: &Snapshot) -> Vec<DeviceMessage>;
+
+    /// Searches for devices that have come or gone.
+    fn poll(&mut self) -> Vec<DeviceMessage>;
+}
+
+impl RdmaMemory for RdmaRegistrar {
+    fn change(&mut self, next: &Snapshot) -> Vec<DeviceMessage> {
+        let begin = Instant::now();
+        let areas = disk_areas(next);
+        let (disks, bytes) = (areas.len(), areas.iter().map(|it| it.area.bytes()).sum::<usize>());
+        let mut listeners =
+            next.listeners.iter().filter(|it| it.is_open && it.transport == TransportKind::Rdma);
+        let is_on_all = listeners.any(|it| it.address.ip().is_unspecified());
+        let messages = self.set_memory(areas, is_on_all);
+        if self.is_used() && disks > 0 {
+            let took_ms = begin.elapsed().as_millis();
+            tracing::info!(disks, bytes, took_ms, "memory of disks is registered with the RDMA devices");
+        }
+        messages
+    }
+
+    fn poll(&mut self) -> Vec<DeviceMessage> {
+        RdmaRegistrar::poll(self)
+    }
+}
+
 /// State of the thread.
 struct RegistrarThread {
-    /// The current devices, including those that were added since the start. `None`: the configuration has no
-    /// RDMA listener.
-    devices: Option<KnownDevices>,
-    /// Buffer pools, one per core.
+    /// `None`: the configuration had no RDMA listener at the start.
+    rdma: Option<Box<dyn RdmaMemory>>,
+    /// Buffer pools for I/O, one per core.
     pools: Vec<Area>,
     cores: usize,
     remote: Remote<CoreMessage>,
@@ -51,7 +85,7 @@ impl Registrar {
     /// Starts the thread, which first registers the disks of `first` with the RDMA devices; the cores already
     /// have this snapshot.
     pub fn start(
-        devices: Option<KnownDevices>,
+        rdma: Option<Box<dyn RdmaMemory>>,
         pools: Vec<Area>,
         first: Arc<Snapshot>,
         cores: usize,
@@ -59,7 +93,7 @@ impl Registrar {
         stop: Arc<AtomicBool>,
     ) -> Result<Registrar, ServeError> {
         let (send, receive) = channel();
-        let work = RegistrarThread { devices, pools, cores, remote, stop };
+        let work = RegistrarThread { rdma, pools, cores, remote, stop };
         std::thread::Builder::new()
             .name("memory".to_owned())
             .spawn(move || work.run(first, &receive))
@@ -79,21 +113,34 @@ impl Registrar {
 }
 
 impl RegistrarThread {
-    fn run(&self, first: Arc<Snapshot>, receive: &Receiver<NextSnapshot>) {
+    fn run(mut self, first: Arc<Snapshot>, receive: &Receiver<NextSnapshot>) {
         self.register(&first);
+        if self.rdma.is_some() {
+            self.send(ACCEPTOR, CoreMessage::ListenRdma);
+        }
         let mut known = sources(&first);
         // Keeps no reference, so that removed disks are closed.
         drop(first);
-        while let Ok((next, listeners)) = receive.recv() {
-            self.prepare(&known, &next);
-            known = sources(&next);
-            self.register(&next);
-            // Sent before the snapshot: core `ACCEPTOR` opens these listeners once all cores have the
-            // snapshot.
-            if !listeners.is_empty() {
-                self.send(ACCEPTOR, &CoreMessage::Listen(Handover::new((next.generation, listeners))));
+        let period = if self.rdma.is_some() { SEARCH_PERIOD } else { FOREVER };
+        loop {
+            match receive.recv_timeout(period) {
+                Ok((next, listeners)) => {
+                    self.prepare(&known, &next);
+                    known = sources(&next);
+                    self.register(&next);
+                    // Sent before the snapshot: core `ACCEPTOR` opens these listeners once all cores have the
+                    // snapshot.
+                    if !listeners.is_empty() {
+                        self.send(ACCEPTOR, CoreMessage::Listen((next.generation, listeners)));
+                    }
+                    self.broadcast(|| CoreMessage::Target(Message::Snapshot(Arc::clone(&next))));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let messages = self.rdma.as_mut().map(|rdma| rdma.poll());
+                    self.broadcast_rdma(messages.unwrap_or_default());
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
             }
-            self.broadcast(&CoreMessage::Target(Message::Snapshot(next)));
         }
     }
 
@@ -106,35 +153,38 @@ impl RegistrarThread {
         }
     }
 
-    fn register(&self, snapshot: &Snapshot) {
-        let Some(devices) = &self.devices else { return };
-        let begin = Instant::now();
-        let disks = RegisteredDisks::register(devices, disk_areas(snapshot));
-        let (count, bytes, took_ms) = (disks.disks().len(), disks.bytes(), begin.elapsed().as_millis());
-        if disks.is_registered() {
-            tracing::info!(
-                disks = count,
-                bytes,
-                took_ms,
-                "memory of disks is registered with the RDMA devices"
-            );
+    fn register(&mut self, snapshot: &Snapshot) {
+        let messages = self.rdma.as_mut().map(|rdma| rdma.change(snapshot));
+        self.broadcast_rdma(messages.unwrap_or_default());
+    }
+
+    /// Sends to core [`ACCEPTOR`] last: once it listens with a device, all other cores have been sent the
+    /// device too.
+    fn broadcast_rdma(&self, messages: Vec<DeviceMessage>) {
+        for message in messages {
+            for core in (0..self.cores).rev() {
+                self.send(core, CoreMessage::Rdma(message.clone()));
+            }
         }
-        self.broadcast(&CoreMessage::RdmaMemory(Arc::new(disks)));
     }
 
-    fn broadcast(&self, message: &CoreMessage) {
-        (0..self.cores).for_each(|core| self.send(core, message));
+    fn broadcast(&self, message: impl Fn() -> CoreMessage) {
+        (0..self.cores).for_each(|core| self.send(core, message()));
     }
 
-    fn send(&self, core: usize, message: &CoreMessage) {
+    fn send(&self, core: usize, message: CoreMessage) {
         send(&self.remote, core, message, || self.stop.load(Ordering::Relaxed));
     }
 }
 
 /// Sends a message to a core, and retries while its mailbox is full. Once `has_ended` returns true, drops the
 /// message instead.
-pub fn send(remote: &Remote<CoreMessage>, core: usize, message: &CoreMessage, has_ended: impl Fn() -> bool) {
-    let mut message = message.clone();
+pub fn send(
+    remote: &Remote<CoreMessage>,
+    core: usize,
+    mut message: CoreMessage,
+    has_ended: impl Fn() -> bool,
+) {
     while let Err(back) = remote.send(core, message) {
         if has_ended() {
             return;
@@ -215,6 +265,54 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(*noted.1.lock().expect("not poisoned"), expected);
+        }
+    }
+
+    /// A device for each snapshot, with the snapshot's generation as its serial number.
+    struct DevicePerSnapshot;
+
+    impl RdmaMemory for DevicePerSnapshot {
+        fn change(&mut self, next: &Snapshot) -> Vec<DeviceMessage> {
+            vec![DeviceMessage::Lost(next.generation)]
+        }
+        fn poll(&mut self) -> Vec<DeviceMessage> {
+            vec![DeviceMessage::Lost(0)]
+        }
+    }
+
+    #[test]
+    fn a_core_has_the_memory_of_a_snapshot_before_the_snapshot_and_before_it_listens() {
+        let first = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
+        let mut next = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
+        Arc::get_mut(&mut next).expect("not shared").generation = 7;
+        let mut mailboxes = mesh::<CoreMessage>(2, 16).expect("mailboxes");
+        let (rdma, remote) = (Some(Box::new(DevicePerSnapshot) as _), mailboxes[0].remote());
+        let registrar = Registrar::start(rdma, Vec::new(), first, 2, remote, Arc::default());
+        let registrar = registrar.expect("a thread");
+        assert!(registrar.send((next, Vec::new())).is_ok());
+        for (core, expected) in
+            [(1, &["lost 1", "lost 7", "snapshot 7"][..]), (0, &["lost 1", "listen", "lost 7", "snapshot 7"])]
+        {
+            let mut received: Vec<String> = Vec::new();
+            while received.len() < expected.len() {
+                let Some((_, message)) = mailboxes[core].receive() else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                received.extend(match message {
+                    // Of the period.
+                    CoreMessage::Rdma(DeviceMessage::Lost(0)) => None,
+                    CoreMessage::Rdma(DeviceMessage::Lost(serial)) => Some(format!("lost {serial}")),
+                    CoreMessage::ListenRdma => Some("listen".to_owned()),
+                    CoreMessage::Target(Message::Snapshot(it)) => Some(format!("snapshot {}", it.generation)),
+                    CoreMessage::Rdma(_)
+                    | CoreMessage::Target(_)
+                    | CoreMessage::Accept(_)
+                    | CoreMessage::AcceptRdma(_)
+                    | CoreMessage::Listen(_) => panic!("another message"),
+                });
+            }
+            assert_eq!(received, expected, "core {core}");
         }
     }
 }

@@ -24,8 +24,8 @@ mod keys;
 mod link;
 mod listeners;
 mod manager;
-mod ready;
 mod receives;
+mod registrar;
 mod request;
 mod shared;
 mod used;
@@ -55,12 +55,12 @@ use ending::{Ending, SHORT_BOUND};
 use link::{Link, Parts, SEGMENTS_MAX, make_queue_pair};
 use listeners::Listeners;
 use manager::Manager;
-use ready::Preparations;
+use registrar::Ready;
 
-pub use device_events::{DeviceMessage, DiskArea};
-pub use keys::{KnownDevices, RegisteredDisks, SharedDevice};
+pub use device_events::DeviceMessage;
+pub use keys::{KnownDevices, SharedDevice};
 pub use listeners::{check_address, is_absent};
-pub use ready::Ready;
+pub use registrar::{DiskArea, Registrar};
 pub use request::{QueueParams, Request};
 use request::{check, reject};
 
@@ -91,7 +91,7 @@ impl Default for ShellConfig {
     }
 }
 
-/// Period of the checks of connections for timeouts, and of devices for finished registrations.
+/// Period of the checks of connections for timeouts.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
 /// Time after which a connection with posted work and without a completion is ended, as by TCP_USER_TIMEOUT.
 const STALLED_FOR: Nanos = Nanos::from_secs(30);
@@ -138,22 +138,11 @@ pub struct Shell {
     opening: Opening,
     manager: Manager,
     listeners: Listeners,
-    /// Count of lost devices that have not returned; at least 1 after a request on an unknown device. If not
-    /// 0, new devices are searched for.
-    missing_devices: usize,
-    /// Devices without a listener; no memory is registered with them.
-    unused: Vec<Arc<SharedDevice>>,
-    /// Devices whose memory a thread registers.
-    preparing: Preparations,
-    /// Devices announced by the listening core that this core could not open yet; retried.
+    /// Devices whose listeners may need them; the registrar opens them.
+    known: KnownDevices,
+    /// Devices that this core could not open yet; retried.
     waiting: Vec<Arc<Ready>>,
-    /// Devices that could not be prepared yet; retried.
-    unprepared: Vec<Arc<SharedDevice>>,
-    is_refusal_logged: bool,
     messages: VecDeque<DeviceMessage>,
-    disks: Vec<DiskArea>,
-    /// Names of disks whose memory could not be registered; retried.
-    unregistered_disks: Vec<String>,
     requests: VecDeque<Request>,
     ids: HashMap<CmToken, ConnectionId>,
     active: Vec<ConnectionId>,
@@ -175,9 +164,7 @@ pub struct ShellSetup<'a> {
     pub config: ShellConfig,
     /// Index of the core; selects the completion vector.
     pub core: usize,
-    /// The machine's devices, from [`SharedDevice::for_listeners`].
-    pub devices: &'a [Arc<SharedDevice>],
-    /// List of the devices in use; devices found later are added to it.
+    /// The machine's devices, to which the [`Registrar`] adds those that are found later.
     pub known: &'a KnownDevices,
     /// True on the one core that listens for all cores.
     pub listens: bool,
@@ -192,23 +179,17 @@ pub struct ShellSetup<'a> {
 }
 
 impl Shell {
-    /// Creates a shell: opens the used devices and registers the core's memory with them. The shell does not
-    /// listen yet. On a machine without RDMA it waits for a device and the connection manager.
+    /// Creates a shell without devices, which the [`Registrar`] sends, and which does not listen yet. If a
+    /// device is used, collapses the core's pools to huge pages, before they are registered.
     ///
     /// # Errors
-    /// A device that a listener is bound to cannot be used, no used device can be used, or the connection
-    /// manager cannot be used.
+    /// The connection manager cannot be used. Its absence is no error: the shell waits for it.
     pub fn new(setup: &ShellSetup<'_>) -> Result<Shell, String> {
-        let mut areas = setup.areas.to_vec();
-        areas.push(Area::zeroes());
-        let opening = Opening {
-            core: setup.core,
-            areas,
-            in_capsule_bytes: setup.in_capsule_bytes,
-            config: setup.config,
-        };
-        let unused = setup.devices.iter().filter(|device| setup.listens && !device.is_used());
-        let collapse = || used::collapse(&opening);
+        if setup.known.is_any_used() {
+            used::collapse(setup.core, setup.areas);
+        }
+        let opening =
+            Opening { core: setup.core, in_capsule_bytes: setup.in_capsule_bytes, config: setup.config };
         let (manager, absent) = Manager::new(CmChannel::new()).map_err(|error| error.to_string())?;
         if let Some(error) = absent.filter(|_| setup.listens) {
             tracing::error!(
@@ -218,20 +199,13 @@ impl Shell {
             );
         }
         Ok(Shell {
-            devices: used::open(setup.devices, collapse, |shared| DeviceCore::new(shared, &opening))?,
-            unused: unused.cloned().collect(),
-            // For the listening core, which registers the pools with new devices.
-            messages: VecDeque::from_iter((!setup.listens).then(|| DeviceMessage::Pools(setup.areas.into()))),
+            devices: Vec::new(),
+            messages: VecDeque::new(),
             opening,
             manager,
             listeners: Listeners::default(),
-            missing_devices: 0,
-            preparing: Preparations::new(setup.known.clone()),
+            known: setup.known.clone(),
             waiting: Vec::new(),
-            unprepared: Vec::new(),
-            is_refusal_logged: false,
-            disks: Vec::new(),
-            unregistered_disks: Vec::new(),
             requests: VecDeque::new(),
             links: (0..setup.connections).map(|_| None).collect(),
             ids: HashMap::new(),
@@ -260,10 +234,6 @@ impl Shell {
         if self.listens {
             self.listeners.set(wanted);
             self.next_retry = Nanos::ZERO;
-            // A listener on all addresses uses all devices.
-            let taken_up =
-                if self.listeners.is_on_all() { std::mem::take(&mut self.unused) } else { Vec::new() };
-            taken_up.into_iter().for_each(|shared| self.prepare(shared));
         }
     }
 
@@ -329,7 +299,7 @@ impl Shell {
         }
         if now >= self.next_retry {
             self.next_retry = now + RETRY_PERIOD;
-            self.retry(core);
+            self.retry();
         }
         has_worked
     }
@@ -347,7 +317,6 @@ impl Shell {
         if core.wants_pass(TransportKind::Rdma) {
             core.passed(TransportKind::Rdma);
         }
-        self.take_ready();
         self.on_time(core);
     }
 
@@ -652,14 +621,9 @@ impl Shell {
     fn on_request<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, event: &CmEvent, id: CmId) {
         let listener = event.listener.and_then(|token| self.listeners.find(token));
         let Some(listener) = listener.map(|it| it.index) else { return };
-        let Some(device) = self.device_of(&id) else {
-            // The device is new and was reached through a listener on all addresses. Dropping the id rejects
-            // the request; hosts retry.
-            if !self.preparing.devices().any(|it| it.device().is_of(&id)) {
-                self.missing_devices = self.missing_devices.max(1);
-            }
-            return;
-        };
+        // Without the device: it is new and was reached through a listener on all addresses. Dropping the id
+        // rejects the request; hosts retry.
+        let Some(device) = self.device_of(&id) else { return };
         match check(event, device.shared.device().limits(), self.entries_max) {
             Ok(params) => self.requests.push_back(Request { id, listener, params }),
             Err((status, reason)) => {

@@ -12,7 +12,7 @@ use spindle_target::snapshot::{Listener, Snapshot};
 
 use super::arrivals::ACCEPTS_PER_TURN;
 use super::shared::Core;
-use super::{AdmittedTcp, CoreMessage, Handover, Listening};
+use super::{AdmittedTcp, CoreMessage, Listening};
 
 /// Each core has an acceptor; only the acceptor of core `ACCEPTOR` has listeners.
 pub struct Acceptor {
@@ -182,8 +182,7 @@ impl Poller<Core, CoreMessage> for Acceptor {
         _turn: &mut Turn<'_, CoreMessage>,
         message: CoreMessage,
     ) -> Option<CoreMessage> {
-        let CoreMessage::Listen(handover) = message else { return Some(message) };
-        let (generation, listeners) = handover.take().unwrap_or_default();
+        let CoreMessage::Listen((generation, listeners)) = message else { return Some(message) };
         self.pending.extend(listeners.into_iter().map(|listener| (generation, listener)));
         None
     }
@@ -196,7 +195,7 @@ fn hand_over(core: &mut Core, turn: &mut Turn<'_, CoreMessage>, accepted: Admitt
     if owner == turn.core() {
         core.arrivals.tcp.push(accepted);
     } else {
-        turn.send(owner, CoreMessage::Accept(Handover::new(accepted)));
+        turn.send(owner, CoreMessage::Accept(Box::new(accepted)));
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use nvme_spec::rdma::CmStatus;
 use spindle_nvme_rdma::controller::ConnConfig as RdmaConfig;
-use spindle_nvme_rdma::shell::{RegisteredDisks, Shell, ShellSetup, Source, is_absent};
+use spindle_nvme_rdma::shell::{Shell, ShellSetup, Source, is_absent};
 use spindle_nvme_tcp::controller::ConnConfig;
 use spindle_nvme_transport::TransportKind;
 use spindle_reactor::clock::Nanos;
@@ -14,7 +14,7 @@ use spindle_reactor::run::{Poller, Turn};
 use spindle_target::snapshot::Snapshot;
 
 use super::shared::Core;
-use super::{AdmittedRdma, CoreMessage, CoreSetup, Handover, PublishedListeners, RdmaListeners};
+use super::{AdmittedRdma, CoreMessage, CoreSetup, PublishedListeners, RdmaListeners};
 use crate::serve::{ServeError, announce};
 
 /// Most connection requests that a turn assigns to cores.
@@ -30,9 +30,9 @@ pub struct RdmaPoller {
 }
 
 impl RdmaPoller {
-    /// Opens the devices for this core and binds the listeners. The listeners start to listen once
-    /// [`crate::serve::registrar`] has registered the disks' memory. An address that no device has is tried
-    /// again every second from then on, as are all where the machine has no RDMA yet.
+    /// Binds the listeners. The devices come from [`crate::serve::registrar`], which also starts the
+    /// listeners. An address that no device has is tried again every second from then on, as are all where
+    /// the machine has no RDMA yet.
     pub fn new(
         setup: &CoreSetup,
         generation: u64,
@@ -43,7 +43,6 @@ impl RdmaPoller {
         let mut shell = Shell::new(&ShellSetup {
             config: setup.plan.rdma,
             core: setup.core,
-            devices: &setup.rdma.devices,
             known: &setup.rdma.known,
             listens: !setup.rdma.listeners.is_empty(),
             areas,
@@ -74,17 +73,8 @@ impl RdmaPoller {
         Ok(RdmaPoller { shell, watcher, conn: setup.plan.tcp.conn, generation, published })
     }
 
-    /// Replaces the registered memory of the disks. The first call also starts the listeners.
     #[cold]
-    fn set_disk_memory(&mut self, core: &Core, own: usize, memory: &RegisteredDisks) {
-        for (disk, error) in self.shell.set_disks(memory.disks().to_vec()) {
-            tracing::error!(
-                core = own,
-                disk,
-                error,
-                "memory of the disk cannot be registered: not served over RDMA until that succeeds"
-            );
-        }
+    fn start_listening(&mut self, core: &Core) {
         let opened = self.shell.start_listening();
         for (address, result) in &opened {
             if let Err(error) = result {
@@ -132,7 +122,7 @@ impl RdmaPoller {
             if owner == turn.core() {
                 core.arrivals.rdma.push((request, admitted));
             } else {
-                turn.send(owner, CoreMessage::AcceptRdma(Handover::new((request, admitted))));
+                turn.send(owner, CoreMessage::AcceptRdma(Box::new((request, admitted))));
             }
         }
     }
@@ -175,7 +165,7 @@ impl Poller<Core, CoreMessage> for RdmaPoller {
             *self.published.lock().unwrap_or_else(PoisonError::into_inner) = listeners;
         }
         while let Some(message) = self.shell.next_message() {
-            turn.send_to_others(&CoreMessage::Rdma(message));
+            turn.send_to_others(|| CoreMessage::Rdma(message.clone()));
         }
         if self.shell.has_descriptors() {
             self.watch_new_devices(turn.core());
@@ -203,17 +193,13 @@ impl Poller<Core, CoreMessage> for RdmaPoller {
     fn on_message(
         &mut self,
         core: &mut Core,
-        turn: &mut Turn<'_, CoreMessage>,
+        _turn: &mut Turn<'_, CoreMessage>,
         message: CoreMessage,
     ) -> Option<CoreMessage> {
         match message {
-            CoreMessage::AcceptRdma(handover) => {
-                if let Some(request) = handover.take() {
-                    core.arrivals.rdma.push(request);
-                }
-            }
+            CoreMessage::AcceptRdma(request) => core.arrivals.rdma.push(*request),
             CoreMessage::Rdma(message) => self.shell.on_message(&mut core.target, message),
-            CoreMessage::RdmaMemory(memory) => self.set_disk_memory(core, turn.core(), &memory),
+            CoreMessage::ListenRdma => self.start_listening(core),
             CoreMessage::Target(_) | CoreMessage::Accept(_) | CoreMessage::Listen(_) => return Some(message),
         }
         None

@@ -93,10 +93,8 @@ impl Poller<Core, CoreMessage> for TcpPoller {
         _turn: &mut Turn<'_, CoreMessage>,
         message: CoreMessage,
     ) -> Option<CoreMessage> {
-        let CoreMessage::Accept(handover) = message else { return Some(message) };
-        if let Some(accepted) = handover.take() {
-            core.arrivals.tcp.push(accepted);
-        }
+        let CoreMessage::Accept(accepted) = message else { return Some(message) };
+        core.arrivals.tcp.push(*accepted);
         None
     }
 

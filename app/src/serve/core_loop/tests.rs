@@ -28,7 +28,6 @@ fn core(per_address: usize) -> (CoreLoop, SocketAddr) {
         disk_errors: Arc::new([std::sync::Mutex::default()]),
         admission: Admission::new(per_address),
         rdma: RdmaSetup {
-            devices: Arc::default(),
             known: rdma::KnownDevices::new(&[]),
             in_capsule_bytes: 0,
             listeners: Vec::new(),

@@ -9,10 +9,11 @@ use spindle_rdma::{CompletionChannel, CompletionQueue, POLL_BATCH, VerbsError, W
 
 use super::OWN_QUEUE_BIT;
 use super::completions::{CompletionQueues, Entries, Need, Reservation};
-use super::device_events::{DiskArea, Opening};
+use super::device_events::Opening;
 use super::ending::DrainReporting;
-use super::keys::{KeyTable, SharedDevice, deregister};
+use super::keys::{KeyTable, SharedDevice};
 use super::receives::Queue;
+use super::registrar::Ready;
 use super::shared::{Queues, SharedReceives};
 
 /// Hashes queue pair numbers without a key: hosts do not choose the numbers.
@@ -72,14 +73,11 @@ pub(super) struct DeviceCore {
 }
 
 impl DeviceCore {
-    /// Registers the core's pools and creates the completion channel. The queues are created on demand.
-    pub(super) fn new(shared: &Arc<SharedDevice>, opening: &Opening) -> Result<DeviceCore, VerbsError> {
+    /// Creates the completion channel. The queues are created on demand.
+    pub(super) fn new(ready: &Ready, opening: &Opening) -> Result<DeviceCore, VerbsError> {
+        let shared = &ready.shared;
         let device = shared.device();
         let limits = device.limits();
-        let mut keys = KeyTable::default();
-        for area in &opening.areas {
-            keys.add(shared.register(area)?, false);
-        }
         let entries = opening.config.srq_entries.min(limits.srq_wr);
         let vectors = limits.vectors.max(1);
         Ok(DeviceCore {
@@ -90,7 +88,7 @@ impl DeviceCore {
             receives_max: (limits.has_srq && entries > 0).then_some(entries),
             in_capsule_bytes: opening.in_capsule_bytes,
             drain_reporting: DrainReporting::default(),
-            keys,
+            keys: KeyTable::new(&ready.regions),
             ids_by_number: HashMap::default(),
             vector: u32::try_from(opening.core).unwrap_or(0) % vectors,
             polled: Vec::with_capacity(64),
@@ -100,16 +98,10 @@ impl DeviceCore {
         })
     }
 
-    /// Registers the memory of a disk unless it is registered.
-    pub(super) fn add_disk(&mut self, disk: &DiskArea) -> Result<(), VerbsError> {
-        self.keys.add(self.shared.register(&disk.area)?, true);
-        Ok(())
-    }
-
-    /// Ends registrations of removed disks and retries failed receives of the shared queues. To be called
-    /// periodically.
+    /// Drops the registrations of removed disks and retries failed receives of the shared queues. To be
+    /// called periodically.
     pub(super) fn on_time(&mut self) {
-        deregister(self.keys.take_unused());
+        self.keys.drop_unused();
         self.post_receives();
     }
 

@@ -1,12 +1,12 @@
-//! Removal and return of devices, and their other asynchronous events. Also the messages between the shells
-//! of the cores, the descriptors for epoll, and the registration of disks.
+//! Arrival and removal of devices, and their other asynchronous events. Also the messages to the shells of
+//! the cores, and the descriptors for epoll.
 //!
 //! ```text
-//!   DEVICE_REMOVAL, DEVICE_FATAL, not listed ─> on_device_lost ─ its connections end ─> release_device
-//!                                                └─ DeviceMessage::Lost ─> the same on the other cores
-//!   once a second, on the listening core:
-//!     a new device ─> memory registered (`ready`) ─> DeviceMessage::Found
-//!     suspended listeners ─> bind and listen again
+//!   DeviceMessage::Ready (registrar) ─> open, or replace the keys
+//!   DeviceMessage::Lost (registrar: not listed; another core) ─┐
+//!   DEVICE_REMOVAL, DEVICE_FATAL ──────────────────────────────┴> on_device_lost ─> its connections end
+//!                                                                 ─> release_device
+//!   once a second, on the listening core: suspended listeners ─> bind and listen again
 //! ```
 //!
 //! ADDR_CHANGE of a listener (a bond has failed over to its other port): the listener binds and listens
@@ -22,31 +22,29 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use spindle_nvme_transport::{Connections, Holds};
-use spindle_rdma::{AsyncEvent, CmChannel, CmId, CmToken, Device, VerbsError};
+use spindle_rdma::{AsyncEvent, CmChannel, CmId, CmToken, VerbsError};
 use spindle_reactor::clock::Nanos;
-use spindle_reactor::mem::Area;
 
 use super::device::DeviceCore;
 use super::ending::{DrainReporting, End};
 use super::events::{CoreDevice, on_async_event, on_failure};
+use super::keys::Registers;
 use super::listeners::{BACKLOG, NO_DEVICE, SuspendReason};
-use super::ready::{Ready, drop_gone, open_again, remove_older};
+use super::registrar::Ready;
 use super::shared::insert_in_free;
-use super::{SharedDevice, Shell, ShellConfig, Source};
+use super::{Shell, ShellConfig, Source};
 use crate::controller::Conn;
 
-/// Retry period for lost devices, suspended listeners and failed memory registrations.
+/// Retry period for suspended listeners and for devices that the core could not open.
 pub(super) const RETRY_PERIOD: Nanos = Nanos::from_secs(1);
 
-/// A message of one core's shell to the shells of all others.
+/// A message of the registrar or of one core's shell to the shells of all other cores.
 #[derive(Debug, Clone)]
 pub enum DeviceMessage {
+    /// A new device, or other memory of a device.
+    Ready(Arc<Ready>),
     /// The device with this serial number was removed.
     Lost(u64),
-    /// A new device, with the memory of all cores registered.
-    Found(Arc<Ready>),
-    /// The sender's buffer pools. The listening core registers them with new devices.
-    Pools(Arc<[Area]>),
     /// A failure event of the device with this serial number, for the core that has the object.
     Failed(u64, AsyncEvent),
 }
@@ -54,19 +52,8 @@ pub enum DeviceMessage {
 /// Parameters for opening a device on this core.
 pub(super) struct Opening {
     pub(super) core: usize,
-    /// The core's buffer pools and [`Area::zeroes`].
-    pub(super) areas: Vec<Area>,
     pub(super) in_capsule_bytes: u32,
     pub(super) config: ShellConfig,
-}
-
-/// A disk whose memory is the source and destination of RDMA transfers, so that these need no pool buffer.
-#[derive(Debug, Clone)]
-pub struct DiskArea {
-    /// Name in the configuration, for the log.
-    pub name: String,
-    /// Memory of the disk, to be registered with every device in use.
-    pub area: Area,
 }
 
 /// This core's state of a device that has reported an event.
@@ -139,7 +126,7 @@ impl Shell {
         self.messages.pop_front()
     }
 
-    /// Handles a message of another core's shell.
+    /// Handles a message of the registrar or of another core's shell.
     pub fn on_message<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, message: DeviceMessage) {
         match message {
             DeviceMessage::Lost(serial) => {
@@ -154,20 +141,26 @@ impl Shell {
                     on_failure(&mut ShellDevice { shell: self, core, index }, event);
                 }
             }
-            DeviceMessage::Pools(areas) => {
-                if self.listens {
-                    self.preparing.add_pools(&areas);
-                }
-            }
-            DeviceMessage::Found(ready) if ready.shared().device().is_lost() => drop(ready),
-            DeviceMessage::Found(ready) => {
-                remove_older(&mut self.waiting, &ready);
-                if let Err(error) = self.open(&ready) {
-                    let (device, core) = (ready.shared().device().name(), self.opening.core);
-                    tracing::error!(device, core, error, "RDMA device cannot be used: it is tried again");
-                    self.waiting.push(ready);
-                }
-            }
+            DeviceMessage::Ready(ready) => self.on_device_ready(ready),
+        }
+    }
+
+    /// Opens the device, or replaces the keys of the open device.
+    #[cold]
+    fn on_device_ready(&mut self, ready: Arc<Ready>) {
+        let device = ready.shared.device();
+        if device.is_lost() {
+            return;
+        }
+        if let Some(open) = self.index_of(device.serial()).and_then(|index| self.devices[index].as_mut()) {
+            open.keys.set(&ready.regions);
+            return;
+        }
+        remove_older(&mut self.waiting, &ready);
+        if let Err(error) = self.open(&ready) {
+            let (device, core) = (device.name(), self.opening.core);
+            tracing::error!(device, core, %error, "RDMA device cannot be used; next attempt in 1 s");
+            self.waiting.push(ready);
         }
     }
 
@@ -192,22 +185,10 @@ impl Shell {
         channel.into_iter().chain(of_device).collect()
     }
 
-    /// Opens a device on this core. Fails if the device is lost or its queues or pools cannot be set up. A
-    /// disk whose memory cannot be registered is retried and is no failure.
-    fn open(&mut self, ready: &Ready) -> Result<(), String> {
-        let shared = ready.shared();
-        if shared.device().is_lost() {
-            return Err("it is gone".to_owned());
-        }
-        let mut device = DeviceCore::new(shared, &self.opening).map_err(|error| error.to_string())?;
-        for disk in &self.disks {
-            let Err(error) = device.add_disk(disk) else { continue };
-            if !self.unregistered_disks.contains(&disk.name) {
-                let (core, disk) = (self.opening.core, &disk.name);
-                tracing::error!(core, disk, %error, "memory of the disk cannot be registered: tried again");
-                self.unregistered_disks.push(disk.clone());
-            }
-        }
+    /// Opens a device on this core. Fails if its completion channel cannot be created.
+    fn open(&mut self, ready: &Ready) -> Result<(), VerbsError> {
+        let shared = &ready.shared;
+        let device = DeviceCore::new(ready, &self.opening)?;
         // librdmacm may have opened the same device again under a new context. New connections use the new
         // context.
         for index in 0..self.devices.len() {
@@ -219,6 +200,8 @@ impl Shell {
             }
         }
         insert_in_free(&mut self.devices, device);
+        // A suspended listener may need this device.
+        self.next_retry = Nanos::ZERO;
         Ok(())
     }
 
@@ -231,12 +214,9 @@ impl Shell {
             return;
         }
         let shared = Arc::clone(&device.shared);
-        if shared.device().set_lost() {
-            let device = shared.device().name();
-            tracing::error!(device, "RDMA device gone: its connections end; it is taken up when it is back");
+        if shared.set_lost() {
             self.messages.push_back(DeviceMessage::Lost(shared.device().serial()));
         }
-        self.missing_devices += 1;
         self.requests.retain(|request| !shared.device().is_of(&request.id));
         self.listeners.suspend_on(shared.device().name());
         self.end_links(core, |link_device, _, _| link_device == index);
@@ -308,26 +288,12 @@ impl Shell {
         on_async_event(&mut ShellDevice { shell: self, core, index }, event);
     }
 
-    /// Runs every [`RETRY_PERIOD`]: retries failed registrations and openings of devices. On the listening
-    /// core also polls the removal of devices, searches for new devices and retries suspended listeners, for
-    /// which it opens the connection manager where that was absent.
-    pub(super) fn retry<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) {
-        self.retry_disks();
+    /// Runs every [`RETRY_PERIOD`]: retries devices that could not be opened. On the listening core also
+    /// retries suspended listeners, for which it opens the connection manager where that was absent.
+    pub(super) fn retry(&mut self) {
         self.open_waiting();
         if !self.listens {
             return;
-        }
-        for index in 0..self.devices.len() {
-            if self.devices[index].as_ref().is_some_and(|device| !device.shared.device().is_listed()) {
-                self.on_device_lost(core, index);
-            }
-        }
-        // No core reads the events of these devices, so their removal is polled. The search does not wait for
-        // a removed device that had no listener.
-        drop_gone(&mut self.unused);
-        self.missing_devices += drop_gone(&mut self.unprepared) + self.preparing.lose_gone();
-        if self.missing_devices > 0 || !self.unprepared.is_empty() || self.listeners.has_suspended() {
-            self.search();
         }
         let mut listeners = std::mem::take(&mut self.listeners);
         // Once for all listeners.
@@ -360,18 +326,18 @@ impl Shell {
         self.listeners = listeners;
     }
 
-    /// Opens devices that other cores use and this core could not open before.
+    /// Opens the devices that this core could not open before.
     fn open_waiting(&mut self) {
         let mut waiting = std::mem::take(&mut self.waiting);
         for ready in open_again(&mut waiting, |ready| self.open(ready)) {
-            let (device, core) = (ready.shared().device().name(), self.opening.core);
+            let (device, core) = (ready.shared.device().name(), self.opening.core);
             tracing::info!(device, core, "RDMA device can be used");
         }
         self.waiting = waiting;
     }
 
-    /// Binds `address` and listens again. ENODEV if the address's device is not open on this core. If that
-    /// device was unused so far, starts its preparation.
+    /// Binds `address` and listens again. ENODEV if the address's device is not open on this core; then the
+    /// registrar is asked for the device.
     fn listen_again(&mut self, address: SocketAddr) -> Result<CmId, VerbsError> {
         let id = CmId::new(self.manager.channel().ok_or(NO_DEVICE)?)?;
         id.bind(address)?;
@@ -379,10 +345,7 @@ impl Shell {
         if self.has_device_of(&id) {
             return Ok(id);
         }
-        if let Some(at) = self.unused.iter().position(|shared| shared.device().is_of(&id)) {
-            let shared = self.unused.swap_remove(at);
-            self.prepare(shared);
-        }
+        self.known.use_device_of(&id);
         Err(NO_DEVICE)
     }
 
@@ -392,111 +355,10 @@ impl Shell {
         id.device_name().is_none() || self.device_of(id).is_some()
     }
 
-    /// Returns the open device to which `id` is bound; `None` if the device is lost, left out or not open on
-    /// this core.
+    /// Returns the open device to which `id` is bound; `None` if the device is lost or not open on this core.
     pub(super) fn device_of(&self, id: &CmId) -> Option<&DeviceCore> {
-        let is_of =
-            |it: &&DeviceCore| !it.is_lost && !it.shared.is_left_out() && it.shared.device().is_of(id);
+        let is_of = |it: &&DeviceCore| !it.is_lost && it.shared.device().is_of(id);
         self.devices.iter().flatten().find(is_of)
-    }
-
-    /// Searches for devices that are not known yet. Prepares those that a listener may need, and the
-    /// unprepared ones; the others become `unused`.
-    fn search(&mut self) {
-        let mut found = std::mem::take(&mut self.unprepared);
-        if Device::is_any_new() {
-            // An error is ignored, as a device may be appearing or disappearing; the search is repeated.
-            let all = Device::all().unwrap_or_default();
-            let is_known = |it: &Arc<Device>| {
-                let serial = it.serial();
-                let mut others = self.unused.iter().chain(&found).chain(self.preparing.devices());
-                self.index_of(serial).is_some() || others.any(|other| other.device().serial() == serial)
-            };
-            let new: Vec<_> = all.into_iter().filter(|it| !is_known(it)).map(SharedDevice::of).collect();
-            self.missing_devices = self.missing_devices.saturating_sub(new.len());
-            found.extend(new);
-        }
-        let is_on_all = self.listeners.is_on_all();
-        for shared in found {
-            let name = shared.device().name();
-            // librdmacm has opened the same device again; new connections use this context.
-            let is_again = self.devices.iter().flatten().any(|known| known.shared.device().name() == name);
-            if is_on_all || is_again || shared.is_used() {
-                self.prepare(shared);
-            } else {
-                // Prepared once a listener is on the device.
-                self.unused.push(shared);
-            }
-        }
-    }
-
-    /// Starts a thread that registers memory with a device. [`Shell::take_ready`] opens the device
-    /// afterwards. If the thread cannot be started, the device is retried.
-    pub(super) fn prepare(&mut self, shared: Arc<SharedDevice>) {
-        if let Err((shared, error)) = self.preparing.begin(shared, &self.opening.areas, &self.disks) {
-            self.refuse(shared, &error);
-        }
-    }
-
-    /// Opens the devices whose memory is registered, and announces them to the other cores.
-    pub(super) fn take_ready(&mut self) {
-        while let Some((shared, ended)) = self.preparing.next_done(&self.disks) {
-            let device = shared.device().name();
-            match ended.and_then(|ready| self.open(&ready).map(|()| ready)) {
-                Ok(ready) => {
-                    tracing::info!(device, "RDMA device found");
-                    self.is_refusal_logged = false;
-                    self.messages.push_back(DeviceMessage::Found(ready));
-                    // A suspended listener may need this device.
-                    self.next_retry = Nanos::ZERO;
-                }
-                Err(error) => self.refuse(shared, &error),
-            }
-        }
-    }
-
-    /// Logs that a device cannot be used, and queues the device for a retry.
-    fn refuse(&mut self, shared: Arc<SharedDevice>, error: &str) {
-        // Logged once until a device is found.
-        if !std::mem::replace(&mut self.is_refusal_logged, true) {
-            tracing::error!(device = shared.device().name(), error, "RDMA device cannot be used");
-        }
-        self.unprepared.push(shared);
-    }
-
-    /// Sets the configured disks and registers their memory. Returns the name and error of each failed disk.
-    /// Failed disks are retried. Until then a command that uses the memory of such a disk ends its
-    /// connection.
-    pub fn set_disks(&mut self, disks: Vec<DiskArea>) -> Vec<(String, String)> {
-        self.disks = disks;
-        for device in self.devices.iter_mut().flatten() {
-            device.keys.retain_disks(&self.disks);
-        }
-        let failed = self.register_disks();
-        self.unregistered_disks = failed.iter().map(|(name, _)| name.clone()).collect();
-        failed
-    }
-
-    fn register_disks(&mut self) -> Vec<(String, String)> {
-        let mut failed = Vec::new();
-        for disk in &self.disks {
-            let mut devices = self.devices.iter_mut().flatten();
-            if let Some(error) = devices.find_map(|device| device.add_disk(disk).err()) {
-                failed.push((disk.name.clone(), error.to_string()));
-            }
-        }
-        failed
-    }
-
-    fn retry_disks(&mut self) {
-        if self.unregistered_disks.is_empty() {
-            return;
-        }
-        let failed = self.register_disks();
-        let is_done = |name: &mut String| failed.iter().all(|(failed, _)| failed != name);
-        for disk in self.unregistered_disks.extract_if(.., is_done) {
-            tracing::info!(disk, "memory of the disk is registered: served over RDMA");
-        }
     }
 
     /// Returns the index of the device with the serial number `serial`; `None` if this core does not have the
@@ -504,5 +366,58 @@ impl Shell {
     fn index_of(&self, serial: u64) -> Option<usize> {
         let is_it = |device: &DeviceCore| device.shared.device().serial() == serial;
         self.devices.iter().position(|device| device.as_ref().is_some_and(is_it))
+    }
+}
+
+/// Removes lost devices from `waiting`, retries the others, and removes and returns those that were opened.
+fn open_again<D: Registers, E>(
+    waiting: &mut Vec<Arc<Ready<D>>>,
+    mut open: impl FnMut(&Ready<D>) -> Result<(), E>,
+) -> Vec<Arc<Ready<D>>> {
+    waiting.retain(|ready| !ready.shared.device().is_lost());
+    waiting.extract_if(.., |ready| open(ready).is_ok()).collect()
+}
+
+/// Removes from `waiting` the devices with the name of `newer`, which replaces them.
+fn remove_older<D: Registers>(waiting: &mut Vec<Arc<Ready<D>>>, newer: &Ready<D>) {
+    waiting.retain(|ready| ready.shared.device().name() != newer.shared.device().name());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shell::fake::{Fake, fake};
+    use crate::shell::keys::SharedDevice;
+
+    fn ready(name: &'static str) -> Arc<Ready<Fake>> {
+        Arc::new(Ready { shared: SharedDevice::of(fake(name)), regions: Vec::new() })
+    }
+
+    #[test]
+    fn a_device_that_a_core_cannot_open_is_kept_and_tried_until_it_is_open_or_lost() {
+        let (a, b) = (ready("a"), ready("b"));
+        let mut waiting = vec![Arc::clone(&a), Arc::clone(&b)];
+        let mut tries = 0;
+        let mut fail = |_: &Ready<Fake>| {
+            tries += 1;
+            Err("no memory")
+        };
+        assert!(
+            open_again(&mut waiting, &mut fail).is_empty() && open_again(&mut waiting, &mut fail).is_empty()
+        );
+        assert_eq!(tries, 4);
+        b.shared.set_lost();
+        let opened = open_again(&mut waiting, |_| Ok::<_, ()>(()));
+        assert!(opened.len() == 1 && Arc::ptr_eq(&opened[0], &a));
+        assert!(open_again(&mut waiting, |_| -> Result<(), ()> { panic!("nothing is left") }).is_empty());
+        assert_eq!(Arc::strong_count(&b), 1, "a lost one is not held");
+    }
+
+    #[test]
+    fn a_device_that_waits_gives_way_to_one_of_its_name() {
+        let mut waiting = vec![ready("a"), ready("b")];
+        remove_older(&mut waiting, &ready("a"));
+        let opened = open_again(&mut waiting, |_| Ok::<_, ()>(()));
+        assert_eq!(opened.iter().map(|it| it.shared.device().name()).collect::<Vec<_>>(), ["b"]);
     }
 }

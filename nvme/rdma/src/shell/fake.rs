@@ -1,12 +1,10 @@
-//! A device for tests that records registrations: area, access, thread.
+//! A device for tests that records registrations: area and access.
 
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use spindle_rdma::{Access, DeviceLimits, VerbsError};
+use spindle_rdma::{Access, DeviceLimits, RegisterPermit, VerbsError};
 use spindle_reactor::mem::Area;
 
 use super::keys::{Registered, Registers};
@@ -18,9 +16,6 @@ const ENOMEM: i32 = 12;
 pub(super) struct Registration {
     pub(super) base: usize,
     pub(super) access: Access,
-    pub(super) thread: String,
-    /// CPU affinity of that thread, as /proc prints it.
-    pub(super) cores: String,
     /// The area's last page was resident.
     pub(super) is_resident: bool,
 }
@@ -28,14 +23,12 @@ pub(super) struct Registration {
 #[derive(Debug)]
 pub(super) struct Fake {
     name: &'static str,
+    serial: u64,
     limits: DeviceLimits,
     registrations: Mutex<Vec<Registration>>,
-    /// The next registration waits until the sender of this channel is dropped, at most 5 s.
-    gate: Mutex<Option<Receiver<()>>>,
     /// Registrations that succeed before all others fail.
     room: AtomicUsize,
     live: Arc<AtomicUsize>,
-    is_waited_at: AtomicBool,
     is_gone: AtomicBool,
     is_lost: AtomicBool,
 }
@@ -64,14 +57,14 @@ impl Drop for FakeRegion {
 }
 
 fn make(name: &'static str, limits: DeviceLimits) -> Arc<Fake> {
+    static SERIALS: AtomicU64 = AtomicU64::new(0);
     Arc::new(Fake {
         name,
+        serial: SERIALS.fetch_add(1, Ordering::Relaxed),
         limits,
         registrations: Mutex::default(),
-        gate: Mutex::default(),
         room: AtomicUsize::new(usize::MAX),
         live: Arc::default(),
-        is_waited_at: AtomicBool::new(false),
         is_gone: AtomicBool::new(false),
         is_lost: AtomicBool::new(false),
     })
@@ -83,12 +76,6 @@ pub(super) fn fake(name: &'static str) -> Arc<Fake> {
 
 pub(super) fn fake_iwarp(name: &'static str) -> Arc<Fake> {
     make(name, DeviceLimits { is_iwarp: true, ..DeviceLimits::default() })
-}
-
-pub(super) fn cores_of_this_thread() -> String {
-    let status = std::fs::read_to_string("/proc/thread-self/status").expect("a status");
-    let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list:"));
-    line.expect("its cores").to_owned()
 }
 
 /// Returns true if the page at this address is resident (`PM_PRESENT` of the page's entry).
@@ -114,18 +101,6 @@ impl Fake {
         self.room.store(count, Ordering::Relaxed);
     }
 
-    /// Blocks the next registration until the returned sender is dropped, at most 5 s.
-    pub(super) fn close(&self) -> Sender<()> {
-        let (gate, is_open) = channel();
-        *self.gate.lock().expect("not poisoned") = Some(is_open);
-        gate
-    }
-
-    /// Returns true once a registration has waited for the sender of [`Fake::close`].
-    pub(super) fn is_waited_at(&self) -> bool {
-        self.is_waited_at.load(Ordering::Relaxed)
-    }
-
     /// Simulates the removal of the device.
     pub(super) fn take_out(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
@@ -143,20 +118,19 @@ impl Registers for Fake {
         &self.limits
     }
 
-    fn register(self: &Arc<Self>, area: Area, access: Access) -> Result<FakeRegion, VerbsError> {
-        if let Some(gate) = self.gate.lock().expect("not poisoned").take() {
-            self.is_waited_at.store(true, Ordering::Relaxed);
-            let _ = gate.recv_timeout(Duration::from_secs(5));
-        }
-        let thread = std::thread::current().name().unwrap_or_default().to_owned();
-        let (base, cores) = (area.base().addr().get(), cores_of_this_thread());
-        self.registrations.lock().expect("not poisoned").push(Registration {
-            base,
-            access,
-            thread,
-            cores,
-            is_resident: is_resident(base + area.bytes() - 1),
-        });
+    fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    fn register(
+        self: &Arc<Self>,
+        _: &RegisterPermit,
+        area: Area,
+        access: Access,
+    ) -> Result<FakeRegion, VerbsError> {
+        let base = area.base().addr().get();
+        let is_resident = is_resident(base + area.bytes() - 1);
+        self.registrations.lock().expect("not poisoned").push(Registration { base, access, is_resident });
         let room = self.room.load(Ordering::Relaxed);
         self.room.store(room.saturating_sub(1), Ordering::Relaxed);
         if room == 0 {

@@ -167,12 +167,6 @@ impl<L: ListenerId> Listeners<L> {
         std::mem::take(&mut self.is_changed).then_some(&self.suspended)
     }
 
-    /// Returns true if a listener, suspended or not, is on all addresses (0.0.0.0 or ::).
-    pub(super) fn is_on_all(&self) -> bool {
-        let listening = self.listening.iter().map(|it| it.address);
-        listening.chain(self.suspended.iter().map(|it| it.address)).any(|it| it.ip().is_unspecified())
-    }
-
     /// Replaces the listeners by `wanted`: address, and index in the configuration. New listeners are
     /// suspended until the next [`Listeners::retry`].
     pub(super) fn set(&mut self, wanted: &[(SocketAddr, usize)]) {
@@ -250,7 +244,7 @@ impl Shell {
     pub fn bind(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
         let id = CmId::new(self.manager.get_or_open(CmChannel::if_listed)?)?;
         id.bind(address)?;
-        if !self.has_device_of(&id) {
+        if id.device_name().is_some() && self.known.device_of(&id).is_none() {
             return Err(NO_DEVICE);
         }
         self.listeners.add(id, address, index);
@@ -440,13 +434,13 @@ mod tests {
         id.is_refused = true;
         listeners.add(id, everywhere, 7);
         assert!(listeners.start()[0].1.is_err());
-        assert!(taken.borrow().is_empty() && listeners.is_on_all() && listeners.start().is_empty());
+        assert!(taken.borrow().is_empty() && listeners.start().is_empty());
         let back = listeners.retry(|address, _| bind(&taken, address, ""));
         assert_eq!(
             back.iter().map(|it| (it.index, it.reason)).collect::<Vec<_>>(),
             [(7, SuspendReason::Refused)]
         );
-        assert!(listeners.is_on_all() && !listeners.has_suspended());
+        assert!(!listeners.has_suspended());
     }
 
     #[test]
