@@ -82,7 +82,7 @@ impl RdmaPoller {
                 core = own,
                 disk,
                 error,
-                "memory of the disk cannot be registered: not served over RDMA until that succeeds"
+                "cannot register memory of the disk: it is not served over RDMA until that succeeds"
             );
         }
         let opened = self.shell.start_listening();
@@ -112,7 +112,7 @@ impl RdmaPoller {
     fn watch_new_devices(&mut self, core: usize) {
         for (source, descriptor) in self.shell.take_descriptors() {
             if let Err(error) = self.watcher.add(descriptor, key(source), Interest::READ) {
-                tracing::error!(core, %error, "events of an RDMA device cannot be waited for");
+                tracing::error!(core, %error, "cannot add the event descriptor of an RDMA device to epoll");
             }
         }
     }
