@@ -164,7 +164,7 @@ impl Shell {
                 remove_older(&mut self.waiting, &ready);
                 if let Err(error) = self.open(&ready) {
                     let (device, core) = (ready.shared().device().name(), self.opening.core);
-                    tracing::error!(device, core, error, "RDMA device cannot be used: it is tried again");
+                    tracing::error!(device, core, error, "cannot use RDMA device, retrying");
                     self.waiting.push(ready);
                 }
             }
@@ -204,7 +204,7 @@ impl Shell {
             let Err(error) = device.add_disk(disk) else { continue };
             if !self.unregistered_disks.contains(&disk.name) {
                 let (core, disk) = (self.opening.core, &disk.name);
-                tracing::error!(core, disk, %error, "memory of the disk cannot be registered: tried again");
+                tracing::error!(core, disk, %error, "cannot register memory of the disk, retrying");
                 self.unregistered_disks.push(disk.clone());
             }
         }
@@ -233,7 +233,10 @@ impl Shell {
         let shared = Arc::clone(&device.shared);
         if shared.device().set_lost() {
             let device = shared.device().name();
-            tracing::error!(device, "RDMA device gone: its connections end; it is taken up when it is back");
+            tracing::error!(
+                device,
+                "RDMA device gone: its connections end; it is used again when it returns"
+            );
             self.messages.push_back(DeviceMessage::Lost(shared.device().serial()));
         }
         self.missing_devices += 1;
@@ -290,11 +293,11 @@ impl Shell {
     #[cold]
     pub(super) fn on_address_change(&mut self, token: CmToken) {
         if let Some(address) = self.listeners.suspend(token) {
-            tracing::warn!(%address, "the RDMA listener's address has moved: it listens anew");
+            tracing::warn!(%address, "RDMA listener's address has moved: binding it again");
             self.next_retry = Nanos::ZERO;
         } else if let Some(id) = self.ids.get(&token).copied() {
             let remote = self.link(id).and_then(|link| link.cm.peer_address());
-            tracing::info!(?remote, "a connection's RDMA port has changed: it may end soon");
+            tracing::info!(?remote, "RDMA port of a connection has changed: the connection may end soon");
         }
     }
 
@@ -340,7 +343,7 @@ impl Shell {
             if let Err(error) = &listening
                 && reason == SuspendReason::New
             {
-                tracing::warn!(%address, %error, "not listened on over RDMA yet: it is tried again");
+                tracing::warn!(%address, %error, "cannot listen over RDMA yet, retrying");
             }
             listening
         };
@@ -349,7 +352,7 @@ impl Shell {
             match back.reason {
                 SuspendReason::New => tracing::info!(%address, "listening (NVMe/RDMA, discovery included)"),
                 SuspendReason::Absent => {
-                    tracing::info!(%address, "listening (NVMe/RDMA): the address has come")
+                    tracing::info!(%address, "listening (NVMe/RDMA): the address is available now")
                 }
                 SuspendReason::Device => tracing::info!(%address, "RDMA device is back: listening again"),
                 SuspendReason::Moved | SuspendReason::Refused => {
@@ -459,7 +462,7 @@ impl Shell {
     fn refuse(&mut self, shared: Arc<SharedDevice>, error: &str) {
         // Logged once until a device is found.
         if !std::mem::replace(&mut self.is_refusal_logged, true) {
-            tracing::error!(device = shared.device().name(), error, "RDMA device cannot be used");
+            tracing::error!(device = shared.device().name(), error, "cannot use RDMA device");
         }
         self.unprepared.push(shared);
     }
@@ -495,7 +498,7 @@ impl Shell {
         let failed = self.register_disks();
         let is_done = |name: &mut String| failed.iter().all(|(failed, _)| failed != name);
         for disk in self.unregistered_disks.extract_if(.., is_done) {
-            tracing::info!(disk, "memory of the disk is registered: served over RDMA");
+            tracing::info!(disk, "memory of the disk is registered: the disk is served over RDMA");
         }
     }
 

@@ -149,7 +149,9 @@ impl<D: Registers> Preparations<D> {
                 self.running.push(Running { shared, thread });
                 Ok(())
             }
-            Err(error) => Err((shared, format!("thread of its memory: {error}"))),
+            Err(error) => {
+                Err((shared, format!("cannot start the thread that registers its memory: {error}")))
+            }
         }
     }
 
@@ -164,7 +166,9 @@ impl<D: Registers> Preparations<D> {
         loop {
             let at = self.running.iter().position(|it| it.thread.is_finished())?;
             let Running { shared, thread } = self.running.swap_remove(at);
-            let ended = thread.join().unwrap_or_else(|_| Err("the thread of its memory panicked".to_owned()));
+            let ended = thread
+                .join()
+                .unwrap_or_else(|_| Err("the thread that registers its memory panicked".to_owned()));
             if shared.device().is_lost() {
                 continue;
             }
