@@ -30,7 +30,7 @@ pub struct Cli {
 pub enum Command {
     /// Serve disks; without a configuration one RAM disk of 1 GiB on 127.0.0.1:4420
     Serve(ServeArgs),
-    /// Check a configuration and print what it would start and the memory it takes
+    /// Check a configuration and print what it serves and the memory that it needs
     Check(CheckArgs),
     /// Print cores, traffic and connected hosts of a target on this machine
     Status(StatusArgs),
@@ -51,7 +51,7 @@ pub struct ServeArgs {
     /// Configuration file; without it the built-in default is served
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Changes by the control socket are not written to the file, and are lost at the end of the process
+    /// Do not write changes of the control socket to the file; they are lost at the end of the process
     #[arg(long)]
     pub ephemeral: bool,
 }
@@ -64,7 +64,7 @@ pub struct CheckArgs {
     /// Also print what a reload would change in a target that serves the file RUNNING
     #[arg(long, value_name = "RUNNING", requires = "config")]
     pub against: Option<PathBuf>,
-    /// Print every key with its default, what is allowed and what it is for, as Markdown
+    /// Print every key with its default, allowed values and description, as Markdown
     #[arg(long, conflicts_with = "config")]
     pub reference: bool,
 }
@@ -107,7 +107,7 @@ pub struct NvmeArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum NvmeCommand {
-    /// List every NVMe drive on the PCI bus: its driver, its IOMMU group, who uses it
+    /// List the NVMe drives on the PCI bus with driver, IOMMU group and users
     List(NvmeListArgs),
     /// Move drives from the kernel's driver to vfio-pci; a drive in use is refused
     Bind(NvmeBindArgs),
@@ -127,7 +127,7 @@ pub struct NvmeBindArgs {
     /// PCI addresses of the drives, as `spindle nvme list` shows them
     #[arg(value_name = "ADDRESS", required = true, value_parser = pci_address)]
     pub addresses: Vec<PciAddress>,
-    /// Also after a reboot, and when the drive is plugged in again: makes a udev rule
+    /// Also bind after a reboot and at hot-plug: installs a udev rule
     #[arg(long)]
     pub persist: bool,
     /// Reserve at least N huge pages of 2 MiB on the NUMA node of each drive; with --persist at boot too
@@ -136,7 +136,7 @@ pub struct NvmeBindArgs {
     /// Also bind a drive on which a file system, a volume or a partition table is found that is not in use
     #[arg(long)]
     pub force: bool,
-    /// Only print what would be changed, as lines of a shell
+    /// Only print the changes, as shell commands
     #[arg(long)]
     pub dry_run: bool,
     /// Set by the udev rule of `--persist`: binds only the drive for which the rule was made
@@ -149,7 +149,7 @@ pub struct NvmeUnbindArgs {
     /// PCI addresses of the drives, as `spindle nvme list` shows them
     #[arg(value_name = "ADDRESS", required = true, value_parser = pci_address)]
     pub addresses: Vec<PciAddress>,
-    /// Only print what would be changed, as lines of a shell
+    /// Only print the changes, as shell commands
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -92,7 +92,7 @@ fn undo(machine: &dyn Machine, steps: &[Step], address: &PciAddress, out: Out<'_
 /// Returns the addresses of all drives, for the refusal of an unknown address.
 fn addresses(drives: &[Drive]) -> String {
     let drives: Vec<String> = drives.iter().map(|drive| drive.address.to_string()).collect();
-    if drives.is_empty() { "none is there".to_owned() } else { drives.join(", ") }
+    if drives.is_empty() { "this machine has none".to_owned() } else { drives.join(", ") }
 }
 
 /// Runs a subcommand on this machine.

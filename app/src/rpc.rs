@@ -120,7 +120,7 @@ impl Failure {
     /// Returns the error for a revocation that is in force and could not be written to the file.
     pub fn not_saved(why: &str) -> Failure {
         let message = format!(
-            "it is in force, and not saved: a restart would undo it, until the file can be written: {why}"
+            "the change is in force and not saved, a restart before the file can be written undoes it: {why}"
         );
         let data = json!({ "in_force": true, "kept": false, "why": why });
         Failure { data: Some(data), ..Failure::new(NOT_SAVED, message) }
@@ -130,10 +130,10 @@ impl Failure {
     /// failed, each with the reason. `unsaved`: why the file does not have it.
     pub fn not_in_force(why: &str, cores: &[(usize, &str)], unsaved: Option<&str>) -> Failure {
         let kept = match unsaved {
-            None => "the change is kept".to_owned(),
+            None => "the change is saved".to_owned(),
             Some(unsaved) => format!("the change is not saved ({unsaved})"),
         };
-        let message = format!("{kept}, and not in force on all cores yet: {why}");
+        let message = format!("{kept} and not in force on all cores yet: {why}");
         let cores: Vec<_> = cores.iter().map(|(core, why)| json!({ "core": core, "why": why })).collect();
         let data = json!({ "in_force": false, "kept": unsaved.is_none(), "why": why, "cores": cores });
         Failure { data: Some(data), ..Failure::new(NOT_IN_FORCE, message) }

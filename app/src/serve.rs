@@ -145,7 +145,7 @@ fn serve(
     if let Some(control) = &control
         && let Err(error) = control.answer(Arc::clone(&running.view), send.clone())
     {
-        tracing::error!(%error, "the control socket is not answered, as there is no thread for it; restart");
+        tracing::error!(%error, "control socket: cannot start its thread, methods are not answered; restart");
     }
     running.show(&mut reconfigurator);
     announce(reconfigurator.snapshot(), TransportKind::Tcp, &|index| !reconfigurator.is_absent(index));
@@ -239,7 +239,7 @@ fn apply_change(
     is_ending: &AtomicBool,
 ) {
     if is_ending.load(Ordering::Acquire) {
-        return change.respond(Err(rpc::Failure::system("the target is ending".to_owned())));
+        return change.respond(Err(rpc::Failure::system("the target is shutting down".to_owned())));
     }
     let edit = |edit: &mut rpc::Edit<'_>| (change.edit)(edit, &change.args);
     let result = change_all_cores(edit, reconfigurator, running, log, is_ending);
@@ -270,18 +270,18 @@ fn change_all_cores(
         };
         let end = Instant::now() + running.answer_max;
         if !(running.wait_until_advertised(generation, end, is_ending) && running.check_optimistic(None)) {
-            return not_in_force("memory may be being registered", &[]);
+            return not_in_force("memory may still be in registration", &[]);
         }
         let known = former.offers();
         let added: Vec<_> = plan.offers().into_iter().filter(|offer| !known.contains(offer)).collect();
         let of = |transport| added.iter().filter(move |it| it.1.0 == transport).map(|it| it.1.1);
         let rdma: Vec<_> = of(TransportKind::Rdma).collect();
         if let Err(why) = running.wait_until_listening(&rdma, generation, end, is_ending) {
-            return not_in_force(&format!("{why}; tried again every second"), &[(ACCEPTOR, &why)]);
+            return not_in_force(&format!("{why}; next attempt in 1 s"), &[(ACCEPTOR, &why)]);
         }
         if let Some(absent) = of(TransportKind::Tcp).find(|at| reconfigurator.lacks(*at)) {
             let why = format!("listener {absent}: this machine does not have the address");
-            return not_in_force(&format!("{why}; tried again every 2 s"), &[(ACCEPTOR, &why)]);
+            return not_in_force(&format!("{why}; next attempt in 2 s"), &[(ACCEPTOR, &why)]);
         }
         let exposes = |plan: &Plan, disk: &str| {
             let mut namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
@@ -296,7 +296,7 @@ fn change_all_cores(
         };
         let failed: Vec<_> = running.disk_errors().into_iter().filter(is_of_change).collect();
         if let Some(first) = failed.first() {
-            let why = format!("core {}: {}; tried again every 10 s", first.core, first.why);
+            let why = format!("core {}: {}; next attempt in 10 s", first.core, first.why);
             let cores: Vec<_> = failed.iter().map(|error| (error.core, error.why.as_str())).collect();
             return not_in_force(&why, &cores);
         }
@@ -337,7 +337,7 @@ fn allow_descriptors() {
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         let files = limit.current.unwrap_or(u64::MAX);
-        tracing::warn!(files, %error, "the limit of open files is not raised: it limits connections");
+        tracing::warn!(files, %error, "cannot raise the limit of open files, which limits connections");
     }
 }
 
@@ -369,7 +369,9 @@ impl Running {
         // Before a core learns of another disk under a NSID: then a host writes to that, and another one
         // would still read the former disk's frames.
         if !self.check_optimistic(Some(optimistic::addresses(plan))) {
-            tracing::warn!("optimistic connections may outlast the former configuration: no answer in 10 s");
+            tracing::warn!(
+                "optimistic reads: no answer in 10 s, connections of the old configuration may stay open"
+            );
             former.iter().for_each(|former| optimistic::close_revoked(former, &next.0));
         }
         let next = match &self.registrar {
@@ -749,7 +751,7 @@ mod tests {
     #[test]
     fn a_change_that_a_core_does_not_take_in_time_is_answered_as_kept_and_not_in_force() {
         let mut core = silent(Config::builtin());
-        let expected = Err(rpc::Failure::not_in_force("memory may be being registered", &[], None));
+        let expected = Err(rpc::Failure::not_in_force("memory may still be in registration", &[], None));
         let begun = Instant::now();
         assert_eq!(add_disk(&mut core, "m1", false), expected);
         assert!(begun.elapsed() >= core.running.answer_max, "it is waited for");

@@ -40,18 +40,19 @@ fn text(first: &Value, second: &Value) -> String {
     let stalled = number(second, "stalled_hosts");
     if stalled > 0 {
         text.push_str(&format!(
-            "{stalled} hosts have kept memory without progress since then: see the log\n"
+            "{stalled} hosts have kept memory without progress since the start: see the log\n"
         ));
     }
     if second["unsaved"].is_string() {
         let why = string(second, "unsaved");
         text.push_str(&format!(
-            "the configuration's file lacks a revocation that is in force, a restart would undo it: {why}\n"
+            "a revocation is in force and not saved in the configuration file, a restart would undo it: \
+             {why}\n"
         ));
     }
     for missing in list(second, "missing") {
         let (what, why) = (string(missing, "what"), string(missing, "why"));
-        text.push_str(&format!("{what} is not there, and is tried again: {why}\n"));
+        text.push_str(&format!("{what} is unavailable, retrying: {why}\n"));
     }
     text.push_str(&caches(second));
     for table in [cores(first, second), namespaces(first, second), controllers(second)] {

@@ -175,17 +175,16 @@ impl std::fmt::Display for Notice {
                 let (starved, alone) = (STARVED_TIMEOUT.as_ms() / 1000, FETCH_TIMEOUT.as_ms() / 1000);
                 write!(
                     f,
-                    "host {host} at {remote} keeps {bytes} bytes of memory and makes no progress: {what}; \
-                     such a connection is closed after {alone} s, or {starved} s while other hosts wait for \
-                     memory"
+                    "host {host} at {remote} holds {bytes} bytes of memory without progress: {what}; the \
+                     connection is closed after {alone} s, or {starved} s while other hosts wait for memory"
                 )
             }
             Notice::OtherHostId { host, cntlid, qid } => {
                 let host = HostName(host);
                 write!(
                     f,
-                    "controller {cntlid} of {host}: hostid of queue {qid} is not that of queue 0, which \
-                     is kept"
+                    "controller {cntlid} of {host}: hostid of queue {qid} differs from that of queue 0 and \
+                     is ignored"
                 )
             }
             Notice::KeepAliveExpired { host, cntlid, timeout_ms } => {
@@ -198,15 +197,15 @@ impl std::fmt::Display for Notice {
                 write!(
                     f,
                     "{commands} commands of a connection of {host} to {subsystem} that ended {seconds} s ago \
-                     are still at the disk: writes among them may land over newer ones of this host"
+                     are still outstanding at the disk: their writes may overwrite newer ones of this host"
                 )
             }
             Notice::FormerEnded { host, subsystem, cntlid, ended } => {
                 let host = HostName(host);
                 write!(
                     f,
-                    "host {host} is back on {subsystem} as controller {cntlid} and has ended {ended} of its \
-                     former controllers"
+                    "host {host} reconnected to {subsystem} as controller {cntlid}; {ended} of its former \
+                     controllers ended"
                 )
             }
             Notice::DiskError { subsystem, nsid, lba, status } => {

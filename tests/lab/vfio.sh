@@ -60,7 +60,7 @@ again
 watch_begin
 drive_pull nv0 "$watcher"
 watch_end
-grep 'reset: Err.*it has gone' "$said" >/dev/null
+grep 'reset: Err.*it was removed' "$said" >/dev/null
 drive_wait 30 drive_is_gone nv0
 drive_plug nv0
 again

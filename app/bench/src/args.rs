@@ -57,18 +57,18 @@ pub struct BenchTargetArgs {
     /// with rdma.optimistic_port, and reads of 4 to 64 KiB
     #[arg(long)]
     pub optimistic: bool,
-    /// Most pages of which each queue remembers where the target has them, 24 bytes each
+    /// Most page references that each queue keeps, 24 bytes each
     #[arg(long, value_name = "N", default_value_t = 1 << 18, value_parser = at_least_one)]
     #[arg(requires = "optimistic")]
     pub optimistic_pages: usize,
-    /// Ask the target at the start where it has each page, instead of learning that page by page from reads
+    /// Get the references of all pages at the start, instead of learning them page by page from reads
     #[arg(long, requires = "optimistic")]
     pub optimistic_eager: bool,
     /// Measure with a minimal host, which costs less per command than the target: one TCP connection, one
     /// send and one receive per turn, data of reads neither checked nor copied, one payload for all writes
     #[arg(long)]
     pub bare: bool,
-    /// Compare with another subsystem of the target: both have the same load, in slices by turns,
+    /// Compare with another subsystem of the target: both have the same load, in alternating slices,
     /// and the ratio of the IOPS is the median over the pairs of slices; --seconds is the time of each; the
     /// span is that of the smaller one
     #[arg(long, value_name = "NQN", requires = "nqn")]

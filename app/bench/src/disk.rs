@@ -123,10 +123,7 @@ pub fn run(args: &DiskArgs) -> Result<(), DiskBenchError> {
         return Err(DiskBenchError::Destroys(args.load.rw));
     }
     if let Some(exponent) = args.zipf.filter(|_| !args.load.rw.is_random()) {
-        let rule = format!(
-            "--rw {} has an order of its own; allowed are randread, randwrite and randrw",
-            args.load.rw
-        );
+        let rule = format!("--rw {} is sequential; allowed are randread, randwrite and randrw", args.load.rw);
         return Err(DiskBenchError::Size { option: "--zipf", value: exponent.to_string(), rule });
     }
     let caches = caches(args)?;
@@ -458,7 +455,7 @@ mod tests {
             (["--cache", "0"], "--cache is 0 B, but must be 64 KiB to 8 TiB"),
             (["--cache", "1GiB,16TiB,8MiB"], "--cache is 16 TiB, but must be 64 KiB to 8 TiB"),
             (["--cache", &many.join(",")], "--cache is 65 sizes, but there may be 64 at most"),
-            (["--rw=read", "--zipf=1.5"], "--zipf is 1.5, but --rw read has an order of its own"),
+            (["--rw=read", "--zipf=1.5"], "--zipf is 1.5, but --rw read is sequential"),
         ] {
             let error = refusal_of("file:/nonexistent", &options);
             assert!(error.contains(wanted), "{error}");

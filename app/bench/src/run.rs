@@ -68,11 +68,12 @@ pub enum BenchError {
     #[error(transparent)]
     Target(#[from] initiator::Error),
     #[error(
-        "{address} offers no NVM subsystem over {} to this host (--nqn names one, --hostnqn says who asks)",
+        "{address} offers no NVM subsystem over {} to this host (--nqn selects one, --hostnqn sets the host \
+         NQN)",
         transport.to_string().to_uppercase()
     )]
     NothingOffered { address: SocketAddr, transport: initiator::TransportKind },
-    #[error("the subsystem shows no namespace{0} to this host")]
+    #[error("the subsystem has no active namespace{0} for this host")]
     NoNamespace(String),
     /// A value out of range, or a value that the target or another option does not allow.
     #[error("{option} is {value}, but {rule}")]
@@ -83,7 +84,7 @@ pub enum BenchError {
     Pool(#[from] initiator::PoolError),
     #[error("queue {queue}: the connection ended after {operations} commands: {loss}")]
     Lost { queue: usize, operations: u64, loss: initiator::Loss },
-    #[error("{outstanding} commands did not end, and nothing came for {after:?}")]
+    #[error("{outstanding} commands did not end, and nothing was received for {after:?}")]
     Stuck { outstanding: usize, after: Duration },
     #[error("a command could not be sent: {0}")]
     Refused(initiator::Refusal),
@@ -351,7 +352,7 @@ fn show(args: &BenchTargetArgs, outcome: &Outcome) -> Result<(), BenchError> {
             );
         }
         if let Some(share) = result.cpu_share.filter(|share| *share < CPU_SHARE_MIN) {
-            say!("disturbed: the measuring end had its core for only {:.0} % of the time", share * 100.0);
+            say!("disturbed: the measuring thread had its core for only {:.0} % of the time", share * 100.0);
         }
     }
     let summary = result.run.summary();

@@ -66,7 +66,7 @@ pub enum Verb {
     Disk(DiskVerb),
     /// Print the level of the log, or change it
     Log {
-        /// Least urgent lines that are logged, as SPDK calls them: notice, info and debug are info, debug and
+        /// Least urgent level that is logged, by its name in SPDK: notice, info and debug are info, debug and
         /// trace in the configuration
         #[arg(value_name = "LEVEL", ignore_case = true)]
         #[arg(value_parser = ["error", "warning", "notice", "info", "debug"])]
@@ -127,7 +127,7 @@ pub enum HostVerb {
         /// on also deletes the list of hosts
         #[arg(value_enum)]
         switch: Switch,
-        /// With off: the list of hosts from now on, once for each; those in it stay connected
+        /// With off: the new list of hosts, one option per host; hosts of the list stay connected
         #[arg(long = "host", value_name = "HOST")]
         hosts: Vec<String>,
     },
@@ -137,7 +137,7 @@ pub enum HostVerb {
 pub enum Switch {
     /// Every host
     On,
-    /// Those of the list
+    /// Only hosts of the list
     Off,
 }
 
@@ -152,7 +152,7 @@ pub enum ListenerVerb {
     Add {
         /// NQN of the subsystem
         nqn: String,
-        /// IP, IP:PORT or [V6]:PORT, over RDMA with rdma: before it; port 4420 without one
+        /// IP, IP:PORT or [V6]:PORT, for RDMA with the prefix rdma:; default port: 4420
         address: Endpoint,
     },
     /// No longer offer a subsystem at an address
@@ -268,7 +268,7 @@ pub enum NewDisk {
     Remote {
         /// Name; n and the NSID are appended, as in NAMEn1
         name: String,
-        /// IP, IP:PORT or [V6]:PORT, over RDMA with rdma: before it; port 4420 without one
+        /// IP, IP:PORT or [V6]:PORT, for RDMA with the prefix rdma:; default port: 4420
         address: Endpoint,
         /// NQN of the far subsystem
         #[arg(long)]
@@ -320,8 +320,8 @@ impl FromStr for Endpoint {
             // An IPv6 scope (%eth0) is refused: the address parameters of the control socket have no scope.
             Ok(address) if address.port() != 0 && !text.contains('%') => Ok(Endpoint { transport, address }),
             Ok(_) | Err(_) => Err(format!(
-                "`{text}` is not an address; allowed are IP, IP:PORT and [V6]:PORT, with tcp: or rdma: \
-                 before it, and a PORT from 1 to 65535"
+                "`{text}` is not an address; allowed are IP, IP:PORT and [V6]:PORT, optionally with the \
+                 prefix tcp: or rdma:, and a PORT from 1 to 65535"
             )),
         }
     }

@@ -178,7 +178,7 @@ impl fmt::Display for Kind {
                 let names: Vec<_> = params.iter().map(|param| param.name).collect();
                 write!(f, "an object with {}", names.join(", "))
             }
-            Kind::Only(only) => write!(f, "{only}: there is nothing else here"),
+            Kind::Only(only) => write!(f, "{only}, the only allowed value"),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::size::Bytes;
 
 const MIB: u64 = 1 << 20;
 /// Remedy if no method does what a verb requires.
-const EDIT_FILE_HINT: &str = "change the configuration file and have it read again by SIGHUP";
+const EDIT_FILE_HINT: &str = "edit the configuration file and send SIGHUP";
 
 pub fn answer(verb: &DiskVerb, rpc: Rpc<'_>) -> Output {
     match verb {
@@ -170,7 +170,8 @@ fn controller<'a>(name: &'a str, attached: &[String]) -> Result<&'a str, CtlErro
     };
     match attached.iter().find(|other| *other != name && controller_of(other) == Some(controller)) {
         Some(other) => {
-            let allowed = format!("{other} goes with it by bdev_nvme_detach_controller --name {controller}");
+            let allowed =
+                format!("bdev_nvme_detach_controller --name {controller} removes it together with {other}");
             Err(argument_error("NAME", name, allowed))
         }
         None => Ok(controller),

@@ -300,7 +300,7 @@ fn what_is_refused_names_the_value_and_what_is_allowed() {
         ("disk resize nvme-n1 1GiB", ["NAME = \"nvme-n1\"", "no method resizes a disk of kind nvme"]),
         ("disk remove ng0", ["NAME = \"ng0\"", "no method removes a disk of kind ng"]),
         ("disk remove nvme0", ["NAME = \"nvme0\"", "not named like NAMEn1"]),
-        ("disk remove remote-n1", ["remote-n2 goes with it", "--name remote-"]),
+        ("disk remove remote-n1", ["together with remote-n2", "--name remote-"]),
         ("disk remove none", ["there is no disk", ""]),
         ("log loud", ["loud", "error, warning, notice, info, debug"]),
     ] {

@@ -109,7 +109,7 @@ impl BindPlan {
     fn run(&self, machine: &dyn Machine, drives: &[&Drive], out: Out<'_>) -> Result<(), NvmeError> {
         let held = open_disks(machine, drives)?;
         for step in module_steps(machine.root(), drives) {
-            let failed = |error| NvmeError::failed("bind", &step, &error, "no drive was moved");
+            let failed = |error| NvmeError::failed("bind", &step, &error, "no drive was bound");
             run_step(machine, &step, out).map_err(failed)?;
         }
         for (drive, held) in drives.iter().zip(held) {
@@ -129,7 +129,7 @@ impl BindPlan {
             }
         }
         for step in self.persist_steps(machine.root(), drives) {
-            let failed = |error| NvmeError::failed("keep the bind", &step, &error, &bound(drives));
+            let failed = |error| NvmeError::failed("make the bind persistent", &step, &error, &bound(drives));
             run_step(machine, &step, out).map_err(failed)?;
         }
         if self.program.is_some() {
@@ -138,7 +138,7 @@ impl BindPlan {
         if short.is_empty() {
             return Ok(());
         }
-        let advice = "what is left is in use or in small pieces: reserve them at boot";
+        let advice = "free memory is too small or fragmented: reserve the pages at boot";
         Err(NvmeError(format!("--huge-pages: {}; {advice}. {}", short.join("; "), bound(drives))))
     }
 
@@ -183,8 +183,9 @@ fn persist_note(root: &Root, drives: &[&Drive]) -> String {
     let mut text = "from now on at boot and at hot-plug too".to_owned();
     if !blind.is_empty() {
         text.push_str(&format!(
-            "; a drive that is bound to {VFIO} does not tell its serial number, so the rule of {} will take \
-             any unused drive there: unbind it, and bind it again with --persist, to have that checked",
+            "; the serial number of a drive that is bound to {VFIO} cannot be read, so the rule of {} binds \
+             any unused drive at that address: unbind the drive and bind it again with --persist to have the \
+             serial number checked",
             blind.join(", ")
         ));
     }
@@ -254,7 +255,7 @@ fn bind(
         return Ok(());
     }
     let step = Step::echo(PROBE, drive.address.to_string());
-    let error = std::io::Error::other(format!("{VFIO} did not take the drive; the kernel's log says why"));
+    let error = std::io::Error::other(format!("{VFIO} did not bind the drive; see the kernel's log"));
     Err(NvmeError::failed("bind", &step, &error, &roll_back(machine, drive, out)))
 }
 
@@ -306,7 +307,7 @@ fn check_drive(root: &Root, drive: &Drive, together: &[PciAddress]) -> Vec<Strin
         refuse(
             "driver_override",
             other.clone(),
-            "must be empty, nvme or vfio-pci: somebody keeps it for another driver",
+            "must be empty, nvme or vfio-pci: the drive is reserved for another driver",
         );
     }
     if drive.group.is_none() {
@@ -333,8 +334,8 @@ fn check_signatures(drive: &Drive) -> Vec<String> {
     if drive.is_bound_to(VFIO) {
         return Vec::new();
     }
-    let allowed = "must be meant: it may be a part of a volume or a file system that is not in use now; \
-                   --force takes the drive with what is on it, which stays as it is";
+    let allowed = "must be confirmed with --force: it may be part of a volume or file system that is not in \
+                   use now; --force binds the drive and does not change its data";
     drive.signatures.iter().map(|found| refusal(drive.address, "holds", found, allowed)).collect()
 }
 

@@ -231,7 +231,7 @@ fn add_disk_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
             // A use that was found already explains why the disk is open exclusively.
             Busy::Yes if uses.iter().any(|found| found.kind < UseKind::Exclusive) => {}
             Busy::Yes => {
-                let what = "by somebody else".to_owned();
+                let what = "by another user of the device".to_owned();
                 uses.push(Use { kind: UseKind::Exclusive, device: disk.name.clone(), what });
             }
             Busy::Unknown(reason) => {

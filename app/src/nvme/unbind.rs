@@ -47,7 +47,7 @@ pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result
     for step in persist::remove_steps(root, &addresses) {
         let failed = |error| {
             let states: Vec<String> = addresses.iter().map(|address| super::state(root, address)).collect();
-            NvmeError::failed("forget the bind", &step, &error, &states.join("; "))
+            NvmeError::failed("remove the rule of the bind", &step, &error, &states.join("; "))
         };
         run_step(machine, &step, out).map_err(failed)?;
     }
@@ -134,8 +134,8 @@ fn unbind(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> Result<(), Nvme
         return Ok(());
     }
     let step = Step::echo(PROBE, drive.address.to_string());
-    let reason = "the kernel's driver did not take the drive; its log says why. vfio-pci itself takes drives \
-                  that its ids= or new_id name";
+    let reason = "the kernel's driver did not bind the drive; see the kernel's log. vfio-pci binds drives \
+                  that match its ids= or new_id";
     let error = std::io::Error::other(reason);
     Err(NvmeError::failed("unbind", &step, &error, &roll_back(machine, drive, out)))
 }

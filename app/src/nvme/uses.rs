@@ -40,7 +40,7 @@ pub enum UseKind {
 impl UseKind {
     /// Returns the name in JSON, the name in text, and the requirement that a refusal states.
     fn about(self) -> (&'static str, &'static str, &'static str) {
-        const CLOSE: &str = "must not be open: end who has it";
+        const CLOSE: &str = "must not be open: end the process that has it open";
         match self {
             UseKind::RootDisk => {
                 ("root_disk", "root disk", "must not be the disk that the machine runs from")

@@ -26,7 +26,7 @@ pub enum CallError {
 pub fn call(path: &Path, method: &str, params: Map<String, Value>) -> Result<Value, CallError> {
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     let failed = |what: String| CallError::NoResponse(path.to_owned(), what);
-    let wrong = |what: &str| failed(format!("not an answer of spindle serve: {what}"));
+    let wrong = |what: &str| failed(format!("not a response of spindle serve: {what}"));
     let answer = exchange(path, &request).map_err(|error| {
         failed(format!(
             "{error} (is `spindle serve` running? control.socket in its configuration says where)"
@@ -52,11 +52,13 @@ fn exchange(path: &Path, request: &Value) -> std::io::Result<Parsed> {
     let (mut answer, mut piece) = (Vec::new(), vec![0; 64 << 10]);
     loop {
         match stream.read(&mut piece) {
-            Ok(0) => return Err(std::io::Error::other("it hung up before it had answered")),
+            Ok(0) => {
+                return Err(std::io::Error::other("the target closed the connection before its response"));
+            }
             Ok(count) => answer.extend_from_slice(&piece[..count]),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Err(std::io::Error::other("no answer: the target may still be opening its disks"));
+                return Err(std::io::Error::other("no response: the target may still be opening its disks"));
             }
             Err(error) => return Err(error),
         }

@@ -113,8 +113,8 @@ pub fn integer_item(number: u64) -> Item {
 pub fn create_transport(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let plan = edit.plan;
     if transport_of(args) == Some(TransportKind::Rdma) && !edit.has_rdma {
-        let allowed = "RDMA devices are opened at the start, for the listeners that there are: put one with \
-                       transport = \"rdma\" into the file and restart";
+        let allowed = "RDMA devices are opened only at the start: add a listener with transport = \"rdma\" \
+                       to the file and restart";
         return Err(args.refuse("trtype", allowed));
     }
     let fixed = [
@@ -209,8 +209,8 @@ pub fn add_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (nqn, host) = (subsystem.nqn, args.nqn("host"));
     match &subsystem.hosts {
         AllowedHosts::Any => {
-            let allowed = "every host may connect; nvmf_subsystem_allow_any_host with allow_any_host = false \
-                           first, and with those who stay connected as hosts";
+            let allowed = "every host may connect; first call nvmf_subsystem_allow_any_host with \
+                           allow_any_host = false, and hosts = those that stay connected";
             return Err(args.refuse("host", allowed));
         }
         AllowedHosts::Only(hosts) if host.is_some_and(|host| hosts.contains(&host)) => {
@@ -231,8 +231,8 @@ pub fn remove_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let (nqn, host) = (subsystem.nqn, args.text("host").unwrap_or_default());
     let hosts = match &subsystem.hosts {
         AllowedHosts::Any => {
-            let allowed = "every host may connect; nvmf_subsystem_allow_any_host with allow_any_host = false \
-                           ends that";
+            let allowed = "every host may connect; call nvmf_subsystem_allow_any_host with allow_any_host = \
+                           false to change that";
             return Err(args.refuse("host", allowed));
         }
         AllowedHosts::Only(hosts) => hosts.iter().map(Nqn::to_string).collect::<Vec<_>>(),
@@ -253,7 +253,7 @@ pub fn allow_any_host(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let hosts = args.has("hosts").then(|| args.texts("hosts").collect::<Array>());
     if is_any && hosts.is_some() {
         return Err(
-            args.refuse("hosts", "must not be given with allow_any_host = true, which forgets the list")
+            args.refuse("hosts", "must not be given with allow_any_host = true, which deletes the list")
         );
     }
     edit.edit(nqn, |section| {
@@ -335,7 +335,7 @@ fn remove_discovery_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
         return Err(args.refuse("listen_address", allowed));
     };
     if let Some(user) = edit.plan.subsystems.iter().find(|it| it.listeners.contains(&known.name)) {
-        let allowed = format!("{} is offered there, and discovery is at every listener", user.nqn);
+        let allowed = format!("{} is offered at this listener, and every listener has discovery", user.nqn);
         return Err(args.refuse("listen_address", allowed));
     }
     edit.sections.remove(SectionKind::Element("listener"), |section| is_at(section, endpoint));
@@ -374,7 +374,8 @@ pub fn remove_listener(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     let known = edit.plan.listeners_of(&subsystem).find(|listener| listener.endpoint() == endpoint);
     let Some(name) = known.map(|listener| listener.name.clone()) else {
         let at = edit.plan.listeners_of(&subsystem).map(|listener| listener.endpoint());
-        let allowed = format!("the subsystem is not offered there; it is at {}", endpoints(at));
+        let allowed =
+            format!("the subsystem is not offered at this address; it is offered at {}", endpoints(at));
         return Err(args.refuse("listen_address", allowed));
     };
     edit.edit_listeners(&subsystem, |listeners| {
@@ -411,7 +412,7 @@ pub fn remove_referral(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
 
 pub fn set_log_level(edit: &mut Edit<'_>, args: &Args) -> MethodResult {
     if edit.is_log_level_fixed {
-        let allowed = "the environment variable SPINDLE_LOG goes before it; restart without the variable";
+        let allowed = "the environment variable SPINDLE_LOG overrides the level; restart without it";
         return Err(args.refuse("level", allowed));
     }
     let wanted = args.text("level").unwrap_or_default();

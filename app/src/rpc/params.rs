@@ -223,7 +223,7 @@ mod tests {
             (json!({"nqn": "nqn.a", "nsid": "1"}), "nsid = \"1\": must be"),
             (json!({"nqn": "nqn.a", "nsid": 1.5}), "nsid = 1.5: must be"),
             (json!({"nqn": "nqn.a", "trtype": "fc"}), "trtype = \"fc\": must be \"tcp\" or \"rdma\""),
-            (json!({"nqn": "nqn.a", "ana_reporting": true}), "ana_reporting = true: must be false: there is"),
+            (json!({"nqn": "nqn.a", "ana_reporting": true}), "ana_reporting = true: must be false, the only"),
             (json!({"nqn": "nqn.a", "address": 1}), "address = 1: must be an object with traddr, trsvcid"),
             (json!({"nqn": "nqn.a", "address": {}}), "address.traddr: must be given"),
             (json!({"nqn": "nqn.a", "address": {"traddr": ""}}), "address.traddr = \"\": must be a string"),

@@ -168,7 +168,9 @@ fn no_subsystem(snapshot: &Snapshot, args: &Args) -> Failure {
 /// Returns the NQN in the parameter `nqn` and the controllers of that subsystem, in the order of CNTLID. An
 /// error without such a subsystem, or if the target is shutting down.
 fn subsystem_controllers(look: &Look<'_>, args: &Args) -> Result<(Nqn, Vec<Arc<ControllerShared>>), Failure> {
-    let Some(snapshot) = &look.snapshot else { return Err(args.refuse("nqn", "the target is ending")) };
+    let Some(snapshot) = &look.snapshot else {
+        return Err(args.refuse("nqn", "the target is shutting down"));
+    };
     let nqn = args.nqn("nqn").filter(|nqn| snapshot.subsystem(nqn).is_some());
     let nqn = nqn.ok_or_else(|| no_subsystem(snapshot, args))?;
     let mut controllers = look.view.registry.all();

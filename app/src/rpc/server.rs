@@ -237,7 +237,7 @@ impl Client {
                         self.change = Some((id, batch));
                         return;
                     }
-                    batch.respond(id, Err(Failure::system("the target is ending".to_owned())));
+                    batch.respond(id, Err(Failure::system("the target is shutting down".to_owned())));
                 }
             }
         }

@@ -30,7 +30,7 @@ pub fn bind_default(path: &Path) -> Option<Control> {
     let _ = path.parent().map(std::fs::create_dir);
     let log = |error: &std::io::Error| {
         let path = path.display();
-        tracing::info!(%path, %error, "no control socket: spindle ctl does not reach this process");
+        tracing::info!(%path, %error, "no control socket, spindle ctl cannot reach this process");
     };
     Control::bind(path, None).inspect_err(log).ok()
 }
@@ -82,7 +82,7 @@ impl Control {
         let (listener, waker) = (self.listener.try_clone()?, Waker::new()?);
         std::thread::Builder::new().name("control".to_owned()).spawn(move || {
             if let Err(error) = rpc::serve_clients(&listener, waker, view, changes) {
-                tracing::error!(%error, "the control socket is not answered any more; restart");
+                tracing::error!(%error, "control socket failed, methods are not answered any more; restart");
             }
         })?;
         Ok(())
@@ -107,10 +107,10 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
             if !is_socket {
-                return Err(std::io::Error::other("a file that is no socket is there"));
+                return Err(std::io::Error::other("the path exists and is not a socket"));
             }
             match UnixStream::connect(path) {
-                Ok(_) => return Err(std::io::Error::other("another process listens there")),
+                Ok(_) => return Err(std::io::Error::other("another process listens on the socket")),
                 // Refused: no process listens any more. Other errors do not show that.
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
                 Err(error) => return Err(error),
@@ -245,7 +245,7 @@ mod tests {
         drop(control);
         std::fs::write(&path, "data").expect("written");
         let error = start(&path, &snapshot).err().expect("a file").to_string();
-        assert!(error.contains("no socket"), "{error}");
+        assert!(error.contains("not a socket"), "{error}");
         assert_eq!(std::fs::read(&path).expect("still there"), b"data");
         assert!(bind_default(&path).is_none(), "of a path that no configuration names that is no error");
         std::fs::remove_file(&path).expect("removed");

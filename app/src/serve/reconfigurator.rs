@@ -247,7 +247,10 @@ impl Reconfigurator {
             let listener = &self.snapshot.listeners[index];
             match super::listen_at(index, listener) {
                 Some(Ok(listening)) => {
-                    tracing::info!(address = %listener.address, "listening (NVMe/TCP): the address has come");
+                    tracing::info!(
+                        address = %listener.address,
+                        "listening (NVMe/TCP): the address is available now"
+                    );
                     self.listeners.push(listening);
                 }
                 Some(Err(_)) => self.absent_listeners.push(index),
@@ -317,17 +320,19 @@ impl Reconfigurator {
             Ok(snapshot) => {
                 if self.unsaved.take().is_some() {
                     tracing::warn!(
-                        "revocations that were not saved, and that the file lacks, are undone: it was \
-                         changed by hand"
+                        "revocations that were not saved are undone: the file was changed by hand and lacks \
+                         them"
                     );
                 }
                 return Some(snapshot);
             }
             Err(Refused::Lines(lines)) => {
                 lines.iter().for_each(|line| tracing::error!("{line}"));
-                tracing::error!("SIGHUP: all stays as it was");
+                tracing::error!("SIGHUP: reload failed, the configuration is unchanged");
             }
-            Err(Refused::Cause(cause)) => tracing::error!("SIGHUP: all stays as it was: {cause}"),
+            Err(Refused::Cause(cause)) => {
+                tracing::error!("SIGHUP: reload failed, the configuration is unchanged: {cause}")
+            }
         }
         None
     }
@@ -366,7 +371,7 @@ impl Reconfigurator {
         if self.file_to_keep().is_ok() && staged.commit().is_ok() {
             self.unsaved = None;
             let file = file.display();
-            tracing::info!(%file, "the revocations that could not be saved are in the file now");
+            tracing::info!(%file, "revocations that could not be saved earlier are saved in the file now");
         }
     }
 
@@ -423,7 +428,10 @@ impl Reconfigurator {
             // Does not overwrite a file that was edited after `file_to_keep` compared it.
             let is_unchanged = match text_of(file) {
                 Ok(text) if text == old => Ok(()),
-                Ok(_) => Err(Error::other(format!("{} was changed meanwhile", file.display()))),
+                Ok(_) => Err(Error::other(format!(
+                    "{} was changed by another program during this change",
+                    file.display()
+                ))),
                 Err(error) => Err(Error::other(format!("{}: {error}", file.display()))),
             };
             is_kept = is_unchanged.is_ok();
@@ -472,8 +480,8 @@ impl Reconfigurator {
         }
         let Some(path) = self.config.source() else {
             return Err(Failure::system(
-                "there is no file (-c FILE) to keep a change in: start with one, or with --ephemeral to have \
-                 changes that are lost at the end of the process"
+                "there is no file (-c FILE) in which to save a change: start with -c FILE, or with \
+                 --ephemeral for changes that are lost at the end of the process"
                     .to_owned(),
             ));
         };
@@ -662,7 +670,7 @@ impl Reconfigurator {
             // With the next snapshot, the cores are sent the sockets, and open what they lack.
             let plan = Arc::clone(self.plan());
             if let Err(error) = self.update_snapshot(&plan, &[]) {
-                tracing::error!("the cores are sent the same configuration again later: {error}");
+                tracing::error!("cannot send the configuration to the cores, retrying: {error}");
             }
         }
         let renewed = if has_new_size(&self.snapshot) {
@@ -675,7 +683,7 @@ impl Reconfigurator {
         let why = renewed.err().map(|error| error.to_string()).unwrap_or_default();
         if !why.is_empty() && why != self.size_error {
             tracing::error!(
-                "the new size of a drive or far namespace cannot be served, it keeps the old one: {why}"
+                "cannot serve the new size of a drive or far namespace, the old size stays: {why}"
             );
         }
         self.size_error = why;
@@ -750,8 +758,8 @@ fn restore_file(file: &Path, text: &str) {
         tracing::error!(
             %file,
             %error,
-            "the file has a change that is not in force and cannot be taken back: take it back by hand, or \
-             the next start serves it"
+            "cannot undo a change in the file that is not in force: undo it by hand, or the next start \
+             serves it"
         );
     }
 }
@@ -780,7 +788,7 @@ fn log_namespaces(before: &Snapshot, next: &Snapshot) {
                     disk = namespace.source.name(),
                     bytes = namespace.geometry.bytes(),
                     bytes_before = was.map_or(0, |was| was.bytes()),
-                    "serving, as the {what} is now"
+                    "serving the current size of the {what}"
                 );
             }
         }

@@ -98,7 +98,7 @@ impl Registrar {
             .name("memory".to_owned())
             .spawn(move || work.run(first, &receive))
             .map_err(|error| {
-                ServeError::Start(format!("cannot start the thread of the devices' memory: {error}"))
+                ServeError::Start(format!("cannot start the thread that registers memory: {error}"))
             })?;
         Ok(Registrar(send))
     }

@@ -68,10 +68,13 @@ impl Staged {
     fn write_in_place(&self) -> io::Result<()> {
         let (old, new) = (std::fs::read(&self.file)?, std::fs::read(&self.temporary)?);
         overwrite(&self.file, &new).map_err(|error| match overwrite(&self.file, &old) {
-            Ok(()) => io::Error::new(error.kind(), format!("{error} (it is mounted, so written in place)")),
+            Ok(()) => io::Error::new(
+                error.kind(),
+                format!("{error} (the file is a mount point and was written in place)"),
+            ),
             Err(second) => io::Error::other(format!(
-                "{error} (it is mounted, so written in place), and its old text cannot be written back: \
-                 {second}"
+                "{error} (the file is a mount point and was written in place), and its old text cannot be \
+                 restored: {second}"
             )),
         })
     }
@@ -102,7 +105,11 @@ pub fn difference(before: &str, after: &str) -> String {
         own.map(|line| format!("{mark}{line}")).collect()
     };
     let lines = [only(before, after, '-'), only(after, before, '+')].concat();
-    if lines.is_empty() { "the order of its lines, or empty ones".to_owned() } else { lines.join("\n") }
+    if lines.is_empty() {
+        "only the order of lines or empty lines differ".to_owned()
+    } else {
+        lines.join("\n")
+    }
 }
 
 #[cfg(test)]

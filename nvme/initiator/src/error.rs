@@ -17,7 +17,7 @@ use spindle_reactor::net::Errno;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Loss {
     /// Closed by this host.
-    #[error("it was closed here")]
+    #[error("this host closed it")]
     Requested,
     /// Closed by the target.
     #[error("the target closed it")]
@@ -118,7 +118,7 @@ pub enum Error {
         nsid: u32,
     },
     /// The target requires authentication or a secure channel, which is not supported.
-    #[error("Connect: the target asks for authentication or a secure channel, which this host does not have")]
+    #[error("Connect: the target requires authentication or a secure channel, which is not supported")]
     Authentication,
     /// All entries of the admin queue or all its buffers are in use.
     #[error("{step}: all commands of the admin queue are outstanding")]

@@ -260,9 +260,8 @@ impl<O: Owner> ServiceThread<O> {
                 self.grants.expire(now);
                 self.refusals.log();
                 // A host may connect and reset its controller again and again.
-                self.ended
-                    .log("their host may not have them, or their controller, namespace or cache is gone");
-                self.lost.log("their client does not answer, or its READ was not allowed");
+                self.ended.log("the host has lost access, or the controller, namespace or cache was removed");
+                self.lost.log("the client does not respond, or its READ was refused");
             }
             let mut done = Vec::new();
             loop {
@@ -338,9 +337,13 @@ impl<O: Owner> ServiceThread<O> {
                     self.is_told = false;
                 }
                 Err(error) if !std::mem::replace(&mut self.is_told, true) => {
-                    tracing::warn!(%address, %error, "not listening for optimistic reads; tried each second");
+                    tracing::warn!(
+                        %address,
+                        %error,
+                        "cannot listen for optimistic reads; next attempt in 1 s"
+                    );
                 }
-                Err(error) => tracing::debug!(%address, %error, "not listening for optimistic reads"),
+                Err(error) => tracing::debug!(%address, %error, "cannot listen for optimistic reads"),
             }
         }
         self.channel = channel.ok();
@@ -449,7 +452,7 @@ impl<O: Owner> ServiceThread<O> {
         self.ended.add(&ended);
         let is_over = |it: &mut Request<O>| !is_valid(&it.grant.owner, &it.grant.frames);
         for request in self.waiting.extract_if(.., is_over).collect::<Vec<_>>() {
-            let why = "its host may not have it any more, or its namespace or cache is gone".to_owned();
+            let why = "the host has lost access, or the namespace or cache was removed".to_owned();
             self.refuse(&request.id, &Refusal { status: OptimisticStatus::INVALID_TOKEN, why });
         }
         ended

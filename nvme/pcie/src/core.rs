@@ -211,8 +211,8 @@ impl NvmeChannel {
             self.flushed = self.changes;
             let before = self.shared.losses.fetch_add(1, Ordering::Relaxed);
             if before == self.shared.losses_reported.load(Ordering::Relaxed) {
-                tracing::error!(drive = %self.shared.address, "what was not flushed may be lost: the next \
-                    flush of each core fails");
+                tracing::error!(drive = %self.shared.address, "unflushed writes may be lost: the next flush \
+                    of each core fails");
             }
         }
     }
@@ -728,7 +728,7 @@ impl Drop for NvmeChannel {
         if self.commands.len() > 0 {
             let (commands, core) = (self.commands.len(), self.core_queue.core);
             tracing::warn!(drive = %self.shared.address, core, commands, "closed with commands in flight; \
-                their buffers are kept from use until the process ends");
+                their buffers are not reused until the process ends");
             self.hand_over_guard();
             self.commands.iter_mut().for_each(|(_, command)| std::mem::forget(command.buf.take()));
             for index in 0..self.requests.capacity() {

@@ -101,7 +101,7 @@ impl Drive {
         let failed = |NotOpened { why, is_absent }| DriveError { address: address.clone(), why, is_absent };
         let thread = std::thread::Builder::new().name(format!("nvme-{address}")).spawn(run);
         let thread = thread.map_err(|error| {
-            failed(NotOpened { why: format!("no thread for it: {error}"), is_absent: false })
+            failed(NotOpened { why: format!("cannot start its thread: {error}"), is_absent: false })
         })?;
         let drive = Drive { shared, thread: Some(thread) };
         drive.shared.wait_first_result().map_err(failed)?;
@@ -159,7 +159,7 @@ impl Drive {
                 disk: name.to_owned(),
                 field: "namespace",
                 value: nsid.to_string(),
-                allowed: format!("{} has these that can be served: {there:?}", self.shared.address),
+                allowed: format!("{} has these usable namespaces: {there:?}", self.shared.address),
             });
         };
         let (name, namespace, rules) = (name.to_owned(), Arc::clone(namespace), *rules);
@@ -191,7 +191,7 @@ struct ManagerEnd(Arc<DriveShared>, Arc<AtomicBool>);
 
 impl Drop for ManagerEnd {
     fn drop(&mut self) {
-        let why = "its manager has ended; the log has the reason".to_owned();
+        let why = "its manager has ended; see the log".to_owned();
         self.0.set_first_result(Err(NotOpened { why, is_absent: true }));
         self.1.store(true, Ordering::Release);
     }
@@ -289,7 +289,7 @@ impl Disk for NvmeDisk {
             disk: self.name.clone(),
             field: "cache",
             value: "new".to_owned(),
-            allowed: "an nvme disk that was opened without a cache has none; restart to add one".to_owned(),
+            allowed: "an nvme disk opened without a cache cannot get one; restart to add one".to_owned(),
         })
     }
 
@@ -341,7 +341,7 @@ impl Disk for NvmeDisk {
         Err(ResizeError {
             disk: self.name.clone(),
             bytes,
-            allowed: format!("the namespace has {has} bytes; leave the size out, and it is taken from there"),
+            allowed: format!("the namespace has {has} bytes; without a size the disk has that size"),
         })
     }
 

@@ -50,9 +50,9 @@ use serve::Background;
 /// Reason to refuse, reset or close the controller.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManagerError {
-    #[error("it is gone (its registers read as nothing)")]
+    #[error("it is gone (its registers read as all ones)")]
     Gone,
-    #[error("its removal was asked for")]
+    #[error("its removal was requested")]
     Removal,
     #[error("fatal status (CSTS.CFS)")]
     Fatal,
@@ -62,9 +62,9 @@ pub(crate) enum ManagerError {
     Slow { what: &'static str, limit: Duration },
     #[error("{command}: {status}")]
     Refused { command: &'static str, status: Status },
-    #[error("a command did not end, aborted neither")]
+    #[error("a command did not end, not even after Abort")]
     Stuck,
-    #[error("what was repeated after a reset did not end in {limit:?}")]
+    #[error("commands repeated after a reset did not end in {limit:?}")]
     Replay { limit: Duration },
     #[error("{field} is {value}: {allowed}")]
     Unfit { field: &'static str, value: String, allowed: &'static str },
@@ -249,7 +249,7 @@ impl ManagerTask {
     fn log_once(&mut self, why: &ManagerError) {
         let why = why.to_string();
         if why != self.logged_reason {
-            tracing::error!(drive = %self.shared.address, "drive out of service, and tried again: {why}");
+            tracing::error!(drive = %self.shared.address, "drive out of service, retrying: {why}");
             self.logged_reason = why;
         }
     }
@@ -300,7 +300,7 @@ impl ManagerTask {
                         return failure;
                     }
                     resets += 1;
-                    tracing::warn!(drive = %address, resets, "its registers are back; it is reset");
+                    tracing::warn!(drive = %address, resets, "registers readable again; controller is reset");
                     self.controller_memory.clear();
                     self.rewind_all(true).await;
                 }
@@ -333,7 +333,7 @@ impl ManagerTask {
         if let Err(error) = function.set_bus_master(false)
             && !is_off
         {
-            tracing::warn!(drive = %self.shared.address, %error, "bus mastering cannot be turned off");
+            tracing::warn!(drive = %self.shared.address, %error, "cannot disable bus mastering");
         }
         self.controller_memory.clear();
     }

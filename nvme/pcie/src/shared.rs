@@ -110,7 +110,7 @@ impl Offloaded {
         let (compares, verifies, copies) =
             (count(&self.compares), count(&self.verifies), count(&self.copies));
         if compares + verifies + copies > 0 {
-            tracing::info!(%drive, compares, verifies, copies, "commands of hosts that the drive did itself");
+            tracing::info!(%drive, compares, verifies, copies, "host commands executed by the drive itself");
         }
     }
 }

@@ -194,7 +194,7 @@ impl Shell {
         if let Some(error) = absent.filter(|_| setup.listens) {
             tracing::error!(
                 %error,
-                "no RDMA device, or no connection manager (rdma_ucm): RDMA listeners wait for it; next \
+                "no RDMA device or no connection manager (rdma_ucm): RDMA listeners are suspended, next \
                  attempt in 1 s"
             );
         }
@@ -407,7 +407,7 @@ impl Shell {
         let posted = posted.and_then(|()| link.post_work(conn, &device.keys));
         if let Err(error) = posted {
             if matches!(conn.phase(), Phase::Open | Phase::Draining) {
-                tracing::warn!(%error, "a connection cannot go on");
+                tracing::warn!(%error, "connection failed, it is closed");
             }
             conn.on_disconnected();
         }
@@ -570,7 +570,7 @@ impl Shell {
                 Ok(Some(event)) => self.on_event(core, event),
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "the RDMA connection manager fails");
+                    tracing::warn!(%error, "cannot read events of the RDMA connection manager");
                     return;
                 }
             }
@@ -716,7 +716,7 @@ impl Shell {
         let index = self.devices.iter().position(|device| device.as_ref().is_some_and(is_of));
         let found = index.and_then(|index| Some((index, self.devices[index].as_mut()?)));
         let Some((index, device)) = found else {
-            return Err((cm, "it came by a device that this core does not have".to_owned()));
+            return Err((cm, "it came over an RDMA device that this core has not opened".to_owned()));
         };
         let limits = device.shared.device().limits().clone();
         let entries = u32::from(params.entries);

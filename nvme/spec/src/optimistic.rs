@@ -121,7 +121,7 @@ impl OptimisticStatus {
         match self {
             OptimisticStatus::INVALID_FORMAT => "the private data is of another version",
             OptimisticStatus::INVALID_TOKEN => {
-                "the token is unknown, used or too old, or what it was granted for is gone"
+                "the token is unknown, used or expired, or its namespace or cache was removed"
             }
             OptimisticStatus::NO_MEMORY => {
                 "the target does not use this RDMA device, or cannot register the cache with it"

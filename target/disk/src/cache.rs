@@ -282,8 +282,8 @@ impl Disk for CachedDisk {
         let atomic_blocks = self.geometry().atomic_blocks;
         if atomic_blocks > 1 && spec.is_some() {
             let allowed = format!(
-                "hosts were told that a write of {atomic_blocks} blocks is one step, which it is not in a \
-                 cache; restart to add one"
+                "hosts were told that writes of {atomic_blocks} blocks are atomic, which a cache does not \
+                 provide; restart to add one"
             );
             return Err(OpenError::setting(self.name(), "cache", "new", allowed));
         }

@@ -210,12 +210,12 @@ impl Disk for FileDisk {
         // The path may refer to another file by now; the disk uses the open file.
         match open::is_still_at(&shared.file, &shared.path, shared.is_block_device) {
             Ok(true) => {}
-            Ok(false) => return refuse(format!("{path} is another file now than the one that is open")),
-            Err(error) => return refuse(format!("cannot look at {path}: {error}")),
+            Ok(false) => return refuse(format!("{path} is no longer the file that is open")),
+            Err(error) => return refuse(format!("cannot stat {path}: {error}")),
         }
         let has = match open::size_now(&shared.file, shared.is_block_device) {
             Ok(has) => has,
-            Err(error) => return refuse(format!("cannot ask the size of {path}: {error}")),
+            Err(error) => return refuse(format!("cannot read the size of {path}: {error}")),
         };
         let is_fixed_size = shared.is_block_device || shared.is_read_only;
         if is_fixed_size && bytes > has {

@@ -191,11 +191,11 @@ pub enum DiskError {
     Gone,
     /// Status of the NVMe device of the disk. The host receives its code and DNR, and so retries only where
     /// the device allows a retry. Made by [`DiskError::device`].
-    #[error("the device says: {0}")]
+    #[error("device status: {0}")]
     Device(Status),
     /// Cancelled by [`DiskChannel::cancel_owner`]; the command may have been executed in part, in whole or
     /// not at all.
-    #[error("cancelled: its submitter is gone")]
+    #[error("cancelled: its submitter has ended")]
     Cancelled,
 }
 

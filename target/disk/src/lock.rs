@@ -67,7 +67,9 @@ pub(crate) fn lock(file: &File, is_read_only: bool, busy: &Busy<'_>) -> io::Resu
         false => FlockOperation::NonBlockingLockExclusive,
     };
     busy.retry(|| rustix::fs::flock(file, operation)).map_err(|error| match error {
-        Errno::WOULDBLOCK => io::Error::new(io::ErrorKind::WouldBlock, "somebody else serves it"),
+        Errno::WOULDBLOCK => {
+            io::Error::new(io::ErrorKind::WouldBlock, "another disk or process has it locked")
+        }
         other => other.into(),
     })
 }

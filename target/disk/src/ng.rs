@@ -130,7 +130,7 @@ impl Disk for NgDisk {
             let verb = format!("{verb} {}", self.path.display());
             |source: std::io::Error| OpenError::system(&self.name, verb, source)
         };
-        let device = self.device.try_clone().map_err(system("take another descriptor of"))?;
+        let device = self.device.try_clone().map_err(system("duplicate the descriptor of"))?;
         // The additional entry is for the compare-and-write.
         let entries = requests_of(context) + 1;
         let is_polled = shared.limits.is_polled;

@@ -207,7 +207,7 @@ impl Disk for RamDisk {
         let before = self.shared.geometry().bytes();
         // Blocks that a growth adds must read as zeroes.
         if bytes > before && !self.clear(before, bytes) {
-            return refuse("no free frame is left now to zero a part of a page; try again".to_owned());
+            return refuse("no frame is free to zero a part of a page; try again".to_owned());
         }
         Ok(())
     }

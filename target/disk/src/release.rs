@@ -30,7 +30,10 @@ pub(crate) fn start() {
         match Builder::new().name("release".to_owned()).spawn(run) {
             Ok(_) => Some(Releaser { former: Mutex::new(Vec::new()), has_some: Condvar::new() }),
             Err(error) => {
-                tracing::warn!(%error, "no thread to unmap memory and close files: a data core does it");
+                tracing::warn!(
+                    %error,
+                    "cannot start the thread that unmaps memory and closes files: a data core does it"
+                );
                 None
             }
         }

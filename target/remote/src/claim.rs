@@ -51,10 +51,9 @@ impl Claim {
         };
         if let Some(other) = all.iter().find(is_in_the_way) {
             return Err(match other.until {
-                None => format!("remote disk {:?} has it, or has commands of it still", other.name),
+                None => format!("remote disk {:?} uses it, or still has commands on it", other.name),
                 Some(until) => format!(
-                    "remote disk {:?}, which was removed, has left writes that may be executed for {:.0?} \
-                     more",
+                    "removed remote disk {:?} has writes that the far target may execute for {:.0?} more",
                     other.name,
                     (until - now).as_duration()
                 ),
@@ -116,7 +115,10 @@ mod tests {
         drop(first);
         for port in [1, 2] {
             let refused = claim(&namespace(3, 10), port).expect_err("it is kept");
-            assert!(refused.contains("has left writes that may be executed for 1000s more"), "{refused}");
+            assert!(
+                refused.contains("has writes that the far target may execute for 1000s more"),
+                "{refused}"
+            );
         }
         let mut second = claim(&namespace(4, 10), 1).expect("it is free");
         second.until = Some(Clock::now());

@@ -100,7 +100,7 @@ impl<F: Far> RemoteChannel<F> {
         context: &ChannelContext,
     ) -> Result<RemoteChannel<F>, OpenError> {
         let pool = Pool::new(&[SMALL, BOUNCE], Pages::Base).map_err(|error| {
-            let verb = "take memory for pieces of long commands";
+            let verb = "allocate memory for pieces of long commands";
             OpenError::system(&shared.name, verb, std::io::Error::other(error.to_string()))
         })?;
         let view = shared.view();
@@ -489,7 +489,7 @@ impl<F: Far> RemoteChannel<F> {
         if self.is_stuck {
             // The next turn abandons the queue, which ends the association for all cores.
             let (disk, time) = (&self.shared.name, command_timeout.as_duration());
-            tracing::warn!(disk, qid = self.qid, "a command is not answered in twice {time:?}");
+            tracing::warn!(disk, qid = self.qid, "no response to a command in twice {time:?}");
         }
     }
 

@@ -96,8 +96,7 @@ fn connect_first(
     let claim = Claim::new(name, spec.target.address, &namespace).map_err(failed)?;
     if !controller.tells_of_namespaces() {
         let place = namespace_label(&spec.target, spec.nsid);
-        let what = "does not tell when its namespaces change: another disk in its place is found with the \
-                    next connect";
+        let what = "does not report namespace changes: a replaced disk is detected at the next connect";
         tracing::warn!(disk = name, "{place}: the far target {what}");
     }
     let abilities = Oncs::from_bits(controller.identify().oncs.get());
@@ -186,7 +185,7 @@ fn unusable(
         return Some(("size", format!("{blocks} blocks of {block_bytes} bytes"), allowed));
     }
     if !namespace.identity.is_given() {
-        let allowed = "the far target must name one of them: by it a disk is known after a reconnect";
+        let allowed = "the far target must report one of them, which identifies the disk after a reconnect";
         return Some(("NGUID, EUI-64, UUID and serial number", "none".to_owned(), allowed));
     }
     None
@@ -377,7 +376,7 @@ impl Manager {
             Former::Over { .. } => self.control.over(number - 1),
             Former::MayLand => {
                 let place = self.namespace_label();
-                let what = "commands of an earlier association may still be at its disk";
+                let what = "the far target may still execute commands of an earlier association";
                 tracing::error!(disk = self.control.0.name, "{place}: {what}");
             }
             Former::Unsupported => {}
@@ -411,7 +410,7 @@ impl Manager {
                 return Ok(());
             }
         }
-        Err(Error::Answer { step: "Changed Namespace List", what: "the namespaces change without end" })
+        Err(Error::Answer { step: "Changed Namespace List", what: "the namespaces keep changing" })
     }
 
     /// Returns the current shape of the namespace; an error if it is another disk or unusable. Logs a changed

@@ -320,7 +320,8 @@ impl<F: Far> RemoteShared<F> {
         if is_first {
             tracing::warn!(
                 disk = self.name,
-                "no optimistic reads, ordinary reads go on; tried again at least each minute: {error}"
+                "cannot connect for optimistic reads, ordinary reads continue; next attempt in at most 60 s: \
+                 {error}"
             );
         }
         is_first

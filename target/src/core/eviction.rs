@@ -85,7 +85,7 @@ impl<T: Transport> TargetCore<T> {
                 } else {
                     "has not sent Connect"
                 };
-                let reason = format!("it {what}, and a newer one needs its place");
+                let reason = format!("it {what}, and its slot is needed for a newer connection");
                 self.env.notice(Notice::ConnectionRefused { remote: qpair.peer.remote, reason });
             }
             end(self, id);

@@ -161,7 +161,7 @@ impl<T: Transport> Qpair<T> {
         let slotted = if self.requests.is_empty() { 0 } else { self.count(RequestState::Replying) };
         let outstanding = u32::try_from(slotted + self.fast_path_inflight as usize).unwrap_or(u32::MAX);
         let stalled = self.reply_stalls.stalled_for(env.now, outstanding, self.replies_sent);
-        self.notice_stalled(env, stalled, "it does not take the data of its reads");
+        self.notice_stalled(env, stalled, "it does not receive the data of its reads");
         let limit = match &self.role {
             Role::Io(_) if self.transport.unsent_bytes() > env.scarcest_bytes() => REPLY_TIMEOUT_SHORT,
             Role::Io(_) if self.starves_others(env) => starved_timeout(env),

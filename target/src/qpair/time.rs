@@ -22,10 +22,10 @@ impl<T: Transport> Qpair<T> {
         }
         self.expire_fused_first(env);
         if self.is_stalled(env) {
-            return self.host_error(env, "the data that its commands need does not come");
+            return self.host_error(env, "it does not send the data of its commands");
         }
         if self.is_unread(env) {
-            return self.host_error(env, "it does not take the answers to its commands");
+            return self.host_error(env, "it does not receive the responses to its commands");
         }
         match &mut self.role {
             Role::Fresh if env.has_passed(self.connect_deadline) => {

@@ -18,7 +18,7 @@ drive_plug nv1
 drive_wait 30 drive_is_there nv1
 expect 'its place' "$(drive_place nv1)" "$DRIVE1"
 "$SPINDLE" nvme bind --force "$DRIVE1"
-is_served() { grep -E 'serving, as the drive is now.*nsid=2' "$WORK/target.log" >/dev/null; }
+is_served() { grep -E 'serving the current size of the drive.*nsid=2' "$WORK/target.log" >/dev/null; }
 within 60 is_served
 wait_for_block 2
 expect 'active namespaces' "$(active)" 2

@@ -57,7 +57,7 @@ for poll_queues in 2 0; do
         within 10 grep -q 'completes by interrupts.*nvme.poll_queues' "$target_log"
     fi
     refused 'busy' mount "$LOCAL0" "$SCRATCH"
-    refused 'somebody else serves it' "$SPINDLE" bench disk "ng:$(generic "$LOCAL0")" --seconds 0.1
+    refused 'another disk or process has it locked' "$SPINDLE" bench disk "ng:$(generic "$LOCAL0")" --seconds 0.1
     refused 'busy' "$SPINDLE" bench disk "file:$LOCAL0" --seconds 0.1
     refused "open for writing: $(generic "$LOCAL0") by pid $target_pid \(spindle\)" \
         "$SPINDLE" nvme bind "$(drive_place nv0)"

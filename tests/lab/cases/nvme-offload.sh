@@ -64,7 +64,7 @@ stop_target
 
 # did ADDRESS NAME: how many such commands the target says that the drive did itself; 0 where it says nothing.
 did() {
-    sed -E 's/\x1b\[[0-9;]*m//g' "$WORK/target.log" | grep -F 'the drive did itself' | grep -F "$1" |
+    sed -E 's/\x1b\[[0-9;]*m//g' "$WORK/target.log" | grep -F 'executed by the drive itself' | grep -F "$1" |
         grep -oE "$2=[0-9]+" | grep -oE '[0-9]+$' || echo 0
 }
 for drive in "$DRIVE0" "$DRIVE1"; do

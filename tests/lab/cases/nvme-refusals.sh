@@ -27,7 +27,7 @@ refuses 'disk\[0\].nvme = "0000:00:00.0": .*class is 0x060000, that of an NVMe d
 one 'nvme = "0000:01:00"'
 refuses 'disk\[0\].nvme = "0000:01:00": .*must be a PCI address, like'
 one "nvme = \"$DRIVE0\"" 'namespace = 2'
-refuses "namespace = 2: $DRIVE0 has these that can be served: \[1\]"
+refuses "namespace = 2: $DRIVE0 has these usable namespaces: \[1\]"
 one "nvme = \"$DRIVE0\"" 'namespace = 0'
 refuses 'disk\[0\].namespace = 0: must be a whole number from 1 to'
 one "nvme = \"$DRIVE0\"" 'size = "1GiB"'

@@ -44,7 +44,7 @@ done
 config_drives
 reload_target
 says() { grep -F "$1" "$WORK/target.log" >/dev/null; }
-within 20 says 'SIGHUP: all stays as it was'
+within 20 says 'SIGHUP: reload failed, the configuration is unchanged'
 says "nvme = \"$DRIVE1\": must be a drive of this machine: its driver is nvme" || fail 'it does not say why'
 touch "$WORK/enough"
 wait "$other"

@@ -17,7 +17,7 @@ serves() {
 # waits_for_rdma: the log says so in one line, and the status for each listener.
 waits_for_rdma() {
     within 30 missing
-    expect "lines in the log: $(<"$target_log")" "$(grep -c 'RDMA listeners wait' "$target_log")" 1
+    expect "lines in the log: $(<"$target_log")" "$(grep -c 'RDMA listeners are suspended' "$target_log")" 1
     ! grep -E 'panicked|listening \(NVMe/RDMA|memory of disks is registered' "$target_log" || fail 'it says otherwise'
 }
 rdma link delete rxe0

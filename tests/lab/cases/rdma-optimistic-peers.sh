@@ -18,7 +18,7 @@ start_target
 connect_block
 verify_fio beside --size=8M --bs=4k --iodepth=16
 disconnect
-grep 'optimistic connections ended: their client does not answer' "$target_log" >/dev/null || fail 'the log does not tell of silent peers'
-grep 'optimistic connections were refused' "$target_log" | grep 'token is unknown' >/dev/null || fail 'the log does not say why'
+grep 'optimistic connections ended: the client does not respond' "$target_log" >/dev/null || fail 'the log does not tell of silent peers'
+grep 'optimistic connections refused' "$target_log" | grep 'token is unknown' >/dev/null || fail 'the log does not say why'
 ! grep -i panic "$target_log" || fail 'a panic'
 within 60 has_queue_pairs 0

@@ -41,6 +41,6 @@ silent 12
 expect 'what became of twelve' "$SAID" 'accepted 12, refused 0'
 connect_block --nr-io-queues=2
 verify_fio beside --bs=16k --iodepth=16 --size=4M
-within 10 log_says 'has not sent Connect, and a newer one needs its place'
+within 10 log_says 'has not sent Connect, and its slot is needed for a newer connection'
 leave
 disconnect

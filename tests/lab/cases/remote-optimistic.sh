@@ -46,8 +46,8 @@ within 30 has_queues 0
 wait "$fio"
 named_fio named-ordinary first --size=8M --iodepth=32 --verify_only
 sleep 3
-said 1 'no optimistic reads, ordinary reads go on' || fail 'the log does not say that reads are ordinary'
-! said 2 'no optimistic reads, ordinary reads go on' || fail 'the log says it for each attempt'
+said 1 'cannot connect for optimistic reads, ordinary reads continue' || fail 'the log does not say that reads are ordinary'
+! said 2 'cannot connect for optimistic reads, ordinary reads continue' || fail 'the log says it for each attempt'
 far_cache 16MiB
 within 90 has_queues 1
 more_accepted 500

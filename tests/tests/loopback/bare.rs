@@ -63,7 +63,7 @@ fn what_the_bare_host_cannot_do_is_refused() {
         ("--queues 2", ["--queues is 2", "1 is allowed"]),
         ("--qd 4096", ["--qd is 4096", "a queue of this target holds"]),
         ("--bs 1000", ["--bs is", "whole blocks"]),
-        ("--nsid 9", ["no namespace", "9"]),
+        ("--nsid 9", ["no active namespace", "9"]),
     ] {
         let output = bench(address, options);
         let message = String::from_utf8_lossy(&output.stderr);

@@ -60,7 +60,7 @@ fn a_host_without_a_name_connects_works_and_detaches_as_spdks_initiator_does() {
         assert!(io.completion().status().is_success());
         queues.push(io);
     }
-    served.wait_for("hostid of queue 1 is not that of queue 0");
+    served.wait_for("hostid of queue 1 differs from that of queue 0");
     for cid in 100..104 {
         admin.send(&capsule(Sqe::async_event_request(cid), &[]));
     }

@@ -142,7 +142,7 @@ fn a_listener_whose_address_is_in_use_is_refused_and_all_stays_as_it_was() {
     let more = format!("[[listener]]\naddress = \"{taken_address}\"\n[[disk]]\nname = \"m\"\n{NULL}\n");
     folder.write(&[text.as_str(), &more].concat());
     served.signal(Signal::HUP);
-    let said = served.wait_for("all stays as it was");
+    let said = served.wait_for("the configuration is unchanged");
     assert!(said.contains(&format!("listener {taken_address}: cannot listen")), "{said}");
     assert_eq!(offered(address)[0], [address.port()]);
     drop(taken);

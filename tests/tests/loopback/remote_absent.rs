@@ -60,7 +60,7 @@ fn a_far_target_that_is_away_at_the_start_is_served_when_it_comes() {
     let namespace = controller.namespace(2).expect("a namespace");
     let ticket = queue.write(&namespace, 0, buf(&pool(), 4096, 1), true).expect("taken");
     done(&mut queue, ticket);
-    front_served.wait_for("serving, as the far namespace is now");
+    front_served.wait_for("serving the current size of the far namespace");
     let told = front_served.log.iter().filter(|line| line.contains(OPEN_FAILED));
     assert_eq!(told.count(), 1, "however often it was tried:\n{}", front_served.log.join("\n"));
     front_served.terminate();
@@ -75,7 +75,7 @@ fn the_address_of_a_far_target_that_was_never_there_can_be_corrected_by_reload()
     let mut front_served = folders[1].serve(&config(1, address, &[remote(free_port(V4))]));
     folders[1].write(&config(1, address, &[remote(far)]));
     front_served.signal(Signal::HUP);
-    front_served.wait_for("serving, as the far namespace is now");
+    front_served.wait_for("serving the current size of the far namespace");
     // From now on it is the disk that it is.
     folders[1].write(&config(1, address, &[remote(free_port(V4))]));
     front_served.signal(Signal::HUP);
@@ -88,7 +88,7 @@ fn the_address_of_a_far_target_that_was_never_there_can_be_corrected_by_reload()
 fn a_target_in_front_of_itself_finds_itself_and_its_disks_are_not_each_other() {
     let (address, folder) = (free_port(V4), Folder::new("front-self"));
     let mut served = folder.serve(&config(1, address, &[RAM.to_owned(), remote(address)]));
-    served.wait_for("serving, as the far namespace is now");
+    served.wait_for("serving the current size of the far namespace");
     wait_until_shown(address, &[1, 2]);
     let [far, near] = [1, 2].map(|nsid| identity(address, nsid));
     assert!(far.uuid != near.uuid && far.nguid != near.nguid, "Linux refuses duplicates: {far:?}");
@@ -186,7 +186,7 @@ fn a_far_target_with_another_medium_is_left_out_until_it_has_the_right_one() {
     assert!(is_named, "{said}");
     kill(&mut far_served);
     let far_served = folders[0].serve(&right);
-    front_served.wait_for("serving, as the far namespace is now");
+    front_served.wait_for("serving the current size of the far namespace");
     wait_until_shown(address, &[1]);
     front_served.terminate();
     far_served.terminate();

@@ -213,7 +213,7 @@ fn a_disk_that_was_removed_with_a_write_on_its_way_is_not_opened_again_before_th
         front_served.signal(Signal::HUP);
         front_served.wait_for("configuration read again");
     }
-    front_served.wait_for("has left writes that may be executed");
+    front_served.wait_for("has writes that the far target may execute");
     drop((controller, queue));
     front_served.terminate();
     far_served.terminate();

@@ -58,7 +58,7 @@ fn a_reload_grows_a_disk_under_a_live_host_and_a_wrong_one_changes_nothing() {
     folder.write(&text("seventeen"));
     served.signal(Signal::HUP);
     assert!(served.wait_for("size").contains("seventeen"));
-    served.wait_for("all stays as it was");
+    served.wait_for("the configuration is unchanged");
     folder.write(&text("32MiB"));
     served.signal(Signal::HUP);
     served.wait_for("configuration read again");
@@ -84,7 +84,7 @@ fn a_reload_that_one_disk_refuses_changes_none() {
     // The file could grow, and the RAM disk cannot.
     folder.write(&text("32MiB", "32MiB"));
     served.signal(Signal::HUP);
-    let line = served.wait_for("all stays as it was");
+    let line = served.wait_for("the configuration is unchanged");
     assert!(line.contains("\"d2\"") && line.contains("33554432"), "{line}");
     assert_eq!((bytes(), length()), (before, 16 << 20));
 
@@ -169,7 +169,7 @@ fn a_disk_is_held_to_the_medium_that_it_was_made_for() {
     let other = spindle_target_disk::medium_id::at(&path).expect("there");
     folder.write(&held.replace(&id, &other[0]));
     served.signal(Signal::HUP);
-    assert!(served.wait_for("all stays as it was").contains("is another one"));
+    assert!(served.wait_for("the configuration is unchanged").contains("is another one"));
     let (controller, _queue) = connect(address);
     controller.shutdown().expect("ends in order");
     served.terminate();

@@ -96,7 +96,7 @@ fn a_revocation_that_cannot_be_saved_is_in_force_and_saved_later() {
     let error = call("nvmf_subsystem_allow_any_host", any_host(true))["error"].clone();
     assert_eq!(error["code"], -32603, "{error}");
     served.signal(Signal::HUP);
-    served.wait_for("all stays as it was");
+    served.wait_for("the configuration is unchanged");
     assert!(refused());
     // Another one builds on it.
     let error = call("nvmf_subsystem_remove_ns", json!({ "nqn": SUBSYSTEM, "nsid": 1 }))["error"].clone();
@@ -128,6 +128,6 @@ fn a_revocation_beside_a_file_that_was_changed_by_hand_is_in_force_until_that_is
     assert!(Controller::connect(&target(address), &Options::default()).is_err());
     assert_eq!(read(&folder.file("spindle.toml")), by_hand);
     served.signal(Signal::HUP);
-    served.wait_for("revocations that were not saved, and that the file lacks, are undone");
+    served.wait_for("revocations that were not saved are undone");
     wait_until("the file is in force", || Controller::connect(&target(address), &Options::default()).is_ok());
 }

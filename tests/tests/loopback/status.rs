@@ -68,7 +68,7 @@ fn an_operator_sees_cores_hosts_and_traffic_of_a_target_that_runs() {
     folder.write(&config(2, address, &[RAM.to_owned()]));
     served.signal(Signal::HUP);
     served.wait_for("control.socket");
-    served.wait_for("all stays as it was");
+    served.wait_for("the configuration is unchanged");
 
     // Killed, it leaves its socket behind: that is said, and the next process takes its place.
     drop(served);
@@ -79,7 +79,7 @@ fn an_operator_sees_cores_hosts_and_traffic_of_a_target_that_runs() {
     let said = Folder::new("status-second").fails_to_serve(
         &with_socket(&[RAM.to_owned()]).replace(&address.to_string(), &free_port(V4).to_string()),
     );
-    assert!(said.contains("another process listens there"), "{said}");
+    assert!(said.contains("another process listens on the socket"), "{said}");
     assert_eq!(json(&socket)["generation"], 1);
     served.terminate();
     assert!(!socket.exists());

@@ -32,7 +32,7 @@ fn a_host_connects_to_a_target_that_is_full_of_peers_without_connect() {
     let namespace = controller.namespace(1).expect("a namespace");
     let ticket = queue.read(&namespace, 0, buf(&pool(), 4096, 0)).expect("taken");
     done(&mut queue, ticket);
-    served.wait_for("has not sent Connect, and a newer one needs its place");
+    served.wait_for("has not sent Connect, and its slot is needed for a newer connection");
     drop(all);
     served.terminate();
 }

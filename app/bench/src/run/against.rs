@@ -151,7 +151,8 @@ pub(super) fn measure(
         }
     }
     if first.sum.operations == 0 || other.sum.operations == 0 {
-        let rule = format!("no command has ended in the slices of {:?} of one of both", first.plan.measured);
+        let rule =
+            format!("no command of one of the subsystems ended in its slices of {:?}", first.plan.measured);
         return Err(BenchError::Size { option: "--against", value: nqn.to_owned(), rule });
     }
     let other = other.finish(&other_args);

@@ -271,7 +271,7 @@ pub(super) fn plan(args: &BenchTargetArgs, namespace: &Namespace, allowed: u32) 
         return Err(wrong(
             "--span",
             span,
-            format!("--verify needs as many commands' worth as --qd, {}", load.qd),
+            format!("--verify needs room for at least --qd commands, {}", load.qd),
         ));
     }
     Ok(Plan {

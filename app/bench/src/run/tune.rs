@@ -46,7 +46,7 @@ impl Comparison {
 /// Runs `spindle bench tune` and prints the result.
 pub fn run(args: &TuneArgs) -> Result<(), BenchError> {
     if !args.destroy_data {
-        let rule = "this measurement writes to the namespace: say --destroy-data".to_owned();
+        let rule = "this measurement writes to the namespace: --destroy-data allows it".to_owned();
         return Err(BenchError::Size { option: "--destroy-data", value: "not given".to_owned(), rule });
     }
     // A thread of its own, as the measuring thread of `bench ADDRESS`: it is pinned.

@@ -188,7 +188,7 @@ fn what_is_no_drive_is_refused_with_what_there_is() {
     fake.function("0000:00:1f.2", "0x010601");
     assert_refused(&fake, "bind 00:1f.2", &["0000:00:1f.2: class = 0x010601: must be 0x010802", A, B]);
     assert_refused(&fake, "bind 09:00.0", &["ADDRESS = 0000:09:00.0", A, B]);
-    assert_refused(&Fake::empty(), "bind 09:00.0", &["ADDRESS = 0000:09:00.0", "none is there"]);
+    assert_refused(&Fake::empty(), "bind 09:00.0", &["ADDRESS = 0000:09:00.0", "this machine has none"]);
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn whatever_step_fails_the_drive_is_with_the_kernel_again() {
     }
     let fake = Fake::new();
     fake.fails_at.set(Some(0));
-    assert_has(&refusal(&fake, "bind 01:00.0"), &["`modprobe vfio-pci`", "no drive was moved"]);
+    assert_has(&refusal(&fake, "bind 01:00.0"), &["`modprobe vfio-pci`", "no drive was bound"]);
     assert_eq!(fake.steps.borrow().len(), 1);
 }
 
@@ -270,7 +270,7 @@ fn a_drive_that_vfio_does_not_take_goes_back() {
     let fake = Fake::new();
     fake.refusing.borrow_mut().insert("vfio-pci");
     let text = refusal(&fake, "bind 01:00.0");
-    assert_has(&text, &["vfio-pci did not take the drive", "0000:01:00.0 is bound to nvme"]);
+    assert_has(&text, &["vfio-pci did not bind the drive", "0000:01:00.0 is bound to nvme"]);
     assert_eq!(fake.state(A), kernel());
     // Nor does the kernel's: then it is said whose it is.
     fake.refusing.borrow_mut().insert("nvme");
@@ -293,7 +293,7 @@ fn persist_makes_a_rule_with_the_serial_number_and_loads_the_module_at_boot() {
     assert!(fake.text("/etc/modules-load.d/spindle-nvme.conf").expect("modules").ends_with("\nvfio-pci\n"));
     // Again, now that the drive does not tell its number: the rule keeps it.
     fake.program.replace("/usr/bin/spindle".to_owned());
-    assert!(!done(&fake, "bind 01:00.0 --persist").contains("does not tell"));
+    assert!(!done(&fake, "bind 01:00.0 --persist").contains("cannot be read"));
     assert_eq!(fake.text(RULE_A), Some(rule.replace("/usr/local/bin", "/usr/bin")));
     assert!(fake.text(RULE_B).is_none());
 }
@@ -302,7 +302,10 @@ fn persist_makes_a_rule_with_the_serial_number_and_loads_the_module_at_boot() {
 fn a_rule_without_a_serial_number_says_so() {
     let fake = Fake::new();
     fake.give_to_vfio(A);
-    assert_has(&done(&fake, "bind 01:00.0 --persist"), &["does not tell its serial number", A]);
+    assert_has(
+        &done(&fake, "bind 01:00.0 --persist"),
+        &["the serial number of a drive that is bound to vfio-pci cannot be read", A],
+    );
     assert!(!fake.text(RULE_A).expect("a rule").contains("serial"));
 }
 
@@ -324,7 +327,7 @@ fn a_rule_that_cannot_be_written_leaves_the_drive_bound_and_says_so() {
     fake.fails_at.set(Some(4));
     assert_has(
         &refusal(&fake, "bind 01:00.0 --persist"),
-        &["keep the bind", RULE_A, "bound to vfio-pci: 0000:01:00.0"],
+        &["make the bind persistent", RULE_A, "bound to vfio-pci: 0000:01:00.0"],
     );
     assert_eq!((fake.state(A), fake.text(RULE_A)), (vfio(), None));
 }

@@ -222,7 +222,7 @@ fn what_the_kernels_own_targets_export_is_in_use() {
 fn what_only_the_kernel_knows_shows_as_open_exclusively() {
     let fake = Fake::new();
     fake.busy.borrow_mut().insert("/dev/nvme0n1".to_owned());
-    assert_eq!(uses(&fake), ["exclusive nvme0n1 by somebody else"]);
+    assert_eq!(uses(&fake), ["exclusive nvme0n1 by another user of the device"]);
 }
 
 #[test]

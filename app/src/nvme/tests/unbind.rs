@@ -97,7 +97,7 @@ fn whatever_step_fails_the_drive_is_with_vfio_again() {
     fake.give_to_vfio(A);
     fake.refusing.borrow_mut().insert("nvme");
     let text = refusal(&fake, "unbind 01:00.0");
-    assert_has(&text, &["the kernel's driver did not take the drive", "0000:01:00.0 is bound to vfio-pci"]);
+    assert_has(&text, &["the kernel's driver did not bind the drive", "0000:01:00.0 is bound to vfio-pci"]);
 }
 
 #[test]
@@ -134,6 +134,6 @@ fn a_rule_that_cannot_be_removed_is_said() {
     fake.fails_at.set(Some(fake.steps.borrow().len() + 3));
     assert_has(
         &refusal(&fake, "unbind 01:00.0"),
-        &["forget the bind", RULE_A, "0000:01:00.0 is bound to nvme"],
+        &["remove the rule of the bind", RULE_A, "0000:01:00.0 is bound to nvme"],
     );
 }

@@ -74,7 +74,11 @@ impl Acceptor {
                     listeners.push((listener, index));
                 }
                 Err(error) => {
-                    tracing::error!(%address, %error, "cannot listen, the socket cannot be watched; restart")
+                    tracing::error!(
+                        %address,
+                        %error,
+                        "cannot add the listening socket to epoll, no connection is accepted; restart"
+                    )
                 }
             }
         }

@@ -102,7 +102,7 @@ impl RdmaPoller {
     fn watch_new_devices(&mut self, core: usize) {
         for (source, descriptor) in self.shell.take_descriptors() {
             if let Err(error) = self.watcher.add(descriptor, key(source), Interest::READ) {
-                tracing::error!(core, %error, "events of an RDMA device cannot be waited for");
+                tracing::error!(core, %error, "cannot add the event descriptor of an RDMA device to epoll");
             }
         }
     }

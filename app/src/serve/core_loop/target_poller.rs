@@ -32,7 +32,7 @@ impl TargetPoller {
                     tracing::warn!(
                         core = self.core,
                         lines = allowed.suppressed,
-                        "log lines were left out (log.peer_lines_per_s)"
+                        "log lines dropped (log.peer_lines_per_s)"
                     );
                 }
                 log(self.core, &notice);

@@ -57,7 +57,7 @@ impl TcpPoller {
                 %remote,
                 connections,
                 untold,
-                "connection refused: its core has its share (limits.connections)"
+                "connection refused: its core has reached its share of limits.connections"
             );
         }
     }

@@ -107,7 +107,7 @@ impl OpenAttempts {
                 Ok(thread) => attempt.thread = Some(thread),
                 Err(error) => {
                     attempt.next = now + retry_period(&attempt.origin);
-                    attempt.log_failure(&format!("no thread to open it: {error}"));
+                    attempt.log_failure(&format!("cannot start a thread for the open: {error}"));
                 }
             }
         }
@@ -121,7 +121,7 @@ impl OpenAttempts {
         let attempt = self.attempts.iter_mut().find(is_finished)?;
         let thread = attempt.thread.take()?;
         attempt.next = now + retry_period(&attempt.origin);
-        let panicked = |_| Err(attempt.origin.failed("opening it has panicked"));
+        let panicked = |_| Err(attempt.origin.failed("the thread of the open panicked"));
         Some((attempt.origin.clone(), thread.join().unwrap_or_else(panicked)))
     }
 

@@ -44,7 +44,7 @@ pub(crate) fn admit<'a, O: Owner>(
     let grant = tokens
         .redeem(&token, now)
         .filter(|grant| is_valid(&grant.owner, &grant.frames))
-        .ok_or_else(|| refuse(OptimisticStatus::INVALID_TOKEN, "its token is unknown, used or too old"))?;
+        .ok_or_else(|| refuse(OptimisticStatus::INVALID_TOKEN, "its token is unknown, used or expired"))?;
     let controller = grant.owner.controller();
     let (mut all, mut own) = (0, 0);
     for grant in held {
@@ -100,7 +100,12 @@ impl Refusals {
         if let Some((peer, why)) = self.last.take() {
             let count = std::mem::take(&mut self.count);
             let peer = peer.map(tracing::field::display);
-            tracing::warn!(peer, count, %why, "optimistic connections were refused; the last one: why");
+            tracing::warn!(
+                peer,
+                count,
+                %why,
+                "optimistic connections refused; peer and why are those of the last one"
+            );
         }
     }
 }

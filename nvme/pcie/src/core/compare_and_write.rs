@@ -234,7 +234,7 @@ impl NvmeChannel {
         let is_over = |pair: &CompareAndWrite| now.wrapping_sub(pair.since) > most;
         while let Some(pair) = self.guard.pairs.take_where(is_over) {
             let (drive, core) = (&self.shared.address, self.core_queue.core);
-            tracing::warn!(%drive, core, "a compare-and-write fails: writes to its block do not end");
+            tracing::warn!(%drive, core, "compare-and-write failed: earlier writes to its block do not end");
             self.finished.push_back(done(pair, Err(DiskError::Internal)));
         }
     }

@@ -74,7 +74,7 @@ impl ManagerTask {
         if let Absence::Waiting(until) = self.absence.get()
             && self.now.get() >= until
         {
-            tracing::error!(drive = %self.shared.address, "drive is away for too long: requests fail");
+            tracing::error!(drive = %self.shared.address, "drive absent for too long: requests fail");
             self.absence.set(Absence::Over(QueueCommand::Absent));
         }
         let Absence::Over(queue_command) = self.absence.get() else { return };
@@ -189,8 +189,8 @@ impl ManagerTask {
 
     pub(super) fn log_left_behind(&self, core_queue: &CoreQueue) {
         let (drive, core) = (&self.shared.address, core_queue.core);
-        tracing::error!(%drive, core, "core does not answer: the others go on without it, and what it had \
-            with the drive fails when it does");
+        tracing::error!(%drive, core, "core does not respond: other cores continue, its own requests fail \
+            once it responds");
     }
 
     /// Waits without a time limit until every core has applied its command. Fails waiting requests once
@@ -222,7 +222,7 @@ impl ManagerTask {
             *log_from = None;
             let (drive, core, order) =
                 (&self.shared.address, core_queue.core, core_queue.word().queue_command());
-            tracing::error!(%drive, core, ?order, "core does not answer");
+            tracing::error!(%drive, core, ?order, "core does not respond");
         }
     }
 

@@ -105,7 +105,7 @@ impl ManagerTask {
         // that an earlier user mapped.
         function.set_bus_master(true).map_err(|source| OpenFunctionError::System {
             address: self.shared.address.clone(),
-            verb: "switch it on as bus master".to_owned(),
+            verb: "enable bus mastering".to_owned(),
             source,
         })?;
         let (sq, cq, entries) = admin.queue_addresses();

@@ -387,8 +387,8 @@ impl ManagerTask {
                 queue_slot.hostless_until = None;
                 queue_slot.core_queue.set_queue_command(QueueCommand::Absent);
                 let (drive, core) = (&self.shared.address, queue_slot.core_queue.core);
-                tracing::error!(%drive, core, "no core that has a queue pair answers: requests of this core, \
-                    which has none, fail until one does");
+                tracing::error!(%drive, core, "no core with a queue pair responds: requests of this core, \
+                    which has no queue pair, fail until one does");
             }
         }
     }
@@ -500,7 +500,7 @@ impl ManagerTask {
         let Some(rules) = self.shared.rules(core_queue.nsid) else {
             if core_queue.word().queue_command() != QueueCommand::Gone {
                 let (drive, nsid) = (&self.shared.address, core_queue.nsid);
-                tracing::error!(%drive, core, nsid, "no such namespace any more");
+                tracing::error!(%drive, core, nsid, "namespace no longer exists");
                 core_queue.set_queue_command(QueueCommand::Gone);
             }
             return Ok(false);
@@ -516,8 +516,8 @@ impl ManagerTask {
         if let Some(host) = host {
             let (drive, nsid, host_core) = (&self.shared.address, core_queue.nsid, host.core);
             let queue_pairs = controller.queue_pairs;
-            tracing::warn!(%drive, core, nsid, queue_pairs, host_core, "the drive gives too few queue pairs: \
-                this core works with another one's");
+            tracing::warn!(%drive, core, nsid, queue_pairs, host_core, "the drive has too few queue pairs: \
+                this core shares the one of host_core");
             queue_slot.host = Some(host);
         }
         let pointers = Pointers { window, cache_windows, has_sgls: controller.has_sgls() };

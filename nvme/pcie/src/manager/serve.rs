@@ -147,7 +147,7 @@ impl ManagerTask {
         if strays > background.strays_logged {
             background.strays_logged = strays;
             let drive = &self.shared.address;
-            tracing::warn!(%drive, strays, "completions that named no command, ignored");
+            tracing::warn!(%drive, strays, "completions without an outstanding command ignored");
         }
         let health = self.now.get() >= background.health_due;
         if health {
@@ -192,7 +192,7 @@ impl ManagerTask {
                 };
                 background.aborts.push(ticket);
                 let drive = &self.shared.address;
-                tracing::warn!(%drive, core, qid, cid, "command takes too long, aborted");
+                tracing::warn!(%drive, core, qid, cid, "command timed out, sending Abort");
             }
         }
         Ok(())
@@ -207,7 +207,11 @@ impl ManagerTask {
             if !completion.status.is_success() {
                 // Not submitted again: the drive would refuse each one.
                 let drive = &self.shared.address;
-                tracing::warn!(%drive, status = %completion.status, "no events from it");
+                tracing::warn!(
+                    %drive,
+                    status = %completion.status,
+                    "drive refused Asynchronous Event Request: no events from it"
+                );
                 background.event = Some(Ticket::NONE);
                 return;
             }
@@ -217,7 +221,7 @@ impl ManagerTask {
             if now >= background.log_from {
                 let untold = std::mem::take(&mut background.untold);
                 let drive = &self.shared.address;
-                tracing::info!(%drive, ?kind, information, untold, "event of the drive");
+                tracing::info!(%drive, ?kind, information, untold, "asynchronous event of the drive");
                 background.log_from = now.saturating_add(EVENT_LINES_MS);
             } else {
                 background.untold += 1;

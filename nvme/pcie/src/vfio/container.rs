@@ -97,7 +97,7 @@ impl Lease {
         system::open_device(file, &address.to_string()).map_err(|source| match source.raw_os_error() {
             // Removed since sysfs was read.
             Some(libc::ENODEV) => missing(address),
-            _ => system_error(address, "open it out of its group", source),
+            _ => system_error(address, "open it through its group", source),
         })
     }
 }
@@ -179,19 +179,19 @@ impl Vfio {
                     address,
                     "IOMMU group",
                     format!("{group}, busy"),
-                    "another process has it open: only one process can have a group",
+                    "another process has it open: only one process can open a group",
                 ),
                 Some(libc::EACCES | libc::EPERM) => unfit(
                     address,
                     "permission",
                     format!("none for {}", path.display()),
-                    format!("run as root, or give the user the file: `chown USER {}`", path.display()),
+                    format!("run as root, or let the user open the file: `chown USER {}`", path.display()),
                 ),
                 _ => system_error(address, format!("open {}", path.display()), source),
             }
         })?;
         let flags = system::group_flags(&file)
-            .map_err(|source| system_error(address, "ask for the state of its group", source))?;
+            .map_err(|source| system_error(address, "read the state of its group", source))?;
         if flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
             return Err(self.not_viable(address, group));
         }
@@ -222,14 +222,14 @@ impl Vfio {
         system::set_container(file, vfio).map_err(|source| match source.raw_os_error() {
             // Another driver was bound since the group's state was read.
             Some(libc::EBUSY) => self.not_viable(address, group),
-            _ => no_remapping(address, source, "put its group into the container of the other drives"),
+            _ => no_remapping(address, source, "add its group to the container of the other drives"),
         })?;
         if is_first {
             system::set_iommu(vfio)
                 .map_err(|source| no_remapping(address, source, "set up the IOMMU for it"))?;
         }
         let info = system::iommu_info(vfio)
-            .map_err(|source| system_error(address, "ask for the addresses that its IOMMU takes", source))?;
+            .map_err(|source| system_error(address, "read the address ranges of its IOMMU", source))?;
         container.set_ranges(info::iova_ranges(&info).unwrap_or_else(|| RANGES_DEFAULT.to_vec()));
         Ok(())
     }
@@ -244,8 +244,8 @@ fn no_remapping(address: PciAddress, source: io::Error, verb: &str) -> OpenFunct
         address,
         "interrupt remapping",
         "off",
-        "the IOMMU must keep drives from sending any interrupt they like: switch it on in the firmware's \
-         settings and leave `intremap=off` off the kernel's command line",
+        "the IOMMU must restrict the interrupts of drives: enable it in the firmware's settings and remove \
+         `intremap=off` from the kernel's command line",
     )
 }
 
@@ -258,7 +258,8 @@ fn open_container(address: PciAddress) -> Result<VfioContainer, OpenFunctionErro
             address,
             "permission",
             "none for /dev/vfio/vfio",
-            "run as root, or give users the file: `chmod 0666 /dev/vfio/vfio`; that alone opens no drive",
+            "run as root, or let users open the file: `chmod 0666 /dev/vfio/vfio`; no drive becomes \
+             accessible by that alone",
         ),
         _ => system_error(address, "open /dev/vfio/vfio", source),
     })

@@ -69,11 +69,11 @@ impl VfioFunction {
             return Err(unfit(address, "BAR 0", value, allowed));
         }
         let removal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| system_error(address, "make an event", error.into()))?;
+            .map_err(|error| system_error(address, "create an eventfd", error.into()))?;
         system::arm_removal(&device, removal.as_fd())
-            .map_err(|source| system_error(address, "be told of its removal", source))?;
+            .map_err(|source| system_error(address, "register for notice of its removal", source))?;
         write_command(&device, configuration, false)
-            .map_err(|source| system_error(address, "switch its registers on", source))?;
+            .map_err(|source| system_error(address, "enable its registers", source))?;
         let bytes = usize::try_from(mappable).unwrap_or(usize::MAX);
         let registers = Registers::map(&device, region.head.offset, bytes)
             .map_err(|source| system_error(address, "map its registers", source))?;
@@ -92,8 +92,9 @@ impl VfioFunction {
 type Region = info::Info<vfio_bindings::bindings::vfio::vfio_region_info>;
 
 fn region(address: PciAddress, device: &File, index: u32) -> Result<Region, OpenFunctionError> {
-    system::region_info(device, index)
-        .map_err(|source| system_error(address, format!("ask for its region {index}"), source))
+    system::region_info(device, index).map_err(|source| {
+        system_error(address, format!("read the description of its region {index}"), source)
+    })
 }
 
 /// Returns the new value of the command register. Memory space is turned on whatever was read, to avoid
@@ -138,12 +139,12 @@ impl Function for VfioFunction {
         let mut class = [0; 4];
         self.held.device.read_exact_at(&mut class, self.configuration + CLASS)?;
         if class == [0xff; 4] {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "it does not answer: it has gone"));
+            return Err(io::Error::new(io::ErrorKind::NotFound, "it does not respond: it was removed"));
         }
         system::reset(&self.held.device).map_err(|error| match error.raw_os_error() {
-            Some(libc::EINVAL) => io::Error::new(error.kind(), format!("{error}: it has no way to be reset")),
+            Some(libc::EINVAL) => io::Error::new(error.kind(), format!("{error}: it has no reset method")),
             Some(libc::EAGAIN) => {
-                io::Error::new(error.kind(), format!("{error}: the kernel is busy with it, or it is going"))
+                io::Error::new(error.kind(), format!("{error}: the kernel is using it or removing it"))
             }
             _ => error,
         })?;

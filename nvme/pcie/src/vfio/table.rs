@@ -83,7 +83,7 @@ impl<I: Iommu + 'static> Table<I> {
             return Ok(Mapped { table: Arc::clone(self), key, iova: mapped.iova });
         }
         if state.areas.contains_key(&key) {
-            return Err(io::Error::other("it is mapped still: it could not be unmapped before"));
+            return Err(io::Error::other("it is still mapped: an earlier unmap failed"));
         }
         let Some(iova) = state.space.allocate(key.1 as u64) else {
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the IOMMU has no addresses left"));
@@ -111,7 +111,12 @@ impl<I: Iommu + 'static> Table<I> {
                 state.areas.remove(&key);
             }
             Err(error) => {
-                tracing::error!(%error, iova, bytes = key.1, "memory of drives stays mapped: it is kept");
+                tracing::error!(
+                    %error,
+                    iova,
+                    bytes = key.1,
+                    "cannot unmap memory from the IOMMU: it stays mapped and allocated"
+                );
             }
         }
     }

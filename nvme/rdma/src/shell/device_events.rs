@@ -159,7 +159,7 @@ impl Shell {
         remove_older(&mut self.waiting, &ready);
         if let Err(error) = self.open(&ready) {
             let (device, core) = (device.name(), self.opening.core);
-            tracing::error!(device, core, %error, "RDMA device cannot be used; next attempt in 1 s");
+            tracing::error!(device, core, %error, "cannot use RDMA device, next attempt in 1 s");
             self.waiting.push(ready);
         }
     }
@@ -270,11 +270,11 @@ impl Shell {
     #[cold]
     pub(super) fn on_address_change(&mut self, token: CmToken) {
         if let Some(address) = self.listeners.suspend(token) {
-            tracing::warn!(%address, "the RDMA listener's address has moved: it listens anew");
+            tracing::warn!(%address, "RDMA listener's address has moved: binding it again");
             self.next_retry = Nanos::ZERO;
         } else if let Some(id) = self.ids.get(&token).copied() {
             let remote = self.link(id).and_then(|link| link.cm.peer_address());
-            tracing::info!(?remote, "a connection's RDMA port has changed: it may end soon");
+            tracing::info!(?remote, "RDMA port of a connection has changed: the connection may end soon");
         }
     }
 
@@ -306,7 +306,7 @@ impl Shell {
             if let Err(error) = &listening
                 && reason == SuspendReason::New
             {
-                tracing::warn!(%address, %error, "not listened on over RDMA yet: it is tried again");
+                tracing::warn!(%address, %error, "cannot listen over RDMA yet, retrying");
             }
             listening
         };
@@ -315,7 +315,7 @@ impl Shell {
             match back.reason {
                 SuspendReason::New => tracing::info!(%address, "listening (NVMe/RDMA, discovery included)"),
                 SuspendReason::Absent => {
-                    tracing::info!(%address, "listening (NVMe/RDMA): the address has come")
+                    tracing::info!(%address, "listening (NVMe/RDMA): the address is available now")
                 }
                 SuspendReason::Device => tracing::info!(%address, "RDMA device is back: listening again"),
                 SuspendReason::Moved | SuspendReason::Refused => {

@@ -49,7 +49,7 @@ pub(super) fn on_async_event(part: &mut impl CoreDevice, event: AsyncEvent) {
         AsyncEvent::PortDown { port } => tracing::warn!(
             device = part.name(),
             port,
-            "RDMA port down: its connections end unless it comes back soon"
+            "RDMA port down: its connections end unless it is up again soon"
         ),
         AsyncEvent::PortUp { port } => tracing::info!(device = part.name(), port, "RDMA port up"),
         AsyncEvent::DeviceFatal => part.on_device_lost(),

@@ -150,7 +150,10 @@ impl<D: Registers> SharedDevice<D> {
         let is_first = self.device.set_lost();
         if is_first && self.is_used() {
             let device = self.device.name();
-            tracing::error!(device, "RDMA device gone: its connections end; it is taken up when it is back");
+            tracing::error!(
+                device,
+                "RDMA device gone: its connections end; it is used again when it returns"
+            );
         }
         is_first
     }

@@ -137,7 +137,7 @@ impl<D: Registers> Registration<D> {
         let failed = self.failed_disks.iter().position(|failed| Some(failed.as_str()) == disk);
         if let Some(at) = failed {
             let (disk, device) = (self.failed_disks.swap_remove(at), self.shared.device().name());
-            tracing::info!(disk, device, "memory of the disk is registered: served over RDMA");
+            tracing::info!(disk, device, "memory of the disk is registered: the disk is served over RDMA");
         }
     }
 
@@ -149,7 +149,7 @@ impl<D: Registers> Registration<D> {
                 tracing::error!(
                     device,
                     %error,
-                    "RDMA device cannot be used: a buffer pool cannot be registered; next attempt in 1 s"
+                    "cannot use RDMA device: cannot register a buffer pool, next attempt in 1 s"
                 );
             }
             return;
@@ -159,7 +159,7 @@ impl<D: Registers> Registration<D> {
                 disk,
                 device,
                 %error,
-                "memory of the disk cannot be registered: not served over RDMA; next attempt in 1 s"
+                "cannot register memory of the disk: it is not served over RDMA; next attempt in 1 s"
             );
             self.failed_disks.push(disk.to_owned());
         }

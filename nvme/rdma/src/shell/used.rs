@@ -63,7 +63,7 @@ impl SharedDevice {
     pub fn for_listeners(addresses: &[SocketAddr]) -> Result<Vec<Arc<SharedDevice>>, VerbsError> {
         let Found { devices, failed } = Device::find()?;
         for (device, error) in &failed {
-            tracing::error!(device, %error, "RDMA device cannot be opened: it is left out");
+            tracing::error!(device, %error, "cannot open RDMA device: it is not used");
         }
         let devices: Vec<_> = devices.into_iter().map(SharedDevice::of).collect();
         if devices.is_empty() {
@@ -109,13 +109,13 @@ fn warning(pages: PageSizes) -> Option<String> {
     match pages {
         PageSizes::Huge | PageSizes::Base => None,
         PageSizes::Mixed { small, all } => Some(format!(
-            "{small} of {all} pieces of 2 MiB lie on pages of 4 KiB: RDMA devices translate all of this \
-             memory by pages of 4 KiB, which costs speed; take pages = \"huge\", or start before memory \
-             is in small pieces"
+            "{small} of {all} areas of 2 MiB are on pages of 4 KiB: RDMA devices translate all of this \
+             memory by pages of 4 KiB, which is slower; set pages = \"huge\", or start before memory is \
+             fragmented"
         )),
         PageSizes::Unknown => Some(
-            "this kernel does not say on which pages this memory lies (Linux 6.1 does): if any is of 4 KiB, \
-             RDMA devices translate all of it by such pages, which costs speed"
+            "this kernel does not report the page size of this memory (Linux 6.1 does): if any page has 4 \
+             KiB, RDMA devices translate all of the memory by pages of 4 KiB, which is slower"
                 .to_owned(),
         ),
     }
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(warning(PageSizes::Huge), None);
         assert_eq!(warning(PageSizes::Base), None, "as was asked for");
         let says = warning(PageSizes::Mixed { small: 1, all: 512 }).expect("a warning");
-        assert!(says.starts_with("1 of 512 pieces of 2 MiB lie on pages of 4 KiB"), "{says}");
+        assert!(says.starts_with("1 of 512 areas of 2 MiB are on pages of 4 KiB"), "{says}");
         assert!(warning(PageSizes::Unknown).is_some());
     }
 }

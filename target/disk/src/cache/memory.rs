@@ -20,7 +20,7 @@ pub(super) fn make_resident(memory: CacheMemory, after: &Arc<OnceLock<Duration>>
         tracing::warn!(
             disk,
             %error,
-            "no thread for the memory of its cache: the change waits until that is resident"
+            "cannot start the thread that populates the cache's memory: the change waits until it is resident"
         );
         run(&memory, &Arc::downgrade(after), disk);
     }
@@ -35,7 +35,11 @@ fn run(memory: &Mutex<CacheMemory>, after: &Weak<OnceLock<Duration>>, disk: &str
     match memory.error() {
         None => _ = after.set(begin.elapsed()),
         Some(error) => {
-            tracing::warn!(disk, %error, "its cache is not resident: a core touches each page first")
+            tracing::warn!(
+                disk,
+                %error,
+                "the cache's memory is not resident: cores populate each page on first use"
+            )
         }
     }
 }

@@ -199,7 +199,7 @@ impl Opening<'_> {
     /// Returns the size in bytes. Extends an empty regular file to `create_bytes`.
     fn size(&mut self, file: &File) -> Result<u64, OpenError> {
         let bytes = size_now(file, self.facts.is_block_device)
-            .map_err(|error| self.system("ask the size of", error))?;
+            .map_err(|error| self.system("read the size of", error))?;
         let Some(wanted) = self.spec.create_bytes else { return Ok(bytes) };
         if bytes == wanted {
             return Ok(bytes);
@@ -207,12 +207,12 @@ impl Opening<'_> {
         if bytes > 0 || self.facts.is_block_device {
             let path = self.spec.path.display();
             let note =
-                format!("{path} has {bytes} bytes and keeps them; the size {wanted} is for a new file");
+                format!("{path} has {bytes} bytes and keeps this size; the size {wanted} is for a new file");
             self.facts.notes.push(note);
             return Ok(bytes);
         }
         self.give_size(file, wanted)
-            .map_err(|error| self.system(&format!("give {wanted} bytes to"), error))?;
+            .map_err(|error| self.system(&format!("set a size of {wanted} bytes for"), error))?;
         self.facts.is_new = true;
         Ok(wanted)
     }
@@ -247,7 +247,7 @@ impl Opening<'_> {
                 return self.clear_o_direct(file);
             }
             if memory > MEMORY_ALIGN_BYTES {
-                self.use_page_cache("direct I/O would ask for buffers aligned to more than 4096 bytes");
+                self.use_page_cache("direct I/O requires buffers aligned to more than 4096 bytes");
                 return self.clear_o_direct(file);
             }
             if offset > block_bytes {
@@ -255,7 +255,7 @@ impl Opening<'_> {
             }
         } else if self.facts.is_block_device {
             let offset =
-                rustix::fs::ioctl_blksszget(file).map_err(|e| self.system("ask the block size of", e))?;
+                rustix::fs::ioctl_blksszget(file).map_err(|e| self.system("read the block size of", e))?;
             if offset > block_bytes {
                 return self.refuse_block_bytes(offset);
             }
@@ -273,7 +273,7 @@ impl Opening<'_> {
 
     fn refuse_block_bytes(&self, least: u32) -> Result<(), OpenError> {
         let path = self.spec.path.display();
-        let allowed = format!("must be at least {least}, the alignment that direct I/O on {path} asks for");
+        let allowed = format!("must be at least {least}, the alignment that direct I/O on {path} requires");
         self.refuse("block_bytes", self.spec.block_bytes, &allowed)
     }
 
@@ -282,7 +282,7 @@ impl Opening<'_> {
         let without = |flags: OFlags| rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT);
         rustix::fs::fcntl_getfl(file)
             .and_then(without)
-            .map_err(|error| self.system("take O_DIRECT back from", error))
+            .map_err(|error| self.system("clear O_DIRECT on", error))
     }
 
     /// Refuses polling unless the file is a block device with poll queues and uses direct I/O.

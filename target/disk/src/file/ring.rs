@@ -58,21 +58,21 @@ pub(super) fn open_backend(
     // One entry for each request in the slab and one for the compare-and-write, so the ring is never full.
     let entries = requests_of(context) + 1;
     let mut ring = FileRing::new(entries, &context.pool).map_err(system("set up io_uring for"))?;
-    let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
+    let fd = shared.file.try_clone().map_err(system("duplicate the descriptor of"))?;
     let file = ring.register_file(fd.into());
     let cached = if shared.is_direct {
         None
     } else {
         // Reopens the inode itself: its path may refer to another file by now.
         let again = File::open(format!("/proc/self/fd/{}", shared.file.as_raw_fd()));
-        let again = again.map_err(system("open once more, for syncs,"))?;
+        let again = again.map_err(system("reopen, for syncs,"))?;
         Some((ring.register_file(again.into()), Syncs::new(requests_of(context) as usize + 1)))
     };
     let polled = match shared.is_polled {
         true => {
             let ring = FileRing::polled(entries, &context.pool);
             let mut ring = ring.map_err(system("set up io_uring that polls for"))?;
-            let fd = shared.file.try_clone().map_err(system("take another descriptor of"))?;
+            let fd = shared.file.try_clone().map_err(system("duplicate the descriptor of"))?;
             let file = ring.register_file(fd.into());
             Some((ring, file))
         }

@@ -79,7 +79,10 @@ fn start() -> Option<Sender<Arc<SpaceUse>>> {
     match Builder::new().name("space-use".to_owned()).spawn(move || answer_all(&questions)) {
         Ok(_) => Some(send),
         Err(error) => {
-            tracing::warn!(%error, "no thread for the space that files use: it is shown as at their open");
+            tracing::warn!(
+                %error,
+                "cannot start the thread that measures the space of files: the value of their open is shown"
+            );
             None
         }
     }

@@ -52,7 +52,7 @@ fn a_file_is_made_sparse_locked_and_opened_again_as_it_is() {
     assert!(geometry.has_volatile_cache && geometry.can_compare_and_write && !geometry.is_read_only);
     let error = refusal(&spec(&at, 64 * MIB));
     assert!(error.contains(&format!("cannot lock {}", at.path().display())), "{error}");
-    assert!(error.ends_with("somebody else serves it"), "{error}");
+    assert!(error.ends_with("another disk or process has it locked"), "{error}");
     let reader = FileSpec { is_read_only: true, ..spec(&at, MIB) };
     assert!(refusal(&reader).contains("cannot lock"), "a writer excludes readers");
     let core = Driver::new(&*first);
@@ -64,7 +64,7 @@ fn a_file_is_made_sparse_locked_and_opened_again_as_it_is() {
     assert_eq!(again.geometry().bytes(), 64 * MIB);
     let notes = &again.facts().notes;
     assert!(
-        notes.iter().any(|note| note.contains("has 67108864 bytes and keeps them; the size 1048576")),
+        notes.iter().any(|note| note.contains("has 67108864 bytes and keeps this size; the size 1048576")),
         "{notes:?}"
     );
     assert!(FileDisk::new("f", &reader).is_ok(), "readers share it");
@@ -93,7 +93,7 @@ fn a_file_that_is_let_go_soon_is_waited_for() {
 fn what_cannot_be_a_disk_is_refused_by_name() {
     let at = TempPath::new();
     let missing = refusal(&FileSpec::new(at.path(), 4096));
-    assert!(missing.contains(&format!("cannot look at {}: No such file", at.path().display())), "{missing}");
+    assert!(missing.contains(&format!("cannot stat {}: No such file", at.path().display())), "{missing}");
     let device = refusal(&FileSpec::new("/dev/full", 4096));
     assert!(device.contains("path = /dev/full: must be a regular file or a block device"), "{device}");
     let block = refusal(&FileSpec { block_bytes: 1000, ..spec(&at, MIB) });
@@ -509,11 +509,11 @@ fn a_resize_that_was_meant_for_another_file_at_the_path_changes_nothing() {
     let source = disk(&at, 4 * MIB);
     std::fs::rename(at.path(), aside.path()).expect("moved");
     let error = source.resize(8 * MIB).expect_err("nothing is there").to_string();
-    assert!(error.contains("cannot look at"), "{error}");
+    assert!(error.contains("cannot stat"), "{error}");
     File::create(at.path()).expect("make").set_len(MIB).expect("size");
     for bytes in [MIB, 8 * MIB] {
         let error = source.resize(bytes).expect_err("another file").to_string();
-        assert!(error.ends_with("is another file now than the one that is open"), "{error}");
+        assert!(error.ends_with("is no longer the file that is open"), "{error}");
     }
     assert_eq!(std::fs::metadata(aside.path()).expect("metadata").len(), 4 * MIB);
     assert_eq!(source.geometry().bytes(), 4 * MIB);

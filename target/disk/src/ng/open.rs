@@ -92,7 +92,7 @@ pub(super) fn open(disk: &str, spec: &NgSpec) -> Result<Opened, OpenError> {
             let allowed = "must be the generic device of an NVMe namespace, as /dev/ng0n1";
             return OpenError::setting(disk, "ng", &path, allowed);
         }
-        system(format!("look at {path}"))(error)
+        system(format!("stat {path}"))(error)
     })?;
     if !spec.is_read_only {
         check_exports(disk, "ng", &spec.path, &place.block_path)?;

@@ -524,7 +524,7 @@ fn what_is_no_generic_device_is_refused_with_its_path() {
     let text = refusal("/dev/null");
     assert!(text.contains("ng = /dev/null: must be the generic device of an NVMe namespace"), "{text}");
     let text = refusal("/dev/ng99n99");
-    assert!(text.contains("cannot look at /dev/ng99n99: No such file"), "{text}");
+    assert!(text.contains("cannot stat /dev/ng99n99: No such file"), "{text}");
 }
 
 /// A sysfs with the namespace `ng0n1` as 240:7.

@@ -200,7 +200,7 @@ fn of_listeners_referrals_and_transports() -> Vec<Case> {
         (
             remove,
             of_a(at("tcp", "127.0.0.1", "4421")),
-            "listen_address = {|the subsystem is not offered there; it is at 127.0.0.1:4420 (tcp)",
+            "listen_address = {|not offered at this address; it is offered at 127.0.0.1:4420 (tcp)",
         ),
         (
             "nvmf_discovery_add_referral",
@@ -217,7 +217,11 @@ fn of_listeners_referrals_and_transports() -> Vec<Case> {
             referral(at("rdma", "192.0.2.9", "8009")),
             "address = {|there is no such referral; there is 192.0.2.9:8009 (tcp)",
         ),
-        (transport, json!({ "trtype": "rdma" }), "trtype = \"rdma\": RDMA devices are opened at|restart"),
+        (
+            transport,
+            json!({ "trtype": "rdma" }),
+            "trtype = \"rdma\": RDMA devices are opened only at|restart",
+        ),
         (transport, tcp("max_queue_depth", 17), "max_queue_depth = 17: must be 256, as limits.queue_entries"),
         (transport, tcp("max_io_qpairs_per_ctrlr", 0), "max_io_qpairs_per_ctrlr = 0: must be 64, as limits."),
         (transport, tcp("in_capsule_data_size", 1), "in_capsule_data_size = 1: must be 4096, as tcp.in_"),
@@ -434,8 +438,10 @@ fn what_each_method_refuses_for_what_there_is_names_field_value_and_what_is_allo
 
 #[test]
 fn a_file_that_is_edited_after_it_was_compared_is_kept() {
-    let edits =
-        [(b"# Saved in Latin-1: \xe4\n".as_slice(), "UTF-8"), (b"# Saved.\n", "was changed meanwhile")];
+    let edits = [
+        (b"# Saved in Latin-1: \xe4\n".as_slice(), "UTF-8"),
+        (b"# Saved.\n", "was changed by another program"),
+    ];
     for (by_hand, why) in edits {
         let (_folder, file, mut served) = target();
         let params = json!({ "name": "new", "num_blocks": 8, "block_size": 512 });

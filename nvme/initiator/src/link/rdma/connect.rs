@@ -95,7 +95,10 @@ impl RdmaOpening {
             Some(Progress::Established(id, channel, event)) => {
                 let Some(parts) = self.parts.take() else { return Ok(None) };
                 let Some(accept) = CmAccept::parse(&event.private_data) else {
-                    return Err(Error::Answer { step, what: "the target's private data is not NVMe's" });
+                    return Err(Error::Answer {
+                        step,
+                        what: "the target's private data is not that of NVMe/RDMA",
+                    });
                 };
                 if accept.crqsize() < self.name.depth {
                     let what = "the target receives fewer commands than the queue holds";
@@ -121,7 +124,7 @@ fn refusal(address: SocketAddr, step: &'static str, event: &CmEvent) -> ConnectE
         // Without a listener the connection manager rejects the request and sends no NVMe private data.
         let why = match CmReject::parse(&event.private_data) {
             _ if [REJECT_NO_SERVICE, REJECT_REFUSED].contains(&event.status) => {
-                "no target listens there".to_owned()
+                "no target listens at the address".to_owned()
             }
             Some(reject) => format!("the target refused: {}", reject.status().reason()),
             None => format!("it was refused (reason {})", event.status),
