@@ -98,7 +98,6 @@ pub enum BenchError {
     Plot(#[from] report::plot::PlotError),
 }
 
-/// Result of the measuring thread.
 #[derive(Debug)]
 struct Outcome {
     result: BenchResult,
@@ -248,7 +247,6 @@ fn outcome(
     Outcome { result, tally, extras, against: None }
 }
 
-/// Result of the load stage.
 #[derive(Debug)]
 struct Measured {
     elapsed: Duration,
